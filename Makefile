@@ -1,0 +1,55 @@
+# Needs Python 3.11 or newer, make and git. Every target sets up what it needs.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   ?= .venv
+JOBS   ?= 2
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+BENCH  := $(VENV)/.ready-bench
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow check format docs bench clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+demo: $(READY)  ## solve a few small problems and write a page about them
+	$(BIN)/fedstrata demo
+
+test: $(READY)  ## quick tests and the examples in docstrings
+	$(BIN)/pytest -n $(JOBS) -m "not slow"
+
+test-slow: $(READY)  ## tests that train networks or run for long
+	$(BIN)/pytest -m slow
+
+check: $(READY)  ## format, lint, types, documentation
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/mkdocs build --strict --quiet
+
+format: $(READY)  ## format the code, and repair what the linter can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(READY)  ## build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+bench: $(BENCH)  ## run the benchmarks
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove the environment, caches and builds
+	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The stamp is older than pyproject.toml whenever the dependencies may have changed.
+$(READY): pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+$(BENCH): $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	touch $@
