@@ -1,0 +1,46 @@
+"""What every test shares: the CPU with eight devices, one seed, a compilation cache, the data folder."""
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+# Read when jax and matplotlib are imported; inherited by the processes that tests start.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+
+# Compiling makes the first example slow, hence no deadline.
+hypothesis.settings.register_profile("fedstrata", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("fedstrata")
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - libraries draw from the global generator
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """Float64 for the length of one test."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of real data, which does not come with the project."""
+    folder = os.environ.get("FEDSTRATA_DATA")
+    if not folder:
+        pytest.skip("no real data: set FEDSTRATA_DATA to the folder that docs/data.md describes")
+    if not Path(folder).is_dir():
+        pytest.fail(f"FEDSTRATA_DATA is {folder!r}, which is no folder; unset it to skip the tests on real data")
+    return Path(folder)
