@@ -42,5 +42,7 @@ def data_dir() -> Path:
     if not folder:
         pytest.skip("no real data: set FEDSTRATA_DATA to the folder that docs/data.md describes")
     if not Path(folder).is_dir():
-        pytest.fail(f"FEDSTRATA_DATA is {folder!r}, which is no folder; unset it to skip the tests on real data")
+        pytest.fail(
+            f"FEDSTRATA_DATA is {folder!r}, which is no folder; unset it to skip the tests on real data"
+        )
     return Path(folder)

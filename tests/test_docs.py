@@ -1,0 +1,42 @@
+"""The documentation builds without a warning, and what it shows is what runs."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_site_builds_without_warnings(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stderr
+
+    api = (tmp_path / "api" / "solve" / "index.html").read_text(encoding="utf-8")
+    assert 'id="fedstrata.solve.solve"' in api
+
+    # Nothing is fetched when a page is opened.
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert not re.search(r'<(?:script|img)[^>]+src="https?:|<link[^>]+rel="stylesheet"[^>]+href="https?:', page)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_readme_shows_the_example_that_runs(capsys):
+    example = ROOT / "examples" / "quickstart.py"
+    assert f"```python\n{example.read_text(encoding='utf-8')}```" in README
+    result = runpy.run_path(str(example))["result"]
+    assert result.history["upper"][-1] < result.history["upper"][0]
+    assert capsys.readouterr().out
