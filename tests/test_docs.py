@@ -25,7 +25,9 @@ def test_site_builds_without_warnings(tmp_path):
 
     # Nothing is fetched when a page is opened.
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert not re.search(r'<(?:script|img)[^>]+src="https?:|<link[^>]+rel="stylesheet"[^>]+href="https?:', page)
+    assert not re.search(
+        r'<(?:script|img)[^>]+src="https?:|<link[^>]+rel="stylesheet"[^>]+href="https?:', page
+    )
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
