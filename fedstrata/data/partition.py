@@ -156,7 +156,7 @@ class OneClass(Partitioner):
         client i:  ⌊q n⌋ samples of class i mod C, the rest from whatever remains;   n = ⌊N/m⌋
 
     All clients have the same size, to within one sample. A class that is too small to give ⌊q n⌋ samples to
-    each of its clients is shared evenly among them. The gaps are then filled uniformly from what is left over.
+    each of its clients is shared evenly among them. The gaps are filled uniformly from what is left over.
 
     q = 0 is the iid split; q = 1 gives each client one class only, as far as the classes are large enough.
     So q measures heterogeneity, in the paper's text (section 4) and in its published code alike.
