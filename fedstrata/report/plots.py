@@ -1,0 +1,331 @@
+"""Static plots with matplotlib: PNG and SVG files of a report, and the quick look at one run's history."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from fedstrata.report.curves import Curve, Panel, Plot, label_of
+from fedstrata.report.records import ReportError
+
+# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that paper swallows.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b2528c", "#e69f00", "#56b4e9", "#4d4d4d")
+DASHES = ("solid", "dashed", "dotted", "dashdot")
+COLOUR_MAP = "cividis"
+_BESIDE = ("round", "seconds", "exchanges", "bytes_up", "bytes_down", "floats_up", "floats_down")
+
+STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "text.color": "#1f2328",
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.labelcolor": "#424a53",
+    "axes.edgecolor": "#8c959f",
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#e4e8ec",
+    "grid.linewidth": 0.7,
+    "xtick.color": "#57606a",
+    "ytick.color": "#57606a",
+    "xtick.major.size": 3,
+    "ytick.major.size": 3,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "lines.linewidth": 1.7,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "figure.dpi": 100,
+    "savefig.dpi": 200,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "fedstrata",  # the same plot is the same file
+}
+
+
+def draw(plot: Plot) -> Figure:
+    """A plot as a matplotlib figure."""
+    with mpl.rc_context(STYLE):
+        spec, count = plot.spec, len(plot.panels)
+        columns = min(count, 3)
+        rows = -(-count // columns)
+        size = (6.8, 3.7) if count == 1 else (3.3 * columns + 0.6, 2.7 * rows + 0.7)
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        same = spec.kind == "line"
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=same, sharex=same)
+        axes = list(grid.flat)
+        norm = _norm(plot)
+        for k, (ax, panel) in enumerate(zip(axes, plot.panels, strict=False)):
+            _draw_panel(ax, plot, panel, norm)
+            ax.set_title(_plain(panel.title))
+            if k % columns == 0:
+                ax.set_ylabel(_plain(spec.down if spec.kind == "heatmap" else plot.y_label))
+            if k >= count - columns:
+                ax.set_xlabel(_plain(plot.x_label))
+                ax.tick_params(labelbottom=True)
+        for ax in axes[count:]:
+            ax.remove()
+        if spec.kind == "heatmap":
+            mappable = axes[0].collections[0]
+            bar = figure.colorbar(mappable, ax=axes[:count], label=_plain(plot.y_label), shrink=0.9)
+            bar.outline.set_visible(False)
+        else:
+            _name_curves(figure, axes[:count], plot)
+        if spec.title:
+            figure.suptitle(_plain(spec.title), x=0.01, ha="left", fontsize=11, fontweight="semibold")
+        return figure
+
+
+def _draw_panel(ax: Axes, plot: Plot, panel: Panel, norm: Normalize | None) -> None:
+    spec = plot.spec
+    if panel.grid is not None:
+        _draw_grid(ax, plot, panel, norm)
+        return
+    if spec.kind == "line":
+        for curve in panel.curves:
+            if curve.seeds > 1:
+                ax.fill_between(
+                    curve.x,
+                    curve.y.low,
+                    curve.y.high,
+                    color=_colour(curve),
+                    alpha=0.16,
+                    linewidth=0,
+                    zorder=1.5,
+                )
+            ax.plot(curve.x, curve.y.mean, color=_colour(curve), linestyle=_dash(curve))
+    else:
+        _draw_bars(ax, panel.curves)
+    for reference in panel.references:
+        line = ax.axhline if reference.axis == "y" else ax.axvline
+        line(reference.value, color="#57606a", linewidth=1, linestyle=(0, (4, 3)), zorder=1.8)
+        where: dict[str, Any] = (
+            {
+                "xy": (1, reference.value),
+                "xycoords": ("axes fraction", "data"),
+                "xytext": (-2, 2),
+                "ha": "right",
+            }
+            if reference.axis == "y"
+            else {"xy": (reference.value, 1), "xycoords": ("data", "axes fraction"), "xytext": (3, -9)}
+        )
+        ax.annotate(_plain(reference.label), textcoords="offset points", fontsize=8, color="#57606a", **where)
+    if spec.log_x:
+        ax.set_xscale("log")
+    if spec.log_y:
+        ax.set_yscale("log")
+    if spec.kind == "line":
+        ax.margins(x=0.01)
+        if spec.x.startswith("bytes") and not spec.log_x:
+            ax.xaxis.set_major_formatter(EngFormatter("B"))
+
+
+def _draw_bars(ax: Axes, curves: Sequence[Curve]) -> None:
+    categories = list(dict.fromkeys(category for curve in curves for category in curve.x))
+    alone = all(list(curve.x) == [curve.name] for curve in curves)
+    width = 0.6 if alone else 0.8 / len(curves)
+    for k, curve in enumerate(curves):
+        shift = 0.0 if alone else (k - (len(curves) - 1) / 2) * width
+        at = [categories.index(category) + shift for category in curve.x]
+        half = np.array([curve.y.mean - curve.y.low, curve.y.high - curve.y.mean])
+        ax.bar(
+            at,
+            curve.y.mean,
+            width * 0.92,
+            color=_colour(curve),
+            yerr=half if curve.seeds > 1 else None,
+            error_kw={"ecolor": "#24292f", "elinewidth": 1, "capsize": 2.5},
+        )
+    ax.set_xticks(range(len(categories)), [_plain(category) for category in categories])
+    ax.grid(visible=False, axis="x")
+
+
+def _draw_grid(ax: Axes, plot: Plot, panel: Panel, norm: Normalize | None) -> None:
+    grid = panel.grid
+    if grid is None:
+        return
+    mesh = ax.pcolormesh(
+        np.ma.masked_invalid(grid.means), cmap=COLOUR_MAP, norm=norm, edgecolors="white", linewidth=1
+    )
+    ax.set_xticks(np.arange(len(grid.columns)) + 0.5, [_plain(text) for text in grid.columns])
+    ax.set_yticks(np.arange(len(grid.rows)) + 0.5, [_plain(text) for text in grid.rows])
+    ax.invert_yaxis()
+    ax.grid(visible=False)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    if grid.means.size > 80:
+        return
+    for (i, j), value in np.ndenumerate(grid.means):
+        if np.isfinite(value):
+            dark = sum(mesh.cmap(mesh.norm(value))[:3]) < 1.4
+            text = f"{value:.3g}"
+            ax.text(
+                j + 0.5,
+                i + 0.5,
+                text,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white" if dark else "#1f2328",
+            )
+
+
+def _norm(plot: Plot) -> Normalize | None:
+    grids = [panel.grid.means for panel in plot.panels if panel.grid is not None]
+    if not grids:
+        return None
+    values = np.concatenate([grid.ravel() for grid in grids])
+    values = values[np.isfinite(values) & ((values > 0) | (not plot.spec.log_y))]
+    low, high = (values.min(), values.max()) if len(values) else (0.1, 1.0)
+    return LogNorm(low, high) if plot.spec.log_y else Normalize(low, high)
+
+
+def _name_curves(figure: Figure, axes: Sequence[Axes], plot: Plot) -> None:
+    """Names beside the lines where there is room, else a legend below."""
+    curves = {curve.name: curve for panel in plot.panels for curve in panel.curves}
+    if plot.spec.kind == "bar" and all(list(curve.x) == [curve.name] for curve in curves.values()):
+        return
+    short = max(map(len, curves)) <= 22 and len(curves) <= 8
+    if plot.spec.kind == "line" and len(axes) == 1 and short:
+        _name_directly(axes[0], plot.panels[0].curves)
+        return
+    if len(curves) == 1:
+        return
+    line = plot.spec.kind == "line"
+    marks = [
+        mpl.lines.Line2D([], [], color=_colour(c), linestyle=_dash(c))
+        if line
+        else mpl.patches.Patch(color=_colour(c))
+        for c in curves.values()
+    ]
+    widest = max(map(len, curves))
+    columns = max(1, min(len(curves), int(figure.get_figwidth() * 14 / (widest + 6))))
+    figure.legend(marks, [_plain(n) for n in curves], loc="outside lower left", ncols=columns, fontsize=8.5)
+
+
+def _name_directly(ax: Axes, curves: Sequence[Curve]) -> None:
+    shown = [(c, c.y.mean[np.isfinite(c.y.mean)]) for c in curves]
+    ends = []
+    for curve, finite in shown:
+        if len(finite):
+            inside = ax.transData.transform((0 if ax.get_xscale() == "linear" else 1, finite[-1]))
+            ends.append([float(np.clip(ax.transAxes.inverted().transform(inside)[1], 0, 1)), curve])
+    ends.sort(key=lambda end: end[0])
+    gap, ys = 0.062, []
+    for y, _ in ends:
+        ys.append(max(y, ys[-1] + gap) if ys else y)
+    overflow = max(0.0, ys[-1] - 1.0) if ys else 0.0
+    for k in reversed(range(len(ys))):
+        ys[k] = min(ys[k], (ys[k + 1] - gap) if k + 1 < len(ys) else ys[k] - overflow)
+    for y, (_, curve) in zip(ys, ends, strict=True):
+        ax.annotate(
+            _plain(curve.name),
+            (1, y),
+            xycoords="axes fraction",
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            color=_colour(curve),
+            fontsize=8.5,
+            annotation_clip=False,
+        )
+
+
+def _colour(curve: Curve) -> str:
+    return PALETTE[curve.colour % len(PALETTE)]
+
+
+def _dash(curve: Curve) -> str:
+    return DASHES[curve.colour // len(PALETTE) % len(DASHES)]
+
+
+def _plain(text: str) -> str:
+    return text.replace("$", r"\$")  # no mathematics inside names
+
+
+def to_png(figure: Figure) -> bytes:
+    """A figure as a PNG file."""
+    file = io.BytesIO()
+    with mpl.rc_context(STYLE):
+        figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+def to_svg(figure: Figure) -> bytes:
+    """A figure as an SVG file."""
+    file = io.BytesIO()
+    with mpl.rc_context(STYLE):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return file.getvalue()
+
+
+def plot_history(
+    history: Mapping[str, Any],
+    metrics: Sequence[str] | None = None,
+    *,
+    x: str = "round",
+    log_x: bool = False,
+    log_y: bool | Sequence[str] = False,
+    title: str = "",
+    figure: Figure | None = None,
+) -> Figure:
+    """One panel per metric of one run's history.
+
+    Args:
+        history: series of equal length, ``"round"`` among them.
+        metrics: which series; all but the rounds, the time and what was communicated, where None.
+        x: the series along the axis.
+        log_x: a logarithmic axis.
+        log_y: a logarithmic axis for all metrics, or for those named.
+        title: above the panels.
+        figure: where to draw (``plt.figure()`` for a window); a new figure where None.
+
+    Returns:
+        The figure: ``figure.savefig("history.png")``.
+
+    Raises:
+        ReportError: where the history lacks a series.
+    """
+    chosen = [name for name in history if name not in (*_BESIDE, x)] if metrics is None else list(metrics)
+    if missing := [name for name in (x, *chosen) if name not in history]:
+        raise ReportError(f"the history has no {missing}; it has {list(history)}")
+    if not chosen:
+        raise ReportError(
+            f"there is no metric to plot, only {list(history)}; pass metrics= to solve, or name some here"
+        )
+    with mpl.rc_context(STYLE):
+        columns = min(len(chosen), 3)
+        rows = -(-len(chosen) // columns)
+        if figure is None:
+            figure = Figure(figsize=(3.4 * columns + 0.4, 2.6 * rows + 0.3), layout="constrained")
+            FigureCanvasAgg(figure)
+        axes = list(figure.subplots(rows, columns, squeeze=False, sharex=True).flat)
+        for k, (ax, metric) in enumerate(zip(axes, chosen, strict=False)):
+            ax.plot(np.asarray(history[x]), np.asarray(history[metric]), color=PALETTE[0])
+            ax.set_title(_plain(label_of(metric)))
+            ax.margins(x=0.01)
+            if log_x:
+                ax.set_xscale("log")
+            if log_y is True or (not isinstance(log_y, bool) and metric in log_y):
+                ax.set_yscale("log")
+            if k >= len(chosen) - columns:
+                ax.set_xlabel(_plain(label_of(x)))
+                ax.tick_params(labelbottom=True)
+        for ax in axes[len(chosen) :]:
+            ax.remove()
+        if title:
+            figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=11, fontweight="semibold")
+        return figure

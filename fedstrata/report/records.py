@@ -1,0 +1,265 @@
+"""Run records: one solve of one method, setting and seed, and the CSV files that keep many of them.
+
+`runs.csv` has one line per run (label, method, seed, seconds, ``setting.*``, ``ledger.*``); `history.csv` stacks
+the histories, one line per run and recorded round. Both read back to what was written, to the last bit: numbers
+are printed with as many digits as they need, a blank cell means that the run has no such entry.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Scalar = bool | int | float | str | None
+
+
+class ReportError(ValueError):
+    """A report cannot be written or read; the message says why and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One solve of one method, setting and seed.
+
+    Args:
+        label: what tables and legends call it; runs that differ only in their seed share it.
+        setting: what tells this run from others of the same label, ``{"H": 5, "partition": "iid"}``.
+        seed: its seed.
+        history: series of equal length, ``"round"`` among them; kept as int64 or float64.
+        ledger: what was communicated and computed; a dict, or any object with such fields. Nested entries are
+            flattened: ``{"oracle_calls": {"value": 3}}`` becomes ``{"oracle_calls.value": 3}``.
+        seconds: its wall-clock time.
+        method: the method's name.
+
+    Raises:
+        ReportError: where a field has the wrong form.
+
+    >>> run = Run("FedAvg", {"H": 5}, 0, {"round": [0, 1], "loss": [2, 1.0]}, {"bytes_up": 80}, 0.1, "FedAvg")
+    >>> run.history["loss"]
+    array([2., 1.])
+    """
+
+    label: str
+    setting: Mapping[str, Scalar]
+    seed: int
+    history: Mapping[str, np.ndarray]
+    ledger: Mapping[str, int | float]
+    seconds: float
+    method: str
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            raise ReportError("a run needs a label")
+        who = f"run {self.label!r}, seed {self.seed}"
+        history = {
+            name: _series(f"{who}: history[{name!r}]", values) for name, values in self.history.items()
+        }
+        if "round" not in history:
+            raise ReportError(f"{who}: the history has no 'round', only {sorted(history)}")
+        lengths = {name: len(values) for name, values in history.items()}
+        if len(set(lengths.values())) > 1:
+            raise ReportError(f"{who}: the history's series differ in length: {lengths}")
+        if not lengths["round"]:
+            raise ReportError(f"{who}: the history is empty; evaluate at least once")
+        if not (np.diff(history["round"]) > 0).all():
+            raise ReportError(f"{who}: history['round'] does not increase")
+        setting = {str(key): _scalar(f"{who}: setting {key!r}", value) for key, value in self.setting.items()}
+        if clash := {"label", "method", "seed"} & setting.keys():
+            raise ReportError(
+                f"{who}: {sorted(clash)} cannot be names of settings, they have their own field"
+            )
+        set_ = object.__setattr__  # the class is frozen
+        set_(self, "history", history)
+        set_(self, "setting", setting)
+        set_(self, "ledger", _flat(who, as_dict(self.ledger)))
+        set_(self, "seed", int(self.seed))
+        set_(self, "seconds", float(self.seconds))
+
+    @classmethod
+    def of(cls, result: Any, label: str, *, seed: int, setting: Mapping[str, Scalar] | None = None) -> Run:
+        """The record of a `Result`: of its ``history``, ``ledger``, ``seconds`` and ``method``."""
+        method = result.method if isinstance(result.method, str) else type(result.method).__name__
+        return cls(label, setting or {}, seed, result.history, result.ledger, result.seconds, method)
+
+    def value(self, key: str) -> Scalar:
+        """The run's label, method or seed, or its value of a setting (None where it has none)."""
+        if key in ("label", "method", "seed"):
+            return getattr(self, key)
+        return self.setting.get(key)
+
+
+def as_dict(ledger: Any) -> dict[str, Any]:
+    """A ledger's entries, whether it is a mapping, a dataclass, a named tuple or a plain object."""
+    if isinstance(ledger, Mapping):
+        return dict(ledger)
+    if dataclasses.is_dataclass(ledger) and not isinstance(ledger, type):
+        return {f.name: getattr(ledger, f.name) for f in dataclasses.fields(ledger)}
+    if hasattr(ledger, "_asdict"):
+        return dict(ledger._asdict())
+    return {name: value for name, value in vars(ledger).items() if not name.startswith("_")}
+
+
+def write_runs(runs: Sequence[Run]) -> str:
+    """The text of `runs.csv`."""
+    settings, ledger = union(run.setting for run in runs), union(run.ledger for run in runs)
+    head = ["run", "label", "method", "seed", "seconds"]
+    head += [f"setting.{key}" for key in settings] + [f"ledger.{key}" for key in ledger]
+    lines: list[list[str]] = []
+    for number, run in enumerate(runs):
+        line = [str(number), run.label, run.method, str(run.seed), repr(run.seconds)]
+        line += [_encode(run.setting[key]) if key in run.setting else "" for key in settings]
+        line += [_encode(run.ledger[key]) if key in run.ledger else "" for key in ledger]
+        lines.append(line)
+    return to_csv([head, *lines])
+
+
+def write_history(runs: Sequence[Run]) -> str:
+    """The text of `history.csv`."""
+    names = union(run.history for run in runs)
+    lines: list[list[str]] = [["run", "label", "seed", *names]]
+    for number, run in enumerate(runs):
+        columns = [
+            list(map(repr, run.history[name].tolist()))
+            if name in run.history
+            else [""] * len(run.history["round"])
+            for name in names
+        ]
+        lines += [[str(number), run.label, str(run.seed), *row] for row in zip(*columns, strict=True)]
+    return to_csv(lines)
+
+
+def read_runs(runs: str, history: str) -> list[Run]:
+    """What `write_runs` and `write_history` wrote.
+
+    Raises:
+        ReportError: where the two do not fit together, or hold something that is no number.
+    """
+    head, *lines = _rows("runs.csv", runs)
+    series = _read_history(history)
+    found = []
+    for line in lines:
+        cells = dict(zip(head, line, strict=True))
+        number = cells.get("run", "")
+        if number not in series:
+            raise ReportError(f"history.csv has no line of run {number!r}, which runs.csv lists")
+        try:
+            found.append(
+                Run(
+                    label=cells["label"],
+                    setting=_decode_all(cells, "setting."),
+                    seed=int(cells["seed"]),
+                    history=series[number],
+                    ledger=_decode_all(cells, "ledger."),
+                    seconds=float(cells["seconds"]),
+                    method=cells["method"],
+                )
+            )
+        except (KeyError, ValueError) as error:
+            raise ReportError(f"runs.csv, run {number}: {error}") from error
+    return found
+
+
+def _read_history(text: str) -> dict[str, dict[str, np.ndarray]]:
+    head, *lines = _rows("history.csv", text)
+    by_run: dict[str, list[list[str]]] = {}
+    for line in lines:
+        by_run.setdefault(line[0], []).append(line)
+    series: dict[str, dict[str, np.ndarray]] = {}
+    for number, rows in by_run.items():
+        columns = dict(zip(head, zip(*rows, strict=True), strict=True))
+        present = {name: cells for name, cells in columns.items() if name not in ("run", "label", "seed")}
+        try:
+            series[number] = {name: _parse(cells) for name, cells in present.items() if any(cells)}
+        except ValueError as error:
+            raise ReportError(f"history.csv, run {number}: {error}") from error
+    return series
+
+
+def to_csv(lines: Iterable[Sequence[str]]) -> str:
+    """Lines of cells as CSV text."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
+
+
+def union(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """All keys, in the order in which they first appear."""
+    return list(dict.fromkeys(key for mapping in mappings for key in mapping))
+
+
+def _rows(name: str, text: str) -> list[list[str]]:
+    rows = list(csv.reader(io.StringIO(text, newline="")))
+    if not rows:
+        raise ReportError(f"{name} is empty")
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(rows[0]):
+            raise ReportError(
+                f"{name}, line {number}: {len(row)} cells where the first line has {len(rows[0])}"
+            )
+    return rows
+
+
+def _parse(cells: Sequence[str]) -> np.ndarray:
+    try:
+        return np.array([int(cell) for cell in cells], np.int64)
+    except ValueError:
+        return np.array([float(cell) for cell in cells], np.float64)
+
+
+def _encode(value: Scalar) -> str:
+    """A cell that `_decode` reads back: JSON, except that a string that is not JSON stays as it is."""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    return value if value and _decode(value) == value else json.dumps(value)
+
+
+def _decode(cell: str) -> Scalar:
+    try:
+        value = json.loads(cell)
+    except ValueError:
+        return cell
+    return cell if isinstance(value, dict | list) else value
+
+
+def _decode_all(cells: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    return {key.removeprefix(prefix): _decode(c) for key, c in cells.items() if key.startswith(prefix) and c}
+
+
+def _series(what: str, values: Any) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ReportError(f"{what} has shape {array.shape}; a series has one axis")
+    if np.issubdtype(array.dtype, np.integer) or array.dtype == bool:
+        return array.astype(np.int64)
+    try:
+        return array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ReportError(f"{what} holds no real numbers but {array.dtype}") from error
+
+
+def _scalar(what: str, value: Any) -> Scalar:
+    if hasattr(value, "item") and np.ndim(value) == 0:
+        value = value.item()
+    if not isinstance(value, bool | int | float | str | None):
+        raise ReportError(f"{what} is {value!r}; a setting is a number, a string, a truth value or None")
+    return value
+
+
+def _flat(who: str, ledger: Mapping[str, Any]) -> dict[str, int | float]:
+    flat: dict[str, int | float] = {}
+    for name, entry in ledger.items():
+        if isinstance(entry, Mapping):
+            flat |= {f"{name}.{inner}": value for inner, value in _flat(who, entry).items()}
+            continue
+        value = _scalar(f"{who}: ledger entry {name!r}", entry)
+        if not isinstance(value, int | float):
+            raise ReportError(f"{who}: ledger entry {name!r} is {value!r}; an entry is a number")
+        flat[name] = value
+    return flat

@@ -1,0 +1,352 @@
+"""Tables of means and standard errors over seeds, beside what a paper printed, in four dresses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import rich.table
+from rich.text import Text
+
+from fedstrata.report.records import ReportError, Run, Scalar, as_dict, to_csv, union
+from fedstrata.report.specs import Claim, Column, PaperClaims, TableSpec
+from fedstrata.report.statistics import check_keys, group, mean_error, number, show
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number over seeds, and what the paper printed for it."""
+
+    values: tuple[float, ...]
+    claim: Claim | None = None
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return mean_error(self.values)[0]
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean; NaN for a single seed."""
+        return mean_error(self.values)[1]
+
+    @property
+    def deviation(self) -> float:
+        """(mean − printed) / |printed|; NaN without a claim, or where zero was printed."""
+        if self.claim is None or self.claim.value == 0 or not self.values:
+            return math.nan
+        return (self.mean - self.claim.value) / abs(self.claim.value)
+
+
+@dataclass(frozen=True)
+class Head:
+    """A column of the finished table: what it shows, for which value of ``across``, with claims or not."""
+
+    column: Column
+    across: Scalar
+    title: str
+    claimed: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the finished table."""
+
+    values: tuple[Scalar, ...]
+    seeds: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A finished table.
+
+    Args:
+        keys: what tells its rows apart.
+        heads: its columns.
+        rows: its rows.
+    """
+
+    keys: tuple[str, ...]
+    heads: tuple[Head, ...]
+    rows: tuple[Row, ...]
+
+    def best(self, j: int) -> set[int]:
+        """The rows with the best mean in column ``j``; none where no direction is better, or all are equal."""
+        better = self.heads[j].column.better
+        means = {i: row.cells[j].mean for i, row in enumerate(self.rows)}
+        finite = {i: mean for i, mean in means.items() if math.isfinite(mean)}
+        if not better or len(set(finite.values())) < 2:
+            return set()
+        top = min(finite.values()) if better == "low" else max(finite.values())
+        return {i for i, mean in finite.items() if mean == top}
+
+    def to_csv(self) -> str:
+        """Plain numbers: mean, se, and where there is a claim paper and deviation (a fraction)."""
+        head = [*self.keys, "seeds"]
+        for column in self.heads:
+            head += [f"{column.title} mean", f"{column.title} se"]
+            head += [f"{column.title} paper", f"{column.title} deviation"] * column.claimed
+        lines = [head]
+        for row in self.rows:
+            line = [show(value) for value in row.values] + [row.seeds]
+            for column, cell in zip(self.heads, row.cells, strict=True):
+                line += [repr(cell.mean) if cell.values else "", _plain(cell.error)]
+                if column.claimed:
+                    line += [_plain(cell.claim.value) if cell.claim else "", _plain(cell.deviation)]
+            lines.append(line)
+        return to_csv(lines)
+
+    def texts(self) -> tuple[list[str], list[list[str]], list[list[bool]]]:
+        """Headings, cells as a reader wants them, and which of them are the best of their column."""
+        head, bests = [*self.keys, "seeds"], [self.best(j) for j in range(len(self.heads))]
+        for column in self.heads:
+            head += [column.title, *(["paper", "deviation"] if column.claimed else [])]
+        lines, bold = [], []
+        for i, row in enumerate(self.rows):
+            line, mark = [*(show(value) for value in row.values), row.seeds], [False] * (len(self.keys) + 1)
+            for j, (column, cell) in enumerate(zip(self.heads, row.cells, strict=True)):
+                line.append(cell_text(cell, column.column))
+                mark.append(i in bests[j])
+                if column.claimed:
+                    line += [claim_text(cell.claim, column.column), deviation_text(cell.deviation)]
+                    mark += [False, False]
+            lines.append(line)
+            bold.append(mark)
+        return head, lines, bold
+
+    def to_markdown(self) -> str:
+        """A table that GitHub and MkDocs show; the best of a column in bold."""
+        head, lines, bold = self.texts()
+        rows = [
+            [f"**{_md(text)}**" if best else _md(text) for text, best in zip(line, mark, strict=True)]
+            for line, mark in zip(lines, bold, strict=True)
+        ]
+        rule = [":---" if j < len(self.keys) else "---:" for j in range(len(head))]
+        return "".join(f"| {' | '.join(row)} |\n" for row in [list(map(_md, head)), rule, *rows])
+
+    def to_rich(self, title: str = "") -> rich.table.Table:
+        """A table for the terminal."""
+        head, lines, bold = self.texts()
+        return _rich(title, head, lines, bold, left=len(self.keys))
+
+
+def build_table(runs: Sequence[Run], spec: TableSpec, paper: PaperClaims | None = None) -> Table:
+    """The table of some runs.
+
+    Args:
+        runs: the runs.
+        spec: what it shows.
+        paper: what was printed; a claim about a row that no run belongs to is left out.
+
+    Raises:
+        ReportError: where a row would average over more than seeds; where a column, a key or a claim names
+            nothing.
+
+    >>> loss = lambda seed, last: Run("A", {}, seed, {"round": [0, 1], "loss": [9, last]}, {}, 0.0, "A")
+    >>> table = build_table([loss(0, 1.0), loss(1, 2.0)], TableSpec((Column("loss"),)))
+    >>> print(table.to_markdown())
+    | label | seeds | loss |
+    | :--- | ---: | ---: |
+    | A | 2 | 1.50 ± 0.50 |
+    """
+    if not runs:
+        raise ReportError("there are no runs")
+    across = (spec.across,) if spec.across else ()
+    groups = group(runs, spec.rows + across)
+    for column in spec.columns:
+        if all(number(run, column) is None for run in runs):
+            raise ReportError(
+                f"no run has the metric of column {column.heading!r}: {_available(runs, column)}"
+            )
+    check_claims(runs, spec, paper)
+    claims = paper.claims if paper and spec.paper else ()
+
+    heads = []
+    for value in dict.fromkeys(key[-1] for key in groups) if across else [None]:
+        for column in spec.columns:
+            place = f"{spec.across} = {show(value)}"
+            alone = f"{column.heading}, {place}" if len(spec.columns) > 1 else place
+            heads.append(Head(column, value, alone if across else column.heading, claimed=False))
+
+    rows = []
+    for values in dict.fromkeys(key[: len(spec.rows)] for key in groups):
+        cells, counts = [], set()
+        for head in heads:
+            members = groups.get((*values, head.across) if across else values, [])
+            counts |= {len(members)} - {0}
+            found = [x for run in members if (x := number(run, head.column)) is not None]
+            cells.append(Cell(tuple(found), _claim(claims, members, head.column)))
+        seeds = str(min(counts)) if len(counts) == 1 else f"{min(counts)}–{max(counts)}"
+        rows.append(Row(values, seeds, tuple(cells)))
+    made = [cell.claim for row in rows for cell in row.cells if cell.claim]
+    for claim in made:
+        if sum(claim is other for other in made) > 1:
+            raise ReportError(
+                f"the claim {claim.where} = {claim.value} fits several rows; say more in where="
+            )
+    heads = [
+        Head(h.column, h.across, h.title, claimed=any(row.cells[j].claim for row in rows))
+        for j, h in enumerate(heads)
+    ]
+    return Table(spec.rows, tuple(heads), tuple(rows))
+
+
+def check_claims(runs: Sequence[Run], spec: TableSpec, paper: PaperClaims | None) -> None:
+    """Refuse claims about columns or keys that the table does not have."""
+    headings = [column.heading for column in spec.columns]
+    for claim in paper.claims if paper else ():
+        if claim.column not in headings:
+            raise ReportError(f"a claim is about the column {claim.column!r}; the table has {headings}")
+        check_keys(runs, claim.where)
+
+
+def _claim(claims: Sequence[Claim], members: Sequence[Run], column: Column) -> Claim | None:
+    for claim in claims if members else ():
+        if claim.column == column.heading and all(members[0].value(k) == v for k, v in claim.where.items()):
+            return claim
+    return None
+
+
+def _available(runs: Sequence[Run], column: Column) -> str:
+    if column.reduce == "ledger":
+        return f"the ledgers have {union(run.ledger for run in runs)}"
+    return f"the histories have {union(run.history for run in runs)}"
+
+
+def ledger_table(runs: Sequence[Run], rows: Sequence[str]) -> Table | None:
+    """Everything that the ledgers counted, and the time, per row; None where all ledgers are empty."""
+    names = union(run.ledger for run in runs)
+    if not names:
+        return None
+    columns = [Column(n, "ledger", format="bytes" if n.startswith("bytes") else "") for n in names]
+    return build_table(runs, TableSpec((*columns, Column("seconds", "run")), tuple(rows), paper=False))
+
+
+def history_table(
+    history: Mapping[str, Any], ledger: Any = None, *, title: str = "", rows: int = 11
+) -> rich.table.Table:
+    """A run's history for the terminal: some rounds, evenly chosen, the first and the last among them.
+
+    Args:
+        history: series of equal length, ``"round"`` among them.
+        ledger: stands below the table where it is given.
+        title: above the table.
+        rows: how many rounds to show at most.
+    """
+    series = {name: np.asarray(values) for name, values in history.items()}
+    names = ["round", *(name for name in series if name != "round")]
+    length = len(series["round"])
+    chosen = np.unique(np.linspace(0, length - 1, min(rows, length)).round().astype(int))
+    lines = [[number_text(series[name][i].item()) for name in names] for i in chosen]
+    table = _rich(title, names, lines, [[False] * len(names)] * len(lines), left=0)
+    if ledger is not None:
+        entries = as_dict(ledger).items()
+        table.caption = ", ".join(
+            f"{name.replace('_', ' ')} {_entry(name, value)}" for name, value in entries
+        )
+    return table
+
+
+def _entry(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "(" + ", ".join(f"{inner} {_entry(inner, v)}" for inner, v in value.items()) + ")"
+    return bytes_text(value) if name.startswith("bytes") else number_text(value)
+
+
+def _rich(
+    title: str, head: Sequence[str], lines: Sequence[Sequence[str]], bold: Sequence[Sequence[bool]], left: int
+) -> rich.table.Table:
+    table = rich.table.Table(
+        title=Text(title) if title else None, header_style="bold", box=rich.box.SIMPLE_HEAD
+    )
+    for j, heading in enumerate(head):
+        table.add_column(Text(heading), justify="left" if j < left else "right")
+    for line, mark in zip(lines, bold, strict=True):
+        table.add_row(*(Text(t, style="bold" if b else "") for t, b in zip(line, mark, strict=True)))
+    return table
+
+
+def cell_text(cell: Cell, column: Column) -> str:
+    """``mean ± standard error``; a dash where there is nothing."""
+    if not cell.values:
+        return "–"
+    if column.reduce == "reach" and math.isinf(cell.mean):
+        reached = sum(map(math.isfinite, cell.values))
+        return f"reached by {reached} of {len(cell.values)}" if reached else "not reached"
+    return mean_text(cell.mean, cell.error, column.format)
+
+
+def claim_text(claim: Claim | None, column: Column) -> str:
+    """What was printed."""
+    if claim is None:
+        return "–"
+    if column.format:
+        return mean_text(claim.value, math.nan if claim.error is None else claim.error, column.format)
+    return f"{claim.value:.10g}" + (f" ± {claim.error:.10g}" if claim.error is not None else "")
+
+
+def deviation_text(deviation: float) -> str:
+    """A signed percentage."""
+    return "–" if math.isnan(deviation) else f"{100 * deviation:+.3g} %".replace("-", "−")
+
+
+def mean_text(mean: float, error: float, form: str = "") -> str:
+    """``mean ± error`` with two digits of the error, or in a given format.
+
+    >>> mean_text(0.91234, 0.0021), mean_text(2.34567e-6, 1.2e-8), mean_text(0.5, 0.01, ".1%")
+    ('0.9123 ± 0.0021', '(2.346 ± 0.012)e-06', '50.0% ± 1.0%')
+    """
+    single = math.isnan(error)
+    if form == "bytes":
+        return bytes_text(mean) if single or error == 0 else f"{bytes_text(mean)} ± {bytes_text(error)}"
+    if form:
+        return format(mean, form) if single else f"{mean:{form}} ± {error:{form}}"
+    if single or error == 0 or not math.isfinite(mean):
+        return number_text(mean)
+    size = max(abs(mean), error)
+    exponent = math.floor(math.log10(size))
+    power = 0 if -4 <= exponent < 6 else exponent
+    digits = min(max(1 - math.floor(math.log10(error)) + power, 0), 12)
+    body = f"{mean / 10**power:.{digits}f} ± {error / 10**power:.{digits}f}"
+    return f"({body})e{power:+03d}" if power else body
+
+
+def number_text(value: float) -> str:
+    """Whole numbers with all their digits, others with four.
+
+    >>> number_text(1234567), number_text(0.123456), number_text(2e-7), number_text(float("nan"))
+    ('1 234 567', '0.1235', '2e-07', 'not finite')
+    """
+    if not math.isfinite(value):
+        return "not finite"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}".replace(",", " ") if abs(value) >= 1e5 else str(int(value))
+    return f"{value:.4g}"
+
+
+def bytes_text(value: float) -> str:
+    """Bytes with a decimal prefix.
+
+    >>> bytes_text(80), bytes_text(12_345), bytes_text(3.2e9)
+    ('80 B', '12.3 kB', '3.2 GB')
+    """
+    if not math.isfinite(value):
+        return "not finite"
+    step = 0
+    while abs(value) >= 999.5 and step < 5:
+        value, step = value / 1000, step + 1
+    return f"{value:.3g} {('B', 'kB', 'MB', 'GB', 'TB', 'PB')[step]}"
+
+
+def _plain(value: float) -> str:
+    return "" if math.isnan(value) else repr(value)
+
+
+def _md(text: str) -> str:
+    for mark in "\\|*_`[]<>":
+        text = text.replace(mark, f"\\{mark}")
+    return text.replace("\n", " ")
