@@ -76,9 +76,15 @@ def _expect(condition: bool, message: str) -> None:
 def read_image_npz(path: Path) -> Arrays:
     """`x_train, y_train, x_test, y_test` of an npz file, as Keras publishes MNIST."""
     with _reading(path, "an npz file of images"):
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in ("x_train", "y_train", "x_test", "y_test")}
-        return _images(arrays)
+        return _images(_npz(path, "x_train", "y_train", "x_test", "y_test"))
+
+
+def _npz(path: Path, *names: str) -> Arrays:
+    # numpy leaves a broken file open that it has opened itself
+    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        for name in names:
+            _expect(name in file, f"no array {name!r}")
+        return {name: file[name] for name in names}
 
 
 def read_idx(train_x: Path, train_y: Path, test_x: Path, test_y: Path) -> Arrays:
@@ -101,8 +107,8 @@ def _idx(raw: bytes) -> np.ndarray:
 
 def read_cifar_grids(labels: Path, test: Path, *train: Path) -> Arrays:
     """CIFAR-10 as lossless pictures, each a grid of 32×32 tiles row by row, and an npz file of labels."""
-    with _reading(labels, "an npz file of labels"), np.load(labels, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in ("y_train", "y_test")}
+    with _reading(labels, "an npz file of labels"):
+        arrays = _npz(labels, "y_train", "y_test")
     arrays["x_train"] = np.concatenate([_grid(path) for path in train])
     arrays["x_test"] = _grid(test)
     with _reading(labels, "the labels of the pictures beside it"):
@@ -217,9 +223,8 @@ def _encode_adult(train: list[list[str]], test: list[list[str]]) -> Arrays:
 
 def read_bus_npz(path: Path) -> Arrays:
     """The Montevideo bus graph as an npz file."""
-    with _reading(path, "an npz file of bus stops"), np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in ("visits", "edges", "weights", "bus_stop", "lon", "lat")}
-        return _graph(arrays)
+    with _reading(path, "an npz file of bus stops"):
+        return _graph(_npz(path, "visits", "edges", "weights", "bus_stop", "lon", "lat"))
 
 
 def read_bus_json(path: Path) -> Arrays:

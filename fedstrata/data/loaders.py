@@ -226,14 +226,14 @@ def _images(
     **options: Any,
 ) -> FederatedData:
     dtype = _floating(dtype)
-    scale = None if normalize is None else _mean_and_std(normalize)
+    scale = None if normalize is None else _mean_and_std(normalize, dtype)
 
     def prepare(part: Arrays) -> Arrays:
         x = part["x"].astype(dtype)
         x = x[..., None] if x.ndim == 3 else x
         x /= white
         if scale is not None:
-            x = ((x - scale[0]) / scale[1]).astype(dtype)
+            x = (x - scale[0]) / scale[1]
         return {**part, "x": x.reshape(len(x), -1) if flat else x}
 
     # Sampling comes first: floats take four times the room of bytes.
@@ -241,9 +241,9 @@ def _images(
     return _federate(train, test, clients, partition, seed, dtype=dtype, **options)
 
 
-def _mean_and_std(normalize: tuple[Any, Any]) -> tuple[np.ndarray, np.ndarray]:
+def _mean_and_std(normalize: tuple[Any, Any], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     try:
-        mean, std = (np.asarray(part, dtype=np.float32) for part in normalize)
+        mean, std = (np.asarray(part, dtype) for part in normalize)
     except (TypeError, ValueError) as error:
         raise DataError(f"normalize must be a pair (mean, std), got {normalize!r}.") from error
     if not (std > 0).all():
