@@ -257,7 +257,7 @@ def read_wikimaths_json(path: Path) -> Arrays:
         _expect(all(len(day) == len(pages) for day in days), "a day without a number for every page")
         return _graph(
             {
-                "visits": np.array(days, dtype=np.int64).T,
+                "visits": np.array(days).T,
                 "edges": np.array(graph["edges"], dtype=np.int32),
                 "weights": np.array(graph["weights"], dtype=np.float64),
                 "page": np.array(pages),
@@ -272,6 +272,7 @@ def _json(path: Path) -> dict:
 def _graph(arrays: Arrays) -> Arrays:
     visits, edges, weights = arrays["visits"], arrays["edges"], arrays["weights"]
     _expect(visits.ndim == 2 and visits.size > 0, f"visits have shape {visits.shape}")
+    _expect(visits.dtype.kind in "iuf", f"visits are not numbers but {visits.dtype}")
     _expect(edges.shape == (len(weights), 2), f"edges {edges.shape} do not fit weights {weights.shape}")
     _expect(edges.size == 0 or 0 <= edges.min() <= edges.max() < len(visits), "an edge without its node")
     return arrays

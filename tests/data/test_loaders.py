@@ -282,13 +282,17 @@ class TestDamage:
         with pytest.raises(CorruptData, match=r"montevideo_bus\.json cannot be read"):
             load("montevideo_bus", tmp_path)
 
-    def test_wikimaths_with_a_short_day(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("day", "message"),
+        [([1] * 7, "a day without a number"), ([1] * 7 + [None], "visits are not numbers")],
+    )
+    def test_wikimaths_with_a_gap(self, tmp_path, day, message):
         write_wikimaths(tmp_path)
         path = tmp_path / "wikivital_mathematics.json"
         graph = json.loads(path.read_text())
-        graph["3"]["y"].pop()
+        graph["3"]["y"] = day
         path.write_text(json.dumps(graph))
-        with pytest.raises(CorruptData, match="a day without a number for every page"):
+        with pytest.raises(CorruptData, match=message):
             load("wikimaths", tmp_path)
 
 
