@@ -81,11 +81,12 @@ def build_plot(runs: Sequence[Run], spec: PlotSpec) -> Plot:
         else:
             make = _lines if spec.kind == "line" else _bars
             panels.append(Panel(title, make(members, spec, colours), None, references))
+    caption = _caption(spec, panels)
     if spec.log_y:
         panels = _above_zero(panels)
     x_label = spec.x_label or label_of(spec.x)
     y_label = spec.y_label or (label_of(spec.y) if spec.kind == "line" else label_of(spec.column.heading))
-    return Plot(spec, panels, _caption(spec, panels), x_label, y_label)
+    return Plot(spec, panels, caption, x_label, y_label)
 
 
 def _above_zero(panels: list[Panel]) -> list[Panel]:
@@ -191,9 +192,9 @@ def _caption(spec: PlotSpec, panels: Sequence[Panel]) -> str:
         band = "bands" if spec.kind == "line" else "whiskers"
         words.append(f"{drawn} over {count} seeds, {band} Student's t-intervals of {LEVEL:.0%} for the mean.")
     if spec.kind == "line" and spec.x != "round" and max(seeds) > 1:
-        words.append(f"Points at the same round are averaged; {label_of(spec.x)} is their mean.")
-    if spec.log_y and max(seeds, default=1) > 1:
-        words.append("What reaches down to zero is cut, as the axis is logarithmic.")
+        words.append("A point averages the same round of all seeds, along both axes.")
+    if spec.log_y and any((curve.y.low <= 0).any() for panel in panels for curve in panel.curves):
+        words.append("An interval that reaches below zero is cut, as the axis is logarithmic.")
     if any(len(curve.x) == POINTS for panel in panels for curve in panel.curves):
         words.append(f"Of long histories {POINTS} rounds are drawn, evenly chosen.")
     return " ".join(words)

@@ -66,8 +66,8 @@ def write_report(
     """Write a report's folder.
 
     It holds `config.json`, `runs.csv` and `history.csv`, and what is made from them: `table.csv`, `table.md`,
-    `plots/` and `report.html`. Everything is made beside the folder first, so that a failure leaves the folder
-    as it was. A report that was there is replaced; other files in the folder stay.
+    `plots/` and `report.html`. Everything is made beside the folder first, so that a failure leaves the
+    folder as it was. A report that was there is replaced; other files in the folder stay.
 
     Args:
         folder: where; it is made if need be.
@@ -181,7 +181,7 @@ def environment() -> tuple[dict[str, str], dict[str, Any]]:
         "processor": _processor(),
         "cores": os.cpu_count(),
     }
-    if "jax" in sys.modules:  # asking would start a back end that nobody used
+    if "jax" in sys.modules:  # nothing was solved without it
         devices = [device.device_kind for device in sys.modules["jax"].devices()]
         machine["devices"] = [f"{devices.count(kind)} × {kind}" for kind in dict.fromkeys(devices)]
     return versions, machine

@@ -56,7 +56,11 @@ def figure(plot: Plot) -> dict[str, Any]:
     alone = plot.spec.kind == "bar" and all(list(c.x) == [c.name] for p in plot.panels for c in p.curves)
     layout["showlegend"] = len(seen) > 1 and not alone
     if plot.spec.kind == "bar":
-        layout |= {"barmode": "overlay" if alone else "group", "bargap": 0.35 if alone else 0.2}
+        layout |= {
+            "barmode": "overlay" if alone else "group",
+            "bargap": 0.35 if alone else 0.2,
+            "bargroupgap": 0.07,
+        }
     if plot.spec.kind == "heatmap":
         layout["coloraxis"] = _colour_axis(plot)
     return {"data": traces, "layout": layout}
@@ -72,7 +76,7 @@ def _axes(plot: Plot, end: str) -> tuple[dict[str, Any], dict[str, Any]]:
     elif spec.log_x:
         x |= {"type": "log", "exponentformat": "power", "dtick": 1}
     if spec.x.startswith("bytes"):
-        x |= {"tickformat": "~s", "ticksuffix": "B"}
+        x |= {"tickformat": "~s", "ticksuffix": "B", "ticklabeloverflow": "hide past domain"}
     if spec.kind == "heatmap":
         y |= {"type": "category", "autorange": "reversed"}
     elif spec.log_y:
@@ -150,7 +154,7 @@ def _heatmap(plot: Plot, panel: Panel) -> dict[str, Any]:
         "z": [_numbers(row) for row in shown],
         "text": [["" if math.isnan(value) else f"{value:.3g}" for value in row] for row in means],
         "texttemplate": "%{text}" if means.size <= 80 else "",
-        "hovertemplate": "<b>%{text}</b><br>%{xaxis.title.text} %{x}<br>%{yaxis.title.text} %{y}<extra></extra>",
+        "hovertemplate": "<b>%{text}</b><br>%{xaxis.title.text} %{x}<br>%{yaxis.title.text} %{y}<extra/>",
         "xgap": 2,
         "ygap": 2,
         "coloraxis": "coloraxis",
@@ -159,9 +163,27 @@ def _heatmap(plot: Plot, panel: Panel) -> dict[str, Any]:
 
 
 def _colour_axis(plot: Plot) -> dict[str, Any]:
-    title = f"log₁₀ {plot.y_label}" if plot.spec.log_y else plot.y_label
-    bar = {"title": {"text": _text(title), "side": "right"}, "thickness": 12, "outlinewidth": 0}
+    bar: dict[str, Any] = {
+        "title": {"text": _text(plot.y_label), "side": "right", "font": {"size": 12.5}},
+        "thickness": 12,
+        "outlinewidth": 0,
+    }
+    if plot.spec.log_y:
+        shown = [panel.grid.means for panel in plot.panels if panel.grid is not None]
+        ticks = _decades(np.concatenate([means.ravel() for means in shown]))
+        bar |= {"tickvals": [math.log10(tick) for tick in ticks], "ticktext": [f"{tick:g}" for tick in ticks]}
     return {"colorscale": "Cividis", "colorbar": bar}
+
+
+def _decades(values: np.ndarray) -> list[float]:
+    """The numbers 1, 2, 5 times powers of ten in the values' range; only the powers where those are many."""
+    positive = values[values > 0]
+    if not len(positive):
+        return []
+    low, high = float(positive.min()), float(positive.max())
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    digits = (1, 2, 5) if len(powers) <= 4 else (1,)
+    return [tick for power in powers for digit in digits if low <= (tick := digit * 10.0**power) <= high]
 
 
 def _reference(
@@ -170,13 +192,13 @@ def _reference(
     logarithmic = plot.spec.log_y if axis == "y" else plot.spec.log_x
     # Plotly places shapes by value but annotations on a logarithmic axis by exponent.
     place = math.log10(value) if logarithmic and value > 0 else value
-    line = {"type": "line", "line": {"width": 1, "dash": "dash"}, "layer": "below"}
+    line = {"type": "line", "line": {"width": 1, "dash": "dash"}, "layer": "above"}
     note = {"text": _text(label), "showarrow": False, "name": "reference"}
     if axis == "y":
         refs = {"xref": f"x{end} domain", "yref": f"y{end}"}
         return (
             line | refs | {"x0": 0, "x1": 1, "y0": value, "y1": value},
-            note | refs | {"x": 1, "y": place, "xanchor": "right", "yanchor": "bottom"},
+            note | refs | {"x": 0, "y": place, "xanchor": "left", "yanchor": "bottom"},
         )
     refs = {"xref": f"x{end}", "yref": f"y{end} domain"}
     return (

@@ -10,7 +10,7 @@ import json
 import math
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -24,13 +24,13 @@ from fedstrata.report.records import Run
 from fedstrata.report.specs import Claim, Definition
 from fedstrata.report.statistics import name, show
 from fedstrata.report.tables import (
-    Cell,
     Table,
+    build_table,
     cell_text,
     claim_text,
     deviation_text,
     ledger_table,
-    number_text,
+    mean_text,
 )
 
 
@@ -58,7 +58,7 @@ def render(
         Section("solved", "What was solved", _definitions(definition.config)),
         Section("results", "Results", _results(runs, table)),
         Section("plots", "Plots", "".join(_figure(stem, *both) for stem, both in plots.items())),
-        Section("paper", "What the paper printed", _paper(definition, table)),
+        Section("paper", "What the paper printed", _paper(definition, runs)),
         Section("ledger", "What was communicated", _ledger(definition, runs)),
         Section("reproduce", "How to get this again", _reproduce(definition, runs)),
         Section(
@@ -103,8 +103,8 @@ def markdown(text: str) -> str:
 
 
 def _summary(definition: Definition, runs: Sequence[Run]) -> str:
-    labels, seeds = {run.label for run in runs}, {run.seed for run in runs}
-    parts = [_count(len(runs), "run"), _count(len(labels), "method"), _count(len(seeds), "seed")]
+    methods, seeds = {run.method for run in runs}, {run.seed for run in runs}
+    parts = [_count(len(runs), "run"), _count(len(methods), "method"), _count(len(seeds), "seed")]
     parts.append(f"{duration(sum(run.seconds for run in runs))} of computing")
     return " · ".join([*parts, *filter(None, [definition.written[:10]])])
 
@@ -138,7 +138,8 @@ def _definitions(config: Mapping[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return _definitions({str(key): inner for key, inner in value.items()}) or "–"
+        pairs = (f"<li><span>{_text(key)}</span> {_value(inner)}</li>" for key, inner in value.items())
+        return f'<ul class="pairs">{"".join(pairs)}</ul>' if value else "–"
     if isinstance(value, list | tuple):
         if any(isinstance(inner, Mapping | list | tuple) for inner in value):
             return "".join(f"<div>{_value(inner)}</div>" for inner in value)
@@ -187,13 +188,14 @@ def _table(table: Table, words: str) -> str:
         for text, kind, best in zip(line[keys:], kinds[keys:], mark[keys:], strict=True):
             cells.append(f'<td class="{"best" if best else kind}">{_text(text)}</td>')
         rows.append(f"<tr>{''.join(cells)}</tr>")
-    return _scroll(
-        f"<caption>{_text(words)}</caption><thead><tr>{top}</tr></thead><tbody>{''.join(rows)}</tbody>"
-    )
+    return _scroll(top, "".join(rows), words)
 
 
-def _scroll(inside: str) -> str:
-    return f'<div class="scroll" tabindex="0"><table>{inside}</table></div>'
+def _scroll(head: str, body: str, words: str = "") -> str:
+    """A table that scrolls sideways on a narrow screen, and the words below it, which do not."""
+    inside = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    note = f'<p class="note">{_text(words)}</p>' if words else ""
+    return f'<div class="scroll" tabindex="0">{inside}</div>{note}'
 
 
 def _figure(stem: str, plot: Plot, svg: bytes) -> str:
@@ -211,17 +213,17 @@ def _figure(stem: str, plot: Plot, svg: bytes) -> str:
     )
 
 
-def _paper(definition: Definition, table: Table) -> str:
+def _paper(definition: Definition, runs: Sequence[Run]) -> str:
     paper = definition.paper
     if paper is None:
         return ""
+    table = build_table(runs, replace(definition.table, paper=True), paper)
     parts = [f"<p>Source: {_text(paper.source)}.</p>"]
     if paper.claims:
         titles = ("where", "quantity", "paper", "here", "difference", "deviation")
         top = "".join(f'<th scope="col" class="{"text" * (t in titles[:2])}">{t}</th>' for t in titles)
-        rows = "".join(_compare(claim, table, definition) for claim in paper.claims)
-        words = "Deviation is relative to what the paper printed."
-        parts.append(_scroll(f"<caption>{words}</caption><thead><tr>{top}</tr></thead><tbody>{rows}</tbody>"))
+        rows = "".join(_compare(claim, table) for claim in paper.claims)
+        parts.append(_scroll(top, rows, "Deviation is relative to what the paper printed."))
     if paper.statements:
         top = "".join(f'<th scope="col" class="text">{t}</th>' for t in ("the paper says", "here", "verdict"))
         rows = "".join(
@@ -229,26 +231,27 @@ def _paper(definition: Definition, table: Table) -> str:
             f'<td class="text"><span class="tag {s.verdict.replace(" ", "-")}">{s.verdict}</span></td></tr>'
             for s in paper.statements
         )
-        parts.append(_scroll(f"<thead><tr>{top}</tr></thead><tbody>{rows}</tbody>"))
+        parts.append(_scroll(top, rows))
     return "\n".join(parts)
 
 
-def _compare(claim: Claim, table: Table, definition: Definition) -> str:
-    column = next(c for c in definition.table.columns if c.heading == claim.column)
-    found = [cell for row in table.rows for cell in row.cells if cell.claim is claim or cell.claim == claim]
-    cell = found[0] if found else Cell(())
-    if cell.values:
-        numbers = [
-            cell_text(cell, column),
-            number_text(cell.mean - claim.value),
-            deviation_text(cell.deviation),
-        ]
-    else:
-        numbers = ["not run", "–", "–"]
+def _compare(claim: Claim, table: Table) -> str:
+    pairs = [
+        (head.column, cell) for row in table.rows for head, cell in zip(table.heads, row.cells, strict=True)
+    ]
+    numbers = [f"{claim.value:g}", "not run", "–", "–"]
+    for column, cell in pairs:
+        if cell.claim == claim and cell.values:
+            difference = mean_text(cell.mean - claim.value, math.nan, column.format)
+            numbers = [
+                claim_text(claim, column),
+                cell_text(cell, column),
+                difference,
+                deviation_text(cell.deviation),
+            ]
     where = ", ".join(name(key, value) for key, value in claim.where.items())
     words = f'<td class="text">{_text(where)}</td><td class="text">{_text(claim.column)}</td>'
-    cells = [claim_text(claim, column), *numbers]
-    return f"<tr>{words}{''.join(f'<td>{_text(text)}</td>' for text in cells)}</tr>"
+    return f"<tr>{words}{''.join(f'<td>{_text(text)}</td>' for text in numbers)}</tr>"
 
 
 def _ledger(definition: Definition, runs: Sequence[Run]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -12,14 +12,18 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter
 
 from fedstrata.report.curves import Curve, Panel, Plot, label_of
 from fedstrata.report.records import ReportError
 
+_Dash = Literal["solid", "dashed", "dotted", "dashdot"]
+
 # Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that paper swallows.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b2528c", "#e69f00", "#56b4e9", "#4d4d4d")
-DASHES = ("solid", "dashed", "dotted", "dashdot")
+DASHES: tuple[_Dash, ...] = ("solid", "dashed", "dotted", "dashdot")
 COLOUR_MAP = "cividis"
 _BESIDE = ("round", "seconds", "exchanges", "bytes_up", "bytes_down", "floats_up", "floats_down")
 
@@ -85,7 +89,7 @@ def draw(plot: Plot) -> Figure:
         else:
             _name_curves(figure, axes[:count], plot)
         if spec.title:
-            figure.suptitle(_plain(spec.title), x=0.01, ha="left", fontsize=11, fontweight="semibold")
+            figure.suptitle(_plain(spec.title), x=0.01, ha="left", fontsize=11, fontweight="bold")
         return figure
 
 
@@ -112,15 +116,11 @@ def _draw_panel(ax: Axes, plot: Plot, panel: Panel, norm: Normalize | None) -> N
     for reference in panel.references:
         line = ax.axhline if reference.axis == "y" else ax.axvline
         line(reference.value, color="#57606a", linewidth=1, linestyle=(0, (4, 3)), zorder=1.8)
+        beside = ("axes fraction", "data"), ("data", "axes fraction")
         where: dict[str, Any] = (
-            {
-                "xy": (1, reference.value),
-                "xycoords": ("axes fraction", "data"),
-                "xytext": (-2, 2),
-                "ha": "right",
-            }
+            {"xy": (0, reference.value), "xycoords": beside[0], "xytext": (4, 3)}
             if reference.axis == "y"
-            else {"xy": (reference.value, 1), "xycoords": ("data", "axes fraction"), "xytext": (3, -9)}
+            else {"xy": (reference.value, 1), "xycoords": beside[1], "xytext": (3, -9)}
         )
         ax.annotate(_plain(reference.label), textcoords="offset points", fontsize=8, color="#57606a", **where)
     if spec.log_x:
@@ -140,7 +140,7 @@ def _draw_bars(ax: Axes, curves: Sequence[Curve]) -> None:
     for k, curve in enumerate(curves):
         shift = 0.0 if alone else (k - (len(curves) - 1) / 2) * width
         at = [categories.index(category) + shift for category in curve.x]
-        half = np.array([curve.y.mean - curve.y.low, curve.y.high - curve.y.mean])
+        half = np.maximum([curve.y.mean - curve.y.low, curve.y.high - curve.y.mean], 0)
         ax.bar(
             at,
             curve.y.mean,
@@ -206,9 +206,7 @@ def _name_curves(figure: Figure, axes: Sequence[Axes], plot: Plot) -> None:
         return
     line = plot.spec.kind == "line"
     marks = [
-        mpl.lines.Line2D([], [], color=_colour(c), linestyle=_dash(c))
-        if line
-        else mpl.patches.Patch(color=_colour(c))
+        Line2D([], [], color=_colour(c), linestyle=_dash(c)) if line else Patch(color=_colour(c))
         for c in curves.values()
     ]
     widest = max(map(len, curves))
@@ -217,20 +215,14 @@ def _name_curves(figure: Figure, axes: Sequence[Axes], plot: Plot) -> None:
 
 
 def _name_directly(ax: Axes, curves: Sequence[Curve]) -> None:
-    shown = [(c, c.y.mean[np.isfinite(c.y.mean)]) for c in curves]
-    ends = []
-    for curve, finite in shown:
+    ends: list[tuple[float, Curve]] = []
+    for curve in curves:
+        finite = curve.y.mean[np.isfinite(curve.y.mean)]
         if len(finite):
-            inside = ax.transData.transform((0 if ax.get_xscale() == "linear" else 1, finite[-1]))
-            ends.append([float(np.clip(ax.transAxes.inverted().transform(inside)[1], 0, 1)), curve])
+            pixel = ax.transData.transform((ax.get_xlim()[1], finite[-1]))
+            ends.append((float(ax.transAxes.inverted().transform(pixel)[1]), curve))
     ends.sort(key=lambda end: end[0])
-    gap, ys = 0.062, []
-    for y, _ in ends:
-        ys.append(max(y, ys[-1] + gap) if ys else y)
-    overflow = max(0.0, ys[-1] - 1.0) if ys else 0.0
-    for k in reversed(range(len(ys))):
-        ys[k] = min(ys[k], (ys[k + 1] - gap) if k + 1 < len(ys) else ys[k] - overflow)
-    for y, (_, curve) in zip(ys, ends, strict=True):
+    for y, (_, curve) in zip(_apart([y for y, _ in ends], gap=0.062), ends, strict=True):
         ax.annotate(
             _plain(curve.name),
             (1, y),
@@ -244,11 +236,22 @@ def _name_directly(ax: Axes, curves: Sequence[Curve]) -> None:
         )
 
 
+def _apart(places: Sequence[float], gap: float) -> list[float]:
+    """Sorted places in [0, 1], moved as little as one pass up and one pass down allow to be ``gap`` apart."""
+    up: list[float] = []
+    for place in places:
+        up.append(max(place, 0.0, up[-1] + gap if up else 0.0))
+    down: list[float] = []
+    for place in reversed(up):
+        down.append(min(place, down[-1] - gap if down else 1.0))
+    return down[::-1]
+
+
 def _colour(curve: Curve) -> str:
     return PALETTE[curve.colour % len(PALETTE)]
 
 
-def _dash(curve: Curve) -> str:
+def _dash(curve: Curve) -> _Dash:
     return DASHES[curve.colour // len(PALETTE) % len(DASHES)]
 
 
@@ -327,5 +330,5 @@ def plot_history(
         for ax in axes[len(chosen) :]:
             ax.remove()
         if title:
-            figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=11, fontweight="semibold")
+            figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
         return figure

@@ -1,8 +1,8 @@
 """Run records: one solve of one method, setting and seed, and the CSV files that keep many of them.
 
-`runs.csv` has one line per run (label, method, seed, seconds, ``setting.*``, ``ledger.*``); `history.csv` stacks
-the histories, one line per run and recorded round. Both read back to what was written, to the last bit: numbers
-are printed with as many digits as they need, a blank cell means that the run has no such entry.
+`runs.csv` has one line per run (label, method, seed, seconds, ``setting.*``, ``ledger.*``); `history.csv`
+stacks the histories, one line per run and recorded round. Both read back to what was written, to the last
+bit: numbers are printed with as many digits as they need, a blank cell means that the run has no such entry.
 """
 
 from __future__ import annotations

@@ -75,14 +75,26 @@ class Table:
     rows: tuple[Row, ...]
 
     def best(self, j: int) -> set[int]:
-        """The rows with the best mean in column ``j``; none where no direction is better, or all are equal."""
-        better = self.heads[j].column.better
-        means = {i: row.cells[j].mean for i, row in enumerate(self.rows)}
-        finite = {i: mean for i, mean in means.items() if math.isfinite(mean)}
-        if not better or len(set(finite.values())) < 2:
+        """The rows with the best mean in column ``j``, setting by setting; none where all are equal."""
+        column = self.heads[j].column
+        if not column.better:
             return set()
-        top = min(finite.values()) if better == "low" else max(finite.values())
-        return {i for i, mean in finite.items() if mean == top}
+        sign = 1 if column.better == "low" or column.reduce == "reach" else -1
+        # Methods compete within a setting; a table of settings alone is one competition.
+        names = {"label", "method"} & set(self.keys)
+        rivals: dict[tuple[Scalar, ...], dict[int, float]] = {}
+        for i, row in enumerate(self.rows):
+            setting = tuple(
+                v for key, v in zip(self.keys, row.values, strict=True) if names and key not in names
+            )
+            if math.isfinite(mean := row.cells[j].mean):
+                rivals.setdefault(setting, {})[i] = sign * mean
+        return {
+            i
+            for means in rivals.values()
+            for i, mean in means.items()
+            if mean == min(means.values()) and len(set(means.values())) > 1
+        }
 
     def to_csv(self) -> str:
         """Plain numbers: mean, se, and where there is a claim paper and deviation (a fraction)."""
@@ -302,7 +314,10 @@ def mean_text(mean: float, error: float, form: str = "") -> str:
     """
     single = math.isnan(error)
     if form == "bytes":
-        return bytes_text(mean) if single or error == 0 else f"{bytes_text(mean)} ± {bytes_text(error)}"
+        unit, prefix = _unit(mean)
+        return (
+            bytes_text(mean) if single or error == 0 else f"{mean_text(mean / unit, error / unit)} {prefix}"
+        )
     if form:
         return format(mean, form) if single else f"{mean:{form}} ± {error:{form}}"
     if single or error == 0 or not math.isfinite(mean):
@@ -336,10 +351,15 @@ def bytes_text(value: float) -> str:
     """
     if not math.isfinite(value):
         return "not finite"
-    step = 0
-    while abs(value) >= 999.5 and step < 5:
-        value, step = value / 1000, step + 1
-    return f"{value:.3g} {('B', 'kB', 'MB', 'GB', 'TB', 'PB')[step]}"
+    unit, prefix = _unit(value)
+    return f"{value / unit:.3g} {prefix}"
+
+
+def _unit(value: float) -> tuple[int, str]:
+    for step, prefix in enumerate(("B", "kB", "MB", "GB", "TB")):
+        if abs(value) < 999.5 * 1000**step:
+            return 1000**step, prefix
+    return 1000**5, "PB"
 
 
 def _plain(value: float) -> str:

@@ -16,24 +16,25 @@ async function load() {
   document.head.append(script);
 }
 
+const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
 function coloured(trace) {
   const colour = (dark.matches ? LINES.dark : LINES.light)[trace.meta.colour];
   const role = trace.meta.role;
   if (role === "line") return { ...trace, line: { ...trace.line, color: colour } };
   if (role === "band") return { ...trace, fillcolor: faint(colour, dark.matches ? 0.22 : 0.16) };
-  if (role === "bar") return { ...trace, marker: { color: colour } };
+  if (role === "bar") return { ...trace, marker: { color: colour }, error_y: { ...trace.error_y, color: variable("--ink") } };
   return trace;
 }
 
 // Panels side by side as far as the width goes, with every axis and title placed accordingly.
 function laid(layout, width) {
-  const style = getComputedStyle(document.documentElement);
-  const [ink, soft, grid, paper] = ["--ink", "--soft", "--faint", "--raised"].map((v) => style.getPropertyValue(v).trim());
+  const [ink, soft, grid, paper] = ["--ink", "--soft", "--faint", "--raised"].map(variable);
   const { panels, kind } = layout.meta;
   const columns = Math.max(1, Math.min(panels, 3, Math.floor(width / 270)));
   const rows = Math.ceil(panels / columns);
   const narrow = width < 520;
-  const margin = { l: 62, r: kind === "heatmap" ? 20 : 12, t: layout.annotations.length && panels > 1 ? 26 : 10, b: 48 };
+  const margin = { l: 62, r: kind === "heatmap" ? 20 : 12, t: 34, b: 48 };
   const each = panels === 1 ? (narrow ? 270 : 350) : 205;
   const between = 74;
   const inner = rows * each + (rows - 1) * between;
@@ -53,7 +54,7 @@ function laid(layout, width) {
     hoverlabel: { bgcolor: paper, bordercolor: grid, font: { color: ink, size: 12.5 } },
     legend: {
       orientation: "h", x: 0, xanchor: "left", xref: "paper", y: -(46 / inner), yanchor: "top",
-      font: { color: ink }, itemsizing: "constant",
+      font: { color: ink },
     },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: ink, orientation: "h" },
     annotations: layout.annotations.map((a) => ({ ...a, font: { size: 12.5, color: a.name === "reference" ? soft : ink } })),
@@ -70,10 +71,11 @@ function laid(layout, width) {
     const [x, y] = [layout[`xaxis${end}`], layout[`yaxis${end}`]];
     const shared = kind === "line" && column > 0;
     made[`xaxis${end}`] = { ...base, ...x, domain: [left, Math.min(1, left + wide)], showline: kind !== "heatmap",
-      showgrid: kind === "line", nticks: narrow || columns > 2 ? 5 : 8, title: { ...x.title, standoff: 8 } };
+      showgrid: kind === "line", nticks: narrow || columns > 2 ? 5 : 8, automargin: kind !== "line", title: { ...x.title, standoff: 8, font: { size: 12.5 } } };
     made[`yaxis${end}`] = { ...base, ...y, domain: [Math.max(0, top - each / inner), Math.min(1, top)],
       showgrid: kind !== "heatmap", nticks: 6, showticklabels: !shared,
-      title: column ? { text: "" } : { ...y.title, standoff: 6 } };
+      automargin: kind === "heatmap", showline: kind !== "heatmap",
+      title: column ? { text: "" } : { ...y.title, standoff: 6, font: { size: 12.5 } } };
   }
   return made;
 }
@@ -84,7 +86,7 @@ function draw() {
     figure.layout.meta.names = figure.data.filter((t) => t.showlegend).map((t) => t.name);
     const target = place.querySelector(".drawn");
     const options = { displaylogo: false, responsive: false, displayModeBar: "hover",
-      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+      modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
       toImageButtonOptions: { format: "svg", filename: place.dataset.name } };
     Plotly.react(target, figure.data.map(coloured), laid(figure.layout, place.clientWidth), options);
   }

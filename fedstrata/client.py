@@ -1,0 +1,170 @@
+"""What a phase sees: one client, its samples, and the mean of a user's function over them.
+
+A user's function takes one sample. `Samples.mean` draws a minibatch (or takes all real samples), and gives back an
+`Oracle`: the mean of that function over those samples, as a function of the other arguments. Padding is never
+drawn and never counted. Each use of an oracle is booked in the open tally, in units of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata.tally import count
+
+PyTree = Any
+
+
+def per_batch(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function that sees a whole minibatch (batch statistics) in place of one sample.
+
+    With unequal clients and ``batch_size=None`` such a function is refused: it would see padding.
+
+    >>> import fedstrata as fs
+    >>> @fs.per_batch
+    ... def loss(x, batch):
+    ...     return ((batch["a"] - batch["a"].mean(0)) @ x).var()
+    """
+    function.per_batch = True  # type: ignore[attr-defined]
+    return function
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """``f(·) = Σ_s w_s function(·, sample_s)``: a user's function averaged over drawn samples.
+
+    Calling it evaluates the mean and books function values. Derivatives are taken with the functions of
+    `fedstrata.estimators`, which book gradients and products; ``silent`` is the same mean without booking.
+    """
+
+    function: Callable[..., Any]
+    samples: PyTree
+    weights: jax.Array | None
+    size: Any
+
+    def silent(self, *args: PyTree) -> Any:
+        """The mean, not booked."""
+        if getattr(self.function, "per_batch", False):
+            return self.function(*args, self.samples)
+        values = self._each(*args)
+        if self.weights is None:
+            return jax.tree.map(lambda v: v.mean(0), values)
+        weights = self.weights
+        return jax.tree.map(lambda v: jnp.tensordot(weights.astype(v.dtype), v, axes=1), values)
+
+    def _each(self, *args: PyTree) -> Any:
+        return jax.vmap(lambda sample: self.function(*args, sample))(self.samples)
+
+    def each(self, *args: PyTree) -> Any:
+        """Every sample's value, stacked; weigh them with `weigh`."""
+        self.book("values")
+        return self._each(*args)
+
+    def weigh(self) -> jax.Array:
+        """The weights of the samples: they sum to one, and padding has zero."""
+        if self.weights is not None:
+            return self.weights
+        length = jax.tree.leaves(self.samples)[0].shape[0]
+        return jnp.full((length,), 1.0 / length)
+
+    def book(self, kind: str, amount: int = 1) -> None:
+        """Book ``amount`` oracle calls of ``kind`` for each sample."""
+        count(kind, amount, self.size)
+
+    def __call__(self, *args: PyTree) -> Any:
+        self.book("values")
+        return self.silent(*args)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A client's samples: ``leaves[client]`` of stacked arrays, of which the first ``size`` are real.
+
+    ``row`` is None where the leaves are already this client's own. Otherwise rows are fetched from the stack as
+    they are needed, so that a minibatch never copies a client's whole data.
+    """
+
+    leaves: PyTree
+    size: Any
+    row: Any = None
+
+    @property
+    def data(self) -> PyTree:
+        """This client's arrays, padding included."""
+        if self.row is None:
+            return self.leaves
+        return jax.tree.map(lambda leaf: leaf[self.row], self.leaves)
+
+    @property
+    def capacity(self) -> int:
+        """The length of the padded sample axis."""
+        leaf = jax.tree.leaves(self.leaves)[0]
+        return leaf.shape[0 if self.row is None else 1]
+
+    def take(self, positions: jax.Array) -> PyTree:
+        """The samples at these positions."""
+        if self.row is None:
+            return jax.tree.map(lambda leaf: leaf[positions], self.leaves)
+        return jax.tree.map(lambda leaf: leaf[self.row, positions], self.leaves)
+
+    def mean(self, function: Callable[..., Any], key: jax.Array, batch_size: int | None) -> Oracle:
+        """``function`` averaged over ``batch_size`` samples drawn with replacement, or over all (None)."""
+        if batch_size is None:
+            return self.full_mean(function)
+        positions = jax.random.randint(key, (batch_size,), 0, self.size)
+        return Oracle(function, self.take(positions), None, batch_size)
+
+    def full_mean(self, function: Callable[..., Any]) -> Oracle:
+        """``function`` averaged over all real samples."""
+        if isinstance(self.size, int):
+            return Oracle(function, self.data, None, self.size)
+        if getattr(function, "per_batch", False):
+            raise ValueError(
+                "A loss marked per_batch sees the whole batch, so with clients of unequal size and a full batch it "
+                "would see padding. Give a batch_size, or clients of equal size."
+            )
+        real = jnp.arange(self.capacity) < self.size
+        weights = jnp.where(real, 1.0 / self.size, 0.0)
+        return Oracle(function, self.data, weights, self.size)
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client, as a phase sees it.
+
+    Attributes:
+        index: its number, 0 … m − 1.
+        train: its samples.
+        valid: its validation samples, where the data has them; else the same as ``train``. Upper levels draw here.
+        memory: what it remembered the last time (control variates, a personal model), or None.
+        fraction: its part n_i/N of all the clients' samples.
+    """
+
+    index: Any
+    train: Samples
+    valid: Samples
+    memory: PyTree = None
+    fraction: Any = None
+
+    @property
+    def data(self) -> PyTree:
+        """The arrays of its samples, padding included."""
+        return self.train.data
+
+    @property
+    def size(self) -> Any:
+        """How many samples are real."""
+        return self.train.size
+
+    def mean(self, function: Callable[..., Any], key: jax.Array, batch_size: int | None) -> Oracle:
+        """See `Samples.mean`."""
+        return self.train.mean(function, key, batch_size)
+
+
+def steps_of(H: Any, client: Client) -> Any:
+    """A client's number of local steps, where ``H`` is one number for all or an array with one per client."""
+    return H[client.index] if getattr(H, "ndim", 0) == 1 else H

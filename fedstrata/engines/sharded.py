@@ -1,0 +1,105 @@
+"""The simulated program with the client axis laid over a device mesh, on one host or several.
+
+The text is the simulated engine's; only the layout differs. Where the number of clients is no multiple of the
+devices, rows of padding with weight zero fill up the mesh. Over several processes (`jax.distributed`), every process
+calls `solve` with the same arguments and gets the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from fedstrata.data.federated import FederatedData
+from fedstrata.engines.base import Carry
+from fedstrata.engines.simulated import Simulated
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class Sharded(Simulated):
+    """Several devices, one program.
+
+    Args:
+        chunk: clients per block over all devices together; None is all at once.
+        devices: which devices (default: all that JAX sees, of every process).
+    """
+
+    chunk: int | None | str = None
+    devices: tuple[Any, ...] | None = None
+
+    @classmethod
+    def over(cls, devices: Sequence[Any]) -> Sharded:
+        """An engine over just these devices."""
+        return cls(devices=tuple(devices))
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """One axis, "clients"."""
+        devices = np.array(self.devices if self.devices is not None else jax.devices())
+        return Mesh(devices, ("clients",), axis_types=(AxisType.Auto,))
+
+    def multiple(self) -> int:
+        """Blocks are padded to a multiple of the number of devices."""
+        return int(self.mesh.devices.size)
+
+    def block(self, number: int, message: PyTree) -> int:
+        """All at once, unless a chunk is asked for."""
+        return min(self.chunk, number) if isinstance(self.chunk, int) else number
+
+    def _layout(self, *axes: str) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
+
+    def lay(self, array: PyTree) -> PyTree:
+        """Constrain leading client axes to the mesh."""
+        layout = self._layout("clients")
+        return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, layout), array)
+
+    def pin(self, carry: Carry) -> Carry:
+        """The state on every device, the clients' memory over the mesh."""
+        everywhere = self._layout()
+        state = jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, everywhere), carry.state)
+        return Carry(state, self.lay(carry.memory))
+
+    def _spread(self, leaf: Any) -> jax.Array:
+        """A leading client axis over the mesh, padded with copies of the first row."""
+        leaf = np.asarray(leaf)
+        padding = -leaf.shape[0] % self.multiple()
+        return _put(np.concatenate([leaf, np.repeat(leaf[:1], padding, axis=0)]), self._layout("clients"))
+
+    def _copy(self, leaf: Any) -> jax.Array:
+        return _put(np.asarray(leaf), self._layout())
+
+    def place(self, data: FederatedData) -> FederatedData:
+        """Clients' arrays over the mesh, all else on every device."""
+        over_clients = ("train", "sizes", "valid", "valid_sizes")
+        parts = {name: jax.tree.map(self._spread, getattr(data, name)) for name in over_clients}
+        parts |= {name: jax.tree.map(self._copy, getattr(data, name)) for name in ("test", "server")}
+        return replace(data, **parts)
+
+    def place_carry(self, carry: Carry, clients: int) -> Carry:
+        """See `Engine.place_carry`."""
+        return Carry(jax.tree.map(self._copy, carry.state), jax.tree.map(self._spread, carry.memory))
+
+    def fetch(self, carry: Carry, clients: int) -> Carry:
+        """See `Engine.fetch`; rows that other processes hold are brought here."""
+
+        def rows(leaf: jax.Array) -> np.ndarray:
+            if not leaf.is_fully_addressable:
+                leaf = multihost_utils.process_allgather(leaf, tiled=True)
+            return np.asarray(leaf)[:clients]
+
+        return Carry(jax.tree.map(np.asarray, carry.state), jax.tree.map(rows, carry.memory))
+
+
+def _put(array: np.ndarray, layout: NamedSharding) -> jax.Array:
+    """An array over devices of one or several processes, each of which holds the whole on its host."""
+    return jax.make_array_from_callback(array.shape, layout, lambda index: array[index])

@@ -1,0 +1,1 @@
+"""How a direction is obtained: gradients, two-point estimates on the sphere."""

@@ -1,0 +1,29 @@
+"""First- and second-order directions of an `Oracle`, booked as they are taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from fedstrata.client import Oracle
+
+PyTree = Any
+
+
+def gradient(f: Oracle, *args: PyTree, wrt: int = 0) -> PyTree:
+    """``∇_{args[wrt]} f(args)``; one gradient for each sample."""
+    f.book("gradients")
+    return jax.grad(f.silent, argnums=wrt)(*args)
+
+
+def gradients(f: Oracle, *args: PyTree) -> tuple[PyTree, ...]:
+    """The gradients with respect to every argument, in one backward pass."""
+    f.book("gradients")
+    return jax.grad(f.silent, argnums=tuple(range(len(args))))(*args)
+
+
+def value_and_gradient(f: Oracle, *args: PyTree, wrt: int = 0) -> tuple[jax.Array, PyTree]:
+    """The value and the gradient in one pass; booked as a gradient."""
+    f.book("gradients")
+    return jax.value_and_grad(f.silent, argnums=wrt)(*args)

@@ -1,0 +1,260 @@
+"""What a method is: a frozen dataclass of hyper-parameters with three pure functions.
+
+    init(problem, x0, y0) -> State             where to start
+    start(problem, fed, key, state) -> State   optional: exchanges before the first round
+    round(problem, fed, key, r, state) -> State
+
+and phases, ``phase(problem, client, key, *message) -> upload``, which the round hands to the verbs of ``fed``. A phase
+that changes what the client remembers returns ``Remember(upload, memory)``.
+
+Hyper-parameters are data: real ones are leaves of the method as a pytree, so that a new step size does not
+recompile and a sweep is a vmap over methods; counts and options are static. A real one may also be a schedule, a
+function of the round (any optax schedule); `Method.at` puts in the round's value before `round` runs, so a method's
+text never sees schedules.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform, get_type_hints
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.problems.base import Problem
+
+PyTree = Any
+Schedule = Callable[[Any], Any]
+
+
+class Remember(NamedTuple):
+    """A phase's reply where the client also keeps something for its next call."""
+
+    upload: PyTree
+    memory: PyTree
+
+
+class Fed(Protocol):
+    """The four verbs, and what a round may ask about the federation. Engines implement it."""
+
+    @property
+    def clients(self) -> int:
+        """The number m of all clients."""
+
+    @property
+    def everyone(self) -> jax.Array:
+        """All clients' indices, for ``of=`` where participation does not apply."""
+
+    @property
+    def participants(self) -> int:
+        """How many clients take part in this round (static)."""
+
+    @property
+    def server(self) -> Any:
+        """The server's own samples (`fedstrata.client.Samples`), or None."""
+
+    def average(
+        self, phase: Callable[..., Any], key: jax.Array, *message: PyTree, of: Any = None, weights: Any = None
+    ) -> PyTree:
+        """Each client of ``of`` (None: this round's) runs ``phase``; the server gets the weighted mean."""
+
+    def gather(self, phase: Callable[..., Any], key: jax.Array, *message: PyTree, of: Any = None) -> PyTree:
+        """The same; the server gets every reply, stacked in the order of ``of``."""
+
+    def sample(self, key: jax.Array, count: int) -> jax.Array:
+        """``count`` of this round's clients, drawn without replacement, in ascending order."""
+
+    def repeat(self, times: Any, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
+        """``carry ← body(t, carry)``, where the body may call verbs; ``times`` may be traced."""
+
+    def level(self, name: str) -> AbstractContextManager[None]:
+        """Exchanges inside are booked under this name (``"lower"``, ``"step"``) in the ledger."""
+
+    def indices(self) -> jax.Array:
+        """This round's clients, ascending: the order in which `gather` stacks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """A real hyper-parameter, its range, and whether a schedule is allowed."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    words: str = "a finite number"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Count:
+    """A static whole number; ``varied`` also takes one per client or a function of the round."""
+
+    low: int = 1
+    optional: bool = False
+    varied: bool = False
+
+
+Real = Annotated[Any, _Leaf()]
+Positive = Annotated[Any, _Leaf(0.0, open_low=True, words="a positive number")]
+NonNegative = Annotated[Any, _Leaf(0.0, words="a number ≥ 0")]
+Fraction = Annotated[Any, _Leaf(0.0, 1.0, open_low=True, words="a number in (0, 1]")]
+Count = Annotated[int, _Count(1)]
+Steps = Annotated[Any, _Count(0, varied=True)]
+BatchSize = Annotated[int | None, _Count(1, optional=True)]
+
+
+def _kind(annotation: Any) -> _Leaf | _Count | None:
+    """The marker inside an annotation, also where it is one alternative of a union."""
+    for marker in getattr(annotation, "__metadata__", ()):
+        if isinstance(marker, _Leaf | _Count):
+            return marker
+    for argument in getattr(annotation, "__args__", ()):
+        if (marker := _kind(argument)) is not None:
+            return marker
+    return None
+
+
+METHODS: dict[str, type[Method]] = {}
+
+
+class Method:
+    """Base of all methods: argument checks, schedules, and defaults for the optional parts.
+
+    Class attributes that a method's file sets:
+        solves: the problem classes it is for.
+        needs: what it asks of the problem's functions, in words for the documentation.
+        reveals: ``"averages"`` (fit for secure aggregation) or ``"replies"`` (it gathers).
+        full_participation: why it needs all clients in every round, or None if it does not.
+    """
+
+    solves: ClassVar[tuple[type[Problem], ...]] = ()
+    needs: ClassVar[str] = "gradients"
+    reveals: ClassVar[str] = "averages"
+    full_participation: ClassVar[str | None] = None
+    _kinds: ClassVar[dict[str, _Leaf | _Count]] = {}
+
+    def __post_init__(self) -> None:
+        for name, kind in self._kinds.items():
+            _check(type(self).__name__, name, getattr(self, name), kind)
+
+    def at(self, r: Any) -> Any:
+        """This method with every schedule replaced by its value at round ``r``."""
+        values = {name: getattr(self, name) for name in self._kinds}
+        now = {name: value(r) for name, value in values.items() if callable(value)}
+        return _copy(self, now) if now else self
+
+    def check(self, problem: Problem, clients: int) -> None:
+        """Raise where hyper-parameters do not fit the problem; called once before anything is compiled."""
+
+    def init(self, problem: Any, x0: PyTree, y0: PyTree) -> Any:
+        """The state before the first round."""
+        raise NotImplementedError
+
+    def round(self, problem: Any, fed: Any, key: jax.Array, r: Any, state: Any) -> Any:
+        """One round: the state after it."""
+        raise NotImplementedError
+
+    def memory(self, problem: Any, x0: PyTree, y0: PyTree) -> PyTree:
+        """What every client remembers before the first round; None where clients remember nothing."""
+        return None
+
+    def output(self, state: Any, memory: PyTree) -> tuple[PyTree, PyTree]:
+        """``(x, y)`` as the result and the metrics see them; ``memory`` has a leading client axis."""
+        return state.x, getattr(state, "y", None)
+
+    def describe(self) -> dict[str, Any]:
+        """Hyper-parameters as plain values, for configurations and tables."""
+        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, int | float | str | bool | type(None)):
+        return value
+    if isinstance(value, np.ndarray | jax.Array):
+        return np.asarray(value).tolist()
+    if callable(value):
+        return getattr(value, "__qualname__", type(value).__name__)
+    return repr(value)
+
+
+def _check(owner: str, name: str, value: Any, kind: _Leaf | _Count) -> None:
+    if callable(value):
+        if isinstance(kind, _Count) and not kind.varied:
+            raise TypeError(f"{owner}: {name} must be a whole number, but is the function {value!r}.")
+        return
+    if isinstance(kind, _Leaf):
+        array = np.asarray(value)
+        if array.dtype.kind not in "iuf":
+            raise TypeError(f"{owner}: {name} must be {kind.words} or a schedule of the round, but is {value!r}.")
+        good = np.isfinite(array) & (array <= kind.high) & ((array > kind.low) if kind.open_low else (array >= kind.low))
+        if not good.all():
+            raise ValueError(f"{owner}: {name} must be {kind.words}, but is {value!r}.")
+        return
+    if value is None and kind.optional:
+        return
+    if kind.varied and getattr(value, "ndim", 0) == 1:
+        if not np.issubdtype(value.dtype, np.integer) or (np.asarray(value) < kind.low).any():
+            raise ValueError(f"{owner}: {name} must hold whole numbers ≥ {kind.low}, but is {value!r}.")
+        return
+    low = 1 if kind.varied else kind.low
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
+        also = ", None for the full batch" if kind.optional else ""
+        also = ", an array with one per client, or a function of the round" if kind.varied else also
+        raise ValueError(f"{owner}: {name} must be a whole number ≥ {low}{also}, but is {value!r}.")
+
+
+def _copy(method: Any, values: dict[str, Any]) -> Any:
+    """A copy with some fields replaced, without the checks (values may be traced)."""
+    new = object.__new__(type(method))
+    for f in dataclasses.fields(method):
+        object.__setattr__(new, f.name, values.get(f.name, getattr(method, f.name)))
+    return new
+
+
+def _is_leaf(value: Any, kind: _Leaf | _Count | None) -> bool:
+    if kind is None or callable(value):
+        return False
+    return isinstance(kind, _Leaf) or getattr(value, "ndim", 0) >= 1
+
+
+T = TypeVar("T", bound=type[Method])
+
+
+@dataclass_transform(frozen_default=True)
+def method(cls: T) -> T:
+    """Make a frozen dataclass of a method's class, register it as a pytree and in `METHODS`."""
+    cls = dataclasses.dataclass(frozen=True)(cls)  # type: ignore[assignment]
+    hints = get_type_hints(cls, include_extras=True)
+    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    cls._kinds = {name: kind for name in names if (kind := _kind(hints[name])) is not None}
+
+    def flatten(obj: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        children, static = [], []
+        for name in names:
+            value = getattr(obj, name)
+            if _is_leaf(value, cls._kinds.get(name)):
+                children.append(value)
+                static.append((name, True, None))
+            else:
+                static.append((name, False, value))
+        return children, tuple(static)
+
+    def unflatten(static: tuple[Any, ...], children: Any) -> Any:
+        obj = object.__new__(cls)
+        leaves: Iterator[Any] = iter(children)
+        for name, is_leaf, value in static:
+            object.__setattr__(obj, name, next(leaves) if is_leaf else value)
+        return obj
+
+    jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+    METHODS[cls.__name__] = cls
+    return cls
+
+
+def finite(state: Any) -> jax.Array:
+    """Whether every floating leaf of a state is finite."""
+    leaves = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all() if leaves else jnp.asarray(True)

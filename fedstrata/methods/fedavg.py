@@ -1,0 +1,55 @@
+"""FedAvg, also Local SGD (McMahan et al. 2017; Stich 2019).
+
+    min_x  1/m Σ_i E f_i(x, ξ)   over X
+
+    1  server: send x̂ to the clients that take part
+    2  client i, H times from x = x̂:
+    3      draw ξ from D_i
+    4      x ← P_{X_i}(x − γ ∇f_i(x, ξ))
+    5  server: x̂ ← the mean of the clients' x
+
+Reveals only averages. Needs gradients. H = 1 is parallel SGD.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fedstrata import tree
+from fedstrata.client import Client, steps_of
+from fedstrata.estimators.gradients import gradient
+from fedstrata.methods.base import BatchSize, Fed, Method, Positive, Steps, method
+from fedstrata.problems.classes import Minimization
+from fedstrata.tally import loop
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree  # x̂
+
+
+@method
+class FedAvg(Method):
+    """Federated averaging with ``H`` local steps of size ``gamma``."""
+
+    gamma: Positive  # γ
+    H: Steps = 1
+    batch_size: BatchSize = None
+
+    solves = (Minimization,)
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def local_steps(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> PyTree:
+        def step(x: PyTree, key: Any) -> PyTree:
+            f = client.mean(problem.loss, key, self.batch_size)  # line 3
+            return problem.project(tree.axpy(-self.gamma, gradient(f, x), x), client)  # line 4
+
+        return loop(steps_of(self.H, client), step, key, x)  # line 2
+
+    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+        return State(fed.average(self.local_steps, key, state.x))  # lines 1, 5

@@ -1,0 +1,154 @@
+"""Real parameters of sets and regularisers: checked when an object is built, fitted to a point when used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from numbers import Real
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.tree import PyTree
+
+T = TypeVar("T")
+
+
+def static(**options: Any) -> Any:
+    """A field that is no leaf: a new value recompiles."""
+    return field(metadata={"static": True}, **options)
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field, static))
+def pytree(cls: type[T]) -> type[T]:
+    """A frozen dataclass registered as a pytree; equal only to itself, since arrays do not compare.
+
+    Unflattening skips ``__init__``: leaves may then be tracers or placeholders, which no check understands.
+    """
+    cls = dataclass(frozen=True, eq=False)(cls)
+    leaves = tuple(f.name for f in fields(cls) if not f.metadata.get("static"))  # type: ignore[arg-type]
+    rest = tuple(f.name for f in fields(cls) if f.metadata.get("static"))  # type: ignore[arg-type]
+
+    def flatten(self: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        keyed = [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in leaves]
+        return keyed, tuple(getattr(self, name) for name in rest)
+
+    def unflatten(meta: tuple[Any, ...], data: Any) -> Any:
+        self = object.__new__(cls)
+        for name, value in (*zip(leaves, data, strict=True), *zip(rest, meta, strict=True)):
+            object.__setattr__(self, name, value)
+        return self
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
+    return cls
+
+
+def concrete(tree: PyTree) -> bool:
+    """Whether every leaf has a value now, rather than when the program runs."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def real(
+    value: PyTree,
+    name: str,
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    infinite: bool = False,
+) -> PyTree:
+    """Check a real parameter: a number, an array, a list of numbers (read as an array) or a pytree of these.
+
+    Args:
+        value: the parameter; what is being traced is not checked.
+        name: how an error calls it.
+        minimum: the least value allowed.
+        above: a bound that every value must exceed.
+        infinite: whether ±∞ is allowed.
+
+    Returns:
+        The parameter with floats as leaves.
+
+    Raises:
+        TypeError: a leaf is not real.
+        ValueError: a NaN, an infinity, or a value out of range.
+    """
+    if isinstance(value, list | tuple) and all(isinstance(entry, Real) for entry in value):
+        value = np.asarray(value)
+
+    def check(leaf: Any) -> Any:
+        if isinstance(leaf, jax.core.Tracer):
+            return leaf
+        array = np.asarray(leaf)
+        if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
+            raise TypeError(f"{name} must be real, but is {leaf!r}.")
+        if np.isnan(array).any():
+            raise ValueError(f"{name} has a NaN.")
+        if not infinite and np.isinf(array).any():
+            raise ValueError(f"{name} must be finite, but is {leaf!r}.")
+        if minimum is not None and (array < minimum).any():
+            raise ValueError(f"{name} must be at least {minimum:g}, but is {leaf!r}.")
+        if above is not None and (array <= above).any():
+            raise ValueError(f"{name} must be greater than {above:g}, but is {leaf!r}.")
+        if jnp.issubdtype(array.dtype, jnp.floating):
+            return leaf
+        return float(array) if array.ndim == 0 else array.astype(float)
+
+    checked = jax.tree.map(check, value)
+    if not jax.tree.leaves(checked):
+        raise TypeError(f"{name} must be a number, an array or a pytree of arrays, but is {value!r}.")
+    return checked
+
+
+def scalar(value: Any, name: str, **bounds: Any) -> Any:
+    """Check a real parameter that must be one number."""
+    if not jax.tree_util.all_leaves([value]) or np.shape(value) != ():
+        raise ValueError(f"{name} must be one number, but is {value!r}.")
+    return real(value, name, **bounds)
+
+
+def spread(value: PyTree, x: PyTree, name: str) -> PyTree:
+    """Fit a parameter to a point: a pytree like ``x``, in its shapes and dtypes.
+
+    Args:
+        value: a number (for every entry), a pytree like ``x``, or one vector of all the entries.
+        x: the point.
+        name: how an error calls the parameter.
+
+    Raises:
+        ValueError: the parameter does not fit.
+    """
+    leaves, structure = jax.tree.flatten(x)
+    parts = jax.tree.leaves(value)
+    given: Any = jax.tree.structure(value)
+    if jax.tree_util.all_leaves([value]):
+        sizes = [leaf.size for leaf in leaves]
+        if np.shape(value) == ():
+            parts = [value] * len(leaves)
+        elif np.shape(value) == (sum(sizes),):
+            parts = jnp.split(jnp.asarray(value), np.cumsum(sizes)[:-1])
+            parts = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+    elif given != structure:
+        raise ValueError(f"{name} has the structure {given}, but the point has {structure}.")
+
+    shapes = [np.shape(part) for part in parts]
+    wanted = [leaf.shape for leaf in leaves]
+    if len(parts) != len(leaves) or any(s not in ((), w) for s, w in zip(shapes, wanted, strict=True)):
+        raise ValueError(
+            f"{name} has shape {', '.join(map(str, shapes))}, which does not fit a point of shape "
+            f"{', '.join(map(str, wanted))}: give a number, the point's shape, or one vector of all entries."
+        )
+    fitted = [jnp.broadcast_to(jnp.asarray(p, l.dtype), l.shape) for p, l in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, fitted)
+
+
+def dimension(value: PyTree) -> int | None:
+    """The number of entries that a parameter prescribes to a point; None where a number stands for many."""
+    leaves = jax.tree.leaves(value)
+    return None if any(np.shape(leaf) == () for leaf in leaves) else sum(np.size(leaf) for leaf in leaves)
+
+
+def vector(value: PyTree, n: int) -> np.ndarray:
+    """A parameter of known values as a vector of ``n`` float64 entries."""
+    flat = [np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(value)]
+    return np.broadcast_to(np.concatenate(flat), (n,))

@@ -1,0 +1,116 @@
+"""What is to be solved: problem classes as frozen dataclasses of plain JAX functions.
+
+A user's function sees one sample ξ (a pytree without the sample axis) and returns its value; see
+`fedstrata.client`. Every class says by `measure` what its default metrics are: full means over all clients,
+computed by the engine and not counted in the ledger.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
+
+PyTree = Any
+Function = Callable[..., Any]
+
+
+class Mean(Protocol):
+    """``mean(function, *args, part="train", each=None)``: the clients' mean of a full-batch mean.
+
+    ``each`` is a pytree with a leading client axis; a client's own slice is put behind ``args``.
+    """
+
+    def __call__(self, function: Function, *args: PyTree, part: str = "train", each: PyTree = None) -> Any: ...
+
+
+def positional(function: Function) -> int:
+    """How many positional arguments a function takes; a large number for ``*args``."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 1_000
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return 1_000
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in parameters)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A projection given as a function of one, two or three arguments, called with all that is known.
+
+    ``project_x(x)`` or ``project_x(x, client)``; ``project_y(y)``, ``project_y(y, x)`` or ``project_y(y, x, client)``
+    (a sample in place of the client where the set belongs to a sample). None is the whole space.
+    """
+
+    function: Function | None = None
+    arity: int = field(default=0)
+
+    @classmethod
+    def of(cls, function: Function | Projection | None, name: str) -> Projection:
+        """Wrap a user's argument; an instance passes through."""
+        if isinstance(function, Projection):
+            return function
+        if function is None:
+            return cls()
+        if not callable(function):
+            raise TypeError(f"{name} must be a function that projects, e.g. fs.sets.Box(-1, 1), but is {function!r}.")
+        return cls(function, positional(function))
+
+    @property
+    def trivial(self) -> bool:
+        """Whether the set is the whole space."""
+        return self.function is None
+
+    def __call__(self, point: PyTree, *context: Any) -> PyTree:
+        if self.function is None:
+            return point
+        return self.function(point, *context[: self.arity - 1])
+
+
+class Problem:
+    """Base of the problem classes: checks functions and wraps projections when an object is built."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if f.name.startswith("project"):
+                object.__setattr__(self, f.name, Projection.of(value, f"{type(self).__name__}.{f.name}"))
+            elif f.metadata.get("function", False) and not callable(value):
+                raise TypeError(
+                    f"{type(self).__name__}.{f.name} must be a function of (x, …, sample), but is {value!r}."
+                )
+
+    def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
+        """The default metrics at a point, by the engine's full ``mean``."""
+        raise NotImplementedError
+
+    def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
+        """Raise a clear error where a function does not fit the point or the sample (shapes only)."""
+
+
+def function() -> Any:
+    """A dataclass field that must be a function."""
+    return field(metadata={"function": True})
+
+
+def check_scalar(name: str, function: Function, *args: PyTree) -> None:
+    """Evaluate shapes only; the value must be one real number."""
+    import jax
+    import jax.numpy as jnp
+
+    if getattr(function, "per_batch", False):
+        args = (*args[:-1], jax.tree.map(lambda s: jax.ShapeDtypeStruct((2, *s.shape), s.dtype), args[-1]))
+    try:
+        value = jax.eval_shape(function, *args)
+    except Exception as error:
+        shapes = ", ".join(str(jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", arg)) for arg in args)
+        raise TypeError(
+            f"{name} cannot be evaluated at the given point and one sample ({shapes}): {type(error).__name__}: {error}\n"
+            "A function sees ONE sample, without the sample axis; check the shapes of x0 (and y0) against the data."
+        ) from error
+    leaves = jax.tree.leaves(value)
+    if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
+        found = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
+        raise TypeError(f"{name} must return one real number for one sample, but returns {found}.")

@@ -1,0 +1,427 @@
+"""Regularisers with their proximal maps and Moreau envelopes.
+
+    prox(x, step) = argmin_y r(y) + ‖x − y‖²/(2 step)
+    envelope(x, μ) =  min_y  r(y) + ‖x − y‖²/(2μ),      its gradient (x − prox(x, μ))/μ
+
+`jax.grad` of an envelope is that formula, by a rule of its own, for nonconvex regularisers too; there it holds
+wherever the minimiser is unique. A point may be a pytree; weights follow the rules of
+`fedstrata.problems.sets`, and are leaves.
+
+>>> from fedstrata.problems import prox
+>>> huber = prox.L1(1.0)
+>>> x = jnp.array([3.0, 0.1])
+>>> huber.prox(x, 0.5), float(huber.envelope(x, 0.5))
+(Array([2.5, 0. ], dtype=float32), 2.76)
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fedstrata import tree
+from fedstrata.problems._parameters import pytree, real, scalar, spread, static
+from fedstrata.problems.sets import HIGHEST, MoreauIndicator, Set, contains
+from fedstrata.tree import PyTree
+
+
+class Regularizer(abc.ABC):
+    """A function r with a proximal map."""
+
+    @abc.abstractmethod
+    def value(self, x: PyTree) -> jax.Array:
+        """``r(x)``."""
+
+    def prox(self, x: PyTree, step: Any) -> PyTree:
+        """``argmin_y r(y) + ‖x − y‖²/(2 step)``.
+
+        Args:
+            x: the point.
+            step: greater than 0.
+
+        Raises:
+            ValueError: a step that is not positive and finite.
+        """
+        return self._prox(tree.as_floats(x, "x"), scalar(step, "step", above=0))
+
+    @abc.abstractmethod
+    def _prox(self, x: PyTree, step: Any) -> PyTree: ...
+
+    def envelope(self, x: PyTree, mu: Any) -> jax.Array:
+        """``min_y r(y) + ‖x − y‖²/(2μ)``, differentiable in x, μ and the weights.
+
+        Args:
+            x: the point.
+            mu: the smoothing parameter μ > 0.
+
+        Raises:
+            ValueError: a μ that is not positive and finite.
+        """
+        return _envelope(self, tree.as_floats(x, "x"), scalar(mu, "mu", above=0))
+
+    def envelope_grad(self, x: PyTree, mu: Any) -> PyTree:
+        """``(x − prox(x, μ))/μ``."""
+        x = tree.as_floats(x, "x")
+        return jax.tree.map(lambda a, p: (a - p) / jnp.asarray(mu, a.dtype), x, self.prox(x, mu))
+
+
+def _penalised(r: Regularizer, x: PyTree, mu: Any, y: PyTree) -> jax.Array:
+    squared = tree.norm(tree.sub(x, y), squared=True)
+    return r.value(y) + squared / (2 * jnp.asarray(mu, squared.dtype))
+
+
+@jax.custom_jvp
+def _envelope(r: Regularizer, x: PyTree, mu: Any) -> jax.Array:
+    return _penalised(r, x, mu, r._prox(x, mu))
+
+
+@_envelope.defjvp
+def _envelope_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Danskin: the minimiser does not contribute to the derivative of the minimum."""
+    r, x, mu = primals
+    y = r._prox(x, mu)
+    return jax.jvp(lambda r, x, mu: _penalised(r, x, mu, y), primals, tangents)
+
+
+def _sum(entries: Callable[..., jax.Array], x: PyTree, *parameters: PyTree) -> jax.Array:
+    """The sum over all entries of a function of the entries of some pytrees."""
+    sums = jax.tree.map(lambda *leaves: entries(*leaves).sum(), x, *parameters)
+    return jax.tree.reduce(jnp.add, sums)
+
+
+def _soft(x: jax.Array, threshold: jax.Array) -> jax.Array:
+    return jnp.sign(x) * jax.nn.relu(jnp.abs(x) - threshold)
+
+
+@pytree
+class L1(Regularizer):
+    """``weight · ‖x‖₁``; its envelope is Huber's function.
+
+        prox: sign(x) · max(|x| − step · weight, 0)
+
+    Args:
+        weight: at least 0; one per entry is possible.
+
+    Raises:
+        ValueError: a negative weight, a NaN or an infinity.
+    """
+
+    weight: PyTree = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weight", real(self.weight, "L1: weight", minimum=0))
+
+    def value(self, x: PyTree) -> jax.Array:  # noqa: D102
+        x = tree.as_floats(x, "x")
+        return _sum(lambda x, w: w * jnp.abs(x), x, spread(self.weight, x, "L1: weight"))
+
+    def _prox(self, x: PyTree, step: Any) -> PyTree:
+        threshold = tree.scale(step, spread(self.weight, x, "L1: weight"))
+        return jax.tree.map(_soft, x, threshold)
+
+
+@pytree
+class L2Squared(Regularizer):
+    """``weight/2 · ‖x‖₂²``.
+
+        prox: x/(1 + step · weight)
+
+    Args:
+        weight: at least 0; one per entry is possible.
+
+    Raises:
+        ValueError: a negative weight, a NaN or an infinity.
+    """
+
+    weight: PyTree = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weight", real(self.weight, "L2Squared: weight", minimum=0))
+
+    def value(self, x: PyTree) -> jax.Array:  # noqa: D102
+        x = tree.as_floats(x, "x")
+        return _sum(lambda x, w: 0.5 * w * x**2, x, spread(self.weight, x, "L2Squared: weight"))
+
+    def _prox(self, x: PyTree, step: Any) -> PyTree:
+        shrink = tree.scale(step, spread(self.weight, x, "L2Squared: weight"))
+        return jax.tree.map(lambda x, s: x / (1 + s), x, shrink)
+
+
+@pytree
+class ElasticNet(Regularizer):
+    """``l1 · ‖x‖₁ + l2/2 · ‖x‖₂²``.
+
+        prox: soft(x, step · l1)/(1 + step · l2)
+
+    Args:
+        l1: at least 0; one per entry is possible.
+        l2: at least 0; one per entry is possible.
+
+    Raises:
+        ValueError: a negative weight, a NaN or an infinity.
+    """
+
+    l1: PyTree = 1.0
+    l2: PyTree = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "l1", real(self.l1, "ElasticNet: l1", minimum=0))
+        object.__setattr__(self, "l2", real(self.l2, "ElasticNet: l2", minimum=0))
+
+    def value(self, x: PyTree) -> jax.Array:  # noqa: D102
+        return L1(self.l1).value(x) + L2Squared(self.l2).value(x)
+
+    def _prox(self, x: PyTree, step: Any) -> PyTree:
+        return L2Squared(self.l2)._prox(L1(self.l1)._prox(x, step), step)
+
+
+@pytree
+class LogSum(Regularizer):
+    """``weight · Σ log(1 + |x|/ε)``, the log-sum penalty (nonconvex).
+
+    With λ = step · weight, the larger stationary point beside 0 is ``t = (|x| − ε + √((|x| + ε)² − 4λ))/2``:
+
+        √λ ≤ ε:   prox = 0 where |x| ≤ λ/ε, else sign(x) · t; the problem is convex, the envelope smooth
+        √λ > ε:   prox = sign(x) · t where t is real, positive and better than 0 (the smaller stationary point
+                  is a local maximum), else 0; it jumps, and the envelope has a kink there
+
+    (Prater-Bennette, Shen, Tripp: The proximity operator of the log-sum penalty, 2022.)
+
+    Args:
+        weight: at least 0; one per entry is possible.
+        epsilon: ε > 0; one per entry is possible.
+
+    Raises:
+        ValueError: a negative weight, an ε that is not positive, a NaN or an infinity.
+    """
+
+    weight: PyTree = 1.0
+    epsilon: PyTree = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weight", real(self.weight, "LogSum: weight", minimum=0))
+        object.__setattr__(self, "epsilon", real(self.epsilon, "LogSum: epsilon", above=0))
+
+    def value(self, x: PyTree) -> jax.Array:  # noqa: D102
+        x = tree.as_floats(x, "x")
+        weight, epsilon = spread(self.weight, x, "LogSum: weight"), spread(self.epsilon, x, "LogSum: epsilon")
+        return _sum(lambda x, w, e: w * jnp.log1p(jnp.abs(x) / e), x, weight, epsilon)
+
+    def _prox(self, x: PyTree, step: Any) -> PyTree:
+        lam = tree.scale(step, spread(self.weight, x, "LogSum: weight"))
+        return jax.tree.map(_log_threshold, x, lam, spread(self.epsilon, x, "LogSum: epsilon"))
+
+
+def _log_threshold(x: jax.Array, lam: jax.Array, epsilon: jax.Array) -> jax.Array:
+    size = jnp.abs(x)
+    excess = size * epsilon - lam
+    discriminant = (size - epsilon) ** 2 + 4 * excess  # (|x| + ε)² − 4λ, without its cancellation
+    solvable = discriminant > 0
+    root = jnp.sqrt(jnp.where(solvable, discriminant, 1))
+    # Two forms of one root of t² + (ε − |x|)t = |x|ε − λ: each is exact where the other cancels.
+    large = size >= epsilon
+    t = jnp.where(large, (size - epsilon + root) / 2, 2 * excess / jnp.where(large, 1, epsilon - size + root))
+    gain = lam * jnp.log1p(jax.nn.relu(t) / epsilon) + t * (t / 2 - size)
+    convex = jnp.sqrt(lam) <= epsilon
+    chosen = jnp.where(convex, excess > 0, (t > 0) & (gain < 0)) & solvable
+    return jnp.where(chosen, jnp.sign(x) * t, 0)
+
+
+@pytree
+class LHalf(Regularizer):
+    """``weight · Σ |x|^½`` (nonconvex).
+
+    With λ = step · weight:
+
+        prox: 2x/3 · (1 + cos(2π/3 − 2φ/3)),  cos φ = λ/4 · (3/|x|)^{3/2},  where |x| > 3/2 · λ^{2/3};  else 0
+
+    It jumps from 0 to λ^{2/3} at the threshold, where the envelope has a kink.
+    (Xu, Chang, Xu, Zhang: L½ regularization: a thresholding representation theory and a fast solver, 2012.)
+
+    Args:
+        weight: at least 0; one per entry is possible.
+
+    Raises:
+        ValueError: a negative weight, a NaN or an infinity.
+    """
+
+    weight: PyTree = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weight", real(self.weight, "LHalf: weight", minimum=0))
+
+    def value(self, x: PyTree) -> jax.Array:  # noqa: D102
+        x = tree.as_floats(x, "x")
+
+        def entries(x: jax.Array, weight: jax.Array) -> jax.Array:
+            # The derivative is infinite at 0; taking it as 0 there keeps those of an envelope finite.
+            return weight * jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, jnp.abs(x))))
+
+        return _sum(entries, x, spread(self.weight, x, "LHalf: weight"))
+
+    def _prox(self, x: PyTree, step: Any) -> PyTree:
+        lam = tree.scale(step, spread(self.weight, x, "LHalf: weight"))
+        return jax.tree.map(_half_threshold, x, lam)
+
+
+def _half_threshold(x: jax.Array, lam: jax.Array) -> jax.Array:
+    jump = jnp.cbrt(lam) ** 2
+    chosen = jnp.abs(x) > 1.5 * jump
+    cosine = (3 * jump / jnp.where(chosen, jnp.abs(x), 3)) ** 1.5 / 4
+    phi = jnp.arccos(jnp.where(chosen, cosine, 0))
+    return jnp.where(chosen, 2 / 3 * x * (1 + jnp.cos(2 / 3 * (np.pi - phi))), 0)
+
+
+@pytree
+class GroupLasso(Regularizer):
+    """``Σ_g weight_g · ‖x_g‖₂`` over disjoint groups of entries.
+
+        prox: x_g · max(1 − step · weight_g/‖x_g‖, 0)
+
+    Args:
+        weight: at least 0; one number, or one per group in the sorted order of the labels. (For weights √|g|:
+            ``np.sqrt(np.unique(groups, return_counts=True)[1])``.)
+        groups: a label per entry of x, or a pytree like x of labels.
+
+    Raises:
+        ValueError: a negative weight, a NaN or an infinity, no labels, or not a weight per group.
+
+    >>> GroupLasso(1.0, groups=[0, 0, 1]).prox(jnp.array([3.0, 4.0, 0.5]), 1.0)
+    Array([2.4, 3.2, 0. ], dtype=float32)
+    """
+
+    weight: Any
+    groups: Any
+    count: int = static(init=False)
+
+    def __post_init__(self) -> None:
+        weight = real(self.weight, "GroupLasso: weight", minimum=0)
+        labels = [np.ravel(leaf) for leaf in jax.tree.leaves(self.groups)]
+        if sum(map(len, labels)) == 0:
+            raise ValueError("GroupLasso: groups needs a label per entry of x, but is empty.")
+        names, groups = np.unique(np.concatenate(labels), return_inverse=True)
+        if np.shape(weight) not in ((), (len(names),)):
+            raise ValueError(
+                f"GroupLasso: weight must be a number or have one per group, {len(names)}, "
+                f"but has shape {np.shape(weight)}."
+            )
+        object.__setattr__(self, "weight", weight)
+        object.__setattr__(self, "groups", groups)
+        object.__setattr__(self, "count", len(names))
+
+    def value(self, x: PyTree) -> jax.Array:  # noqa: D102
+        flat, _ = ravel_pytree(tree.as_floats(x, "x"))
+        return jnp.sum(jnp.asarray(self.weight, flat.dtype) * self._norms(flat))
+
+    def _prox(self, x: PyTree, step: Any) -> PyTree:
+        flat, unravel = ravel_pytree(x)
+        norms = self._norms(flat)
+        threshold = jnp.asarray(step, flat.dtype) * jnp.asarray(self.weight, flat.dtype)
+        kept = norms > threshold
+        factor = jnp.where(kept, 1 - threshold / jnp.where(kept, norms, 1), 0)
+        return unravel(factor[self.groups] * flat)
+
+    def _norms(self, flat: jax.Array) -> jax.Array:
+        if flat.shape != self.groups.shape:
+            raise ValueError(
+                f"GroupLasso: groups has {self.groups.size} labels, but the point has {flat.size} entries."
+            )
+        squared = jax.ops.segment_sum(flat**2, self.groups, self.count)
+        return jnp.where(squared > 0, jnp.sqrt(jnp.where(squared > 0, squared, 1)), 0)
+
+
+@pytree
+class NuclearNorm(Regularizer):
+    """``weight · Σ σ(x)``, the sum of the singular values.
+
+        prox: U · max(Σ − step · weight, 0) · Vᵀ   with x = U Σ Vᵀ
+
+    The matrices are the last two axes of every leaf; a pytree, or leading axes, mean a sum over all matrices.
+    The derivative of prox (not of the envelope) needs distinct singular values.
+
+    Args:
+        weight: at least 0; one number.
+
+    Raises:
+        ValueError: a negative weight, a NaN or an infinity; a leaf that is no matrix.
+    """
+
+    weight: Any = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weight", scalar(self.weight, "NuclearNorm: weight", minimum=0))
+
+    def value(self, x: PyTree) -> jax.Array:  # noqa: D102
+        x = self._matrices(tree.as_floats(x, "x"))
+
+        def entries(x: jax.Array) -> jax.Array:
+            return jnp.asarray(self.weight, x.dtype) * jnp.linalg.svd(x, compute_uv=False)
+
+        return _sum(entries, x)
+
+    def _prox(self, x: PyTree, step: Any) -> PyTree:
+        def matrix(x: jax.Array) -> jax.Array:
+            U, sigma, V = jnp.linalg.svd(x, full_matrices=False)
+            threshold = jnp.asarray(step, x.dtype) * jnp.asarray(self.weight, x.dtype)
+            return jnp.matmul(U * _soft(sigma, threshold)[..., None, :], V, precision=HIGHEST)
+
+        return jax.tree.map(matrix, self._matrices(x))
+
+    def _matrices(self, x: PyTree) -> PyTree:
+        for leaf in jax.tree.leaves(x):
+            if leaf.ndim < 2:
+                raise ValueError(f"NuclearNorm: a matrix is needed, but the point has shape {leaf.shape}.")
+        return x
+
+
+@pytree
+class Indicator(Regularizer):
+    """0 in a set, ∞ outside it.
+
+        prox: P_X(x);   envelope: dist²(x, X)/(2μ)
+
+    Args:
+        set: the set X.
+        tolerance: how far outside a point still counts as inside, relative to max(1, ‖x‖).
+
+    Raises:
+        TypeError: not a set.
+    """
+
+    set: Set
+    tolerance: float = static(default=1e-5)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.set, Set):
+            raise TypeError(f"Indicator needs a set, e.g. fs.sets.Box(0, 1), but got {self.set!r}.")
+
+    def value(self, x: PyTree) -> jax.Array:  # noqa: D102
+        x = tree.as_floats(x, "x")
+        size = tree.norm(x)
+        inside = contains(self.set, x, self.tolerance * jnp.maximum(size, 1))
+        return jnp.where(inside, 0, jnp.inf).astype(size.dtype)
+
+    def _prox(self, x: PyTree, step: Any) -> PyTree:
+        return self.set(x)
+
+    def envelope(self, x: PyTree, mu: Any) -> jax.Array:  # noqa: D102
+        return MoreauIndicator(self.set, mu)(x)
+
+
+__all__ = [
+    "L1",
+    "ElasticNet",
+    "GroupLasso",
+    "Indicator",
+    "L2Squared",
+    "LHalf",
+    "LogSum",
+    "NuclearNorm",
+    "Regularizer",
+]

@@ -1,0 +1,126 @@
+"""Counting while tracing: every oracle call and every number that travels, exactly, without run-time cost.
+
+A program is traced once and runs many times, so what is counted is known when it is traced, up to factors that
+are known only when it runs (a client's size, a loop's length). A `Tally` therefore keeps two things: ``fixed``,
+plain integers, and ``scaled``, integers with a traced factor. Loops multiply, verbs add over clients, and the
+host puts the two together in Python integers, which do not overflow.
+
+The code that counts never sees the tally: `count` books into whichever is open, and `loop` is
+`jax.lax.scan` (or a `while` loop, where the length is traced) with the booking done right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+_open: list[Tally] = []
+
+
+@dataclass
+class Tally:
+    """Counts by name: ``fixed`` integers, and ``scaled`` ones that a traced factor multiplies."""
+
+    fixed: Counter[str] = field(default_factory=Counter)
+    scaled: list[tuple[Counter[str], Any]] = field(default_factory=list)
+
+    @property
+    def factors(self) -> list[Any]:
+        """The traced factors, in the order of ``scaled``."""
+        return [jnp.asarray(factor, jnp.int32) for _, factor in self.scaled]
+
+    def book(self, counts: Counter[str], times: Any = 1) -> None:
+        """Add ``times · counts``, where ``times`` may be traced."""
+        if isinstance(times, int | np.integer):
+            for name, amount in counts.items():
+                self.fixed[name] += amount * int(times)
+        elif counts:
+            self.scaled.append((counts, times))
+
+    def merge(self, inner: Tally, times: Any, factors: list[Any]) -> None:
+        """Add what ``inner`` booked once per repetition: ``times`` repetitions, with its factors already summed."""
+        self.book(inner.fixed, times)
+        for (counts, _), total in zip(inner.scaled, factors, strict=True):
+            self.book(counts, total)
+
+
+@contextmanager
+def collect() -> Iterator[Tally]:
+    """Open a tally; whatever is counted inside is booked there and nowhere else."""
+    tally = Tally()
+    _open.append(tally)
+    try:
+        yield tally
+    finally:
+        _open.pop()
+
+
+def count(name: str, amount: int, times: Any = 1) -> None:
+    """Book ``times · amount`` under ``name`` in the open tally, if there is one."""
+    if _open:
+        _open[-1].book(Counter({name: amount}), times)
+
+
+def merge(inner: Tally, times: Any, factors: list[Any]) -> None:
+    """`Tally.merge` into the open tally."""
+    if _open:
+        _open[-1].merge(inner, times, factors)
+
+
+def repeat(times: Any, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
+    """``carry ← body(t, carry)`` for t = 0, …, times − 1, with counts multiplied; ``times`` may be traced."""
+    last: list[Tally] = []
+
+    def counted(carry: PyTree, t: Any) -> tuple[PyTree, list[Any]]:
+        with collect() as tally:
+            carry = body(t, carry)
+        last[:] = [tally]
+        return carry, tally.factors
+
+    if isinstance(times, int | np.integer):
+        if times <= 0:
+            return carry
+        carry, factors = jax.lax.scan(counted, carry, jnp.arange(times))
+        merge(last[0], int(times), [f.sum() for f in factors])
+        return carry
+
+    # A while loop must know its carry beforehand: one abstract pass finds how many factors there are.
+    _, shapes = jax.eval_shape(counted, carry, jnp.zeros((), jnp.int32))
+    zero = [jnp.zeros(s.shape, jnp.int32) for s in shapes]
+
+    def step(t: Any, both: tuple[PyTree, list[Any]]) -> tuple[PyTree, list[Any]]:
+        carry, factors = counted(both[0], t)
+        return carry, [a + b for a, b in zip(both[1], factors, strict=True)]
+
+    carry, factors = jax.lax.fori_loop(0, times, step, (carry, zero))
+    merge(last[0], jnp.maximum(times, 0), factors)
+    return carry
+
+
+def loop(
+    times: Any, step: Callable[..., PyTree], key: jax.Array, carry: PyTree, *, indexed: bool = False
+) -> PyTree:
+    """A client's local steps: ``carry ← step(carry, key_k)`` with a fresh key each.
+
+    Args:
+        times: how often; a plain integer compiles to a scan, a traced one (a client's own number of steps,
+            zero included) to a while loop. Both draw the same keys.
+        step: ``step(carry, key) -> carry``, or ``step(carry, key, k)`` with ``indexed=True``.
+        key: the steps use ``fold_in(key, k)``.
+        carry: where to start.
+        indexed: whether ``step`` wants the step's number.
+    """
+
+    def body(k: Any, carry: PyTree) -> PyTree:
+        key_k = jax.random.fold_in(key, k)
+        return step(carry, key_k, k) if indexed else step(carry, key_k)
+
+    return repeat(times, body, carry)

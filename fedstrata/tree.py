@@ -1,0 +1,65 @@
+"""Arithmetic on pytrees, where optax has no function of the exact meaning.
+
+Scalars are cast to each leaf's dtype, so that a float64 step size never promotes float32 parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+PyTree = Any
+Scalar = Any
+
+add = optax.tree.add
+sub = optax.tree.sub
+dot = optax.tree.vdot
+norm = optax.tree.norm
+zeros_like = optax.tree.zeros_like
+
+
+def scale(factor: Scalar, tree: PyTree) -> PyTree:
+    """``factor · tree`` in the tree's own dtypes."""
+    return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, tree)
+
+
+def axpy(factor: Scalar, x: PyTree, y: PyTree) -> PyTree:
+    """``factor · x + y`` in the dtypes of ``y``."""
+    return jax.tree.map(lambda a, b: (jnp.asarray(factor, b.dtype) * a + b).astype(b.dtype), x, y)
+
+
+def lerp(weight: Scalar, x: PyTree, y: PyTree) -> PyTree:
+    """``(1 − weight) · x + weight · y``."""
+    return axpy(weight, sub(y, x), x)
+
+
+def dimension(tree: PyTree) -> int:
+    """The number ``n`` of scalars in the tree."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def as_floats(tree: PyTree, name: str) -> PyTree:
+    """Leaves as JAX arrays; integers become the default float; anything without numbers is an error."""
+
+    def convert(path: Any, leaf: Any) -> jax.Array:
+        try:
+            array = jnp.asarray(leaf)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name}{jax.tree_util.keystr(path)} is not an array: {leaf!r}.") from error
+        if not jnp.issubdtype(array.dtype, jnp.inexact):
+            array = array.astype(jnp.result_type(float))
+        return array
+
+    return jax.tree_util.tree_map_with_path(convert, tree)
+
+
+def nonfinite_leaves(tree: PyTree) -> list[str]:
+    """The paths of leaves that hold a NaN or an infinity."""
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(jnp.isfinite(leaf).all()):
+            found.append(jax.tree_util.keystr(path) or "(value)")
+    return found
