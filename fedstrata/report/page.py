@@ -256,12 +256,14 @@ def _compare(claim: Claim, table: Table) -> str:
 
 def _ledger(definition: Definition, runs: Sequence[Run]) -> str:
     spec = definition.table
-    table = ledger_table(runs, [*spec.rows, *filter(None, [spec.across])])
+    rows = [*spec.rows, *filter(None, [spec.across])]
+    table, levels = ledger_table(runs, rows), ledger_table(runs, rows, by_level=True)
     words = (
         "Whole runs; mean ± standard error over the seeds where they differ. Up is from the clients to the "
         "server; an exchange is one message down and one up; a round is one averaging of the main variable."
     )
-    return _table(table, words) if table else ""
+    apart = f"<h3>By level</h3>{_table(levels, '')}" if levels else ""
+    return _table(table, words) + apart if table else ""
 
 
 def _reproduce(definition: Definition, runs: Sequence[Run]) -> str:

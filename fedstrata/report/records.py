@@ -8,7 +8,6 @@ bit: numbers are printed with as many digits as they need, a blank cell means th
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,8 +32,8 @@ class Run:
         setting: what tells this run from others of the same label, ``{"H": 5, "partition": "iid"}``.
         seed: its seed.
         history: series of equal length, ``"round"`` among them; kept as int64 or float64.
-        ledger: what was communicated and computed; a dict, or any object with such fields. Nested entries are
-            flattened: ``{"oracle_calls": {"value": 3}}`` becomes ``{"oracle_calls.value": 3}``.
+        ledger: what was communicated and computed; a `Ledger` or a dict. Nested entries are flattened:
+            ``{"levels": {"main": {"exchanges": 3}}}`` becomes ``{"levels.main.exchanges": 3}``.
         seconds: its wall-clock time.
         method: the method's name.
 
@@ -96,14 +95,8 @@ class Run:
 
 
 def as_dict(ledger: Any) -> dict[str, Any]:
-    """A ledger's entries, whether it is a mapping, a dataclass, a named tuple or a plain object."""
-    if isinstance(ledger, Mapping):
-        return dict(ledger)
-    if dataclasses.is_dataclass(ledger) and not isinstance(ledger, type):
-        return {f.name: getattr(ledger, f.name) for f in dataclasses.fields(ledger)}
-    if hasattr(ledger, "_asdict"):
-        return dict(ledger._asdict())
-    return {name: value for name, value in vars(ledger).items() if not name.startswith("_")}
+    """A ledger's entries, whether it is a mapping or a `fedstrata.ledger.Ledger`."""
+    return dict(ledger) if isinstance(ledger, Mapping) else dict(ledger.to_dict())
 
 
 def write_runs(runs: Sequence[Run]) -> str:

@@ -229,13 +229,46 @@ def _available(runs: Sequence[Run], column: Column) -> str:
     return f"the histories have {union(run.history for run in runs)}"
 
 
-def ledger_table(runs: Sequence[Run], rows: Sequence[str]) -> Table | None:
-    """Everything that the ledgers counted, and the time, per row; None where all ledgers are empty."""
+_TOTALS = (
+    "rounds",
+    "lower_rounds",
+    "exchanges",
+    "bytes_up",
+    "bytes_down",
+    "floats_up",
+    "floats_down",
+    "oracle_calls",
+)
+
+
+def ledger_table(runs: Sequence[Run], rows: Sequence[str], *, by_level: bool = False) -> Table | None:
+    """What the ledgers counted, per row; None where there is nothing.
+
+    Args:
+        runs: the runs.
+        rows: what tells the rows apart.
+        by_level: the traffic of each level, where there are several, instead of the totals and the time.
+    """
     names = union(run.ledger for run in runs)
-    if not names:
+    if by_level:
+        names = [n for n in names if n.startswith("levels.") and "floats" not in n]
+        if len({name.split(".")[1] for name in names}) < 2:
+            return None
+    else:
+        totals = [name for name in names if not name.startswith("levels.")]
+        names = sorted(totals, key=lambda n: _TOTALS.index(n) if n in _TOTALS else len(_TOTALS))
+    columns = [
+        Column(n, "ledger", n.removeprefix("levels.").replace(".", ": ").replace("_", " "), format=_form(n))
+        for n in names
+    ]
+    if not columns:
         return None
-    columns = [Column(n, "ledger", format="bytes" if n.startswith("bytes") else "") for n in names]
-    return build_table(runs, TableSpec((*columns, Column("seconds", "run")), tuple(rows), paper=False))
+    time = [] if by_level else [Column("seconds", "run")]
+    return build_table(runs, TableSpec((*columns, *time), tuple(rows), paper=False))
+
+
+def _form(entry: str) -> str:
+    return "bytes" if "bytes" in entry else ""
 
 
 def history_table(
@@ -256,17 +289,12 @@ def history_table(
     lines = [[number_text(series[name][i].item()) for name in names] for i in chosen]
     table = _rich(title, names, lines, [[False] * len(names)] * len(lines), left=0)
     if ledger is not None:
-        entries = as_dict(ledger).items()
-        table.caption = ", ".join(
-            f"{name.replace('_', ' ')} {_entry(name, value)}" for name, value in entries
+        totals = {n: value for n, value in as_dict(ledger).items() if not isinstance(value, Mapping)}
+        words = (
+            f"{n.replace('_', ' ')} {mean_text(value, math.nan, _form(n))}" for n, value in totals.items()
         )
+        table.caption = Text(", ".join(words))
     return table
-
-
-def _entry(name: str, value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "(" + ", ".join(f"{inner} {_entry(inner, v)}" for inner, v in value.items()) + ")"
-    return bytes_text(value) if name.startswith("bytes") else number_text(value)
 
 
 def _rich(
