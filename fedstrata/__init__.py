@@ -1,0 +1,24 @@
+"""FedStrata: federated hierarchical optimisation.
+
+>>> import fedstrata as fs
+"""
+
+from fedstrata import data, engines, methods, problems
+from fedstrata.checkpoint import Checkpoint, CheckpointError
+from fedstrata.client import per_batch
+from fedstrata.data import IID, ByKey, DataError, Dirichlet, FederatedData, OneClass, QuantitySkew
+from fedstrata.engines import ClientError
+from fedstrata.ledger import Ledger
+from fedstrata.methods import *  # noqa: F403
+from fedstrata.methods import __all__ as _methods
+from fedstrata.problems import Bilevel, Minimization, Problem, prox, sets
+from fedstrata.result import Result
+from fedstrata.solve import Diverged, EarlyStop, solve
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "IID", "Bilevel", "ByKey", "Checkpoint", "CheckpointError", "ClientError", "DataError", "Dirichlet", "Diverged",
+    "EarlyStop", "FederatedData", "Ledger", "Minimization", "OneClass", "Problem", "QuantitySkew", "Result", "data",
+    "engines", "methods", "per_batch", "problems", "prox", "sets", "solve", *_methods,
+]  # fmt: skip

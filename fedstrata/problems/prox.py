@@ -3,8 +3,8 @@
     prox(x, step) = argmin_y r(y) + ‖x − y‖²/(2 step)
     envelope(x, μ) =  min_y  r(y) + ‖x − y‖²/(2μ),      its gradient (x − prox(x, μ))/μ
 
-`jax.grad` of an envelope is that formula, by a rule of its own, for nonconvex regularisers too; there it holds
-wherever the minimiser is unique. A point may be a pytree; weights follow the rules of
+`jax.grad` of an envelope is that formula, by a rule of its own, for nonconvex regularisers too; there it
+holds wherever the minimiser is unique. A point may be a pytree; weights follow the rules of
 `fedstrata.problems.sets`, and are leaves.
 
 >>> from fedstrata.problems import prox

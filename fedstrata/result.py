@@ -1,0 +1,145 @@
+"""What `solve` returns: the point, the history, the ledger; it plots, tabulates, saves and loads itself."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.checkpoint import CheckpointError, flatten, load_arrays, save_arrays
+from fedstrata.ledger import Ledger
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run.
+
+    Attributes:
+        x: the main variable.
+        y: the second variable (lower level, maximiser, personal models with a leading client axis), or None.
+        history: name → values at the evaluations; ``"round"``, ``"exchanges"``, ``"bytes_up"``, ``"bytes_down"`` and
+            ``"seconds"`` (cumulative) are always among them.
+        ledger: what travelled and what was computed.
+        method: the method with its hyper-parameters (a description, where the result was loaded).
+        seconds: wall-clock time, compilation included.
+        status: ``"done"``, ``"stopped"`` (a callback or early stop) or ``"interrupted"`` (Ctrl-C).
+        state: the method's full state.
+        problem: the problem that was solved; None where the result was loaded.
+        data: the data it was solved on; None where the result was loaded.
+    """
+
+    x: PyTree
+    y: PyTree
+    history: dict[str, np.ndarray]
+    ledger: Ledger
+    method: Any
+    seconds: float
+    status: str = "done"
+    state: Any = field(default=None, repr=False)
+    problem: Any = field(default=None, repr=False)
+    data: Any = field(default=None, repr=False)
+
+    @property
+    def metrics(self) -> dict[str, np.ndarray]:
+        """The history without the book-keeping series."""
+        return {name: values for name, values in self.history.items() if name not in BOOKKEEPING}
+
+    def plot(self, *names: str, x: str = "round", path: str | os.PathLike[str] | None = None) -> Figure:
+        """Metrics against rounds (or ``"bytes_up"``, ``"exchanges"``, ``"seconds"``); saved where a path is given."""
+        from fedstrata.report import plot_history
+
+        figure = plot_history(self.history, metrics=list(names) or list(self.metrics), x=x)
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def table(self) -> Table:
+        """First, best and last value of every metric, and the ledger, for the terminal (`rich.print`)."""
+        from fedstrata.report import history_table
+
+        return history_table(self.metrics, self.ledger.to_dict())
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write ``result.safetensors`` (and nothing that needs pickle) into ``folder``; returns its path."""
+        file = Path(folder) / "result.safetensors"
+        arrays = {f"history/{name}": values for name, values in self.history.items()}
+        facts = {
+            "x": _describe(self.x),
+            "y": _describe(self.y),
+            "ledger": self.ledger.to_dict(),
+            "method": self.method if isinstance(self.method, dict) else describe_method(self.method),
+            "seconds": self.seconds,
+            "status": self.status,
+        }
+        save_arrays(file, {**arrays, **flatten("x", self.x), **flatten("y", self.y)}, facts)
+        return file
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Result:
+        """Read what `save` wrote. ``method`` is a description, ``state``, ``problem`` and ``data`` are gone."""
+        file = Path(folder) / "result.safetensors"
+        arrays, facts = load_arrays(file)
+        try:
+            return cls(
+                x=_rebuild(facts["x"], "x", arrays),
+                y=_rebuild(facts["y"], "y", arrays),
+                history={n.removeprefix("history/"): a for n, a in arrays.items() if n.startswith("history/")},
+                ledger=Ledger.from_dict(facts["ledger"]),
+                method=facts["method"],
+                seconds=facts["seconds"],
+                status=facts["status"],
+            )
+        except KeyError as error:
+            raise CheckpointError(f"{file} is not a saved result: it has no {error}.") from error
+
+
+BOOKKEEPING = ("round", "exchanges", "bytes_up", "bytes_down", "seconds")
+
+
+def describe_method(method: Any) -> dict[str, Any]:
+    """Name and hyper-parameters as plain values."""
+    return {"name": type(method).__name__, **method.describe()}
+
+
+def _describe(tree: PyTree) -> Any:
+    """The containers of a pytree as JSON: dicts, lists (tuples too) and leaf numbers."""
+    counter = iter(range(10**9))
+
+    def walk(node: Any) -> Any:
+        if node is None:
+            return None
+        if isinstance(node, dict):
+            return {"dict": {str(k): walk(node[k]) for k in sorted(node)}}
+        if isinstance(node, tuple):
+            return {"tuple": [walk(v) for v in node]}
+        if isinstance(node, list):
+            return {"list": [walk(v) for v in node]}
+        leaves = jax.tree.leaves(node)
+        if len(leaves) == 1 and leaves[0] is node:
+            return next(counter)
+        return {"list": [next(counter) for _ in leaves]}
+
+    return walk(tree)
+
+
+def _rebuild(shape: Any, prefix: str, arrays: dict[str, np.ndarray]) -> PyTree:
+    if shape is None:
+        return None
+    if isinstance(shape, int):
+        return jnp.asarray(arrays[f"{prefix}/{shape}"])
+    ((kind, inner),) = shape.items()
+    if kind == "dict":
+        return {name: _rebuild(part, prefix, arrays) for name, part in inner.items()}
+    parts = [_rebuild(part, prefix, arrays) for part in inner]
+    return tuple(parts) if kind == "tuple" else parts
