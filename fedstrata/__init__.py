@@ -11,14 +11,15 @@ from fedstrata.engines import ClientError
 from fedstrata.ledger import Ledger
 from fedstrata.methods import *  # noqa: F403
 from fedstrata.methods import __all__ as _methods
-from fedstrata.problems import Bilevel, Minimization, Problem, prox, sets
+from fedstrata.problems import *  # noqa: F403
+from fedstrata.problems import __all__ as _problems
 from fedstrata.result import Result
 from fedstrata.solve import Diverged, EarlyStop, solve
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "IID", "Bilevel", "ByKey", "Checkpoint", "CheckpointError", "ClientError", "DataError", "Dirichlet", "Diverged",
-    "EarlyStop", "FederatedData", "Ledger", "Minimization", "OneClass", "Problem", "QuantitySkew", "Result", "data",
-    "engines", "methods", "per_batch", "problems", "prox", "sets", "solve", *_methods,
+    "IID", "ByKey", "Checkpoint", "CheckpointError", "ClientError", "DataError", "Dirichlet", "Diverged", "EarlyStop",
+    "FederatedData", "Ledger", "OneClass", "QuantitySkew", "Result", "data", "engines", "methods", "per_batch",
+    "problems", "solve", *_methods, *_problems,
 ]  # fmt: skip

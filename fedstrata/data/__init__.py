@@ -1,6 +1,39 @@
 """Federated data: stacking and padding, partitioners, loaders."""
 
 from fedstrata.data.federated import DataError, FederatedData
-from fedstrata.data.partition import IID, ByKey, Dirichlet, OneClass, QuantitySkew
+from fedstrata.data.fetch import DataNotFound
+from fedstrata.data.formats import CorruptData
+from fedstrata.data.loaders import (
+    adult,
+    breast_cancer,
+    cifar10,
+    digits,
+    fashion_mnist,
+    load,
+    mnist,
+    montevideo_bus,
+    wikimaths,
+)
+from fedstrata.data.partition import IID, ByKey, Dirichlet, OneClass, Partitioner, QuantitySkew
 
-__all__ = ["IID", "ByKey", "DataError", "Dirichlet", "FederatedData", "OneClass", "QuantitySkew"]
+__all__ = [
+    "IID",
+    "ByKey",
+    "CorruptData",
+    "DataError",
+    "DataNotFound",
+    "Dirichlet",
+    "FederatedData",
+    "OneClass",
+    "Partitioner",
+    "QuantitySkew",
+    "adult",
+    "breast_cancer",
+    "cifar10",
+    "digits",
+    "fashion_mnist",
+    "load",
+    "mnist",
+    "montevideo_bus",
+    "wikimaths",
+]

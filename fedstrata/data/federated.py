@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 if TYPE_CHECKING:
-    from fedstrata.data.partition import Partition
+    from fedstrata.data.partition import Partitioner
 
 PyTree = Any
 
@@ -153,7 +153,7 @@ class FederatedData:
         cls,
         arrays: dict[str, Any],
         clients: int,
-        partition: Partition | None = None,
+        partition: Partitioner | None = None,
         *,
         label: str = "y",
         seed: int = 0,

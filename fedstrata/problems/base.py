@@ -12,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
+
 PyTree = Any
 Function = Callable[..., Any]
 
@@ -95,22 +98,32 @@ def function() -> Any:
     return field(metadata={"function": True})
 
 
-def check_scalar(name: str, function: Function, *args: PyTree) -> None:
-    """Evaluate shapes only; the value must be one real number."""
-    import jax
-    import jax.numpy as jnp
-
+def _shape_of(name: str, function: Function, args: tuple[PyTree, ...]) -> PyTree:
+    """The shape of a value, or an error that shows the shapes of the arguments."""
     if getattr(function, "per_batch", False):
         args = (*args[:-1], jax.tree.map(lambda s: jax.ShapeDtypeStruct((2, *s.shape), s.dtype), args[-1]))
     try:
-        value = jax.eval_shape(function, *args)
+        return jax.eval_shape(function, *args)
     except Exception as error:
         shapes = ", ".join(str(jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", arg)) for arg in args)
         raise TypeError(
             f"{name} cannot be evaluated at the given point and one sample ({shapes}): {type(error).__name__}: {error}\n"
             "A function sees ONE sample, without the sample axis; check the shapes of x0 (and y0) against the data."
         ) from error
-    leaves = jax.tree.leaves(value)
+
+
+def check_scalar(name: str, function: Function, *args: PyTree) -> None:
+    """The value must be one real number (shapes only)."""
+    leaves = jax.tree.leaves(_shape_of(name, function, args))
     if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
         found = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
         raise TypeError(f"{name} must return one real number for one sample, but returns {found}.")
+
+
+def check_like(name: str, like: PyTree, function: Function, *args: PyTree) -> None:
+    """The value must have the structure and shapes of ``like``."""
+    value = _shape_of(name, function, args)
+    wanted = [(jax.tree.structure(like), [jnp.shape(leaf) for leaf in jax.tree.leaves(like)])]
+    found = [(jax.tree.structure(value), [leaf.shape for leaf in jax.tree.leaves(value)])]
+    if wanted != found:
+        raise TypeError(f"{name} must have the structure and shapes {wanted}, but has {found}.")
