@@ -31,7 +31,7 @@ def _make_runs(
     return runs
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_runs() -> Callable[..., list[Run]]:
     return _make_runs
 

@@ -1,0 +1,337 @@
+import html.parser
+import json
+import os
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from fedstrata.report import (
+    Claim,
+    Column,
+    PaperClaims,
+    PlotSpec,
+    ReportError,
+    Run,
+    Statement,
+    TableSpec,
+    build_table,
+    load_report,
+    rebuild,
+    write_report,
+)
+from fedstrata.report import folder as folder_module
+from fedstrata.report.page import duration, markdown
+
+TABLE = TableSpec((Column("loss", better="low"), Column("seconds", "run")), ("label", "H"))
+PAPER = PaperClaims(
+    "Table 1",
+    (Claim({"label": "FedMSA", "H": 5}, "loss", 0.5), Claim({"label": "FedMSA", "H": 99}, "loss", 0.25)),
+    (Statement("It improves with H.", "It does.", "reproduced"),),
+)
+FILES = {
+    "config.json",
+    "runs.csv",
+    "history.csv",
+    "table.csv",
+    "table.md",
+    "report.html",
+    "plots/loss-by-round-h.png",
+    "plots/loss-by-round-h.svg",
+}
+
+
+def write(place, runs, **changes):
+    fields = {
+        "config": {"problem": "min f", "settings": {"H": [1, 5], "gamma": np.float32(0.5)}},
+        "table": TABLE,
+        "plots": [PlotSpec("loss", panels="H")],
+        "paper": PAPER,
+        "notes": "A *note*.",
+        "command": "fedstrata run x --out y",
+    }
+    return write_report(place, "A title", runs, **(fields | changes))
+
+
+def content(place):
+    return {str(p.relative_to(place)): p.read_bytes() for p in sorted(place.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory, make_runs):
+    return write(tmp_path_factory.mktemp("written") / "deep" / "report", make_runs()).parent
+
+
+@pytest.fixture
+def report(tmp_path, written):
+    return shutil.copytree(written, tmp_path / "deep" / "report")
+
+
+def test_a_report_holds_what_was_given(report, runs):
+    assert content(report).keys() == FILES
+    config = json.loads((report / "config.json").read_text())
+    assert config["command"] == "fedstrata run x --out y"
+    assert config["config"] == {"problem": "min f", "settings": {"H": [1, 5], "gamma": 0.5}}
+    assert config["versions"]["numpy"] == np.__version__
+    assert config["machine"]["cores"] == os.cpu_count()
+    assert (report / "table.md").read_text() == build_table(runs, TABLE, PAPER).to_markdown()
+    loaded = load_report(report)
+    assert loaded.definition.plots == (PlotSpec("loss", panels="H"),)
+    assert loaded.definition.paper == PAPER
+    assert loaded.table == build_table(runs, TABLE, PAPER)
+    assert [run.label for run in loaded.runs] == [run.label for run in runs]
+
+
+def test_rebuilding_gives_the_same_files(report):
+    before = content(report)
+    for file in ("table.csv", "table.md", "report.html", "plots/loss-by-round-h.svg"):
+        (report / file).unlink()
+    assert rebuild(report) == report / "report.html"
+    assert content(report) == before
+
+
+def test_a_changed_definition_is_rebuilt(report):
+    config = json.loads((report / "config.json").read_text())
+    config["notes"] = "Another note."
+    config["plots"][0]["name"] = "renamed"
+    config["table"]["columns"] = config["table"]["columns"][:1]
+    (report / "config.json").write_text(json.dumps(config))
+    (report / "plots" / "mine.txt").write_text("kept")
+    rebuild(report)
+    assert "Another note." in (report / "report.html").read_text()
+    assert "seconds" not in (report / "table.csv").read_text()
+    assert sorted(p.name for p in (report / "plots").iterdir()) == ["mine.txt", "renamed.png", "renamed.svg"]
+
+
+def test_other_files_in_the_folder_stay(tmp_path, runs):
+    place = tmp_path / "report"
+    place.mkdir()
+    (place / "checkpoint.bin").write_text("precious")
+    write(place, runs)
+    assert content(place).keys() == FILES | {"checkpoint.bin"}
+
+
+class Stop(Exception):
+    pass
+
+
+def _stop(*_args, **_kwargs):
+    raise Stop
+
+
+@pytest.mark.parametrize("step", ["to_png", "render", "write_history", "build_plot"])
+def test_a_failure_leaves_nothing_behind(tmp_path, runs, monkeypatch, step):
+    monkeypatch.setattr(folder_module, step, _stop)
+    with pytest.raises(Stop):
+        write(tmp_path / "report", runs)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("before_it", range(len(FILES)))
+def test_a_failure_while_writing_leaves_the_old_report(report, runs, monkeypatch, before_it):
+    before, real, count = content(report), type(report).write_bytes, iter(range(100))
+
+    def full(path, data):
+        if next(count) == before_it:
+            raise OSError(28, "No space left on device")
+        return real(path, data)
+
+    monkeypatch.setattr(type(report), "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(report, runs[:8], table=TableSpec((Column("accuracy"),), ("H",)), paper=None)
+    monkeypatch.undo()
+    assert content(report) == before
+    assert [p.name for p in report.parent.iterdir()] == ["report"]
+
+
+def test_a_report_replaces_another(report, runs):
+    write(report, runs[:4], plots=[], table=TableSpec((Column("accuracy"),), ("H",)), paper=None)
+    assert content(report).keys() == {file for file in FILES if not file.startswith("plots/")}
+    assert len(load_report(report).runs) == 4
+
+
+@pytest.mark.parametrize("file", ["config.json", "runs.csv", "history.csv"])
+def test_a_missing_file_is_named(report, file):
+    (report / file).unlink()
+    with pytest.raises(ReportError, match=f"has no {file}"):
+        rebuild(report)
+
+
+@pytest.mark.parametrize("file", ["runs.csv", "history.csv"])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-20], lambda b: b.replace(b"FedMSA", b"FedMSB"), lambda b: b""]
+)
+def test_damaged_data_is_refused(report, file, damage):
+    (report / file).write_bytes(damage((report / file).read_bytes()))
+    before = content(report)
+    with pytest.raises(ReportError, match=rf"{file} is not what the report was written with"):
+        rebuild(report)
+    assert content(report) == before
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (b'{"title": ', "is no JSON"),
+        (b"\xff\xfe", "is damaged"),
+        (b"[]", "no report's definition"),
+        (b'{"title": "x"}', "table: Field required"),
+        (
+            b'{"title": "x", "table": {"columns": [{"metric": "loss"}]}, "format": 2}',
+            "format: Input should be 1",
+        ),
+        (b'{"title": "x", "table": {"columns": [{"metric": "l", "reduce": "best"}]}}', "needs better"),
+    ],
+)
+def test_a_damaged_definition_is_explained(report, config, message):
+    (report / "config.json").write_bytes(config)
+    with pytest.raises(ReportError, match=message):
+        rebuild(report)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(ReportError, match=r"there is no folder '.*nowhere'"):
+        rebuild(tmp_path / "nowhere")
+    with pytest.raises(ReportError, match=r"has no config\.json: it is no report's folder"):
+        rebuild(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ReportError, match="is a file"):
+        write(tmp_path / "file", [Run("FedMSA", {"H": 5}, 0, {"round": [0], "loss": [1.0]}, {}, 0.0, "A")])
+
+
+def test_bad_definitions_are_refused_before_anything_is_written(tmp_path, runs):
+    with pytest.raises(ReportError, match="JSON cannot hold"):
+        write(tmp_path / "a", runs, config={"f": lambda x: x})
+    with pytest.raises(ValueError, match="two plots have the same name"):
+        write(tmp_path / "b", runs, plots=[PlotSpec("loss", panels="H")] * 2)
+    with pytest.raises(ReportError, match="no runs"):
+        write(tmp_path / "c", [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copied_folder_is_the_same_report(report, tmp_path):
+    shutil.copytree(report, tmp_path / "copy")
+    rebuild(tmp_path / "copy")
+    assert content(tmp_path / "copy") == content(report)
+
+
+class Page(html.parser.HTMLParser):
+    """The elements of a page, its text, and the text of every cell."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.links, self.text, self.rows, self._open = [], [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.links += [value for name, value in attrs if name in ("src", "href", "srcset", "action", "data")]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if "script" in self._open or "style" in self._open:
+            return
+        self.text.append(data)
+        if {"td", "th"} & set(self._open):
+            self.rows[-1][-1] += data
+
+
+def test_the_page_says_everything(report, runs):
+    page = Page((report / "report.html").read_text())
+    titles = [attrs["id"] for tag, attrs in page.tags if tag == "section"]
+    assert titles == ["solved", "results", "plots", "paper", "ledger", "reproduce", "notes"]
+    words = " ".join(page.text)
+    for said in (
+        "A title",
+        "min f",
+        "fedstrata run x --out y",
+        "0, 1, 2, 3",
+        "Table 1",
+        "t-intervals of 95%",
+    ):
+        assert said in words
+    assert re.search(rf"numpy\s+{re.escape(np.__version__)}", words)
+    for line in build_table(runs, TABLE, PAPER).texts()[1]:
+        assert line in page.rows
+    mean = np.mean(
+        [run.history["loss"][-1] for run in runs if (run.label, run.setting["H"]) == ("FedMSA", 5)]
+    )
+    ours, none = (row for row in page.rows if "FedMSA, H = 5" in row or "FedMSA, H = 99" in row)
+    assert ours[2] == "0.5"
+    assert ours[3].startswith(f"{mean:.2f}")
+    assert ours[4] == f"{mean - 0.5:.4g}"
+    assert none[2:] == ["0.25", "not run", "–", "–"]
+    assert ["It improves with H.", "It does.", "reproduced"] in page.rows
+    assert any(row[-2:-1] == ["1.6 MB"] for row in page.rows)
+
+
+def test_nothing_on_the_page_comes_from_elsewhere(report):
+    page = Page((report / "report.html").read_text())
+    assert page.links
+    assert all(link.startswith(("data:", "#")) for link in page.links)
+    policy = next(a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+    assert "http" not in policy
+
+
+EVIL = """</script><script>alert("'1&")</script><img src=http://127.0.0.1:9/x onerror=alert(2)>"""
+
+
+def test_everything_is_escaped(tmp_path):
+    run = Run(EVIL, {EVIL: EVIL}, 0, {"round": [0, 1], EVIL: [1.0, 2.0]}, {EVIL: 1}, 0.0, EVIL)
+    harmless = Run("A", {"B": "C"}, 0, {"round": [0, 1], "D": [1.0, 2.0]}, {"E": 1}, 0.0, "A")
+
+    def page(run, word, key, metric):
+        write_report(
+            tmp_path / "report",
+            word,
+            [run],
+            config={word: word, "nested": {word: [word, {word: word}]}},
+            table=TableSpec((Column(metric, title=word),), ("label", key)),
+            plots=[PlotSpec(metric, panels=key, title=word, caption=word, x_label=word, name="plot")],
+            paper=PaperClaims(
+                word, (Claim({"label": run.label}, word, 1),), (Statement(word, word, "partly"),)
+            ),
+            notes=f"{word}\n\n`{word}`\n\n![{word}](http://127.0.0.1:9/y)\n\n[a](javascript:alert(3))",
+            command=word,
+        )
+        return Page((tmp_path / "report" / "report.html").read_text())
+
+    evil, plain = page(run, EVIL, EVIL, EVIL), page(harmless, "word", "B", "D")
+    # The same elements, so none of them came from a name; and the name can be read.
+    assert [tag for tag, _ in evil.tags] == [tag for tag, _ in plain.tags]
+    assert all(link.startswith(("data:", "#")) for link in evil.links if link != "http://127.0.0.1:9/y")
+    assert not any(name.startswith("on") for _, attrs in evil.tags for name in attrs)
+    assert EVIL in "".join(evil.text)
+
+
+def test_notes_are_markdown_without_pictures_or_tags():
+    made = markdown("a **b**\n\n| x |\n|---|\n| 1 |")
+    assert "<strong>b</strong>" in made
+    assert "<td>1</td>" in made
+    assert "<img" not in markdown("![a](http://127.0.0.1:9/x) <img src=y>")
+
+
+def test_runs_that_diverged_are_named(tmp_path):
+    runs = [
+        Run("A", {"H": 1}, seed, {"round": [0, 1], "loss": [1.0, last]}, {}, 1.0, "A")
+        for seed, last in enumerate([0.5, np.nan])
+    ]
+    words = " ".join(Page(write(tmp_path / "r", runs, paper=None).read_text()).text)
+    assert "not finite: A, H = 1, seed 1: loss." in words
+    assert duration(3725) == "1 h 2 min"
+
+
+def test_a_page_without_plots_has_no_scripts(tmp_path, runs):
+    page = Page(write(tmp_path / "r", runs, plots=[], config={}, notes="", paper=None).read_text())
+    assert "script" not in [tag for tag, _ in page.tags]
+    assert [a["id"] for tag, a in page.tags if tag == "section"] == ["results", "ledger", "reproduce"]

@@ -1,0 +1,212 @@
+import math
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from scipy import stats
+
+from fedstrata.report import Claim, Column, PlotSpec, Reference, ReportError, Run, plot_history
+from fedstrata.report.curves import POINTS, build_plot
+from fedstrata.report.interactive import figure
+from fedstrata.report.plots import PALETTE, draw, to_png, to_svg
+
+
+def of(runs, label, H):
+    return [run for run in runs if run.label == label and run.setting["H"] == H]
+
+
+SPECS = {
+    "lines": PlotSpec("loss", panels="H", log_y=True, references=(Reference(0.5, "here", panel=5),)),
+    "lines by time": PlotSpec("accuracy", x="seconds", lines=("label", "H")),
+    "lines by bytes": PlotSpec(
+        "loss", x="bytes_up", panels="H", log_x=True, references=(Reference(1e5, "x", "x"),)
+    ),
+    "bars": PlotSpec("loss", x="H", kind="bar", references=(Reference(0.5, "paper"),)),
+    "bars of labels": PlotSpec("loss", x="label", kind="bar", panels="H", log_y=True),
+    "heat-map": PlotSpec("loss", x="H", down="label", kind="heatmap", log_y=True),
+}
+
+
+def test_the_band_is_scipys_t_interval(runs):
+    plot = build_plot(runs, PlotSpec("loss", panels="H"))
+    assert [panel.title for panel in plot.panels] == ["H = 1", "H = 5"]
+    for panel, h in zip(plot.panels, (1, 5), strict=True):
+        assert [curve.name for curve in panel.curves] == ["FedAvg", "FedMSA"]
+        for curve in panel.curves:
+            values = np.array([run.history["loss"] for run in of(runs, curve.name, h)])
+            low, high = stats.t.interval(0.95, 3, values.mean(axis=0), stats.sem(values, axis=0))
+            np.testing.assert_array_equal(curve.x, np.arange(0, 21, 2))
+            np.testing.assert_allclose(curve.y.mean, values.mean(axis=0), rtol=1e-14)
+            np.testing.assert_allclose(curve.y.low, low, rtol=1e-10)
+            np.testing.assert_allclose(curve.y.high, high, rtol=1e-10)
+    assert "means over 4 seeds, bands Student's t-intervals of 95% for the mean" in plot.caption
+
+
+def test_both_forms_draw_the_band(runs):
+    plot = build_plot(of(runs, "FedAvg", 5), PlotSpec("loss"))
+    curve = plot.panels[0].curves[0]
+    outline = draw(plot).axes[0].collections[0].get_paths()[0].vertices
+    assert {(x, y) for x, y in zip(curve.x, curve.y.low, strict=True)} <= {tuple(point) for point in outline}
+    assert {(x, y) for x, y in zip(curve.x, curve.y.high, strict=True)} <= {tuple(point) for point in outline}
+    band, mean = figure(plot)["data"]
+    np.testing.assert_allclose(mean["y"], curve.y.mean, rtol=1e-5)
+    np.testing.assert_allclose(band["y"], [*curve.y.high, *curve.y.low[::-1]], rtol=1e-5)
+    assert band["fill"] == "toself"
+
+
+def test_bars_and_cells_are_means_of_final_values(runs):
+    bars = build_plot(runs, SPECS["bars"]).panels[0].curves
+    grid = build_plot(runs, SPECS["heat-map"]).panels[0].grid
+    assert (grid.rows, grid.columns) == (["FedAvg", "FedMSA"], ["1", "5"])
+    for i, label in enumerate(grid.rows):
+        assert bars[i].x == ["1", "5"]
+        for j, h in enumerate((1, 5)):
+            values = np.array([run.history["loss"][-1] for run in of(runs, label, h)])
+            _, high = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
+            assert math.isclose(grid.means[i, j], values.mean(), rel_tol=1e-14)
+            assert math.isclose(bars[i].y.mean[j], values.mean(), rel_tol=1e-14)
+            assert math.isclose(bars[i].y.high[j], high, rel_tol=1e-10)
+
+
+def test_along_another_axis_points_are_averaged_round_by_round(runs):
+    members = of(runs, "FedMSA", 1)
+    curve = build_plot(members, PlotSpec("loss", x="seconds")).panels[0].curves[0]
+    np.testing.assert_allclose(curve.x, np.mean([run.history["seconds"] for run in members], axis=0))
+
+
+def test_seeds_that_recorded_different_rounds_meet_where_they_can():
+    def run(seed, rounds):
+        return Run("A", {}, seed, {"round": rounds, "loss": np.array(rounds) + 10.0 * seed}, {}, 0.0, "A")
+
+    curve = build_plot([run(0, [0, 1, 2, 4]), run(1, [0, 2, 3, 4])], PlotSpec("loss")).panels[0].curves[0]
+    np.testing.assert_array_equal(curve.x, [0, 2, 4])
+    np.testing.assert_array_equal(curve.y.mean, [5, 7, 9])
+    with pytest.raises(ReportError, match="share no recorded round"):
+        build_plot([run(0, [0, 1]), run(1, [2, 3])], PlotSpec("loss"))
+
+
+def test_a_logarithmic_axis_cuts_bands_above_zero():
+    def run(seed, loss):
+        return Run("A", {}, seed, {"round": [0, 1], "loss": loss}, {}, 0.0, "A")
+
+    plot = build_plot([run(0, [1.0, 0.01]), run(1, [1.5, 3.0])], PlotSpec("loss", log_y=True))
+    curve = plot.panels[0].curves[0]
+    assert "reaches below zero is cut" in plot.caption
+    np.testing.assert_allclose(curve.y.low, [curve.y.mean.min() / 10] * 2)
+    assert min(figure(plot)["data"][0]["y"]) > 0
+
+
+def test_long_histories_are_thinned_and_say_so():
+    rounds = np.arange(5000)
+    run = Run("A", {}, 0, {"round": rounds, "loss": 1.0 * rounds}, {}, 0.0, "A")
+    plot = build_plot([run], PlotSpec("loss"))
+    x = plot.panels[0].curves[0].x
+    assert (len(x), x[0], x[-1]) == (POINTS, 0, 4999)
+    assert f"{POINTS} rounds are drawn" in plot.caption
+    assert "without confidence intervals" in plot.caption
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_plotly_accepts_the_figures(runs, spec):
+    made = figure(build_plot(runs, spec))
+    assert len(go.Figure(made).data) == len(made["data"]) > 0
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_the_same_plot_is_the_same_file(runs, spec):
+    once, again = (draw(build_plot(runs, spec)) for _ in range(2))
+    assert to_svg(once) == to_svg(again)
+    assert to_png(once) == to_png(again)
+    assert to_png(once).startswith(b"\x89PNG")
+    assert to_svg(once).startswith(b"<?xml")
+
+
+def test_every_line_has_its_own_look(make_runs):
+    labels = tuple(f"method {k}" for k in range(2 * len(PALETTE)))
+    plot = build_plot(make_runs(seeds=1, labels=labels, H=(1,)), PlotSpec("loss"))
+    lines = [line for line in draw(plot).axes[0].lines if len(line.get_xdata())]
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(labels)
+    traces = figure(plot)["data"]
+    assert len({(trace["line"]["color"], trace["line"]["dash"]) for trace in traces}) == len(labels)
+
+
+def test_names_are_not_mathematics_or_markup():
+    label = r"$\undefined{ <b>%{y}</b>"
+    run = Run(label, {"$a$": "$b"}, 0, {"round": [0, 1], "loss": [1.0, 2.0]}, {}, 0.0, "A")
+    plot = build_plot([run], PlotSpec("loss", panels="$a$", title="$x"))
+    assert to_svg(draw(plot))
+    trace = figure(plot)["data"][0]
+    assert trace["name"] == r"$\undefined{ &lt;b&gt;%{y}&lt;/b&gt;"
+    assert label not in trace["hovertemplate"]
+
+
+def test_runs_that_diverged_leave_gaps():
+    def run(seed):
+        history = {"round": [0, 1, 2], "loss": [1.0, np.inf, np.nan]}
+        return Run("A", {}, seed, history, {}, 0.0, "A")
+
+    runs = [run(0), run(1)]
+    for spec in (PlotSpec("loss"), PlotSpec("loss", x="label", kind="bar"), PlotSpec("loss", log_y=True)):
+        plot = build_plot(runs, spec)
+        assert to_png(draw(plot))
+        assert go.Figure(figure(plot))
+    assert figure(build_plot(runs, PlotSpec("loss")))["data"][1]["y"] == [1.0, None, None]
+
+
+def test_what_names_nothing_is_refused(runs):
+    with pytest.raises(
+        ReportError, match=r"no run has 'regret' beside 'round'; the histories have \['round'"
+    ):
+        build_plot(runs, PlotSpec("regret"))
+    with pytest.raises(ReportError, match="no run has a 'K'"):
+        build_plot(runs, PlotSpec("loss", panels="K"))
+    with pytest.raises(ReportError, match="no run has a 'K'"):
+        build_plot(runs, PlotSpec("loss", kind="heatmap", x="H", down="K"))
+    with pytest.raises(ReportError, match="differ in 'H'"):
+        build_plot(runs, PlotSpec("loss"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "heatmap"}, "down="),
+        ({"kind": "heatmap", "down": "H", "references": (Reference(1, ""),)}, "no reference lines"),
+        ({"kind": "bar", "reduce": "best"}, "needs better"),
+        ({"kind": "pie"}, "heatmap"),
+        ({"name": "../escape"}, "no name of a plot's file"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_bad_plots_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        PlotSpec("loss", **fields)
+
+
+def test_specs_keep_a_values_type():
+    assert [type(v) for v in Claim({"a": 1, "b": 1.0, "c": "1", "d": True}, "x", 0).where.values()] == [
+        int,
+        float,
+        str,
+        bool,
+    ]
+    assert Column("loss").heading == "loss"
+
+
+def test_a_historys_plot_has_a_panel_per_metric(tmp_path):
+    history = {
+        "round": np.arange(5),
+        "seconds": np.arange(5.0),
+        "upper": np.arange(1.0, 6),
+        "lower": np.ones(5),
+    }
+    made = plot_history(history, log_y=["upper"], title="FedMSA")
+    assert [ax.get_title(loc="left") for ax in made.axes] == ["upper", "lower"]
+    assert [ax.get_yscale() for ax in made.axes] == ["log", "linear"]
+    np.testing.assert_array_equal(made.axes[0].lines[0].get_ydata(), history["upper"])
+    made.savefig(tmp_path / "history.png")
+    by_time = plot_history(history, ["lower"], x="seconds", log_x=True, log_y=True)
+    np.testing.assert_array_equal(by_time.axes[0].lines[0].get_xdata(), history["seconds"])
+    with pytest.raises(ReportError, match=r"no \['middle'\]; it has"):
+        plot_history(history, ["middle"])
+    with pytest.raises(ReportError, match="no metric to plot"):
+        plot_history({"round": [0]})
