@@ -1,0 +1,70 @@
+"""One row for every method: a small problem that it solves, for the tests that every method must pass.
+
+A family of methods keeps its rows in its own module here, as a list ``CASES``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import fedstrata as fs
+
+CLIENTS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method on a small problem with pytree variables and clients of unequal size.
+
+    Attributes:
+        name: of the test.
+        method: with its hyper-parameters.
+        problem: built once, so that compiled programs are shared.
+        data: of `CLIENTS` clients.
+        x0: a pytree with more than one leaf.
+        y0: likewise, or None.
+        rounds: how many are compared across engines.
+        participation: a number of clients, for the test of partial participation; None where the method needs all.
+        solve: further arguments of `fs.solve`.
+    """
+
+    name: str
+    method: Any
+    problem: Any
+    data: Any
+    x0: Any
+    y0: Any = None
+    rounds: int = 3
+    participation: int | None = 3
+    solve: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, **changes: Any) -> Any:
+        """Solve it, with changed arguments of `fs.solve`."""
+        arguments = {"rounds": self.rounds, "y0": self.y0, "seed": 1, "progress": False, **self.solve, **changes}
+        method = arguments.pop("method", self.method)
+        x0 = arguments.pop("x0", self.x0)
+        data = arguments.pop("data", self.data)
+        return fs.solve(self.problem, method, data, x0, **arguments)
+
+
+def samples(seed: int, sizes: tuple[int, ...] = (4, 7, 3, 5, 6), features: int = 3) -> list[dict[str, np.ndarray]]:
+    """Regression samples ``{"a": features, "b": target}`` for clients of unequal size, scaled to be well conditioned."""
+    rng = np.random.default_rng(seed)
+    return [{"a": rng.normal(size=(n, features)) / 2, "b": rng.normal(size=n)} for n in sizes]
+
+
+def all_cases() -> list[Case]:
+    """The rows of every family."""
+    found: list[Case] = []
+    for module in pkgutil.iter_modules(__path__):
+        found += importlib.import_module(f"{__name__}.{module.name}").CASES
+    return found
+
+
+Loss = Callable[..., Any]
