@@ -12,6 +12,7 @@ from fedstrata.problems.classes import (
     Personalized,
     Selection,
 )
+from fedstrata.problems.quadratic import quadratic_bilevel, quadratic_minimax
 
 __all__ = [
     "MPEC",
@@ -25,5 +26,7 @@ __all__ = [
     "Projection",
     "Selection",
     "prox",
+    "quadratic_bilevel",
+    "quadratic_minimax",
     "sets",
 ]

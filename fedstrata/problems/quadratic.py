@@ -1,0 +1,192 @@
+"""Quadratic problems whose solutions are known in closed form, for tests and for trying a method out.
+
+Bilevel, with z = (x, y), A_i and M_i positive definite:
+
+    h_i(x, y) = ½ yᵀ A_i y − yᵀ (B_i x + c_i)
+    f_i(x, y) = ½ zᵀ M_i z − b_iᵀ z
+
+With means over the clients in place of their own A, B, c, M, b, the lower level is solved by
+``y(x) = A⁻¹(Bx + c) = Sx + s``. Put T = (I; S) and t = (0; s), so that (x, y(x)) = Tx + t; then
+``∇f(x) = Tᵀ(M(Tx + t) − b)``, linear in x and zero at x*.
+
+Minimax: the payoff is f_i with M_i = (P_i, Q_i; Q_iᵀ, −R_i), P_i and R_i positive definite; y(x) and ∇f(x)
+follow from the same formulas with A = R, B = Qᵀ and c minus the second part of b.
+
+Smoothing a quadratic over a ball adds a constant, so ∇f(x) is ∇f^η(x) as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.data.federated import FederatedData
+from fedstrata.problems.classes import Bilevel, Minimax
+
+Array = Any
+
+
+class Quadratic(NamedTuple):
+    """A problem, its data and its solution; unpack it, or ask it for y(x) and ∇f(x).
+
+    Attributes:
+        problem: `Bilevel` or `Minimax`; the clients' matrices reach its functions through the sample.
+        data: float64; `solve` casts it.
+        x_star: the solution.
+        y_star: ``y(x_star)``.
+    """
+
+    problem: Any
+    data: FederatedData
+    x_star: np.ndarray
+    y_star: np.ndarray
+
+    def _mean(self, name: str) -> np.ndarray:
+        return np.asarray(self.data.train[name], np.float64).mean((0, 1))
+
+    def _affine(self) -> tuple[np.ndarray, np.ndarray]:
+        """S and s of ``y(x) = Sx + s``."""
+        A = self._mean("A")
+        return np.linalg.solve(A, self._mean("B")), np.linalg.solve(A, self._mean("c"))
+
+    def solution(self, x: Array) -> Array:
+        """The exact lower-level solution ``y(x)``."""
+        S, s = self._affine()
+        return jnp.asarray(S) @ x + jnp.asarray(s)
+
+    def gradient(self, x: Array) -> Array:
+        """The exact ``∇f(x)`` of the implicit objective, which is ``∇f^η(x)`` for every η."""
+        S, s = self._affine()
+        T, t = np.concatenate([np.eye(S.shape[1]), S]), np.concatenate([np.zeros(S.shape[1]), s])
+        M, b = self._mean("M"), self._mean("b")
+        return jnp.asarray(T.T @ M @ T) @ x + jnp.asarray(T.T @ (M @ t - b))
+
+    @property
+    def curvature(self) -> tuple[float, float]:
+        """``(μ_h, L_h)``: bounds of the eigenvalues of every client's A_i."""
+        eigenvalues = np.linalg.eigvalsh(np.asarray(self.data.train["A"], np.float64))
+        return float(eigenvalues.min()), float(eigenvalues.max())
+
+
+def quadratic_bilevel(
+    clients: int = 10,
+    n: int = 5,
+    p: int = 8,
+    heterogeneity: float = 1.0,
+    seed: int = 0,
+    *,
+    samples: int = 1,
+    noise: float = 0.0,
+) -> Quadratic:
+    """A heterogeneous quadratic bilevel problem with its solution.
+
+    Args:
+        clients: how many.
+        n: dimension of x.
+        p: dimension of y.
+        heterogeneity: how much the clients' matrices and vectors differ; 0 makes them equal.
+        seed: of the draw.
+        samples: per client.
+        noise: standard deviation of the linear terms between a client's samples; they are centred, so that
+            the solution does not depend on it.
+
+    Returns:
+        ``(problem, data, x_star, y_star)``; it also has ``solution(x)``, ``gradient(x)`` and ``curvature``.
+
+    >>> import fedstrata as fs
+    >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=4)
+    >>> x_star.shape, y_star.shape
+    ((2,), (4,))
+    """
+    draw = _Draw(clients, heterogeneity, samples, noise, seed)
+    arrays = {
+        "A": draw.definite(p),
+        "B": draw.matrix(p, n),
+        "c": draw.vector(p),
+        "M": draw.definite(n + p),
+        "b": draw.vector(n + p),
+    }
+    return _solved(Bilevel(upper=_value, lower=_lower), draw.data(arrays), n)
+
+
+def quadratic_minimax(
+    clients: int = 10,
+    n: int = 5,
+    p: int = 8,
+    heterogeneity: float = 1.0,
+    seed: int = 0,
+    *,
+    samples: int = 1,
+    noise: float = 0.0,
+) -> Quadratic:
+    """A heterogeneous quadratic minimax problem, strongly convex and strongly concave, with its saddle point.
+
+    The arguments and the result are those of `quadratic_bilevel`.
+    """
+    draw = _Draw(clients, heterogeneity, samples, noise, seed)
+    P, Q, R, b = draw.definite(n), draw.matrix(n, p), draw.definite(p), draw.vector(n + p)
+    transposed = np.swapaxes(Q, -1, -2)
+    M = np.concatenate([np.concatenate([P, Q], -1), np.concatenate([transposed, -R], -1)], -2)
+    arrays = {"A": R, "B": transposed, "c": -b[..., n:], "M": M, "b": b}
+    return _solved(Minimax(payoff=_value), draw.data(arrays), n)
+
+
+def _value(x: Array, y: Array, sample: dict[str, Array]) -> Array:
+    z = jnp.concatenate([x, y])
+    return z @ (sample["M"] @ z) / 2 - sample["b"] @ z
+
+
+def _lower(x: Array, y: Array, sample: dict[str, Array]) -> Array:
+    return y @ (sample["A"] @ y) / 2 - y @ (sample["B"] @ x + sample["c"])
+
+
+def _solved(problem: Any, data: FederatedData, n: int) -> Quadratic:
+    unsolved = Quadratic(problem, data, np.zeros(n), np.zeros(0))
+    S, s = unsolved._affine()
+    T, t = np.concatenate([np.eye(n), S]), np.concatenate([np.zeros(n), s])
+    M, b = unsolved._mean("M"), unsolved._mean("b")
+    x_star = np.linalg.solve(T.T @ M @ T, T.T @ (b - M @ t))
+    return Quadratic(problem, data, x_star, S @ x_star + s)
+
+
+class _Draw:
+    """Arrays of shape (clients, samples, …): a common part, a client's own, and centred noise per sample."""
+
+    def __init__(self, clients: int, heterogeneity: float, samples: int, noise: float, seed: int) -> None:
+        for name, value, low in (("clients", clients, 1), ("samples", samples, 1)):
+            if value < low:
+                raise ValueError(f"{name} must be at least {low}, but is {value}.")
+        if heterogeneity < 0 or noise < 0:
+            raise ValueError(
+                f"heterogeneity and noise must not be negative, but are {heterogeneity} and {noise}."
+            )
+        self.rng = np.random.default_rng(seed)
+        self.clients, self.samples = clients, samples
+        self.heterogeneity, self.noise = heterogeneity, noise
+
+    def matrix(self, rows: int, columns: int) -> np.ndarray:
+        common = self.rng.normal(size=(rows, columns))
+        own = self.rng.normal(size=(self.clients, rows, columns))
+        return self._spread((common + self.heterogeneity * own) / np.sqrt(columns))
+
+    def definite(self, size: int) -> np.ndarray:
+        common = self.rng.normal(size=(size, size))
+        own = self.rng.normal(size=(self.clients, size, size))
+        parts = common @ common.T + self.heterogeneity * own @ np.swapaxes(own, -1, -2)
+        return self._spread(np.eye(size) + parts / (2 * size))
+
+    def vector(self, size: int) -> np.ndarray:
+        means = self.rng.normal(size=size) + self.heterogeneity * self.rng.normal(size=(self.clients, size))
+        between = self.noise * self.rng.normal(size=(self.clients, self.samples, size))
+        return means[:, None] + between - between.mean(1, keepdims=True)
+
+    def _spread(self, per_client: np.ndarray) -> np.ndarray:
+        return np.repeat(per_client[:, None], self.samples, axis=1)
+
+    def data(self, arrays: dict[str, np.ndarray]) -> FederatedData:
+        return FederatedData.from_clients([{k: v[i] for k, v in arrays.items()} for i in range(self.clients)])
+
+
+__all__ = ["Quadratic", "quadratic_bilevel", "quadratic_minimax"]
