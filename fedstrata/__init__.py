@@ -4,6 +4,7 @@
 """
 
 from fedstrata import data, engines, methods, problems
+from fedstrata.black_box import black_box
 from fedstrata.checkpoint import Checkpoint, CheckpointError
 from fedstrata.client import per_batch
 from fedstrata.data import IID, ByKey, DataError, Dirichlet, FederatedData, OneClass, QuantitySkew
@@ -20,6 +21,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "IID", "ByKey", "Checkpoint", "CheckpointError", "ClientError", "DataError", "Dirichlet", "Diverged", "EarlyStop",
-    "FederatedData", "Ledger", "OneClass", "QuantitySkew", "Result", "data", "engines", "methods", "per_batch",
+    "FederatedData", "Ledger", "OneClass", "QuantitySkew", "Result", "black_box", "data", "engines", "methods", "per_batch",
     "problems", "solve", *_methods, *_problems,
 ]  # fmt: skip

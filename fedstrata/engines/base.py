@@ -131,6 +131,11 @@ class FedBase:
         """This round's clients, ascending."""
         return self.everyone if self.cohort is None else self.cohort
 
+    def weights(self) -> jax.Array:
+        """Their weights in an average."""
+        weights = self._weigh(self.cohort, None)
+        return jnp.full((self.participants,), 1 / self.participants) if weights is None else weights
+
     def sample(self, key: jax.Array, count: int) -> jax.Array:
         """``count`` of this round's clients, without replacement, ascending."""
         if not 1 <= count <= self.participants:

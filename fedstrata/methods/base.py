@@ -77,6 +77,9 @@ class Fed(Protocol):
     def indices(self) -> jax.Array:
         """This round's clients, ascending: the order in which `gather` stacks."""
 
+    def weights(self) -> jax.Array:
+        """The weights of this round's clients in an average; they sum to one."""
+
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
@@ -211,11 +214,20 @@ def _copy(method: Any, values: dict[str, Any]) -> Any:
     new = object.__new__(type(method))
     for f in dataclasses.fields(method):
         object.__setattr__(new, f.name, values.get(f.name, getattr(method, f.name)))
+    object.__setattr__(new, "_leaves", _leaves(method) | values.keys())
     return new
 
 
-def _is_leaf(value: Any, kind: _Leaf | _Count | None) -> bool:
-    if kind is None or callable(value):
+def _leaves(method: Any) -> frozenset[str]:
+    """The names of the fields that are leaves: fixed when a tree is put together, else told by the values."""
+    fixed = getattr(method, "_leaves", None)
+    if fixed is not None:
+        return fixed
+    return frozenset(name for name, kind in method._kinds.items() if _is_leaf(getattr(method, name), kind))
+
+
+def _is_leaf(value: Any, kind: _Leaf | _Count) -> bool:
+    if callable(value):
         return False
     return isinstance(kind, _Leaf) or getattr(value, "ndim", 0) >= 1
 
@@ -232,21 +244,16 @@ def method(cls: T) -> T:
     cls._kinds = {name: kind for name in names if (kind := _kind(hints[name])) is not None}
 
     def flatten(obj: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        children, static = [], []
-        for name in names:
-            value = getattr(obj, name)
-            if _is_leaf(value, cls._kinds.get(name)):
-                children.append(value)
-                static.append((name, True, None))
-            else:
-                static.append((name, False, value))
-        return children, tuple(static)
+        leaves = _leaves(obj)
+        children = [getattr(obj, name) for name in names if name in leaves]
+        return children, tuple((name, name in leaves, None if name in leaves else getattr(obj, name)) for name in names)
 
     def unflatten(static: tuple[Any, ...], children: Any) -> Any:
         obj = object.__new__(cls)
         leaves: Iterator[Any] = iter(children)
         for name, is_leaf, value in static:
             object.__setattr__(obj, name, next(leaves) if is_leaf else value)
+        object.__setattr__(obj, "_leaves", frozenset(name for name, is_leaf, _ in static if is_leaf))
         return obj
 
     jax.tree_util.register_pytree_node(cls, flatten, unflatten)

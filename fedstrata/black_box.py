@@ -1,0 +1,60 @@
+"""Losses that are ordinary programs: Python, NumPy, PyTorch, a simulator, a solver.
+
+A zeroth-order method needs values only, so a loss may be anything that takes arrays and returns a number. The
+program calls back to the host for each value; everything else stays compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+
+
+class BlackBoxError(RuntimeError):
+    """A black-box function failed or returned something that is not a number."""
+
+
+def black_box(
+    function: Callable[..., Any], *, like: Callable[..., PyTree] | None = None, vectorized: bool = False
+) -> Callable[..., Any]:
+    """Make a plain function usable as a loss in the zeroth-order methods, in every engine.
+
+    Args:
+        function: ``function(x, …, sample)`` of NumPy arrays (pytrees of them); returns a number.
+        like: for a function that returns arrays, the value's shape: a function of the same (traced) arguments that
+            returns something of the same shape and dtype, e.g. ``lambda x, y, sample: y``. Default: one number.
+        vectorized: whether ``function`` takes a batch of calls at once: every argument then has leading batch axes
+            (of length one, where an argument is the same for all calls) and the value has them too.
+
+    >>> import numpy as np, fedstrata as fs
+    >>> loss = fs.black_box(lambda x, sample: np.abs(sample["a"] @ x - sample["b"]).item())
+    """
+
+    def wrapped(*args: PyTree) -> Any:
+        if like is None:
+            shape = jax.ShapeDtypeStruct((), jnp.result_type(float))
+        else:
+            shape = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), jax.eval_shape(like, *args))
+
+        def call(*host: PyTree) -> Any:
+            host = jax.tree.map(np.asarray, host)
+            value = function(*host)
+            try:
+                if not vectorized:
+                    return jax.tree.map(lambda v, s: np.asarray(v, s.dtype).reshape(s.shape), value, shape)
+                return jax.tree.map(lambda v, s: np.asarray(v, s.dtype), value, shape)
+            except (TypeError, ValueError) as error:
+                wanted = "one number" if like is None else f"arrays like {shape}"
+                raise BlackBoxError(f"The black-box function must return {wanted}, but returned {value!r}.") from error
+
+        method = "expand_dims" if vectorized else "sequential"
+        return jax.pure_callback(call, shape, *args, vmap_method=method)
+
+    wrapped.__name__ = getattr(function, "__name__", "black_box")
+    return wrapped

@@ -1,0 +1,61 @@
+"""FedMSPP (Yuan and Li 2022): federated minibatch stochastic proximal point.
+
+    min_x  1/m Σ_i E f_i(x, ξ)
+
+    1  server: send x̄ to the clients that take part
+    2  client i: draw one minibatch B from D_i for the whole round
+    3  client i: x ≈ argmin_x f_i(x; B) + ‖x − x̄‖²/(2η), by H gradient steps of size γ from x̄:
+    4      x ← x − γ (∇f_i(x; B) + (x − x̄)/η)
+    5  server: x̄ ← the mean of the clients' x
+
+Reveals only averages. Needs gradients. η → ∞ is FedAvg with one minibatch per round.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from fedstrata import tree
+from fedstrata.client import Client, steps_of
+from fedstrata.estimators.gradients import gradient
+from fedstrata.methods.base import BatchSize, Fed, Method, Positive, Steps, method
+from fedstrata.problems.classes import Minimization
+from fedstrata.tally import loop
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree  # x̄
+
+
+@method
+class FedMSPP(Method):
+    """Proximal steps with parameter ``eta`` on one minibatch per round, by ``H`` gradient steps of size ``gamma``."""
+
+    eta: Positive  # η
+    gamma: Positive  # γ
+    H: Steps = 10
+    batch_size: BatchSize = None
+
+    solves = (Minimization,)
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def proximal_point(self, problem: Minimization, client: Client, key: Any, x_bar: PyTree) -> PyTree:
+        key_batch, key_steps = jax.random.split(key)
+        f = client.mean(problem.loss, key_batch, self.batch_size)  # line 2
+
+        def step(x: PyTree, key: Any) -> PyTree:
+            direction = tree.axpy(1 / self.eta, tree.sub(x, x_bar), gradient(f, x))
+            return problem.project(tree.axpy(-self.gamma, direction, x), client)  # line 4
+
+        return loop(steps_of(self.H, client), step, key_steps, x_bar)  # line 3
+
+    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+        return State(fed.average(self.proximal_point, key, state.x))  # lines 1, 5

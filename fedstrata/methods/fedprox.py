@@ -1,0 +1,57 @@
+"""FedProx (Li et al. 2020): FedAvg with a pull towards the server's iterate.
+
+    min_x  1/m Σ_i E f_i(x, ξ)   over X
+
+    1  server: send x̂ to the clients that take part
+    2  client i, H times from x = x̂:
+    3      draw ξ from D_i
+    4      x ← P_{X_i}(x − γ (∇f_i(x, ξ) + μ (x − x̂)))
+    5  server: x̂ ← the mean of the clients' x
+
+Reveals only averages. Needs gradients. μ = 0 is FedAvg.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fedstrata import tree
+from fedstrata.client import Client, steps_of
+from fedstrata.estimators.gradients import gradient
+from fedstrata.methods.base import BatchSize, Fed, Method, NonNegative, Positive, Steps, method
+from fedstrata.problems.classes import Minimization
+from fedstrata.tally import loop
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree  # x̂
+
+
+@method
+class FedProx(Method):
+    """Federated averaging of ``H`` proximal-gradient-like local steps of size ``gamma``, with pull ``mu``."""
+
+    gamma: Positive  # γ
+    mu: NonNegative = 0.1  # μ
+    H: Steps = 1
+    batch_size: BatchSize = None
+
+    solves = (Minimization,)
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def local_steps(self, problem: Minimization, client: Client, key: Any, x_hat: PyTree) -> PyTree:
+        def step(x: PyTree, key: Any) -> PyTree:
+            f = client.mean(problem.loss, key, self.batch_size)  # line 3
+            direction = tree.axpy(self.mu, tree.sub(x, x_hat), gradient(f, x))
+            return problem.project(tree.axpy(-self.gamma, direction, x), client)  # line 4
+
+        return loop(steps_of(self.H, client), step, key, x_hat)  # line 2
+
+    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+        return State(fed.average(self.local_steps, key, state.x))  # lines 1, 5

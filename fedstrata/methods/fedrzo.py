@@ -1,0 +1,121 @@
+"""FedRZO_nn: randomised zeroth-order, locally projected federated averaging (Qiu, Shanbhag, Yousefian; Algorithm 1).
+
+    min_x  1/m Σ_i E f_i(x, ξ)   over  ∩ X_i
+
+    1  server: send x̂ to every client
+    2  client i, H times from x = x̂:
+    3      draw ξ from D_i, and v on the sphere of radius η
+    4      g ← n/η² (f_i(x+v, ξ) − f_i(x, ξ)) v
+    5      x ← x − γ (g + (x − P_{X_i}(x))/η)
+    6  server: x̂ ← the mean of the clients' x
+
+Without local sets a client's path is H scalars times directions that the server can draw too:
+
+    5′ client i: upload the scalars s_k = n/η² (f_i(x+v, ξ) − f_i(x, ξ)), k < H
+    6′ server: x̂ ← x̂ − γ · the mean over the clients of Σ_k s_k v_k
+
+gives the same iterates with n/H times less to upload (``messages="scalars"``).
+
+Reveals only averages (the scalars: every reply). Needs function values only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata import tree
+from fedstrata.client import Client, steps_of
+from fedstrata.estimators.sphere import sphere, two_point_scalar
+from fedstrata.methods.base import BatchSize, Fed, Method, Positive, Steps, method
+from fedstrata.problems.classes import Minimization
+from fedstrata.tally import loop
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree  # x̂
+
+
+@method
+class FedRZO(Method):
+    """``H`` local steps of size ``gamma`` along two-point estimates of radius ``eta``, with local sets.
+
+    Args:
+        gamma: step size γ.
+        eta: smoothing radius η.
+        H: local steps.
+        batch_size: samples per function value; None for all.
+        messages: ``"vectors"``, or ``"scalars"`` where there is no local set.
+        two_sided: ``n/(2η²) (f(x+v) − f(x−v)) v`` in line 4, whose bias is of a higher order in η.
+    """
+
+    gamma: Positive  # γ
+    eta: Positive  # η
+    H: Steps = 1
+    batch_size: BatchSize = 1
+    messages: str = "vectors"
+    two_sided: bool = False
+
+    solves = (Minimization,)
+    needs = "function values"
+
+    def check(self, problem: Minimization, clients: int) -> None:
+        if self.messages not in ("vectors", "scalars"):
+            raise ValueError(f"FedRZO: messages must be 'vectors' or 'scalars', but is {self.messages!r}.")
+        if self.messages == "scalars" and not problem.project.trivial:
+            raise ValueError("FedRZO: with local sets the server cannot replay the steps; use messages='vectors'.")
+        if self.messages == "scalars" and not isinstance(self.H, int):
+            raise ValueError("FedRZO: messages='scalars' needs the same number H of steps for all clients and rounds.")
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def scalar_step(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> tuple[Any, PyTree, PyTree]:
+        """One local step: the scalar, its direction, and the next point."""
+        key_xi, key_v = jax.random.split(key)
+        f = client.mean(problem.loss, key_xi, self.batch_size)  # line 3
+        v = sphere(key_v, x, self.eta)
+        scalar = two_point_scalar(f, x, v, self.eta, self.two_sided)  # line 4
+        pull = tree.scale(1 / self.eta, tree.sub(x, problem.project(x, client)))
+        return scalar, v, tree.axpy(-self.gamma, tree.axpy(scalar, v, pull), x)  # line 5
+
+    def local_steps(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> PyTree:
+        def step(x: PyTree, key: Any) -> PyTree:
+            return self.scalar_step(problem, client, key, x)[2]
+
+        return loop(steps_of(self.H, client), step, key, x)  # line 2
+
+    def local_scalars(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> jax.Array:
+        def step(carry: tuple[PyTree, jax.Array], key: Any, k: Any) -> tuple[PyTree, jax.Array]:
+            scalar, _, x = self.scalar_step(problem, client, key, carry[0])
+            return x, carry[1].at[k].set(scalar)
+
+        scalars = jnp.zeros((self.H,), jnp.result_type(*jax.tree.leaves(x)))
+        return loop(self.H, step, key, (x, scalars), indexed=True)[1]  # line 5′
+
+    def replay(self, key: Any, index: Any, scalars: jax.Array, x: PyTree) -> PyTree:
+        """``Σ_k s_k v_k`` of one client, from the keys it drew with."""
+        key = jax.random.fold_in(key, index)
+
+        def add(total: PyTree, key: Any, k: Any) -> PyTree:
+            return tree.axpy(scalars[k], sphere(jax.random.split(key)[1], x, self.eta), total)
+
+        return loop(self.H, add, key, tree.zeros_like(x), indexed=True)
+
+    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+        if self.messages == "vectors":
+            return State(fed.average(self.local_steps, key, state.x))  # lines 1, 6
+        scalars = fed.gather(self.local_scalars, key, state.x)
+        clients, weights = fed.indices(), fed.weights()
+
+        def add(x: PyTree, one: tuple[Any, Any, Any]) -> tuple[PyTree, None]:
+            index, weight, of_client = one
+            return tree.axpy(-self.gamma * weight, self.replay(key, index, of_client, state.x), x), None
+
+        return State(jax.lax.scan(add, state.x, (clients, weights, scalars))[0])  # line 6′

@@ -1,0 +1,72 @@
+"""FedZO (Fang et al. 2022): federated zeroth-order descent.
+
+    min_x  1/m Σ_i E f_i(x, ξ)   over X
+
+    1  server: send x̂ to the clients that take part
+    2  client i, H times from x = x̂:
+    3      draw ξ from D_i, and v_1 … v_b on the unit sphere
+    4      g ← d/(μ b) Σ_j (f_i(x + μ v_j, ξ) − f_i(x, ξ)) v_j
+    5      x ← P_{X_i}(x − η g)
+    6  server: x̂ ← x̂ + the mean of the clients' x − x̂
+
+Reveals only averages. Needs function values only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from fedstrata import tree
+from fedstrata.client import Client, steps_of
+from fedstrata.estimators.sphere import sphere
+from fedstrata.methods.base import BatchSize, Count, Fed, Method, Positive, Steps, method
+from fedstrata.problems.classes import Minimization
+from fedstrata.tally import loop
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree  # x̂
+
+
+@method
+class FedZO(Method):
+    """``H`` local steps of size ``eta`` along differences of width ``mu`` in ``b`` directions."""
+
+    eta: Positive  # η
+    mu: Positive  # μ
+    H: Steps = 1
+    b: Count = 1
+    batch_size: BatchSize = None
+
+    solves = (Minimization,)
+    needs = "function values"
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def local_steps(self, problem: Minimization, client: Client, key: Any, x_hat: PyTree) -> PyTree:
+        d = tree.dimension(x_hat)
+
+        def step(x: PyTree, key: Any) -> PyTree:
+            key_xi, key_v = jax.random.split(key)
+            f = client.mean(problem.loss, key_xi, self.batch_size)  # line 3
+            value = f(x)
+
+            def along(g: PyTree, key: Any) -> PyTree:
+                v = sphere(key, x)
+                difference = f(tree.axpy(self.mu, v, x)) - value
+                return tree.axpy(d / (self.mu * self.b) * difference, v, g)
+
+            g = loop(self.b, along, key_v, tree.zeros_like(x))  # line 4
+            return problem.project(tree.axpy(-self.eta, g, x), client)  # line 5
+
+        return tree.sub(loop(steps_of(self.H, client), step, key, x_hat), x_hat)  # line 2
+
+    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+        return State(tree.add(state.x, fed.average(self.local_steps, key, state.x)))  # lines 1, 6

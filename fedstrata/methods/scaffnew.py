@@ -1,0 +1,83 @@
+"""Scaffnew, also ProxSkip (Mishchenko et al. 2022): local steps with a coin for communication.
+
+    min_x  1/m Σ_i E f_i(x, ξ)
+
+    1  server: toss coins until the first success, which comes with probability p; T is their number; send x, T
+    2  client i: h ← h + p/γ (x − x̂), with x̂ from its last round
+    3  client i, T times from x̂ = x:
+    4      x̂ ← x̂ − γ (∇f_i(x̂, ξ) − h)
+    5  client i: upload x̂ − γ/p h; remember h, x̂
+    6  server: x ← the mean of the uploads
+
+A round is what lies between two successes, so one round is one averaging. Reveals only averages. Needs gradients.
+p = 1 is parallel gradient descent.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata import tree
+from fedstrata.client import Client
+from fedstrata.estimators.gradients import gradient
+from fedstrata.methods.base import BatchSize, Fed, Fraction, Method, Positive, Remember, method
+from fedstrata.problems.classes import Minimization
+from fedstrata.tally import loop
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree
+
+
+class Memory(NamedTuple):
+    """A client's control variate, its point before the last averaging, and that round's p/γ."""
+
+    h: PyTree
+    x_hat: PyTree
+    pull: Any
+
+
+@method
+class Scaffnew(Method):
+    """Local steps of size ``gamma`` that communicate with probability ``p`` after each."""
+
+    gamma: Positive  # γ
+    p: Fraction
+    batch_size: BatchSize = None
+
+    solves = (Minimization,)
+    full_participation = "its control variates sum to zero only over all clients."
+
+    def check(self, problem: Minimization, clients: int) -> None:
+        if not problem.project.trivial:
+            raise ValueError("Scaffnew's control variates assume the whole space: use FedAvg or FedRZO with a set.")
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> Memory:
+        return Memory(tree.zeros_like(x0), x0, jnp.zeros(()))
+
+    def local_steps(self, problem: Minimization, client: Client, key: Any, x: PyTree, T: Any) -> Remember:
+        before: Memory = client.memory
+        h = tree.axpy(before.pull, tree.sub(x, before.x_hat), before.h)  # line 2
+
+        def step(x_hat: PyTree, key: Any) -> PyTree:
+            f = client.mean(problem.loss, key, self.batch_size)
+            return tree.axpy(-self.gamma, tree.sub(gradient(f, x_hat), h), x_hat)  # line 4
+
+        x_hat = loop(T, step, key, x)  # line 3
+        pull = self.p / self.gamma
+        return Remember(tree.axpy(-1 / pull, h, x_hat), Memory(h, x_hat, jnp.asarray(pull, before.pull.dtype)))  # line 5
+
+    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+        key_coin, key_steps = jax.random.split(key)
+        T = jax.random.geometric(key_coin, self.p, dtype=jnp.int32)  # line 1
+        return State(fed.average(self.local_steps, key_steps, state.x, T))  # line 6

@@ -1,0 +1,73 @@
+"""SCAFFOLD (Karimireddy et al. 2020): control variates against client drift.
+
+    min_x  1/m Σ_i E f_i(x, ξ)
+
+    1  server: send x, c to the clients S that take part
+    2  client i, K times from y = x:
+    3      y ← y − η_l (∇f_i(y, ξ) − c_i + c)
+    4  client i: c_i⁺ ← c_i − c + (x − y)/(K η_l); upload y − x, c_i⁺ − c_i; remember c_i ← c_i⁺
+    5  server: x ← x + η_g mean_S(y − x)
+    6  server: c ← c + |S|/m mean_S(c_i⁺ − c_i)
+
+Reveals only averages. Needs gradients. Started from zero control variates, its first round is FedAvg.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fedstrata import tree
+from fedstrata.client import Client
+from fedstrata.estimators.gradients import gradient
+from fedstrata.methods.base import BatchSize, Count, Fed, Method, Positive, Remember, method
+from fedstrata.problems.classes import Minimization
+from fedstrata.tally import loop
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's iterate and control variate."""
+
+    x: PyTree
+    c: PyTree
+
+
+@method
+class SCAFFOLD(Method):
+    """Federated averaging of ``K`` local steps of size ``eta_l`` corrected by control variates; server step ``eta_g``."""
+
+    eta_l: Positive  # η_l
+    eta_g: Positive = 1.0  # η_g
+    K: Count = 1
+    batch_size: BatchSize = None
+
+    solves = (Minimization,)
+
+    def check(self, problem: Minimization, clients: int) -> None:
+        if not problem.project.trivial:
+            raise ValueError("SCAFFOLD's control variates assume the whole space: use FedAvg or FedRZO with a set.")
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0, tree.zeros_like(x0))
+
+    def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> PyTree:
+        return tree.zeros_like(x0)  # c_i
+
+    def local_steps(self, problem: Minimization, client: Client, key: Any, x: PyTree, c: PyTree) -> Remember:
+        c_i = client.memory
+        correction = tree.sub(c, c_i)
+
+        def step(y: PyTree, key: Any) -> PyTree:
+            f = client.mean(problem.loss, key, self.batch_size)
+            return tree.axpy(-self.eta_l, tree.add(gradient(f, y), correction), y)  # line 3
+
+        moved = tree.sub(loop(self.K, step, key, x), x)  # line 2
+        c_new = tree.axpy(-1 / (self.K * self.eta_l), moved, tree.sub(c_i, c))  # line 4
+        return Remember((moved, tree.sub(c_new, c_i)), c_new)
+
+    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+        moved, changed = fed.average(self.local_steps, key, state.x, state.c)  # line 1
+        x = tree.axpy(self.eta_g, moved, state.x)  # line 5
+        c = tree.axpy(fed.participants / fed.clients, changed, state.c)  # line 6
+        return State(x, c)

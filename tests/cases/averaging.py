@@ -1,0 +1,41 @@
+"""FedAvg and its relatives, on regression with a vector and an offset."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+import fedstrata as fs
+
+from . import Case, samples
+
+
+def loss(x, sample):
+    """Half the squared residual, and a little curvature for the offset."""
+    return 0.5 * (sample["a"] @ x["w"] + x["c"] - sample["b"]) ** 2 + 0.05 * x["c"] ** 2
+
+
+problem = fs.Minimization(loss)
+in_a_ball = fs.Minimization(
+    loss, project=lambda x, client: fs.sets.Ball(0.5)({"w": x["w"] - 0.01 * jnp.float32(client.index), "c": x["c"]})
+)
+data = fs.FederatedData.from_clients(samples(0))
+x0 = {"w": np.full(3, 0.3), "c": np.array(-0.2)}
+
+
+def case(name, method, problem=problem, **more):
+    return Case(name, method, problem, data, x0, **more)
+
+
+CASES = [
+    case("fedavg", fs.FedAvg(gamma=0.1, H=3, batch_size=2)),
+    case("fedavg-full", fs.FedAvg(gamma=lambda r: 0.1 / (r + 1), H=np.array([0, 1, 2, 3, 1]))),
+    case("fedprox", fs.FedProx(gamma=0.1, mu=0.5, H=2, batch_size=2)),
+    case("scaffold", fs.SCAFFOLD(eta_l=0.1, eta_g=0.9, K=2, batch_size=2)),
+    case("scaffnew", fs.Scaffnew(gamma=0.1, p=0.5, batch_size=2), participation=None),
+    case("fedmspp", fs.FedMSPP(eta=0.5, gamma=0.1, H=3, batch_size=2)),
+    case("fedzo", fs.FedZO(eta=0.01, mu=0.1, H=2, b=2, batch_size=2)),
+    case("fedrzo", fs.FedRZO(gamma=0.01, eta=0.1, H=2, batch_size=2)),
+    case("fedrzo-scalars", fs.FedRZO(gamma=0.01, eta=0.1, H=2, batch_size=2, messages="scalars", two_sided=True)),
+    case("fedrzo-sets", fs.FedRZO(gamma=0.01, eta=0.1, H=2), problem=in_a_ball),
+]
