@@ -312,6 +312,10 @@ def test_everything_is_escaped(tmp_path):
     assert all(link.startswith(("data:", "#")) for link in evil.links if link != "http://127.0.0.1:9/y")
     assert not any(name.startswith("on") for _, attrs in evil.tags for name in attrs)
     assert EVIL in "".join(evil.text)
+    figures = re.findall(
+        r'id="figure-plot">(.*?)</script>', (tmp_path / "report" / "report.html").read_text()
+    )
+    assert [("<" in text, json.loads(text)["data"][0]["name"]) for text in figures] == [(False, "A")]
 
 
 def test_notes_are_markdown_without_pictures_or_tags():

@@ -131,12 +131,12 @@ def test_every_line_has_its_own_look(make_runs):
 
 
 def test_names_are_not_mathematics_or_markup():
-    label = r"$\undefined{ <b>%{y}</b>"
+    label = r"$\bad{$ <b>%{y}</b>"
     run = Run(label, {"$a$": "$b"}, 0, {"round": [0, 1], "loss": [1.0, 2.0]}, {}, 0.0, "A")
     plot = build_plot([run], PlotSpec("loss", panels="$a$", title="$x"))
     assert to_svg(draw(plot))
     trace = figure(plot)["data"][0]
-    assert trace["name"] == r"$\undefined{ &lt;b&gt;%{y}&lt;/b&gt;"
+    assert trace["name"] == r"$\bad{$ &lt;b&gt;%{y}&lt;/b&gt;"
     assert label not in trace["hovertemplate"]
 
 
