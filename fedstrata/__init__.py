@@ -16,11 +16,12 @@ from fedstrata.problems import *  # noqa: F403
 from fedstrata.problems import __all__ as _problems
 from fedstrata.result import Result
 from fedstrata.solve import Diverged, EarlyStop, solve
+from fedstrata.sweep import sweep
 
 __version__ = "0.1.0"
 
 __all__ = [
     "IID", "ByKey", "Checkpoint", "CheckpointError", "ClientError", "DataError", "Dirichlet", "Diverged", "EarlyStop",
     "FederatedData", "Ledger", "OneClass", "QuantitySkew", "Result", "black_box", "data", "engines", "methods", "per_batch",
-    "problems", "solve", *_methods, *_problems,
+    "problems", "solve", "sweep", *_methods, *_problems,
 ]  # fmt: skip

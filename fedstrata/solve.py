@@ -94,7 +94,7 @@ class EarlyStop:
 
 
 @dataclass
-class _Run:
+class Run:
     """What a run has gathered so far."""
 
     carry: Carry
@@ -171,14 +171,14 @@ def solve(
     """
     began = time.perf_counter()
     engine = engine_of(engine)
-    setup = _check(problem, method, data, rounds, seed, participation, metrics, eval_every, weights, default_metrics)
+    setup = check_arguments(problem, method, data, rounds, seed, participation, metrics, eval_every, weights, default_metrics)
     data = data.cast()
     x0, y0 = tree.as_floats(x0, "x0"), tree.as_floats(y0, "y0")
     for name, point in (("x0", x0), ("y0", y0)):
         if bad := tree.nonfinite_leaves(point):
             raise ValueError(f"{name} is not finite in {', '.join(bad)}.")
-    _check_point(problem, data, x0, y0)
-    carry = _initial(problem, method, x0, y0, data.clients)
+    check_point(problem, data, x0, y0)
+    carry = initial_carry(problem, method, x0, y0, data.clients)
     saving = checkpoint if checkpoint is None or isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
     config = {
         "problem": type(problem).__name__,
@@ -189,7 +189,7 @@ def solve(
         "eval_every": eval_every,
         "clients": data.clients,
     }
-    run = _Run(carry)
+    run = Run(carry)
     if resume:
         if saving is None:
             raise ValueError("resume=True needs a checkpoint path.")
@@ -220,7 +220,7 @@ def solve(
         if run.round == 0 and not run.history and hasattr(method, "start"):
             run.carry, counts = engine.begin(setup, method, run.carry, seed, placed)
             run.counts.update(counts)
-        plan = _plan(run.round, rounds, eval_every, first=not run.history)
+        plan = plan_of(run.round, rounds, eval_every, first=not run.history)
         while plan:
             these, plan = plan[:evaluations], plan[evaluations:]
             started = time.perf_counter()
@@ -239,7 +239,7 @@ def solve(
                 run.record({n: float(v[j]) for n, v in advanced.history.items()}, earlier + at - began)
             run.seconds = earlier + now - began
             bar.update(run.round, {n: v[-1] for n, v in run.history.items() if n not in BOOKKEEPING})
-            evaluations = _next_length(evaluations, now - started)
+            evaluations = next_length(evaluations, now - started)
             if saving is not None and (
                 now - saved_at >= saving.every_seconds
                 or (saving.every_rounds is not None and run.round - saved_round >= saving.every_rounds)
@@ -258,7 +258,7 @@ def solve(
     return result(status)
 
 
-def _check(
+def check_arguments(
     problem: Any,
     method: Any,
     data: Any,
@@ -312,7 +312,7 @@ def _participants(participation: float | int, clients: int) -> int:
     return max(1, round(participation * clients))
 
 
-def _check_point(problem: Problem, data: FederatedData, x: PyTree, y: PyTree) -> None:
+def check_point(problem: Problem, data: FederatedData, x: PyTree, y: PyTree) -> None:
     def sample(stacked: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), stacked)
 
@@ -320,21 +320,21 @@ def _check_point(problem: Problem, data: FederatedData, x: PyTree, y: PyTree) ->
     problem.check(x, y, train, train if data.valid is None else sample(data.valid))
 
 
-def _initial(problem: Problem, method: Method, x0: PyTree, y0: PyTree, clients: int) -> Carry:
+def initial_carry(problem: Problem, method: Method, x0: PyTree, y0: PyTree, clients: int) -> Carry:
     """State and memory before the first round, as strongly typed host arrays."""
     state = jax.tree.map(np.asarray, method.init(problem, x0, y0))
     memory = jax.tree.map(np.asarray, method.memory(problem, x0, y0))
     return Carry(state, jax.tree.map(lambda leaf: np.broadcast_to(leaf, (clients, *leaf.shape)), memory))
 
 
-def _plan(done: int, rounds: int, eval_every: int, first: bool) -> list[int]:
+def plan_of(done: int, rounds: int, eval_every: int, first: bool) -> list[int]:
     """Rounds before each evaluation still to come; the start (0 rounds) and the last round are among them."""
     stops = sorted({*range(done - done % eval_every + eval_every, rounds, eval_every), rounds} - {done})
     stops = [stop for stop in stops if stop > done]
     return [0] * first + [b - a for a, b in zip([done, *stops[:-1]], stops, strict=True)] if stops else [0] * first
 
 
-def _next_length(evaluations: int, seconds: float) -> int:
+def next_length(evaluations: int, seconds: float) -> int:
     """How many evaluations to run before the next look, aiming at `PAUSE` seconds."""
     if seconds > PAUSE:
         return max(1, int(evaluations * PAUSE / seconds))
@@ -367,14 +367,14 @@ def _explain(method: Method, round_number: int, quantity: str, carry: Carry) -> 
     )
 
 
-def _save(saving: Checkpoint, host: Carry, run: _Run, config: dict[str, Any]) -> None:
+def _save(saving: Checkpoint, host: Carry, run: Run, config: dict[str, Any]) -> None:
     facts = {"config": config, "round": run.round, "counts": run.counts, "seconds": run.seconds}
     history = {f"history/{name}": np.asarray(values, np.float64) for name, values in run.history.items()}
     arrays = {**flatten("state", host.state), **flatten("memory", host.memory), **history}
     save_arrays(saving.file, arrays, facts)
 
 
-def _load(saving: Checkpoint, like: Carry, config: dict[str, Any], rounds: int) -> _Run:
+def _load(saving: Checkpoint, like: Carry, config: dict[str, Any], rounds: int) -> Run:
     arrays, facts = load_arrays(saving.file)
     other = {k: (facts["config"].get(k), v) for k, v in config.items() if facts["config"].get(k) != v}
     if other:
@@ -386,7 +386,7 @@ def _load(saving: Checkpoint, like: Carry, config: dict[str, Any], rounds: int) 
         unflatten("state", like.state, arrays, saving.file), unflatten("memory", like.memory, arrays, saving.file)
     )
     history = {n.removeprefix("history/"): a.tolist() for n, a in arrays.items() if n.startswith("history/")}
-    return _Run(carry, facts["round"], history, Counter(facts["counts"]), facts["seconds"])
+    return Run(carry, facts["round"], history, Counter(facts["counts"]), facts["seconds"])
 
 
 @contextmanager

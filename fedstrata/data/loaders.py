@@ -11,8 +11,6 @@ from typing import Any, TypedDict, Unpack
 
 import jax.numpy as jnp
 import numpy as np
-from sklearn import datasets
-from sklearn.model_selection import train_test_split
 
 from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.data.fetch import FORMS, read
@@ -21,7 +19,7 @@ from fedstrata.data.partition import IID, Partitioner
 Arrays = dict[str, np.ndarray]
 
 _IID = IID()
-_BUNDLED = {"digits": datasets.load_digits, "breast_cancer": datasets.load_breast_cancer}
+_BUNDLED = ("digits", "breast_cancer")
 
 
 class Options(TypedDict, total=False):
@@ -93,7 +91,9 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Arrays:
     {'x': (1797, 8, 8), 'y': (1797,)}
     """
     if name in _BUNDLED:
-        bunch = _BUNDLED[name]()
+        from sklearn import datasets  # a second of import time that most programs need not pay
+
+        bunch = getattr(datasets, f"load_{name}")()
         features = bunch.images if name == "digits" else bunch.data
         return {"x": features, "y": bunch.target.astype(np.int32)}
     if name not in FORMS:
@@ -196,6 +196,8 @@ def _parts(arrays: Arrays) -> tuple[Arrays, Arrays]:
 
 
 def _held_out(arrays: Arrays, fraction: float, seed: int, stratify: bool = True) -> tuple[Arrays, Arrays]:
+    from sklearn.model_selection import train_test_split
+
     indices = np.arange(len(arrays["y"]))
     classes = arrays["y"] if stratify else None
     train, test = train_test_split(indices, test_size=fraction, random_state=seed, stratify=classes)

@@ -96,7 +96,7 @@ class Simulated:
     def begin(self, setup: Setup, method: Method, carry: Carry, seed: int, data: FederatedData) -> tuple[Carry, Any]:
         """See `Engine.begin`."""
         args = (method, carry, np.uint32(seed), data)
-        run = compiled(_begin, self, setup, args)
+        run = compiled(trace_begin, self, setup, args)
         carry, factors = run.call(*args)
         return carry, settle(run.tally, 1, np.asarray(factors).reshape(-1, 2))
 
@@ -114,7 +114,7 @@ class Simulated:
         slots = np.zeros(EVALUATIONS, np.int32)
         slots[: len(rounds)] = rounds
         args = (method, carry, np.uint32(seed), data, np.int32(first), np.int32(len(rounds)), slots)
-        run = compiled(_advance, self, setup, args)
+        run = compiled(trace_advance, self, setup, args)
         carry, history, factors, bad = run.call(*args)
         factors = np.asarray(factors)
         counts = [settle(run.tally, int(rounds[j]), factors[j]) for j in range(len(rounds))]
@@ -250,14 +250,14 @@ def _add_words(words: jax.Array, factor: Any) -> jax.Array:
     return jnp.stack([words[0] + (low < words[1]), low])
 
 
-def _begin(engine: Simulated, setup: Setup, method: Any, carry: Carry, seed: Any, data: FederatedData) -> Any:
+def trace_begin(engine: Simulated, setup: Setup, method: Any, carry: Carry, seed: Any, data: FederatedData) -> Any:
     with tally.collect() as counted:
         carry = before_rounds(partial(SimulatedFed, engine), setup, method, carry, jax.random.key(seed), data)
     words = [_add_words(jnp.zeros(2, jnp.uint32), f) for f in counted.factors]
     return (engine.pin(carry), jnp.array(words, jnp.uint32)), counted
 
 
-def _advance(
+def trace_advance(
     engine: Simulated,
     setup: Setup,
     method: Any,
