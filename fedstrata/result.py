@@ -65,10 +65,10 @@ class Result:
         return figure
 
     def table(self) -> Table:
-        """First, best and last value of every metric, and the ledger, for the terminal (`rich.print`)."""
+        """The metrics at some rounds, and the ledger, for the terminal (`rich.print`)."""
         from fedstrata.report import history_table
 
-        return history_table(self.metrics, self.ledger.to_dict())
+        return history_table({"round": self.history["round"], **self.metrics}, self.ledger)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write ``result.safetensors`` (and nothing that needs pickle) into ``folder``; returns its path."""

@@ -84,7 +84,7 @@ class Run:
     @classmethod
     def of(cls, result: Any, label: str, *, seed: int, setting: Mapping[str, Scalar] | None = None) -> Run:
         """The record of a `Result`: of its ``history``, ``ledger``, ``seconds`` and ``method``."""
-        method = result.method if isinstance(result.method, str) else type(result.method).__name__
+        method = result.method["name"] if isinstance(result.method, dict) else type(result.method).__name__
         return cls(label, setting or {}, seed, result.history, result.ledger, result.seconds, method)
 
     def value(self, key: str) -> Scalar:
