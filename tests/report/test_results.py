@@ -17,19 +17,8 @@ def results():
     problem = fs.Minimization(lambda x, sample: jnp.sum((x - sample) ** 2))
     method = fs.FedAvg(gamma=0.1, H=2, batch_size=None)
     metrics = {"distance": lambda x, y: jnp.abs(x - 3.5)[0]}
-    return [
-        solve(
-            problem,
-            method,
-            data,
-            jnp.full(1, float(seed)),
-            rounds=4,
-            seed=seed,
-            metrics=metrics,
-            progress=False,
-        )
-        for seed in range(2)
-    ]
+    options = {"rounds": 4, "metrics": metrics, "progress": False}
+    return [fs.solve(problem, method, data, jnp.full(1, float(k)), seed=k, **options) for k in range(2)]
 
 
 def test_a_result_shows_itself(results):
