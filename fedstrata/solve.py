@@ -171,15 +171,19 @@ def solve(
     """
     began = time.perf_counter()
     engine = engine_of(engine)
-    setup = check_arguments(problem, method, data, rounds, seed, participation, metrics, eval_every, weights, default_metrics)
+    setup = check_arguments(
+        problem, method, data, rounds, seed, participation, metrics, eval_every, weights, default_metrics
+    )
     data = data.cast()
     x0, y0 = tree.as_floats(x0, "x0"), tree.as_floats(y0, "y0")
     for name, point in (("x0", x0), ("y0", y0)):
         if bad := tree.nonfinite_leaves(point):
             raise ValueError(f"{name} is not finite in {', '.join(bad)}.")
-    check_point(problem, data, x0, y0)
+    y0 = check_point(problem, data, x0, y0)
     carry = initial_carry(problem, method, x0, y0, data.clients)
-    saving = checkpoint if checkpoint is None or isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+    saving = (
+        checkpoint if checkpoint is None or isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+    )
     config = {
         "problem": type(problem).__name__,
         "method": describe_method(method),
@@ -224,7 +228,9 @@ def solve(
         while plan:
             these, plan = plan[:evaluations], plan[evaluations:]
             started = time.perf_counter()
-            advanced = engine.advance(setup, method, run.carry, seed, placed, run.round, np.array(these, np.int32))
+            advanced = engine.advance(
+                setup, method, run.carry, seed, placed, run.round, np.array(these, np.int32)
+            )
             now = time.perf_counter()
             bad = _first_bad(setup, advanced, run.round, these)
             if bad is not None:
@@ -271,7 +277,9 @@ def check_arguments(
     default_metrics: bool,
 ) -> Setup:
     if not isinstance(problem, Problem):
-        raise TypeError(f"problem must be a problem object such as fs.Minimization(loss), but is {problem!r}.")
+        raise TypeError(
+            f"problem must be a problem object such as fs.Minimization(loss), but is {problem!r}."
+        )
     if isinstance(method, type) or not isinstance(method, Method):
         raise TypeError(f"method must be a method object such as fs.FedAvg(gamma=0.1), but is {method!r}.")
     if not isinstance(data, FederatedData):
@@ -293,7 +301,9 @@ def check_arguments(
     metrics = dict(metrics or {})
     for name, metric in metrics.items():
         if not callable(metric):
-            raise TypeError(f"The metric {name!r} must be a function of (x, y) or of the state, but is {metric!r}.")
+            raise TypeError(
+                f"The metric {name!r} must be a function of (x, y) or of the state, but is {metric!r}."
+            )
         if name in BOOKKEEPING:
             raise ValueError(f"The metric name {name!r} is taken by the run's own history.")
     method.check(problem, data.clients)
@@ -302,7 +312,9 @@ def check_arguments(
 
 def _participants(participation: float | int, clients: int) -> int:
     if isinstance(participation, bool) or not isinstance(participation, int | float | np.number):
-        raise TypeError(f"participation must be a fraction in (0, 1] or a number of clients, but is {participation!r}.")
+        raise TypeError(
+            f"participation must be a fraction in (0, 1] or a number of clients, but is {participation!r}."
+        )
     if isinstance(participation, int | np.integer):
         if not 1 <= participation <= clients:
             raise ValueError(f"participation={participation} clients is not between 1 and {clients}.")
@@ -312,12 +324,15 @@ def _participants(participation: float | int, clients: int) -> int:
     return max(1, round(participation * clients))
 
 
-def check_point(problem: Problem, data: FederatedData, x: PyTree, y: PyTree) -> None:
+def check_point(problem: Problem, data: FederatedData, x: PyTree, y: PyTree) -> PyTree:
+    """Check the starting point against the problem's functions (shapes only); returns where y starts."""
+
     def sample(stacked: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), stacked)
 
     train = sample(data.train)
     problem.check(x, y, train, train if data.valid is None else sample(data.valid))
+    return problem.second(x, y, train)
 
 
 def initial_carry(problem: Problem, method: Method, x0: PyTree, y0: PyTree, clients: int) -> Carry:
@@ -331,7 +346,11 @@ def plan_of(done: int, rounds: int, eval_every: int, first: bool) -> list[int]:
     """Rounds before each evaluation still to come; the start (0 rounds) and the last round are among them."""
     stops = sorted({*range(done - done % eval_every + eval_every, rounds, eval_every), rounds} - {done})
     stops = [stop for stop in stops if stop > done]
-    return [0] * first + [b - a for a, b in zip([done, *stops[:-1]], stops, strict=True)] if stops else [0] * first
+    return (
+        [0] * first + [b - a for a, b in zip([done, *stops[:-1]], stops, strict=True)]
+        if stops
+        else [0] * first
+    )
 
 
 def next_length(evaluations: int, seconds: float) -> int:
@@ -379,11 +398,14 @@ def _load(saving: Checkpoint, like: Carry, config: dict[str, Any], rounds: int) 
     other = {k: (facts["config"].get(k), v) for k, v in config.items() if facts["config"].get(k) != v}
     if other:
         changes = "; ".join(f"{k}: {a!r} there, {b!r} here" for k, (a, b) in other.items())
-        raise CheckpointError(f"{saving.file} belongs to another run ({changes}). Resume with the same arguments.")
+        raise CheckpointError(
+            f"{saving.file} belongs to another run ({changes}). Resume with the same arguments."
+        )
     if facts["round"] > rounds:
         raise CheckpointError(f"{saving.file} is already at round {facts['round']}, past rounds={rounds}.")
     carry = Carry(
-        unflatten("state", like.state, arrays, saving.file), unflatten("memory", like.memory, arrays, saving.file)
+        unflatten("state", like.state, arrays, saving.file),
+        unflatten("memory", like.memory, arrays, saving.file),
     )
     history = {n.removeprefix("history/"): a.tolist() for n, a in arrays.items() if n.startswith("history/")}
     return Run(carry, facts["round"], history, Counter(facts["counts"]), facts["seconds"])

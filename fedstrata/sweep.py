@@ -87,7 +87,7 @@ def sweep(
         for m in methods
     ]
     setup: Setup = setups[0]
-    check_point(problem, datasets[0], x0, y0)
+    y0 = check_point(problem, datasets[0], x0, y0)
     runs = [(m, s) for m in range(len(methods)) for s in range(len(seeds))]
     engine = Simulated(chunk=chunk)
     batch_method = _stack([methods[m] for m, _ in runs])

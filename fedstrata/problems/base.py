@@ -25,7 +25,9 @@ class Mean(Protocol):
     ``each`` is a pytree with a leading client axis; a client's own slice is put behind ``args``.
     """
 
-    def __call__(self, function: Function, *args: PyTree, part: str = "train", each: PyTree = None) -> Any: ...
+    def __call__(
+        self, function: Function, *args: PyTree, part: str = "train", each: PyTree = None
+    ) -> Any: ...
 
 
 def positional(function: Function) -> int:
@@ -36,7 +38,9 @@ def positional(function: Function) -> int:
         return 1_000
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return 1_000
-    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in parameters)
+    return sum(
+        p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in parameters
+    )
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,9 @@ class Projection:
         if function is None:
             return cls()
         if not callable(function):
-            raise TypeError(f"{name} must be a function that projects, e.g. fs.sets.Box(-1, 1), but is {function!r}.")
+            raise TypeError(
+                f"{name} must be a function that projects, e.g. fs.sets.Box(-1, 1), but is {function!r}."
+            )
         return cls(function, positional(function))
 
     @property
@@ -92,13 +98,17 @@ class Problem:
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
         """Raise a clear error where a function does not fit the point or the sample (shapes only)."""
 
+    def second(self, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
+        """The second variable's start: the user's, or zeros of the right shapes where it is the method's own."""
+        return y
+
 
 def function() -> Any:
     """A dataclass field that must be a function."""
     return field(metadata={"function": True})
 
 
-def _shape_of(name: str, function: Function, args: tuple[PyTree, ...]) -> PyTree:
+def shape_of(name: str, function: Function, args: tuple[PyTree, ...]) -> PyTree:
     """The shape of a value, or an error that shows the shapes of the arguments."""
     if getattr(function, "per_batch", False):
         args = (*args[:-1], jax.tree.map(lambda s: jax.ShapeDtypeStruct((2, *s.shape), s.dtype), args[-1]))
@@ -114,7 +124,7 @@ def _shape_of(name: str, function: Function, args: tuple[PyTree, ...]) -> PyTree
 
 def check_scalar(name: str, function: Function, *args: PyTree) -> None:
     """The value must be one real number (shapes only)."""
-    leaves = jax.tree.leaves(_shape_of(name, function, args))
+    leaves = jax.tree.leaves(shape_of(name, function, args))
     if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
         found = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
         raise TypeError(f"{name} must return one real number for one sample, but returns {found}.")
@@ -122,7 +132,7 @@ def check_scalar(name: str, function: Function, *args: PyTree) -> None:
 
 def check_like(name: str, like: PyTree, function: Function, *args: PyTree) -> None:
     """The value must have the structure and shapes of ``like``."""
-    value = _shape_of(name, function, args)
+    value = shape_of(name, function, args)
     wanted = [(jax.tree.structure(like), [jnp.shape(leaf) for leaf in jax.tree.leaves(like)])]
     found = [(jax.tree.structure(value), [leaf.shape for leaf in jax.tree.leaves(value)])]
     if wanted != found:

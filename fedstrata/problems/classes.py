@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from fedstrata import tree
 from fedstrata.problems.base import (
     Function,
@@ -16,6 +19,7 @@ from fedstrata.problems.base import (
     check_scalar,
     function,
     positional,
+    shape_of,
 )
 
 
@@ -161,21 +165,29 @@ class Personalized(Problem):
 
 @dataclass(frozen=True)
 class Composition(Problem):
-    """``min_x h(x) + f(g_N(… g_1(x)))``, where levels are federated means and the outermost is scalar.
+    """``min_x h(x) + f^N(… f^1(f^0(x)))``, where levels are federated means and the outermost is scalar.
+
+    The inner values z^n = f^{n−1}(z^{n−1}) are no second variable: a method tracks them by itself.
 
     Args:
-        levels: from the innermost to the outermost: ``g(z, sample)`` for a federated mean, ``g(z)`` for a function that
-            everyone knows.
+        levels: from the innermost to the outermost: ``f(z, sample)`` for a federated mean, ``f(z)`` for a
+            function that everyone knows.
         plain: ``plain(x, sample)``, h, or None.
+
+    >>> import fedstrata as fs, jax.numpy as jnp
+    >>> problem = fs.Composition([lambda x, s: jnp.exp(s["a"] @ x), jnp.log])  # log E exp(aᵀx)
     """
 
     levels: tuple[Function, ...] = ()
     plain: Function | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "levels", tuple(self.levels))
-        if not self.levels or not all(callable(level) for level in self.levels):
-            raise TypeError(f"Composition.levels must be functions, from the innermost on, but is {self.levels!r}.")
+        levels = (self.levels,) if callable(self.levels) else tuple(self.levels)
+        object.__setattr__(self, "levels", levels)
+        if not levels or not all(callable(level) for level in levels):
+            raise TypeError(
+                f"Composition.levels must be functions, from the innermost on, but is {self.levels!r}."
+            )
         if self.plain is not None and not callable(self.plain):
             raise TypeError(f"Composition.plain must be a function of (x, sample), but is {self.plain!r}.")
         super().__post_init__()
@@ -183,17 +195,57 @@ class Composition(Problem):
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         z = x
         for level in self.levels:
-            z = level(z) if positional(level) == 1 else mean(level, z)
+            z = level(z) if known(level) else mean(level, z)
         return {"objective": z if self.plain is None else z + mean(self.plain, x)}
+
+    def second(self, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
+        """Zeros of the shapes of the inner values z¹, …, z^N, innermost first."""
+        shapes, z = [], x
+        for level in self.levels[:-1]:
+            z = jax.eval_shape(level, *_arguments(level, z, sample))
+            shapes.append(z)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tuple(shapes))
+
+    def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
+        if y is not None:
+            raise ValueError(
+                "A Composition has one variable: its inner values belong to the method. Leave y0 out."
+            )
+        z = x
+        for n, level in enumerate(self.levels):
+            name = f"levels[{n}]" + ("(z)" if known(level) else "(z, sample)")
+            if n == len(self.levels) - 1:
+                check_scalar(name, level, *_arguments(level, z, sample))
+            else:
+                z = shape_of(name, level, _arguments(level, z, sample))
+        if self.plain is not None:
+            check_scalar("plain(x, sample)", self.plain, x, sample)
+
+
+def known(level: Function) -> bool:
+    """Whether a level of a composition is a function that everyone knows, ``f(z)``."""
+    return positional(level) == 1
+
+
+def _arguments(level: Function, z: PyTree, sample: PyTree) -> tuple[PyTree, ...]:
+    return (z,) if known(level) else (z, sample)
 
 
 @dataclass(frozen=True)
 class MultiSequence(Problem):
     """Find x, z¹ … z^N with ``Σ_m P^m(x, Z) = 0`` and ``Σ_m S^{m,n}(z^{n−1}, z^n) = 0``, where z⁰ = x.
 
+    The second variable is the tuple Z = (z¹, …, z^N), also where N = 1. `Bilevel`, `Minimax` and `Composition`
+    become one by `fedstrata.as_multisequence`.
+
     Args:
-        P: ``P(x, Z, sample)``, of the structure of x; Z is the tuple (z¹, …, z^N).
+        P: ``P(x, Z, sample)``, of the structure of x.
         S: functions ``S_n(z_before, z, sample)``, of the structure of zⁿ, one per sequence.
+
+    >>> import fedstrata as fs
+    >>> problem = fs.MultiSequence(
+    ...     P=lambda x, Z, s: x + Z[0], S=[lambda x, z, s: 2 * z - s["b"] - x]
+    ... )
     """
 
     P: Function = function()
@@ -207,7 +259,18 @@ class MultiSequence(Problem):
         super().__post_init__()
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        return {"residual": tree.norm(mean(self.P, x, y))}
+        """The norm of P, and of all S together."""
+        S = [mean(s, before, z) for s, before, z in zip(self.S, (x, *y), y, strict=False)]
+        return {"P": tree.norm(mean(self.P, x, y)), "S": tree.norm(S)}
+
+    def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
+        require_y(y, "MultiSequence")
+        if not isinstance(y, tuple) or len(y) != len(self.S):
+            found = f"a tuple of {len(y)}" if isinstance(y, tuple) else f"a {type(y).__name__}"
+            raise ValueError(f"y0 must be a tuple (z1, …) of the {len(self.S)} sequences, but is {found}.")
+        check_like("P(x, Z, sample)", x, self.P, x, y, sample)
+        for n, S in enumerate(self.S):
+            check_like(f"S[{n}](z_before, z, sample)", y[n], S, (x, *y)[n], y[n], sample)
 
 
 def require_y(y: PyTree, name: str) -> None:
