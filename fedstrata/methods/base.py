@@ -89,6 +89,7 @@ class _Leaf:
     high: float = math.inf
     open_low: bool = False
     words: str = "a finite number"
+    optional: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,13 +111,14 @@ BatchSize = Annotated[int | None, _Count(1, optional=True)]
 
 
 def _kind(annotation: Any) -> _Leaf | _Count | None:
-    """The marker inside an annotation, also where it is one alternative of a union."""
+    """The marker inside an annotation, also where it is one alternative of a union (``Positive | None``)."""
     for marker in getattr(annotation, "__metadata__", ()):
         if isinstance(marker, _Leaf | _Count):
             return marker
-    for argument in getattr(annotation, "__args__", ()):
+    arguments = getattr(annotation, "__args__", ())
+    for argument in arguments:
         if (marker := _kind(argument)) is not None:
-            return marker
+            return dataclasses.replace(marker, optional=True) if type(None) in arguments else marker
     return None
 
 
@@ -188,6 +190,8 @@ def _check(owner: str, name: str, value: Any, kind: _Leaf | _Count) -> None:
         if isinstance(kind, _Count) and not kind.varied:
             raise TypeError(f"{owner}: {name} must be a whole number, but is the function {value!r}.")
         return
+    if value is None and kind.optional:
+        return
     if isinstance(kind, _Leaf):
         array = np.asarray(value)
         if array.dtype.kind not in "iuf":
@@ -195,8 +199,6 @@ def _check(owner: str, name: str, value: Any, kind: _Leaf | _Count) -> None:
         good = np.isfinite(array) & (array <= kind.high) & ((array > kind.low) if kind.open_low else (array >= kind.low))
         if not good.all():
             raise ValueError(f"{owner}: {name} must be {kind.words}, but is {value!r}.")
-        return
-    if value is None and kind.optional:
         return
     if kind.varied and getattr(value, "ndim", 0) == 1:
         if not np.issubdtype(value.dtype, np.integer) or (np.asarray(value) < kind.low).any():
@@ -227,7 +229,7 @@ def _leaves(method: Any) -> frozenset[str]:
 
 
 def _is_leaf(value: Any, kind: _Leaf | _Count) -> bool:
-    if callable(value):
+    if callable(value) or value is None:
         return False
     return isinstance(kind, _Leaf) or getattr(value, "ndim", 0) >= 1
 
