@@ -367,7 +367,7 @@ def number_text(value: float) -> str:
     if not math.isfinite(value):
         return "not finite"
     if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}".replace(",", " ") if abs(value) >= 1e5 else str(int(value))
+        return f"{int(value):,}".replace(",", " ") if abs(value) >= 1e4 else str(int(value))
     return f"{value:.4g}"
 
 
