@@ -346,14 +346,19 @@ class Product(Set):
 
 @pytree
 class Intersection(Set):
-    """``X₁ ∩ X₂ ∩ …`` by Dykstra's alternating projections.
+    """``X₁ ∩ X₂ ∩ …`` by accelerated Dykstra projections.
 
-        repeat for every i:   z ← y + p_i,   y ← P_{X_i}(z),   p_i ← z − y
+        1  y ← x − Σ q_i
+        2  for every i:  z ← y + q_i,  y ← P_{X_i}(z),  p_i ← z − y
+        3  if Σ⟨p_i − q_i, p_i − p_i⁻⟩ < 0:  t ← 1
+        4  q ← p + (t − 1)/t⁺ · (p − p⁻),  t ← t⁺ = (1 + √(1 + 4t²))/2
 
-    It stops when √Σ‖change of p_i‖² ≤ tolerance · max(‖x‖, ‖y‖) (Birgin & Raydan 2005; the change of y alone
-    can stall far from the solution) or after the given number of sweeps. Convergence is linear for polyhedra,
-    and may be slow where boundaries meet at a small angle: `contains` tells. It can be differentiated in
-    forward mode only; `distance` and `moreau_indicator` in both.
+    Lines 1 and 2 with q = p⁻ are Dykstra's sweep, coordinate descent on the dual problem; line 4 is its
+    acceleration (Chambolle, Tan & Vaiter 2017), line 3 the restart (O'Donoghue & Candès 2015). It stops when
+    ‖p − q‖ ≤ tolerance · max(‖x‖, ‖y‖) (Birgin & Raydan 2005: the change of y alone can stall far from the
+    solution) or after the given number of sweeps. Convergence is linear for polyhedra, and slow where
+    boundaries meet at a small angle: `contains` tells. It can be differentiated in forward mode only,
+    `distance` and `moreau_indicator` in both.
 
     Args:
         *sets: the sets.
@@ -395,21 +400,26 @@ class Intersection(Set):
         size = tree.norm(x)
 
         def unfinished(state: tuple[Any, ...]) -> jax.Array:
-            sweep, y, _, change = state
+            sweep, y, *_, change = state
             return (sweep < self.iterations) & (change > tolerance * jnp.maximum(size, tree.norm(y)))
 
         def dykstra(state: tuple[Any, ...]) -> tuple[Any, ...]:
-            sweep, y, increments, _ = state
-            updated, changes = [], []
-            for each, p in zip(self.sets, increments, strict=True):
-                z = tree.add(y, p)
+            sweep, _, last, q, t, _ = state
+            y = jax.tree.map(lambda leaf, *parts: leaf - sum(parts), x, *q)  # line 1
+            p = []
+            for each, increment in zip(self.sets, q, strict=True):  # line 2
+                z = tree.add(y, increment)
                 y = each(z)
-                updated.append(tree.sub(z, y))
-                changes.append(tree.sub(updated[-1], p))
-            return sweep + 1, y, updated, tree.norm(changes)
+                p.append(tree.sub(z, y))
+            change, step = tree.sub(p, q), tree.sub(p, last)
+            t = jnp.where(tree.dot(change, step) < 0, 1, t)  # line 3
+            t_next = (1 + jnp.sqrt(1 + 4 * t**2)) / 2
+            q = tree.axpy((t - 1) / t_next, step, p)  # line 4
+            return sweep + 1, y, p, q, t_next, tree.norm(change)
 
         start = [tree.zeros_like(x) for _ in self.sets]
-        return jax.lax.while_loop(unfinished, dykstra, (0, x, start, jnp.full_like(size, jnp.inf)))[1]
+        state = (0, x, start, start, jnp.ones_like(size), jnp.full_like(size, jnp.inf))
+        return jax.lax.while_loop(unfinished, dykstra, state)[1]
 
     def _points(self) -> tuple[PyTree, ...]:
         return tuple(point for each in self.sets for point in each._points())
