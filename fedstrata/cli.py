@@ -1,0 +1,239 @@
+"""The command line: list, run, reproduce and report experiments, and a demo.
+
+Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedstrata.experiments import Experiment
+    from fedstrata.experiments.runner import Plan
+
+app = typer.Typer(
+    help="Federated optimisation with levels: run experiments, reproduce the papers' tables, make reports.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="The folder for runs and report; default runs/NAME.")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Forget runs that are stored in the folder.")]
+Seeds = Annotated[int | None, typer.Option("--seeds", min=1, help="How many seeds.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a parameter or the grid: H=5, H=1,5,20. May be repeated."
+    ),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="A small version of less than 20 s.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@contextmanager
+def _messages(debug: bool = False) -> Iterator[None]:
+    """User errors as one message on stderr and exit code 2; Ctrl-C as 130."""
+    from fedstrata.data import CorruptData, DataError, DataNotFound
+    from fedstrata.experiments.base import ExperimentError
+    from fedstrata.experiments.runner import Interrupted
+    from fedstrata.report import ReportError
+
+    try:
+        yield
+    except Interrupted as error:
+        typer.echo(f"\nInterrupted: {error}", err=True)
+        raise typer.Exit(130) from None
+    except (ExperimentError, ReportError, DataError, DataNotFound, CorruptData) as error:
+        if debug:
+            raise
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+@app.command("list")
+def list_() -> None:
+    """The experiments that there are."""
+    import rich
+    import rich.box
+    from rich.table import Table
+
+    with _messages():
+        from fedstrata.experiments.registry import experiments
+
+        table = Table(box=rich.box.SIMPLE_HEAD, header_style="bold")
+        for head in ("name", "what", "paper", "data"):
+            table.add_column(head, no_wrap=head == "name")
+        table.add_column("quick", justify="right", no_wrap=True)
+        for e in experiments().values():
+            data = ", ".join(e.needs) or "bundled"
+            if e.needs and e.fallback is not None:
+                data += f" (else {e.fallback.get('data', 'other')})"
+            quick = "–" if e.quick_seconds is None else f"{e.quick_seconds:.0f} s"
+            table.add_row(e.name, e.title, e.paper or "–", data, quick)
+        rich.print(table)
+        rich.print(
+            "[dim]fedstrata run NAME --quick tries one; fedstrata reproduce NAME runs it in full.[/dim]"
+        )
+
+
+@app.command()
+def run(
+    experiment: Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A name, a .toml or a .py file.")],
+    quick: Quick = False,
+    seeds: Seeds = None,
+    set_: Set = None,
+    out: Out = None,
+    fresh: Fresh = False,
+    debug: Debug = False,
+) -> None:
+    """Run an experiment, or what is missing of it, and write its report."""
+    with _messages(debug):
+        from fedstrata.experiments.runner import prepare
+
+        definition = load(experiment)
+        plan = prepare(definition, quick=quick, seeds=seeds, changes=parse(set_ or []))
+        _run(plan, out or Path("runs") / (definition.name + "-quick" * quick), fresh)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="See `fedstrata list`.")],
+    out: Out = None,
+    fresh: Fresh = False,
+    debug: Debug = False,
+) -> None:
+    """Run an experiment as the paper did, in full, and write its report."""
+    with _messages(debug):
+        from fedstrata.experiments.registry import find
+        from fedstrata.experiments.runner import prepare
+
+        definition = find(name)
+        _run(prepare(definition), out or Path("runs") / definition.name, fresh)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
+    """Make the table, the plots and the page again from a folder's runs."""
+    with _messages():
+        from fedstrata.report import rebuild
+
+        typer.echo(rebuild(folder).resolve())
+
+
+@app.command()
+def demo(
+    out: Out = None,
+    seeds: Seeds = None,
+) -> None:
+    """A problem with two levels on real data, two methods, a table and a page."""
+    with _messages():
+        from fedstrata.experiments.registry import find
+        from fedstrata.experiments.runner import prepare
+
+        definition = find("demo")
+        _run(prepare(definition, seeds=seeds), out or Path("runs") / "demo", fresh=True)
+
+
+def _run(plan: Plan, folder: Path, fresh: bool) -> None:
+    import rich
+    from rich.markup import escape
+
+    from fedstrata.experiments.runner import run
+    from fedstrata.report import load_report
+
+    e = plan.experiment
+    rich.print(f"[bold]{escape(e.title)}[/bold]\n{escape(e.description)}")
+    for remark in plan.remarks:
+        rich.print(f"[yellow]{escape(remark)}[/yellow]")
+    page = run(plan, folder, command=_command(), fresh=fresh)
+    rich.print(load_report(folder).table.to_rich())
+    typer.echo(f"Report: {page.resolve()}")
+
+
+def _command() -> str:
+    return shlex.join(["fedstrata", *sys.argv[1:]])
+
+
+def load(name: str) -> Experiment:
+    """An experiment by its name, or from a .toml or .py file.
+
+    Raises:
+        ExperimentError: where there is none, or its definition is wrong.
+    """
+    from fedstrata.experiments import registry
+    from fedstrata.experiments.base import ExperimentError
+
+    file = Path(name)
+    if file.suffix not in (".toml", ".py"):
+        return registry.find(name)
+    if not file.is_file():
+        raise ExperimentError(f"There is no file {name}.")
+    if file.suffix == ".toml":
+        from fedstrata.experiments.toml import read
+
+        return read(file)
+    found = registry.from_module(_import(file), name)
+    if len(found) > 1:
+        raise ExperimentError(f"{name} defines {len(found)} experiments; give one, as EXPERIMENT.")
+    return found[0]
+
+
+def _import(file: Path) -> Any:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def parse(assignments: list[str]) -> dict[str, Any]:
+    """What ``--set`` gives: numbers, true, false, none or text; several with commas between them.
+
+    Raises:
+        ExperimentError: where one is not of the form KEY=VALUE, or a key comes twice.
+
+    >>> parse(["H=1,5", "eta=1e-3", "data=mnist", "warm=true", "beta=none"])
+    {'H': [1, 5], 'eta': 0.001, 'data': 'mnist', 'warm': True, 'beta': None}
+    """
+    from fedstrata.experiments.base import ExperimentError
+
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip() or not text.strip():
+            raise ExperimentError(f"--set needs KEY=VALUE, such as H=5, but is {assignment!r}.")
+        if key.strip() in values:
+            raise ExperimentError(f"--set {key.strip()} comes twice; give several values with commas.")
+        parts = [_value(part) for part in text.strip().strip("[]").split(",") if part.strip()]
+        values[key.strip()] = parts[0] if len(parts) == 1 else parts
+    return values
+
+
+def _value(text: str) -> bool | int | float | str | None:
+    text = text.strip()
+    words = {"none": None, "null": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        value = json.loads(text)
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+    return value if isinstance(value, int | float | str) else text

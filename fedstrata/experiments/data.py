@@ -1,0 +1,57 @@
+"""Data for experiments: whether it is there, and the same object again for the same arguments.
+
+A `FederatedData` that is the same object in every setting is split and padded once.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedstrata import data as loaders
+from fedstrata.data import FederatedData, Partitioner
+from fedstrata.data.fetch import ENVIRONMENT, FORMS
+from fedstrata.experiments.base import ExperimentError, suggest
+
+LOADERS: dict[str, Callable[..., FederatedData]] = {
+    name: getattr(loaders, name) for name in ("digits", "breast_cancer", *FORMS)
+}
+PARTITIONS: dict[str, type[Partitioner]] = {
+    name: getattr(loaders, name) for name in ("IID", "Dirichlet", "OneClass", "ByKey", "QuantitySkew")
+}
+
+
+def present(name: str) -> bool:
+    """Whether a data set can be loaded without a network."""
+    if name not in FORMS:
+        return True
+    import pooch
+
+    folders = [os.environ.get(ENVIRONMENT), pooch.os_cache("fedstrata")]
+    return any(
+        all((Path(folder) / file).is_file() for file in form.files)
+        for folder in folders
+        if folder
+        for form in FORMS[name]
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def federated(
+    name: str, clients: int, partition: Partitioner | None = None, seed: int = 0, **options: Any
+) -> FederatedData:
+    """A loader's data, kept for the next call with the same arguments.
+
+    >>> federated("digits", 5) is federated("digits", 5)
+    True
+    """
+    if name not in LOADERS:
+        raise ExperimentError(
+            f"There is no data set {name!r}{suggest(name, list(LOADERS))} There are {', '.join(LOADERS)}."
+        )
+    if partition is not None:
+        options["partition"] = partition
+    return LOADERS[name](clients, seed=seed, **options)

@@ -1,0 +1,190 @@
+"""Small models for experiments: a start, scores of one input, a loss of one sample, metrics on test data.
+
+Every constructor returns the same object for the same arguments, so that compiled programs are used again.
+Labels are whole numbers from 0; models with two classes read them as signs: v = +1 for even labels (0 among
+them), −1 for odd ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+PyTree = Any
+Metric = Callable[[PyTree, PyTree, Any], Any]
+
+
+class Model(NamedTuple):
+    """A model.
+
+    Attributes:
+        init: seed → parameters.
+        predict: ``predict(x, u)``: the scores of one input u.
+        loss: ``loss(x, sample)`` of one sample ``{"x": u, "y": label}``, with the regulariser.
+        correct: ``correct(x, sample)``: whether the label is predicted, 0 or 1.
+        metrics: name → function of ``(x, y, data)`` on the test data.
+    """
+
+    init: Callable[[int], PyTree]
+    predict: Callable[[PyTree, Any], Any]
+    loss: Callable[[PyTree, Any], Any]
+    correct: Callable[[PyTree, Any], Any]
+    metrics: dict[str, Metric]
+
+
+def test_mean(function: Callable[[PyTree, Any], Any]) -> Metric:
+    """The metric that averages ``function(x, sample)`` over the test data."""
+
+    def metric(x: PyTree, y: PyTree, data: Any) -> Any:
+        return jax.vmap(function, in_axes=(None, 0))(x, data.test).mean()
+
+    return metric
+
+
+test_mean.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's
+
+
+def train_mean(function: Callable[[PyTree, Any], Any]) -> Metric:
+    """The metric that averages ``function(x, sample)`` over each client's training data, then over clients."""
+
+    def metric(x: PyTree, y: PyTree, data: Any) -> Any:
+        def of_client(samples: PyTree, size: Any) -> Any:
+            values = jax.vmap(function, in_axes=(None, 0))(x, samples)
+            return jnp.where(jnp.arange(values.shape[0]) < size, values, 0.0).sum() / size
+
+        return jax.lax.map(lambda pair: of_client(*pair), (data.train, jnp.asarray(data.sizes))).mean()
+
+    return metric
+
+
+def sign(label: Any) -> Any:
+    """The sign v of a label: +1 for even ones, −1 for odd ones."""
+    return 1.0 - 2.0 * (label % 2)
+
+
+def squares(x: PyTree) -> Any:
+    """‖x‖² over all leaves."""
+    return sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(x))
+
+
+@functools.cache
+def softmax(features: int, classes: int, lam: float = 0.0) -> Model:
+    """A linear classifier: ``−log p_label + λ/2 ‖W‖²`` with p = softmax(Wᵀu + b).
+
+    >>> model = softmax(64, 10)
+    >>> x = model.init(0)
+    >>> float(model.loss(x, {"x": np.ones(64), "y": 3}))
+    2.3025851249694824
+    """
+
+    def init(seed: int) -> PyTree:
+        return {"W": jnp.zeros((features, classes)), "b": jnp.zeros(classes)}
+
+    def predict(x: PyTree, u: Any) -> Any:
+        return u @ x["W"] + x["b"]
+
+    def loss(x: PyTree, sample: Any) -> Any:
+        return _cross_entropy(predict(x, sample["x"]), sample["y"]) + lam / 2 * squares(x["W"])
+
+    return _classifier(init, predict, loss)
+
+
+@functools.cache
+def logistic(features: int, lam: float = 0.0) -> Model:
+    """Logistic regression for two classes: ``log(1 + exp(−v uᵀw)) + λ/2 ‖w‖²``, v = ±1."""
+
+    def init(seed: int) -> PyTree:
+        return jnp.zeros(features)
+
+    def predict(x: PyTree, u: Any) -> Any:
+        return u @ x
+
+    def loss(x: PyTree, sample: Any) -> Any:
+        return jax.nn.softplus(-sign(sample["y"]) * predict(x, sample["x"])) + lam / 2 * squares(x)
+
+    return _signs(init, predict, loss)
+
+
+@functools.cache
+def relu_network(features: int, neurons: int = 4, lam: float = 0.01, beta: float | None = None) -> Model:
+    """FedRZO's network of one layer (section 6.1): ``½ (v − wᵀσ(Zu))² + λ/2 (‖Z‖² + ‖w‖²)``, v = ±1.
+
+    Args:
+        features: N₀.
+        neurons: N₁.
+        lam: λ.
+        beta: σ is ``max(0, ·)``, or with a number β the softplus ``ln(1 + exp(β ·))/β``.
+    """
+
+    def rectify(t: Any) -> Any:
+        return jax.nn.relu(t) if beta is None else jax.nn.softplus(beta * t) / beta
+
+    def init(seed: int) -> PyTree:
+        # The scale of He's initialisation; the paper names none.
+        rng = np.random.default_rng(seed)
+        Z = rng.normal(size=(neurons, features)) * math.sqrt(2 / features)
+        return {
+            "Z": jnp.asarray(Z, float),
+            "w": jnp.asarray(rng.normal(size=neurons) / math.sqrt(neurons), float),
+        }
+
+    def predict(x: PyTree, u: Any) -> Any:
+        return x["w"] @ rectify(x["Z"] @ u)
+
+    def loss(x: PyTree, sample: Any) -> Any:
+        return 0.5 * (sign(sample["y"]) - predict(x, sample["x"])) ** 2 + lam / 2 * squares(x)
+
+    return _signs(init, predict, loss)
+
+
+@functools.cache
+def mlp(features: int, classes: int, hidden: int = 200, lam: float = 0.0) -> Model:
+    """A network with one hidden layer of ReLUs and softmax: ``−log softmax(f(u))_label + λ/2 ‖x‖²``."""
+
+    def init(seed: int) -> PyTree:
+        rng = np.random.default_rng(seed)
+
+        def layer(inputs: int, outputs: int) -> PyTree:
+            W = rng.normal(size=(inputs, outputs)) * math.sqrt(2 / inputs)
+            return {"W": jnp.asarray(W, float), "b": jnp.zeros(outputs)}
+
+        return {"hidden": layer(features, hidden), "output": layer(hidden, classes)}
+
+    def predict(x: PyTree, u: Any) -> Any:
+        inner = jax.nn.relu(u @ x["hidden"]["W"] + x["hidden"]["b"])
+        return inner @ x["output"]["W"] + x["output"]["b"]
+
+    def loss(x: PyTree, sample: Any) -> Any:
+        regular = lam / 2 * squares(x) if lam else 0.0
+        return _cross_entropy(predict(x, sample["x"]), sample["y"]) + regular
+
+    return _classifier(init, predict, loss)
+
+
+def _cross_entropy(scores: Any, label: Any) -> Any:
+    return optax.softmax_cross_entropy_with_integer_labels(scores, label)
+
+
+def _classifier(init: Any, predict: Any, loss: Any) -> Model:
+    def correct(x: PyTree, sample: Any) -> Any:
+        return (predict(x, sample["x"]).argmax() == sample["y"]).astype(float)
+
+    return Model(init, predict, loss, correct, _metrics(loss, correct))
+
+
+def _signs(init: Any, predict: Any, loss: Any) -> Model:
+    def correct(x: PyTree, sample: Any) -> Any:
+        return (predict(x, sample["x"]) * sign(sample["y"]) > 0).astype(float)
+
+    return Model(init, predict, loss, correct, _metrics(loss, correct))
+
+
+def _metrics(loss: Any, correct: Any) -> dict[str, Metric]:
+    return {"accuracy": test_mean(correct), "test_loss": test_mean(loss)}
