@@ -115,7 +115,7 @@ class Samples:
         """``function`` averaged over ``batch_size`` samples drawn with replacement, or over all (None)."""
         if batch_size is None:
             return self.full_mean(function)
-        positions = jax.random.randint(key, (batch_size,), 0, self.size)
+        positions = jax.random.randint(key, (batch_size,), 0, self.size, dtype=jnp.int32)
         return Oracle(function, self.take(positions), None, batch_size)
 
     def full_mean(self, function: Callable[..., Any]) -> Oracle:

@@ -1,0 +1,128 @@
+"""What holds for every method: one row in ``tests/cases`` brings all of these tests."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from fedstrata.engines import simulated
+from fedstrata.methods.base import METHODS
+
+from .cases import CLIENTS, all_cases
+
+CASES = {case.name: case for case in all_cases()}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+# What different orders of summation may do to a few float32 steps; zeroth-order quotients magnify it by n/η.
+TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
+
+
+def assert_same(a, b, **tolerance):
+    """Points, metrics and ledgers agree."""
+    for name in ("x", "y"):
+        for u, v in zip(jax.tree.leaves(getattr(a, name)), jax.tree.leaves(getattr(b, name)), strict=True):
+            np.testing.assert_allclose(u, v, err_msg=name, **tolerance)
+    assert a.history.keys() == b.history.keys()
+    for name in a.history.keys() - {"seconds"}:
+        np.testing.assert_allclose(a.history[name], b.history[name], err_msg=name, **tolerance)
+    assert a.ledger == b.ledger
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Each case's run in the default engine, once."""
+    runs = {}
+
+    def run(case):
+        if case.name not in runs:
+            runs[case.name] = case.run()
+        return runs[case.name]
+
+    return run
+
+
+def test_every_method_has_a_case():
+    assert METHODS.keys() == {type(case.method).__name__ for case in CASES.values()}
+
+
+@every_case
+def test_same_seed_same_result(case, reference):
+    again = case.run()
+    first = reference(case)
+    for u, v in zip(jax.tree.leaves((again.x, again.y)), jax.tree.leaves((first.x, first.y)), strict=True):
+        np.testing.assert_array_equal(u, v)
+
+
+@every_case
+@pytest.mark.parametrize("engine", ["debug", fs.engines.Simulated(chunk=1)], ids=["debug", "one-by-one"])
+def test_engines_agree(case, engine, reference):
+    assert_same(case.run(engine=engine), reference(case), **TOLERANCE)
+
+
+@every_case
+def test_engines_agree_with_partial_participation(case):
+    if case.participation is None:
+        assert type(case.method).full_participation is not None
+        with pytest.raises(ValueError, match="participation"):
+            case.run(participation=CLIENTS - 1)
+        part = CLIENTS
+    else:
+        part = case.participation
+    together = case.run(participation=part)
+    assert_same(case.run(participation=part, engine=fs.engines.Simulated(chunk=2)), together, **TOLERANCE)
+    assert_same(case.run(participation=part, engine="sharded"), together, **TOLERANCE)
+
+
+@every_case
+def test_float64(case, x64):
+    result = case.run()
+    assert {leaf.dtype for leaf in jax.tree.leaves(result.x)} == {np.dtype("float64")}
+    # Agreement far below float32's precision: no step of the computation is done in float32.
+    assert_same(case.run(engine=fs.engines.Simulated(chunk=2)), result, rtol=1e-9, atol=1e-11)
+
+
+@every_case
+def test_ledger_arithmetic(case, reference):
+    ledger = reference(case).ledger
+    assert ledger.rounds == case.rounds
+    assert ledger.bytes_up == 4 * ledger.floats_up
+    assert ledger.bytes_down == 4 * ledger.floats_down
+    assert ledger.exchanges >= case.rounds
+    assert ledger.oracle_calls > 0
+    for entry in ("exchanges", "floats_up", "bytes_down"):
+        assert sum(level[entry] for level in ledger.levels.values()) == getattr(ledger, entry)
+
+
+@every_case
+def test_nothing_recompiles(case, reference):
+    reference(case)
+    before = list(simulated._programs)
+    reals = {
+        name: 0.9 * getattr(case.method, name)
+        for name in case.method._kinds
+        if isinstance(getattr(case.method, name), float)
+    }
+    case.run(rounds=case.rounds + 2, eval_every=2, seed=3, method=dataclasses.replace(case.method, **reals))
+    assert list(simulated._programs) == before
+
+
+@every_case
+def test_resume_is_bit_for_bit(case, reference, tmp_path):
+    case.run(rounds=1, checkpoint=tmp_path)
+    resumed = case.run(checkpoint=tmp_path, resume=True)
+    whole = reference(case)
+    for u, v in zip(jax.tree.leaves((resumed.x, resumed.y)), jax.tree.leaves((whole.x, whole.y)), strict=True):
+        np.testing.assert_array_equal(u, v)
+    assert resumed.ledger == whole.ledger
+    assert resumed.history["round"].tolist() == whole.history["round"].tolist()
+
+
+@every_case
+def test_describes_itself(case):
+    assert case.method.describe().keys() == {f.name for f in dataclasses.fields(case.method)}
+    assert case.method.solves
+    assert case.method.reveals in ("averages", "replies")
