@@ -85,7 +85,7 @@ class Task:
 
     Args:
         problem, method, data, x0, y0, rounds, metrics, eval_every, participation: as in `fedstrata.solve`.
-        label: what tables and legends call the run; if empty, the setting's ``method``, else the method's class.
+        label: what tables and legends call it; if empty, the setting's ``method`` or else the method's class.
         options: further arguments of `fedstrata.solve` (engine, weights, callbacks, default_metrics).
     """
 
@@ -123,8 +123,8 @@ class Experiment(BaseModel):
             combinations. The key ``method`` gives the runs their label.
         parameters: key → one value, the same for all settings; `--set` changes it, or makes a grid of it.
         build: setting → the `Task` to solve, or the `Run` (or several) where it does not go through `solve`.
-        run: in place of ``build``, to solve many at once: settings → pairs of a setting and its run (or several),
-            in any order. Only settings that are not stored yet are asked for.
+        run: in place of ``build``, to solve many at once: settings → pairs of a setting and its run (or
+            several), in any order. Only settings that are not stored yet are asked for.
         seeds: how many; 0, 1, … are taken.
         table: the headline table. Grid keys that neither its rows nor its columns name become rows.
         plots: the plots; likewise.
@@ -205,7 +205,7 @@ class Experiment(BaseModel):
     def change(self, changes: Mapping[str, Scalar | Sequence[Scalar]]) -> Experiment:
         """The experiment with other parameters, grid values or seeds.
 
-        Several values of a parameter make it part of the grid; those of ``method`` choose among what there is.
+        Several values of a parameter make it part of the grid; those of ``method`` choose among the methods.
 
         Raises:
             ExperimentError: for an unknown key, or a value of another type.

@@ -52,7 +52,7 @@ test_mean.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's
 
 
 def train_mean(function: Callable[[PyTree, Any], Any]) -> Metric:
-    """The metric that averages ``function(x, sample)`` over each client's training data, then over clients."""
+    """The metric that averages ``function(x, sample)`` over each client's training data, then over all."""
 
     def metric(x: PyTree, y: PyTree, data: Any) -> Any:
         def of_client(samples: PyTree, size: Any) -> Any:
@@ -76,7 +76,7 @@ def squares(x: PyTree) -> Any:
 
 @functools.cache
 def softmax(features: int, classes: int, lam: float = 0.0) -> Model:
-    """A linear classifier: ``−log p_label + λ/2 ‖W‖²`` with p = softmax(Wᵀu + b).
+    """Linear scores: ``−log p_label + λ/2 ‖W‖²`` where p is the softmax of Wᵀu + b.
 
     >>> model = softmax(64, 10)
     >>> x = model.init(0)

@@ -1,7 +1,7 @@
 """Running an experiment: what is done is kept, what is missing is run, and a report is written.
 
-Every finished run is one file in ``finished/`` of the experiment's folder, written as a whole; a run that takes
-long has a checkpoint in ``unfinished/``. After Ctrl-C or a kill the same command goes on where it was.
+Every finished run is one file in ``finished/`` of the experiment's folder, written as a whole; a run that
+takes long has a checkpoint in ``unfinished/``. After Ctrl-C or a kill the same command goes on where it was.
 """
 
 from __future__ import annotations
@@ -269,6 +269,7 @@ class Store:
             source = inspect.getsource(module) if module else ""
         except OSError:
             source = ""
+        source += getattr(function, "content", "")  # a TOML file's
         self._origin = [experiment.name, fedstrata.__version__, hashlib.sha256(source.encode()).hexdigest()]
 
     def digest(self, setting: Setting) -> str:
