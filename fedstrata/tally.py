@@ -124,3 +124,18 @@ def loop(
         return step(carry, key_k, k) if indexed else step(carry, key_k)
 
     return repeat(times, body, carry)
+
+
+def each(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
+    """`jax.vmap` over the leading axis of all arguments, with the counts of every slice added up."""
+    last: list[Tally] = []
+
+    def counted(*args: PyTree) -> tuple[PyTree, list[Any]]:
+        with collect() as tally:
+            value = function(*args)
+        last[:] = [tally]
+        return value, tally.factors
+
+    value, factors = jax.vmap(counted)(*args)
+    merge(last[0], jax.tree.leaves(args)[0].shape[0], [f.sum() for f in factors])
+    return value

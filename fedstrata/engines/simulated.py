@@ -213,7 +213,7 @@ class SimulatedFed(FedBase):
             else:
                 index = self.engine.lay(index)
                 uploads, news, counts = jax.vmap(one, in_axes=(0, None))(index, memory)
-                counts = [c.sum() for c in counts]
+                counts = [c.sum(dtype=c.dtype) for c in counts]
             if keeps:
                 memory = jax.tree.map(lambda old, new: old.at[index].set(new, mode="drop"), memory, news)
             factors = [a + b for a, b in zip(factors, counts, strict=True)]

@@ -4,8 +4,16 @@
     one-sided   g = n/η² (f(x+v) − f(x)) v
     two-sided   g = n/(2η²) (f(x+v) − f(x−v)) v
 
-Both are unbiased for ∇f^η(x), the gradient of f smoothed over the ball of radius η. The sample is the same at both
-points. The scalar in front of v is all that has to travel where both sides can draw v.
+Both are unbiased for ∇f^η(x), the gradient of f smoothed over the ball of radius η. The sample is the same at
+both points. The scalar in front of v is all that has to travel where both sides can draw v.
+
+Several directions v_1 … v_b at once: g is the mean of their estimates. Each v_j is uniform by itself, so
+orthogonal ones are unbiased too; with b = n of them and small η the estimate is the whole gradient.
+
+    d = directions(key, x, η, b, orthogonal)       stacked
+    z = points(x, d)                               x, x+v_1, …, x+v_b (or x+v_1, …, x−v_1, … two-sided)
+    s = scalars(f at z, n, η)                      s_j = n/(bη²) (f(x+v_j) − f(x))
+    g = combine(s, d)                              Σ_j s_j v_j
 """
 
 from __future__ import annotations
@@ -14,7 +22,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 from fedstrata import tree
 
@@ -42,3 +52,44 @@ def two_point(
 ) -> PyTree:
     """The two-point estimate ``g`` of ∇f^η(x) along ``v``, where ``‖v‖ = radius``."""
     return tree.scale(two_point_scalar(f, x, v, radius, two_sided), v)
+
+
+def directions(
+    key: jax.Array, like: PyTree, radius: Any = 1.0, count: int = 1, orthogonal: bool = False
+) -> PyTree:
+    """``count`` points of the sphere, stacked: independent ones, or orthogonal to each other.
+
+    Raises:
+        ValueError: for more orthogonal directions than the space has.
+    """
+    if not orthogonal:
+        return jax.vmap(lambda key: sphere(key, like, radius))(jax.random.split(key, count))
+    flat, unravel = ravel_pytree(like)
+    if count > flat.size:
+        raise ValueError(f"There are no {count} orthogonal directions in a space of dimension {flat.size}.")
+    columns, triangle = jnp.linalg.qr(jax.random.normal(key, (flat.size, count), flat.dtype))
+    # without these signs the distribution would depend on how QR is computed
+    columns = columns * jnp.sign(jnp.diagonal(triangle))
+    return tree.scale(radius, jax.vmap(unravel)(columns.T))
+
+
+def points(x: PyTree, stacked: PyTree, two_sided: bool = False) -> PyTree:
+    """Where the estimate needs values, stacked: ``x, x+v_1, …``, or ``x+v_1, …, x−v_1, …`` two-sided."""
+
+    def at(a: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.concatenate([a + v, a - v] if two_sided else [a[None], a + v])
+
+    return jax.tree.map(at, x, stacked)
+
+
+def scalars(values: jax.Array, n: int, radius: Any, two_sided: bool = False) -> jax.Array:
+    """The factor of every direction in the estimate, from the values at `points`."""
+    if two_sided:
+        half = values.shape[0] // 2
+        return n / (2 * half * radius**2) * (values[:half] - values[half:])
+    return n / ((values.shape[0] - 1) * radius**2) * (values[1:] - values[0])
+
+
+def combine(factors: jax.Array, stacked: PyTree) -> PyTree:
+    """``Σ_j factors_j v_j``."""
+    return jax.tree.map(lambda v: jnp.tensordot(factors.astype(v.dtype), v, axes=1), stacked)

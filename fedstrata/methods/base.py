@@ -101,19 +101,30 @@ class _Count:
     varied: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A part that may be a method itself, whose hyper-parameters then are leaves of the whole."""
+
+    optional: bool = True
+
+
+_Kind = _Leaf | _Count | _Part
+
 Real = Annotated[Any, _Leaf()]
 Positive = Annotated[Any, _Leaf(0.0, open_low=True, words="a positive number")]
 NonNegative = Annotated[Any, _Leaf(0.0, words="a number ≥ 0")]
 Fraction = Annotated[Any, _Leaf(0.0, 1.0, open_low=True, words="a number in (0, 1]")]
+Unit = Annotated[Any, _Leaf(0.0, 1.0, words="a number in [0, 1]")]
 Count = Annotated[int, _Count(1)]
 Steps = Annotated[Any, _Count(0, varied=True)]
 BatchSize = Annotated[int | None, _Count(1, optional=True)]
+Part = Annotated[Any, _Part()]
 
 
-def _kind(annotation: Any) -> _Leaf | _Count | None:
+def _kind(annotation: Any) -> _Kind | None:
     """The marker inside an annotation, also where it is one alternative of a union (``Positive | None``)."""
     for marker in getattr(annotation, "__metadata__", ()):
-        if isinstance(marker, _Leaf | _Count):
+        if isinstance(marker, _Kind):
             return marker
     arguments = getattr(annotation, "__args__", ())
     for argument in arguments:
@@ -139,7 +150,7 @@ class Method:
     needs: ClassVar[str] = "gradients"
     reveals: ClassVar[str] = "averages"
     full_participation: ClassVar[str | None] = None
-    _kinds: ClassVar[dict[str, _Leaf | _Count]] = {}
+    _kinds: ClassVar[dict[str, _Kind]] = {}
 
     def __post_init__(self) -> None:
         for name, kind in self._kinds.items():
@@ -147,9 +158,21 @@ class Method:
 
     def at(self, r: Any) -> Any:
         """This method with every schedule replaced by its value at round ``r``."""
-        values = {name: getattr(self, name) for name in self._kinds}
-        now = {name: value(r) for name, value in values.items() if callable(value)}
-        return _copy(self, now) if now else self
+        now = self.scheduled(r)
+        return self.having(now) if now else self
+
+    def scheduled(self, r: Any) -> dict[str, Any]:
+        """The values at round ``r`` of those hyper-parameters that are schedules."""
+        names = (name for name, kind in self._kinds.items() if not isinstance(kind, _Part))
+        return {name: value(r) for name in names if callable(value := getattr(self, name))}
+
+    def having(self, values: dict[str, Any]) -> Any:
+        """A copy with some hyper-parameters replaced, without the checks (values may be traced)."""
+        new = object.__new__(type(self))
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            object.__setattr__(new, f.name, values.get(f.name, getattr(self, f.name)))
+        object.__setattr__(new, "_leaves", _leaves(self) | values.keys())
+        return new
 
     def check(self, problem: Problem, clients: int) -> None:
         """Raise where hyper-parameters do not fit the problem; called once before anything is compiled."""
@@ -185,7 +208,9 @@ def _plain(value: Any) -> Any:
     return repr(value)
 
 
-def _check(owner: str, name: str, value: Any, kind: _Leaf | _Count) -> None:
+def _check(owner: str, name: str, value: Any, kind: _Kind) -> None:
+    if isinstance(kind, _Part):
+        return
     if callable(value):
         if isinstance(kind, _Count) and not kind.varied:
             raise TypeError(f"{owner}: {name} must be a whole number, but is the function {value!r}.")
@@ -211,15 +236,6 @@ def _check(owner: str, name: str, value: Any, kind: _Leaf | _Count) -> None:
         raise ValueError(f"{owner}: {name} must be a whole number ≥ {low}{also}, but is {value!r}.")
 
 
-def _copy(method: Any, values: dict[str, Any]) -> Any:
-    """A copy with some fields replaced, without the checks (values may be traced)."""
-    new = object.__new__(type(method))
-    for f in dataclasses.fields(method):
-        object.__setattr__(new, f.name, values.get(f.name, getattr(method, f.name)))
-    object.__setattr__(new, "_leaves", _leaves(method) | values.keys())
-    return new
-
-
 def _leaves(method: Any) -> frozenset[str]:
     """The names of the fields that are leaves: fixed when a tree is put together, else told by the values."""
     fixed = getattr(method, "_leaves", None)
@@ -228,7 +244,9 @@ def _leaves(method: Any) -> frozenset[str]:
     return frozenset(name for name, kind in method._kinds.items() if _is_leaf(getattr(method, name), kind))
 
 
-def _is_leaf(value: Any, kind: _Leaf | _Count) -> bool:
+def _is_leaf(value: Any, kind: _Kind) -> bool:
+    if isinstance(kind, _Part):
+        return isinstance(value, Method)
     if callable(value) or value is None:
         return False
     return isinstance(kind, _Leaf) or getattr(value, "ndim", 0) >= 1
