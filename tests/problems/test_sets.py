@@ -119,7 +119,7 @@ def compiled(name, x64):
 
 
 def tolerance(name, dtype):
-    """Closed forms: a few roundings of entries up to 10 (and of the oracle). Dykstra: its rule, at rate 0.9."""
+    """Closed forms: a few roundings of entries up to 10, and the oracle's. Dykstra: its rule, at rate 0.9."""
     if isinstance(ALL[name], sets.Intersection):
         return {np.float32: 10 * 10 * 16 * 1.2e-7, np.float64: 10 * 10 * 1e-12}[dtype]
     return {np.float32: 4 * 10 * 1.2e-7, np.float64: 5e-12}[dtype]
