@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from fedstrata.engines import ENGINES
+from fedstrata.methods.base import METHODS
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -42,3 +45,15 @@ def test_readme_shows_the_example_that_runs(capsys):
     result = runpy.run_path(str(example))["result"]
     assert result.history["upper"][-1] < result.history["upper"][0]
     assert capsys.readouterr().out
+
+
+def test_readme_names_the_methods_and_engines_that_there_are():
+    section = README.split("[start:methods]")[1].split("[end:methods]")[0]
+    table, unwritten = section.split("Being written:") if "Being written:" in section else (section, "")
+    rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("|")][2:]
+    claimed = {name for row in rows for name in re.findall(r"\w+", row)}
+    assert set(METHODS) <= claimed
+    assert claimed - set(re.findall(r"\w+", unwritten)) <= set(METHODS)
+
+    engines = README.split("## Engines")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", engines, re.MULTILINE)) == set(ENGINES)
