@@ -38,6 +38,14 @@ Set = Annotated[
     ),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="A small version of less than 20 s.")]
+Together = Annotated[
+    bool | None,
+    typer.Option(
+        "--together/--one-by-one",
+        help="Whether runs that share a program are solved side by side; the default is yes on a GPU.",
+        show_default=False,
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -95,6 +103,7 @@ def run(
     set_: Set = None,
     out: Out = None,
     fresh: Fresh = False,
+    together: Together = None,
     debug: Debug = False,
 ) -> None:
     """Run an experiment, or what is missing of it, and write its report."""
@@ -103,7 +112,7 @@ def run(
 
         definition = load(experiment)
         plan = prepare(definition, quick=quick, seeds=seeds, changes=parse(set_ or []))
-        _run(plan, out or Path("runs") / (definition.name + "-quick" * quick), fresh)
+        _run(plan, out or Path("runs") / (definition.name + "-quick" * quick), fresh, together)
 
 
 @app.command()
@@ -111,6 +120,7 @@ def reproduce(
     name: Annotated[str, typer.Argument(help="See `fedstrata list`.")],
     out: Out = None,
     fresh: Fresh = False,
+    together: Together = None,
     debug: Debug = False,
 ) -> None:
     """Run an experiment as the paper did, in full, and write its report."""
@@ -119,7 +129,7 @@ def reproduce(
         from fedstrata.experiments.runner import prepare
 
         definition = find(name)
-        _run(prepare(definition), out or Path("runs") / definition.name, fresh)
+        _run(prepare(definition), out or Path("runs") / definition.name, fresh, together)
 
 
 @app.command()
@@ -145,7 +155,7 @@ def demo(
         _run(prepare(definition, seeds=seeds), out or Path("runs") / "demo", fresh=True)
 
 
-def _run(plan: Plan, folder: Path, fresh: bool) -> None:
+def _run(plan: Plan, folder: Path, fresh: bool, together: bool | None = None) -> None:
     import rich
     from rich.markup import escape
 
@@ -156,7 +166,7 @@ def _run(plan: Plan, folder: Path, fresh: bool) -> None:
     rich.print(f"[bold]{escape(e.title)}[/bold]\n{escape(e.description)}")
     for remark in plan.remarks:
         rich.print(f"[yellow]{escape(remark)}[/yellow]")
-    page = run(plan, folder, command=_command(), fresh=fresh)
+    page = run(plan, folder, command=_command(), fresh=fresh, together=together)
     rich.print(load_report(folder).table.to_rich())
     typer.echo(f"Report: {page.resolve()}")
 

@@ -1,7 +1,7 @@
 """The papers' tables and figures as definitions that the command line runs.
 
-A module of this folder that defines ``EXPERIMENT`` (or several in ``EXPERIMENTS``) is found by `registry`; its
-name is the experiment's, with ``_`` for ``-``.
+A module of this folder that defines ``EXPERIMENT`` (or several, ``EXPERIMENTS``) is found by `registry`; the
+file's name is the experiment's, with ``_`` for ``-``.
 """
 
 from fedstrata.experiments.base import Experiment, ExperimentError, Setting, Task

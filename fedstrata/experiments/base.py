@@ -86,6 +86,7 @@ class Task:
     Args:
         problem, method, data, x0, y0, rounds, metrics, eval_every, participation: as in `fedstrata.solve`.
         label: what tables and legends call it; if empty, the setting's ``method`` or else the method's class.
+        derive: further series (or numbers, the same in every row) for the history, from the `Result`.
         options: further arguments of `fedstrata.solve` (engine, weights, callbacks, default_metrics).
     """
 
@@ -99,6 +100,7 @@ class Task:
     eval_every: int = 1
     participation: float | int = 1.0
     label: str = ""
+    derive: Callable[[Any], Mapping[str, Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

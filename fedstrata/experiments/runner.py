@@ -6,29 +6,20 @@ takes long has a checkpoint in ``unfinished/``. After Ctrl-C or a kill the same 
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import json
-import shutil
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import numpy as np
-from rich import progress as bars
+import jax
 from rich.console import Console
 
-import fedstrata
-from fedstrata.checkpoint import Checkpoint, CheckpointError, write_atomically
-from fedstrata.experiments.base import Experiment, ExperimentError, Scalar, Setting, Task
+from fedstrata.experiments._display import Display
+from fedstrata.experiments._solving import solve_all
+from fedstrata.experiments._store import Store
+from fedstrata.experiments.base import Experiment, Scalar
 from fedstrata.experiments.data import present
-from fedstrata.report import PlotSpec, ReportError, Run, TableSpec, write_report
-from fedstrata.report.records import read_runs, write_history, write_runs
-from fedstrata.result import BOOKKEEPING
-from fedstrata.solve import Diverged, solve
+from fedstrata.report import PlotSpec, Run, TableSpec, write_report
 
 
 class Interrupted(KeyboardInterrupt):
@@ -85,6 +76,7 @@ def run(
     *,
     command: str = "",
     fresh: bool = False,
+    together: bool | None = None,
     progress: bool = True,
     console: Console | None = None,
 ) -> Path:
@@ -95,6 +87,8 @@ def run(
         folder: where runs and report go.
         command: stands on the page.
         fresh: forget the runs that are stored.
+        together: whether runs that share a program are solved side by side (`fedstrata.sweep`), which fills a
+            GPU; by default they are unless there is only a CPU.
         progress: show a bar, or lines where there is no terminal.
         console: where to.
 
@@ -114,9 +108,10 @@ def run(
     done = {i: runs for i, setting in enumerate(settings) if (runs := store.load(setting)) is not None}
     numbers = {id(setting): i for i, setting in enumerate(settings)}
     missing = [setting for i, setting in enumerate(settings) if i not in done]
+    side_by_side = jax.default_backend() != "cpu" if together is None else together
     with Display(len(settings), len(done), console, progress) as display:
         try:
-            for setting, runs in _runs(experiment, missing, store, display):
+            for setting, runs in solve_all(experiment, missing, store, display, side_by_side):
                 done[numbers[id(setting)]] = runs
                 store.save(setting, runs)
                 display.finished(setting, runs)
@@ -125,74 +120,6 @@ def run(
                 f"{len(done)} of {len(settings)} runs are stored in {folder}; the same command goes on there."
             ) from None
     return report(plan, folder, [run for i in sorted(done) for run in done[i]], command)
-
-
-def _runs(
-    experiment: Experiment, settings: Sequence[Setting], store: Store, display: Display
-) -> Iterator[tuple[Setting, list[Run]]]:
-    if experiment.run is not None:
-        if settings:
-            for setting, runs in experiment.run(settings):
-                yield setting, [runs] if isinstance(runs, Run) else list(runs)
-        return
-    assert experiment.build is not None
-    for setting in settings:
-        display.started(setting)
-        try:
-            built = experiment.build(setting)
-            yield (
-                setting,
-                (
-                    [_solve(built, setting, store.checkpoint(setting), display)]
-                    if isinstance(built, Task)
-                    else [built]
-                    if isinstance(built, Run)
-                    else list(built)
-                ),
-            )
-        except (ValueError, TypeError) as error:
-            if isinstance(error, ReportError):
-                raise
-            raise ExperimentError(f"{setting.words or experiment.name}: {error}") from error
-
-
-def _solve(task: Task, setting: Setting, checkpoint: Path, display: Display) -> Run:
-    label = task.label or str(setting.get("method") or type(task.method).__name__)
-    arguments: dict[str, Any] = {
-        "y0": task.y0,
-        "rounds": task.rounds,
-        "seed": setting.seed,
-        "participation": task.participation,
-        "metrics": task.metrics,
-        "eval_every": task.eval_every,
-        "progress": False,
-        "callbacks": (display.advanced,),
-        **task.options,
-    }
-    saving = Checkpoint(checkpoint, overwrite=True)
-    try:
-        try:
-            result = solve(
-                task.problem, task.method, task.data, task.x0, checkpoint=saving, resume=True, **arguments
-            )
-        except CheckpointError:  # of an older version of the experiment
-            saving.file.unlink(missing_ok=True)
-            result = solve(task.problem, task.method, task.data, task.x0, checkpoint=saving, **arguments)
-    except Diverged as error:
-        result = replace(error.result, history=_cut(error.result.history, task.rounds))
-    if result.status == "interrupted":
-        raise KeyboardInterrupt
-    saving.file.unlink(missing_ok=True)
-    cell = {key: value for key, value in setting.cell.items() if key != "method"}
-    return Run.of(result, label, seed=setting.seed, setting=cell)
-
-
-def _cut(history: Mapping[str, np.ndarray], rounds: int) -> dict[str, np.ndarray]:
-    """The history of a run that diverged: its metrics are not numbers at the last round."""
-    return {
-        name: np.append(values, rounds if name == "round" else values[-1] if name in BOOKKEEPING else np.nan)
-        for name, values in history.items()
-    }
 
 
 def report(plan: Plan, folder: Path, runs: Sequence[Run], command: str = "") -> Path:
@@ -256,123 +183,3 @@ def fit_plot(plot: PlotSpec, runs: Sequence[Run]) -> PlotSpec:
     if plot.kind == "heatmap" and more and panels is None:
         panels, more = more[0], more[1:]
     return replace(plot, lines=(*lines, *more), panels=panels)
-
-
-class Store:
-    """The finished runs of an experiment, one file for each setting."""
-
-    def __init__(self, folder: Path, experiment: Experiment) -> None:
-        self.folder = folder
-        function = experiment.build or experiment.run
-        module = inspect.getmodule(function)
-        try:
-            source = inspect.getsource(module) if module else ""
-        except OSError:
-            source = ""
-        source += getattr(function, "content", "")  # a TOML file's
-        self._origin = [experiment.name, fedstrata.__version__, hashlib.sha256(source.encode()).hexdigest()]
-
-    def digest(self, setting: Setting) -> str:
-        """Changes with the setting, the parameters, the experiment's module and the version."""
-        facts = json.dumps([*self._origin, sorted(setting.items()), sorted(setting.cell), setting.seed])
-        return hashlib.sha256(facts.encode()).hexdigest()[:20]
-
-    def file(self, setting: Setting) -> Path:
-        """Where a setting's runs are kept."""
-        return self.folder / "finished" / f"{self.digest(setting)}.json"
-
-    def checkpoint(self, setting: Setting) -> Path:
-        """Where a run that is not finished is kept."""
-        return self.folder / "unfinished" / f"{self.digest(setting)}.safetensors"
-
-    def save(self, setting: Setting, runs: Sequence[Run]) -> None:
-        """Keep a setting's runs: all of them or, if this is interrupted, none."""
-        content = {
-            "setting": dict(setting),
-            "seed": setting.seed,
-            "runs": write_runs(runs),
-            "history": write_history(runs),
-        }
-        write_atomically(self.file(setting), json.dumps(content, ensure_ascii=False).encode())
-
-    def load(self, setting: Setting) -> list[Run] | None:
-        """A setting's runs, or None where they are missing or damaged."""
-        try:
-            content = json.loads(self.file(setting).read_text("utf-8"))
-            return read_runs(content["runs"], content["history"])
-        except (OSError, ValueError, KeyError):
-            return None
-
-    def clear(self) -> None:
-        """Forget everything that is stored."""
-        for name in ("finished", "unfinished"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-
-
-class Display:
-    """Runs done, and how the present one is doing: bars in a terminal, a line per run elsewhere."""
-
-    def __init__(self, total: int, done: int, console: Console | None, enabled: bool) -> None:
-        self.total, self.done, self.enabled = total, done, enabled
-        self.console = console or Console()
-        self._bar: Any = None
-        self._words = ""
-        self._began = time.perf_counter()
-
-    def __enter__(self) -> Display:
-        if self.enabled and self.done:
-            self.console.print(f"{self.done} of {self.total} runs are there already.")
-        if self.enabled and self.console.is_terminal and self.done < self.total:
-            self._bar = bars.Progress(
-                bars.TextColumn("{task.description}"),
-                bars.BarColumn(bar_width=24),
-                bars.MofNCompleteColumn(),
-                bars.TimeElapsedColumn(),
-                bars.TextColumn("{task.fields[metrics]}"),
-                console=self.console,
-                transient=True,
-            )
-            self._all = self._bar.add_task("runs", total=self.total, completed=self.done, metrics="")
-            self._one = self._bar.add_task("", total=None, metrics="")
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def started(self, setting: Setting) -> None:
-        """A run begins."""
-        self._words = ", ".join(filter(None, [setting.words, f"seed {setting.seed}"]))
-        if self._bar is not None:
-            self._bar.reset(self._one, total=None, description=self._words, metrics="compiling")
-
-    def advanced(self, progressed: Any) -> None:
-        """A run goes on; a callback of `solve`."""
-        if self._bar is not None:
-            latest = {n: v[-1] for n, v in progressed.history.items() if n not in BOOKKEEPING}
-            self._bar.update(
-                self._one, completed=progressed.round, total=progressed.rounds, metrics=_metrics(latest)
-            )
-
-    def finished(self, setting: Setting, runs: Sequence[Run]) -> None:
-        """A run is stored."""
-        self.done += 1
-        if self._bar is not None:
-            self._bar.update(self._all, completed=self.done)
-        elif self.enabled:
-            words = ", ".join(filter(None, [setting.words, f"seed {setting.seed}"]))
-            latest = {n: v[-1] for n, v in runs[-1].history.items() if n not in BOOKKEEPING} if runs else {}
-            seconds = sum(run.seconds for run in runs)
-            self.console.print(
-                f"[{self.done}/{self.total}] {words}: {_metrics(latest)} ({seconds:.1f} s)",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
-
-
-def _metrics(latest: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in latest.items())

@@ -29,9 +29,9 @@
     H = [1, 5, 20]          # of every method that has an H
     alpha = [0.1, 10.0]     # of the partition
 
-A key of ``[grid]``, ``[quick]`` or ``--set`` is looked for among rounds, eval_every and participation, then in
-the data, its partition, the problem and the methods. ``[table]``, ``[[plots]]`` and ``[claims]`` take what
-`TableSpec`, `PlotSpec` and `PaperClaims` take. The data is split anew for each seed, unless ``[data]`` has one.
+A key of ``[grid]``, ``[quick]`` or ``--set`` is looked for among rounds, eval_every and participation, then
+in the data, its partition, the problem and the methods. ``[table]``, ``[[plots]]`` and ``[claims]`` take what
+`TableSpec`, `PlotSpec` and `PaperClaims` take. The data is split anew by each seed, unless ``[data]`` has one.
 """
 
 from __future__ import annotations

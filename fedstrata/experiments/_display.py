@@ -1,0 +1,84 @@
+"""How an experiment is doing: bars in a terminal, a line for each finished run elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich import progress as bars
+from rich.console import Console
+
+from fedstrata.experiments.base import Setting
+from fedstrata.report import Run
+from fedstrata.result import BOOKKEEPING
+
+
+class Display:
+    """Runs done, and how the present one is doing: bars in a terminal, a line per run elsewhere."""
+
+    def __init__(self, total: int, done: int, console: Console | None, enabled: bool) -> None:
+        self.total, self.done, self.enabled = total, done, enabled
+        self.console = console or Console()
+        self._bar: Any = None
+
+    def __enter__(self) -> Display:
+        if self.enabled and self.done:
+            self.console.print(f"{self.done} of {self.total} runs are there already.")
+        if self.enabled and self.console.is_terminal and self.done < self.total:
+            self._bar = bars.Progress(
+                bars.TextColumn("{task.description}"),
+                bars.BarColumn(bar_width=24),
+                bars.MofNCompleteColumn(),
+                bars.TimeElapsedColumn(),
+                bars.TextColumn("{task.fields[metrics]}"),
+                console=self.console,
+                transient=True,
+            )
+            self._all = self._bar.add_task("runs", total=self.total, completed=self.done, metrics="")
+            self._one = self._bar.add_task("", total=None, metrics="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def started(self, setting: Setting, others: int = 0) -> None:
+        """A run begins, perhaps with others at its side."""
+        if self._bar is not None:
+            words = _words(setting) + (f" and {others} more" if others else "")
+            self._bar.reset(self._one, total=None, description=words, metrics="compiling")
+
+    def advanced(self, progressed: Any) -> None:
+        """A run goes on; a callback of `solve`."""
+        if self._bar is not None:
+            latest = {n: v[-1] for n, v in progressed.history.items() if n not in BOOKKEEPING}
+            self._bar.update(
+                self._one, completed=progressed.round, total=progressed.rounds, metrics=_metrics(latest)
+            )
+
+    def finished(self, setting: Setting, runs: Sequence[Run]) -> None:
+        """A run is stored."""
+        self.done += 1
+        if self._bar is not None:
+            self._bar.update(self._all, completed=self.done)
+        elif self.enabled:
+            latest = {n: v[-1] for n, v in runs[-1].history.items() if n not in BOOKKEEPING} if runs else {}
+            seconds = sum(run.seconds for run in runs)
+            self.console.print(
+                f"[{self.done}/{self.total}] {_words(setting)}: {_metrics(latest)} ({seconds:.1f} s)",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def _words(setting: Setting) -> str:
+    return ", ".join(filter(None, [setting.words, f"seed {setting.seed}"]))
+
+
+def _metrics(latest: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in latest.items())

@@ -1,0 +1,127 @@
+"""FedRZO on networks of one layer of ReLUs: the study of H and η on MNIST, that of neurons on CIFAR-10.
+
+Section 6.1 of the paper, Figures 1 and 3. The printed objective sums over a client's samples where Algorithm
+1 draws one at a time; here it is their mean, as in the definition of f_i. The paper leaves open what the labels
+±1 are, how the data is split, the start, the number of rounds and the batch: here the parity of the digit (or
+the class), an even random split by seed, He's initialisation by seed, one sample a step, and as many rounds as
+show the descent.
+"""
+
+from __future__ import annotations
+
+import fedstrata as fs
+from fedstrata.experiments.base import Experiment, Setting, Task
+from fedstrata.experiments.data import federated
+from fedstrata.experiments.models import Model, relu_network
+from fedstrata.report import Column, PlotSpec, TableSpec
+
+PROBLEM = "min over (Z, w) of 1/m Σ_i mean_{ℓ ∈ D_i} ½(v_ℓ − Σ_q w_q σ(Z_q·u_ℓ))² + λ/2 (‖Z‖² + ‖w‖²), σ = max(0, ·)"
+PAPER = "Qiu, Shanbhag, Yousefian 2024, section 6.1"
+
+
+def network(s: Setting, beta: float | None = None) -> tuple[fs.FederatedData, Model]:
+    """The clients' data, split by the seed, and the network for it."""
+    data = federated(s.data, s.clients, seed=s.seed)
+    return data, relu_network(data.train["x"].shape[-1], s.neurons, s.lam, beta)
+
+
+def build(s: Setting) -> Task:
+    """FedRZO on the ReLU network."""
+    data, model = network(s)
+    return Task(
+        fs.Minimization(model.loss),
+        fs.FedRZO(gamma=s.gamma, eta=s.eta, H=s.H, batch_size=s.batch_size),
+        data,
+        model.init(s.seed),
+        rounds=s.rounds,
+        eval_every=max(1, s.rounds // s.evaluations),
+        metrics=model.metrics,
+        derive=lambda result: {"local_steps": s.H * result.history["round"]},
+    )
+
+
+EXPERIMENTS = [
+    Experiment(
+        name="fedrzo-relu",
+        title="FedRZO on a ReLU network: local steps and smoothing",
+        paper=f"{PAPER}, Figure 1",
+        description=(
+            "A network of one layer of ReLUs, trained by function values alone on even against odd digits: "
+            "how the loss falls with the number H of local steps and the smoothing radius η."
+        ),
+        problem=PROBLEM,
+        parameters={
+            "data": "mnist",
+            "clients": 5,
+            "neurons": 4,
+            "lam": 0.01,
+            "gamma": 1e-5,
+            "batch_size": 1,
+            "rounds": 10_000,
+            "evaluations": 50,
+        },
+        grid={"eta": [0.1, 0.01, 0.001], "H": [1, 5, 10, 20]},
+        build=build,
+        seeds=5,
+        table=TableSpec(
+            (Column("loss", better="low"), Column("accuracy", better="high", format=".1%")),
+            rows=("H",),
+            across="eta",
+        ),
+        plots=(
+            PlotSpec("loss", lines=("H",), panels="eta", title="Training loss by rounds"),
+            PlotSpec(
+                "loss",
+                x="local_steps",
+                lines=("H",),
+                panels="eta",
+                title="Training loss by local steps",
+                x_label="local steps of each client",
+                log_x=False,
+            ),
+            PlotSpec("accuracy", lines=("H",), panels="eta", title="Test accuracy by rounds"),
+        ),
+        needs=("mnist",),
+        fallback={"data": "digits"},
+        quick={"rounds": 50, "evaluations": 5, "H": [1, 5], "eta": [0.1, 0.01], "seeds": 1},
+    ),
+    Experiment(
+        name="fedrzo-cifar",
+        title="FedRZO on ReLU networks of 4, 20 and 100 neurons",
+        paper=f"{PAPER}, Figure 3",
+        description=(
+            "The same networks on CIFAR-10, even against odd classes: how zeroth-order training fares when "
+            "the network grows to 307 300 parameters."
+        ),
+        problem=PROBLEM,
+        parameters={
+            "data": "cifar10",
+            "clients": 5,
+            "lam": 0.01,
+            "gamma": 1e-6,
+            "batch_size": 1,
+            "rounds": 2_000,
+            "evaluations": 50,
+        },
+        grid={"neurons": [4, 20, 100], "eta": [0.1, 0.01, 0.001], "H": [1, 5, 20]},
+        build=build,
+        seeds=3,
+        table=TableSpec(
+            (Column("loss", better="low"), Column("accuracy", better="high", format=".1%")),
+            rows=("neurons", "eta"),
+            across="H",
+        ),
+        plots=(PlotSpec("loss", lines=("eta", "H"), panels="neurons"),),
+        needs=("cifar10",),
+        fallback={"data": "digits"},
+        quick={
+            "data": "digits",
+            "rounds": 20,
+            "evaluations": 5,
+            "neurons": [4, 20],
+            "H": [5],
+            "eta": [0.1, 0.01],
+            "seeds": 1,
+        },
+    ),
+]
