@@ -37,6 +37,8 @@ def per_batch(function: Callable[..., Any]) -> Callable[..., Any]:
 class Oracle:
     """``f(·) = Σ_s w_s function(·, sample_s)``: a user's function averaged over drawn samples.
 
+    A function may bring its own mean in place of the arithmetic one, ``function.own_mean(values, weights)``; see
+    `fedstrata.problems.levels`.
     Calling it evaluates the mean and books function values. Derivatives are taken with the functions of
     `fedstrata.estimators`, which book gradients and products; ``silent`` is the same mean without booking.
     """
@@ -51,6 +53,8 @@ class Oracle:
         if getattr(self.function, "per_batch", False):
             return self.function(*args, self.samples)
         values = self._each(*args)
+        if (own_mean := getattr(self.function, "own_mean", None)) is not None:
+            return own_mean(values, self.weigh())
         if self.weights is None:
             return jax.tree.map(lambda v: v.mean(0), values)
         weights = self.weights

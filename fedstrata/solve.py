@@ -175,7 +175,7 @@ def solve(
         problem, method, data, rounds, seed, participation, metrics, eval_every, weights, default_metrics
     )
     data = data.cast()
-    x0, y0 = tree.as_floats(x0, "x0"), tree.as_floats(y0, "y0")
+    x0, y0 = tree.as_floats(problem.first(x0), "x0"), tree.as_floats(y0, "y0")
     for name, point in (("x0", x0), ("y0", y0)):
         if bad := tree.nonfinite_leaves(point):
             raise ValueError(f"{name} is not finite in {', '.join(bad)}.")

@@ -87,6 +87,7 @@ def sweep(
         for m in methods
     ]
     setup: Setup = setups[0]
+    x0, y0 = tree.as_floats(problem.first(x0), "x0"), tree.as_floats(y0, "y0")
     y0 = check_point(problem, datasets[0], x0, y0)
     runs = [(m, s) for m in range(len(methods)) for s in range(len(seeds))]
     engine = Simulated(chunk=chunk)

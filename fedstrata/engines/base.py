@@ -152,10 +152,20 @@ class FedBase:
             self._level = outer
 
     def average(
-        self, phase: Callable[..., Any], key: jax.Array, *message: PyTree, of: Any = None, weights: Any = None
+        self,
+        phase: Callable[..., Any],
+        key: jax.Array,
+        *message: PyTree,
+        of: Any = None,
+        weights: Any = None,
+        mean: Callable[[PyTree, jax.Array], PyTree] | None = None,
     ) -> PyTree:
         """Each client of ``of`` runs ``phase``; the weighted mean of their uploads."""
-        return self._exchange(phase, key, message, of, weights, stacked=False)
+        if mean is None:
+            return self._exchange(phase, key, message, of, weights, stacked=False)
+        uploads = self._exchange(phase, key, message, of, None, stacked=True)
+        chosen = self.cohort if of is None else of
+        return mean(uploads, self._shares(chosen, weights))
 
     def gather(self, phase: Callable[..., Any], key: jax.Array, *message: PyTree, of: Any = None) -> PyTree:
         """The same; every upload, stacked."""
@@ -180,6 +190,12 @@ class FedBase:
             weights = sizes[: self.clients] if chosen is None else sizes[chosen]
         weights = jnp.asarray(weights, jnp.result_type(float))
         return weights / weights.sum()
+
+    def _shares(self, chosen: jax.Array | None, weights: Any) -> jax.Array:
+        """The same, also where they are all equal."""
+        number = self.clients if chosen is None else chosen.shape[0]
+        shares = self._weigh(chosen, weights)
+        return jnp.full((number,), 1 / number) if shares is None else shares
 
     def _run(
         self,
@@ -211,11 +227,13 @@ class FedBase:
             own = () if each is None else (client.memory,)
             return getattr(client, part).full_mean(function).silent(*args, *own)
 
+        own_mean = getattr(function, "own_mean", None)
+        weights = self._weigh(None, None)
         saved, self.memory = self.memory, each
         with tally.collect():
-            value, _ = self._run(phase, jax.random.key(0), args, None, self._weigh(None, None), stacked=False)
+            value, _ = self._run(phase, jax.random.key(0), args, None, weights, own_mean is not None)
         self.memory = saved
-        return value
+        return value if own_mean is None else own_mean(value, self._shares(None, None))
 
 
 def visit(

@@ -58,9 +58,18 @@ class Fed(Protocol):
         """The server's own samples (`fedstrata.client.Samples`), or None."""
 
     def average(
-        self, phase: Callable[..., Any], key: jax.Array, *message: PyTree, of: Any = None, weights: Any = None
+        self,
+        phase: Callable[..., Any],
+        key: jax.Array,
+        *message: PyTree,
+        of: Any = None,
+        weights: Any = None,
+        mean: Callable[[PyTree, jax.Array], PyTree] | None = None,
     ) -> PyTree:
-        """Each client of ``of`` (None: this round's) runs ``phase``; the server gets the weighted mean."""
+        """Each client of ``of`` (None: this round's) runs ``phase``; the server gets the weighted mean.
+
+        Another mean than the arithmetic, ``mean(stacked uploads, weights)``, needs every reply, as `gather` does.
+        """
 
     def gather(self, phase: Callable[..., Any], key: jax.Array, *message: PyTree, of: Any = None) -> PyTree:
         """The same; the server gets every reply, stacked in the order of ``of``."""

@@ -98,6 +98,10 @@ class Problem:
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
         """Raise a clear error where a function does not fit the point or the sample (shapes only)."""
 
+    def first(self, x: PyTree) -> PyTree:
+        """The main variable's start: the user's, with what the problem adds to it."""
+        return x
+
     def second(self, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
         """The second variable's start: the user's, or zeros of the right shapes where it is the method's own."""
         return y
