@@ -7,6 +7,7 @@ them all side by side, which is what fills a GPU with small problems.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -79,7 +80,6 @@ def sweep(
     per_seed = not isinstance(data, FederatedData)
     datasets = [d.cast() for d in (data if per_seed else [data])]  # type: ignore[union-attr]
     _check_alike(methods, datasets, len(seeds) if per_seed else 1)
-    x0, y0 = tree.as_floats(x0, "x0"), tree.as_floats(y0, "y0")
     setups = [
         check_arguments(
             problem, m, datasets[0], rounds, 0, participation, metrics, eval_every, weights, default_metrics
@@ -87,6 +87,7 @@ def sweep(
         for m in methods
     ]
     setup: Setup = setups[0]
+    methods = [m.plan(rounds) for m in methods]
     x0, y0 = tree.as_floats(problem.first(x0), "x0"), tree.as_floats(y0, "y0")
     y0 = check_point(problem, datasets[0], x0, y0)
     runs = [(m, s) for m in range(len(methods)) for s in range(len(seeds))]
@@ -104,6 +105,10 @@ def sweep(
         carry, words = program.call(*args)
         for lane, factors in zip(lanes, np.asarray(words), strict=True):
             lane.counts.update(settle(program.tally, 1, factors.reshape(-1, 2)))
+        states = [jax.tree.map(lambda leaf, b=b: np.asarray(leaf[b]), carry.state) for b in range(len(runs))]
+        remarks = [r for (m, _), state in zip(runs, states, strict=True) for r in methods[m].remarks(state)]
+        for remark in dict.fromkeys(remarks):
+            warnings.warn(remark, stacklevel=2)
     evaluations, plan, done = 1, plan_of(0, rounds, eval_every, first=True), 0
     with Progress(rounds, enabled=progress, label=f"{len(runs)} runs") as bar:
         while plan:
@@ -156,7 +161,9 @@ def _check_alike(methods: list[Method], datasets: list[FederatedData], wanted: i
     if not methods:
         raise ValueError("sweep needs at least one method.")
     if len(datasets) != wanted:
-        raise ValueError(f"There are {len(datasets)} data sets for {wanted} seeds: give one, or one per seed.")
+        raise ValueError(
+            f"There are {len(datasets)} data sets for {wanted} seeds: give one, or one per seed."
+        )
     structures = {jax.tree.structure(m) for m in methods}
     if len(structures) > 1:
         raise ValueError(
@@ -164,7 +171,8 @@ def _check_alike(methods: list[Method], datasets: list[FederatedData], wanted: i
             f"schedules are part of the program. There are {len(structures)} different structures: run them one by one."
         )
     shapes = {
-        (jax.tree.structure(d), tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(d))) for d in datasets
+        (jax.tree.structure(d), tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(d)))
+        for d in datasets
     }
     if len(shapes) > 1:
         raise ValueError("The data sets of a sweep must have equal shapes; run those that differ one by one.")
