@@ -84,7 +84,7 @@ def settle(tally: Tally, times: int, factors: Iterable[Any]) -> Counter[str]:
         high, low = (int(word) for word in np.asarray(factor))
         for name, amount in counts.items():
             total[name] += amount * ((high << 32) + low)
-    return total
+    return +total  # without zeros
 
 
 def traffic(level: str, message: Any, upload: Any, clients: int) -> Counter[str]:

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -174,6 +175,7 @@ def solve(
     setup = check_arguments(
         problem, method, data, rounds, seed, participation, metrics, eval_every, weights, default_metrics
     )
+    method = method.plan(rounds)
     data = data.cast()
     x0, y0 = tree.as_floats(problem.first(x0), "x0"), tree.as_floats(y0, "y0")
     for name, point in (("x0", x0), ("y0", y0)):
@@ -215,8 +217,11 @@ def solve(
         return Result(x, y, history, run.ledger(), method, run.seconds, status, host.state, problem, data)
 
     def save() -> None:
-        if saving is not None and jax.process_index() == 0:
-            _save(saving, engine.fetch(run.carry, data.clients), run, config)
+        if saving is None:
+            return
+        host = engine.fetch(run.carry, data.clients)  # with several processes, all must take part in this
+        if jax.process_index() == 0:
+            _save(saving, host, run, config)
 
     earlier = run.seconds
     status, saved_round, saved_at, evaluations = "done", run.round, time.perf_counter(), 1
@@ -224,6 +229,8 @@ def solve(
         if run.round == 0 and not run.history and hasattr(method, "start"):
             run.carry, counts = engine.begin(setup, method, run.carry, seed, placed)
             run.counts.update(counts)
+            for remark in method.remarks(engine.fetch(run.carry, data.clients).state):
+                warnings.warn(remark, stacklevel=2)
         plan = plan_of(run.round, rounds, eval_every, first=not run.history)
         while plan:
             these, plan = plan[:evaluations], plan[evaluations:]
@@ -231,7 +238,7 @@ def solve(
             advanced = engine.advance(
                 setup, method, run.carry, seed, placed, run.round, np.array(these, np.int32)
             )
-            now = time.perf_counter()
+            now = started + engine.agree(time.perf_counter() - started)
             bad = _first_bad(setup, advanced, run.round, these)
             if bad is not None:
                 run.seconds = earlier + now - began
@@ -246,17 +253,17 @@ def solve(
             run.seconds = earlier + now - began
             bar.update(run.round, {n: v[-1] for n, v in run.history.items() if n not in BOOKKEEPING})
             evaluations = next_length(evaluations, now - started)
-            if saving is not None and (
+            if saving is not None and engine.agree(
                 now - saved_at >= saving.every_seconds
                 or (saving.every_rounds is not None and run.round - saved_round >= saving.every_rounds)
             ):
                 save()
                 saved_round, saved_at = run.round, time.perf_counter()
             progressed = Progressed(run.round, rounds, run.history, run.carry.state, run.ledger())
-            if any([callback(progressed) for callback in callbacks]):
+            if engine.agree(any([callback(progressed) for callback in callbacks])):
                 status = "stopped"
                 break
-            if interrupted():
+            if engine.agree(interrupted()):
                 status = "interrupted"
                 break
     run.seconds = earlier + time.perf_counter() - began
@@ -332,11 +339,14 @@ def check_point(problem: Problem, data: FederatedData, x: PyTree, y: PyTree) -> 
 
     train = sample(data.train)
     problem.check(x, y, train, train if data.valid is None else sample(data.valid))
+    server = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data.server)
+    problem.check_server(x, server)
     return problem.second(x, y, train)
 
 
 def initial_carry(problem: Problem, method: Method, x0: PyTree, y0: PyTree, clients: int) -> Carry:
     """State and memory before the first round, as strongly typed host arrays."""
+    y0 = method.second(problem, y0, clients)
     state = jax.tree.map(np.asarray, method.init(problem, x0, y0))
     memory = jax.tree.map(np.asarray, method.memory(problem, x0, y0))
     return Carry(state, jax.tree.map(lambda leaf: np.broadcast_to(leaf, (clients, *leaf.shape)), memory))

@@ -85,11 +85,12 @@ def repeat(times: Any, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> 
         last[:] = [tally]
         return carry, tally.factors
 
-    if isinstance(times, int | np.integer):
+    if not isinstance(times, jax.core.Tracer):
+        times = int(times)
         if times <= 0:
             return carry
         carry, factors = jax.lax.scan(counted, carry, jnp.arange(times))
-        merge(last[0], int(times), [f.sum() for f in factors])
+        merge(last[0], times, [f.sum() for f in factors])
         return carry
 
     # A while loop must know its carry beforehand: one abstract pass finds how many factors there are.

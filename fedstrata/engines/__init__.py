@@ -16,7 +16,9 @@ def engine_of(engine: Any) -> Any:
     """An engine from its name or an object that has an engine's methods."""
     if isinstance(engine, str):
         if engine not in ENGINES:
-            raise ValueError(f"There is no engine {engine!r}. Choose one of {sorted(ENGINES)}, or give an engine object.")
+            raise ValueError(
+                f"There is no engine {engine!r}. Choose one of {sorted(ENGINES)}, or give an engine object."
+            )
         return ENGINES[engine]()
     if not all(hasattr(engine, name) for name in ("place", "begin", "advance")):
         raise TypeError(f"engine must be a name or an engine object, but is {engine!r}.")

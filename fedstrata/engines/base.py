@@ -72,6 +72,9 @@ class Engine(Protocol):
     def fetch(self, carry: Carry, clients: int) -> Carry:
         """State and memory as host arrays, for results and checkpoints."""
 
+    def agree(self, value: Any) -> Any:
+        """The same number in every process: the first one's. Decisions that depend on clocks go through this."""
+
     def begin(self, setup: Setup, method: Method, carry: Carry, seed: int, data: FederatedData) -> Any:
         """The method's exchanges before the first round: ``(carry, counts)``."""
 
@@ -96,7 +99,12 @@ class FedBase:
     """The verbs' common part; an engine's own ``fed`` adds `_run` and may replace `repeat`."""
 
     def __init__(
-        self, setup: Setup, data: FederatedData, memory: PyTree, cohort: jax.Array | None, round_number: Any = 0
+        self,
+        setup: Setup,
+        data: FederatedData,
+        memory: PyTree,
+        cohort: jax.Array | None,
+        round_number: Any = 0,
     ) -> None:
         self.setup = setup
         self.data = data
@@ -133,8 +141,7 @@ class FedBase:
 
     def weights(self) -> jax.Array:
         """Their weights in an average."""
-        weights = self._weigh(self.cohort, None)
-        return jnp.full((self.participants,), 1 / self.participants) if weights is None else weights
+        return self._shares(self.cohort, None)
 
     def sample(self, key: jax.Array, count: int) -> jax.Array:
         """``count`` of this round's clients, without replacement, ascending."""
@@ -172,7 +179,13 @@ class FedBase:
         return self._exchange(phase, key, message, of, None, stacked=True)
 
     def _exchange(
-        self, phase: Callable[..., Any], key: jax.Array, message: tuple[PyTree, ...], of: Any, weights: Any, stacked: bool
+        self,
+        phase: Callable[..., Any],
+        key: jax.Array,
+        message: tuple[PyTree, ...],
+        of: Any,
+        weights: Any,
+        stacked: bool,
     ) -> PyTree:
         chosen = self.cohort if of is None else of
         number = self.clients if chosen is None else chosen.shape[0]
@@ -220,18 +233,26 @@ class FedBase:
         carry, self.memory = tally.repeat(times, step, (carry, self.memory))
         return carry
 
-    def mean(self, function: Callable[..., Any], *args: PyTree, part: str = "train", each: PyTree = None) -> PyTree:
-        """The full mean over all clients, for metrics: counted nowhere, changing nothing."""
+    def mean(
+        self, function: Callable[..., Any], *args: PyTree, part: str = "train", each: PyTree = None
+    ) -> PyTree:
+        """The full mean over all clients, for metrics: counted nowhere, changing nothing. See `problems.base.Mean`."""
+        if part == "server":
+            if self.server is None:
+                raise ValueError("The data has no part of the server's own.")
+            return self.server.full_mean(function).silent(*args)
 
-        def phase(problem: Any, client: Client, key: jax.Array, *args: PyTree) -> PyTree:
+        def evaluation(problem: Any, client: Client, key: jax.Array, *args: PyTree) -> PyTree:
             own = () if each is None else (client.memory,)
+            if part == "client":
+                return function(*args, *own, client)
             return getattr(client, part).full_mean(function).silent(*args, *own)
 
         own_mean = getattr(function, "own_mean", None)
         weights = self._weigh(None, None)
         saved, self.memory = self.memory, each
         with tally.collect():
-            value, _ = self._run(phase, jax.random.key(0), args, None, weights, own_mean is not None)
+            value, _ = self._run(evaluation, jax.random.key(0), args, None, weights, own_mean is not None)
         self.memory = saved
         return value if own_mean is None else own_mean(value, self._shares(None, None))
 
@@ -283,7 +304,12 @@ def one_round(
 
 
 def before_rounds(
-    fed_class: Callable[..., FedBase], setup: Setup, method: Any, carry: Carry, key: jax.Array, data: FederatedData
+    fed_class: Callable[..., FedBase],
+    setup: Setup,
+    method: Any,
+    carry: Carry,
+    key: jax.Array,
+    data: FederatedData,
 ) -> Carry:
     """The method's exchanges before the first round, with all clients."""
     fed = fed_class(setup, data, carry.memory, None, 0)

@@ -46,7 +46,13 @@ class Debug:
         """See `Engine.fetch`."""
         return jax.tree.map(np.asarray, carry)
 
-    def begin(self, setup: Setup, method: Method, carry: Carry, seed: int, data: FederatedData) -> tuple[Carry, Any]:
+    def agree(self, value: Any) -> Any:
+        """See `Engine.agree`."""
+        return value
+
+    def begin(
+        self, setup: Setup, method: Method, carry: Carry, seed: int, data: FederatedData
+    ) -> tuple[Carry, Any]:
         """See `Engine.begin`."""
         with jax.disable_jit(), tally.collect() as counted:
             carry = before_rounds(DebugFed, setup, method, carry, jax.random.key(seed), data)

@@ -89,6 +89,12 @@ class Sharded(Simulated):
         """See `Engine.place_carry`."""
         return Carry(jax.tree.map(self._copy, carry.state), jax.tree.map(self._spread, carry.memory))
 
+    def agree(self, value: Any) -> Any:
+        """See `Engine.agree`."""
+        if jax.process_count() == 1:
+            return value
+        return multihost_utils.broadcast_one_to_all(np.float64(value)).item()
+
     def fetch(self, carry: Carry, clients: int) -> Carry:
         """See `Engine.fetch`; rows that other processes hold are brought here."""
 

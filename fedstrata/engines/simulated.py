@@ -93,7 +93,13 @@ class Simulated:
         """See `Engine.fetch`."""
         return jax.tree.map(np.asarray, carry)
 
-    def begin(self, setup: Setup, method: Method, carry: Carry, seed: int, data: FederatedData) -> tuple[Carry, Any]:
+    def agree(self, value: Any) -> Any:
+        """See `Engine.agree`."""
+        return value
+
+    def begin(
+        self, setup: Setup, method: Method, carry: Carry, seed: int, data: FederatedData
+    ) -> tuple[Carry, Any]:
         """See `Engine.begin`."""
         args = (method, carry, np.uint32(seed), data)
         run = compiled(trace_begin, self, setup, args)
@@ -162,7 +168,12 @@ class SimulatedFed(FedBase):
             return reply.upload, reply.memory, counted.factors
 
         uploads, memory, factors = jax.vmap(one)(
-            self.engine.lay(jnp.arange(rows)), data.sizes, data.train, data.valid, data.valid_sizes, self.memory
+            self.engine.lay(jnp.arange(rows)),
+            data.sizes,
+            data.train,
+            data.valid,
+            data.valid_sizes,
+            self.memory,
         )
         if memory is not None:
             self.memory = self.engine.lay(memory)
@@ -250,7 +261,9 @@ def _add_words(words: jax.Array, factor: Any) -> jax.Array:
     return jnp.stack([words[0] + (low < words[1]), low])
 
 
-def trace_begin(engine: Simulated, setup: Setup, method: Any, carry: Carry, seed: Any, data: FederatedData) -> Any:
+def trace_begin(
+    engine: Simulated, setup: Setup, method: Any, carry: Carry, seed: Any, data: FederatedData
+) -> Any:
     with tally.collect() as counted:
         carry = before_rounds(partial(SimulatedFed, engine), setup, method, carry, jax.random.key(seed), data)
     words = [_add_words(jnp.zeros(2, jnp.uint32), f) for f in counted.factors]

@@ -1,0 +1,239 @@
+"""What is particular to an engine: memory that does not grow, sampled clients only, devices, processes, callbacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from fedstrata.engines.base import Carry, Setup
+from fedstrata.engines.simulated import EVALUATIONS, Simulated, trace_advance
+from fedstrata.methods.base import Method, Remember, method
+from fedstrata.methods.fedavg import State
+
+
+def loss(x, sample):
+    return 0.5 * ((x - sample["a"]) ** 2).sum()
+
+
+problem = fs.Minimization(loss)
+
+
+def program_memory(clients, dimension, chunk, participants=None):
+    """Bytes of temporaries of the compiled rounds, the data and the parameters aside."""
+    shape = jax.ShapeDtypeStruct
+    data = fs.FederatedData({"a": shape((clients, 1, 1), jnp.float32)}, shape((clients,), jnp.int32), equal=1)
+    setup = Setup(problem, clients, participants or clients, measure_problem=False)
+    carry = Carry(State(shape((dimension,), jnp.float32)), None)
+    engine = Simulated(chunk=chunk)
+    integer = shape((), jnp.int32)
+    args = (
+        fs.FedAvg(gamma=0.1, H=2),
+        carry,
+        shape((), jnp.uint32),
+        data,
+        integer,
+        integer,
+        shape((EVALUATIONS,), jnp.int32),
+    )
+    compiled = jax.jit(lambda *a: trace_advance(engine, setup, *a)[0]).lower(*args).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_chunks_bound_the_memory():
+    unchunked = program_memory(1_000, 10_000, None)
+    assert unchunked >= 1_000 * 10_000 * 4  # every upload at once
+    assert program_memory(100_000, 10_000, 1_000) <= 1.1 * unchunked
+    assert program_memory(100_000, 10_000, 1) <= 0.1 * unchunked
+
+
+def test_only_sampled_clients_are_computed():
+    visited = []
+
+    def counting(x, sample):
+        jax.debug.callback(lambda i: visited.append(int(i)), sample["client"])
+        return loss(x, {"a": sample["a"]})
+
+    data = fs.FederatedData.from_clients([{"a": np.ones((1, 2))} for _ in range(20)]).with_client_index()
+    for chunk in (None, 1, 2):
+        visited.clear()
+        fs.solve(
+            fs.Minimization(counting), fs.FedAvg(gamma=0.1), data, np.zeros(2), rounds=5, participation=3,
+            engine=Simulated(chunk=chunk), default_metrics=False, progress=False,
+        )  # fmt: skip
+        jax.effects_barrier()
+        if chunk == 2:  # three clients in blocks of two: one place is padding
+            assert len(visited) == 5 * 4
+        else:
+            assert len(visited) == 5 * 3
+
+
+@method
+class Counting(Method):
+    """Remembers how often each client was called, to see that memory goes along; in no registry."""
+
+    gamma: float = 1.0
+
+    solves = (fs.Minimization,)
+
+    def init(self, problem, x0, y0):
+        return State(x0)
+
+    def memory(self, problem, x0, y0):
+        return jnp.zeros((), jnp.int32)
+
+    def output(self, state, memory):
+        return state.x, memory
+
+    def call(self, problem, client, key, x):
+        return Remember(client.index * jnp.ones(()), client.memory + 1)
+
+    def round(self, problem, fed, key, r, state):
+        def twice(t, carry):
+            with fed.level("lower"):
+                return carry + fed.average(
+                    self.call, jax.random.fold_in(key, t), state.x, of=jnp.array([1, 3])
+                )
+
+        both = fed.repeat(2, twice, jnp.zeros(()))  # 2 · mean(1, 3) = 4
+        varied = fed.repeat(r, twice, jnp.zeros(()))  # r · 2
+        stacked = fed.gather(self.call, key, state.x, of=jnp.array([0, 4]))
+        return State(state.x * 0 + both + varied + 10 * stacked[1] + stacked[0])
+
+
+fs.methods.METHODS.pop("Counting")
+memory_data = fs.FederatedData.from_clients([{"a": np.ones((n, 2))} for n in (1, 2, 3, 2, 1)])
+
+
+@pytest.mark.parametrize(
+    "engine",
+    ["simulated", "debug", "sharded", Simulated(chunk=1), Simulated(chunk=2)],
+    ids=["simulated", "debug", "sharded", "one-by-one", "chunks"],
+)
+def test_memory_and_verbs(engine):
+    result = fs.solve(problem, Counting(), memory_data, np.zeros(2), rounds=3, engine=engine, progress=False)
+    # Clients 1 and 3 are called 2 + r times in round r, clients 0 and 4 once, client 2 never.
+    assert np.asarray(result.y).tolist() == [3, 9, 0, 9, 3]
+    np.testing.assert_allclose(result.x, 4 + 2 * 2 + 40)
+    assert result.ledger.lower_rounds == 3 * 2 + 0 + 1 + 2
+    assert result.ledger.levels["main"]["exchanges"] == 3
+    assert result.ledger.exchanges == 12
+    assert result.ledger.floats_up == 12 * 2
+
+
+def numpy_loss(x, sample):
+    """An ordinary program: no JAX, no gradient."""
+    assert isinstance(x, np.ndarray)
+    return float(sum(abs(float(u) - float(v)) for u, v in zip(x, sample["a"], strict=True)))
+
+
+@pytest.mark.parametrize("engine", ["simulated", "debug", "sharded", Simulated(chunk=1)], ids=str)
+@pytest.mark.parametrize("vectorized", [False, True], ids=["one", "many"])
+def test_black_box_equals_the_same_loss_in_jax(engine, vectorized):
+    def many(x, sample):
+        return np.abs(x - sample["a"]).sum(-1)
+
+    box = fs.black_box(many, vectorized=True) if vectorized else fs.black_box(numpy_loss)
+    data = fs.FederatedData.from_clients([{"a": np.ones((2, 2))}, {"a": -np.ones((3, 2))}])
+    method = fs.FedRZO(gamma=0.1, eta=0.1, H=2, batch_size=2)
+    arguments = {"rounds": 2, "engine": engine, "progress": False}
+    plain = fs.solve(
+        fs.Minimization(lambda x, s: jnp.abs(x - s["a"]).sum()), method, data, np.full(2, 0.3), **arguments
+    )
+    boxed = fs.solve(fs.Minimization(box), method, data, np.full(2, 0.3), **arguments)
+    np.testing.assert_allclose(boxed.x, plain.x, rtol=1e-5)
+    np.testing.assert_allclose(boxed.history["loss"], plain.history["loss"], rtol=1e-5)
+
+
+def test_black_box_may_be_a_torch_function():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[bench]'")
+    box = fs.black_box(lambda x, s: torch.nn.functional.l1_loss(torch.tensor(x), torch.tensor(s["a"])).item())
+    data = fs.FederatedData.from_clients([{"a": np.ones((2, 2), np.float32)}])
+    result = fs.solve(
+        fs.Minimization(box), fs.FedRZO(gamma=0.1, eta=0.1), data, np.zeros(2), rounds=1, progress=False
+    )
+    np.testing.assert_allclose(result.history["loss"][0], 1.0)
+
+
+def test_black_box_that_returns_nonsense_is_named():
+    box = fs.black_box(lambda x, sample: "much")
+    data = fs.FederatedData.from_clients([{"a": np.ones((2, 2))}])
+    with pytest.raises(Exception, match="must return one number, but returned 'much'"):
+        fs.solve(
+            fs.Minimization(box), fs.FedRZO(gamma=0.1, eta=0.1), data, np.zeros(2), rounds=1, engine="debug"
+        )
+
+
+def test_sharded_uses_the_devices():
+    engine = fs.engines.Sharded.over(jax.devices()[:4])
+    placed = engine.place(memory_data)
+    assert len(placed.train["a"].sharding.device_set) == 4
+    assert placed.sizes.shape == (8,)  # five clients on four devices: three rows of padding
+    assert placed.train["a"].addressable_shards[0].data.shape[0] == 2
+
+
+PROCESS = """
+import sys, jax, numpy as np
+number = int(sys.argv[1])
+jax.distributed.initialize(sys.argv[2], num_processes=2, process_id=number)
+assert jax.process_count() == 2 and len(jax.devices()) == 4
+import fedstrata as fs
+
+data = fs.FederatedData.from_clients([{"a": np.random.default_rng(i).normal(size=(3 + i, 2))} for i in range(5)])
+problem = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
+method = fs.SCAFFOLD(eta_l=0.1, K=2, batch_size=2)
+arguments = dict(rounds=4, seed=3, participation=3, progress=False)
+together = fs.solve(problem, method, data, np.zeros(2), engine="sharded", checkpoint=sys.argv[3], **arguments)
+np.savez(f"{sys.argv[3]}/process{number}.npz", x=together.x, loss=together.history["loss"])
+"""
+
+
+def test_two_processes(tmp_path):
+    program = tmp_path / "process.py"
+    program.write_text(textwrap.dedent(PROCESS))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "JAX_NUM_CPU_DEVICES": "2"}
+    environment["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
+    command = [sys.executable, str(program)]
+    address = f"127.0.0.1:{free_port()}"
+    processes = [
+        subprocess.Popen(
+            [*command, str(i), address, str(tmp_path)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for i in range(2)
+    ]
+    outputs = []
+    try:
+        outputs = [process.communicate(timeout=180)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in processes] == [0, 0], b"\n".join(outputs).decode()
+    data = fs.FederatedData.from_clients(
+        [{"a": np.random.default_rng(i).normal(size=(3 + i, 2))} for i in range(5)]
+    )
+    method = fs.SCAFFOLD(eta_l=0.1, K=2, batch_size=2)
+    alone = fs.solve(problem, method, data, np.zeros(2), rounds=4, seed=3, participation=3, progress=False)
+    for i in range(2):
+        found = np.load(tmp_path / f"process{i}.npz")
+        np.testing.assert_allclose(found["x"], alone.x, rtol=1e-5)
+        np.testing.assert_allclose(found["loss"], alone.history["loss"], rtol=1e-5)
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

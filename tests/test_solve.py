@@ -1,0 +1,332 @@
+"""The loop over rounds: checks, history, stopping, checkpoints that survive a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedstrata as fs
+
+A = np.array([[1.0, 0.2], [0.2, 0.5]])
+
+
+def loss(x, sample):
+    return 0.5 * ((x - sample["a"]) ** 2).sum()
+
+
+problem = fs.Minimization(loss)
+data = fs.FederatedData.from_clients([{"a": A}, {"a": A + 1}, {"a": A[:1] - 1}])
+method = fs.FedAvg(gamma=0.1, H=2)
+x0 = np.zeros(2)
+
+
+def solve(**changes):
+    arguments = {"problem": problem, "method": method, "data": data, "x0": x0, "rounds": 6, "progress": False}
+    return fs.solve(**{**arguments, **changes})
+
+
+def test_history_and_evaluations():
+    every = solve()
+    assert every.history["round"].tolist() == [0, 1, 2, 3, 4, 5, 6]
+    sparse = solve(eval_every=4)
+    assert sparse.history["round"].tolist() == [0, 4, 6]
+    np.testing.assert_array_equal(sparse.history["loss"], every.history["loss"][[0, 4, 6]])
+    np.testing.assert_array_equal(sparse.x, every.x)
+    assert every.history["bytes_up"].tolist() == [24 * r for r in range(7)]
+    assert (np.diff(every.history["seconds"]) >= 0).all()
+    means = [np.mean([0.5 * ((0 - c) ** 2).sum(1).mean() for c in (A, A + 1, A[:1] - 1)])]
+    np.testing.assert_allclose(every.history["loss"][0], means[0], rtol=1e-6)
+
+
+def test_zero_rounds_is_the_start():
+    result = solve(rounds=0)
+    np.testing.assert_array_equal(result.x, x0)
+    assert result.history["round"].tolist() == [0]
+    assert result.ledger == fs.Ledger()
+
+
+def test_metrics_of_every_kind():
+    metrics = {
+        "norm": lambda x, y: jnp.linalg.norm(x),
+        "first": lambda state: state.x[0],
+        "test": lambda x, y, data: ((x - data.test["a"]) ** 2).mean(),
+    }
+    with_test = fs.FederatedData.from_clients([{"a": A}], test={"a": A})
+    result = solve(data=with_test, metrics=metrics, rounds=2)
+    np.testing.assert_allclose(result.history["norm"][-1], np.linalg.norm(result.x), rtol=1e-6)
+    np.testing.assert_allclose(result.history["first"][-1], result.x[0], rtol=1e-6)
+    np.testing.assert_allclose(
+        result.history["test"][-1], ((np.asarray(result.x) - A) ** 2).mean(), rtol=1e-6
+    )
+    assert "loss" not in solve(default_metrics=False).history
+
+
+def test_step_sizes_may_be_schedules():
+    schedule = optax.exponential_decay(0.1, transition_steps=1, decay_rate=0.5)
+    result = solve(method=fs.FedAvg(gamma=schedule), rounds=3)
+    x = x0
+    for gamma in (0.1, 0.05, 0.025):
+        x = np.mean([x - gamma * (x - c.mean(0)) for c in (A, A + 1, A[:1] - 1)], axis=0)
+    np.testing.assert_allclose(result.x, x, rtol=1e-5)
+
+
+def test_valid_data_is_where_upper_levels_sample():
+    bilevel = fs.Bilevel(upper=lambda x, y, s: s["a"].sum(), lower=lambda x, y, s: s["a"].sum())
+    federated = fs.FederatedData.from_clients([{"a": A}], valid=[{"a": 10 * A}])
+    setup = fs.engines.base.Setup(bilevel, 1, 1)
+    fed = fs.engines.debug.DebugFed(setup, federated, None, None)
+    values = bilevel.measure(fed.mean, jnp.zeros(2), jnp.zeros(2))
+    np.testing.assert_allclose(
+        [values["upper"], values["lower"]], [10 * A.sum(1).mean(), A.sum(1).mean()], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"problem": loss}, TypeError, "problem object such as fs.Minimization"),
+        ({"method": fs.FedAvg}, TypeError, "method object such as"),
+        ({"data": [A]}, TypeError, "FederatedData.from_clients"),
+        ({"rounds": -1}, ValueError, "rounds must be a whole number"),
+        ({"eval_every": 0}, ValueError, "eval_every"),
+        ({"participation": 4}, ValueError, "not between 1 and 3"),
+        ({"participation": 0.0}, ValueError, "fraction in"),
+        ({"engine": "quantum"}, ValueError, "no engine 'quantum'.*debug.*sharded.*simulated"),
+        ({"weights": "loud"}, ValueError, "'uniform' or 'size'"),
+        ({"x0": np.zeros(3)}, TypeError, "ONE sample"),
+        ({"x0": np.array([0.0, np.nan])}, ValueError, "x0 is not finite"),
+        ({"x0": "here"}, TypeError, "x0 is not an array"),
+        ({"metrics": {"m": 3}}, TypeError, "metric 'm' must be a function"),
+        ({"metrics": {"m": lambda x, y: x}}, TypeError, "must be one number"),
+        ({"metrics": {"round": lambda x, y: 0.0}}, ValueError, "taken"),
+        ({"problem": fs.Minimization(lambda x, s: x - s["a"])}, TypeError, "one real number"),
+        ({"resume": True}, ValueError, "checkpoint path"),
+        (
+            {"problem": fs.Bilevel(lambda x, y, s: 0.0, lambda x, y, s: 0.0)},
+            TypeError,
+            "FedAvg solves Minimization",
+        ),
+    ],
+)
+def test_bad_arguments_say_what_to_do(changes, error, message):
+    with pytest.raises(error, match=message):
+        solve(**changes)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: fs.FedAvg(gamma=-0.1), "gamma must be a positive number, but is -0.1"),
+        (lambda: fs.FedAvg(gamma=0.1, H=0), "H must be a whole number ≥ 1"),
+        (lambda: fs.FedAvg(gamma=0.1, H=np.array([1, -2])), "whole numbers ≥ 0"),
+        (lambda: fs.FedAvg(gamma=float("nan")), "gamma must be"),
+        (
+            lambda: fs.FedAvg(gamma=0.1, batch_size=0),
+            "batch_size must be a whole number ≥ 1, None for the full",
+        ),
+        (lambda: fs.Scaffnew(gamma=0.1, p=1.5), r"p must be a number in \(0, 1\]"),
+        (lambda: fs.engines.Simulated(chunk=0), "chunk must be"),
+        (lambda: fs.EarlyStop("loss"), "patience or a target"),
+        (lambda: fs.Checkpoint("here", every_rounds=0), "every_rounds"),
+    ],
+)
+def test_bad_values_are_found_when_an_object_is_built(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_divergence_names_round_quantity_and_hint(tmp_path):
+    # Each round multiplies the distance by (1 − 1000)², so float32 overflows in the seventh round (10⁶ each).
+    fast = fs.FedAvg(gamma=1000.0, H=2)
+    with pytest.raises(
+        fs.Diverged, match=r"not finite after round \d+.*Lower the step size \(gamma=1000\)"
+    ) as caught:
+        solve(method=fast, rounds=50, checkpoint=tmp_path)
+    assert np.isfinite(np.asarray(caught.value.result.x)).all()
+    assert caught.value.result.status == "diverged"
+    assert (tmp_path / "checkpoint.safetensors").exists()
+
+
+def test_debug_engine_names_the_client():
+    def picky(x, sample):
+        return jnp.where(sample["a"].sum() < 0, jnp.nan, 1.0) * (x**2).sum()
+
+    with pytest.raises(
+        fs.ClientError, match=r"round 0, phase 'local_steps', client 2: the upload is not finite"
+    ):
+        solve(problem=fs.Minimization(picky), engine="debug", x0=np.ones(2), default_metrics=False)
+    with pytest.raises(fs.ClientError, match=r"round 0, phase 'evaluation', client 2"):
+        solve(problem=fs.Minimization(picky), engine="debug", x0=np.ones(2))
+
+    def broken(x, sample):
+        return x @ jnp.ones(3)
+
+    with pytest.raises(TypeError, match="loss"):
+        solve(problem=fs.Minimization(broken), engine="debug")
+
+
+def test_early_stop_and_callbacks():
+    result = solve(rounds=500, callbacks=[fs.EarlyStop("loss", target=2.0)])
+    assert result.status == "stopped"
+    assert result.history["loss"][-1] <= 2.0
+    seen = []
+    patient = solve(
+        rounds=2000,
+        callbacks=[fs.EarlyStop("loss", patience=5, min_delta=1e-7), lambda p: seen.append(p.round)],
+    )
+    assert patient.status == "stopped"
+    assert 0 < len(patient.history["loss"]) < 2000
+    assert seen[-1] == patient.ledger.rounds
+    with pytest.raises(KeyError, match="no metric 'accuracy'"):
+        solve(callbacks=[fs.EarlyStop("accuracy", target=1.0)])
+
+
+def test_chunks_between_looks_do_not_matter(monkeypatch):
+    whole = solve(rounds=30)
+    monkeypatch.setitem(fs.solve.__globals__, "PAUSE", 0.0)
+    pieces = solve(rounds=30)
+    np.testing.assert_array_equal(whole.x, pieces.x)
+    np.testing.assert_array_equal(whole.history["loss"], pieces.history["loss"])
+
+
+def test_checkpoint_errors(tmp_path):
+    solve(rounds=2, checkpoint=tmp_path)
+    with pytest.raises(fs.CheckpointError, match="exists already.*resume=True"):
+        solve(rounds=3, checkpoint=tmp_path)
+    with pytest.raises(fs.CheckpointError, match="another run.*seed: 0 there, 1 here"):
+        solve(rounds=3, checkpoint=tmp_path, resume=True, seed=1)
+    with pytest.raises(fs.CheckpointError, match="past rounds=1"):
+        solve(rounds=1, checkpoint=tmp_path, resume=True)
+    file = tmp_path / "checkpoint.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(fs.CheckpointError, match="damaged"):
+        solve(rounds=3, checkpoint=tmp_path, resume=True)
+    file.write_bytes(b"not a checkpoint")
+    with pytest.raises(fs.CheckpointError, match="damaged.*Delete it"):
+        solve(rounds=3, checkpoint=tmp_path, resume=True)
+    solve(rounds=3, checkpoint=fs.Checkpoint(tmp_path, overwrite=True))
+
+
+def test_save_and_load(tmp_path):
+    result = solve(x0={"w": np.zeros(2)}, problem=fs.Minimization(lambda x, s: loss(x["w"], s)))
+    result.save(tmp_path)
+    loaded = fs.Result.load(tmp_path)
+    np.testing.assert_array_equal(loaded.x["w"], result.x["w"])
+    assert loaded.y is None
+    assert loaded.ledger == result.ledger
+    assert loaded.method == {"name": "FedAvg", "gamma": 0.1, "H": 2, "batch_size": None}
+    np.testing.assert_array_equal(loaded.history["loss"], result.history["loss"])
+    with pytest.raises(fs.CheckpointError, match="no checkpoint"):
+        fs.Result.load(tmp_path / "nowhere")
+
+
+def test_plot_and_table(tmp_path):
+    result = solve()
+    result.plot(path=tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").stat().st_size > 1000
+    assert result.table().row_count > 0
+
+
+PROGRAM = """
+import sys, time
+import numpy as np
+import fedstrata as fs
+
+def loss(x, sample):
+    return 0.5 * ((x - sample["a"]) ** 2).sum()
+
+data = fs.FederatedData.from_clients([{"a": np.random.default_rng(i).normal(size=(5 + i, 4))} for i in range(4)])
+method = fs.SCAFFOLD(eta_l=0.01, K=3, batch_size=2)
+checkpoint = fs.Checkpoint(sys.argv[1], every_rounds=1) if sys.argv[1] != "-" else None
+slow = [lambda progress: time.sleep(float(sys.argv[3]))]
+result = fs.solve(fs.Minimization(loss), method, data, np.zeros(4), rounds=400, participation=2, seed=7, eval_every=5,
+                  checkpoint=checkpoint, resume=checkpoint is not None, progress=False, callbacks=slow)
+print(result.status, result.ledger.rounds)
+np.savez(sys.argv[2], x=result.x, c=result.state.c, loss=result.history["loss"], up=result.ledger.bytes_up)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(PROGRAM))
+
+    def start(*args):
+        root = str(Path(__file__).parents[1])
+        environment = {**os.environ, "PYTHONPATH": root}
+        return subprocess.Popen(
+            [sys.executable, str(file), *map(str, args)], env=environment, stdout=subprocess.PIPE
+        )
+
+    return start
+
+
+def wait_for(file, process):
+    until = time.monotonic() + 60
+    while not file.exists():
+        assert process.poll() is None, "the program ended before its first checkpoint"
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_resume_after_sigkill_is_bit_for_bit(program, tmp_path):
+    killed = program(tmp_path / "run", tmp_path / "killed.npz", 0.05)
+    wait_for(tmp_path / "run" / "checkpoint.safetensors", killed)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=60)
+    assert not (tmp_path / "killed.npz").exists()
+    resumed = program(tmp_path / "run", tmp_path / "resumed.npz", 0)
+    whole = program("-", tmp_path / "whole.npz", 0)
+    for process in (resumed, whole):
+        process.communicate(timeout=120)
+        assert process.returncode == 0
+    a, b = np.load(tmp_path / "resumed.npz"), np.load(tmp_path / "whole.npz")
+    for name in b.files:
+        np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_ctrl_c_saves_and_returns_what_there_is(program, tmp_path):
+    interrupted = program(tmp_path / "run", tmp_path / "partial.npz", 0.2)
+    wait_for(tmp_path / "run" / "checkpoint.safetensors", interrupted)
+    interrupted.send_signal(signal.SIGINT)
+    output, _ = interrupted.communicate(timeout=60)
+    status, rounds = output.split()
+    assert (interrupted.returncode, status) == (0, b"interrupted")
+    assert 0 < int(rounds) < 400
+    assert np.isfinite(np.load(tmp_path / "partial.npz")["x"]).all()
+
+
+def test_sweep_equals_single_runs():
+    grid = [fs.FedAvg(gamma=g, H=2, batch_size=1) for g in (0.05, 0.2)]
+    together = fs.sweep(problem, grid, data, x0, rounds=4, seeds=(3, 4), participation=2, progress=False)
+    single = [solve(method=m, rounds=4, seed=s, participation=2) for m in grid for s in (3, 4)]
+    for a, b in zip(together, single, strict=True):
+        np.testing.assert_allclose(a.x, b.x, rtol=1e-5)
+        np.testing.assert_allclose(a.history["loss"], b.history["loss"], rtol=1e-5)
+        assert a.ledger == b.ledger
+    with pytest.raises(ValueError, match="one class"):
+        fs.sweep(problem, [fs.FedAvg(gamma=0.1), fs.FedProx(gamma=0.1)], data, x0, rounds=1)
+
+
+def test_a_set_that_holds_arrays_is_found_again():
+    bounded = fs.Minimization(loss, project=fs.sets.Box(np.zeros(2), np.full(2, 0.1)))
+    first = solve(problem=bounded)
+    before = len(fs.engines.simulated._programs)
+    second = solve(problem=bounded)
+    assert len(fs.engines.simulated._programs) == before
+    np.testing.assert_array_equal(first.x, second.x)
+    assert float(jnp.max(first.x)) <= 0.1 + 1e-6
+    assert jax.tree.leaves(first.x)
