@@ -1,0 +1,296 @@
+"""FedRZO_bl: randomised implicit zeroth-order federated averaging (Qiu, Shanbhag, Yousefian; Algorithm 2).
+
+    min_x  1/m Σ_i E f_i(x, y(x), ξ)   over  ∩ X_i,
+    y(x) = argmin over Y(x) of 1/m Σ_i E h_i(x, ·, ζ)
+
+    1  server: draw v on the sphere of radius η; send x̂ and v to the clients, who keep them for the round
+    2  together: y⁰ ≈ y(x̂) and y⁺ ≈ y(x̂ + v), by a federated solver that does both in the same exchanges
+    3  server: send y⁰, y⁺
+    4  client i, H times from x = x̂:
+    5      draw ξ from D_i
+    6      g ← n/η² (f_i(x + v, y⁺, ξ) − f_i(x, y⁰, ξ)) v
+    7      x ← x − γ (g + (x − P_{X_i}(x))/η)
+    8  server: x̂ ← the mean of the clients' x
+
+y⁰ and y⁺ stay what they are through the local steps (delayed), so H steps cost one solution of the lower
+level. Without local sets all steps of all clients are along v, and one number per client is enough
+(``messages="scalars"``):
+
+    1′ server: send x̂ and a seed; everyone draws v from it
+    7′ client i: upload s, the sum over its steps of n/η² (f_i(x + v, y⁺, ξ) − f_i(x, y⁰, ξ))
+    8′ server: x̂ ← x̂ − γ · mean(s) · v
+
+Two-sided, line 2 is at x̂ ± v, and line 6 is n/(2η²) (f_i(x + v, y⁺, ξ) − f_i(x − v, y⁻, ξ)) v. With several
+directions line 2 is at x̂ and every x̂ + v_j, still in the same exchanges, and line 6 is the mean over them.
+
+Reveals only averages. Needs function values of the upper level and gradients of the lower one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata import tree
+from fedstrata.client import Client, Samples, steps_of
+from fedstrata.estimators.sphere import combine, directions, points, scalars
+from fedstrata.methods.base import (
+    BatchSize,
+    Count,
+    Fed,
+    Method,
+    Part,
+    Positive,
+    Remember,
+    Steps,
+    method,
+)
+from fedstrata.methods.lower import RULES, Constants, LowerSolver, PointwiseFed, pointwise, run, whole
+from fedstrata.problems.base import Problem
+from fedstrata.problems.classes import Bilevel, Minimization
+from fedstrata.tally import each, loop
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's iterate, the lower level's solution, and where that starts from."""
+
+    x: PyTree  # x̂
+    y: PyTree  # y⁰ of the last round
+    y0: PyTree
+
+
+@method
+class FedRZOBilevel(Method):
+    """``H`` local steps along a shared two-point estimate of the implicit objective.
+
+    The result's ``y`` is the lower-level solution at the x̂ with which the last round began.
+
+    Args:
+        gamma: step size γ.
+        eta: smoothing radius η.
+        H: local steps.
+        batch_size: samples per function value of the upper level; None for all.
+        lower: the lower level's solver: ``"local_sgd"``, ``"fedac"``, ``"lfd"`` with the papers' rules (see
+            `fedstrata.methods.lower`), a method for `Minimization` with hyper-parameters of its own, e.g.
+            ``fs.FedAvg(0.1, H=5)``, whose schedules count the lower level's rounds, or an object with
+            ``solve`` (see `fedstrata.methods.lower.LowerSolver`).
+        lower_rounds: exchanges of the lower level per round: a number or a function of the round; None is the
+            rule's.
+        lower_batch_size: samples per gradient of the lower level, for the rules; ``"same"``: ``batch_size``.
+        warm_start: start the lower level from the last round's solution; the paper always starts from y0.
+        mu_h: modulus μ_h of strong convexity of the lower level, for the rules.
+        kappa_h: condition number κ_h of the lower level, for the rules.
+        messages: ``"vectors"``, or ``"scalars"`` where there is no local set.
+        two_sided: whether to use x̂ + v and x̂ − v.
+        directions: how many v are drawn in a round.
+        orthogonal: whether they are orthogonal.
+        common_random_numbers: whether the lower level draws the same samples at all points. With independent
+            ones the noise of y⁺ − y⁰ is divided by η.
+    """
+
+    gamma: Positive  # γ
+    eta: Positive  # η
+    H: Steps = 1
+    batch_size: BatchSize = 1
+    lower: Part = "local_sgd"
+    lower_rounds: Steps | None = None
+    lower_batch_size: Any = "same"
+    warm_start: bool = False
+    mu_h: Positive = 0.1  # μ_h
+    kappa_h: Positive = 10.0  # κ_h
+    messages: str = "vectors"
+    two_sided: bool = False
+    directions: Count = 1
+    orthogonal: bool = False
+    common_random_numbers: bool = True
+
+    solves: ClassVar[tuple[type[Problem], ...]] = (Bilevel,)
+    needs = "function values of the upper level, gradients of the lower"
+
+    @classmethod
+    def from_theory(
+        cls,
+        *,
+        K: int,
+        clients: int,
+        eta: float = 0.1,
+        L0: float | None = None,
+        n: int = 1,
+        mu_h: float = 0.1,
+        kappa_h: float = 10.0,
+        **options: Any,
+    ) -> FedRZOBilevel:
+        """The rules of Theorem 1: γ = √(m/K), H = ⌈(K/m³)^¼⌉, and Algorithm 3's schedule for the lower level.
+
+        Args:
+            K: local steps in total; run ``rounds = ⌈K/H⌉``.
+            clients: their number m.
+            eta: smoothing radius η.
+            L0: Lipschitz constant of the implicit objective. Where it is given, γ is kept below the theorem's
+                bounds 1/(8H) and η/(24(L₀n + 1)), which hold by themselves once K is large.
+            n: dimension of x, for that bound.
+            mu_h: modulus of strong convexity of the lower level.
+            kappa_h: its condition number.
+            options: further hyper-parameters.
+        """
+        gamma, H = theory_steps(K, clients)
+        if L0 is not None:
+            gamma = min(gamma, 1 / (8 * H), eta / (24 * (L0 * n + 1)))
+        return cls(gamma, eta, H, mu_h=mu_h, kappa_h=kappa_h, **options)
+
+    def check(self, problem: Any, clients: int) -> None:
+        """Whether the options fit each other and the problem."""
+        name = type(self).__name__
+        if self.messages not in ("vectors", "scalars"):
+            raise ValueError(f"{name}: messages must be 'vectors' or 'scalars', but is {self.messages!r}.")
+        if self.messages == "scalars" and not problem.project_x.trivial:
+            raise ValueError(
+                f"{name}: with local sets the steps are not along v alone; use messages='vectors'."
+            )
+        size = self.lower_batch_size
+        if size not in ("same", None) and (not isinstance(size, int) or size < 1):
+            raise ValueError(f"{name}: lower_batch_size must be a number ≥ 1, None or 'same', not {size!r}.")
+        if isinstance(self.lower, Method):
+            self._check_method(name, clients)
+        elif isinstance(self.lower, str):
+            if self.lower not in RULES:
+                raise ValueError(f"{name}: lower must be one of {', '.join(RULES)}, but is {self.lower!r}.")
+        elif not isinstance(self.lower, LowerSolver):
+            raise TypeError(
+                f"{name}: lower must be one of {', '.join(RULES)}, a method for Minimization or an object "
+                f"with solve(problem, fed, key, r, x, y), but is {self.lower!r}."
+            )
+        elif self.lower_rounds is not None:
+            raise ValueError(f"{name}: lower_rounds means nothing to a solver of your own; leave it out.")
+
+    def _check_method(self, name: str, clients: int) -> None:
+        solver = type(self.lower).__name__
+        if Minimization not in self.lower.solves:
+            raise ValueError(f"{name}: lower={solver} does not solve Minimization.")
+        if self.lower.memory(None, jnp.zeros(1), None) is not None or hasattr(self.lower, "start"):
+            raise ValueError(f"{name}: lower={solver} needs clients that remember; use FedAvg, FedAC or LFD.")
+        if self.lower_rounds is None:
+            raise ValueError(f"{name}: say how many rounds of {solver} the lower level gets: lower_rounds=….")
+        self.lower.check(Minimization(lambda y, sample: 0.0), clients)
+
+    def bilevel(self, problem: Any) -> Bilevel:
+        """The problem as a bilevel one."""
+        return problem
+
+    def samples(self, client: Client) -> Samples:
+        """Where the upper level draws."""
+        return client.valid
+
+    @property
+    def solver(self) -> Any:
+        """The lower level's solver; for a rule, one whose hyper-parameters the rule will replace."""
+        if not isinstance(self.lower, str):
+            return self.lower
+        return RULES[self.lower][1](
+            self.batch_size if self.lower_batch_size == "same" else self.lower_batch_size
+        )
+
+    def init(self, problem: Any, x0: PyTree, y0: PyTree) -> State:
+        """Nothing is solved yet."""
+        if self.orthogonal and self.directions > tree.dimension(x0):
+            raise ValueError(
+                f"{type(self).__name__}: {self.directions} orthogonal directions need as many dimensions, "
+                f"but x has {tree.dimension(x0)}."
+            )
+        return State(x0, y0, y0)
+
+    def memory(self, problem: Any, x0: PyTree, y0: PyTree) -> PyTree:
+        """x̂ and the directions of the round."""
+        return x0, jax.tree.map(lambda leaf: jnp.zeros((self.directions, *leaf.shape), leaf.dtype), x0)
+
+    def draw(self, seed: jax.Array, x: PyTree) -> PyTree:
+        """The directions of a round, stacked."""
+        return directions(jax.random.wrap_key_data(seed), x, self.eta, self.directions, self.orthogonal)
+
+    def keep(self, problem: Any, client: Client, key: Any, x: PyTree, v: PyTree) -> Remember:
+        """Line 1; no reply is needed."""
+        return Remember((), (x, self.draw(v, x) if self.messages == "scalars" else v))
+
+    def at_points(
+        self, problem: Any, client: Client, key: Any, values: dict[str, Any], *message: PyTree, phase: str
+    ) -> PyTree:
+        """Line 2: one phase of the lower level's solver, at all points."""
+        solver = self.solver.having(values) if values else self.solver
+        x, v = client.memory
+        return pointwise(
+            getattr(solver, phase),
+            self.bilevel(problem),
+            client,
+            key,
+            points(x, v, self.two_sided),
+            message,
+            self.common_random_numbers,
+        )
+
+    def local_steps(self, problem: Any, client: Client, key: Any, y: PyTree) -> PyTree:
+        """Lines 4 to 7; ``y`` has the solution at every point. The upload is x, or the sum of the scalars."""
+        bilevel = self.bilevel(problem)
+        x_hat, v = client.memory
+        n = tree.dimension(x_hat)
+
+        def step(carry: tuple[PyTree, jax.Array], key: Any) -> tuple[PyTree, jax.Array]:
+            x, total = carry
+            f = self.samples(client).mean(bilevel.upper, key, self.batch_size)  # line 5
+            s = scalars(each(f, points(x, v, self.two_sided), y), n, self.eta, self.two_sided)
+            pull = tree.scale(1 / self.eta, tree.sub(x, bilevel.project_x(x, client)))
+            x = tree.axpy(-self.gamma, tree.add(combine(s, v), pull), x)  # lines 6, 7
+            return x, total + s.astype(total.dtype)
+
+        nothing = jnp.zeros((self.directions,), jnp.result_type(*jax.tree.leaves(x_hat)))
+        x, total = loop(steps_of(self.H, client), step, key, (x_hat, nothing))  # line 4
+        return x if self.messages == "vectors" else total
+
+    def solve_lower(self, problem: Any, fed: Fed, key: Any, r: Any, x: PyTree, y: PyTree) -> PyTree:
+        """Line 2: the solutions at the points ``x``, from ``y``."""
+        pointwise_fed = PointwiseFed(fed, self.at_points, {})
+        if isinstance(self.lower, str):
+            rule, _ = RULES[self.lower]
+            rounds, values = rule(Constants(fed.participants, r, self.mu_h, self.kappa_h))
+        elif isinstance(self.lower, Method):
+            rounds, values = None, self.lower.scheduled
+        else:
+            return self.lower.solve(problem, pointwise_fed, key, r, x, y)
+        if self.lower_rounds is not None:
+            rounds = self.lower_rounds if isinstance(self.lower_rounds, int) else whole(self.lower_rounds)
+        return run(self.solver, rounds, values, problem, pointwise_fed, key, y)
+
+    def round(self, problem: Any, fed: Fed, key: Any, r: Any, state: State) -> State:
+        """Lines 1 to 8."""
+        key_v, key_keep, key_lower, key_steps = jax.random.split(key, 4)
+        x, seed = state.x, jax.random.key_data(key_v)
+        v = self.draw(seed, x)
+        fed.average(self.keep, key_keep, x, seed if self.messages == "scalars" else v)  # line 1
+        where = points(x, v, self.two_sided)
+        number = jax.tree.leaves(where)[0].shape[0]
+        start = state.y if self.warm_start else state.y0
+        start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (number, *leaf.shape)), start)
+        with fed.level("lower"):
+            y = self.solve_lower(problem, fed, key_lower, r, where, start)  # line 2
+        reply = fed.average(self.local_steps, key_steps, y)  # line 3
+        if self.messages == "scalars":
+            reply = tree.axpy(-self.gamma, combine(reply, v), x)
+        return State(reply, self.at_centre(problem, x, y), state.y0)  # line 8
+
+    def at_centre(self, problem: Any, x: PyTree, y: PyTree) -> PyTree:
+        """The solution at x̂; two-sided, the middle of those around it, put into Y(x̂) if all share that."""
+        if not self.two_sided:
+            return jax.tree.map(lambda leaf: leaf[0], y)
+        middle = jax.tree.map(lambda leaf: leaf.mean(0), y)
+        return middle if problem.project_y.arity > 2 else problem.project_y(middle, x)
+
+
+def theory_steps(K: int, clients: int) -> tuple[float, int]:
+    """γ = √(m/K) and H = ⌈(K/m³)^¼⌉."""
+    if K < 1 or clients < 1:
+        raise ValueError(f"K and clients must be at least 1, but are {K} and {clients}.")
+    return math.sqrt(clients / K), math.ceil((K / clients**3) ** 0.25)

@@ -1,0 +1,41 @@
+"""FedRZO for minimax problems (Qiu, Shanbhag, Yousefian; Section 4): FedRZO_bl with h = −f.
+
+    min_x max_{y ∈ Y(x)}  1/m Σ_i E f_i(x, y, ξ)   over  ∩ X_i
+
+    1–8  of `fedstrata.methods.fedrzo_bilevel`, where y(x) = argmin over Y(x) of 1/m Σ_i E −f_i(x, ·, ξ)
+
+Y(x) may depend on x, where the order of min and max matters and primal-dual methods fail.
+
+Reveals only averages. Needs function values, and gradients in y.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+from fedstrata.client import Client, Samples
+from fedstrata.methods.base import method
+from fedstrata.methods.fedrzo_bilevel import FedRZOBilevel
+from fedstrata.problems.classes import Bilevel, Minimax
+
+
+@method
+class FedRZOMinimax(FedRZOBilevel):
+    """`FedRZOBilevel` on a minimax problem; the hyper-parameters are the same."""
+
+    solves = (Minimax,)
+    needs = "function values, gradients in y"
+
+    def bilevel(self, problem: Minimax) -> Bilevel:
+        """The payoff above, its negative below."""
+
+        @wraps(problem.payoff)
+        def lower(*args: Any) -> Any:
+            return -problem.payoff(*args)
+
+        return Bilevel(problem.payoff, lower, problem.project_x, problem.project_y)
+
+    def samples(self, client: Client) -> Samples:
+        """Both levels draw from the same samples."""
+        return client.train

@@ -1,0 +1,74 @@
+"""LFD: local federated descent (Haddadpour, Mahdavi 2019), local gradient steps on sampled devices.
+
+    min_x  1/m Σ_i E f_i(x, ξ)   over X
+
+    1  server: draw ``devices`` of the clients; send them x̂
+    2  client i, τ times from x = x̂:
+    3      draw ξ from D_i
+    4      x ← P_{X_i}(x − γ_r ∇f_i(x, ξ))
+    5  server: x̂ ← the mean of the devices' x
+
+The paper's steps under strong convexity decrease, γ_r = 4/(μ(a + rτ)): give ``gamma`` as that function of r.
+
+Reveals only averages. Needs gradients. With all devices it is FedAvg.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from fedstrata import tree
+from fedstrata.client import Client
+from fedstrata.estimators.gradients import gradient
+from fedstrata.methods.base import BatchSize, Count, Fed, Method, Positive, method
+from fedstrata.problems.base import Problem
+from fedstrata.problems.classes import Minimization
+from fedstrata.tally import loop
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree  # x̂
+
+
+@method
+class LFD(Method):
+    """Local descent on sampled devices, averaged every ``tau`` steps.
+
+    Args:
+        gamma: step size γ, or a function of the round.
+        tau: local steps τ.
+        devices: how many of a round's clients are drawn; None for all.
+        batch_size: samples per gradient; None for all.
+    """
+
+    gamma: Positive  # γ
+    tau: Count = 1  # τ
+    devices: Count | None = None
+    batch_size: BatchSize = None
+
+    solves = (Minimization,)
+
+    def check(self, problem: Problem, clients: int) -> None:
+        if self.devices is not None and self.devices > clients:
+            raise ValueError(f"LFD: devices={self.devices} is more than the {clients} clients.")
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def local_steps(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> PyTree:
+        def step(x: PyTree, key: Any) -> PyTree:
+            f = client.mean(problem.loss, key, self.batch_size)  # line 3
+            return problem.project(tree.axpy(-self.gamma, gradient(f, x), x), client)  # line 4
+
+        return loop(self.tau, step, key, x)  # line 2
+
+    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+        key_devices, key_steps = jax.random.split(key)
+        chosen = None if self.devices is None else fed.sample(key_devices, self.devices)  # line 1
+        return State(fed.average(self.local_steps, key_steps, state.x, of=chosen))  # lines 1, 5

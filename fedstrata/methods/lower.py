@@ -1,0 +1,205 @@
+"""Federated solvers of a lower level, y(x) = argmin over Y(x) of 1/m Σ E h_i(x, ·, ζ), at several x at once.
+
+All points share every exchange: a message holds the iterates of all of them, stacked, so two points are one
+exchange of twice the size. Any method for `Minimization` is such a solver: its phases see one point at a
+time, as the problem ``min_y h(x, y)`` over Y(x), while its server text sees the stack.
+
+Three have the papers' rules. With m clients, and modulus μ_h and condition number κ_h = L_h/μ_h of the lower
+level, a_r = max{m, 4κ_h, r} + 1 grows with the upper level's round r, and T = 2 a_r ln a_r is the number of
+local steps:
+
+    "local_sgd"   FedAvg, γ = 1/(μ_h a_r), averaged every H = ⌈T/m⌉ steps, about m exchanges (Algorithm 3)
+    "fedac"       FedAC, averaged about m^⅓ times, η = min{1/L_h, 4K ln²T/(μ_h T²)}, L_h = κ_h μ_h
+    "lfd"         LFD, averaged about (mT)^⅓ times, γ = 4/(μ_h (a_r + t)) after t steps
+
+A user's own solver is an object with ``solve(problem, fed, key, r, x, y) -> y``; see `LowerSolver`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata.client import Client
+from fedstrata.methods.base import Fed, Method
+from fedstrata.methods.fedac import FedAC
+from fedstrata.methods.fedavg import FedAvg
+from fedstrata.methods.lfd import LFD
+from fedstrata.problems.classes import Bilevel, Minimization
+from fedstrata.tally import each
+
+PyTree = Any
+
+
+@runtime_checkable
+class LowerSolver(Protocol):
+    """What a user's own lower-level solver has.
+
+    >>> class Newton:  # the exact solution of a quadratic lower level, from averages alone
+    ...     def gradient_and_hessian(self, problem, client, key, y):
+    ...         h = client.mean(problem.loss, key, None).silent
+    ...         return jax.grad(h)(y), jax.hessian(h)(y)
+    ...
+    ...     def solve(self, problem, fed, key, r, x, y):
+    ...         gradient, hessian = fed.average(self.gradient_and_hessian, key, y)
+    ...         return y - jnp.linalg.solve(hessian, gradient[..., None])[..., 0]
+    >>> isinstance(Newton(), LowerSolver)
+    True
+    """
+
+    def solve(self, problem: Any, fed: Fed, key: jax.Array, r: Any, x: PyTree, y: PyTree) -> PyTree:
+        """Improve ``y`` towards y(x).
+
+        Args:
+            problem: the whole problem.
+            fed: its verbs run phases of this object, ``phase(self, problem, client, key, *message)``, at each
+                point apart: there ``problem`` is the lower level as a `Minimization`. Messages and what comes
+                back have the points on their first axis.
+            key: of this call.
+            r: the upper level's round.
+            x: the points, stacked on a first axis.
+            y: where to start, likewise.
+        """
+
+
+class Plan(NamedTuple):
+    """A rule's choice for one round of the upper level."""
+
+    rounds: Any  # exchanges
+    values: Callable[[Any], dict[str, Any]]  # hyper-parameters by the lower level's round
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the rules know: m clients, round r, modulus μ_h and condition number κ_h."""
+
+    m: int
+    r: Any
+    mu: Any
+    kappa: Any
+
+    @property
+    def a(self) -> Any:
+        """a_r = max{m, 4κ_h, r} + 1."""
+        return jnp.maximum(jnp.maximum(self.m, 4 * self.kappa), self.r) + 1
+
+    @property
+    def T(self) -> Any:
+        """2 a_r ln a_r local steps."""
+        return 2 * self.a * jnp.log(self.a)
+
+
+def whole(number: Any) -> Any:
+    """Rounded up, as an integer."""
+    return jnp.ceil(number).astype(jnp.int32)
+
+
+def local_sgd(c: Constants) -> Plan:
+    """Algorithm 3: γ = 1/(μ_h a_r), H = ⌈T/m⌉."""
+    H = whole(c.T / c.m)
+    return Plan(whole(c.T / H), lambda t: {"gamma": 1 / (c.mu * c.a), "H": H})
+
+
+def fedac(c: Constants) -> Plan:
+    """About m^⅓ exchanges; η such that the contraction over T steps is exp(−2 ln T), at most 1/L_h."""
+    K = whole(c.T / whole(c.m ** (1 / 3)))
+    eta = jnp.minimum(1 / (c.kappa * c.mu), 4 * K * jnp.log(c.T) ** 2 / (c.mu * c.T**2))
+    return Plan(whole(c.T / K), lambda t: {"eta": eta, "mu": c.mu, "K": K})
+
+
+def lfd(c: Constants) -> Plan:
+    """About (mT)^⅓ exchanges; γ decreases from 4/(μ_h a_r)."""
+    tau = whole(c.T / whole((c.m * c.T) ** (1 / 3)))
+    return Plan(whole(c.T / tau), lambda t: {"gamma": 4 / (c.mu * (c.a + t * tau)), "tau": tau})
+
+
+RULES: dict[str, tuple[Callable[[Constants], Plan], Callable[[int | None], Method]]] = {
+    "local_sgd": (local_sgd, lambda batch_size: FedAvg(1.0, batch_size=batch_size)),
+    "fedac": (fedac, lambda batch_size: FedAC(1.0, 1.0, batch_size=batch_size)),
+    "lfd": (lfd, lambda batch_size: LFD(1.0, batch_size=batch_size)),
+}
+
+
+def lower_level(problem: Bilevel, x: PyTree) -> Minimization:
+    """The lower level at one point: ``min_y h(x, y)`` over Y(x)."""
+
+    def loss(y: PyTree, sample: PyTree) -> Any:
+        return problem.lower(x, y, sample)
+
+    if getattr(problem.lower, "per_batch", False):
+        loss.per_batch = True  # type: ignore[attr-defined]
+    if problem.project_y.trivial:
+        return Minimization(loss)
+    return Minimization(loss, lambda y, client: problem.project_y(y, x, client))
+
+
+@dataclass(frozen=True)
+class PointwiseFed:
+    """The verbs as a lower-level solver sees them: a phase is run at every point, in one exchange.
+
+    A phase travels as its name, and hyper-parameters that vary from round to round as ``values``, so that a
+    client needs to know the solver only.
+    """
+
+    fed: Any
+    at_points: Callable[..., Any]
+    values: dict[str, Any]
+
+    def average(
+        self, phase: Any, key: jax.Array, *message: PyTree, of: Any = None, weights: Any = None
+    ) -> PyTree:
+        """See `Fed.average`; messages and means have the points on their first axis."""
+        named = partial(self.at_points, phase=phase.__name__)
+        return self.fed.average(named, key, self.values, *message, of=of, weights=weights)
+
+    def gather(self, phase: Any, key: jax.Array, *message: PyTree, of: Any = None) -> PyTree:
+        """See `Fed.gather`; the clients are on the first axis, the points on the second."""
+        return self.fed.gather(
+            partial(self.at_points, phase=phase.__name__), key, self.values, *message, of=of
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.fed, name)
+
+
+def pointwise(
+    phase: Callable[..., Any],
+    problem: Bilevel,
+    client: Client,
+    key: jax.Array,
+    x: PyTree,
+    message: tuple[PyTree, ...],
+    common_random_numbers: bool,
+) -> PyTree:
+    """A solver's phase at every point of ``x``, on the same samples everywhere, or on independent ones."""
+    client = replace(client, memory=None)
+    if common_random_numbers:
+        return each(lambda x, *message: phase(lower_level(problem, x), client, key, *message), x, *message)
+    keys = jax.random.split(key, jax.tree.leaves(x)[0].shape[0])
+    return each(
+        lambda x, key, *message: phase(lower_level(problem, x), client, key, *message), x, keys, *message
+    )
+
+
+def run(
+    method: Method,
+    rounds: Any,
+    values: Callable[[Any], dict[str, Any]],
+    problem: Any,
+    fed: PointwiseFed,
+    key: jax.Array,
+    y: PyTree,
+) -> PyTree:
+    """``rounds`` rounds of a method for `Minimization` at all points, from ``y``."""
+
+    def body(t: Any, state: Any) -> Any:
+        now = values(t)
+        step = method.having(now) if now else method
+        return step.round(problem, replace(fed, values=now), jax.random.fold_in(key, t), t, state)
+
+    return method.output(fed.repeat(rounds, body, method.init(problem, y, None)), None)[0]
