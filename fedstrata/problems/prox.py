@@ -260,7 +260,7 @@ class LHalf(Regularizer):
         x = tree.as_floats(x, "x")
 
         def entries(x: jax.Array, weight: jax.Array) -> jax.Array:
-            # The derivative is infinite at 0; taking it as 0 there keeps those of an envelope finite.
+            # The derivative is infinite at 0; it is taken as 0 there, as that of |x| is, and never as NaN.
             return weight * jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, jnp.abs(x))))
 
         return _sum(entries, x, spread(self.weight, x, "LHalf: weight"))

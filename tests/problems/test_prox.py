@@ -70,6 +70,18 @@ def test_prox_minimises_entry_by_entry(name, step, x64):
     np.testing.assert_allclose(regulariser.envelope(x, step), total, rtol=1e-9)
 
 
+@pytest.mark.parametrize("name", SEPARABLE)
+def test_no_point_of_a_fine_grid_is_better(name, x64):
+    """Also between the first stationary point and the jump, where 0 is still the better one."""
+    regulariser, r = SEPARABLE[name]
+    x, grid = np.linspace(-5, 5, 201), np.linspace(-6, 6, 4801)
+    for step in (0.05, 0.1, 1.0):
+        y = np.asarray(regulariser.prox(x, step))
+        ours = r(y) + (y - x) ** 2 / (2 * step)
+        best = (r(grid) + (grid - x[:, None]) ** 2 / (2 * step)).min(axis=1)
+        assert (ours <= best + 1e-12).all()
+
+
 @pytest.mark.parametrize("name", ["group_lasso", "nuclear"])
 def test_prox_minimises_over_vectors(name, x64):
     """No search from any start finds better; and strong convexity ties a near-best point to the prox."""
@@ -216,6 +228,12 @@ def test_nothing_is_nan_at_zero(name):
     np.testing.assert_array_equal(regulariser.prox(x, 0.5), np.zeros_like(x))
     if name != "nuclear":  # its singular values coincide there
         assert np.isfinite(jax.jacrev(lambda y: regulariser.prox(y, 0.5))(x)).all()
+        assert np.isfinite(jax.jacrev(jax.grad(lambda y: regulariser.envelope(y, 0.5)))(x)).all()
+
+
+@pytest.mark.parametrize("name", [name for name in VECTOR if "indicator" not in name])
+def test_the_gradient_of_a_value_is_zero_at_zero(name):
+    np.testing.assert_array_equal(jax.grad(ALL[name].value)(jnp.zeros(6)), np.zeros(6))
 
 
 @pytest.mark.parametrize("name", ALL)
