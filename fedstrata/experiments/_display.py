@@ -15,10 +15,20 @@ from fedstrata.result import BOOKKEEPING
 
 
 class Display:
-    """Runs done, and how the present one is doing: bars in a terminal, a line per run elsewhere."""
+    """Runs done, and how the present one is doing.
 
-    def __init__(self, total: int, done: int, console: Console | None, enabled: bool) -> None:
-        self.total, self.done, self.enabled = total, done, enabled
+    Args:
+        total: the number of runs.
+        done: how many of them are there already.
+        metrics: which to show first.
+        console: where.
+        enabled: whether to show anything.
+    """
+
+    def __init__(
+        self, total: int, done: int, metrics: Sequence[str], console: Console | None, enabled: bool
+    ) -> None:
+        self.total, self.done, self.metrics, self.enabled = total, done, metrics, enabled
         self.console = console or Console()
         self._bar: Any = None
 
@@ -55,30 +65,31 @@ class Display:
     def advanced(self, progressed: Any) -> None:
         """A run goes on; a callback of `solve`."""
         if self._bar is not None:
-            latest = {n: v[-1] for n, v in progressed.history.items() if n not in BOOKKEEPING}
-            self._bar.update(
-                self._one, completed=progressed.round, total=progressed.rounds, metrics=_metrics(latest)
-            )
+            words = self._latest(progressed.history)
+            self._bar.update(self._one, completed=progressed.round, total=progressed.rounds, metrics=words)
 
     def finished(self, setting: Setting, runs: Sequence[Run]) -> None:
         """A run is stored."""
         self.done += 1
         if self._bar is not None:
             self._bar.update(self._all, completed=self.done)
-        elif self.enabled:
-            latest = {n: v[-1] for n, v in runs[-1].history.items() if n not in BOOKKEEPING} if runs else {}
+        if self.enabled:
+            words = self._latest(runs[-1].history) if runs else "nothing"
             seconds = sum(run.seconds for run in runs)
             self.console.print(
-                f"[{self.done}/{self.total}] {_words(setting)}: {_metrics(latest)} ({seconds:.1f} s)",
+                f"[{self.done}/{self.total}] {_words(setting)} ({seconds:.1f} s): {words}",
                 markup=False,
                 highlight=False,
-                soft_wrap=True,
+                no_wrap=self._bar is not None,
+                soft_wrap=self._bar is None,
+                overflow="ellipsis",
             )
+
+    def _latest(self, history: Mapping[str, Any]) -> str:
+        names = [name for name in self.metrics if name in history]
+        names += [name for name in history if name not in names and name not in BOOKKEEPING]
+        return "  ".join(f"{name} {history[name][-1]:.4g}" for name in dict.fromkeys(names))
 
 
 def _words(setting: Setting) -> str:
     return ", ".join(filter(None, [setting.words, f"seed {setting.seed}"]))
-
-
-def _metrics(latest: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in latest.items())

@@ -1,10 +1,10 @@
 """FedRZO on networks of one layer of ReLUs: the study of H and η on MNIST, that of neurons on CIFAR-10.
 
 Section 6.1 of the paper, Figures 1 and 3. The printed objective sums over a client's samples where Algorithm
-1 draws one at a time; here it is their mean, as in the definition of f_i. The paper leaves open what the labels
-±1 are, how the data is split, the start, the number of rounds and the batch: here the parity of the digit (or
-the class), an even random split by seed, He's initialisation by seed, one sample a step, and as many rounds as
-show the descent.
+1 draws one at a time; here it is their mean, as in the definition of f_i. The paper leaves open what the
+labels ±1 are, how the data is split, the start, the number of rounds and the batch: here the parity of the
+digit (or the class), an even random split by seed, He's initialisation by seed, one sample a step, and as
+many rounds as show the descent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from fedstrata.experiments.data import federated
 from fedstrata.experiments.models import Model, relu_network
 from fedstrata.report import Column, PlotSpec, TableSpec
 
-PROBLEM = "min over (Z, w) of 1/m Σ_i mean_{ℓ ∈ D_i} ½(v_ℓ − Σ_q w_q σ(Z_q·u_ℓ))² + λ/2 (‖Z‖² + ‖w‖²), σ = max(0, ·)"
+PROBLEM = (
+    "min over (Z, w) of 1/m Σ_i mean over client i's samples of ½(v − Σ_q w_q σ(Z_q·u))² + λ/2 (‖Z‖² + ‖w‖²) "
+    "with σ = max(0, ·)"
+)
 PAPER = "Qiu, Shanbhag, Yousefian 2024, section 6.1"
 
 

@@ -109,7 +109,8 @@ def run(
     numbers = {id(setting): i for i, setting in enumerate(settings)}
     missing = [setting for i, setting in enumerate(settings) if i not in done]
     side_by_side = jax.default_backend() != "cpu" if together is None else together
-    with Display(len(settings), len(done), console, progress) as display:
+    metrics = [column.metric for column in experiment.table.columns if column.reduce not in ("ledger", "run")]
+    with Display(len(settings), len(done), metrics, console, progress) as display:
         try:
             for setting, runs in solve_all(experiment, missing, store, display, side_by_side):
                 done[numbers[id(setting)]] = runs

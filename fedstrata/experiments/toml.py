@@ -31,7 +31,7 @@
 
 A key of ``[grid]``, ``[quick]`` or ``--set`` is looked for among rounds, eval_every and participation, then
 in the data, its partition, the problem and the methods. ``[table]``, ``[[plots]]`` and ``[claims]`` take what
-`TableSpec`, `PlotSpec` and `PaperClaims` take. The data is split anew by each seed, unless ``[data]`` has one.
+`TableSpec`, `PlotSpec` and `PaperClaims` take. Every seed splits the data anew, unless ``[data]`` has one.
 """
 
 from __future__ import annotations
