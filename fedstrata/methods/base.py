@@ -19,7 +19,16 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    dataclass_transform,
+    get_type_hints,
+)
 
 import jax
 import jax.numpy as jnp
@@ -183,8 +192,24 @@ class Method:
         object.__setattr__(new, "_leaves", _leaves(self) | values.keys())
         return new
 
+    def plan(self, rounds: int) -> Any:
+        """This method told how many rounds there will be, for rules that need the horizon; before anything is compiled.
+
+        What it fills in should be leaves, so that another horizon does not recompile. They are part of a checkpoint's
+        configuration: such a run is resumed with the same ``rounds``.
+        """
+        return self
+
+    def remarks(self, state: Any) -> list[str]:
+        """What the user is to be warned of after `start`, whose state has values here."""
+        return []
+
     def check(self, problem: Problem, clients: int) -> None:
         """Raise where hyper-parameters do not fit the problem; called once before anything is compiled."""
+
+    def second(self, problem: Any, y0: PyTree, clients: int) -> PyTree:
+        """The second variable's start, where the method has one that the problem has not; else as given."""
+        return y0
 
     def init(self, problem: Any, x0: PyTree, y0: PyTree) -> Any:
         """The state before the first round."""
@@ -229,8 +254,14 @@ def _check(owner: str, name: str, value: Any, kind: _Kind) -> None:
     if isinstance(kind, _Leaf):
         array = np.asarray(value)
         if array.dtype.kind not in "iuf":
-            raise TypeError(f"{owner}: {name} must be {kind.words} or a schedule of the round, but is {value!r}.")
-        good = np.isfinite(array) & (array <= kind.high) & ((array > kind.low) if kind.open_low else (array >= kind.low))
+            raise TypeError(
+                f"{owner}: {name} must be {kind.words} or a schedule of the round, but is {value!r}."
+            )
+        good = (
+            np.isfinite(array)
+            & (array <= kind.high)
+            & ((array > kind.low) if kind.open_low else (array >= kind.low))
+        )
         if not good.all():
             raise ValueError(f"{owner}: {name} must be {kind.words}, but is {value!r}.")
         return
@@ -275,7 +306,9 @@ def method(cls: T) -> T:
     def flatten(obj: Any) -> tuple[list[Any], tuple[Any, ...]]:
         leaves = _leaves(obj)
         children = [getattr(obj, name) for name in names if name in leaves]
-        return children, tuple((name, name in leaves, None if name in leaves else getattr(obj, name)) for name in names)
+        return children, tuple(
+            (name, name in leaves, None if name in leaves else getattr(obj, name)) for name in names
+        )
 
     def unflatten(static: tuple[Any, ...], children: Any) -> Any:
         obj = object.__new__(cls)

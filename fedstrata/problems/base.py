@@ -22,7 +22,9 @@ Function = Callable[..., Any]
 class Mean(Protocol):
     """``mean(function, *args, part="train", each=None)``: the clients' mean of a full-batch mean.
 
-    ``each`` is a pytree with a leading client axis; a client's own slice is put behind ``args``.
+    ``each`` is a pytree with a leading client axis; a client's own slice is put behind ``args``. Other parts are
+    ``"valid"``; ``"server"``, the mean over the server's own samples; and ``"client"``, the clients' mean of
+    ``function(*args, client)``, which sees no sample.
     """
 
     def __call__(
@@ -97,6 +99,9 @@ class Problem:
 
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
         """Raise a clear error where a function does not fit the point or the sample (shapes only)."""
+
+    def check_server(self, x: PyTree, sample: PyTree) -> None:
+        """The same for functions on the server's own data; ``sample`` is None where it has none."""
 
     def first(self, x: PyTree) -> PyTree:
         """The main variable's start: the user's, with what the problem adds to it."""

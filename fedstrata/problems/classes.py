@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from fedstrata.problems.base import (
     positional,
     shape_of,
 )
+from fedstrata.problems.prox import Indicator, Regularizer
 
 
 @dataclass(frozen=True)
@@ -101,42 +103,140 @@ class MPEC(Problem):
         follower: the map ``G(x, y, sample)``, of the structure of y.
         project_x: the set of x, ``project_x(x)`` or ``project_x(x, client)``.
         project_y: the set of y, ``project_y(y)``, ``project_y(y, x)`` or ``project_y(y, x, sample)``.
+        solution: ``solution(x, sample)``, y(x, ξ) itself, where it is known or another program computes it. The
+            default metric, the leader's loss at equilibrium, is measured with it; without it there is none, because a
+            variational inequality for each sample would have to be solved.
+
+    >>> import fedstrata as fs
+    >>> problem = fs.MPEC(  # y(x, ξ) = max(0, x − ξ)
+    ...     leader=lambda x, y, s: (x + 1 - y) ** 2,
+    ...     follower=lambda x, y, s: y - (x - s["a"]),
+    ...     project_y=fs.sets.NonNegative(),
+    ... )
     """
 
     leader: Function = function()
     follower: Function = function()
     project_x: Any = None
     project_y: Any = None
+    solution: Function | None = None
+
+    def __post_init__(self) -> None:
+        if self.solution is not None and not callable(self.solution):
+            raise TypeError(f"MPEC.solution must be a function of (x, sample), but is {self.solution!r}.")
+        super().__post_init__()
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        return {}
+        solution = self.solution
+        if solution is None:
+            return {}
+        return {"leader": mean(lambda x, sample: self.leader(x, solution(x, sample), sample), x)}
 
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
         require_y(y, "MPEC")
         check_scalar("leader(x, y, sample)", self.leader, x, y, sample)
         check_like("follower(x, y, sample)", y, self.follower, x, y, sample)
+        if self.solution is not None:
+            check_like("solution(x, sample)", y, self.solution, x, sample)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One level of a `Selection`, a sum of up to three parts; None is a part that is not there.
+
+    Args:
+        loss: ``loss(x, sample)``, the clients' mean.
+        known: ``known(x)``, a smooth function that everyone knows.
+        regularizer: with a proximal map, known to everyone.
+    """
+
+    loss: Function | None = None
+    known: Function | None = None
+    regularizer: Regularizer | None = None
+
+    @classmethod
+    def of(cls, given: Any, name: str) -> Objective:
+        """Read a user's argument: a function, a regulariser, or a pair of both."""
+        parts = given if isinstance(given, tuple | list) else (given,)
+        regularizers = [part for part in parts if isinstance(part, Regularizer)]
+        functions = [part for part in parts if not isinstance(part, Regularizer)]
+        if len(regularizers) > 1 or len(functions) > 1 or not all(map(callable, functions)) or not parts:
+            raise TypeError(
+                f"{name} must be a function of (x, sample), a regulariser such as fs.prox.L1(), or a pair of "
+                f"both, but is {given!r}."
+            )
+        regularizer = regularizers[0] if regularizers else None
+        if not functions:
+            return cls(regularizer=regularizer)
+        if known(functions[0]):
+            return cls(known=functions[0], regularizer=regularizer)
+        return cls(functions[0], regularizer=regularizer)
+
+    def measure(self, mean: Mean, x: PyTree, part: str = "train") -> Any:
+        """The value at x. A set counts nothing: outside it the value would be infinite."""
+        total: Any = 0.0
+        if self.loss is not None:
+            total = mean(self.loss, x, part=part)
+        if self.known is not None:
+            total = total + self.known(x)
+        if self.regularizer is not None and not isinstance(self.regularizer, Indicator):
+            total = total + self.regularizer.value(x)
+        return total
+
+    def check(self, name: str, x: PyTree, sample: PyTree) -> None:
+        """Raise where a part does not fit the point or the sample (shapes only)."""
+        if self.loss is not None:
+            check_scalar(f"{name}(x, sample)", self.loss, x, sample)
+        if self.known is not None:
+            check_scalar(f"{name}(x)", self.known, x)
+        if self.regularizer is not None:
+            check_like(f"The prox of {name}", x, lambda x: self.regularizer.prox(x, 1.0), x)  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True)
 class Selection(Problem):
-    """``min_x f(x)`` over ``x ∈ argmin h``: among the optima of the primary loss h, the best by the secondary f.
+    """``min_x f(x)`` over ``x ∈ argmin h``: among the optima of the primary loss h, the best by the secondary.
+
+    Each of the two is a function, a regulariser (nonsmooth, with a proximal map), or the pair ``(function,
+    regulariser)``, which stands for their sum. A function of one argument is known to everyone.
 
     Args:
-        primary: ``primary(x, sample)``, h.
-        secondary: ``secondary(x, sample)``, f.
-        project: a set of x, ``project(x)``.
+        primary: h: ``primary(x, sample)``, on training samples.
+        secondary: f: ``secondary(x, sample)``, on validation samples where the data has them, or ``secondary(x)``.
+        project: a set of x, ``project(x)`` or ``project(x, client)``.
+
+    >>> import fedstrata as fs
+    >>> def residual(x, s):
+    ...     return 0.5 * (s["a"] @ x - s["b"]) ** 2
+    >>> sparsest = fs.Selection(residual, fs.prox.L1())
+    >>> smallest_lasso = fs.Selection((residual, fs.prox.L1(0.1)), lambda x: 0.5 * (x @ x))
     """
 
-    primary: Function = function()
-    secondary: Function = function()
+    primary: Any = None
+    secondary: Any = None
     project: Any = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("primary", "secondary"):
+            Objective.of(getattr(self, name), f"Selection.{name}")
+
+    @cached_property
+    def h(self) -> Objective:
+        """The primary level."""
+        return Objective.of(self.primary, "primary")
+
+    @cached_property
+    def f(self) -> Objective:
+        """The secondary level."""
+        return Objective.of(self.secondary, "secondary")
+
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        return {"primary": mean(self.primary, x), "secondary": mean(self.secondary, x)}
+        return {"primary": self.h.measure(mean, x), "secondary": self.f.measure(mean, x, part="valid")}
 
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
-        check_scalar("primary(x, sample)", self.primary, x, sample)
-        check_scalar("secondary(x, sample)", self.secondary, x, sample)
+        self.h.check("primary", x, sample)
+        self.f.check("secondary", x, valid_sample)
 
 
 @dataclass(frozen=True)
@@ -145,9 +245,17 @@ class Personalized(Problem):
 
     Args:
         server: ``server(x, sample)``, f₁, on the server's own data.
-        coupling: ``coupling(x, y)``, or ``coupling(x, y, client)`` where it depends on the client.
+        coupling: ``coupling(x, y)``, f₂, or ``coupling(x, y, client)`` where it depends on the client (its ``index``, its
+            ``fraction`` of the samples).
         client: ``client(x, y, sample)``, h_i, on the client's data.
         project_y: the set Y_i(x), ``project_y(y)``, ``project_y(y, x)`` or ``project_y(y, x, client)``.
+
+    >>> import fedstrata as fs, jax.numpy as jnp
+    >>> problem = fs.Personalized(
+    ...     server=lambda x, s: (s["a"] @ x - s["b"]) ** 2,
+    ...     coupling=lambda x, y: 0.1 * ((x - y) ** 2).sum(),
+    ...     client=lambda x, y, s: (s["a"] @ y - s["b"]) ** 2 + 0.5 * ((x - y) ** 2).sum(),
+    ... )
     """
 
     server: Function = function()
@@ -155,12 +263,28 @@ class Personalized(Problem):
     client: Function = function()
     project_y: Any = None
 
+    def couple(self, x: PyTree, y: PyTree, client: Any) -> Any:
+        """f₂ of one client."""
+        return self.coupling(x, y, client) if positional(self.coupling) == 3 else self.coupling(x, y)
+
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        return {"client": mean(self.client, x, each=y)}
+        """f₁, the mean of f₂ and of h_i at the clients' models, and the objective f₁ + f₂."""
+        server = mean(self.server, x, part="server")
+        coupling = mean(self.couple, x, part="client", each=y)
+        client = mean(self.client, x, each=y)
+        return {"server": server, "coupling": coupling, "client": client, "objective": server + coupling}
 
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
         require_y(y, "Personalized")
         check_scalar("client(x, y, sample)", self.client, x, y, sample)
+
+    def check_server(self, x: PyTree, sample: PyTree) -> None:
+        if sample is None:
+            raise ValueError(
+                "Personalized trains on data of the server's own: FederatedData.from_clients(…, server=…), or a loader's "
+                "server_fraction."
+            )
+        check_scalar("server(x, sample)", self.server, x, sample)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,62 @@
+"""How much a federated loss curves: its Hessian's largest eigenvalue, by power iteration over the clients.
+
+    v ← a random unit vector
+    repeat:  w ← the mean of the clients' ∇²h_i(x) v  (one exchange);  L ← ‖w‖;  v ← w/L
+
+L grows to the largest curvature of h at x, of either sign. Only averages travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata import tally, tree
+from fedstrata.client import Oracle
+from fedstrata.estimators.sphere import sphere
+
+PyTree = Any
+
+
+def hessian_product(f: Oracle, x: PyTree, v: PyTree) -> PyTree:
+    """``∇²f(x) v``, one product for each sample."""
+    f.book("products")
+    return jax.jvp(jax.grad(f.silent), (x,), (v,))[1]
+
+
+def power_iteration(
+    product: Callable[[PyTree], PyTree], repeat: Callable[..., Any], steps: int, key: jax.Array, like: PyTree
+) -> jax.Array:
+    """The largest eigenvalues, in absolute value, of symmetric maps.
+
+    Args:
+        product: applies the maps to stacked directions; what is not finite counts as zero.
+        repeat: a loop, ``repeat(times, body(t, carry), carry)``: that of ``fed``, if products need exchanges.
+        steps: how often the maps are applied.
+        key: of the start.
+        like: directions, stacked; only shapes matter.
+    """
+
+    def body(_: Any, carry: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
+        w = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0), product(carry[0]))
+        size = jax.vmap(tree.norm)(w)
+        unit = jnp.where(size > 0, size, 1)
+        return jax.vmap(lambda w, s: tree.scale(1 / s, w))(w, unit), size
+
+    count = jax.tree.leaves(like)[0].shape[0]
+    one = jax.tree.map(lambda leaf: leaf[0], like)
+    v = jax.vmap(lambda key: sphere(key, one))(jax.random.split(key, count))
+    dtype = jnp.result_type(*jax.tree.leaves(like))
+    return repeat(steps, body, (v, jnp.zeros((count,), dtype)))[1]
+
+
+def local_curvature(f: Oracle, points: PyTree, steps: int, key: jax.Array) -> jax.Array:
+    """The largest curvature of a client's own mean over some points (stacked), by its own power iteration."""
+
+    def product(v: PyTree) -> PyTree:
+        return tally.each(lambda x, v: hessian_product(f, x, v), points, v)
+
+    return power_iteration(product, tally.repeat, steps, key, points).max()

@@ -1,0 +1,95 @@
+"""BiG-SAM: bilevel gradients and sequential averaging (Sabach, Shtern 2017), a centralised reference.
+
+    min_x f(x)   over   x ∈ argmin h,   f strongly convex
+
+    1  y ← P(x − t ∇h(x)),            t = 1/L_h
+    2  z ← x − s ∇f(x),               s = 2/(L_f + σ)
+    3  x ← α_k z + (1 − α_k) y,       α_k = min(2c/(k (1 − β)), 1),  k = 1, 2, …
+
+β = (L_f − σ)/(L_f + σ) is how much line 2 contracts at that s. P is the proximal map of h's regulariser, or
+the set's projection; f's own regulariser enters by its Moreau envelope, which needs μ.
+
+The clients send both gradients in one exchange and take no local steps: the iterates are those of one machine
+with all the data. L_h and L_f are estimated (`fedstrata.methods.regularized`).
+Reveals only averages. Needs gradients, and products for the scale.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata import tree
+from fedstrata.client import Client
+from fedstrata.methods.base import BatchSize, Count, Fed, Positive, method
+from fedstrata.methods.regularized import Regularized, Scale, both_gradients
+from fedstrata.problems.classes import Selection
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The iterate and the scale."""
+
+    x: PyTree
+    scale: Scale
+
+
+@method
+class BiGSAM(Regularized):
+    """Averages of a gradient step on f and one on h, the first with a weight that falls like 1/k.
+
+    Args:
+        mu_f: σ, f's modulus of strong convexity.
+        c: the factor c of α_k, at most 1.
+        L_f: f's curvature; None estimates it.
+        mu: smooths a secondary regulariser to its Moreau envelope.
+        L_h: h's curvature; None estimates it.
+        power_steps: exchanges of the estimates.
+        batch_size: samples of a gradient; None is all, as in the paper.
+    """
+
+    mu_f: Positive = 1.0  # σ
+    c: Positive = 1.0
+    L_f: Positive | None = None
+    mu: Positive | None = None  # μ
+    L_h: Positive | None = None
+    power_steps: Count = 20
+    batch_size: BatchSize = None
+
+    needs = "gradients, products"
+
+    def check(self, problem: Any, clients: int) -> None:
+        super().check(problem, clients)
+        if problem.f.regularizer is not None and self.mu is None:
+            raise ValueError(
+                "BiGSAM needs a differentiable f: give mu, by which its regulariser is smoothed."
+            )
+        if self.L_h is not None and self.L_f is None:
+            raise ValueError("BiGSAM estimates the curvatures of h and f together: give L_f with L_h.")
+
+    def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
+        one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x0)))
+        return State(x0, Scale(one, one, one))
+
+    def start(self, problem: Selection, fed: Fed, key: Any, state: State) -> State:
+        scale = self.scale(problem, fed, key, state.x)
+        if self.L_f is not None:
+            scale = scale._replace(L_f=jnp.asarray(self.L_f))
+        return state._replace(scale=scale._replace(L_f=jnp.maximum(scale.L_f, self.mu_f)))
+
+    def gradients(self, problem: Selection, client: Client, key: Any, x: PyTree) -> tuple[PyTree, PyTree]:
+        return both_gradients(problem, client, key, self.batch_size, x, self.mu)
+
+    def round(self, problem: Selection, fed: Fed, key: Any, r: Any, state: State) -> State:
+        g_h, g_f = fed.average(self.gradients, key, state.x)
+        t, L_f = 1 / state.scale.L_h, state.scale.L_f
+        y = tree.axpy(-t, g_h, state.x)  # line 1
+        if problem.h.regularizer is not None:
+            y = problem.h.regularizer.prox(y, t)
+        z = tree.axpy(-2 / (L_f + self.mu_f), g_f, state.x)  # line 2
+        contraction = (L_f - self.mu_f) / (L_f + self.mu_f)
+        alpha = jnp.minimum(2 * self.c / ((r + 1) * (1 - contraction)), 1)
+        return State(tree.lerp(alpha, problem.project(y), z), state.scale)  # line 3

@@ -1,0 +1,168 @@
+"""IPIR-FedAvg: inexactly projected, iteratively regularised (Ebrahimi, Qiu, Cui, Yousefian; Algorithm 2).
+
+    min_y f(y)   over   X = argmin h,   f nonconvex;   by   min_y F_λ(y) = f(y) + dist²(y, X)/(2λ)
+
+    1  round t:
+    2      x^t ≈ P_X(y^t): R_t rounds of StR-FedAvg on h(x) + η_t ½‖x − y^t‖²
+    3      y^{t+1} ← y^t − γ (∇f(y^t) + (y^t − x^t)/λ)
+
+| inner | R_t | γ̃_t | η_t | starts at | x^t is |
+|---|---|---|---|---|---|
+| paper | t | t^{−7/12} | 2 ln t/t^{5/12} | y^t | the θ-weighted average, θ = 1/(1 − ηγ̃/2) |
+| warm | fixed | 1 | 1/(t+10) | x^{t−1} + y^t − y^{t−1} | the last iterate |
+
+Here t stands for max(t, 1) in R_t and γ̃_t, and for max(t, 2) in η_t, which would be 0. The paper does not
+say where the inner rounds start. Its η_t keeps x^t far from P_X(y^t) for as long as anyone runs it; the
+warm rule follows the projection as y moves.
+
+The paper's (3) prints dist²/λ; its gradient is that of dist²/(2λ). Theory wants γ ≤ 3λ/(4(L_f λ + 2)). h is
+divided by an estimate of its curvature (`fedstrata.methods.regularized`). Where f is known to everyone, as in
+the paper, line 3 needs no exchange; a nonsmooth regulariser in f is smoothed by μ or, without μ, enters line
+3 by its proximal map.
+
+The result's x is y^t and its y is x^{t−1}. Inner rounds are counted as lower-level ones; each draws anew the
+clients that take part.
+Reveals only averages. Needs gradients, and products for the scale.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata import tree
+from fedstrata.client import Client
+from fedstrata.methods.base import BatchSize, Count, Fed, Positive, method
+from fedstrata.methods.regularized import Regularized, Scale, Steps, direction, run_steps, server_step
+from fedstrata.methods.str_fedavg import averaged
+from fedstrata.problems.classes import Objective, Selection
+
+PyTree = Any
+INNER = ("paper", "warm")
+
+
+class State(NamedTuple):
+    """The iterate, its inexact projection, where the next inner rounds start, and the scale."""
+
+    x: PyTree  # y^t
+    y: PyTree  # x^{t−1}
+    warm: PyTree
+    scale: Scale
+
+    @property
+    def L_h(self) -> jax.Array:
+        """What the primary loss is divided by."""
+        return self.scale.L_h
+
+
+@method
+class IPIRFedAvg(Regularized):
+    """Gradient steps on f and on the distance to argmin h, whose projection is found by inner rounds.
+
+    Args:
+        gamma: the step γ.
+        lam: λ, the smaller the closer to argmin h.
+        inner: ``"paper"`` or ``"warm"``; see the table.
+        inner_rounds: R_t of the warm rule.
+        K: local steps of an inner round.
+        gamma_g: the server's step γ_g in an inner round.
+        eta: η_t in place of the rule's, a number or a function of the round.
+        mu: smooths a secondary regulariser to its Moreau envelope; None takes its proximal map.
+        L_h: the curvature that divides the primary loss; None estimates it, 1 leaves the loss as it is.
+        power_steps: exchanges of that estimate.
+        batch_size: samples of a gradient; None is all.
+    """
+
+    gamma: Positive  # γ
+    lam: Positive  # λ
+    inner: str = "paper"
+    inner_rounds: Count = 30
+    K: Count = 1
+    gamma_g: Positive = 1.0  # γ_g
+    eta: Positive | None = None  # η
+    mu: Positive | None = None  # μ
+    L_h: Positive | None = None
+    power_steps: Count = 20
+    batch_size: BatchSize = None
+
+    needs = "gradients, products"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inner not in INNER:
+            raise ValueError(f"IPIRFedAvg: inner must be one of {', '.join(INNER)}, but is {self.inner!r}.")
+
+    def tuned(self, t: Any) -> tuple[Any, Any, Any]:
+        """R_t, γ̃_t and η_t, by the table."""
+        later = jnp.maximum(t, 2)
+        eta = 1 / (t + 10) if self.inner == "warm" else 2 * jnp.log(later) * later ** (-5 / 12)
+        if self.eta is not None:
+            eta = self.eta
+        if self.inner == "warm":
+            return self.inner_rounds, 1.0, eta
+        return jnp.maximum(t, 1), jnp.maximum(t, 1) ** (-7 / 12), eta
+
+    def remarks(self, state: State) -> list[str]:
+        return self.unscaled(state.scale, *self.at(0).tuned(0)[1:])
+
+    def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
+        one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x0)))
+        return State(x0, x0, x0, Scale(one, one, one))
+
+    def start(self, problem: Selection, fed: Fed, key: Any, state: State) -> State:
+        scale = self.scale(problem, fed, key, state.x, secondary=False)
+        return state._replace(scale=scale._replace(L_f=state.scale.L_f))
+
+    def local_steps(
+        self, problem: Selection, client: Client, key: Any, x: PyTree, anchor: PyTree, steps: Steps
+    ) -> PyTree:
+        return run_steps(problem, _distance(anchor), client, key, x, steps, self.K, self.batch_size, None)
+
+    def secondary_gradient(self, problem: Selection, client: Client, key: Any, y: PyTree) -> PyTree:
+        return direction(problem.f, client.valid, key, self.batch_size, y, self.mu)
+
+    def inner_loop(self, problem: Selection, fed: Fed, key: Any, t: Any, state: State) -> PyTree:
+        """Line 2."""
+        rounds, gamma, eta = self.tuned(t)
+        anchor, g = state.x, _distance(state.x)
+        steps = self.steps(gamma, eta, state.scale, safe=True)
+        shrink = self.gamma_g * self.K * steps.f / 2  # ηγ̃/2
+
+        def body(j: Any, carry: tuple[PyTree, PyTree, Any]) -> tuple[PyTree, PyTree, Any]:
+            x, average, weight = carry
+            key_cohort, key_j = jax.random.split(jax.random.fold_in(key, j))
+            moved = fed.average(self.local_steps, key_j, x, anchor, steps, of=_cohort(fed, key_cohort))
+            average, weight = averaged(average, weight, x, shrink)
+            return server_step(problem, g, x, moved, steps, self.K, self.gamma_g, None), average, weight
+
+        x = state.warm if self.inner == "warm" else state.x
+        with fed.level("lower"):
+            last, average, _ = fed.repeat(rounds, body, (x, x, jnp.zeros_like(state.scale.L_h)))
+        return last if self.inner == "warm" else average
+
+    def round(self, problem: Selection, fed: Fed, key: Any, r: Any, state: State) -> State:
+        key_inner, key_f = jax.random.split(key)
+        x, y = self.inner_loop(problem, fed, key_inner, r, state), state.x
+        if problem.f.loss is None:
+            g = direction(problem.f, None, key_f, None, y, self.mu)
+        else:
+            g = fed.average(self.secondary_gradient, key_f, y)
+        pull = tree.scale(1 / self.lam, tree.sub(y, x))
+        new = tree.axpy(-self.gamma, tree.add(g, pull), y)  # line 3
+        if problem.f.regularizer is not None and self.mu is None:
+            new = problem.f.regularizer.prox(new, self.gamma)
+        return State(new, x, tree.add(x, tree.sub(new, y)), state.scale)
+
+
+def _distance(anchor: PyTree) -> Objective:
+    """½‖x − anchor‖²."""
+    return Objective(known=lambda x: tree.norm(tree.sub(x, anchor), squared=True) / 2)
+
+
+def _cohort(fed: Fed, key: jax.Array) -> jax.Array | None:
+    """The clients of an inner round; None is everyone."""
+    if fed.participants == fed.clients:
+        return None
+    return jnp.sort(jax.random.choice(key, fed.everyone, (fed.participants,), replace=False))

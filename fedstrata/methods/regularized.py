@@ -1,0 +1,216 @@
+"""What the methods for `Selection` share: steps on ``h/L_h + ηf``, and the scale L_h.
+
+A primary loss of unscaled data would diverge under step sizes that know nothing of it, or crawl. So h is
+divided by its curvature L_h, estimated before the first round by power iteration over the federation
+(`fedstrata.estimators.curvature`), at the start and at the origin. That changes nothing about argmin h; η
+counts against the divided loss.
+
+A nonsmooth part of h enters by its proximal map, taken by the server after averaging. One of f enters
+likewise or, given μ, by the gradient of its Moreau envelope, in the clients' steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata import tally, tree
+from fedstrata.client import Client, Samples
+from fedstrata.estimators.curvature import hessian_product, local_curvature, power_iteration
+from fedstrata.estimators.gradients import gradient
+from fedstrata.methods.base import Fed, Method
+from fedstrata.problems.classes import Objective, Selection
+from fedstrata.tally import loop
+
+PyTree = Any
+POWER = 8  # of the mean that stands for a maximum over clients: too large by a factor of at most m^(1/8)
+
+
+class Scale(NamedTuple):
+    """Curvatures: of h, by which it is divided; of f; and the largest that a client's own h_i has."""
+
+    L_h: jax.Array
+    L_f: jax.Array
+    L_max: jax.Array
+
+
+class Steps(NamedTuple):
+    """A client's step on h and on f: γ_ℓ/L_h and γ_ℓ η."""
+
+    h: Any
+    f: Any
+
+
+def direction(
+    level: Objective,
+    samples: Samples | None,
+    key: jax.Array,
+    batch_size: int | None,
+    x: PyTree,
+    mu: Any = None,
+) -> PyTree:
+    """The gradient of a level's smooth parts, with μ also of its regulariser's envelope."""
+    g = tree.zeros_like(x)
+    if level.loss is not None and samples is not None:
+        g = gradient(samples.mean(level.loss, key, batch_size), x)
+    if level.known is not None:
+        g = tree.add(g, jax.grad(level.known)(x))
+    if level.regularizer is not None and mu is not None:
+        g = tree.add(g, level.regularizer.envelope_grad(x, mu))
+    return g
+
+
+def both_gradients(
+    problem: Selection, client: Client, key: jax.Array, batch_size: int | None, x: PyTree, mu: Any
+) -> tuple[PyTree, PyTree]:
+    """A client's gradients of h and f at x, with independent samples."""
+    key_h, key_f = jax.random.split(key)
+    g_h = direction(problem.h, client.train, key_h, batch_size, x)
+    return g_h, direction(problem.f, client.valid, key_f, batch_size, x, mu)
+
+
+def run_steps(
+    problem: Selection,
+    f: Objective,
+    client: Client,
+    key: jax.Array,
+    x: PyTree,
+    steps: Steps,
+    K: int,
+    batch_size: int | None,
+    mu: Any,
+) -> PyTree:
+    """A client's K steps on ``h_i/L_h + ηf_i`` from x, with independent samples; returns how far it came."""
+
+    def step(y: PyTree, key: jax.Array) -> PyTree:
+        key_h, key_f = jax.random.split(key)
+        g_h = direction(problem.h, client.train, key_h, batch_size, y)
+        g_f = direction(f, client.valid, key_f, batch_size, y, mu)
+        return problem.project(tree.axpy(-steps.h, g_h, tree.axpy(-steps.f, g_f, y)), client)
+
+    return tree.sub(loop(K, step, key, x), x)
+
+
+def server_step(
+    problem: Selection, f: Objective, x: PyTree, moved: PyTree, steps: Steps, K: int, gamma_g: Any, mu: Any
+) -> PyTree:
+    """``x + γ_g · moved``, the proximal maps of what the clients' steps left out, and the set."""
+    x = tree.axpy(gamma_g, moved, x)
+    if problem.h.regularizer is not None:
+        x = problem.h.regularizer.prox(x, gamma_g * K * steps.h)
+    if f.regularizer is not None and mu is None:
+        x = f.regularizer.prox(x, gamma_g * K * steps.f)
+    return x if problem.project.arity > 1 else problem.project(x)
+
+
+class Regularized(Method):
+    """Base of these methods, which have the fields below."""
+
+    K: int = 1
+    gamma_g: Any = 1.0
+    mu: Any
+    L_h: Any
+    power_steps: int
+    batch_size: int | None
+
+    solves = (Selection,)
+
+    def check(self, problem: Any, clients: int) -> None:
+        name, proximal = type(self).__name__, [problem.h.regularizer is not None]
+        proximal += [problem.f.regularizer is not None and self.mu is None, not problem.project.trivial]
+        if sum(proximal) > 1:
+            raise ValueError(
+                f"{name}: of a primary regulariser, a secondary one and a set, the problem has more than "
+                "one, and the proximal map of their sum is not known. Give mu, which smooths the secondary "
+                "regulariser, or write one regulariser that is their sum."
+            )
+        if self.L_h is None and any(
+            getattr(level.loss, "per_batch", False) for level in (problem.h, problem.f)
+        ):
+            raise ValueError(
+                f"{name}: a loss marked per_batch has no curvature over all samples. Give L_h yourself."
+            )
+
+    def scale(
+        self, problem: Selection, fed: Fed, key: jax.Array, x: PyTree, *, secondary: bool = True
+    ) -> Scale:
+        """Estimate the curvatures, f's if ``secondary``; the ledger has it as the level ``"scaling"``."""
+        dtype = jnp.result_type(*jax.tree.leaves(x))
+        if self.L_h is not None or problem.h.loss is None:
+            given = jnp.asarray(1 if self.L_h is None else self.L_h, dtype)
+            return Scale(given, jnp.zeros((), dtype), given)
+        key_power, key_own = jax.random.split(key)
+        smooth = secondary and (problem.f.loss is not None or problem.f.known is not None)
+        like = jax.tree.map(lambda leaf: jnp.zeros((4 if smooth else 2, *leaf.shape), leaf.dtype), x)
+
+        def product(v: PyTree) -> PyTree:
+            return fed.average(self.products, key_power, x, v)
+
+        with fed.level("scaling"):
+            sizes = power_iteration(product, fed.repeat, self.power_steps, key_power, like)
+            L_h = jnp.where(sizes[:2].max() > 0, sizes[:2].max(), 1)
+            L_max = L_h
+            if self.K > 1:
+                mean = fed.average(self.own_curvature, key_own, x, L_h, weights=jnp.ones(fed.clients))
+                L_max = jnp.maximum(L_h, L_h * (fed.clients * mean) ** (1 / POWER))
+        L_f = sizes[2:].max() if smooth else jnp.zeros((), dtype)
+        if secondary and problem.f.regularizer is not None and self.mu is not None:
+            L_f = L_f + 1 / self.mu
+        return Scale(L_h, L_f, L_max)
+
+    def products(self, problem: Selection, client: Client, key: jax.Array, x: PyTree, v: PyTree) -> PyTree:
+        """The phase of power iteration: ``∇²h_i v`` at x and at the origin, and the same of f_i."""
+        points = _points(x)
+        parts = [(problem.h, client.train), (problem.f, client.valid)]
+        found = []
+        for j in range(jax.tree.leaves(v)[0].shape[0] // 2):
+            level, samples = parts[j]
+            mine = jax.tree.map(lambda leaf, j=j: leaf[2 * j : 2 * j + 2], v)
+            found.append(tally.each(lambda x, v, l=level, s=samples: _product(l, s, x, v), points, mine))
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
+
+    def own_curvature(self, problem: Selection, client: Client, key: jax.Array, x: PyTree, L_h: Any) -> Any:
+        """The phase of the largest L_i: (L_i/L_h)^8, since the 8th root of a sum is near the maximum."""
+        assert problem.h.loss is not None
+        own = local_curvature(client.train.full_mean(problem.h.loss), _points(x), self.power_steps, key)
+        return (own / L_h) ** POWER
+
+    def steps(self, gamma: Any, eta: Any, scale: Scale, safe: bool) -> Steps:
+        """A client's steps, by γ̃ = γ_g γ_ℓ K and η; if ``safe``, bounded by estimated curvatures."""
+        safe = safe and self.L_h is None
+        if safe:
+            gamma = jnp.minimum(gamma, 1 / (1 + eta * scale.L_f))
+        local = gamma / (self.gamma_g * self.K)
+        if safe:
+            local = jnp.minimum(local, 1 / (scale.L_max / scale.L_h + eta * scale.L_f))
+        return Steps(local / scale.L_h, local * eta)
+
+    def unscaled(self, scale: Scale, gamma: Any, eta: Any) -> list[str]:
+        """The warning that is due where the step would have diverged on the loss as it is."""
+        L_h, L_f = float(scale.L_h), float(scale.L_f)
+        eta, gamma = float(np.asarray(eta)), float(np.asarray(gamma))
+        if self.L_h is not None or gamma * (L_h + eta * L_f) < 2:
+            return []
+        return [
+            f"{type(self).__name__}: the losses curve by L_h ≈ {L_h:.3g} and L_f ≈ {L_f:.3g}, where the step "
+            f"γ̃ = {gamma:.3g} with η = {eta:.3g} would diverge. The primary loss is divided by L_h "
+            "(result.state.scale), and η counts against the divided loss. Scale the data, or give L_h, to be "
+            "rid of this warning."
+        ]
+
+
+def _points(x: PyTree) -> PyTree:
+    """Where curvature is measured: here and at the origin, where a logistic loss curves most."""
+    return jax.tree.map(lambda leaf: jnp.stack([leaf, jnp.zeros_like(leaf)]), x)
+
+
+def _product(level: Objective, samples: Samples, x: PyTree, v: PyTree) -> PyTree:
+    w = tree.zeros_like(x)
+    if level.loss is not None:
+        w = hessian_product(samples.full_mean(level.loss), x, v)
+    if level.known is not None:
+        w = tree.add(w, jax.jvp(jax.grad(level.known), (x,), (v,))[1])
+    return w

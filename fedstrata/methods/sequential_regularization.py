@@ -1,0 +1,117 @@
+"""Sequential regularisation: h + ηf for one η after the other (Tikhonov 1963), the way it is usually done.
+
+    min_x f(x)   over   x ∈ argmin h
+
+    1  for η of a grid, each with an equal share of the R rounds:
+    2      x̂ ← x⁰ (or, with a warm start, where the last η ended)
+    3      FedAvg on h/L_h + ηf: K local steps, x̂ ← x̂ + γ_g mean(y − x̂)
+    4      keep x̂ as the solution of this η
+
+The baseline of the methods that choose η by themselves. The user looks at all solutions, one slice of
+``result.state.solutions`` for each η, and picks one; the result's x is that of the last η. The steps are
+those of `StRFedAvg`.
+Reveals only averages. Needs gradients, and products for the scale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.client import Client
+from fedstrata.methods.base import BatchSize, Count, Fed, Positive, method
+from fedstrata.methods.regularized import Regularized, Scale, Steps, run_steps, server_step
+from fedstrata.problems.classes import Selection
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The iterate, where every η starts, what each η came to, and the scale."""
+
+    x: PyTree  # x̂
+    x0: PyTree
+    solutions: PyTree  # a leading axis over the grid
+    scale: Scale
+
+    @property
+    def L_h(self) -> jax.Array:
+        """What the primary loss is divided by."""
+        return self.scale.L_h
+
+
+@method
+class SequentialRegularization(Regularized):
+    """FedAvg on ``h + ηf`` for a grid of η, one after the other.
+
+    Args:
+        eta: the grid, in the order in which it is worked through.
+        K: local steps.
+        gamma: γ̃ = γ_g γ_ℓ K; None is as large as the curvatures allow.
+        gamma_g: the server's step γ_g.
+        warm_start: whether an η starts where the last one ended.
+        R: the number of rounds that are shared out; None is the run's.
+        mu: smooths a secondary regulariser to its Moreau envelope; None takes its proximal map.
+        L_h: the curvature that divides the primary loss; None estimates it, 1 leaves the loss as it is.
+        power_steps: exchanges of that estimate.
+        batch_size: samples of each of the two gradients; None is all.
+    """
+
+    eta: Positive = (1.0, 0.1, 0.01, 0.001)  # η
+    K: Count = 1
+    gamma: Positive | None = None  # γ̃
+    gamma_g: Positive = 1.0  # γ_g
+    warm_start: bool = False
+    R: Positive | None = None
+    mu: Positive | None = None  # μ
+    L_h: Positive | None = None
+    power_steps: Count = 20
+    batch_size: BatchSize = None
+
+    needs = "gradients, products"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if callable(self.eta):
+            raise TypeError("SequentialRegularization: eta must be a grid of numbers, but is a function.")
+        object.__setattr__(self, "eta", np.atleast_1d(np.asarray(self.eta, float)))
+
+    def plan(self, rounds: int) -> SequentialRegularization:
+        return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))
+
+    def stage(self, r: Any) -> Any:
+        """The number of the η of round ``r``."""
+        count = self.eta.shape[0]
+        return jnp.clip(jnp.floor((r + 0.5) * count / self.R).astype(int), 0, count - 1)
+
+    def remarks(self, state: State) -> list[str]:
+        gamma = 1.0 if self.gamma is None else self.gamma
+        return self.unscaled(state.scale, gamma, np.max(self.eta))
+
+    def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
+        count = self.eta.shape[0]
+        solutions = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), x0)
+        one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x0)))
+        return State(x0, x0, solutions, Scale(one, 0 * one, one))
+
+    def start(self, problem: Selection, fed: Fed, key: Any, state: State) -> State:
+        return state._replace(scale=self.scale(problem, fed, key, state.x))
+
+    def local_steps(self, problem: Selection, client: Client, key: Any, x: PyTree, steps: Steps) -> PyTree:
+        return run_steps(problem, problem.f, client, key, x, steps, self.K, self.batch_size, self.mu)
+
+    def round(self, problem: Selection, fed: Fed, key: Any, r: Any, state: State) -> State:
+        stage, x = self.stage(r), state.x
+        if not self.warm_start:
+            fresh = stage != self.stage(r - 1)
+            x = jax.tree.map(lambda a, b: jnp.where(fresh, a, b), state.x0, x)  # line 2
+        gamma, eta = 1.0 if self.gamma is None else self.gamma, jnp.asarray(self.eta)[stage]
+        steps = self.steps(gamma, eta, state.scale, safe=self.gamma is None)
+        moved = fed.average(self.local_steps, key, x, steps)  # line 3
+        x = server_step(problem, problem.f, x, moved, steps, self.K, self.gamma_g, self.mu)
+        solutions = jax.tree.map(lambda all_, one: all_.at[stage].set(one), state.solutions, x)  # line 4
+        return State(x, state.x0, solutions, state.scale)

@@ -1,0 +1,207 @@
+"""StR-FedAvg: self-tuned regularised federated averaging (Ebrahimi, Qiu, Cui, Yousefian; Algorithm 1).
+
+    min_x f(x)   over   x ∈ argmin h,      h = 1/m Σ_i E h_i(x, ζ),  f = 1/m Σ_i E f_i(x, ξ)
+
+    1  server: γ̃ and η by the rule, from the number R of rounds; γ_ℓ ← γ̃/(γ_g K)
+    2  server: send x̂ to the clients that take part
+    3  client i, K times from y = x̂:
+    4      draw ζ and ξ from D_i, independently
+    5      y ← y − γ_ℓ (η ∇f_i(y, ξ) + ∇h_i(y, ζ)/L_h)
+    6  client i: upload y − x̂
+    7  server: x̄ ← the mean of the x̂ so far (this one included) with weights θ, θ², …
+    8  server: x̂ ← x̂ + γ_g mean(y − x̂)
+
+| rule | γ̃ | η | θ |
+|---|---|---|---|
+| convex | R^{−a}, a = 1/2 | R^{−b}, b = 1/4 | 1 |
+| strongly_convex | (μ_f R)^{−a}, a = 2/3 | p ln R (μ_f R)^{−b}, b = 1/3 | 1/(1 − ηγ̃μ_f/2) |
+| weak_sharp | R^{−a}, a = 1/2; with μ_f: p ln R/(μ_f R) | given, ≤ α/(2‖∇f(x*)‖) | 1; with μ_f as above |
+| decreasing | 1 | 2/(r+8) in round r | 1 |
+| geometric | 1 | 0.3 … 1e−6, by a constant factor a round | 1 |
+
+The first three are the paper's. Its guarantees are for x̄, which is the result; the last two, whose early
+iterates belong to another η, return x̂. The paper's η for R rounds leaves a bias: x̄ is near the minimiser of
+h + ηf, which is not that of f over argmin h, except where argmin h is weakly sharp (h − h* ≥ α dist from
+argmin h) and η below its threshold: exact regularisation.
+
+L_h is the curvature of h, estimated before round 0 and kept in the state (`fedstrata.methods.regularized`,
+also on regularisers); the paper's step ignores it and needs an L_h of about 1. With an estimated L_h the
+rules' own steps are kept within γ̃ ≤ 1/(1 + ηL_f) and γ_ℓ ≤ 1/(L_max/L_h + ηL_f), where L_max is the largest
+curvature of one client's loss. A given L_h (1: the loss as it is) and a given γ̃ are used as they are.
+
+Reveals only averages. Needs gradients, and products for the scale. K = 1 with the rule "decreasing" is the
+iteratively regularised gradient method (Solodov 2007).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata import tree
+from fedstrata.client import Client
+from fedstrata.methods.base import BatchSize, Count, Fed, NonNegative, Positive, method
+from fedstrata.methods.regularized import Regularized, Scale, Steps, run_steps, server_step
+from fedstrata.problems.classes import Selection
+
+PyTree = Any
+PAPER = ("convex", "strongly_convex", "weak_sharp")
+RULES = (*PAPER, "decreasing", "geometric")
+
+
+class State(NamedTuple):
+    """The iterate, the weighted average of those before it, and the scale."""
+
+    x: PyTree  # x̂
+    average: PyTree  # x̄
+    weight: jax.Array  # Σ θ^j/θ^r: what the average weighs, in units of its newest part
+    scale: Scale
+
+    @property
+    def last(self) -> PyTree:
+        """The last iterate x̂."""
+        return self.x
+
+    @property
+    def L_h(self) -> jax.Array:
+        """What the primary loss is divided by."""
+        return self.scale.L_h
+
+
+@method
+class StRFedAvg(Regularized):
+    """Federated averaging on ``h + ηf`` with η tuned to the number of rounds.
+
+    Args:
+        rule: how γ̃ and η are chosen; see the table.
+        K: local steps.
+        gamma_g: the server's step γ_g.
+        mu_f: f's modulus of strong convexity; None is 1 in the rule "strongly_convex".
+        eta: η in place of the rule's, a number or a function of the round; where "geometric" starts.
+        eta_end: where "geometric" ends.
+        gamma: γ̃ in place of the rule's.
+        a: the exponent of γ̃; None is the rule's.
+        b: the exponent of η; None is the rule's.
+        p: the factor of ln R.
+        R: the horizon in the rules; None is the run's number of rounds.
+        mu: smooths a secondary regulariser to its Moreau envelope; None takes its proximal map.
+        L_h: the curvature that divides the primary loss; None estimates it, 1 leaves the loss as it is.
+        power_steps: exchanges of that estimate.
+        batch_size: samples of each of the two gradients; None is all.
+        returns: what the result is, ``"average"`` or ``"last"``; None is the average with the paper's rules.
+
+    >>> import numpy as np, fedstrata as fs
+    >>> data = fs.FederatedData.from_clients([{"a": np.array([[0.6, 0.8]]), "b": np.array([1.0])}])
+    >>> def residual(x, s):
+    ...     return 0.5 * (s["a"] @ x - s["b"]) ** 2
+    >>> problem = fs.Selection(residual, lambda x: 0.5 * (x @ x))  # of all solutions the shortest
+    >>> x0 = np.array([5.0, 0.0])
+    >>> result = fs.solve(problem, fs.StRFedAvg(rule="geometric"), data, x0, rounds=500, progress=False)
+    >>> result.x.round(3)
+    Array([0.6, 0.8], dtype=float32)
+    """
+
+    rule: str = "convex"
+    K: Count = 1
+    gamma_g: Positive = 1.0  # γ_g
+    mu_f: Positive | None = None  # μ_f
+    eta: NonNegative | None = None  # η
+    eta_end: Positive = 1e-6
+    gamma: Positive | None = None  # γ̃
+    a: Positive | None = None
+    b: Positive | None = None
+    p: Positive = 1.0
+    R: Positive | None = None
+    mu: Positive | None = None  # μ
+    L_h: Positive | None = None
+    power_steps: Count = 20
+    batch_size: BatchSize = None
+    returns: str | None = None
+
+    needs = "gradients, products"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rule not in RULES:
+            raise ValueError(f"StRFedAvg: rule must be one of {', '.join(RULES)}, but is {self.rule!r}.")
+        if self.rule == "weak_sharp" and self.eta is None:
+            raise ValueError(
+                "StRFedAvg: the rule 'weak_sharp' keeps η constant below its threshold; give eta."
+            )
+        if self.rule == "geometric" and callable(self.eta):
+            raise ValueError("StRFedAvg: the rule 'geometric' is a schedule itself; give eta as a number.")
+        if self.returns not in (None, "average", "last"):
+            raise ValueError(f"StRFedAvg: returns must be 'average' or 'last', but is {self.returns!r}.")
+
+    def plan(self, rounds: int) -> StRFedAvg:
+        return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))
+
+    def tuned(self, r: Any) -> tuple[Any, Any]:
+        """γ̃ and η in round ``r``, by the table."""
+        R, mu_f = jnp.asarray(self.R), 1.0 if self.mu_f is None else self.mu_f
+        a, b = (2 / 3, 1 / 3) if self.rule == "strongly_convex" else (1 / 2, 1 / 4)
+        a, b = a if self.a is None else self.a, b if self.b is None else self.b
+        gamma: Any
+        eta: Any
+        if self.rule == "strongly_convex":
+            gamma, eta = (mu_f * R) ** -a, self.p * jnp.log(R) / (mu_f * R) ** b
+        elif self.rule == "weak_sharp" and self.mu_f is not None:
+            gamma, eta = self.p * jnp.log(R) / (mu_f * R), self.eta
+        elif self.rule in ("convex", "weak_sharp"):
+            gamma, eta = R**-a, R**-b
+        elif self.rule == "decreasing":
+            gamma, eta = 1.0, 2 / (r + 8)
+        else:
+            first = 0.3 if self.eta is None else self.eta
+            gamma, eta = 1.0, first * (self.eta_end / first) ** jnp.clip(r / jnp.maximum(R - 1, 1), 0, 1)
+        if self.eta is not None and self.rule != "geometric":
+            eta = self.eta
+        return gamma if self.gamma is None else self.gamma, eta
+
+    def remarks(self, state: State) -> list[str]:
+        return self.unscaled(state.scale, *self.at(0).tuned(0))
+
+    def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
+        zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(x0)))
+        return State(x0, x0, zero, Scale(zero + 1, zero, zero + 1))
+
+    def start(self, problem: Selection, fed: Fed, key: Any, state: State) -> State:
+        return state._replace(scale=self.scale(problem, fed, key, state.x))
+
+    def local_steps(self, problem: Selection, client: Client, key: Any, x: PyTree, steps: Steps) -> PyTree:
+        return run_steps(
+            problem, problem.f, client, key, x, steps, self.K, self.batch_size, self.mu
+        )  # lines 3–6
+
+    def round(self, problem: Selection, fed: Fed, key: Any, r: Any, state: State) -> State:
+        gamma, eta = self.tuned(r)
+        steps = self.steps(gamma, eta, state.scale, safe=self.gamma is None)  # line 1
+        moved = fed.average(self.local_steps, key, state.x, steps)  # line 2
+        x = server_step(problem, problem.f, state.x, moved, steps, self.K, self.gamma_g, self.mu)  # line 8
+        shrink = self.gamma_g * self.K * steps.f * self.modulus / 2  # ηγ̃μ_f/2
+        average, weight = averaged(state.average, state.weight, state.x, shrink)  # line 7
+        return State(x, average, weight, state.scale)
+
+    @property
+    def modulus(self) -> Any:
+        """The μ_f of θ."""
+        if self.rule == "strongly_convex":
+            return 1.0 if self.mu_f is None else self.mu_f
+        return self.mu_f if self.rule == "weak_sharp" and self.mu_f is not None else 0.0
+
+    def output(self, state: State, memory: PyTree) -> tuple[PyTree, PyTree]:
+        returns = self.returns or ("average" if self.rule in PAPER else "last")
+        return (state.average if returns == "average" else state.x), None
+
+
+def averaged(average: PyTree, weight: Any, x: PyTree, shrink: Any) -> tuple[PyTree, Any]:
+    """One more point of an average with the weights θ, θ², …, where θ = 1/(1 − shrink).
+
+    ``weight`` is Σ_{j≤r} θ^j/θ^r, so that the newest point's part is its reciprocal: weight ← 1 + weight/θ.
+    It stays bounded where θ^r would overflow.
+    """
+    weight = 1 + weight * (1 - jnp.minimum(shrink, 1))
+    return tree.lerp(1 / weight, average, x), weight
