@@ -1,0 +1,300 @@
+"""How good a point is, without a closed form: stationarity, feasibility, lower-level accuracy, consensus.
+
+A point is 2η-Clarke stationary where the smoothed problem's gradient vanishes:
+
+    ∇f^η(x) + 1/m Σ_i (x − P_{X_i}(x))/η = 0,     f^η(x) = E f(x + ηu), u uniform in the unit ball.
+
+Its norm is estimated from two-point estimates g_b (means over batches b < B): for the square,
+(‖Σ g_b‖² − Σ ‖g_b‖²)/(B(B − 1)) is unbiased, and the jackknife over the batches gives the interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from fedstrata import tree
+from fedstrata.client import Client, Samples
+from fedstrata.data.federated import FederatedData
+from fedstrata.estimators.sphere import sphere, two_point
+from fedstrata.problems.base import Problem
+from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Minimization
+
+PyTree = Any
+BATCHES = 32  # enough for a t-interval, few enough to keep a gradient of each
+
+
+class GradientNorm(NamedTuple):
+    """An estimate of ‖∇f^η(x)‖.
+
+    Attributes:
+        norm: the estimate.
+        low, high: the confidence interval.
+        squared: the unbiased estimate of the square, which may be negative near a stationary point.
+        error: its standard error.
+    """
+
+    norm: float
+    low: float
+    high: float
+    squared: float
+    error: float
+
+
+def gradient_norm(
+    f: Callable[[PyTree], Any],
+    x: PyTree,
+    eta: float,
+    *,
+    samples: int = 3200,
+    confidence: float = 0.95,
+    seed: int = 0,
+    shift: PyTree = None,
+) -> GradientNorm:
+    """‖∇f^η(x)‖ with a confidence interval, from values of ``f`` alone.
+
+    Args:
+        f: the objective, a function of x that JAX can trace.
+        x: the point.
+        eta: the smoothing radius η.
+        samples: how many two-sided estimates, two values each; rounded up to a multiple of `BATCHES`.
+        confidence: of the interval.
+        seed: of the directions.
+        shift: a known part of the gradient that is added, like x.
+
+    >>> import jax.numpy as jnp
+    >>> estimate = gradient_norm(lambda x: (x**2).sum(), jnp.array([3.0, 4.0]), eta=0.1)
+    >>> estimate.low < 10 < estimate.high
+    True
+    """
+    return _norm(_Plain(f), None, tree.as_floats(x, "x"), eta, samples, confidence, seed, shift)
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """A function of x alone. Equal functions share a program, which two lambdas around them would not."""
+
+    f: Callable[[PyTree], Any]
+
+    def __call__(self, x: PyTree, context: None) -> Any:
+        return self.f(x)
+
+
+@dataclass(frozen=True, eq=False)
+class _Implicit:
+    """The implicit objective of a problem; likewise, without asking its sets for a hash."""
+
+    problem: Any
+    solution: Callable[..., PyTree] | None
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Implicit)
+            and (self.problem is other.problem)
+            and self.solution == other.solution
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self.problem), self.solution))
+
+    def __call__(self, x: PyTree, data: FederatedData) -> Any:
+        if isinstance(self.problem, Minimization):
+            return federated_mean(self.problem.loss, data)(x)
+        solution = self.solution
+        if solution is None:
+            raise ValueError(
+                f"stationarity of {type(self.problem).__name__} needs the lower level's solution."
+            )
+        if isinstance(self.problem, Bilevel):
+            return federated_mean(self.problem.upper, data, "valid")(x, solution(x))
+        if isinstance(self.problem, Minimax):
+            return federated_mean(self.problem.payoff, data)(x, solution(x))
+        if isinstance(self.problem, MPEC):
+            leader = self.problem.leader
+            return federated_mean(lambda x, sample: leader(x, solution(x, sample), sample), data)(x)
+        raise TypeError(f"stationarity is not known for {type(self.problem).__name__}.")
+
+
+def _norm(
+    f: Callable[[PyTree, PyTree], Any],
+    context: PyTree,
+    x: PyTree,
+    eta: float,
+    samples: int,
+    confidence: float,
+    seed: int,
+    shift: PyTree,
+) -> GradientNorm:
+    """The estimate for ``f(·, context)``; the context is an argument of the program, not a constant in it."""
+    if not (eta > 0 and 0 < confidence < 1 and samples >= 1):
+        raise ValueError(
+            f"The norm's estimate needs eta > 0, a confidence in (0, 1) and samples ≥ 1, but eta={eta}, "
+            f"confidence={confidence}, samples={samples}."
+        )
+    keys = jax.random.split(jax.random.key(seed), (BATCHES, math.ceil(samples / BATCHES)))
+    batches = _batch_means(f, context, x, eta, keys)
+    if shift is not None:
+        batches = jax.tree.map(jnp.add, batches, shift)
+    rows = [np.asarray(leaf, np.float64).reshape(BATCHES, -1) for leaf in jax.tree.leaves(batches)]
+    g = np.concatenate(rows, axis=1)
+    total, squares = g.sum(0), (g**2).sum(1)
+
+    def unbiased(of_sum: Any, of_squares: Any, number: int) -> Any:
+        return (of_sum - of_squares) / (number * (number - 1))
+
+    squared = unbiased(total @ total, squares.sum(), BATCHES)
+    without = unbiased(((total - g) ** 2).sum(1), squares.sum() - squares, BATCHES - 1)
+    error = math.sqrt((BATCHES - 1) / BATCHES * ((without - without.mean()) ** 2).sum())
+    width = special.stdtrit(BATCHES - 1, (1 + confidence) / 2) * error
+    norm, low, high = (math.sqrt(max(v, 0.0)) for v in (squared, squared - width, squared + width))
+    return GradientNorm(norm, low, high, float(squared), error)
+
+
+@partial(jax.jit, static_argnums=0)
+def _batch_means(
+    f: Callable[[PyTree, PyTree], Any], context: PyTree, x: PyTree, eta: Any, keys: jax.Array
+) -> PyTree:
+    def value(x: PyTree) -> Any:
+        return f(x, context)
+
+    def batch(keys: jax.Array) -> PyTree:
+        def add(total: PyTree, key: jax.Array) -> tuple[PyTree, None]:
+            return tree.add(total, two_point(value, x, sphere(key, x, eta), eta, two_sided=True)), None
+
+        total, _ = jax.lax.scan(add, tree.zeros_like(x), keys)
+        return tree.scale(1 / keys.shape[0], total)
+
+    return jax.vmap(batch)(keys)
+
+
+def stationarity(
+    problem: Problem,
+    data: FederatedData,
+    x: PyTree,
+    eta: float,
+    *,
+    solution: Callable[..., PyTree] | None = None,
+    samples: int = 3200,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> GradientNorm:
+    """The norm of the smoothed problem's gradient at x, local sets included; zero is 2η-Clarke stationary.
+
+    Args:
+        problem: `Minimization`, `Bilevel`, `Minimax` or `MPEC`.
+        data: the clients' samples; values are full means.
+        x: the point.
+        eta: the smoothing radius η.
+        solution: the lower level's solution, ``solution(x)``, or ``solution(x, sample)`` for `MPEC`.
+        samples: see `gradient_norm`.
+        confidence: likewise.
+        seed: likewise.
+
+    Raises:
+        ValueError: where a solution is needed and not given.
+    """
+    x, data = tree.as_floats(x, "x"), data.cast()
+    outside = _each_client(data, lambda client: tree.sub(x, _set_of_x(problem)(x, client)))
+    shift = jax.tree.map(lambda leaf: leaf.mean(0) / eta, outside)
+    return _norm(_Implicit(problem, solution), data, x, eta, samples, confidence, seed, shift)
+
+
+def set_distances(problem: Problem, data: FederatedData, x: PyTree) -> np.ndarray:
+    """dist(x, X_i) for every client; all zero is feasible.
+
+    >>> import numpy as np, fedstrata as fs
+    >>> data = fs.FederatedData.from_clients([{"a": np.ones(1)}] * 2)
+    >>> problem = fs.Minimization(lambda x, s: x.sum(), project=fs.sets.Ball(1.0))
+    >>> set_distances(problem, data, np.array([3.0, 4.0])).tolist()
+    [4.0, 4.0]
+    """
+    x, data = tree.as_floats(x, "x"), data.cast()
+    project = _set_of_x(problem)
+    return np.asarray(_each_client(data, lambda client: tree.norm(tree.sub(x, project(x, client)))))
+
+
+def lower_residual(
+    problem: Bilevel | Minimax, data: FederatedData, x: PyTree, y: PyTree, step: float = 1.0
+) -> float:
+    """``‖y − P_{Y(x)}(y − step · G)‖/step``, G the gradient of the lower level's mean; zero where y = y(x).
+
+    For a follower's map per sample, see `fedstrata.estimators.vi`.
+
+    >>> import fedstrata as fs
+    >>> problem, data, x_star, y_star = fs.quadratic_bilevel()
+    >>> lower_residual(problem, data, x_star, y_star) < 1e-5
+    True
+    """
+    x, y = tree.as_floats(x, "x"), tree.as_floats(y, "y")
+    if not isinstance(problem, Bilevel | Minimax):
+        raise TypeError(f"lower_residual is for Bilevel and Minimax, not {type(problem).__name__}.")
+
+    @jax.jit
+    def G(x: PyTree, y: PyTree, data: FederatedData) -> PyTree:
+        if isinstance(problem, Bilevel):
+            return jax.grad(federated_mean(problem.lower, data), argnums=1)(x, y)
+        return tree.scale(-1, jax.grad(federated_mean(problem.payoff, data), argnums=1)(x, y))
+
+    moved = problem.project_y(tree.axpy(-step, G(x, y, data.cast()), y), x)
+    return float(tree.norm(tree.sub(y, moved)) / step)
+
+
+def consensus_error(stacked: PyTree) -> float:
+    """``1/m Σ_i ‖x_i − x̄‖²`` of the clients' points, stacked on the first axis.
+
+    >>> consensus_error(np.array([[1.0, 0.0], [-1.0, 0.0]]))
+    1.0
+    """
+    errors = [((leaf - leaf.mean(0)) ** 2).sum() / leaf.shape[0] for leaf in jax.tree.leaves(stacked)]
+    return float(sum(errors))
+
+
+def federated_mean(
+    function: Callable[..., Any], data: FederatedData, part: str = "train"
+) -> Callable[..., Any]:
+    """The clients' mean of the full-batch mean of ``function(…, sample)``, as a function of the rest."""
+
+    def mean(*args: PyTree) -> Any:
+        values = _each_client(data, lambda client: getattr(client, part).full_mean(function).silent(*args))
+        return jax.tree.map(lambda leaf: leaf.mean(0), values)
+
+    return mean
+
+
+def _each_client(data: FederatedData, function: Callable[[Client], PyTree]) -> PyTree:
+    """``function`` of every client, stacked."""
+    sizes = jnp.asarray(data.sizes)
+
+    def one(index: Any, size: Any, train: Any, valid: Any, valid_size: Any) -> PyTree:
+        own = Samples(train, data.equal or size)
+        held_out = own if valid is None else Samples(valid, data.valid_equal or valid_size)
+        return function(Client(index, own, held_out, None, size / sizes.sum()))
+
+    valid_sizes = None if data.valid_sizes is None else jnp.asarray(data.valid_sizes)
+    return jax.vmap(one)(jnp.arange(data.clients), sizes, data.train, data.valid, valid_sizes)
+
+
+def _set_of_x(problem: Problem) -> Any:
+    for name in ("project_x", "project"):
+        if hasattr(problem, name):
+            return getattr(problem, name)
+    raise TypeError(f"{type(problem).__name__} has no set of x.")
+
+
+__all__ = [
+    "GradientNorm",
+    "consensus_error",
+    "federated_mean",
+    "gradient_norm",
+    "lower_residual",
+    "set_distances",
+    "stationarity",
+]
