@@ -18,6 +18,7 @@ orthogonal ones are unbiased too; with b = n of them and small η the estimate i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from fedstrata import tree
+from fedstrata.tally import each
 
 PyTree = Any
 
@@ -57,16 +59,12 @@ def two_point(
 def directions(
     key: jax.Array, like: PyTree, radius: Any = 1.0, count: int = 1, orthogonal: bool = False
 ) -> PyTree:
-    """``count`` points of the sphere, stacked: independent ones, or orthogonal to each other.
-
-    Raises:
-        ValueError: for more orthogonal directions than the space has.
-    """
+    """``count`` points of the sphere, stacked: independent ones, or orthogonal to each other."""
+    if count == 1:
+        return jax.tree.map(lambda leaf: leaf[None], sphere(key, like, radius))
     if not orthogonal:
         return jax.vmap(lambda key: sphere(key, like, radius))(jax.random.split(key, count))
     flat, unravel = ravel_pytree(like)
-    if count > flat.size:
-        raise ValueError(f"There are no {count} orthogonal directions in a space of dimension {flat.size}.")
     columns, triangle = jnp.linalg.qr(jax.random.normal(key, (flat.size, count), flat.dtype))
     # without these signs the distribution would depend on how QR is computed
     columns = columns * jnp.sign(jnp.diagonal(triangle))
@@ -90,6 +88,31 @@ def scalars(values: jax.Array, n: int, radius: Any, two_sided: bool = False) -> 
     return n / ((values.shape[0] - 1) * radius**2) * (values[1:] - values[0])
 
 
+def estimate(
+    f: Callable[[PyTree], jax.Array], x: PyTree, stacked: PyTree, radius: Any, two_sided: bool = False
+) -> jax.Array:
+    """The factors of all directions for one ``f``: `scalars` of its values at `points`."""
+    if jax.tree.leaves(stacked)[0].shape[0] == 1:  # two plain calls compile to less than a vmap
+        v = jax.tree.map(lambda leaf: leaf[0], stacked)
+        return two_point_scalar(f, x, v, radius, two_sided)[None]
+    return scalars(each(f, points(x, stacked, two_sided)), tree.dimension(x), radius, two_sided)
+
+
 def combine(factors: jax.Array, stacked: PyTree) -> PyTree:
     """``Σ_j factors_j v_j``."""
     return jax.tree.map(lambda v: jnp.tensordot(factors.astype(v.dtype), v, axes=1), stacked)
+
+
+def check_directions(owner: str, count: int, orthogonal: bool, x: PyTree) -> None:
+    """Raise where there are fewer dimensions than orthogonal directions."""
+    if orthogonal and count > tree.dimension(x):
+        raise ValueError(
+            f"{owner}: {count} orthogonal directions need as many dimensions, but x has {tree.dimension(x)}."
+        )
+
+
+def theory_steps(K: int, clients: int) -> tuple[float, int]:
+    """γ = √(m/K) and H = ⌈(K/m³)^¼⌉, the theorems' choice for K local steps of each of m clients."""
+    if K < 1 or clients < 1:
+        raise ValueError(f"K and clients must be at least 1, but are {K} and {clients}.")
+    return math.sqrt(clients / K), math.ceil((K / clients**3) ** 0.25)

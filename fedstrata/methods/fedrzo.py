@@ -1,4 +1,4 @@
-"""FedRZO_nn: randomised zeroth-order, locally projected federated averaging (Qiu, Shanbhag, Yousefian; Algorithm 1).
+"""FedRZO_nn: randomised zeroth-order, locally projected averaging (Qiu, Shanbhag, Yousefian; Algorithm 1).
 
     min_x  1/m Σ_i E f_i(x, ξ)   over  ∩ X_i
 
@@ -14,7 +14,8 @@ Without local sets a client's path is H scalars times directions that the server
     5′ client i: upload the scalars s_k = n/η² (f_i(x+v, ξ) − f_i(x, ξ)), k < H
     6′ server: x̂ ← x̂ − γ · the mean over the clients of Σ_k s_k v_k
 
-gives the same iterates with n/H times less to upload (``messages="scalars"``).
+gives the same iterates with n/H times less to upload (``messages="scalars"``). With b directions per step
+line 4 is the mean over them, and a client uploads b·H scalars.
 
 Reveals only averages (the scalars: every reply). Needs function values only.
 """
@@ -28,8 +29,8 @@ import jax.numpy as jnp
 
 from fedstrata import tree
 from fedstrata.client import Client, steps_of
-from fedstrata.estimators.sphere import sphere, two_point_scalar
-from fedstrata.methods.base import BatchSize, Fed, Method, Positive, Steps, method
+from fedstrata.estimators.sphere import check_directions, combine, directions, estimate, theory_steps
+from fedstrata.methods.base import BatchSize, Count, Fed, Method, Positive, Steps, method
 from fedstrata.problems.classes import Minimization
 from fedstrata.tally import loop
 
@@ -53,6 +54,8 @@ class FedRZO(Method):
         batch_size: samples per function value; None for all.
         messages: ``"vectors"``, or ``"scalars"`` where there is no local set.
         two_sided: ``n/(2η²) (f(x+v) − f(x−v)) v`` in line 4, whose bias is of a higher order in η.
+        directions: how many v per step; g is the mean of their estimates.
+        orthogonal: whether they are orthogonal to each other.
     """
 
     gamma: Positive  # γ
@@ -61,29 +64,62 @@ class FedRZO(Method):
     batch_size: BatchSize = 1
     messages: str = "vectors"
     two_sided: bool = False
+    directions: Count = 1
+    orthogonal: bool = False
 
     solves = (Minimization,)
     needs = "function values"
 
-    def check(self, problem: Minimization, clients: int) -> None:
+    @classmethod
+    def from_theory(
+        cls, *, K: int, clients: int, eta: float = 0.1, L0: float | None = None, n: int = 1, **options: Any
+    ) -> FedRZO:
+        """The rules of Proposition 1: γ = √(m/K), H = ⌈(K/m³)^¼⌉.
+
+        Args:
+            K: local steps of a client in total; run ``rounds = ⌈K/H⌉``.
+            clients: their number m.
+            eta: smoothing radius η.
+            L0: Lipschitz constant L₀ of the clients' losses. Where it is given, γ is kept below the
+                proposition's bounds 1/(4H) and η/(4 L₀ n), which hold by themselves once K is large.
+            n: dimension of x, for that bound.
+            **options: further hyper-parameters.
+
+        >>> import fedstrata as fs
+        >>> fs.FedRZO.from_theory(K=10_000, clients=4).gamma, fs.FedRZO.from_theory(K=10_000, clients=4).H
+        (0.02, 4)
+        """
+        gamma, H = theory_steps(K, clients)
+        if L0 is not None:
+            gamma = min(gamma, 1 / (4 * H), eta / (4 * L0 * n))
+        return cls(gamma, eta, H, **options)
+
+    def check(self, problem: Any, clients: int) -> None:
         if self.messages not in ("vectors", "scalars"):
             raise ValueError(f"FedRZO: messages must be 'vectors' or 'scalars', but is {self.messages!r}.")
         if self.messages == "scalars" and not problem.project.trivial:
-            raise ValueError("FedRZO: with local sets the server cannot replay the steps; use messages='vectors'.")
+            raise ValueError(
+                "FedRZO: with local sets the server cannot replay the steps; use messages='vectors'."
+            )
         if self.messages == "scalars" and not isinstance(self.H, int):
-            raise ValueError("FedRZO: messages='scalars' needs the same number H of steps for all clients and rounds.")
+            raise ValueError(
+                "FedRZO: messages='scalars' needs the same number H of steps for all clients and rounds."
+            )
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        check_directions("FedRZO", self.directions, self.orthogonal, x0)
         return State(x0)
 
-    def scalar_step(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> tuple[Any, PyTree, PyTree]:
-        """One local step: the scalar, its direction, and the next point."""
+    def scalar_step(
+        self, problem: Minimization, client: Client, key: Any, x: PyTree
+    ) -> tuple[Any, PyTree, PyTree]:
+        """One local step: the scalars, their directions, and the next point."""
         key_xi, key_v = jax.random.split(key)
         f = client.mean(problem.loss, key_xi, self.batch_size)  # line 3
-        v = sphere(key_v, x, self.eta)
-        scalar = two_point_scalar(f, x, v, self.eta, self.two_sided)  # line 4
+        v = directions(key_v, x, self.eta, self.directions, self.orthogonal)
+        s = estimate(f, x, v, self.eta, self.two_sided)  # line 4
         pull = tree.scale(1 / self.eta, tree.sub(x, problem.project(x, client)))
-        return scalar, v, tree.axpy(-self.gamma, tree.axpy(scalar, v, pull), x)  # line 5
+        return s, v, tree.axpy(-self.gamma, tree.add(combine(s, v), pull), x)  # line 5
 
     def local_steps(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> PyTree:
         def step(x: PyTree, key: Any) -> PyTree:
@@ -93,10 +129,10 @@ class FedRZO(Method):
 
     def local_scalars(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> jax.Array:
         def step(carry: tuple[PyTree, jax.Array], key: Any, k: Any) -> tuple[PyTree, jax.Array]:
-            scalar, _, x = self.scalar_step(problem, client, key, carry[0])
-            return x, carry[1].at[k].set(scalar)
+            s, _, x = self.scalar_step(problem, client, key, carry[0])
+            return x, carry[1].at[k].set(s)
 
-        scalars = jnp.zeros((self.H,), jnp.result_type(*jax.tree.leaves(x)))
+        scalars = jnp.zeros((self.H, self.directions), jnp.result_type(*jax.tree.leaves(x)))
         return loop(self.H, step, key, (x, scalars), indexed=True)[1]  # line 5′
 
     def replay(self, key: Any, index: Any, scalars: jax.Array, x: PyTree) -> PyTree:
@@ -104,7 +140,9 @@ class FedRZO(Method):
         key = jax.random.fold_in(key, index)
 
         def add(total: PyTree, key: Any, k: Any) -> PyTree:
-            return tree.axpy(scalars[k], sphere(jax.random.split(key)[1], x, self.eta), total)
+            key_v = jax.random.split(key)[1]
+            v = directions(key_v, x, self.eta, self.directions, self.orthogonal)
+            return tree.add(combine(scalars[k], v), total)
 
         return loop(self.H, add, key, tree.zeros_like(x), indexed=True)
 

@@ -28,7 +28,6 @@ Reveals only averages. Needs function values of the upper level and gradients of
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -36,7 +35,7 @@ import jax.numpy as jnp
 
 from fedstrata import tree
 from fedstrata.client import Client, Samples, steps_of
-from fedstrata.estimators.sphere import combine, directions, points, scalars
+from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
 from fedstrata.methods.base import (
     BatchSize,
     Count,
@@ -197,11 +196,7 @@ class FedRZOBilevel(Method):
 
     def init(self, problem: Any, x0: PyTree, y0: PyTree) -> State:
         """Nothing is solved yet."""
-        if self.orthogonal and self.directions > tree.dimension(x0):
-            raise ValueError(
-                f"{type(self).__name__}: {self.directions} orthogonal directions need as many dimensions, "
-                f"but x has {tree.dimension(x0)}."
-            )
+        check_directions(type(self).__name__, self.directions, self.orthogonal, x0)
         return State(x0, y0, y0)
 
     def memory(self, problem: Any, x0: PyTree, y0: PyTree) -> PyTree:
@@ -287,10 +282,3 @@ class FedRZOBilevel(Method):
             return jax.tree.map(lambda leaf: leaf[0], y)
         middle = jax.tree.map(lambda leaf: leaf.mean(0), y)
         return middle if problem.project_y.arity > 2 else problem.project_y(middle, x)
-
-
-def theory_steps(K: int, clients: int) -> tuple[float, int]:
-    """γ = √(m/K) and H = ⌈(K/m³)^¼⌉."""
-    if K < 1 or clients < 1:
-        raise ValueError(f"K and clients must be at least 1, but are {K} and {clients}.")
-    return math.sqrt(clients / K), math.ceil((K / clients**3) ** 0.25)
