@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import json
@@ -60,6 +61,11 @@ class Store:
             return read_runs(content["runs"], content["history"])
         except (OSError, ValueError, KeyError):
             return None
+
+    def tidy(self) -> None:
+        """Remove the folder of checkpoints, where none is left."""
+        with contextlib.suppress(OSError):
+            (self.folder / "unfinished").rmdir()
 
     def clear(self) -> None:
         """Forget everything that is stored."""

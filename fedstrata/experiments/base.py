@@ -122,7 +122,8 @@ class Experiment(BaseModel):
         description: what is solved and compared, in a sentence or two.
         problem: the problem's formula, for the page.
         grid: key → values; every combination is a setting. A list of such dicts is the union of their
-            combinations. The key ``method`` gives the runs their label.
+            combinations; a key that some of them lack is None there. The key ``method`` gives the runs their
+            label.
         parameters: key → one value, the same for all settings; `--set` changes it, or makes a grid of it.
         build: setting → the `Task` to solve, or the `Run` (or several) where it does not go through `solve`.
         run: in place of ``build``, to solve many at once: settings → pairs of a setting and its run (or
@@ -200,7 +201,7 @@ class Experiment(BaseModel):
         cells: dict[str, dict[str, Scalar]] = {}
         for block in self.grid:
             for values in itertools.product(*block.values()):
-                cell = dict(zip(block, values, strict=True))
+                cell = {**dict.fromkeys(self.grid_keys), **dict(zip(block, values, strict=True))}
                 cells.setdefault(repr(sorted(cell.items())), cell)
         return [Setting(self.parameters, cell, seed) for cell in cells.values() for seed in range(self.seeds)]
 

@@ -120,6 +120,7 @@ def run(
             raise Interrupted(
                 f"{len(done)} of {len(settings)} runs are stored in {folder}; the same command goes on there."
             ) from None
+    store.tidy()
     return report(plan, folder, [run for i in sorted(done) for run in done[i]], command)
 
 
