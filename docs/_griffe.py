@@ -21,7 +21,8 @@ class Extension(griffe.Extension):
 
     def on_class(self, *, cls: griffe.Class, **kwargs: Any) -> None:
         """Give classes that a decorator of the project makes into dataclasses their signature."""
-        if not any(decorator.callable_path in _DATACLASS for decorator in cls.decorators):
+        made = any(decorator.callable_path in _DATACLASS for decorator in cls.decorators)
+        if not made or "__init__" in cls.members:
             return
         keyword = griffe.ParameterKind.positional_or_keyword
         fields = [

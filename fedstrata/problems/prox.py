@@ -303,11 +303,11 @@ class GroupLasso(Regularizer):
 
     weight: Any
     groups: Any
-    count: int = static(init=False)
+    count: int = static()
 
-    def __post_init__(self) -> None:
-        weight = real(self.weight, "GroupLasso: weight", minimum=0)
-        labels = [np.ravel(leaf) for leaf in jax.tree.leaves(self.groups)]
+    def __init__(self, weight: Any, groups: Any) -> None:
+        weight = real(weight, "GroupLasso: weight", minimum=0)
+        labels = [np.ravel(leaf) for leaf in jax.tree.leaves(groups)]
         if sum(map(len, labels)) == 0:
             raise ValueError("GroupLasso: groups needs a label per entry of x, but is empty.")
         names, groups = np.unique(np.concatenate(labels), return_inverse=True)
@@ -400,11 +400,13 @@ class Indicator(Regularizer):
     """
 
     set: Set
-    tolerance: float = static(default=1e-5)
+    tolerance: float = static()
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.set, Set):
-            raise TypeError(f"Indicator needs a set, e.g. fs.sets.Box(0, 1), but got {self.set!r}.")
+    def __init__(self, set: Set, tolerance: float = 1e-5) -> None:
+        if not isinstance(set, Set):
+            raise TypeError(f"Indicator needs a set, e.g. fs.sets.Box(0, 1), but got {set!r}.")
+        object.__setattr__(self, "set", set)
+        object.__setattr__(self, "tolerance", tolerance)
 
     def value(self, x: PyTree) -> jax.Array:  # noqa: D102
         x = tree.as_floats(x, "x")
