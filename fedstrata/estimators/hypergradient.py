@@ -1,0 +1,122 @@
+"""Hypergradients without a Hessian: second derivatives along a vector, by one pass over a gradient.
+
+    F(x) = f(x, w(x)),   w(x) = argmin_w g(x, w)
+    ∇F(x) = ∇_x f − ∇²_xw g · v   at w = w(x),   where  ∇²_ww g · v = ∇_w f
+
+The map ``w ↦ (∇_x g, ∇_w g)`` is differentiated along v once. That gives ∇_w g, ∇²_ww g·v and ∇²_xw g·v
+together: about the arithmetic of two gradients, and the memory of no more than three.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata import tree
+from fedstrata.client import Oracle
+from fedstrata.estimators.gradients import gradients
+
+PyTree = Any
+
+PRODUCTS = ("exact", "differences")
+
+
+class Curvature(NamedTuple):
+    """First and second derivatives of g at (x, w), the second along v."""
+
+    gradient: PyTree  # ∇_w g
+    product: PyTree  # ∇²_ww g · v
+    mixed: PyTree  # ∇²_xw g · v
+
+
+class Coupled(NamedTuple):
+    """The sequence z = (w, v) of a bilevel problem, or its map S."""
+
+    w: PyTree  # the lower-level variable
+    v: PyTree  # the solution of the linear system
+
+
+def curvature(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: str = "exact") -> Curvature:
+    """∇_w g, ∇²_ww g·v and ∇²_xw g·v from one linearisation.
+
+    Args:
+        g: the lower level.
+        x: the upper variable.
+        w: the lower variable.
+        v: the direction, like w.
+        products: ``"exact"``, or ``"differences"`` for the first-order approximation (∇g(w+εv) −
+            ∇g(w−εv))/2ε,
+            which needs gradients alone and is exact for quadratics up to rounding.
+    """
+    g.book("gradients")
+    return _curvature(g, x, w, v, products)
+
+
+def product(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: str = "exact") -> PyTree:
+    """∇²_ww g·v alone; see `curvature`."""
+    return _curvature(g, x, w, v, products).product
+
+
+def mixed_product(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: str = "exact") -> PyTree:
+    """∇²_xw g·v alone; see `curvature`."""
+    return _curvature(g, x, w, v, products).mixed
+
+
+def _curvature(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: str) -> Curvature:
+    def slopes(w: PyTree) -> tuple[PyTree, PyTree]:
+        return jax.grad(g.silent, argnums=(0, 1))(x, w)
+
+    if products == "exact":
+        g.book("products")
+        (_, gradient), (mixed, along) = jax.jvp(slopes, (w,), (v,))
+        return Curvature(gradient, along, mixed)
+    g.book("gradients", 2)
+    epsilon = difference_step(w, v)
+    ahead, behind = slopes(tree.axpy(epsilon, v, w)), slopes(tree.axpy(-epsilon, v, w))
+    mixed, along = tree.scale(0.5 / epsilon, tree.sub(ahead, behind))
+    return Curvature(slopes(w)[1], along, mixed)
+
+
+def difference_step(w: PyTree, v: PyTree) -> jax.Array:
+    """ε = ∛u (1 + ‖w‖)/‖v‖, u the roundoff: rounding and truncation of a central difference in balance."""
+    norm = tree.norm(v)
+    unit = jnp.finfo(norm.dtype).eps ** (1 / 3)
+    return unit * (1 + tree.norm(w)) / jnp.where(norm > 0, norm, 1)
+
+
+def bilevel_maps(
+    f: Oracle, g: Oracle, x: PyTree, z: Coupled, products: str = "exact"
+) -> tuple[PyTree, Coupled]:
+    """The maps of FedMSA, SOBA and SimFBO.
+
+        P = ∇_x f − ∇²_xw g·v,   S = (∇_w g, ∇²_ww g·v − ∇_w f)
+
+    Both vanish just where w = w(x), v solves the linear system and ∇F(x) = 0.
+
+    Args:
+        f: the upper level.
+        g: the lower level.
+        x: the upper variable.
+        z: ``(w, v)``.
+        products: see `curvature`.
+
+    Returns:
+        ``(P, S)``.
+    """
+    f_x, f_w = gradients(f, x, z.w)
+    along = curvature(g, x, z.w, z.v, products)
+    return tree.sub(f_x, along.mixed), Coupled(along.gradient, tree.sub(along.product, f_w))
+
+
+__all__ = [
+    "PRODUCTS",
+    "Coupled",
+    "Curvature",
+    "bilevel_maps",
+    "curvature",
+    "difference_step",
+    "mixed_product",
+    "product",
+]

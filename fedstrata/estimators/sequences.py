@@ -1,0 +1,191 @@
+"""The maps P and Sⁿ of coupled sequences, at a client's samples.
+
+    find x, z¹ … z^N with  Σ P(x, Z) = 0  and  Σ Sⁿ(z^{n−1}, zⁿ) = 0
+
+| problem | sequences | S | P |
+|---|---|---|---|
+| Bilevel | z = (w, v) | ∇_w g,  ∇²_ww g·v − ∇_w f | ∇_x f − ∇²_xw g·v |
+| Minimax | z = y | −∇_y f | ∇_x f |
+| Composition, the paper's form | zⁿ | zⁿ − gⁿ(z^{n−1}) | ∇h + ∇g¹(x) ∇g²(z¹) … ∇g^N(z^{N−1}) ∇f(z^N) |
+| Composition, adjoint form | zⁿ, aⁿ | … and aⁿ − ∇g^{n+1}(zⁿ) a^{n+1}, a^N − ∇f(z^N) | ∇h + ∇g¹(x) a¹ |
+| MultiSequence | the user's | the user's | the user's |
+
+A composition is ``h(x) + f(g^N(… g¹(x)))`` as in `fedstrata.estimators.compositional`; where everyone knows
+f, a^N = ∇f(z^N) is at hand and not a sequence. With clients that differ, a mean of products of their
+Jacobians is not the product of the means, so the paper's P is biased for N ≥ 2. In the adjoint form every
+factor is averaged before it is multiplied.
+
+Z is a tuple with one entry per sequence. `draw` takes samples once and gives the maps as a function of the
+point: the same samples at two points are two calls of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from fedstrata import tree
+from fedstrata.client import Client, Oracle
+from fedstrata.estimators.compositional import chain_of, followed
+from fedstrata.estimators.gradients import gradient, gradients
+from fedstrata.estimators.hypergradient import Coupled, bilevel_maps
+from fedstrata.problems.base import Problem
+from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
+from fedstrata.problems.levels import rule_of
+
+PyTree = Any
+Function = Callable[..., Any]
+Maps = Callable[[PyTree, tuple[PyTree, ...]], tuple[PyTree, tuple[PyTree, ...]]]
+
+SOLVES = (MultiSequence, Bilevel, Minimax, Composition)
+
+
+class Follower(NamedTuple):
+    """The sequence of a minimax problem."""
+
+    y: PyTree
+
+
+class Tracked(NamedTuple):
+    """A composition's inner value and its adjoint, the derivative of the objective by that value."""
+
+    z: PyTree
+    adjoint: PyTree  # () where it is known
+
+
+def number(problem: Problem) -> int:
+    """N, the number of sequences."""
+    if isinstance(problem, MultiSequence):
+        return len(problem.S)
+    return len(chain_of(problem).inner) if isinstance(problem, Composition) else 1
+
+
+def start(problem: Problem, x: PyTree, y: PyTree, adjoint: bool = True) -> tuple[PyTree, ...]:
+    """Z before the first round: v = 0 in a bilevel problem; a composition's values are filled in later."""
+    if isinstance(problem, Bilevel):
+        return (Coupled(y, tree.zeros_like(y)),)
+    if isinstance(problem, Minimax):
+        return (Follower(y),)
+    if isinstance(problem, Composition):
+        return compose(problem, followed(problem, y), None) if adjoint else followed(problem, y)
+    return tuple(y)
+
+
+def compose(problem: Composition, values: tuple[PyTree, ...], pulled: tuple[PyTree, ...] | None) -> Any:
+    """Z of the adjoint form from the values z¹, … and the adjoints, outermost first (None: zeros)."""
+    count = chain_of(problem).pulls
+    if pulled is None:
+        pulled = tree.zeros_like(values[:count][::-1])
+    adjoints = (*pulled[::-1], *[()] * (len(values) - count))
+    return tuple(Tracked(z, a) for z, a in zip(values, adjoints, strict=True))
+
+
+def second(Z: tuple[PyTree, ...]) -> PyTree:
+    """The problem's second variable: w, y, or the values of all sequences."""
+    if Z and isinstance(Z[0], Coupled):
+        return Z[0].w
+    if Z and isinstance(Z[0], Follower):
+        return Z[0].y
+    return tuple(z.z if isinstance(z, Tracked) else z for z in Z)
+
+
+def draw(
+    problem: Problem, client: Client, key: jax.Array, batch_size: int | None, products: str = "exact"
+) -> Maps:
+    """The maps ``(x, Z) ↦ (P, (S¹, …, S^N))`` at samples drawn now.
+
+    Args:
+        problem: one of `SOLVES`.
+        client: whose samples; a bilevel problem's upper level draws from the validation samples.
+        key: of the draw.
+        batch_size: how many samples, or None for all.
+        products: how second derivatives are taken; see `fedstrata.estimators.hypergradient.curvature`.
+    """
+    if isinstance(problem, Bilevel):
+        key_f, key_g = jax.random.split(key)
+        f = client.valid.mean(problem.upper, key_f, batch_size)
+        g = client.train.mean(problem.lower, key_g, batch_size)
+
+        def bilevel(x: PyTree, Z: tuple[PyTree, ...]) -> tuple[PyTree, tuple[PyTree, ...]]:
+            P, S = bilevel_maps(f, g, x, Z[0], products)
+            return P, (S,)
+
+        return bilevel
+    if isinstance(problem, Minimax):
+        payoff = client.train.mean(problem.payoff, key, batch_size)
+
+        def minimax(x: PyTree, Z: tuple[PyTree, ...]) -> tuple[PyTree, tuple[PyTree, ...]]:
+            by_x, by_y = gradients(payoff, x, Z[0].y)
+            return by_x, (Follower(tree.scale(-1, by_y)),)
+
+        return minimax
+    if isinstance(problem, Composition):
+        return _composition(problem, client, key, batch_size)
+    if not isinstance(problem, MultiSequence):
+        raise TypeError(f"{type(problem).__name__} has no maps P and S.")
+    key_P, *keys = jax.random.split(key, 1 + len(problem.S))
+    P = client.train.mean(problem.P, key_P, batch_size)
+    S = [client.train.mean(s, k, batch_size) for s, k in zip(problem.S, keys, strict=True)]
+
+    def general(x: PyTree, Z: tuple[PyTree, ...]) -> tuple[PyTree, tuple[PyTree, ...]]:
+        return P(x, Z), tuple(s(*pair) for s, *pair in zip(S, (x, *Z[:-1]), Z, strict=True))
+
+    return general
+
+
+def gap(level: Function, client: Client, key: jax.Array, batch_size: int | None) -> Oracle:
+    """A composition's level as ``(z, u) ↦ E[g(z, ξ)] − u``, or its rule's residual; zero at its value."""
+    rule = rule_of(level)
+
+    def residual(z: PyTree, u: PyTree, sample: PyTree) -> PyTree:
+        return rule.gap(level(z, sample), u)
+
+    residual.per_batch = getattr(level, "per_batch", False)  # type: ignore[attr-defined]
+    return client.train.mean(residual, key, batch_size)
+
+
+def linearised(g: Oracle, z: PyTree, u: PyTree) -> tuple[PyTree, Function]:
+    """The gap of a level at (z, u) and ``a ↦ ∇g(z) a``, in one pass; booked as one gradient per sample."""
+    g.book("gradients")
+    value, pull = jax.vjp(lambda z: g.silent(z, u), z)
+    return value, lambda a: pull(a)[0]
+
+
+def _composition(problem: Composition, client: Client, key: jax.Array, batch_size: int | None) -> Maps:
+    chain = chain_of(problem)
+    key_plain, key_outer, *keys = jax.random.split(key, 2 + len(chain.inner))
+    gaps = [gap(level, client, k, batch_size) for level, k in zip(chain.inner, keys, strict=True)]
+    plain = None if chain.plain is None else client.train.mean(chain.plain, key_plain, batch_size)
+    outer = client.train.mean(chain.outer, key_outer, batch_size) if chain.federated else None
+
+    def maps(x: PyTree, Z: tuple[PyTree, ...]) -> tuple[PyTree, tuple[PyTree, ...]]:
+        z = [x, *second(Z)]
+        pairs = [linearised(g, *at) for g, *at in zip(gaps, z[:-1], z[1:], strict=True)]
+        S = [tree.scale(-1, value) for value, _ in pairs]
+        a = jax.grad(chain.outer)(z[-1]) if outer is None else gradient(outer, z[-1])
+        for n in reversed(range(len(Z))):
+            if isinstance(Z[n], Tracked):
+                kept = Z[n].adjoint if n < chain.pulls else None
+                S[n] = Tracked(S[n], () if kept is None else tree.sub(kept, a))
+                a = a if kept is None else kept
+            a = pairs[n][1](a)
+        return a if plain is None else tree.add(a, gradient(plain, x)), tuple(S)
+
+    return maps
+
+
+__all__ = [
+    "SOLVES",
+    "Follower",
+    "Maps",
+    "Tracked",
+    "compose",
+    "draw",
+    "gap",
+    "linearised",
+    "number",
+    "second",
+    "start",
+]

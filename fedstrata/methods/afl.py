@@ -1,0 +1,80 @@
+"""AFL: agnostic federated learning (Mohri, Sivek, Suresh 2019), with local steps.
+
+    min_x max_{λ ∈ Δ}  Σ_i λ_i E f_i(x, ξ)
+
+    1  client i, H times from x_i = x:  draw ξ;  x_i ← P_X(x_i − γ ∇f_i(x_i, ξ))
+    2  client i: send f_i(x, ξ)
+    3  server: x ← Σ_i λ_i x_i
+    4  server: λ ← P_Δ(λ + η_λ (f_1(x), …, f_m(x))), the losses at the x that line 1 started from
+
+H = 1 is the paper's method. λ is the result's ``y``. Reveals an average, and every client's loss. Needs
+gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedstrata import tree
+from fedstrata.client import Client, steps_of
+from fedstrata.estimators.gradients import gradient
+from fedstrata.methods.base import BatchSize, Fed, Method, Positive, Steps, method
+from fedstrata.problems.classes import Minimization
+from fedstrata.tally import loop
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's iterate and the clients' weights."""
+
+    x: PyTree
+    y: jax.Array  # λ
+
+
+@method
+class AFL(Method):
+    """``H`` local steps of size ``gamma`` in x, one of size ``eta_lam`` in the clients' weights."""
+
+    gamma: Positive  # γ
+    eta_lam: Positive  # η_λ
+    H: Steps = 1
+    batch_size: BatchSize = None
+
+    solves = (Minimization,)
+    reveals = "replies"
+    full_participation = "every client's loss moves its weight."
+
+    def second(self, problem: Minimization, y0: PyTree, clients: int) -> jax.Array:
+        if y0 is None:
+            return jnp.full((clients,), 1 / clients)
+        good = jnp.shape(y0) == (clients,) and bool((y0 >= 0).all()) and abs(float(y0.sum()) - 1) < 1e-5
+        if not good:
+            raise ValueError(
+                f"AFL: y0 must be {clients} weights ≥ 0 that sum to 1 (or left out), but is {y0!r}."
+            )
+        return y0
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0, y0)
+
+    def local_steps(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> PyTree:
+        def step(x: PyTree, key: Any) -> PyTree:
+            f = client.mean(problem.loss, key, self.batch_size)
+            return problem.project(tree.axpy(-self.gamma, gradient(f, x), x), client)
+
+        return loop(steps_of(self.H, client), step, key, x)  # line 1
+
+    def loss(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> jax.Array:
+        return client.mean(problem.loss, key, self.batch_size)(x)  # line 2
+
+    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+        key_steps, key_loss = jax.random.split(key)
+        losses = fed.gather(self.loss, key_loss, state.x)
+        x = fed.average(self.local_steps, key_steps, state.x, weights=state.y)  # line 3
+        weights = optax.projections.projection_simplex(state.y + self.eta_lam * jnp.asarray(losses))  # line 4
+        return State(x, weights)

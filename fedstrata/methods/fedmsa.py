@@ -1,0 +1,238 @@
+"""FedMSA: federated multi-sequence stochastic approximation (Tarzanagh, Li, Sharma, Oymak; Algorithm 1).
+
+    find x, z¹ … z^N with  Σ_m P^m(x, Z) = 0  and  Σ_m S^{m,n}(z^{n−1}, zⁿ) = 0,   z⁰ = x
+
+    1  in round r = 0: ρ = 1 and K = 1
+    2  client m, of those that take part: draw ξ;
+           h^m ← p^m(x_r, Z_r; ξ) + (1−ρ) (h_{r−1} − p^m(x_{r−1}, Z_{r−1}; ξ)),   q^m likewise with s^m
+    3  server: (h_r, q_r) ← the mean of (h^m, q^m), sent to the chosen clients
+    4  a chosen client, k = 1 … K from (x, Z) = (x_r, Z_r) and (h, q) = (h_r, q_r):
+    5      k > 1: draw ξ;  h ← h + p^m(x, Z; ξ) − p^m(x⁻, Z⁻; ξ),  (x⁻, Z⁻) the point before;  q likewise
+    6      x ← x − α h,   zⁿ ← zⁿ − β_n qⁿ
+    7  server: (x_{r+1}, Z_{r+1}) ← the mean of the chosen clients' (x, Z)
+
+Line 2 of two points uses the same sample, and so does line 5. (At k = 1 the two points are one, so (h, q)
+stays.) The server holds h_{r−1}, so that a client sends p(x_r) − (1−ρ) p(x_{r−1}). With full batches of all
+clients, h_r is the mean of p^m(x_r, Z_r) whatever ρ is, by induction from r = 0; the previous point is then
+neither sent nor evaluated. With full batches the map before a local step is the one after the last. Alg. 1
+chooses one client; the paper's experiments average ten.
+
+The maps of bilevel, minimax and compositional problems are in `fedstrata.estimators.sequences`; the paper's
+(10a) prints ∇_x f for ∇_w f. A composition's values (and adjoints) are computed exactly before round 0, one
+exchange for each. The paper's output is an iterate drawn at random; here it is the last one.
+
+Reveals only averages, and with ``clients=1`` the chosen client's point. Needs gradients, for bilevel problems
+also Hessian-vector products, and a lower level that is strongly convex (in general, strongly monotone S).
+A set
+of y is refused, but for minimax problems where it does not depend on x.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata import tree
+from fedstrata.client import Client, steps_of
+from fedstrata.estimators import sequences
+from fedstrata.estimators.compositional import chain_of, pull, value
+from fedstrata.estimators.hypergradient import PRODUCTS
+from fedstrata.methods.base import BatchSize, Count, Fed, Method, Positive, Steps, Unit, method
+from fedstrata.methods.compositional import level_average
+from fedstrata.problems.base import Problem
+from fedstrata.problems.classes import Bilevel, Composition, Minimax
+from fedstrata.problems.levels import rule_of
+from fedstrata.tally import loop
+
+PyTree = Any
+
+
+class Point(NamedTuple):
+    """The main variable and the sequences; also a direction of both."""
+
+    x: PyTree
+    Z: tuple[PyTree, ...]
+
+
+class State(NamedTuple):
+    """The server's point, the point before, and the direction there."""
+
+    x: PyTree
+    Z: tuple[PyTree, ...]
+    before: Point  # (x_{r−1}, Z_{r−1})
+    direction: Point  # (h_{r−1}, q_{r−1})
+
+
+class Sequences(Method):
+    """What the methods of coupled sequences share."""
+
+    solves = sequences.SOLVES
+    needs = "gradients, in bilevel problems Hessian-vector products; a strongly convex lower level"
+
+    def output(self, state: Any, memory: PyTree) -> tuple[PyTree, PyTree]:
+        return state.x, sequences.second(state.Z)
+
+    def inner_value(self, problem: Composition, client: Client, key: Any, at: Any) -> PyTree:
+        """A phase: gⁿ on all samples; ``at`` is z^{n−1} behind n − 1 times None."""
+        return value(chain_of(problem), client, key, None, len(at) - 1, at[-1])
+
+    def inner_adjoint(
+        self, problem: Composition, client: Client, key: Any, values: PyTree, pulled: PyTree
+    ) -> PyTree:
+        """A phase: the adjoint below those in ``pulled``, on all samples."""
+        return pull(chain_of(problem), client, key, None, values, pulled)
+
+    def exact_start(self, problem: Problem, fed: Fed, key: Any, x: PyTree, Z: PyTree) -> PyTree:
+        """A composition's values and adjoints at x, one exchange for each; other problems keep their Z."""
+        if not isinstance(problem, Composition) or not Z:
+            return Z
+        chain = chain_of(problem)
+        values: tuple[PyTree, ...] = ()
+        pulled: tuple[PyTree, ...] = ()
+        for n, level in enumerate(chain.inner):
+            at = (*[None] * n, values[-1] if n else x)
+            values = (*values, level_average(fed, rule_of(level), self.inner_value, key, at))
+        if not isinstance(Z[0], sequences.Tracked):
+            return values
+        for _ in range(chain.pulls):
+            pulled = (*pulled, fed.average(self.inner_adjoint, key, values, pulled))
+        return sequences.compose(problem, values, pulled)
+
+
+@method
+class FedMSA(Sequences):
+    """Multi-sequence stochastic approximation with ``K`` local steps of ``clients`` chosen clients.
+
+    Args:
+        alpha: the step of x.
+        beta: the step of the sequences: one number, or an array with one per sequence.
+        rho: the momentum ρ of the first exchange; small values forget slowly. With minibatches take ρ ≥ 0.1.
+        K: local steps.
+        clients: how many clients do local steps.
+        adjoint: in compositions, track the adjoints too; False is the paper's form, biased where clients
+            differ.
+        products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients (a first-order
+            method).
+        batch_size: samples in each map; None is the full batch.
+    """
+
+    alpha: Positive  # α
+    beta: Positive  # β_n
+    rho: Unit = 0.5  # ρ
+    K: Steps = 1
+    clients: Count = 1
+    adjoint: bool = True
+    products: str = "exact"
+    batch_size: BatchSize = None
+
+    def check(self, problem: Problem, clients: int) -> None:
+        check_sequences("FedMSA", problem, self.beta, self.products)
+        if self.clients > clients:
+            raise ValueError(f"FedMSA: {self.clients} clients are to be chosen of {clients}.")
+
+    def init(self, problem: Problem, x0: PyTree, y0: PyTree) -> State:
+        Z = sequences.start(problem, x0, y0, self.adjoint)
+        return State(x0, Z, Point(x0, Z), Point(*tree.zeros_like((x0, Z))))
+
+    def start(self, problem: Problem, fed: Fed, key: Any, state: State) -> State:
+        Z = self.exact_start(problem, fed, key, state.x, state.Z)
+        return state._replace(Z=Z, before=Point(state.x, Z))
+
+    def maps(self, problem: Problem, client: Client, key: Any, now: Point) -> Point:
+        """Line 2 where the momentum cancels."""
+        return Point(*sequences.draw(problem, client, key, self.batch_size, self.products)(*now))
+
+    def momentum(
+        self, problem: Problem, client: Client, key: Any, keep: Any, now: Point, before: Point
+    ) -> Point:
+        """Line 2 without h_{r−1}, which the server adds."""
+        maps = sequences.draw(problem, client, key, self.batch_size, self.products)
+        return Point(*tree.axpy(-keep, maps(*before), maps(*now)))
+
+    def move(self, problem: Problem, client: Client, point: Point, direction: Point) -> Point:
+        """Line 6."""
+        return step(problem, self.alpha, self.beta, point, direction, client)
+
+    def local_steps(
+        self, problem: Problem, client: Client, key: Any, most: Any, point: Point, direction: Point
+    ) -> Point:
+        """Lines 4 to 6; ``most`` is 1 in round 0."""
+        K = steps_of(self.K, client)
+        full = self.batch_size is None
+        if isinstance(K, int) and K == 1:
+            return self.move(problem, client, point, direction)
+
+        def maps(key: Any) -> Any:
+            drawn = sequences.draw(problem, client, key, self.batch_size, self.products)
+            return lambda point: Point(*drawn(*point))
+
+        def one(carry: tuple[Point, Point, Any], key: Any) -> tuple[Point, Point, Any]:
+            point, direction, seen = carry
+            at = maps(key)
+            moved = self.move(problem, client, point, direction)
+            after, before = at(moved), seen if full else at(point)
+            direction = tree.add(direction, tree.sub(after, before))  # line 5
+            return moved, direction, after if full else None
+
+        steps = jnp.minimum(K, most)
+        seen = maps(key)(point) if full else None
+        point, direction, _ = loop(jnp.maximum(steps - 1, 0), one, key, (point, direction, seen))
+        moved = self.move(problem, client, point, direction)
+        return jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), moved, point)
+
+    def round(self, problem: Problem, fed: Fed, key: Any, r: Any, state: State) -> State:
+        key_maps, key_chosen, key_local = jax.random.split(key, 3)
+        now = Point(state.x, state.Z)
+        if self.batch_size is None and fed.participants == fed.clients:
+            direction = fed.average(self.maps, key_maps, now)  # lines 2, 3
+        else:
+            keep = jnp.where(r == 0, 0.0, 1 - self.rho)  # line 1
+            change = fed.average(self.momentum, key_maps, keep, now, state.before)  # line 2
+            direction = tree.axpy(keep, state.direction, change)  # line 3
+        chosen = fed.sample(key_chosen, self.clients)
+        most = jnp.where(r == 0, 1, jnp.iinfo(jnp.int32).max)  # line 1
+        x, Z = fed.average(self.local_steps, key_local, most, now, direction, of=chosen)  # lines 4, 7
+        return State(x, Z, now, direction)
+
+
+def check_sequences(name: str, problem: Any, beta: Any, products: str, *, server: bool = False) -> None:
+    """Arguments that methods of coupled sequences share; ``server``: the server makes the steps."""
+    if products not in PRODUCTS:
+        raise ValueError(f"{name}: products must be one of {PRODUCTS}, but is {products!r}.")
+    check_sets(name, problem, server)
+    N = sequences.number(problem)
+    if not callable(beta) and np.ndim(beta) == 1 and np.shape(beta)[0] != N:
+        raise ValueError(f"{name}: beta has {np.shape(beta)[0]} numbers where there are {N} sequences.")
+
+
+def check_sets(name: str, problem: Any, server: bool) -> None:
+    """Refuse the sets for which implicit differentiation is wrong, or that the server cannot project on."""
+    project_x = getattr(problem, "project_x", None)
+    if server and project_x is not None and project_x.arity > 1:
+        raise ValueError(
+            f"{name}: the server makes the steps, so it cannot use a client's own project_x(x, client)."
+        )
+    if isinstance(problem, Bilevel) and not problem.project_y.trivial:
+        raise ValueError(
+            f"{name} takes ∇_y = 0 for the solution of the lower level, which a set of y makes false. "
+            "Leave project_y out, or use a zeroth-order method (FedRZOBilevel)."
+        )
+    if isinstance(problem, Minimax) and problem.project_y.arity > 1:
+        raise ValueError(
+            f"{name}: ∇_x f is no descent direction where the set of y depends on x. Use FedRZOMinimax."
+        )
+
+
+def step(problem: Any, alpha: Any, beta: Any, at: Point, direction: Point, *client: Client) -> Point:
+    """``x ← P_X(x − αh)``, ``zⁿ ← zⁿ − β_n qⁿ``, and ``y ← P_Y(…)`` in a minimax problem."""
+    x = tree.axpy(-alpha, direction.x, at.x)
+    if hasattr(problem, "project_x"):
+        x = problem.project_x(x, *client)
+    betas = beta if jnp.ndim(beta) == 1 else [beta] * len(at.Z)
+    Z = tuple(tree.axpy(-betas[n], q, z) for n, (q, z) in enumerate(zip(direction.Z, at.Z, strict=True)))
+    if isinstance(problem, Minimax):
+        Z = (sequences.Follower(problem.project_y(Z[0].y)),)
+    return Point(x, Z)

@@ -1,0 +1,200 @@
+"""FedNest: federated bilevel, minimax and compositional optimisation (Tarzanagh et al. 2022).
+
+    min_x 1/m Σ f_i(x, y(x)),   y(x) = argmin_y 1/m Σ g_i(x, y)
+
+    1  T times (FedInn):
+    2      server: q ← mean ∇_y g_i(x, y)
+    3      client i, τ times from y_i = y:  y_i ← y_i − β/τ (∇_y g_i(x, y_i) − ∇_y g_i(x, y) + q), one sample
+        each
+    4      server: y ← mean y_i
+    5  (FedOut) server: b ← mean ∇_y f_i(x, y)
+    6  (FedIHGP) server: p ← (N/ℓ) b, then N' times, N' uniform in 0 … N − 1:  p ← mean (I − ∇²_yy g_i/ℓ) p
+    7  server: h ← mean (∇_x f_i(x, y) − ∇²_xy g_i(x, y) p)
+    8  client i, τ times from x_i = x:  x_i ← x_i − α/τ (∇_x f_i(x_i, y) − ∇_x f_i(x, y) + h), one sample each
+    9  server: x ← mean x_i
+
+Minimax (max over y of f): g = −f, and h ← mean ∇_x f_i(x, y); lines 5 and 6 fall away. Composition (two
+levels, h(x) + f(g(x))): line 2 has q ← mean (y − g_i(x)); lines 5 to 8 have p ← mean ∇f_i(y) and ∇_x f_i =
+∇h_i(x) + ∇g_i(x) p, so that no inverse is needed. Line 5 sends ∇_x f_i along for line 7.
+
+The indirect part of h is fixed in line 8: where f does not depend on x directly, more local steps than one
+change nothing. ``inverse`` offers other solvers of the linear system (`fedstrata.methods.implicit`).
+Exchanges of lines 2 to 6 are booked as lower-level ones. Reveals only averages. Needs gradients, for bilevel
+problems Hessian-vector products, a strongly convex lower level and ℓ ≥ its largest curvature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata import tree
+from fedstrata.client import Client, steps_of
+from fedstrata.estimators.compositional import chain_of, followed
+from fedstrata.estimators.gradients import gradient
+from fedstrata.estimators.sequences import gap, linearised
+from fedstrata.methods.base import BatchSize, Count, Fed, Positive, Steps, method
+from fedstrata.methods.implicit import Implicit
+from fedstrata.problems.classes import Bilevel, Composition, Minimax
+from fedstrata.tally import loop
+
+PyTree = Any
+Direction = Callable[[PyTree], PyTree]
+Draw = Callable[[Any], Direction]
+
+
+class State(NamedTuple):
+    """The server's variables, and the last solution of the linear system."""
+
+    x: PyTree
+    y: PyTree
+    p: PyTree
+
+
+@method
+class FedNest(Implicit):
+    """Nested loops: ``T`` inner averagings of ``tau`` SVRG steps in y, then ``tau`` SVRG steps in x.
+
+    Args:
+        alpha: the step of x in a round; a local step is α/τ.
+        beta: the step of y in an inner averaging; a local step is β/τ.
+        T: inner averagings per round.
+        tau: local steps, also one number per client.
+        N: terms of the Neumann series (steps of CG).
+        ell: ℓ, an upper bound of the curvature of the lower level.
+        inverse: ``"neumann"`` (the paper's), ``"series"``, ``"cg"`` or ``"none"``.
+        products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.
+        batch_size: samples in each gradient; None is the full batch.
+    """
+
+    alpha: Positive  # α
+    beta: Positive  # β
+    T: Count = 1
+    tau: Steps = 1  # τ
+    N: Count = 5
+    ell: Positive = 1.0  # ℓ
+    inverse: str = "neumann"
+    products: str = "exact"
+    batch_size: BatchSize = None
+
+    solves = (Bilevel, Minimax, Composition)
+    needs = "gradients, in bilevel problems Hessian-vector products; a strongly convex lower level"
+
+    def check(self, problem: Any, clients: int) -> None:
+        self.check_implicit(problem)
+        if isinstance(problem, Composition) and (N := len(chain_of(problem).inner)) != 1:
+            raise ValueError(f"FedNest's composition has one inner mean, and this one has {N}: use FedMSA.")
+
+    def init(self, problem: Any, x0: PyTree, y0: PyTree) -> State:
+        y = followed(problem, y0)[0] if isinstance(problem, Composition) else y0
+        return State(x0, y, tree.zeros_like(y))
+
+    def lower_direction(self, problem: Any, client: Client, key: Any, x: PyTree) -> Direction:
+        """``y ↦ ∇_y g_i(x, y)`` at samples drawn now."""
+        if isinstance(problem, Composition):
+            residual = gap(chain_of(problem).inner[0], client, key, self.batch_size)
+            return lambda y: tree.scale(-1, residual(x, y))
+        if isinstance(problem, Minimax):
+            f = client.train.mean(problem.payoff, key, self.batch_size)
+            return lambda y: tree.scale(-1, gradient(f, x, y, wrt=1))
+        g = client.train.mean(problem.lower, key, self.batch_size)
+        return lambda y: gradient(g, x, y, wrt=1)
+
+    def upper_direction(self, problem: Any, client: Client, key: Any, y: PyTree, p: PyTree) -> Direction:
+        """``x ↦ ∇_x f_i(x, y)`` at samples drawn now; in a composition ∇h_i(x) + ∇g_i(x) p."""
+        if isinstance(problem, Composition):
+            chain = chain_of(problem)
+            key_g, key_h = jax.random.split(key)
+            g = gap(chain.inner[0], client, key_g, self.batch_size)
+            if chain.plain is None:
+                return lambda x: linearised(g, x, y)[1](p)
+            h = client.train.mean(chain.plain, key_h, self.batch_size)
+            return lambda x: tree.add(linearised(g, x, y)[1](p), gradient(h, x))
+        if isinstance(problem, Minimax):
+            mean = client.train.mean(problem.payoff, key, self.batch_size)
+        else:
+            mean = client.valid.mean(problem.upper, key, self.batch_size)
+        return lambda x: gradient(mean, x, y)
+
+    def local_svrg(
+        self, client: Client, key: Any, draw: Draw, start: PyTree, mean: PyTree, step: Any, project: Direction
+    ) -> PyTree:
+        """τ steps of size step/τ along the client's direction, corrected to ``mean`` at ``start``."""
+        tau = steps_of(self.tau, client)
+        length = step / jnp.maximum(tau, 1)
+        full = self.batch_size is None
+        if full and isinstance(tau, int) and tau == 1:
+            return project(tree.axpy(-length, mean, start))
+        anchor = draw(key)(start) if full else None
+
+        def one(at: PyTree, key: Any) -> PyTree:
+            direction = draw(key)
+            correction = tree.sub(mean, anchor if full else direction(start))
+            return project(tree.axpy(-length, tree.add(direction(at), correction), at))
+
+        return loop(tau, one, key, start)
+
+    def inner_mean(self, problem: Any, client: Client, key: Any, x: PyTree, y: PyTree) -> PyTree:
+        return self.lower_direction(problem, client, key, x)(y)
+
+    def inner_steps(self, problem: Any, client: Client, key: Any, x: PyTree, y: PyTree, q: PyTree) -> PyTree:
+        def draw(key: Any) -> Direction:
+            return self.lower_direction(problem, client, key, x)
+
+        def project(y: PyTree) -> PyTree:
+            return problem.project_y(y) if isinstance(problem, Minimax) else y
+
+        return self.local_svrg(client, key, draw, y, q, self.beta, project)
+
+    def outer_mean(self, problem: Any, client: Client, key: Any, x: PyTree, y: PyTree, p: PyTree) -> PyTree:
+        return self.upper_direction(problem, client, key, y, p)(x)
+
+    def outer_steps(
+        self, problem: Any, client: Client, key: Any, x: PyTree, y: PyTree, p: PyTree, h: PyTree
+    ) -> PyTree:
+        def draw(key: Any) -> Direction:
+            return self.upper_direction(problem, client, key, y, p)
+
+        def project(x: PyTree) -> PyTree:
+            return problem.project_x(x, client) if hasattr(problem, "project_x") else x
+
+        return self.local_svrg(client, key, draw, x, h, self.alpha, project)
+
+    def outer_slope(self, problem: Composition, client: Client, key: Any, y: PyTree) -> PyTree:
+        return gradient(client.train.mean(chain_of(problem).outer, key, self.batch_size), y)
+
+    def slope(self, problem: Composition, fed: Fed, key: Any, y: PyTree) -> PyTree:
+        """∇f(y); an exchange where f is a mean over clients."""
+        chain = chain_of(problem)
+        if not chain.federated:
+            return jax.grad(chain.outer)(y)
+        with fed.level("lower"):
+            return fed.average(self.outer_slope, key, y)
+
+    def round(self, problem: Any, fed: Fed, key: Any, r: Any, state: State) -> State:
+        x = state.x
+        key_inner, key_slope, key_system, key_h, key_outer = jax.random.split(key, 5)
+
+        def inner(t: Any, y: PyTree) -> PyTree:
+            key_q, key_steps = jax.random.split(jax.random.fold_in(key_inner, t))
+            q = fed.average(self.inner_mean, key_q, x, y)  # line 2
+            return fed.average(self.inner_steps, key_steps, x, y, q)  # lines 3, 4
+
+        with fed.level("lower"):
+            y = fed.repeat(self.T, inner, state.y)  # line 1
+        p = state.p
+        if isinstance(problem, Bilevel):
+            with fed.level("lower"):
+                direct, b = fed.average(self.upper_gradients, key_slope, x, y)  # line 5
+            p = self.inverse_product(fed, key_system, x, y, b, p)  # line 6
+            h = direct
+            if self.inverse != "none":
+                h = tree.sub(direct, fed.average(self.mixed_product, key_h, x, y, p))  # line 7
+        else:
+            if isinstance(problem, Composition):
+                p = self.slope(problem, fed, key_slope, y)
+            h = fed.average(self.outer_mean, key_h, x, y, p)
+        return State(fed.average(self.outer_steps, key_outer, x, y, p, h), y, p)  # lines 8, 9

@@ -1,0 +1,90 @@
+"""Hypergradient descent: the lower level solved, the linear system solved, one step of x.
+
+    min_x F(x) = 1/m Σ f_i(x, y(x)),   y(x) = argmin_y 1/m Σ g_i(x, y)
+
+    1  T times:  y ← y − β mean ∇_y g_i(x, y)
+    2  b ← mean ∇_y f_i(x, y);  v ← [mean ∇²_yy g_i(x, y)]⁻¹ b by N products (`fedstrata.methods.implicit`)
+    3  x ← P_X(x − α mean (∇_x f_i(x, y) − ∇²_xy g_i(x, y) v))
+
+y and v start from the last round's. With T and N large this is exact gradient descent on F, the reference for
+all bilevel methods; with few it is an inexact implicit method. Every sum is one exchange; those of lines 1
+and 2 are booked as lower-level ones. ``inverse="none"`` drops v: the first-order approximation ∇_x f.
+
+Reveals only averages. Needs gradients and Hessian-vector products, and a strongly convex lower level.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from fedstrata import tree
+from fedstrata.client import Client
+from fedstrata.estimators.gradients import gradient
+from fedstrata.methods.base import BatchSize, Count, Fed, Positive, method
+from fedstrata.methods.implicit import Implicit
+from fedstrata.problems.classes import Bilevel
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's variables."""
+
+    x: PyTree
+    y: PyTree
+    v: PyTree
+
+
+@method
+class HypergradientDescent(Implicit):
+    """Gradient descent on F(x) = f(x, y(x)).
+
+    Args:
+        alpha: the step of x.
+        beta: the step of y.
+        T: lower-level steps per round.
+        N: steps of CG per round (terms of the series).
+        ell: ℓ, an upper bound of the lower level's curvature, for the series.
+        inverse: ``"cg"``, ``"series"``, ``"neumann"`` or ``"none"``.
+        products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.
+        batch_size: samples in each direction; None is the full batch.
+    """
+
+    alpha: Positive  # α
+    beta: Positive  # β
+    T: Count = 10
+    N: Count = 10
+    ell: Positive = 1.0  # ℓ
+    inverse: str = "cg"
+    products: str = "exact"
+    batch_size: BatchSize = None
+
+    solves = (Bilevel,)
+    needs = "gradients and Hessian-vector products; a strongly convex lower level"
+
+    def check(self, problem: Any, clients: int) -> None:
+        self.check_implicit(problem, server=True)
+
+    def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
+        return State(x0, y0, tree.zeros_like(y0))
+
+    def lower_gradient(self, problem: Bilevel, client: Client, key: Any, x: PyTree, y: PyTree) -> PyTree:
+        return gradient(client.train.mean(problem.lower, key, self.batch_size), x, y, wrt=1)
+
+    def round(self, problem: Bilevel, fed: Fed, key: Any, r: Any, state: State) -> State:
+        key_lower, key_upper, key_system, key_mixed = jax.random.split(key, 4)
+        x = state.x
+
+        def descend(t: Any, y: PyTree) -> PyTree:
+            slope = fed.average(self.lower_gradient, jax.random.fold_in(key_lower, t), x, y)
+            return tree.axpy(-self.beta, slope, y)
+
+        with fed.level("lower"):
+            y = fed.repeat(self.T, descend, state.y)  # line 1
+            h, b = fed.average(self.upper_gradients, key_upper, x, y)  # line 2
+        v = self.inverse_product(fed, key_system, x, y, b, state.v)
+        if self.inverse != "none":
+            h = tree.sub(h, fed.average(self.mixed_product, key_mixed, x, y, v))
+        return State(problem.project_x(tree.axpy(-self.alpha, h, x)), y, v)  # line 3

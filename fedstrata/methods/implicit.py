@@ -1,0 +1,112 @@
+"""The linear system of a hypergradient, ∇²_yy g · v = ∇_y f, solved with products from the clients.
+
+    series    v = (1/ℓ) Σ_{n<N} (I − ∇²_yy g/ℓ)ⁿ ∇_y f           N − 1 exchanges neumann   v = (N/ℓ) (I −
+    ∇²_yy g/ℓ)^{N'} ∇_y f, N' uniform in 0 … N − 1: the same on average      N' exchanges cg        N steps of
+    conjugate gradients, from the last v: an inexact implicit step      N + 1 exchanges none      v = 0: the
+    hypergradient without its indirect part, ∇_x f
+
+Every exchange sends one vector of y's size each way; the products of one solve share their samples, so that
+minibatches give one consistent system. The exchanges are booked as lower-level ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata import tree
+from fedstrata.client import Client
+from fedstrata.estimators.gradients import gradients
+from fedstrata.estimators.hypergradient import PRODUCTS, mixed_product, product
+from fedstrata.methods.base import Fed, Method
+from fedstrata.methods.fedmsa import check_sets
+from fedstrata.problems.classes import Bilevel
+
+PyTree = Any
+
+INVERSES = ("neumann", "series", "cg", "none")
+
+
+class Implicit(Method):
+    """Base of methods that solve the linear system with ``N`` products, ``inverse`` saying how.
+
+    A method that uses it has the fields ``N``, ``ell``, ``inverse``, ``products`` and ``batch_size``.
+    """
+
+    N: Any
+    ell: Any
+    inverse: Any
+    products: Any
+    batch_size: Any
+
+    def check_implicit(self, problem: Any, *, server: bool = False) -> None:
+        """The arguments that these methods share; ``server`` says that the server makes the steps of x."""
+        name = type(self).__name__
+        if self.inverse not in INVERSES:
+            raise ValueError(f"{name}: inverse must be one of {INVERSES}, but is {self.inverse!r}.")
+        if self.products not in PRODUCTS:
+            raise ValueError(f"{name}: products must be one of {PRODUCTS}, but is {self.products!r}.")
+        check_sets(name, problem, server)
+
+    def upper_gradients(self, problem: Bilevel, client: Client, key: Any, x: PyTree, y: PyTree) -> PyTree:
+        """A phase: ``(∇_x f, ∇_y f)``."""
+        return gradients(client.valid.mean(problem.upper, key, self.batch_size), x, y)
+
+    def lower_product(
+        self, problem: Bilevel, client: Client, key: Any, x: PyTree, y: PyTree, v: PyTree
+    ) -> PyTree:
+        """A phase: ``∇²_yy g · v``."""
+        g = client.train.mean(problem.lower, key, self.batch_size)
+        return product(g, x, y, v, self.products)
+
+    def mixed_product(
+        self, problem: Bilevel, client: Client, key: Any, x: PyTree, y: PyTree, v: PyTree
+    ) -> PyTree:
+        """A phase: ``∇²_xy g · v``."""
+        g = client.train.mean(problem.lower, key, self.batch_size)
+        return mixed_product(g, x, y, v, self.products)
+
+    def inverse_product(self, fed: Fed, key: Any, x: PyTree, y: PyTree, b: PyTree, v: PyTree) -> PyTree:
+        """``v ≈ [∇²_yy g]⁻¹ b``, starting from ``v`` where that helps."""
+        key_products, key_length = jax.random.split(key)
+
+        def times(u: PyTree) -> PyTree:
+            return fed.average(self.lower_product, key_products, x, y, u)
+
+        def shrink(t: Any, u: PyTree) -> PyTree:
+            return tree.axpy(-1 / self.ell, times(u), u)
+
+        if self.inverse == "none":
+            return tree.zeros_like(v)
+        with fed.level("lower"):
+            if self.inverse == "cg":
+                return conjugate_gradients(fed, times, b, v, self.N)
+            if self.inverse == "neumann":
+                length = jax.random.randint(key_length, (), 0, self.N)
+                return fed.repeat(length, shrink, tree.scale(self.N / self.ell, b))
+
+            def add(t: Any, both: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+                term = shrink(t, both[0])
+                return term, tree.add(both[1], term)
+
+            first = tree.scale(1 / self.ell, b)
+            return fed.repeat(self.N - 1, add, (first, first))[1]
+
+
+def conjugate_gradients(fed: Fed, product: Any, b: PyTree, v: PyTree, steps: int) -> PyTree:
+    """``steps`` of conjugate gradients for ``A v = b``, where ``product(v) = A v`` is an exchange."""
+    residual = tree.sub(b, product(v))
+
+    def step(t: Any, carry: tuple[PyTree, PyTree, PyTree]) -> tuple[PyTree, PyTree, PyTree]:
+        v, residual, direction = carry
+        along = product(direction)
+        square, curve = tree.dot(residual, residual), tree.dot(direction, along)
+        # a residual of zero, or negative curvature, ends the search where it is
+        length = jnp.where(curve > 0, square / jnp.where(curve > 0, curve, 1), 0)
+        v, residual = tree.axpy(length, direction, v), tree.axpy(-length, along, residual)
+        ratio = jnp.where(square > 0, tree.dot(residual, residual) / jnp.where(square > 0, square, 1), 0)
+        return v, residual, tree.axpy(ratio, direction, residual)
+
+    return fed.repeat(steps, step, (v, residual, residual))[0]

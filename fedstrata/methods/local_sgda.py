@@ -1,0 +1,58 @@
+"""Local SGDA: simultaneous local descent and ascent (Deng and Mahdavi 2021).
+
+    min_x max_y  1/m Σ_i E f_i(x, y, ξ)
+
+    1  server: send x, y to the clients that take part
+    2  client i, τ times from (x_i, y_i) = (x, y):
+    3      draw ξ;  x_i ← P_X(x_i − η_x ∇_x f_i),   y_i ← P_Y(y_i + η_y ∇_y f_i),   both at (x_i, y_i, ξ)
+    4  server: (x, y) ← the mean of the clients' (x_i, y_i)
+
+τ = 1 is gradient descent ascent. Reveals only averages. Needs gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fedstrata import tree
+from fedstrata.client import Client, steps_of
+from fedstrata.estimators.gradients import gradients
+from fedstrata.methods.base import BatchSize, Fed, Method, Positive, Steps, method
+from fedstrata.problems.classes import Minimax
+from fedstrata.tally import loop
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's pair."""
+
+    x: PyTree
+    y: PyTree
+
+
+@method
+class LocalSGDA(Method):
+    """``tau`` local steps of descent in x (``eta_x``) and ascent in y (``eta_y``), then the mean."""
+
+    eta_x: Positive  # η_x
+    eta_y: Positive  # η_y
+    tau: Steps = 1  # τ
+    batch_size: BatchSize = None
+
+    solves = (Minimax,)
+
+    def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
+        return State(x0, y0)
+
+    def local_steps(self, problem: Minimax, client: Client, key: Any, x: PyTree, y: PyTree) -> State:
+        def step(at: State, key: Any) -> State:
+            f = client.mean(problem.payoff, key, self.batch_size)
+            by_x, by_y = gradients(f, at.x, at.y)
+            x = problem.project_x(tree.axpy(-self.eta_x, by_x, at.x), client)  # line 3
+            return State(x, problem.project_y(tree.axpy(self.eta_y, by_y, at.y), x, client))
+
+        return loop(steps_of(self.tau, client), step, key, State(x, y))  # line 2
+
+    def round(self, problem: Minimax, fed: Fed, key: Any, r: Any, state: State) -> State:
+        return fed.average(self.local_steps, key, *state)  # lines 1, 4

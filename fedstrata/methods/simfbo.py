@@ -1,0 +1,104 @@
+"""SimFBO: a simple federated bilevel method without nested loops (Yang, Xiao, Ji 2023).
+
+    min_x 1/m Σ f_i(x, y(x)),   y(x) = argmin_y 1/m Σ g_i(x, y)
+
+    1  client i, τ_i times from (x_i, y_i, v_i) = (x, y, v), with samples drawn each time:
+    2      d_y ← ∇_y g_i,   d_v ← ∇²_yy g_i v_i − ∇_y f_i,   d_x ← ∇_x f_i − ∇²_xy g_i v_i   at (x_i, y_i)
+    3      y_i ← y_i − η_y d_y,   v_i ← v_i − η_v d_v,   x_i ← x_i − η_x d_x
+    4  client i: send the means of its d_y, d_v, d_x over the τ_i steps
+    5  server: y ← y − γ_y mean d_y,   v ← P_r(v − γ_v mean d_v),   x ← P_X(x − γ_x mean d_x)
+
+P_r is the projection on the ball of radius r; r ≥ ‖∇_y f‖/μ_g never cuts off the solution. Means over a
+client's steps (the paper's ShroFBO) in place of sums make clients with different τ_i count alike; with one τ
+for all the two differ by a factor in γ. One exchange per round. Clients that differ bias it by an amount of
+order η τ. τ = 1 is SOBA, whatever η.
+
+Reveals only averages. Needs gradients and Hessian-vector products, and a strongly convex lower level.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from fedstrata import tree
+from fedstrata.client import Client, steps_of
+from fedstrata.estimators import sequences
+from fedstrata.estimators.hypergradient import Coupled
+from fedstrata.methods.base import BatchSize, Fed, Method, Positive, Steps, method
+from fedstrata.methods.fedmsa import check_sequences
+from fedstrata.problems.classes import Bilevel
+from fedstrata.tally import loop
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's variables."""
+
+    x: PyTree
+    y: PyTree
+    v: PyTree
+
+
+@method
+class SimFBO(Method):
+    """Simultaneous local steps of x, y and v, and server steps along the mean directions.
+
+    Args:
+        gamma_x, gamma_y, gamma_v: the server's steps.
+        eta_x, eta_y, eta_v: the local steps.
+        tau: local steps, also one number per client.
+        radius: r, of the ball that v is kept in.
+        products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.
+        batch_size: samples in each direction; None is the full batch.
+    """
+
+    gamma_x: Positive  # γ_x
+    gamma_y: Positive  # γ_y
+    gamma_v: Positive  # γ_v
+    eta_x: Positive  # η_x
+    eta_y: Positive  # η_y
+    eta_v: Positive  # η_v
+    tau: Steps = 1  # τ
+    radius: Positive = 1e4  # r
+    products: str = "exact"
+    batch_size: BatchSize = None
+
+    solves = (Bilevel,)
+    needs = "gradients and Hessian-vector products; a strongly convex lower level"
+
+    def check(self, problem: Any, clients: int) -> None:
+        check_sequences("SimFBO", problem, 1.0, self.products, server=True)
+
+    def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
+        return State(x0, y0, tree.zeros_like(y0))
+
+    def local_directions(
+        self, problem: Bilevel, client: Client, key: Any, x: PyTree, y: PyTree, v: PyTree
+    ) -> State:
+        tau = steps_of(self.tau, client)
+
+        def step(carry: tuple[State, State], key: Any) -> tuple[State, State]:
+            at, total = carry
+            maps = sequences.draw(problem, client, key, self.batch_size, self.products)
+            d_x, (d,) = maps(at.x, (Coupled(at.y, at.v),))  # line 2
+            moved = State(
+                tree.axpy(-self.eta_x, d_x, at.x),
+                tree.axpy(-self.eta_y, d.w, at.y),
+                tree.axpy(-self.eta_v, d.v, at.v),
+            )  # line 3
+            return moved, tree.add(total, State(d_x, d.w, d.v))
+
+        start = State(x, y, v)
+        _, total = loop(tau, step, key, (start, tree.zeros_like(start)))  # line 1
+        return tree.scale(1 / jnp.maximum(tau, 1), total)  # line 4
+
+    def round(self, problem: Bilevel, fed: Fed, key: Any, r: Any, state: State) -> State:
+        mean = fed.average(self.local_directions, key, *state)
+        v = tree.axpy(-self.gamma_v, mean.v, state.v)  # line 5, and below
+        v = optax.projections.projection_l2_ball(v, self.radius)
+        x = tree.axpy(-self.gamma_x, mean.x, state.x)
+        return State(problem.project_x(x), tree.axpy(-self.gamma_y, mean.y, state.y), v)

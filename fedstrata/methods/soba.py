@@ -1,0 +1,67 @@
+"""SOBA, the centralised single loop (Dagréou, Ablin, Vaiter, Moreau 2022), for any number of sequences.
+
+    find x, z¹ … z^N with  Σ_m P^m(x, Z) = 0  and  Σ_m S^{m,n}(z^{n−1}, zⁿ) = 0,   z⁰ = x
+
+    1  client m: draw ξ; h^m ← p^m(x, Z; ξ),  q^m ← s^m(x, Z; ξ)
+    2  server: x ← P_X(x − α mean h^m),   zⁿ ← zⁿ − β_n mean q^{m,n}
+
+One update per exchange: what the pooled data would give. For bilevel problems this is SOBA, for compositions
+and general sequences the single-timescale method of Shen and Chen (2022). It is FedMSA with ρ = 1 and K = 1,
+and the reference for it.
+
+Reveals only averages. Needs what FedMSA needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fedstrata.client import Client
+from fedstrata.estimators import sequences
+from fedstrata.methods.base import BatchSize, Fed, Positive, method
+from fedstrata.methods.fedmsa import Point, Sequences, check_sequences, step
+from fedstrata.problems.base import Problem
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's point."""
+
+    x: PyTree
+    Z: tuple[PyTree, ...]
+
+
+@method
+class SOBA(Sequences):
+    """One simultaneous step of all sequences per exchange.
+
+    Args:
+        alpha: the step of x.
+        beta: the step of the sequences: one number, or an array with one per sequence.
+        adjoint: in compositions, track the adjoints too; see `fedstrata.methods.fedmsa`.
+        products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.
+        batch_size: samples in each map; None is the full batch.
+    """
+
+    alpha: Positive  # α
+    beta: Positive  # β_n
+    adjoint: bool = True
+    products: str = "exact"
+    batch_size: BatchSize = None
+
+    def check(self, problem: Problem, clients: int) -> None:
+        check_sequences("SOBA", problem, self.beta, self.products, server=True)
+
+    def init(self, problem: Problem, x0: PyTree, y0: PyTree) -> State:
+        return State(x0, sequences.start(problem, x0, y0, self.adjoint))
+
+    def start(self, problem: Problem, fed: Fed, key: Any, state: State) -> State:
+        return State(state.x, self.exact_start(problem, fed, key, state.x, state.Z))
+
+    def maps(self, problem: Problem, client: Client, key: Any, x: PyTree, Z: PyTree) -> Point:
+        return Point(*sequences.draw(problem, client, key, self.batch_size, self.products)(x, Z))
+
+    def round(self, problem: Any, fed: Fed, key: Any, r: Any, state: State) -> State:
+        direction = fed.average(self.maps, key, state.x, state.Z)  # line 1
+        return State(*step(problem, self.alpha, self.beta, Point(*state), direction))  # line 2
