@@ -83,7 +83,7 @@ def _digest(arrays: dict[str, np.ndarray]) -> str:
 
 def save_arrays(file: Path, arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> None:
     """Write named arrays and JSON-able facts, atomically."""
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    arrays = {name: np.require(array, requirements="C") for name, array in arrays.items()}
     header = {"fedstrata": str(VERSION), "facts": json.dumps(facts), "sha256": _digest(arrays)}
     write_atomically(file, save(arrays, metadata=header))
 
@@ -101,7 +101,9 @@ def load_arrays(file: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             header = stream.metadata() or {}
             arrays = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{file} is damaged and cannot be read ({error}). Delete it to start afresh.") from error
+        raise CheckpointError(
+            f"{file} is damaged and cannot be read ({error}). Delete it to start afresh."
+        ) from error
     if header.get("fedstrata") != str(VERSION):
         raise CheckpointError(
             f"{file} was written in format {header.get('fedstrata', 'unknown')}, this version reads {VERSION}. "

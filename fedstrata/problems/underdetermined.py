@@ -1,0 +1,108 @@
+"""Least squares with fewer equations than unknowns: a selection problem with a known answer.
+
+    h(x) = 1/m Σ_i 1/n_i Σ_s ½ (a_sᵀx − b_s)²,     f(x) = ½‖x − c‖²
+
+argmin h is the affine set Ax = b. Of it, f selects ``x* = c + A⁺(b − Ac)``. From c, gradient descent on h
+finds x* without f; so a trial has to start off c + the row space, as `Underdetermined.x0` is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.data.federated import FederatedData
+from fedstrata.problems.classes import Selection
+
+Array = Any
+
+
+class Underdetermined(NamedTuple):
+    """A problem, its data, its solution and a start; unpack it, or ask it for more.
+
+    Attributes:
+        problem: `Selection` of squared residuals and ½‖x − c‖².
+        data: float64; `solve` casts it. Samples are ``{"a": row, "b": number}``.
+        x_star: the solution.
+        x0: a start with a component in the null space of A.
+        A: all rows, stacked.
+        b: all right-hand sides.
+        c: the point that f measures from.
+    """
+
+    problem: Selection
+    data: FederatedData
+    x_star: np.ndarray
+    x0: np.ndarray
+    A: np.ndarray
+    b: np.ndarray
+    c: np.ndarray
+
+    def minimiser(self, eta: float, L_h: float = 1.0) -> np.ndarray:
+        """The minimiser of ``h/L_h + ηf``."""
+        H, q = self._quadratic()
+        n = H.shape[0]
+        return np.linalg.solve(H / L_h + eta * np.eye(n), q / L_h + eta * self.c)
+
+    def project(self, x: Array) -> Array:
+        """The projection onto argmin h."""
+        return x - jnp.asarray(np.linalg.pinv(self.A)) @ (jnp.asarray(self.A) @ x - jnp.asarray(self.b))
+
+    @property
+    def L_h(self) -> float:
+        """The curvature of h."""
+        return float(np.linalg.eigvalsh(self._quadratic()[0])[-1])
+
+    def _quadratic(self) -> tuple[np.ndarray, np.ndarray]:
+        """H and q of ``h(x) = ½xᵀHx − qᵀx + …``."""
+        rows = np.asarray(self.data.train["a"], np.float64)
+        targets = np.asarray(self.data.train["b"], np.float64)
+        sizes = np.asarray(self.data.sizes, np.float64)
+        real = np.arange(rows.shape[1]) < sizes[:, None]
+        weights = real / sizes[:, None] / len(sizes)
+        H = np.einsum("is,isj,isk->jk", weights, rows, rows)
+        return H, np.einsum("is,isj,is->j", weights, rows, targets)
+
+
+def underdetermined(
+    clients: int = 5, n: int = 40, samples: int = 4, curvature: float = 1.0, seed: int = 0
+) -> Underdetermined:
+    """Under-determined least squares with its selected solution.
+
+    Args:
+        clients: how many.
+        n: unknowns; more than ``clients · samples``.
+        samples: equations of each client.
+        curvature: L_h, to which the data is scaled.
+        seed: of the draw.
+
+    >>> import numpy as np, fedstrata as fs
+    >>> toy = fs.underdetermined(clients=3, n=12, samples=2)
+    >>> bool(np.allclose(toy.A @ toy.x_star, toy.b)), round(toy.L_h, 6)
+    (True, 1.0)
+    """
+    if n <= clients * samples:
+        raise ValueError(
+            f"{clients} · {samples} equations in {n} unknowns have no choice of solutions: take a larger n."
+        )
+    rng = np.random.default_rng(seed)
+    A = rng.normal(size=(clients * samples, n))
+    A *= np.sqrt(curvature * clients * samples / np.linalg.eigvalsh(A @ A.T)[-1])
+    c, x0 = rng.normal(size=n), 2 * rng.normal(size=n)
+    b = A @ rng.normal(size=n)
+    parts = [{"a": a, "b": t} for a, t in zip(np.split(A, clients), np.split(b, clients), strict=True)]
+
+    def residual(x: Array, sample: dict[str, Array]) -> Array:
+        return (sample["a"] @ x - sample["b"]) ** 2 / 2
+
+    def distance(x: Array) -> Array:
+        return ((x - jnp.asarray(c, x.dtype)) ** 2).sum() / 2
+
+    x_star = c + np.linalg.pinv(A) @ (b - A @ c)
+    data = FederatedData.from_clients(parts)
+    return Underdetermined(Selection(residual, distance), data, x_star, x0, A, b, c)
+
+
+__all__ = ["Underdetermined", "underdetermined"]
