@@ -112,7 +112,10 @@ def run(
 
         definition = load(experiment)
         plan = prepare(definition, quick=quick, seeds=seeds, changes=parse(set_ or []))
-        _run(plan, out or Path("runs") / (definition.name + "-quick" * quick), fresh, together)
+        words = ["run", experiment, *["--quick"] * quick]
+        words += [] if seeds is None else ["--seeds", str(seeds)]
+        words += [word for change in set_ or [] for word in ("--set", change)]
+        _run(plan, words, out or Path("runs") / (definition.name + "-quick" * quick), fresh, together)
 
 
 @app.command()
@@ -129,7 +132,7 @@ def reproduce(
         from fedstrata.experiments.runner import prepare
 
         definition = find(name)
-        _run(prepare(definition), out or Path("runs") / definition.name, fresh, together)
+        _run(prepare(definition), ["reproduce", name], out or Path("runs") / definition.name, fresh, together)
 
 
 @app.command()
@@ -152,10 +155,11 @@ def demo(
         from fedstrata.experiments.runner import prepare
 
         definition = find("demo")
-        _run(prepare(definition, seeds=seeds), out or Path("runs") / "demo", fresh=True)
+        words = ["demo"] if seeds is None else ["demo", "--seeds", str(seeds)]
+        _run(prepare(definition, seeds=seeds), words, out or Path("runs") / "demo", fresh=True)
 
 
-def _run(plan: Plan, folder: Path, fresh: bool, together: bool | None = None) -> None:
+def _run(plan: Plan, words: list[str], folder: Path, fresh: bool, together: bool | None = None) -> None:
     import rich
     from rich.markup import escape
 
@@ -166,13 +170,10 @@ def _run(plan: Plan, folder: Path, fresh: bool, together: bool | None = None) ->
     rich.print(f"[bold]{escape(e.title)}[/bold]\n{escape(e.description)}")
     for remark in plan.remarks:
         rich.print(f"[yellow]{escape(remark)}[/yellow]")
-    page = run(plan, folder, command=_command(), fresh=fresh, together=together)
+    command = shlex.join(["fedstrata", *words])
+    page = run(plan, folder, command=command, fresh=fresh, together=together)
     rich.print(load_report(folder).table.to_rich())
     typer.echo(f"Report: {page.resolve()}")
-
-
-def _command() -> str:
-    return shlex.join(["fedstrata", *sys.argv[1:]])
 
 
 def load(name: str) -> Experiment:
@@ -181,6 +182,8 @@ def load(name: str) -> Experiment:
     Raises:
         ExperimentError: where there is none, or its definition is wrong.
     """
+    from pydantic import ValidationError
+
     from fedstrata.experiments import registry
     from fedstrata.experiments.base import ExperimentError
 
@@ -193,7 +196,10 @@ def load(name: str) -> Experiment:
         from fedstrata.experiments.toml import read
 
         return read(file)
-    found = registry.from_module(_import(file), name)
+    try:
+        found = registry.from_module(_import(file), name)
+    except ValidationError as error:
+        raise ExperimentError(f"{name}: {error.errors()[0]['msg']}") from error
     if len(found) > 1:
         raise ExperimentError(f"{name} defines {len(found)} experiments; give one, as EXPERIMENT.")
     return found[0]

@@ -147,7 +147,7 @@ class Experiment(BaseModel):
     paper: str = ""
     description: str
     problem: str = ""
-    grid: Any = Field(default_factory=dict)
+    grid: Any = Field(default_factory=dict, validate_default=True)
     parameters: dict[str, Scalar] = Field(default_factory=dict)
     build: Build | None = None
     run: RunAll | None = None

@@ -204,7 +204,7 @@ class Rule:
         form = self.form
         return {
             "run": ["rounds", "eval_every", "participation"],
-            "data": ["clients", "seed", *_options(form.data.name)],
+            "data": ["clients", *_options(form.data.name)],
             "partition": _fields(PARTITIONS[form.data.partition.name]),
             "problem": _arguments(PROBLEMS[form.problem.name]),
             "methods": [f for method in self.methods.values() for f in _fields(METHODS[method.name])],
@@ -238,7 +238,8 @@ class Rule:
                 others = [m.parameters.get(key, value) for m in self.methods.values()]
                 taken = key in found and self.place(key).part != "methods"
                 found[f"{label}.{key}" if taken or any(v != value for v in others) else key] = value
-        return {k: v for k, v in found.items() if k not in form.grid and not isinstance(v, list | dict)}
+        fixed = {"seed", *form.grid}
+        return {k: v for k, v in found.items() if k not in fixed and not isinstance(v, list | dict)}
 
     def __call__(self, s: Setting) -> Task:
         """The task of a setting."""

@@ -1,0 +1,295 @@
+"""Running: results, what is stored, what is run again, Ctrl-C, divergence, reports that fit what was run."""
+
+import dataclasses
+import io
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import fedstrata as fs
+from fedstrata.experiments import Claim, Column, ExperimentError, PaperClaims, PlotSpec, Run, TableSpec, Task
+from fedstrata.experiments.runner import Interrupted, Plan, prepare, run
+from fedstrata.report import load_report
+
+from .conftest import build, make
+
+
+def quietly(experiment, folder, **options):
+    return run(experiment, folder, progress=False, **options)
+
+
+def counting(calls, of=build):
+    def build(s):
+        calls.append((s.H, s.seed))
+        return of(s)
+
+    return build
+
+
+def final(folder):
+    return {(r.setting["H"], r.seed): r.history["x"][-1] for r in load_report(folder).runs}
+
+
+def test_a_run_writes_the_folder_of_a_report(experiment, tmp_path):
+    page = quietly(experiment, tmp_path / "out", command="fedstrata run descent")
+    assert page == tmp_path / "out" / "report.html"
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {
+        "config.json",
+        "runs.csv",
+        "history.csv",
+        "table.csv",
+        "table.md",
+        "plots",
+        "report.html",
+        "finished",
+    }
+    # x = 1 − (1 − γ)^(rH) with γ = ½, r = 2
+    assert final(tmp_path / "out") == {(1, 0): 0.75, (1, 1): 0.75, (2, 0): 0.9375, (2, 1): 0.9375}
+    text = page.read_text()
+    assert "fedstrata run descent" in text
+    assert "A parabola." in text
+
+
+def test_runs_side_by_side_are_the_same(experiment, tmp_path):
+    varied = experiment.change({"gamma": [0.25, 0.5]})
+    quietly(varied, tmp_path / "one", together=False)
+    quietly(varied, tmp_path / "all", together=True)
+    one, every = (load_report(tmp_path / name).runs for name in ("one", "all"))
+    assert [(r.setting, r.seed) for r in one] == [(r.setting, r.seed) for r in every]
+    for a, b in zip(one, every, strict=True):
+        np.testing.assert_allclose(a.history["x"], b.history["x"], rtol=1e-6)
+        assert a.ledger == b.ledger
+
+
+def test_what_is_stored_is_not_run_again(tmp_path):
+    calls = []
+    experiment = make(build=counting(calls))
+    quietly(experiment, tmp_path)
+    quietly(experiment, tmp_path)
+    assert calls == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    before = final(tmp_path)
+    quietly(experiment.change({"seeds": 3}), tmp_path)
+    assert calls[4:] == [(1, 2), (2, 2)]
+    assert before.items() <= final(tmp_path).items()
+    quietly(experiment.change({"gamma": 0.25}), tmp_path)
+    assert len(calls) == 10
+    quietly(experiment, tmp_path, fresh=True)
+    assert len(calls) == 14
+
+
+def test_a_damaged_file_is_run_again(tmp_path):
+    calls = []
+    experiment = make(build=counting(calls))
+    quietly(experiment, tmp_path)
+    broken = sorted((tmp_path / "finished").iterdir())[0]
+    broken.write_bytes(broken.read_bytes()[:40])
+    quietly(experiment, tmp_path)
+    assert len(calls) == 5
+
+
+def test_after_an_interruption_only_the_rest_is_run(tmp_path):
+    calls = []
+
+    def interrupted(s):
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return counting(calls)(s)
+
+    # The same function object finds what it stored.
+    experiment = make(build=interrupted)
+    with pytest.raises(Interrupted, match=r"2 of 4 runs are stored in .*the same command goes on"):
+        quietly(experiment, tmp_path)
+    assert not (tmp_path / "report.html").exists()
+    assert len(list((tmp_path / "finished").iterdir())) == 2
+    calls.append("go on")
+    quietly(experiment, tmp_path)
+    assert calls == [(1, 0), (1, 1), "go on", (2, 0), (2, 1)]
+
+
+def test_ctrl_c_within_a_run_goes_on_from_its_checkpoint(tmp_path):
+    rounds = 2_000
+    seen = []
+
+    def patient(s):
+        def press(progressed):
+            seen.append(progressed.round)
+            if len(seen) == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        task = dataclasses.replace(build(s), rounds=rounds, eval_every=10)
+        return dataclasses.replace(task, options={"callbacks": (press,)})
+
+    experiment = make(build=patient, seeds=1, grid={"H": [1]})
+    with pytest.raises(Interrupted, match="0 of 1 runs"):
+        quietly(experiment, tmp_path)
+    (checkpoint,) = (tmp_path / "unfinished").iterdir()
+    assert checkpoint.suffix == ".safetensors"
+    reached = seen[-1]
+    assert 0 < reached < rounds
+    quietly(experiment, tmp_path)
+    assert seen[3] > reached
+    (done,) = load_report(tmp_path).runs
+    np.testing.assert_array_equal(done.history["round"], np.arange(0, rounds + 1, 10))
+    assert not (tmp_path / "unfinished").exists()
+
+
+def test_a_run_that_diverges_is_kept_as_not_finite(tmp_path):
+    experiment = make(parameters={"rounds": 400, "gamma": 3.0}, grid={"H": [2]}, seeds=1, quick={})
+    page = quietly(experiment, tmp_path)
+    (diverged,) = load_report(tmp_path).runs
+    assert np.isnan(diverged.history["loss"][-1])
+    assert diverged.history["round"][-1] == 400
+    assert np.isfinite(diverged.history["loss"][:-1]).all()
+    assert "not finite" in page.read_text()
+
+
+def test_build_may_give_finished_runs(tmp_path):
+    def exact(s):
+        def line(label, value):
+            return Run(
+                label, {"H": s.H}, s.seed, {"round": [0, 1], "x": [0.0, value]}, {}, 0.1, "closed form"
+            )
+
+        return [line("low", 1.0), line("high", 2.0)] if s.H == 1 else line("low", 3.0)
+
+    quietly(make(build=exact, plots=(), table=TableSpec((Column("x"),))), tmp_path)
+    table = load_report(tmp_path).table
+    assert table.keys == ("label", "H")
+    assert [(row.values, row.cells[0].mean) for row in table.rows] == [
+        (("low", 1), 1.0),
+        (("high", 1), 2.0),
+        (("low", 2), 3.0),
+    ]
+
+
+def test_run_gets_all_settings_that_are_missing(tmp_path):
+    asked = []
+
+    def every(settings):
+        asked.append([(s.H, s.seed) for s in settings])
+        for s in reversed(settings):
+            yield s, Run("all", s.cell, s.seed, {"round": [0], "x": [float(s.H)]}, {}, 0.1, "all")
+
+    experiment = make(build=None, run=every, plots=())
+    quietly(experiment, tmp_path)
+    quietly(experiment.change({"seeds": 3}), tmp_path)
+    assert asked == [[(1, 0), (1, 1), (2, 0), (2, 1)], [(1, 2), (2, 2)]]
+    assert final(tmp_path) == {(h, seed): h for h in (1, 2) for seed in range(3)}
+
+
+def test_derived_series_join_the_history(tmp_path):
+    def derived(s):
+        return dataclasses.replace(build(s), derive=lambda r: {"steps": s.H * r.history["round"], "one": 1.0})
+
+    quietly(make(build=derived), tmp_path)
+    for found in load_report(tmp_path).runs:
+        np.testing.assert_array_equal(found.history["steps"], found.setting["H"] * found.history["round"])
+        assert (found.history["one"] == 1.0).all()
+
+
+def test_arguments_that_do_not_fit_name_the_setting(tmp_path):
+    with pytest.raises(ExperimentError, match=r"H=1: FedAvg: gamma must be a positive number, but is -1.0"):
+        quietly(make().change({"gamma": -1}), tmp_path)
+
+
+def test_new_axes_join_table_and_plots(experiment, tmp_path):
+    quietly(experiment.change({"gamma": [0.25, 0.5]}), tmp_path)
+    report = load_report(tmp_path)
+    assert report.table.keys == ("H", "gamma")
+    assert report.definition.plots[0].lines == ("H", "gamma")
+
+
+def test_keys_that_no_run_has_leave_table_and_plots(tmp_path):
+    wide = make(
+        table=TableSpec((Column("x"),), rows=("label", "H", "beta"), across="rho"),
+        plots=(PlotSpec("loss", lines=("H", "beta"), panels="rho"),),
+    )
+    quietly(wide, tmp_path)
+    report = load_report(tmp_path)
+    assert report.table.keys == ("label", "H")
+    assert report.definition.plots[0].panels is None
+
+
+def test_heat_maps_get_a_panel_for_a_new_axis(experiment, tmp_path):
+    plot = PlotSpec("x", x="H", kind="heatmap", down="gamma")
+    both = make(grid={"H": [1, 2], "gamma": [0.25, 0.5]}, parameters={"rounds": 2, "rho": 1.0}, plots=(plot,))
+    quietly(both.change({"rho": [1.0, 2.0]}), tmp_path)
+    assert load_report(tmp_path).definition.plots[0].panels == "rho"
+
+
+CLAIMS = PaperClaims("The paper", claims=(Claim({"H": 1}, "x", 0.75),))
+
+
+def test_claims_are_shown_only_for_the_papers_parameters(tmp_path):
+    experiment = make(claims=CLAIMS)
+    run(prepare(experiment), tmp_path / "same", progress=False)
+    run(prepare(experiment, seeds=1), tmp_path / "seeds", progress=False)
+    run(prepare(experiment, changes={"gamma": 0.25}), tmp_path / "other", progress=False)
+    assert load_report(tmp_path / "same").definition.paper == CLAIMS
+    assert load_report(tmp_path / "seeds").definition.paper == CLAIMS
+    other = load_report(tmp_path / "other").definition
+    assert other.paper is None
+    assert "differ from the paper" in other.notes
+
+
+def test_missing_data_falls_back(monkeypatch, tmp_path):
+    monkeypatch.setattr("fedstrata.experiments.runner.present", lambda name: name == "digits")
+    parameters = {"data": "mnist", "rounds": 2, "gamma": 0.5}
+    e = make(parameters=parameters, needs=("mnist",), fallback={"data": "digits", "rounds": 1})
+    plan = prepare(e)
+    assert plan.experiment.parameters == {"data": "digits", "rounds": 1, "gamma": 0.5}
+    assert plan.changed
+    assert "mnist is not on this machine" in plan.remarks[0]
+    assert prepare(e, changes={"rounds": 5}).experiment.parameters["rounds"] == 5
+    assert prepare(e, changes={"data": "digits"}).remarks == ()
+    assert prepare(make(parameters=parameters, needs=("mnist",))).experiment.parameters == parameters
+    monkeypatch.setattr("fedstrata.experiments.runner.present", lambda name: True)
+    assert prepare(e) == Plan(e)
+
+
+def test_lines_without_a_terminal_bars_in_one(experiment, tmp_path):
+    text = io.StringIO()
+    run(experiment, tmp_path / "lines", console=Console(file=text, width=200))
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith("[1/4] H=1, seed 0 (")
+    assert "x 0.75  loss" in lines[0]
+    text = io.StringIO()
+    run(experiment, tmp_path / "lines", console=Console(file=text, width=200))
+    assert text.getvalue() == "4 of 4 runs are there already.\n"
+    text = io.StringIO()
+    run(experiment, tmp_path / "bars", console=Console(file=text, width=200, force_terminal=True))
+    assert "compiling" in text.getvalue()
+    assert "4/4" in text.getvalue()
+
+
+def test_stored_runs_are_readable_by_people(experiment, tmp_path):
+    quietly(experiment, tmp_path)
+    content = [json.loads(path.read_text()) for path in (tmp_path / "finished").iterdir()]
+    assert sorted((c["setting"]["H"], c["seed"]) for c in content) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def test_tasks_are_labelled_by_method(tmp_path):
+    def two(s):
+        method = {"fast": fs.FedAvg(1.0), "slow": fs.FedAvg(0.1)}[s.method]
+        return dataclasses.replace(build_with(method), rounds=1)
+
+    def build_with(method):
+        data = fs.FederatedData.from_clients([{"a": np.ones((1, 1))}])
+        return Task(
+            fs.Minimization(lambda x, sample: (x - sample["a"]).sum() ** 2), method, data, np.zeros(1)
+        )
+
+    quietly(
+        make(build=two, grid={"method": ["fast", "slow"]}, table=TableSpec((Column("loss"),)), seeds=1),
+        tmp_path,
+    )
+    assert [(r.label, r.method, r.setting) for r in load_report(tmp_path).runs] == [
+        ("fast", "FedAvg", {}),
+        ("slow", "FedAvg", {}),
+    ]

@@ -1,0 +1,201 @@
+"""The command line: what it prints, where it writes, how it fails."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from fedstrata.cli import app, parse
+from fedstrata.experiments import ExperimentError
+from fedstrata.experiments.registry import experiments
+
+FILE = """
+title = "A file"
+rounds = 2
+seeds = 1
+data = { name = "breast_cancer", clients = 3 }
+problem = { name = "logistic" }
+methods = [{ name = "FedAvg", gamma = 0.5, H = 1 }]
+"""
+
+PYTHON = """
+from fedstrata.experiments import Column, Experiment, Run, TableSpec
+
+
+def build(s):
+    return Run("point", s.cell, s.seed, {"round": [0], "loss": [s.height]}, {}, 0.0, "none")
+
+
+EXPERIMENT = Experiment(
+    name="mine", title="Mine", description="A point.", parameters={"height": 1.0}, build=build, seeds=1,
+    table=TableSpec((Column("loss"),)),
+)
+"""
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words, code=0):
+        result = CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+        assert result.exit_code == code, result.output
+        return result
+
+    return call
+
+
+def test_help_needs_no_experiment():
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from fedstrata.cli import app\n"
+        "assert CliRunner().invoke(app, ['run', '--help']).exit_code == 0\n"
+        "heavy = [m for m in sys.modules if m.startswith(('fedstrata.experiments', 'plotly', 'matplotlib'))]\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "fedstrata", "run", "nothing"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: There is no experiment 'nothing'.")
+    assert "Traceback" not in done.stderr
+
+
+def test_list_names_every_experiment(invoke):
+    output = invoke("list").output
+    for name, experiment in experiments().items():
+        (line,) = [line for line in output.splitlines() if re.match(rf"\s*{name}\s", line)]
+        assert experiment.title.split()[0] in line
+    assert "mnist (else digits)" in output
+
+
+def test_run_a_file(invoke, tmp_path):
+    (tmp_path / "a file.toml").write_text(FILE)
+    output = invoke("run", "a file.toml", "--set", "gamma=0.1,0.5", "--seeds", "2").output
+    assert "A file" in output
+    assert "[4/4] FedAvg, gamma=0.5, seed 1" in output
+    page = tmp_path / "runs" / "a-file" / "report.html"
+    assert output.splitlines()[-1] == f"Report: {page}"
+    config = json.loads((page.parent / "config.json").read_text())
+    assert config["command"] == "fedstrata run 'a file.toml' --seeds 2 --set gamma=0.1,0.5"
+    again = invoke("run", "a file.toml", "--set", "gamma=0.1,0.5", "--seeds", "2").output
+    assert "4 of 4 runs are there already." in again
+    fresh = invoke("run", "a file.toml", "--set", "gamma=0.1,0.5", "--seeds", "2", "--fresh").output
+    assert "[4/4]" in fresh
+
+
+def test_quick_runs_have_their_own_folder(invoke, tmp_path):
+    (tmp_path / "mine.toml").write_text(FILE + "quick = { rounds = 1 }\n")
+    output = invoke("run", "mine.toml", "--quick").output
+    assert "A quick run" in output
+    assert (tmp_path / "runs" / "mine-quick" / "report.html").exists()
+
+
+def test_run_python(invoke, tmp_path):
+    (tmp_path / "mine.py").write_text(PYTHON)
+    output = invoke("run", "mine.py", "--set", "height=3", "--out", "there").output
+    assert "loss 3" in output
+    assert (tmp_path / "there" / "table.csv").exists()
+    (tmp_path / "wrong.py").write_text(PYTHON.replace("build=build", "build=None"))
+    assert "wrong.py: Value error, give either build= or run=" in invoke("run", "wrong.py", code=2).stderr
+    (tmp_path / "none.py").write_text("x = 1\n")
+    assert "none.py defines neither" in invoke("run", "none.py", code=2).stderr
+
+
+def test_report_makes_the_page_again(invoke, tmp_path):
+    (tmp_path / "mine.py").write_text(PYTHON)
+    invoke("run", "mine.py", "--out", "there")
+    page = tmp_path / "there" / "report.html"
+    before = page.read_bytes()
+    page.unlink()
+    assert invoke("report", "there").output.strip() == str(page)
+    assert page.read_bytes() == before
+    assert "no folder" in invoke("report", "nowhere", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "fedrzo-rely"), r"no experiment 'fedrzo-rely'\. Did you mean 'fedrzo-relu'"),
+        (("reproduce", "nothing"), "no experiment 'nothing'"),
+        (("run", "none.toml"), "no file none.toml"),
+        (("run", "demo", "--set", "rounds"), "--set needs KEY=VALUE"),
+        (("run", "demo", "--set", "rounds=many"), "rounds must be a whole number"),
+        (("run", "demo", "--set", "round=3"), r"no 'round'\. Did you mean 'rounds'"),
+        (("run", "demo", "--set", "method=FedSGD"), "no method 'FedSGD'; it has FedRZOBilevel, FedMSA"),
+        (("run", "demo", "--set", "gamma=-1"), "FedRZOBilevel: gamma must be a positive number"),
+    ],
+)
+def test_mistakes_get_a_message_and_code_2(invoke, words, message):
+    result = invoke(*words, code=2)
+    assert re.search(message, result.stderr)
+    assert "Traceback" not in result.output
+
+
+def test_missing_data_says_how_to_get_it(invoke, tmp_path, monkeypatch):
+    import pooch
+
+    def offline(*args, **kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setattr(pooch, "retrieve", offline)
+    monkeypatch.setenv("FEDSTRATA_DATA", str(tmp_path))
+    words = ("run", "fedrzo-relu", "--quick", "--set", "data=mnist")
+    monkeypatch.setattr("fedstrata.experiments.runner.present", lambda name: True)
+    message = invoke(*words, code=2).stderr
+    assert "Error: The data set 'mnist' was not found." in message
+    assert "FEDSTRATA_DATA" in message
+
+
+def test_debug_shows_where_it_happened(invoke):
+    result = CliRunner().invoke(app, ["run", "demo", "--set", "gamma=-1", "--debug", "--out", "x"])
+    assert isinstance(result.exception, ExperimentError)
+
+
+def test_demo(invoke, tmp_path):
+    output = invoke("demo", "--seeds", "1").output
+    assert "FedRZOBilevel" in output
+    assert "FedMSA" in output
+    page = tmp_path / "runs" / "demo" / "report.html"
+    assert output.splitlines()[-1] == f"Report: {page}"
+    table = (page.parent / "table.csv").read_text().splitlines()
+    # From 0.2 at λ = 1, both come within a percent of that to the best weights.
+    gaps = [float(line.split(",")[2]) for line in table[1:]]
+    assert len(gaps) == 2
+    assert max(gaps) < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("H=5", 5),
+        ("H=5.0", 5.0),
+        ("H=1e-3", 1e-3),
+        ("H=true", True),
+        ("H=none", None),
+        ("H=mnist", "mnist"),
+        ('H="5"', "5"),
+        ("H=1,2", [1, 2]),
+        ("H=[1, 2]", [1, 2]),
+        ("H=a=b", "a=b"),
+    ],
+)
+def test_values_have_types(text, value):
+    found = parse([text])["H"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("words", [["H"], ["=5"], ["H="], ["H=1", "H=2"]])
+def test_assignments_that_are_none(words):
+    with pytest.raises(ExperimentError, match="--set"):
+        parse(words)
