@@ -1,6 +1,6 @@
 """What is to be solved: problem classes, sets and projections, regularisers, test problems."""
 
-from fedstrata.problems import prox, sets
+from fedstrata.problems import diagnostics, prox, sets
 from fedstrata.problems.base import Problem, Projection
 from fedstrata.problems.classes import (
     MPEC,
@@ -25,6 +25,7 @@ __all__ = [
     "Problem",
     "Projection",
     "Selection",
+    "diagnostics",
     "prox",
     "quadratic_bilevel",
     "quadratic_minimax",
