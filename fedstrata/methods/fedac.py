@@ -4,16 +4,18 @@
 
     1  server: send w, w_ag to the clients that take part
     2  client i, K times:
-    3      w_md ← w/β + (1 − 1/β) w_ag;  draw ξ from D_i;  g ← ∇f_i(w_md, ξ)
-    4      w_ag ← P(w_md − η g)
-    5      w ← P((1 − 1/α) w + w_md/α − γ g)
-    6  server: w, w_ag ← the means of the clients'; x is w_ag
+    3      w, w_ag ← P(w), P(w_ag);  w_md ← w/β + (1 − 1/β) w_ag;  draw ξ from D_i;  g ← ∇f_i(w_md, ξ)
+    4      w_ag ← w_md − η g
+    5      w ← (1 − 1/α) w + w_md/α − γ g
+    6  server: w, w_ag ← P(the means of the clients'); x is w_ag
 
     γ = max(η, √(η/(μK)))
     variant I:   α = 1/(γμ),          β = α + 1
     variant II:  α = 3/(2γμ) − 1/2,   β = (2α² − 1)/(α − 1)
 
-The original has no set; the projections keep both sequences in it and leave the solution a fixed point.
+The original has no set. A round's last step is projected by the server, after averaging: a mean of
+projections would stay inside the set where the clients' gradients pull apart. With sets X_i of their own,
+clients project.
 
 Reveals only averages. Needs gradients. With one client and K = 1 it is accelerated gradient descent.
 """
@@ -83,15 +85,16 @@ class FedAC(Method):
         alpha, beta, gamma = self.coupling()
 
         def step(both: tuple[PyTree, PyTree], key: Any) -> tuple[PyTree, PyTree]:
-            w, w_ag = both
+            w, w_ag = (problem.project(one, client) for one in both)
             w_md = tree.lerp(1 / beta, w_ag, w)
             g = gradient(client.mean(problem.loss, key, self.batch_size), w_md)  # line 3
-            w_ag = problem.project(tree.axpy(-self.eta, g, w_md), client)  # line 4
-            w = problem.project(tree.axpy(-gamma, g, tree.lerp(1 / alpha, w, w_md)), client)  # line 5
-            return w, w_ag
+            w_ag = tree.axpy(-self.eta, g, w_md)  # line 4
+            return tree.axpy(-gamma, g, tree.lerp(1 / alpha, w, w_md)), w_ag  # line 5
 
-        return loop(self.K, step, key, (w, w_ag))  # line 2
+        both = loop(self.K, step, key, (w, w_ag))  # line 2
+        return both if problem.project.shared else tuple(problem.project(one, client) for one in both)
 
     def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
-        w, w_ag = fed.average(self.local_steps, key, state.w, state.x)  # lines 1, 6
+        both = fed.average(self.local_steps, key, state.w, state.x)  # line 1
+        w, w_ag = (problem.project(one) if problem.project.shared else one for one in both)  # line 6
         return State(w_ag, w)

@@ -257,7 +257,7 @@ class FedRZOBilevel(Method):
             return self.lower.solve(problem, pointwise_fed, key, r, x, y)
         if self.lower_rounds is not None:
             rounds = self.lower_rounds if isinstance(self.lower_rounds, int) else whole(self.lower_rounds)
-        return run(self.solver, rounds, values, problem, pointwise_fed, key, y)
+        return run(self.solver, rounds, values, self.bilevel(problem), pointwise_fed, key, x, y)
 
     def round(self, problem: Any, fed: Fed, key: Any, r: Any, state: State) -> State:
         """Lines 1 to 8."""

@@ -5,8 +5,11 @@
     1  server: draw ``devices`` of the clients; send them x̂
     2  client i, τ times from x = x̂:
     3      draw ξ from D_i
-    4      x ← P_{X_i}(x − γ_r ∇f_i(x, ξ))
-    5  server: x̂ ← the mean of the devices' x
+    4      x ← P(x);  x ← x − γ_r ∇f_i(x, ξ)
+    5  server: x̂ ← P(the mean of the devices' x)
+
+A round's last step is projected by the server, after averaging: a mean of projections would stay inside the
+set where the clients' gradients pull apart. With sets X_i of their own, clients project.
 
 The paper's steps under strong convexity decrease, γ_r = 4/(μ(a + rτ)): give ``gamma`` as that function of r.
 
@@ -64,11 +67,14 @@ class LFD(Method):
     def local_steps(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> PyTree:
         def step(x: PyTree, key: Any) -> PyTree:
             f = client.mean(problem.loss, key, self.batch_size)  # line 3
-            return problem.project(tree.axpy(-self.gamma, gradient(f, x), x), client)  # line 4
+            x = problem.project(x, client)
+            return tree.axpy(-self.gamma, gradient(f, x), x)  # line 4
 
-        return loop(self.tau, step, key, x)  # line 2
+        x = loop(self.tau, step, key, x)  # line 2
+        return x if problem.project.shared else problem.project(x, client)
 
     def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
         key_devices, key_steps = jax.random.split(key)
         chosen = None if self.devices is None else fed.sample(key_devices, self.devices)  # line 1
-        return State(fed.average(self.local_steps, key_steps, state.x, of=chosen))  # lines 1, 5
+        x = fed.average(self.local_steps, key_steps, state.x, of=chosen)
+        return State(problem.project(x) if problem.project.shared else x)  # line 5

@@ -8,7 +8,7 @@ Three have the papers' rules. With m clients, and modulus μ_h and condition num
 level, a_r = max{m, 4κ_h, r} + 1 grows with the upper level's round r, and T = 2 a_r ln a_r is the number of
 local steps:
 
-    "local_sgd"   FedAvg, γ = 1/(μ_h a_r), averaged every H = ⌈T/m⌉ steps, about m exchanges (Algorithm 3)
+    "local_sgd"   Local SGD, γ = 1/(μ_h a_r), averaged every ⌈T/m⌉ steps, about m exchanges (Algorithm 3)
     "fedac"       FedAC, averaged about m^⅓ times, η = min{1/L_h, 4K ln²T/(μ_h T²)}, L_h = κ_h μ_h
     "lfd"         LFD, averaged about (mT)^⅓ times, γ = 4/(μ_h (a_r + t)) after t steps
 
@@ -28,7 +28,6 @@ import jax.numpy as jnp
 from fedstrata.client import Client
 from fedstrata.methods.base import Fed, Method
 from fedstrata.methods.fedac import FedAC
-from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.lfd import LFD
 from fedstrata.problems.classes import Bilevel, Minimization
 from fedstrata.tally import each
@@ -100,9 +99,9 @@ def whole(number: Any) -> Any:
 
 
 def local_sgd(c: Constants) -> Plan:
-    """Algorithm 3: γ = 1/(μ_h a_r), H = ⌈T/m⌉."""
-    H = whole(c.T / c.m)
-    return Plan(whole(c.T / H), lambda t: {"gamma": 1 / (c.mu * c.a), "H": H})
+    """Algorithm 3: γ = 1/(μ_h a_r), ⌈T/m⌉ local steps."""
+    tau = whole(c.T / c.m)
+    return Plan(whole(c.T / tau), lambda t: {"gamma": 1 / (c.mu * c.a), "tau": tau})
 
 
 def fedac(c: Constants) -> Plan:
@@ -119,7 +118,7 @@ def lfd(c: Constants) -> Plan:
 
 
 RULES: dict[str, tuple[Callable[[Constants], Plan], Callable[[int | None], Method]]] = {
-    "local_sgd": (local_sgd, lambda batch_size: FedAvg(1.0, batch_size=batch_size)),
+    "local_sgd": (local_sgd, lambda batch_size: LFD(1.0, batch_size=batch_size)),  # with all devices
     "fedac": (fedac, lambda batch_size: FedAC(1.0, 1.0, batch_size=batch_size)),
     "lfd": (lfd, lambda batch_size: LFD(1.0, batch_size=batch_size)),
 }
@@ -135,7 +134,22 @@ def lower_level(problem: Bilevel, x: PyTree) -> Minimization:
         loss.per_batch = True  # type: ignore[attr-defined]
     if problem.project_y.trivial:
         return Minimization(loss)
-    return Minimization(loss, lambda y, client: problem.project_y(y, x, client))
+    if problem.project_y.arity > 2:
+        return Minimization(loss, lambda y, client: problem.project_y(y, x, client))
+    return Minimization(loss, lambda y: problem.project_y(y, x))
+
+
+def lower_levels(problem: Bilevel, x: PyTree) -> Minimization:
+    """All lower levels as the server sees them: the sets of the stacked points, no loss."""
+
+    def loss(y: PyTree, sample: PyTree) -> Any:
+        raise NotImplementedError("The server knows the lower level's sets only.")
+
+    if problem.project_y.trivial:
+        return Minimization(loss)
+    if problem.project_y.arity > 2:
+        return Minimization(loss, lambda y, client: y)
+    return Minimization(loss, lambda y: jax.vmap(problem.project_y)(y, x))
 
 
 @dataclass(frozen=True)
@@ -190,16 +204,18 @@ def run(
     method: Method,
     rounds: Any,
     values: Callable[[Any], dict[str, Any]],
-    problem: Any,
+    problem: Bilevel,
     fed: PointwiseFed,
     key: jax.Array,
+    x: PyTree,
     y: PyTree,
 ) -> PyTree:
-    """``rounds`` rounds of a method for `Minimization` at all points, from ``y``."""
+    """``rounds`` rounds of a method for `Minimization` at the points ``x``, from ``y``."""
+    levels = lower_levels(problem, x)
 
     def body(t: Any, state: Any) -> Any:
         now = values(t)
         step = method.having(now) if now else method
-        return step.round(problem, replace(fed, values=now), jax.random.fold_in(key, t), t, state)
+        return step.round(levels, replace(fed, values=now), jax.random.fold_in(key, t), t, state)
 
-    return method.output(fed.repeat(rounds, body, method.init(problem, y, None)), None)[0]
+    return method.output(fed.repeat(rounds, body, method.init(levels, y, None)), None)[0]

@@ -74,6 +74,11 @@ class Projection:
         """Whether the set is the whole space."""
         return self.function is None
 
+    @property
+    def shared(self) -> bool:
+        """Whether the set is the same for all clients."""
+        return self.arity <= 1
+
     def __call__(self, point: PyTree, *context: Any) -> PyTree:
         if self.function is None:
             return point
