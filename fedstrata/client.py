@@ -170,5 +170,6 @@ class Client:
 
 
 def steps_of(H: Any, client: Client) -> Any:
-    """A client's number of local steps, where ``H`` is one number for all or an array with one per client."""
-    return H[client.index] if getattr(H, "ndim", 0) == 1 else H
+    """A client's number of local steps, rounded up: ``H`` is one for all, or an array with one per client."""
+    H = H[client.index] if getattr(H, "ndim", 0) == 1 else H
+    return jnp.ceil(H).astype(jnp.int32) if jnp.issubdtype(jnp.result_type(H), jnp.floating) else H

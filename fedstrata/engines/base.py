@@ -268,14 +268,14 @@ def visit(
     return Remember(jax.tree.map(jnp.asarray, reply.upload), reply.memory), counted
 
 
-def client_of(data: FederatedData, index: Any, memory: PyTree) -> Client:
+def client_of(setup: Setup, data: FederatedData, index: Any, memory: PyTree) -> Client:
     """Client ``index`` (may be traced), whose rows are fetched from the stack as needed."""
     size = data.equal if data.equal is not None else data.sizes[index]
     train = Samples(data.train, size, index)
     valid = train
     if data.valid is not None:
         valid = Samples(data.valid, data.valid_equal or data.valid_sizes[index], index)
-    fraction = data.sizes[index] / data.sizes.sum()
+    fraction = data.sizes[index] / data.sizes[: setup.clients].sum()
     return Client(index, train, valid, memory, fraction)
 
 

@@ -102,7 +102,9 @@ class DebugFed(FedBase):
             where = f"round {int(self.round_number)}, phase {getattr(phase, '__name__', phase)!r}, client {i}"
             mine = jax.tree.map(lambda leaf, i=i: leaf[i], memory)
             try:
-                reply, counted = visit(self.setup, phase, key, message, client_of(self.data, i, mine))
+                reply, counted = visit(
+                    self.setup, phase, key, message, client_of(self.setup, self.data, i, mine)
+                )
             except Exception as error:
                 raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
             if bad := tree.nonfinite_leaves(reply.upload):

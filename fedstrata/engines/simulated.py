@@ -155,6 +155,7 @@ class SimulatedFed(FedBase):
     ) -> tuple[PyTree, PyTree]:
         """Everyone in one `vmap`, over the client axis of the data itself. Rows past ``clients`` are padding."""
         data, rows = self.data, self.data.sizes.shape[0]
+        total = data.sizes[: self.clients].sum()
         seen: list[tally.Tally] = []
 
         def one(index: Any, size: Any, train: Any, valid: Any, valid_size: Any, memory: Any) -> Any:
@@ -162,7 +163,7 @@ class SimulatedFed(FedBase):
             valid_samples = train_samples
             if valid is not None:
                 valid_samples = Samples(valid, data.valid_equal or valid_size)
-            client = Client(index, train_samples, valid_samples, memory, size / data.sizes.sum())
+            client = Client(index, train_samples, valid_samples, memory, size / total)
             reply, counted = visit(self.setup, phase, key, message, client)
             seen[:] = [counted]
             return reply.upload, reply.memory, counted.factors
@@ -207,7 +208,9 @@ class SimulatedFed(FedBase):
         def one(index: Any, memory: Any) -> Any:
             place = jnp.minimum(index, rows - 1)
             mine = jax.tree.map(lambda leaf: leaf[place], memory)
-            reply, counted = visit(self.setup, phase, key, message, client_of(self.data, place, mine))
+            reply, counted = visit(
+                self.setup, phase, key, message, client_of(self.setup, self.data, place, mine)
+            )
             seen[:], remembers[:] = [counted], [reply.memory is not None]
             real = index < rows
             return reply.upload, reply.memory, [jnp.where(real, f, 0) for f in counted.factors]

@@ -1,30 +1,72 @@
 """One paper's algorithm, one file."""
 
+from fedstrata.methods.afl import AFL
 from fedstrata.methods.base import METHODS, Method
+from fedstrata.methods.big_sam import BiGSAM
+from fedstrata.methods.compositional_fedavg import CompositionalFedAvg
+from fedstrata.methods.ds_feddro import DSFedDRO
+from fedstrata.methods.fastdro import FastDRO
 from fedstrata.methods.fedac import FedAC
 from fedstrata.methods.fedavg import FedAvg
+from fedstrata.methods.feddro import FedDRO
+from fedstrata.methods.fedmsa import FedMSA
 from fedstrata.methods.fedmspp import FedMSPP
+from fedstrata.methods.fednest import FedNest
 from fedstrata.methods.fedprox import FedProx
 from fedstrata.methods.fedrzo import FedRZO
 from fedstrata.methods.fedrzo_bilevel import FedRZOBilevel
 from fedstrata.methods.fedrzo_minimax import FedRZOMinimax
+from fedstrata.methods.fedrzo_two_stage import FedRZOTwoStage
 from fedstrata.methods.fedzo import FedZO
+from fedstrata.methods.gcivr import GCIVR
+from fedstrata.methods.hypergradient_descent import HypergradientDescent
+from fedstrata.methods.ipir_fedavg import IPIRFedAvg
 from fedstrata.methods.lfd import LFD
+from fedstrata.methods.local_sgda import LocalSGDA
+from fedstrata.methods.mbsgd import MBSGD
+from fedstrata.methods.pdsgd import PDSGD
+from fedstrata.methods.r_apm import RAPM
 from fedstrata.methods.scaffnew import Scaffnew
 from fedstrata.methods.scaffold import SCAFFOLD
+from fedstrata.methods.sequential_regularization import SequentialRegularization
+from fedstrata.methods.simfbo import SimFBO
+from fedstrata.methods.soba import SOBA
+from fedstrata.methods.str_fedavg import StRFedAvg
+from fedstrata.methods.zohfl import ZOHFL
 
 __all__ = [
+    "AFL",
+    "GCIVR",
     "LFD",
+    "MBSGD",
     "METHODS",
+    "PDSGD",
+    "RAPM",
     "SCAFFOLD",
+    "SOBA",
+    "ZOHFL",
+    "BiGSAM",
+    "CompositionalFedAvg",
+    "DSFedDRO",
+    "FastDRO",
     "FedAC",
     "FedAvg",
+    "FedDRO",
+    "FedMSA",
     "FedMSPP",
+    "FedNest",
     "FedProx",
     "FedRZO",
     "FedRZOBilevel",
     "FedRZOMinimax",
+    "FedRZOTwoStage",
     "FedZO",
+    "HypergradientDescent",
+    "IPIRFedAvg",
+    "LocalSGDA",
     "Method",
     "Scaffnew",
+    "SequentialRegularization",
+    "SimFBO",
+    "StRFedAvg",
 ]

@@ -204,6 +204,16 @@ class Method:
         """What the user is to be warned of after `start`, whose state has values here."""
         return []
 
+    @classmethod
+    def needs_for(cls, problem: Any) -> str:
+        """What it asks of this problem's functions, where that differs between the classes it solves."""
+        return cls.needs
+
+    @classmethod
+    def refuses(cls, problem: Any) -> str | None:
+        """Why the method cannot be given this problem of a class it solves, whatever its hyper-parameters; or None."""
+        return None
+
     def check(self, problem: Problem, clients: int) -> None:
         """Raise where hyper-parameters do not fit the problem; called once before anything is compiled."""
 
@@ -237,7 +247,7 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, np.ndarray | jax.Array):
         return np.asarray(value).tolist()
-    if callable(value):
+    if callable(value) and not dataclasses.is_dataclass(value):
         return getattr(value, "__qualname__", type(value).__name__)
     return repr(value)
 

@@ -1,6 +1,6 @@
 """What is to be solved: problem classes, sets and projections, regularisers, test problems."""
 
-from fedstrata.problems import diagnostics, prox, sets
+from fedstrata.problems import diagnostics, dro, fairness, prox, sets
 from fedstrata.problems.base import Problem, Projection
 from fedstrata.problems.classes import (
     MPEC,
@@ -12,12 +12,17 @@ from fedstrata.problems.classes import (
     Personalized,
     Selection,
 )
+from fedstrata.problems.conversions import as_bilevel, as_multisequence
+from fedstrata.problems.cournot import cournot_game
+from fedstrata.problems.levels import LogMeanExp
 from fedstrata.problems.quadratic import quadratic_bilevel, quadratic_minimax
+from fedstrata.problems.underdetermined import underdetermined
 
 __all__ = [
     "MPEC",
     "Bilevel",
     "Composition",
+    "LogMeanExp",
     "Minimax",
     "Minimization",
     "MultiSequence",
@@ -25,9 +30,15 @@ __all__ = [
     "Problem",
     "Projection",
     "Selection",
+    "as_bilevel",
+    "as_multisequence",
+    "cournot_game",
     "diagnostics",
+    "dro",
+    "fairness",
     "prox",
     "quadratic_bilevel",
     "quadratic_minimax",
     "sets",
+    "underdetermined",
 ]

@@ -1,0 +1,281 @@
+"""Solvers of a strongly monotone variational inequality VI(Y, G): the lower level of a two-stage problem.
+
+    find y ∈ Y with ⟨G(y), z − y⟩ ≥ 0 for all z ∈ Y,   or   y = P_Y(y − αG(y)) for one (and so every) α > 0
+
+With G μ-strongly monotone, L-Lipschitz and κ = L/μ:
+
+    projection      y ← P_Y(y − αG(y))                                  α = μ/L²: O(κ²) steps for each digit
+    extragradient   ȳ ← P_Y(y − αG(y)),  y ← P_Y(y − αG(ȳ))             α < 1/L:  O(κ) steps, two G each
+    accelerated     y⁺ ← P_Y(z − αG(z)),  z ← y⁺ + (t−1)/t⁺ (y⁺ − y)    α = 1/L:  O(√κ) steps
+
+The accelerated method starts its sequence t anew where ⟨z − y⁺, y⁺ − y⟩ > 0 (O'Donoghue & Candès 2015), so
+it needs no μ. Its rate is that of convex optimisation: G must be the gradient of something (its Jacobian
+symmetric), as in a potential game. Where restarts bring no progress, it goes on without momentum. The
+others need no symmetry.
+
+Without a step size α they find one. Power iterations on differences of G give the first estimate: the
+smallest co-coercivity ⟨ΔG, Δy⟩/‖ΔG‖² seen, which is at least μ/L² (1/L for a gradient); 0.7 ‖Δy‖/‖ΔG‖ for
+extragradient. It is lowered on the way where it proves too large: projection halves it when the residual
+grows, which it cannot do below the co-coercivity; the accelerated method when a restart brings no progress;
+extragradient keeps α ‖G(y) − G(ȳ)‖ ≤ 0.7 ‖y − ȳ‖.
+
+They take a number of steps (which may be traced), or stop by themselves when
+
+    ‖y − P_Y(y − αG(y))‖/α ≤ tol · scale       (scale: ‖G‖ at the start, if not given)
+
+or when the left side is as small as rounding lets it be. Several inequalities at once, stacked, are one on
+the product of their sets, with the worst μ and L among them: give the stacked map, projection and start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata import tree
+
+PyTree = Any
+Map = Callable[[PyTree], PyTree]
+
+MAX_STEPS = 10_000
+POWER_STEPS = 4
+SAFETY = 0.7  # of the largest step that extragradient may take
+FAILURES = 3  # restarts without progress after which the accelerated method does without momentum
+
+
+class Solution(NamedTuple):
+    """What a solver returns.
+
+    Attributes:
+        y: the point.
+        steps: how many steps were taken.
+        values: how often G was evaluated.
+        residual: ``‖y − P_Y(y − αG(y))‖/α``, at ``y`` or one step before it.
+        alpha: the step size at the end.
+    """
+
+    y: PyTree
+    steps: jax.Array
+    values: jax.Array
+    residual: jax.Array
+    alpha: jax.Array
+
+
+def residual(G: Map, project: Map, y: PyTree, alpha: Any = 1.0) -> jax.Array:
+    """The natural residual ``‖y − P_Y(y − αG(y))‖``; zero exactly at the solution."""
+    return _norm(tree.sub(y, project(tree.axpy(-alpha, G(y), y))))
+
+
+def projection(
+    G: Map,
+    project: Map,
+    y: PyTree,
+    *,
+    alpha: Any = None,
+    steps: Any = None,
+    tol: Any = 1e-6,
+    max_steps: int = MAX_STEPS,
+    scale: Any = None,
+) -> Solution:
+    """The projection method.
+
+    Args:
+        G: the map, a function of y.
+        project: the projection onto Y.
+        y: where to start.
+        alpha: the step size; None finds one.
+        steps: how many steps, possibly traced; None stops by ``tol``.
+        tol: the residual to reach, relative to ``scale``.
+        max_steps: the most steps without a given number.
+        scale: what the residual is compared with; None is ‖G‖ at the start.
+    """
+    adapt = alpha is None
+
+    def step(run: _Run) -> _Run:
+        y = project(tree.axpy(-run.alpha, G(run.y), run.y))
+        moved = _norm(tree.sub(y, run.y))
+        alpha = jnp.where(moved >= run.moved, run.alpha / 2, run.alpha) if adapt else run.alpha
+        # A smaller step moves less: what was moved is scaled to be comparable with the next.
+        return _Run(y, run.k + 1, moved * (alpha / run.alpha), alpha)
+
+    return _solve(step, G, y, None, 1, _cocoercivity, alpha, steps, tol, max_steps, scale)
+
+
+def extragradient(
+    G: Map,
+    project: Map,
+    y: PyTree,
+    *,
+    alpha: Any = None,
+    steps: Any = None,
+    tol: Any = 1e-6,
+    max_steps: int = MAX_STEPS,
+    scale: Any = None,
+) -> Solution:
+    """The extragradient method (Korpelevich 1976); the arguments are those of `projection`."""
+    adapt = alpha is None
+
+    def step(run: _Run) -> _Run:
+        at_y = G(run.y)
+        middle = project(tree.axpy(-run.alpha, at_y, run.y))
+        at_middle = G(middle)
+        y = project(tree.axpy(-run.alpha, at_middle, run.y))
+        dy = tree.sub(middle, run.y)
+        alpha, moved = run.alpha, _norm(dy)
+        if adapt:
+            dG = tree.sub(at_middle, at_y)
+            # Differences of the size of rounding errors say nothing.
+            telling = _norm(dG) > jnp.sqrt(_epsilon(y)) * _norm(at_y)
+            alpha = jnp.where(telling, jnp.minimum(alpha, _lipschitz(dy, dG)), alpha)
+        return _Run(y, run.k + 1, moved * (alpha / run.alpha), alpha)
+
+    return _solve(step, G, y, None, 2, _lipschitz, alpha, steps, tol, max_steps, scale)
+
+
+class _Momentum(NamedTuple):
+    z: PyTree
+    t: jax.Array
+    last: jax.Array  # the residual at the last restart
+    failures: jax.Array  # restarts that found no smaller one
+
+
+def accelerated(
+    G: Map,
+    project: Map,
+    y: PyTree,
+    *,
+    alpha: Any = None,
+    steps: Any = None,
+    tol: Any = 1e-6,
+    max_steps: int = MAX_STEPS,
+    scale: Any = None,
+) -> Solution:
+    """The accelerated projection method with restarts; the arguments are those of `projection`."""
+    adapt = alpha is None
+
+    def step(run: _Run) -> _Run:
+        z, t, last, failures = run.more
+        y = project(tree.axpy(-run.alpha, G(z), z))
+        back, forth = tree.sub(z, y), tree.sub(y, run.y)
+        moved, restart = _norm(back), _dot(back, forth) > 0
+        failed = restart & (moved / run.alpha >= last)
+        failures += failed
+        last = jnp.where(restart, moved / run.alpha, last)
+        alpha = jnp.where(failed, run.alpha / 2, run.alpha) if adapt else run.alpha
+        t = jnp.where(restart | (failures >= FAILURES), 1, t)
+        t_new = (1 + jnp.sqrt(1 + 4 * t**2)) / 2
+        z = tree.axpy((t - 1) / t_new, forth, y)
+        return _Run(y, run.k + 1, moved * (alpha / run.alpha), alpha, _Momentum(z, t_new, last, failures))
+
+    one = jnp.ones((), _dtype(y))
+    more = _Momentum(y, one, one * jnp.inf, jnp.int32(0))
+    return _solve(step, G, y, more, 1, _cocoercivity, alpha, steps, tol, max_steps, scale)
+
+
+SOLVERS: dict[str, Callable[..., Solution]] = {
+    "projection": projection,
+    "extragradient": extragradient,
+    "accelerated": accelerated,
+}
+
+
+class _Run(NamedTuple):
+    y: PyTree
+    k: jax.Array
+    moved: jax.Array  # ‖y − P_Y(y − αG(y))‖
+    alpha: jax.Array
+    more: Any = None
+
+
+def _solve(
+    step: Callable[[_Run], _Run],
+    G: Map,
+    y: PyTree,
+    more: Any,
+    values_per_step: int,
+    rule: Callable[[PyTree, PyTree], jax.Array],
+    alpha: Any,
+    steps: Any,
+    tol: Any,
+    max_steps: int,
+    scale: Any,
+) -> Solution:
+    """The loop of all solvers: a given number of steps, or until the residual is small."""
+    dtype, eps, before, adapt = _dtype(y), _epsilon(y), 0, alpha is None
+    if adapt:
+        alpha, before = step_size(G, y, rule), POWER_STEPS + 1
+    start = _Run(y, jnp.int32(0), jnp.full((), jnp.inf, dtype), jnp.asarray(alpha, dtype), more)
+    if steps is None:
+        if scale is None:
+            scale, before = _norm(G(y)), before + 1
+
+        def unfinished(run: _Run) -> jax.Array:
+            enough = jnp.maximum(tol * scale * run.alpha, 4 * eps * _norm(run.y))
+            return (run.k < max_steps) & (run.moved > enough)
+
+        end = jax.lax.while_loop(unfinished, step, start)
+    elif adapt:
+        end = jax.lax.fori_loop(0, steps, lambda _, run: step(run), start)
+    else:  # nothing depends on the residual: it is not computed in the loop
+        end = jax.lax.fori_loop(0, steps, lambda _, run: step(run)._replace(moved=run.moved), start)
+        end = end._replace(moved=step(end).moved)
+    return Solution(end.y, end.k, before + values_per_step * end.k, end.moved / end.alpha, end.alpha)
+
+
+def step_size(G: Map, y: PyTree, rule: Callable[[PyTree, PyTree], jax.Array]) -> jax.Array:
+    """The smallest value of ``rule`` on `POWER_STEPS` power iterations with differences of G around ``y``."""
+    at_y = G(y)
+    # Wide enough that rounding errors do not show in the differences.
+    radius = _epsilon(y) ** 0.25 * (1 + _norm(y))
+
+    def step(carry: tuple[PyTree, jax.Array], _: Any) -> tuple[tuple[PyTree, jax.Array], None]:
+        direction, alpha = carry
+        size = _norm(direction)
+        direction = tree.scale(radius / jnp.where(size > 0, size, 1), direction)
+        dG = tree.sub(G(tree.add(y, direction)), at_y)
+        found = rule(direction, dG)
+        return (dG, jnp.where(found > 0, jnp.minimum(alpha, found), alpha)), None
+
+    # A direction without symmetry, lest it be orthogonal to the eigenvector that matters.
+    start = jax.tree.map(
+        lambda leaf: 1 + jnp.cos(jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape) / 2, y
+    )
+    (_, alpha), _ = jax.lax.scan(step, (start, jnp.full((), jnp.inf, _dtype(y))), length=POWER_STEPS)
+    return jnp.where(jnp.isfinite(alpha), alpha, 1)
+
+
+def _cocoercivity(dy: PyTree, dG: PyTree) -> jax.Array:
+    """``⟨ΔG, Δy⟩/‖ΔG‖²``; infinite where ΔG = 0."""
+    square = _dot(dG, dG)
+    return jnp.where(square > 0, _dot(dG, dy) / jnp.where(square > 0, square, 1), jnp.inf)
+
+
+def _lipschitz(dy: PyTree, dG: PyTree) -> jax.Array:
+    """``0.7 ‖Δy‖/‖ΔG‖``; infinite where ΔG = 0."""
+    size = _norm(dG)
+    return jnp.where(size > 0, SAFETY * _norm(dy) / jnp.where(size > 0, size, 1), jnp.inf)
+
+
+def _dot(x: PyTree, y: PyTree) -> jax.Array:
+    """``⟨x, y⟩`` as products of matrices, which CPUs do several times faster than sums."""
+    precision = jax.lax.Precision.HIGHEST
+    products = jax.tree.map(lambda a, b: jnp.vdot(a, b, precision=precision), x, y)
+    return jax.tree.reduce(jnp.add, products)
+
+
+def _norm(x: PyTree) -> jax.Array:
+    return jnp.sqrt(_dot(x, x))
+
+
+def _dtype(y: PyTree) -> Any:
+    return jnp.result_type(*jax.tree.leaves(y))
+
+
+def _epsilon(y: PyTree) -> float:
+    return float(jnp.finfo(_dtype(y)).eps)
+
+
+__all__ = ["SOLVERS", "Solution", "accelerated", "extragradient", "projection", "residual", "step_size"]

@@ -1,0 +1,280 @@
+"""FedRZO_2s: zeroth-order federated averaging over equilibria (Qiu, Shanbhag, Yousefian; Algorithms 4 and 5).
+
+    min_x  1/m Σ_i E f_i(x, y(x, ξ), ξ)   over  ∩ X_i,   y(x, ξ) solves VI(Y(x, ξ), G(x, ·, ξ))
+
+    1  server: send x̂ to every client
+    2  client i, H times from x = x̂ (k counts all steps so far):
+    3      draw ξ from D_i, and v on the sphere of radius η
+    4      y⁰ ← y(x, ξ) and y⁺ ← y(x+v, ξ), each by t_k = ⌈τ ln(k+1)⌉ steps of a VI solver:
+               y ← P_{Y(x, ξ)}(y − α G(x, y, ξ))
+    5      g ← n/η² (f_i(x+v, y⁺, ξ) − f_i(x, y⁰, ξ)) v
+    6      x ← x − γ (g + (x − P_{X_i}(x))/η)
+    7  server: x̂ ← the mean of the clients' x
+
+There is no lower-level communication: every client solves its own followers' game, one for each sample.
+With τ = None line 4 stops by the residual instead, ‖y − P_Y(y − αG)‖/α ≤ tol · ‖G(y₀)‖; with α = None the
+solver finds its step size (`fedstrata.estimators.vi`). Theorem 2 asks for α = μ/L² and τ ≥ −1/ln(1 − 1/κ²),
+κ = L/μ.
+
+Without local sets the server can replay line 6 from H scalars (``messages="scalars"``), as in
+`fedstrata.methods.fedrzo`.
+
+Reveals only averages (the scalars: every reply). Needs function values, and values of the followers' map G.
+The result's ``y`` holds each client's mean response where it was last.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata import tree
+from fedstrata.client import Client, steps_of
+from fedstrata.estimators import vi
+from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
+from fedstrata.methods.base import (
+    BatchSize,
+    Count,
+    Fed,
+    Method,
+    NonNegative,
+    Positive,
+    Remember,
+    Steps,
+    method,
+)
+from fedstrata.problems.classes import MPEC
+from fedstrata.tally import count, loop
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's iterate, and how many local steps were taken."""
+
+    x: PyTree  # x̂
+    k: jax.Array
+
+
+class Memory(NamedTuple):
+    """A client's mean response, and the response to start from."""
+
+    y: PyTree
+    y0: PyTree
+
+
+class Walk(NamedTuple):
+    """What passes from one local step to the next: the point, the samples' starts, mean response, scalars."""
+
+    x: PyTree
+    start: PyTree
+    y: PyTree
+    scalars: jax.Array
+
+
+@method
+class FedRZOTwoStage(Method):
+    """``H`` local steps of size ``gamma`` along two-point estimates of radius ``eta``, at equilibria.
+
+    Args:
+        gamma: step size γ.
+        eta: smoothing radius η.
+        H: local steps.
+        lower: ``"projection"`` (the paper's), ``"extragradient"``, ``"accelerated"`` (for a potential game),
+            ``"solution"`` (the problem's own), or a function ``(G, project, y) -> y``.
+        alpha: the solver's step size α; None finds one.
+        tau: τ, for t_k = ⌈τ ln(k+1)⌉ solver steps; None stops by ``tol``.
+        tol: the residual at which to stop, relative to ‖G‖ at ``y0``.
+        max_steps: the most solver steps without ``tau``.
+        warm_start: start from the last response; else from ``y0``, as in the paper.
+        batch_size: samples per function value, each with an equilibrium of its own; None for all.
+        messages: ``"vectors"``, or ``"scalars"`` where there is no local set.
+        two_sided: ``n/(2η²) (f(x+v) − f(x−v)) v`` in line 5, whose bias is of a higher order in η.
+        directions: how many v per step; g is the mean of their estimates.
+        orthogonal: whether they are orthogonal to each other.
+    """
+
+    gamma: Positive  # γ
+    eta: Positive  # η
+    H: Steps = 1
+    lower: Any = "projection"
+    alpha: Positive | None = None  # α
+    tau: NonNegative | None = None  # τ
+    tol: Positive = 1e-6
+    max_steps: Count = vi.MAX_STEPS
+    warm_start: bool = False
+    batch_size: BatchSize = 1
+    messages: str = "vectors"
+    two_sided: bool = False
+    directions: Count = 1
+    orthogonal: bool = False
+
+    solves = (MPEC,)
+    needs = "function values, values of the followers' map"
+
+    @classmethod
+    def from_theory(
+        cls, *, K: int, clients: int, mu: float, L: float, eta: float = 0.1, **options: Any
+    ) -> FedRZOTwoStage:
+        """The rules of Theorem 2: γ = √(m/K), H = ⌈(K/m³)^¼⌉, α = μ/L², τ = −1/ln(1 − 1/κ²), κ = L/μ.
+
+        Args:
+            K: local steps of a client in total; run ``rounds = ⌈K/H⌉``.
+            clients: their number m.
+            mu: strong monotonicity μ of the followers' map.
+            L: its Lipschitz constant.
+            eta: smoothing radius η.
+            **options: further hyper-parameters.
+
+        >>> import fedstrata as fs
+        >>> m = fs.FedRZOTwoStage.from_theory(K=2000, clients=5, mu=1.0, L=2.0)
+        >>> m.gamma, m.H, m.alpha, round(m.tau, 3)
+        (0.05, 2, 0.25, 3.476)
+        """
+        if not 0 < mu <= L:
+            raise ValueError(f"FedRZOTwoStage.from_theory needs 0 < mu ≤ L, but mu={mu}, L={L}.")
+        gamma, H = theory_steps(K, clients)
+        tau = -1 / math.log1p(-((mu / L) ** 2)) if mu < L else 1.0
+        return cls(gamma, eta, H, alpha=mu / L**2, tau=tau, **options)
+
+    def check(self, problem: Any, clients: int) -> None:
+        names = (*vi.SOLVERS, "solution")
+        if not callable(self.lower) and self.lower not in names:
+            raise ValueError(
+                f"FedRZOTwoStage: lower must be a function or one of {', '.join(names)}, not {self.lower!r}."
+            )
+        if self.lower == "solution" and problem.solution is None:
+            raise ValueError("FedRZOTwoStage: lower='solution' needs MPEC(…, solution=…).")
+        if getattr(problem.leader, "per_batch", False):
+            raise ValueError(
+                "FedRZOTwoStage: every sample has its own equilibrium: the leader's loss cannot be per_batch."
+            )
+        if self.messages not in ("vectors", "scalars"):
+            raise ValueError(
+                f"FedRZOTwoStage: messages must be 'vectors' or 'scalars', but is {self.messages!r}."
+            )
+        if self.messages == "scalars" and not problem.project_x.trivial:
+            raise ValueError(
+                "FedRZOTwoStage: with sets of x the server cannot replay the steps; use messages='vectors'."
+            )
+        if self.messages == "scalars" and not isinstance(self.H, int):
+            raise ValueError(
+                "FedRZOTwoStage: messages='scalars' needs the same number H of steps for all and always."
+            )
+
+    def init(self, problem: MPEC, x0: PyTree, y0: PyTree) -> State:
+        check_directions("FedRZOTwoStage", self.directions, self.orthogonal, x0)
+        return State(x0, jnp.int32(0))
+
+    def memory(self, problem: MPEC, x0: PyTree, y0: PyTree) -> Memory:
+        return Memory(y0, y0)
+
+    def output(self, state: State, memory: Memory) -> tuple[PyTree, PyTree]:
+        return state.x, memory.y
+
+    def respond(
+        self, problem: MPEC, x: PyTree, start: PyTree, y0: PyTree, samples: PyTree, k: Any
+    ) -> tuple[PyTree, Any]:
+        """The equilibria (line 4) at stacked points for stacked samples, and how often G was evaluated."""
+
+        def everywhere(function: Any) -> Any:  # of (x, y, sample), over points and samples
+            return jax.vmap(jax.vmap(function, in_axes=(None, 0, 0)), in_axes=(0, 0, None))
+
+        solution = problem.solution
+        if self.lower == "solution" and solution is not None:
+            return everywhere(lambda x, y, s: solution(x, s))(x, start, samples), 0
+        if callable(self.lower):
+            own = everywhere(
+                lambda x, y, s: self.lower(
+                    lambda y: problem.follower(x, y, s), lambda y: problem.project_y(y, x, s), y
+                )
+            )
+            return own(x, start, samples), 0
+
+        def G(y: PyTree) -> PyTree:
+            return everywhere(problem.follower)(x, y, samples)
+
+        def project(y: PyTree) -> PyTree:
+            return everywhere(lambda x, y, s: problem.project_y(y, x, s))(x, y, samples)
+
+        solver = vi.SOLVERS[self.lower]
+        if self.tau is not None:
+            steps = jnp.ceil(self.tau * jnp.log1p(jnp.asarray(k, float))).astype(jnp.int32)
+            found = solver(G, project, start, alpha=self.alpha, steps=steps)
+            return found.y, found.values
+        scale = tree.norm(G(y0))
+        found = solver(
+            G, project, start, alpha=self.alpha, tol=self.tol, max_steps=self.max_steps, scale=scale
+        )
+        return found.y, found.values + 1
+
+    def walk(self, problem: MPEC, client: Client, key: Any, x: PyTree, k: Any) -> Walk:
+        """The local steps."""
+        length = client.train.capacity if self.batch_size is None else self.batch_size
+        ends = 2 * self.directions if self.two_sided else 1 + self.directions
+
+        def spread(y: PyTree, *shape: int) -> PyTree:
+            return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), y)
+
+        y0 = spread(client.memory.y0, ends, length)
+
+        def step(walk: Walk, key: Any, h: Any) -> Walk:
+            key_xi, key_v = jax.random.split(key)
+            f = client.mean(problem.leader, key_xi, self.batch_size)  # line 3
+            v = directions(key_v, walk.x, self.eta, self.directions, self.orthogonal)
+            z, weights = points(walk.x, v, self.two_sided), f.weigh()
+            y, values = self.respond(problem, z, spread(walk.start, ends), y0, f.samples, k + h)  # line 4
+            each = jax.vmap(jax.vmap(problem.leader, in_axes=(None, 0, 0)), in_axes=(0, 0, None))(
+                z, y, f.samples
+            )
+            f.book("values", ends)
+            count("values", ends, values * f.size)
+            s = scalars(each @ weights.astype(each.dtype), tree.dimension(x), self.eta, self.two_sided)
+            pull = tree.scale(1 / self.eta, tree.sub(walk.x, problem.project_x(walk.x, client)))
+            x_new = tree.axpy(-self.gamma, tree.add(combine(s, v), pull), walk.x)  # lines 5, 6
+            y = jax.tree.map(lambda leaf: leaf.mean(0), y)
+            mean = combine(weights, y)
+            start = walk.start
+            if self.warm_start:  # a full batch meets the same samples again
+                start = y if self.batch_size is None else spread(mean, length)
+            kept = walk.scalars.at[h].set(s) if self.messages == "scalars" else walk.scalars
+            return Walk(x_new, start, mean, kept)
+
+        steps = self.H if self.messages == "scalars" else 0
+        kept = jnp.zeros((steps, self.directions), jnp.result_type(*jax.tree.leaves(x)))
+        start = client.memory.y if self.warm_start else client.memory.y0
+        begin = Walk(x, spread(start, length), client.memory.y, kept)
+        return loop(steps_of(self.H, client), step, key, begin, indexed=True)  # line 2
+
+    def local_steps(self, problem: MPEC, client: Client, key: Any, x: PyTree, k: Any = 0) -> Remember:
+        walk = self.walk(problem, client, key, x, k)
+        return Remember(walk.x, Memory(walk.y, client.memory.y0))
+
+    def local_scalars(self, problem: MPEC, client: Client, key: Any, x: PyTree, k: Any = 0) -> Remember:
+        walk = self.walk(problem, client, key, x, k)
+        return Remember(walk.scalars, Memory(walk.y, client.memory.y0))
+
+    def replay(self, key: Any, index: Any, factors: jax.Array, x: PyTree) -> PyTree:
+        """``Σ_k s_k v_k`` of one client, from the keys it drew with."""
+
+        def add(total: PyTree, key: Any, k: Any) -> PyTree:
+            v = directions(jax.random.split(key)[1], x, self.eta, self.directions, self.orthogonal)
+            return tree.add(total, combine(factors[k], v))
+
+        return loop(self.H, add, jax.random.fold_in(key, index), tree.zeros_like(x), indexed=True)
+
+    def round(self, problem: MPEC, fed: Fed, key: Any, r: Any, state: State) -> State:
+        message = (state.x,) if self.tau is None else (state.x, state.k)
+        k = state.k + jnp.max(jnp.asarray(self.H))
+        if self.messages == "vectors":
+            return State(fed.average(self.local_steps, key, *message), k)  # lines 1, 7
+        replies = fed.gather(self.local_scalars, key, *message)
+
+        def add(x: PyTree, one: tuple[Any, Any, Any]) -> tuple[PyTree, None]:
+            index, weight, factors = one
+            return tree.axpy(-self.gamma * weight, self.replay(key, index, factors, state.x), x), None
+
+        return State(jax.lax.scan(add, state.x, (fed.indices(), fed.weights(), replies))[0], k)

@@ -1,0 +1,227 @@
+"""ZO-HFL: a hierarchical framework for heterogeneous clients (Qiu, Kim, Yousefian; Algorithms 1 and 2).
+
+    min_x  E f₁(x, ξ) + 1/m Σ_i f₂(x, y_i(x)),    y_i(x) = argmin_{y ∈ Y_i(x)} E h_i(x, y, ζ)
+
+    1  server: send x̂; it and client i draw v_i on the unit sphere from the key that they share
+    2  client i: from y⁺ = y⁻ = y_i, for t = 0, …, H_{i,r} − 1:
+    3      draw ζ from D_i
+    4      y^± ← P_{Y_i(x̂ ± ηv_i)}(y^± − γ̃/(t + Γ) ∇_y h_i(x̂ ± ηv_i, y^±, ζ))
+    5  client i: keep the personal model y_i ← P_{Y_i(x̂)}(½(y⁺ + y⁻));
+          upload g_i ← n/(2η) (f₂(x̂ + ηv_i, y⁺) − f₂(x̂ − ηv_i, y⁻)) v_i
+    6  server: draw ξ from its own data; x̂ ← x̂ − γ_r (∇f₁(x̂, ξ) + the mean of g_i)
+
+or, with ``messages="scalars"``,
+
+    5′ client i: upload the two numbers f₂(x̂ ± ηv_i, y^±); the server multiplies v_i itself
+
+with the same iterates. The paper uploads y⁺ and y⁻; one vector does. A client with H_{i,r} = 0 sits out: it
+keeps y_i, and the mean in line 6 is over the others. Both points meet the same ζ
+(``common_random_numbers``): the difference in line 5 is multiplied by n/(2η), and independent samples would
+be as well.
+
+Theory: H_{i,r} = τ_i √(r+1), γ_r = c/√(r+1) with c = 1/(4(L₁ + L₀√n/η)); see `ZOHFL.from_theory`. Reveals
+only averages (the scalars: every reply). Needs gradients of f₁ and h_i, values of f₂.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata import tree
+from fedstrata.client import Client, Oracle, steps_of
+from fedstrata.estimators.gradients import gradient
+from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars
+from fedstrata.methods.base import BatchSize, Count, Fed, Method, Positive, Remember, Steps, method
+from fedstrata.problems.classes import Personalized
+from fedstrata.tally import count, loop
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class RootDecay:
+    """The step sizes ``γ_r = c/√(r+1)``."""
+
+    c: float
+
+    def __call__(self, r: Any) -> Any:
+        return self.c / jnp.sqrt(r + 1.0)
+
+
+@dataclass(frozen=True)
+class RootGrowth:
+    """The numbers of steps ``H_{i,r} = ⌈τ_i √(r+1)⌉``; ``tau`` is a number, or a tuple of one per client."""
+
+    tau: float | tuple[float, ...]
+
+    def __call__(self, r: Any) -> Any:
+        return jnp.asarray(self.tau) * jnp.sqrt(r + 1.0)
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree  # x̂
+
+
+@method
+class ZOHFL(Method):
+    """A server and clients with models of their own: y_i by SGD, x by gradients and two-point estimates.
+
+    Args:
+        gamma: the server's step size γ_r, a number or a schedule such as ``RootDecay(0.01)``.
+        eta: smoothing radius η.
+        H: the clients' steps per round: a number, one per client (0 sits out), or a function of the round
+            that returns either, such as ``RootGrowth(20)``; it is rounded up.
+        gamma_client: γ̃; a client's t-th step has size γ̃/(t + Γ).
+        Gamma: Γ.
+        batch_size: samples of a client's step; None for all.
+        server_batch_size: samples of the server's step; None for all.
+        messages: ``"vectors"`` or ``"scalars"``.
+        common_random_numbers: whether both points meet the same samples; the paper draws them apart.
+        directions: how many v per client and round; g_i is the mean of their estimates.
+        orthogonal: whether they are orthogonal to each other.
+    """
+
+    gamma: Positive  # γ_r
+    eta: Positive  # η
+    H: Steps = 1
+    gamma_client: Positive = 0.1  # γ̃
+    Gamma: Positive = 1.0  # Γ
+    batch_size: BatchSize = None
+    server_batch_size: BatchSize = None
+    messages: str = "vectors"
+    common_random_numbers: bool = True
+    directions: Count = 1
+    orthogonal: bool = False
+
+    solves = (Personalized,)
+    needs = "gradients of the server's and the clients' losses, values of the coupling"
+
+    @classmethod
+    def from_theory(
+        cls,
+        *,
+        L1: float,
+        L0: float,
+        n: int,
+        mu: float,
+        L_h: float,
+        eta: float = 0.1,
+        tau: float | tuple[float, ...] = 1.0,
+        **options: Any,
+    ) -> ZOHFL:
+        """The rules of Theorem 1: γ_r = c/√(r+1), c = 1/(4(L₁ + L₀√n/η)), H_{i,r} = ⌈τ_i√(r+1)⌉.
+
+        The clients' steps are γ̃/(t + Γ) with γ̃ = 2/μ (the proposition asks for μγ̃ > 1) and Γ =
+        4(L_h/μ)², the smallest that keeps them below μ/(2L_h²).
+
+        Args:
+            L1: smoothness of f₁.
+            L0: Lipschitz constant of the implicit f₂.
+            n: dimension of x.
+            mu: strong convexity of the clients' h_i.
+            L_h: their smoothness.
+            eta: smoothing radius η.
+            tau: τ, or one for each client; at least 1.
+            **options: further hyper-parameters.
+
+        >>> import fedstrata as fs
+        >>> m = fs.ZOHFL.from_theory(L1=1.0, L0=1.0, n=4, mu=1.0, L_h=2.0, eta=0.5, tau=2.0)
+        >>> m.gamma, m.H, m.gamma_client, m.Gamma
+        (RootDecay(c=0.05), RootGrowth(tau=2.0), 2.0, 16.0)
+        """
+        if not (L1 >= 0 and L0 > 0 and n >= 1 and 0 < mu <= L_h and eta > 0 and np.min(tau) >= 1):
+            raise ValueError(
+                "ZOHFL.from_theory needs L1 ≥ 0, L0 > 0, n ≥ 1, 0 < mu ≤ L_h, eta > 0 and tau ≥ 1, but "
+                f"L1={L1}, L0={L0}, n={n}, mu={mu}, L_h={L_h}, eta={eta}, tau={tau}."
+            )
+        c = 1 / (4 * (L1 + L0 * math.sqrt(n) / eta))
+        return cls(RootDecay(c), eta, RootGrowth(tau), 2 / mu, 4 * (L_h / mu) ** 2, **options)
+
+    def check(self, problem: Any, clients: int) -> None:
+        if self.messages not in ("vectors", "scalars"):
+            raise ValueError(f"ZOHFL: messages must be 'vectors' or 'scalars', but is {self.messages!r}.")
+        H = jax.eval_shape(self.H, jnp.int32(0)) if callable(self.H) else self.H
+        if jnp.shape(H) not in ((), (clients,)):
+            raise ValueError(f"ZOHFL: H has the shape {jnp.shape(H)}, but there are {clients} clients.")
+
+    def init(self, problem: Personalized, x0: PyTree, y0: PyTree) -> State:
+        check_directions("ZOHFL", self.directions, self.orthogonal, x0)
+        return State(x0)
+
+    def memory(self, problem: Personalized, x0: PyTree, y0: PyTree) -> PyTree:
+        return y0  # y_i
+
+    def output(self, state: State, memory: PyTree) -> tuple[PyTree, PyTree]:
+        return state.x, memory
+
+    def draw(self, key: Any, x: PyTree) -> PyTree:
+        """The directions ηv_i of a client (line 1), stacked, from the key of its phase."""
+        return directions(jax.random.split(key)[0], x, self.eta, self.directions, self.orthogonal)
+
+    def personalize(self, problem: Personalized, client: Client, key: Any, x: PyTree) -> Remember:
+        """Lines 2 to 5: the values of f₂ at all ``x̂ ± ηv_i``, and the personal model."""
+        z = points(x, self.draw(key, x), two_sided=True)
+        ends = 2 * self.directions
+        y = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (ends, *leaf.shape)), client.memory)
+
+        def sample(key: Any) -> Oracle:
+            return client.train.mean(problem.client, key, self.batch_size)
+
+        def descend(f: Oracle, x: PyTree, y: PyTree, gamma: Any) -> PyTree:
+            y = tree.axpy(-gamma, jax.grad(f.silent, argnums=1)(x, y), y)
+            return problem.project_y(y, x, client)
+
+        def step(y: PyTree, key: Any, t: Any) -> PyTree:
+            gamma = self.gamma_client / (t + self.Gamma)
+            f = sample(key)  # line 3
+            f.book("gradients", ends)
+            if self.common_random_numbers or self.batch_size is None:
+                return jax.vmap(lambda x, y: descend(f, x, y, gamma))(z, y)  # line 4
+            keys = jax.random.split(key, ends)
+            return jax.vmap(lambda key, x, y: descend(sample(key), x, y, gamma))(keys, z, y)
+
+        H = steps_of(self.H, client)
+        y = loop(H, step, jax.random.split(key)[1], y, indexed=True)  # line 2
+        count("values", ends)
+        values = jax.vmap(lambda x, y: problem.couple(x, y, client))(z, y)
+        mean = problem.project_y(jax.tree.map(lambda leaf: leaf.mean(0), y), x, client)
+        kept = jax.tree.map(lambda old, new: jnp.where(H > 0, new, old), client.memory, mean)
+        return Remember(values, kept)  # line 5′
+
+    def estimate(self, values: jax.Array, v: PyTree) -> PyTree:
+        """g_i (line 5) from the values at both ends of every direction, where ‖v‖ = η."""
+        return combine(scalars(values, tree.dimension(v) // self.directions, self.eta, two_sided=True), v)
+
+    def personalize_vector(self, problem: Personalized, client: Client, key: Any, x: PyTree) -> Remember:
+        values, kept = self.personalize(problem, client, key, x)
+        return Remember(self.estimate(values, self.draw(key, x)), kept)  # line 5
+
+    def round(self, problem: Personalized, fed: Fed, key: Any, r: Any, state: State) -> State:
+        x, clients = state.x, fed.indices()
+        at_work = jnp.broadcast_to(jnp.asarray(self.H) > 0, (fed.clients,))[clients]
+        weights = jnp.where(at_work, fed.weights(), 0)
+        # Where everyone sits out, the mean is zero; the weights must not be.
+        anyone = weights.sum() > 0
+        weights = jnp.where(anyone, weights, 1) / jnp.where(anyone, weights.sum(), len(weights))
+        if self.messages == "vectors":
+            g = fed.average(self.personalize_vector, key, x, weights=weights)
+        else:
+            values = fed.gather(self.personalize, key, x)
+
+            def add(total: PyTree, one: tuple[Any, Any, Any]) -> tuple[PyTree, None]:
+                index, weight, of_client = one
+                v = self.draw(jax.random.fold_in(key, index), x)
+                return tree.axpy(weight, self.estimate(of_client, v), total), None
+
+            g = jax.lax.scan(add, tree.zeros_like(x), (clients, weights, values))[0]
+        f = fed.server.mean(problem.server, jax.random.fold_in(key, fed.clients), self.server_batch_size)
+        direction = tree.axpy(jnp.where(anyone, 1, 0), g, gradient(f, x))
+        return State(tree.axpy(-self.gamma, direction, x))  # line 6
