@@ -1,8 +1,9 @@
 """How a level of a composition takes its mean, and how a method follows it.
 
-A level's value g(z) is a mean over samples and clients. Usually that is the arithmetic mean of ``level(z, sample)``.
-Where such values overflow, as KL's exp(ℓ/λ) does, a level is written with its exponent and marked `LogMeanExp`: its value is
-then ``u = log mean exp level(z, sample)``, and all that methods do with g they do with log g. A `Rule` says how:
+A level's value g(z) is a mean over samples and clients. Usually that is the arithmetic mean of ``level(z,
+sample)``. Where such values overflow, as KL's exp(ℓ/λ) does, a level is written with its exponent and
+marked `LogMeanExp`: its value is then ``u = log mean exp level(z, sample)``, and all that methods do with g
+they do with log g. A `Rule` says how:
 
 | | arithmetic | logarithmic, g = exp u |
 |---|---|---|
@@ -14,10 +15,11 @@ then ``u = log mean exp level(z, sample)``, and all that methods do with g they 
 | ``report(u, b)``, ``step(γ, u, report)``: g ← g + γ (ū − g) | | the same of exponentials |
 | ``ratio(u, u⁺)``: of units, for a Jacobian kept in units of u | 1 | exp(u − u⁺) |
 
-The derivative of ``gap`` by the level's argument, at a followed u, is that of g in the units in which u is kept: both rules
-have d gap/du = −1 in the mean at the level's value, so the chain rule of g and u is the same formula. On the logarithmic scale
-nothing overflows: exponents are cut at log(1/ε), ε the float's precision, beyond which weights count for nothing, and a
-followed value stays above ``floor`` times the newest estimate, so that it can be taken the logarithm of.
+The derivative of ``gap`` by the level's argument, at a followed u, is that of g in the units in which u is
+kept: both rules have d gap/du = −1 in the mean at the level's value, so the chain rule of g and u is the
+same formula. On the logarithmic scale nothing overflows: exponents are cut at log(1/ε), ε the float's
+precision, beyond which weights count for nothing, and a followed value stays above ``floor`` times the
+newest estimate, so that it can be taken the logarithm of.
 """
 
 from __future__ import annotations
@@ -150,10 +152,18 @@ def _exp(t: jax.Array) -> jax.Array:
     return jnp.exp(jnp.minimum(t, _limit(t)))
 
 
+@jax.custom_jvp
 def _expm1(t: jax.Array) -> jax.Array:
-    """``exp(t) − 1``, continued by its tangent beyond the limit: finite, increasing, with a bounded derivative."""
+    """``exp(t) − 1``, continued by its tangent beyond the limit, so that its derivative is bounded."""
     cut = jnp.minimum(t, _limit(t))
     return jnp.expm1(cut) + math.exp(_limit(t)) * (t - cut)
+
+
+@_expm1.defjvp
+def _expm1_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    # by rule: the derivative of the tangent's branch would cancel only in exact arithmetic
+    (t,), (dt,) = primals, tangents
+    return _expm1(t), _exp(t) * dt
 
 
 ARITHMETIC = Arithmetic()
@@ -187,6 +197,7 @@ class LogMeanExp:
             )
 
     def __call__(self, z: PyTree, sample: PyTree) -> PyTree:
+        """The exponent of one sample."""
         return self.function(z, sample)
 
     def own_mean(self, values: PyTree, weights: jax.Array) -> PyTree:

@@ -1,0 +1,194 @@
+"""Directions of compositions ``h(x) + f(g^N(… g¹(x)))``: values on a client's samples, and the chain rule.
+
+A `Chain` is a composition in the form that methods work with: the federated levels g¹ … g^N whose values
+are followed, then f, which everyone knows or which is itself a mean over clients. Functions that everyone
+knows in between belong to the level above them.
+
+    zⁿ = gⁿ(z^{n−1}), z⁰ = x        `value`
+    v^N = ∇f(z^N), v^{n−1} = ∇gⁿ(z^{n−1})ᵀ vⁿ        `pull`, one exchange each where the clients' mean is
+    needed ∇Φ = ∇h(x) + ∇g¹(x)ᵀ v¹        `direction`
+
+With N = 1 and a known f, v¹ = ∇f(z¹) is at hand and nothing but z¹ travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.flatten_util import ravel_pytree
+
+from fedstrata import tree
+from fedstrata.client import Client
+from fedstrata.estimators.gradients import gradient
+from fedstrata.problems.classes import Composition, known
+from fedstrata.problems.levels import ARITHMETIC, LogMeanExp, rule_of
+
+PyTree = Any
+Function = Callable[..., Any]
+Values = tuple[PyTree, ...]
+
+
+class Chain(NamedTuple):
+    """A composition as methods see it.
+
+    Attributes:
+        inner: g¹ … g^N, means over clients, whose values are followed.
+        outer: f.
+        federated: whether f is a mean over clients, ``f(z, sample)``, or known to everyone, ``f(z)``.
+        plain: h, or None.
+        positions: which of the problem's levels the inner ones are.
+    """
+
+    inner: tuple[Function, ...]
+    outer: Function
+    federated: bool
+    plain: Function | None
+    positions: tuple[int, ...]
+
+    @property
+    def pulls(self) -> int:
+        """How many cotangents need the clients' mean."""
+        return max(len(self.inner) - 1, 0) + (self.federated and len(self.inner) > 0)
+
+
+def chain_of(problem: Composition) -> Chain:
+    """The chain of a composition."""
+    inner: list[Function] = []
+    positions: list[int] = []
+    waiting: Function | None = None
+    for n, level in enumerate(problem.levels):
+        if known(level):
+            waiting = level if waiting is None else _compose(waiting, level)
+        else:
+            inner.append(level if waiting is None else _after(waiting, level))
+            positions.append(n)
+            waiting = None
+    if waiting is not None:
+        return Chain(tuple(inner), waiting, False, problem.plain, tuple(positions))
+    if rule_of(inner[-1]) is not ARITHMETIC:  # its gradient is no mean of the clients' gradients
+        return Chain(tuple(inner), _identity, False, problem.plain, tuple(positions))
+    return Chain(tuple(inner[:-1]), inner[-1], True, problem.plain, tuple(positions[:-1]))
+
+
+def _identity(z: PyTree) -> PyTree:
+    return z
+
+
+def _compose(first: Function, second: Function) -> Function:
+    return lambda z: second(first(z))
+
+
+def _after(first: Function, level: Function) -> Function:
+    if isinstance(level, LogMeanExp):
+        return LogMeanExp(_after(first, level.function))
+
+    def merged(z: PyTree, sample: PyTree) -> PyTree:
+        return level(first(z), sample)
+
+    merged.per_batch = getattr(level, "per_batch", False)  # type: ignore[attr-defined]
+    return merged
+
+
+def followed(problem: Composition, y: Values) -> Values:
+    """Of the inner values of all levels, those that a method follows."""
+    return tuple(y[n] for n in chain_of(problem).positions)
+
+
+def value(chain: Chain, client: Client, key: jax.Array, batch_size: int | None, n: int, z: PyTree) -> PyTree:
+    """gⁿ⁺¹(z) on a client's samples."""
+    return client.train.mean(chain.inner[n], key, batch_size)(z)
+
+
+def at_two(
+    chain: Chain, client: Client, key: jax.Array, batch_size: int | None, n: int, before: PyTree, now: PyTree
+) -> tuple[PyTree, PyTree]:
+    """gⁿ⁺¹ on the same samples at two points."""
+    g = client.train.mean(chain.inner[n], key, batch_size)
+    return g(before), g(now)
+
+
+def cotangent(chain: Chain, values: Values, pulled: Values) -> PyTree:
+    """The lowest cotangent that is known: the last one pulled, or ∇f(z^N) where f is known to everyone."""
+    return pulled[-1] if pulled else jax.grad(chain.outer)(values[-1])
+
+
+def pull(
+    chain: Chain, client: Client, key: jax.Array, batch_size: int | None, values: Values, pulled: Values
+) -> PyTree:
+    """The next cotangent below those in ``pulled``, on a client's samples."""
+    if chain.federated and not pulled:
+        return gradient(client.train.mean(chain.outer, key, batch_size), values[-1])
+    n = len(chain.inner) - 1 - (len(pulled) - chain.federated)
+    return _vjp(chain, client, key, batch_size, n, values[n - 1], values[n], cotangent(chain, values, pulled))
+
+
+def pull_locally(
+    chain: Chain, client: Client, key: jax.Array, batch_size: int | None, values: Values
+) -> Values:
+    """All cotangents by this client's own functions."""
+    pulled: Values = ()
+    for _ in range(chain.pulls):
+        pulled = (*pulled, pull(chain, client, key, batch_size, values, pulled))
+    return pulled
+
+
+def direction(
+    chain: Chain,
+    client: Client,
+    key: jax.Array,
+    batch_size: int | None,
+    x: PyTree,
+    values: Values,
+    pulled: Values,
+) -> PyTree:
+    """``∇h(x) + ∇g¹(x)ᵀ v¹`` on a client's samples, the same ones in both."""
+    if chain.inner:
+        v = cotangent(chain, values, pulled)
+        total = _vjp(chain, client, key, batch_size, 0, x, values[0], v)
+    elif chain.federated:
+        total = gradient(client.train.mean(chain.outer, key, batch_size), x)
+    else:
+        total = jax.grad(chain.outer)(x)
+    if chain.plain is None:
+        return total
+    return tree.add(total, gradient(client.train.mean(chain.plain, key, batch_size), x))
+
+
+def _vjp(
+    chain: Chain,
+    client: Client,
+    key: jax.Array,
+    batch_size: int | None,
+    n: int,
+    z: PyTree,
+    followed: PyTree,
+    v: PyTree,
+) -> PyTree:
+    """``∇gⁿ⁺¹(z)ᵀ v`` in the units of the followed value; booked as a gradient."""
+    level = chain.inner[n]
+    rule = rule_of(level)
+
+    def scalar(z: PyTree, sample: PyTree) -> jax.Array:
+        return tree.dot(v, rule.gap(level(z, sample), followed))
+
+    scalar.per_batch = getattr(level, "per_batch", False)  # type: ignore[attr-defined]
+    return gradient(client.train.mean(scalar, key, batch_size), z)
+
+
+def jacobian(
+    chain: Chain, client: Client, key: jax.Array, batch_size: int | None, n: int, z: PyTree, followed: PyTree
+) -> jax.Array:
+    """``∇gⁿ⁺¹(z)`` as a matrix, flattened value by flattened argument, in the followed value's units."""
+    level = chain.inner[n]
+    rule = rule_of(level)
+    flat, unravel = ravel_pytree(z)
+
+    def gap(flat: jax.Array, sample: PyTree) -> jax.Array:
+        return ravel_pytree(rule.gap(level(unravel(flat), sample), followed))[0]
+
+    gap.per_batch = getattr(level, "per_batch", False)  # type: ignore[attr-defined]
+    mean = client.train.mean(gap, key, batch_size)
+    mean.book("gradients", tree.dimension(followed))
+    return jax.jacrev(mean.silent)(flat)

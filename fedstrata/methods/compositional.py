@@ -1,0 +1,63 @@
+"""What the methods for compositions share: phases that evaluate a level and pull a cotangent through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fedstrata.client import Client
+from fedstrata.estimators import compositional as c
+from fedstrata.methods.base import BatchSize, Fed, Method, Remember
+from fedstrata.problems.classes import Composition
+from fedstrata.problems.levels import ARITHMETIC, Rule, rule_of
+
+PyTree = Any
+
+
+def level_average(fed: Fed, rule: Rule, phase: Callable[..., Any], key: Any, *message: PyTree) -> Any:
+    """The clients' mean on a level's own scale."""
+    return fed.average(phase, key, *message, mean=None if rule is ARITHMETIC else rule.mean)
+
+
+class Compositional(Method):
+    """Base of the methods for ``h(x) + f(g(x))``; see `fedstrata.estimators.compositional`."""
+
+    batch_size: BatchSize
+
+    solves = (Composition,)
+    needs = "gradients, products with the Jacobian of g"
+
+    def check(self, problem: Composition, clients: int) -> None:  # type: ignore[override]
+        if not c.chain_of(problem).inner:
+            raise ValueError(
+                f"{type(self).__name__} follows an inner mean g, and this Composition has none: its levels "
+                "are known to everyone, or it is a single mean. Use Minimization."
+            )
+
+    def value_of_level(self, problem: Composition, client: Client, key: Any, at: Any) -> PyTree:
+        """gⁿ on a client's samples; ``at`` is z^{n−1} behind n − 1 times None."""
+        return c.value(c.chain_of(problem), client, key, self.batch_size, len(at) - 1, at[-1])
+
+    def value_and_keep(self, problem: Composition, client: Client, key: Any, x: PyTree) -> Remember:
+        """g¹ on a client's samples; the client keeps x."""
+        return Remember(self.value_of_level(problem, client, key, (x,)), x)
+
+    def pull(self, problem: Composition, client: Client, key: Any, values: Any, pulled: Any) -> PyTree:
+        """The next cotangent on a client's samples."""
+        return c.pull(c.chain_of(problem), client, key, self.batch_size, values, pulled)
+
+    def values_at(self, problem: Composition, fed: Fed, key: Any, phase: Any, message: PyTree) -> c.Values:
+        """All followed values, one exchange for each level; the first is by ``phase``."""
+        values: c.Values = ()
+        for n, level in enumerate(c.chain_of(problem).inner):
+            if n > 0:
+                phase, message = self.value_of_level, (*[None] * n, values[-1])
+            values = (*values, level_average(fed, rule_of(level), phase, key, message))
+        return values
+
+    def cotangents(self, problem: Composition, fed: Fed, key: Any, values: c.Values) -> c.Values:
+        """The cotangents that need the clients' mean, one exchange each; none where f is known and N = 1."""
+        pulled: c.Values = ()
+        for _ in range(c.chain_of(problem).pulls):
+            pulled = (*pulled, fed.average(self.pull, key, values, pulled))
+        return pulled

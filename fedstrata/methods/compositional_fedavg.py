@@ -1,0 +1,89 @@
+"""Vanilla FedAvg for compositions, Cases I and II: what does not work (FedDRO's Algorithm 1, Theorem 4.1).
+
+    min_x  Φ(x) = h(x) + f(g(x)),   h and g means over clients
+
+    1  server: send x̄;  Case II: ȳ ← the mean of the clients' g_k(x̄), sent back
+    2  client k, I times from x = x̄:
+    3      y_k ← g_k(x), but ȳ in the first step of Case II
+    4      x ← x − η (∇h_k(x) + ∇g_k(x)ᵀ ∇f(y_k))
+    5  server: x̄ ← the mean of the clients' x
+
+It does not solve the problem where clients differ: with g₁ = 4x − 4, g₂ = −2x + 4, f = √(y² + 4) and I = 2
+both cases stay above ½ from x⁰ = ½ on, where the minimiser is 0. With one client, and in Case II with I =
+1, it is compositional gradient descent. Minibatches: y_k is taken on the samples of line 4.
+
+Reveals only averages, and in Case II of a level in the log domain each client's log g_k. Needs gradients,
+products with g's Jacobian.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from fedstrata import tree
+from fedstrata.client import Client
+from fedstrata.estimators import compositional as c
+from fedstrata.methods.base import BatchSize, Count, Fed, Positive, method
+from fedstrata.methods.compositional import Compositional
+from fedstrata.problems.classes import Composition
+from fedstrata.tally import loop
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree  # x̄
+
+
+@method
+class CompositionalFedAvg(Compositional):
+    """Federated averaging with ``I`` local steps of size ``eta`` on the clients' own compositions."""
+
+    eta: Positive  # η
+    I: Count = 1
+    case: int = 1
+    batch_size: BatchSize = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.case not in (1, 2):
+            raise ValueError(f"CompositionalFedAvg: case must be 1 or 2, but is {self.case!r}.")
+
+    def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def memory(self, problem: Composition, x0: PyTree, y0: PyTree) -> PyTree:
+        return x0 if self.case == 2 else None
+
+    def step(self, chain: c.Chain, client: Client, key: Any, x: PyTree, used: Any = None) -> PyTree:
+        if used is None:
+            y: c.Values = ()
+            for n in range(len(chain.inner)):
+                y = (*y, c.value(chain, client, key, self.batch_size, n, y[-1] if y else x))  # line 3
+            used = (y, c.pull_locally(chain, client, key, self.batch_size, y))
+        return tree.axpy(-self.eta, c.direction(chain, client, key, self.batch_size, x, *used), x)  # line 4
+
+    def local_steps(self, problem: Composition, client: Client, key: Any, x: PyTree) -> PyTree:
+        chain = c.chain_of(problem)
+        return loop(self.I, lambda x, key: self.step(chain, client, key, x), key, x)  # line 2
+
+    def local_steps_from(
+        self, problem: Composition, client: Client, key: Any, y: PyTree, pulled: PyTree
+    ) -> PyTree:
+        """Case II: the first step is with the shared embedding, at the x̄ and the samples it was taken on."""
+        chain = c.chain_of(problem)
+        x = self.step(chain, client, key, client.memory, (y, pulled))
+        return loop(
+            self.I - 1, lambda x, key: self.step(chain, client, key, x), jax.random.fold_in(key, 1), x
+        )
+
+    def round(self, problem: Composition, fed: Fed, key: Any, r: Any, state: State) -> State:
+        if self.case == 1:
+            return State(fed.average(self.local_steps, key, state.x))  # lines 1, 5
+        y = self.values_at(problem, fed, key, self.value_and_keep, state.x)  # line 1
+        pulled = self.cotangents(problem, fed, key, y)
+        return State(fed.average(self.local_steps_from, key, y, pulled))  # lines 1, 5

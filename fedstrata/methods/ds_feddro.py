@@ -1,0 +1,118 @@
+"""DS-FedDRO: compositions with learning rates on both sides, and no exchange between steps (Algorithm 3).
+
+    min_x  Φ(x) = h(x) + f(g(x)),   h and g means over clients
+
+    1  before round 0: y ← the mean of the clients' g_k(x; ζ)
+    2  server: send x, y
+    3  client k, t = 0 … I − 1 from x_k = x, y_k = y:
+    4      x_k ← x_k − η (∇h_k(x_k; ζ_t) + ∇g_k(x_k; ζ_t)ᵀ ∇f(ŷ))
+    5      y_k ← (1−β) y_k + β g_k(x_k; ζ_{t+1})
+    6  server: x ← x − γ_x mean(x − x_k);  y ← y − γ_y mean(y − y_k)
+
+The paper leaves open which ŷ enters line 4. ``embedding="server"``: ŷ = y, frozen through the round; the
+method then has the right fixed points. ``embedding="local"``: ŷ = y_k; where clients differ, its fixed
+point is biased, on the paper's own counterexample to about 6β/(1 + 4.5β) in place of 0.
+
+Beyond the paper, f may be a mean over clients and g may have several levels: with the server's embedding
+the cotangents at y are averaged in exchanges of their own before line 3. A level in the log domain
+(`LogMeanExp`) is followed as log g, and y stays above β times the newest estimate, which γ_y > 1 could
+otherwise pass.
+
+Reveals only averages, and with a level in the log domain each client's replies. Needs gradients, products
+with g's Jacobian.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from fedstrata import tree
+from fedstrata.client import Client
+from fedstrata.estimators import compositional as c
+from fedstrata.methods.base import BatchSize, Count, Fed, Fraction, Positive, method
+from fedstrata.methods.compositional import Compositional
+from fedstrata.problems.classes import Composition
+from fedstrata.problems.levels import ARITHMETIC, rule_of
+from fedstrata.tally import loop
+
+PyTree = Any
+EMBEDDINGS = ("server", "local")
+
+
+class State(NamedTuple):
+    """The server's iterate and embedding."""
+
+    x: PyTree
+    y: tuple[PyTree, ...]
+
+
+@method
+class DSFedDRO(Compositional):
+    """``I`` local steps ``eta`` with momentum ``beta``, then the server's steps ``gamma_x``, ``gamma_y``."""
+
+    eta: Positive  # η
+    beta: Fraction  # β
+    I: Count = 1
+    gamma_x: Positive = 1.0  # γ_x
+    gamma_y: Positive = 1.0  # γ_y
+    embedding: str = "server"
+    batch_size: BatchSize = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.embedding not in EMBEDDINGS:
+            raise ValueError(f"DSFedDRO: embedding must be one of {EMBEDDINGS}, but is {self.embedding!r}.")
+
+    def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
+        return State(x0, c.followed(problem, y0))
+
+    def start(self, problem: Composition, fed: Fed, key: Any, state: State) -> State:
+        return State(state.x, self.values_at(problem, fed, key, self.value_of_level, (state.x,)))  # line 1
+
+    def local_steps(
+        self, problem: Composition, client: Client, key: Any, x: PyTree, y: c.Values, pulled: c.Values
+    ) -> PyTree:
+        chain = c.chain_of(problem)
+        rules = [rule_of(level) for level in chain.inner]
+
+        def step(carry: Any, key_t: Any, t: Any) -> Any:
+            x_k, y_k, _ = carry
+            next_key = jax.random.fold_in(key, t + 1)
+            used = (y, pulled)
+            if self.embedding == "local":
+                used = (y_k, c.pull_locally(chain, client, key_t, self.batch_size, y_k))
+            x_k = tree.axpy(
+                -self.eta, c.direction(chain, client, key_t, self.batch_size, x_k, *used), x_k
+            )  # line 4
+            new: list[PyTree] = []
+            newest: list[PyTree] = []
+            for n, rule in enumerate(rules):
+                newest.append(c.value(chain, client, next_key, self.batch_size, n, new[-1] if new else x_k))
+                new.append(rule.blend(self.beta, y_k[n], newest[-1]))  # line 5
+            return x_k, tuple(new), tuple(newest)
+
+        x_k, y_k, newest = loop(self.I, step, key, (x, y, y), indexed=True)  # line 3
+        return x_k, tuple(rule.report(*pair) for rule, *pair in zip(rules, y_k, newest, strict=True))
+
+    def round(self, problem: Composition, fed: Fed, key: Any, r: Any, state: State) -> State:
+        x, y = state
+        rules = [rule_of(level) for level in c.chain_of(problem).inner]
+
+        def means_of(uploads: Any, weights: Any) -> Any:
+            x_k, reports = uploads
+            means = tuple(rule.mean(report, weights) for rule, report in zip(rules, reports, strict=True))
+            return ARITHMETIC.mean(x_k, weights), means
+
+        key_local, key_pull = jax.random.split(key)
+        pulled = self.cotangents(problem, fed, key_pull, y) if self.embedding == "server" else ()
+        plain = all(rule is ARITHMETIC for rule in rules)
+        x_k, y_k = fed.average(
+            self.local_steps, key_local, x, y, pulled, mean=None if plain else means_of
+        )  # line 2
+        new = (
+            rule.step(self.gamma_y, old, mean, self.beta)
+            for rule, old, mean in zip(rules, y, y_k, strict=True)
+        )
+        return State(tree.lerp(self.gamma_x, x, x_k), tuple(new))  # line 6

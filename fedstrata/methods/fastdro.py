@@ -1,0 +1,78 @@
+"""FastDRO: steps along the worst case of the minibatch (Levy, Carmon, Duchi, Sidford 2020), in parallel.
+
+    min_x  max_q  E[q ℓ(x, ξ)] − penalty(q)   over densities q of the samples
+
+    1  server: send x;  client k: draw B_k, send its losses
+    2  server: on all the losses, find the maximiser q_i = density(ℓ_i, dual); send the dual, a few numbers
+    3  client k: the mean over B_k of q_i ∇ℓ_i, with q_i held constant
+    4  server: x ← x − η (the clients' mean of that)
+
+The problem says which q: χ² ball (`dro.chi2_ball`), χ² penalty (`dro.chi2(…, nonnegative=True)`), CVaR
+(`dro.cvar`: the worst part α of the minibatch), KL-CVaR (`dro.kl_cvar`), KL, semideviation. A threshold η
+is found by bisection and not by gradient steps; that of the last minibatch is put beside x. The direction
+is the gradient of the minibatch's objective, biased for the whole: less so the larger all the clients'
+minibatches together are. Other compositions have no maximiser over samples; of them it also takes the
+minibatch's gradient, which is MBSGD.
+
+Reveals each client's minibatch of losses. Needs gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata import tree
+from fedstrata.client import Client
+from fedstrata.estimators.gradients import gradient
+from fedstrata.methods.base import BatchSize, Fed, Positive, Remember, method
+from fedstrata.methods.mbsgd import MBSGD, State
+from fedstrata.problems.classes import Composition
+from fedstrata.problems.dro import DRO, Lifted
+
+PyTree = Any
+
+
+@method
+class FastDRO(MBSGD):
+    """Steps of size ``eta`` along the gradient of the minibatch's worst case."""
+
+    eta: Positive  # η
+    batch_size: BatchSize = None
+
+    needs = "gradients"
+    reveals = "replies"
+
+    def losses(self, problem: DRO, client: Client, key: Any, x: PyTree) -> Remember:
+        """Line 1."""
+        loss = client.train.mean(problem.loss, key, self.batch_size)
+        weights = None if self.batch_size is not None else loss.weigh()
+        return Remember((loss.each(x), weights), client.memory._replace(x=x) if problem.lifted else x)
+
+    def weighted(self, problem: DRO, client: Client, key: Any, dual: PyTree) -> PyTree:
+        """Line 3."""
+        loss, risk = problem.loss, problem.risk
+
+        def one(x: PyTree, sample: PyTree) -> jax.Array:
+            value = loss(x, sample)
+            return jax.lax.stop_gradient(risk.density(value, dual)) * value
+
+        x = client.memory.x if problem.lifted else client.memory
+        return gradient(client.train.mean(one, key, self.batch_size), x)
+
+    def round(self, problem: Composition, fed: Fed, key: Any, r: Any, state: State) -> State:
+        if not isinstance(problem, DRO):
+            return super().round(problem, fed, key, r, state)
+        risk = problem.risk
+
+        def maximiser(replies: Any, shares: jax.Array) -> Any:
+            losses, weights = replies
+            within = jnp.full_like(losses, 1 / losses.shape[1]) if weights is None else weights
+            return risk.dual(losses.reshape(-1), (shares[:, None] * within).astype(losses.dtype).reshape(-1))
+
+        x = state.x.x if problem.lifted else state.x
+        dual = fed.average(self.losses, key, x, mean=maximiser)  # lines 1, 2
+        x = tree.axpy(-self.eta, fed.average(self.weighted, key, dual), x)  # lines 3, 4
+        return State(Lifted(x, getattr(dual, "eta", dual)) if problem.lifted else x)

@@ -1,0 +1,136 @@
+"""FedDRO: local steps for compositions, with the small embedding shared in every step (Algorithm 2).
+
+    min_x  Φ(x) = h(x) + f(g(x)),   h and g means over clients
+
+    1  before round 0: ȳ ← the mean of the clients' g_k(x̄; ζ);  x_k^{−1} = x̄
+    2  client k, t = 0 … I − 1 from x_k⁰ = x̄:
+    3      draw ζ;  y_k ← (1−β) (ȳ − g_k(x_k^{t−1}; ζ)) + g_k(x_k^t; ζ)
+    4      server: ȳ ← the mean of the clients' y_k, sent back to them        ("step" in the ledger)
+    5      x_k^{t+1} ← x_k^t − η (∇h_k(x_k^t; ζ) + ∇g_k(x_k^t; ζ)ᵀ ∇f(ȳ))
+    6  server: x̄ ← the mean of the clients' x_k^I        ("main" in the ledger)
+
+Readings. Line 5 takes the samples of line 3, as the paper's indices say; for KL this bounds the samples'
+weights by K/β. Algorithm 2 lists the embedding before the averaging of x, where its analysis needs the
+embedding of the averaged x: here line 3 follows line 6, so that I = 1 is parallel compositional SGD, and
+with β = 1 is MBSGD. What a client sends in line 3 is g_k(x_k^t) − (1−β) g_k(x_k^{t−1}), to which the server
+adds the rest. As an exchange is a message down and its reply, x̄ goes down with the round's first step and
+the last ȳ with the exchange of x.
+
+Beyond the paper: f may be a mean over clients (its gradient at ȳ is then exchanged too), and g may have
+several levels (each is followed and exchanged). A level in the log domain (`LogMeanExp`) is followed as log
+g.
+
+Reveals only averages, and of a level in the log domain each client's log g_k. Needs gradients, products
+with g's Jacobian.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata import tree
+from fedstrata.client import Client
+from fedstrata.estimators import compositional as c
+from fedstrata.methods.base import BatchSize, Count, Fed, Fraction, Positive, Remember, method
+from fedstrata.methods.compositional import Compositional, level_average
+from fedstrata.problems.classes import Composition
+from fedstrata.problems.levels import rule_of
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's iterate and the embedding, one value for each level that is followed."""
+
+    x: PyTree  # x̄
+    y: tuple[PyTree, ...]  # ȳ
+
+
+class Memory(NamedTuple):
+    """What a client keeps between the exchanges: the point it embedded last, and the step of the round."""
+
+    x: PyTree  # x_k
+    step: Any  # −1 before the first
+
+
+@method
+class FedDRO(Compositional):
+    """``I`` local steps of size ``eta``, in each of which an embedding of momentum ``beta`` is averaged."""
+
+    eta: Positive  # η
+    beta: Fraction  # β
+    I: Count = 1
+    batch_size: BatchSize = None
+
+    full_participation = "its embedding follows every client from step to step."
+
+    def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
+        return State(x0, c.followed(problem, y0))
+
+    def memory(self, problem: Composition, x0: PyTree, y0: PyTree) -> Memory:
+        return Memory(x0, jnp.int32(0))
+
+    def start(self, problem: Composition, fed: Fed, key: Any, state: State) -> State:
+        with fed.level("step"):
+            y = self.values_at(problem, fed, key, self.value_of_level, (state.x,))
+        return State(state.x, y)  # line 1
+
+    def embed(
+        self, problem: Composition, client: Client, key: Any, n: int, before: PyTree, now: PyTree
+    ) -> PyTree:
+        """Line 3 without ȳ, at level n + 1."""
+        chain = c.chain_of(problem)
+        g_before, g_now = c.at_two(chain, client, key, self.batch_size, n, before, now)
+        return rule_of(chain.inner[n]).change(self.beta, g_before, g_now)
+
+    def move(self, problem: Composition, client: Client, key: Any, y: PyTree, pulled: PyTree) -> PyTree:
+        """Line 5."""
+        x, t = client.memory
+        key_t = jax.random.fold_in(key, t)
+        step = c.direction(c.chain_of(problem), client, key_t, self.batch_size, x, y, pulled)
+        return tree.axpy(-self.eta, step, x)
+
+    def first_step(self, problem: Composition, client: Client, key: Any, x: PyTree) -> Remember:
+        """A round's x̄ arrives; line 3."""
+        change = self.embed(problem, client, jax.random.fold_in(key, 0), 0, client.memory.x, x)
+        return Remember(change, Memory(x, jnp.int32(0)))
+
+    def next_step(
+        self, problem: Composition, client: Client, key: Any, y: PyTree, pulled: PyTree
+    ) -> Remember:
+        """Line 5 of a step and line 3 of the next."""
+        x, t = self.move(problem, client, key, y, pulled), client.memory.step + 1
+        change = self.embed(problem, client, jax.random.fold_in(key, t), 0, client.memory.x, x)
+        return Remember(change, Memory(x, t))
+
+    def embed_above(
+        self, problem: Composition, client: Client, key: Any, before: PyTree, now: PyTree
+    ) -> PyTree:
+        """Line 3 of a further level n; the values below it come behind n − 2 times None."""
+        return self.embed(problem, client, key, len(now), before[-1], now[-1])
+
+    def follow(
+        self, problem: Composition, fed: Fed, key: Any, t: Any, y: PyTree, phase: Any, *message: Any
+    ) -> PyTree:
+        """Lines 3 and 4, level after level; then ∇f(ȳ) where it is a mean over clients."""
+        above, slopes = jax.random.split(jax.random.fold_in(key, t))
+        new: tuple[PyTree, ...] = ()
+        with fed.level("step"):
+            for n, level in enumerate(c.chain_of(problem).inner):
+                if n > 0:
+                    before, now = ((*[None] * (n - 1), z[n - 1]) for z in (y, new))
+                    phase, key, message = self.embed_above, above, (before, now)
+                change = level_average(fed, rule_of(level), phase, key, *message)
+                new = (*new, rule_of(level).follow(self.beta, y[n], change))
+            return new, self.cotangents(problem, fed, slopes, new)
+
+    def round(self, problem: Composition, fed: Fed, key: Any, r: Any, state: State) -> State:
+        def step(t: Any, y: Any) -> Any:
+            return self.follow(problem, fed, key, t + 1, y[0], self.next_step, *y)
+
+        y = self.follow(problem, fed, key, 0, state.y, self.first_step, state.x)
+        y = fed.repeat(self.I - 1, step, y)
+        return State(fed.average(self.move, key, *y), y[0])  # lines 2, 6

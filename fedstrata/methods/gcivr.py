@@ -1,0 +1,152 @@
+"""GCIVR: composite incremental variance reduction (Zhang, Xiao 2019; Haddadpour et al. 2022), in parallel.
+
+    min_x  Φ(x) = h(x) + f(g(x)),   h and g means over clients
+
+    1  every τ rounds: y ← g(x), z ← ∇g(x), w ← ∇h(x), means over all samples of the clients
+    2  in other rounds, client k: draw B;  send g_B(x) − g_B(x⁻), ∇g_B(x) − ∇g_B(x⁻), ∇h_B(x) − ∇h_B(x⁻)
+    3      server: add the clients' means to y, z, w
+    4  server: x⁻ ← x,  x ← x − η (w + zᵀ ∇f(y))
+
+z is the whole Jacobian, so a round sends d_g·n numbers up. y goes first, because in the log domain
+(`LogMeanExp`) z is kept in units of y; there y stays above 1/τ of the newest estimate. With several levels
+every Jacobian is kept. With a full batch it is compositional gradient descent, whatever τ is.
+
+Reveals only averages, and of a level in the log domain each client's log g_k. Needs gradients, the Jacobian
+of g.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fedstrata import tree
+from fedstrata.client import Client
+from fedstrata.estimators import compositional as c
+from fedstrata.estimators.gradients import gradient
+from fedstrata.methods.base import BatchSize, Count, Fed, Positive, Remember, method
+from fedstrata.methods.compositional import Compositional, level_average
+from fedstrata.problems.classes import Composition
+from fedstrata.problems.levels import rule_of
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The iterate, and the estimates."""
+
+    x: PyTree
+    y: tuple[PyTree, ...]
+    z: tuple[jax.Array, ...]  # Jacobians, d_n × d_{n−1}
+    w: PyTree  # of ∇h; None without h
+
+
+class Memory(NamedTuple):
+    """The two points a client has seen last."""
+
+    x: PyTree
+    before: PyTree  # x⁻
+
+
+@method
+class GCIVR(Compositional):
+    """Steps of size ``eta`` along recursive estimates, made anew on the full batch every ``tau`` rounds."""
+
+    eta: Positive  # η
+    tau: Count = 10  # τ
+    batch_size: BatchSize = None
+
+    needs = "gradients, the Jacobian of g"
+    full_participation = "its estimates are recursive, over all clients."
+
+    def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
+        y = c.followed(problem, y0)
+        sizes = [tree.dimension(z) for z in (x0, *y)]
+        dtype = ravel_pytree(x0)[0].dtype
+        z = tuple(jnp.zeros((rows, columns), dtype) for columns, rows in pairwise(sizes))
+        return State(x0, y, z, None if problem.plain is None else tree.zeros_like(x0))
+
+    def memory(self, problem: Composition, x0: PyTree, y0: PyTree) -> Memory:
+        return Memory(x0, x0)
+
+    def keep(self, problem: Composition, client: Client, key: Any, x: PyTree) -> Remember:
+        """The client keeps x, and sends g_B there and at x⁻."""
+        pair = c.at_two(c.chain_of(problem), client, key, self.batch_size, 0, client.memory.x, x)
+        return Remember(rule_of(c.chain_of(problem).inner[0]).change(0.0, *pair), Memory(x, client.memory.x))
+
+    def keep_full(self, problem: Composition, client: Client, key: Any, x: PyTree) -> Remember:
+        """The client keeps x, and sends g there."""
+        return Remember(c.value(c.chain_of(problem), client, key, None, 0, x), Memory(x, client.memory.x))
+
+    def change_above(
+        self, problem: Composition, client: Client, key: Any, before: PyTree, now: PyTree
+    ) -> PyTree:
+        chain, n = c.chain_of(problem), len(now)
+        return rule_of(chain.inner[n]).change(
+            0.0, *c.at_two(chain, client, key, self.batch_size, n, before[-1], now[-1])
+        )
+
+    def full_above(self, problem: Composition, client: Client, key: Any, now: PyTree) -> PyTree:
+        return c.value(c.chain_of(problem), client, key, None, len(now), now[-1])
+
+    def slopes(self, problem: Composition, client: Client, key: Any, before: PyTree, y: PyTree) -> PyTree:
+        """∇g_B and ∇h_B at x less those at x⁻, in the units of the new y."""
+        now = self._slopes(problem, client, key, self.batch_size, client.memory.x, y, y)
+        return tree.sub(
+            now, self._slopes(problem, client, key, self.batch_size, client.memory.before, before, y)
+        )
+
+    def full_slopes(self, problem: Composition, client: Client, key: Any, y: PyTree) -> PyTree:
+        """∇g and ∇h at x."""
+        return self._slopes(problem, client, key, None, client.memory.x, y, y)
+
+    def _slopes(
+        self, problem: Composition, client: Client, key: Any, batch_size: Any, x: PyTree, below: Any, y: Any
+    ) -> PyTree:
+        chain = c.chain_of(problem)
+        points = (x, *below[:-1])
+        z = tuple(c.jacobian(chain, client, key, batch_size, n, points[n], y[n]) for n in range(len(y)))
+        plain = chain.plain
+        return z, None if plain is None else gradient(client.train.mean(plain, key, batch_size), x)
+
+    def restart(self, problem: Composition, fed: Fed, key: Any, state: State) -> State:
+        """Line 1."""
+        y: c.Values = ()
+        for n, level in enumerate(c.chain_of(problem).inner):
+            phase, message = cast(Any, self.keep_full), state.x
+            if n > 0:
+                phase, message = self.full_above, (*[None] * (n - 1), y[-1])
+            y = (*y, level_average(fed, rule_of(level), phase, key, message))
+        return State(state.x, y, *fed.average(self.full_slopes, key, y))
+
+    def update(self, problem: Composition, fed: Fed, key: Any, state: State) -> State:
+        """Lines 2 and 3."""
+        rules = [rule_of(level) for level in c.chain_of(problem).inner]
+        y: c.Values = ()
+        for n, rule in enumerate(rules):
+            phase, message = cast(Any, self.keep), cast(Any, (state.x,))
+            if n > 0:
+                phase, message = self.change_above, tuple((*[None] * (n - 1), v[n - 1]) for v in (state.y, y))
+            change = level_average(fed, rule, phase, key, *message)
+            y = (*y, rule.follow(0.0, state.y[n], change, floor=1 / self.tau))
+        units = [ravel_pytree(rule.ratio(*pair))[0] for rule, *pair in zip(rules, state.y, y, strict=True)]
+        z = tuple(unit[:, None] * z for unit, z in zip(units, state.z, strict=True))
+        return State(state.x, y, *tree.add((z, state.w), fed.average(self.slopes, key, state.y, y)))
+
+    def round(self, problem: Composition, fed: Fed, key: Any, r: Any, state: State) -> State:
+        chain = c.chain_of(problem)
+        fresh = (r % self.tau == 0).astype(jnp.int32)
+        key, key_top = jax.random.split(key)
+        state = fed.repeat(fresh, lambda _, state: self.restart(problem, fed, key, state), state)
+        state = fed.repeat(1 - fresh, lambda _, state: self.update(problem, fed, key, state), state)
+        pulled = (fed.average(self.pull, key_top, state.y, ()),) if chain.federated else ()
+        v = ravel_pytree(c.cotangent(chain, state.y, pulled))[0]
+        for z in reversed(state.z):
+            v = v @ z
+        step = ravel_pytree(state.x)[1](v)
+        step = step if state.w is None else tree.add(step, state.w)
+        return state._replace(x=tree.axpy(-self.eta, step, state.x))  # line 4

@@ -1,0 +1,56 @@
+"""MBSGD: minibatch SGD for compositions (after Ghadimi, Lan 2013), in parallel over the clients.
+
+    min_x  Φ(x) = h(x) + f(g(x)),   h and g means over clients
+
+    1  server: send x;  client k: draw B_k
+    2  server: y ← the mean of the clients' g_{B_k}(x), sent back to them
+    3  server: x ← x − η (mean of ∇h_{B_k}(x) + ∇g_{B_k}(x)ᵀ ∇f(y))
+
+All clients' minibatches together are one minibatch B, and the direction is the gradient of h_B + f(g_B). It
+is biased for Φ as long as f is not linear, because the mean of f(g_B) is not f(g). FedDRO with β = 1, I =
+1.
+
+Reveals only averages, and of a level in the log domain each client's log g_k. Needs gradients, products
+with g's Jacobian.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fedstrata import tree
+from fedstrata.client import Client
+from fedstrata.estimators import compositional as c
+from fedstrata.methods.base import BatchSize, Fed, Positive, method
+from fedstrata.methods.compositional import Compositional
+from fedstrata.problems.classes import Composition
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree
+
+
+@method
+class MBSGD(Compositional):
+    """Steps of size ``eta`` along the gradient of the composition of minibatch means."""
+
+    eta: Positive  # η
+    batch_size: BatchSize = None
+
+    def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def memory(self, problem: Composition, x0: PyTree, y0: PyTree) -> PyTree:
+        return x0
+
+    def direction(self, problem: Composition, client: Client, key: Any, y: PyTree, pulled: PyTree) -> PyTree:
+        return c.direction(c.chain_of(problem), client, key, self.batch_size, client.memory, y, pulled)
+
+    def round(self, problem: Composition, fed: Fed, key: Any, r: Any, state: State) -> State:
+        y = self.values_at(problem, fed, key, self.value_and_keep, state.x)  # lines 1, 2
+        step = fed.average(self.direction, key, y, self.cotangents(problem, fed, key, y))
+        return State(tree.axpy(-self.eta, step, state.x))  # line 3

@@ -1,0 +1,106 @@
+"""PDSGD: a primal-dual method for many functional constraints (Xu 2020), in parallel over the clients.
+
+    min_x  f₀(x)  s.t.  f_j(x) ≤ 0,  j = 1 … M;   here f₀ = h and f_j = c_j(g(x)), h and g means over clients
+
+    1  server: send x;  client k: draw B_k;  server: y ← the mean of g_{B_k}(x), so that f_j = c_j(y)
+    2  server: draw a constraint j;  λ_j ← [β f_j + z_j]₊, and λ_i ← 0 for the others
+    3  server: x ← x − α (the clients' mean of ∇h_{B_k}(x) + ∇g_{B_k}(x)ᵀ ∇c(y)ᵀ λ)
+    4  server: z_j ← z_j + ρ max(−z_j/β, f_j)
+
+``constraints="all"`` takes them all in every round, λ ← [β f + z]₊/M and z ← z + ρ max(−z/β, f), which is
+the mean over j of lines 2 and 3. A composition without constraints, h(x) + f(g(x)), is solved as its
+epigraph, min h(x) + t s.t. f(g(x)) − t ≤ 0: its one constraint has the multiplier 1, and t ← t − α(1 − λ)
+starts at the first f(y).
+
+Reveals only averages, and of a level in the log domain each client's log g_k. Needs gradients, products
+with g's Jacobian.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata import tree
+from fedstrata.client import Client
+from fedstrata.estimators import compositional as c
+from fedstrata.estimators.gradients import value_and_gradient
+from fedstrata.methods.base import BatchSize, Fed, Positive, method
+from fedstrata.methods.compositional import Compositional
+from fedstrata.problems.classes import Composition
+from fedstrata.problems.fairness import Constrained
+
+PyTree = Any
+
+
+class State(NamedTuple):
+    """The iterate, the epigraph's variable and the multipliers."""
+
+    x: PyTree
+    t: jax.Array
+    z: jax.Array
+
+
+@method
+class PDSGD(Compositional):
+    """Primal steps ``alpha``, dual steps ``rho``, and the augmented Lagrangian's ``beta``."""
+
+    alpha: Positive  # α
+    rho: Positive  # ρ
+    beta: Positive  # β
+    constraints: str = "sampled"
+    batch_size: BatchSize = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.constraints not in ("sampled", "all"):
+            raise ValueError(f"PDSGD: constraints must be 'sampled' or 'all', but is {self.constraints!r}.")
+
+    def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
+        count = problem.count if isinstance(problem, Constrained) else 1
+        return State(x0, jnp.zeros(()), jnp.zeros(count))
+
+    def memory(self, problem: Composition, x0: PyTree, y0: PyTree) -> PyTree:
+        return x0
+
+    def outer(self, problem: Composition, client: Client, key: Any, y: PyTree) -> Any:
+        """The value and the gradient of f where it is a mean over clients."""
+        return value_and_gradient(client.train.mean(c.chain_of(problem).outer, key, self.batch_size), y[-1])
+
+    def pull(self, problem: Composition, client: Client, key: Any, values: Any, pulled: Any) -> PyTree:
+        return c.pull(self._chain(problem), client, key, self.batch_size, values, pulled)
+
+    def direction(self, problem: Composition, client: Client, key: Any, y: PyTree, pulled: PyTree) -> PyTree:
+        return c.direction(self._chain(problem), client, key, self.batch_size, client.memory, y, pulled)
+
+    def _chain(self, problem: Composition) -> c.Chain:
+        """The chain whose uppermost cotangent the server gives."""
+        return c.chain_of(problem)._replace(federated=True)
+
+    def round(self, problem: Composition, fed: Fed, key: Any, r: Any, state: State) -> State:
+        key, key_j = jax.random.split(key)
+        x, t, z = state
+        y = self.values_at(problem, fed, key, self.value_and_keep, x)  # line 1
+        chain = c.chain_of(problem)
+        if isinstance(problem, Constrained):
+            f, transposed = jax.vjp(problem.constraints, y[-1])
+        else:
+            pair = (
+                fed.average(self.outer, key, y) if chain.federated else jax.value_and_grad(chain.outer)(y[-1])
+            )
+            value, slope = pair
+            t = jnp.where(r == 0, value, t)
+            f, transposed = (value - t)[None], lambda multiplier: (tree.scale(multiplier[0], slope),)
+        drawn = jnp.ones_like(z)
+        if self.constraints == "sampled":
+            drawn = jax.nn.one_hot(jax.random.randint(key_j, (), 0, z.size), z.size, dtype=z.dtype)
+        multiplier = drawn * jax.nn.relu(self.beta * f + z) / drawn.sum()  # line 2
+        pulled: c.Values = (transposed(multiplier.astype(f.dtype))[0],)
+        for _ in range(len(chain.inner) - 1):
+            pulled = (*pulled, fed.average(self.pull, key, y, pulled))
+        x = tree.axpy(-self.alpha, fed.average(self.direction, key, y, pulled), x)  # line 3
+        if not isinstance(problem, Constrained):
+            t = t - self.alpha * (1 - multiplier.sum())
+        return State(x, t, z + drawn * self.rho * jnp.maximum(-z / self.beta, f))  # line 4

@@ -1,0 +1,345 @@
+"""Distributionally robust learning in one line: problems that weigh the samples by their worst case.
+
+    problem = fs.dro.kl(loss, lam=1.0)                        # in place of fs.Minimization(loss)
+    result  = fs.solve(problem, fs.FedDRO(eta=0.1, beta=0.5, I=4), data, x0, rounds=100)
+
+    min_x  max_q  E[q ℓ(x, ξ)] − penalty(q)   over densities q of the samples
+
+Each returns a `Composition` ``h(x) + f(g(x))``, for FedDRO, DSFedDRO, GCIVR, MBSGD, FedMSA and PDSGD (as an
+epigraph); FastDRO uses its `Risk`. ``problem.minimax(data)`` is the same problem as a `Minimax`, for
+methods of that class.
+
+| | h | g | f | variables |
+|---|---|---|---|---|
+| `kl` | | exp(ℓ/λ), in the log domain | λ log g | x |
+| `chi2` | ℓ + ℓ²/(2λ) | ℓ | −g²/(2λ) | x |
+| `cvar`, `kl_cvar`, `chi2(…, nonnegative=True)` | | η, excess(ℓ − η) | their sum | x, η |
+| `chi2_ball` | | η, (ℓ − η)₊² | η + √((1+2ρ) g) | x, η |
+| `mean_semideviation` | | two levels: ℓ̄; (ℓ − ℓ̄)₊² | ℓ̄ + λ√(g + δ) | x |
+| `group` | | ℓ·1_j, 1_j of each group j | λ log mean_j exp(g_j/(λ·1̄_j)) | x |
+
+Where there is an η, the main variable is `Lifted` (x, η): start from a plain x0 (η is then 0) or from
+``Lifted(x0, eta)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.data.federated import DataError, FederatedData
+from fedstrata.problems import risks
+from fedstrata.problems._parameters import pytree
+from fedstrata.problems.base import Function, Mean
+from fedstrata.problems.classes import Composition, Minimax
+from fedstrata.problems.levels import LogMeanExp
+from fedstrata.problems.sets import Set, Simplex
+
+PyTree = Any
+
+
+class Lifted(NamedTuple):
+    """The main variable of a risk that has a threshold."""
+
+    x: PyTree
+    eta: Any  # η
+
+
+class Dual(NamedTuple):
+    """A minimax form: ``fs.solve(problem, method, data, x0, y0=y0, …)``.
+
+    Attributes:
+        problem: the `Minimax`.
+        data: the data whose samples know their place in y.
+        y0: the dual variable of equal weights.
+    """
+
+    problem: Minimax
+    data: FederatedData
+    y0: Any
+
+
+@dataclass(frozen=True)
+class DRO(Composition):
+    """A composition that is the worst case of a loss over weights of the samples.
+
+    Attributes:
+        loss: ``loss(x, sample)``, x without η.
+        risk: the risk of the sample of losses, see `fedstrata.problems.risks`.
+    """
+
+    loss: Any = None
+    risk: Any = None
+
+    @property
+    def lifted(self) -> bool:
+        """Whether the main variable is (x, η)."""
+        return isinstance(self.risk, risks.Chi2Penalty | risks.Chi2Ball | risks.CVaR | risks.KLCVaR)
+
+    def first(self, x: PyTree) -> PyTree:
+        """Add η = 0 where it is missing."""
+        return x if isinstance(x, Lifted) or not self.lifted else Lifted(x, 0.0)
+
+    def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
+        """The objective; of χ² by the centred variance, which loses no digits where losses are large."""
+        if type(self.risk) is not risks.Chi2:
+            return super().measure(mean, x, y)
+        loss = self.loss
+        centre = mean(loss, x)
+        variance = mean(lambda x, centre, sample: (loss(x, sample) - centre) ** 2, x, centre)
+        return {"objective": centre + variance / (2 * self.risk.lam)}
+
+    def weights(self, losses: Any) -> jax.Array:
+        """The worst-case weights of samples with these losses; they sum to one."""
+        return self.risk.weights(losses)
+
+    def minimax(self, data: FederatedData) -> Dual:
+        """``min_x max_y``, where y has an entry for every sample: its density q (of a semideviation, ζ)."""
+        data, shares = _indexed(data)
+        risk, loss = self.risk, self.loss
+        if isinstance(risk, risks.Semideviation):
+            lam = risk.lam
+
+            def deviation(x: PyTree, zeta: jax.Array, sample: PyTree) -> jax.Array:
+                q = 1 + lam * (zeta[sample["index"]] - jnp.vdot(jnp.asarray(shares, zeta.dtype), zeta))
+                return q * loss(x, sample)
+
+            return Dual(Minimax(deviation, project_y=HalfBall(shares)), data, np.zeros(len(shares)))
+
+        def payoff(x: PyTree, q: jax.Array, sample: PyTree) -> jax.Array:
+            mine = q[sample["index"]]
+            return mine * loss(x, sample) - risk.penalty(mine)
+
+        lower = (
+            -np.inf
+            if type(risk) is risks.Chi2
+            else 1e-8
+            if isinstance(risk, risks.KL | risks.KLCVaR)
+            else 0.0
+        )
+        upper = 1 / risk.level if isinstance(risk, risks.CVaR | risks.KLCVaR) else np.inf
+        radius = 2 * risk.rho if isinstance(risk, risks.Chi2Ball) else np.inf
+        return Dual(
+            Minimax(payoff, project_y=Densities(shares, lower, upper, radius)), data, np.ones(len(shares))
+        )
+
+
+def kl(loss: Function, lam: float) -> DRO:
+    """``min_x λ log E exp(ℓ(x, ξ)/λ)``: KL-regularised; λ → ∞ is the mean loss, λ → 0 the largest.
+
+    g is followed as its logarithm, so that losses of 1e3 with λ = 1e-2 overflow nowhere, in float32 either.
+
+    >>> import fedstrata as fs
+    >>> problem = fs.dro.kl(lambda x, s: (s["a"] @ x - s["b"]) ** 2, lam=0.5)
+    """
+    risk = risks.KL(lam)
+    return DRO((LogMeanExp(lambda x, sample: loss(x, sample) / lam), lambda u: lam * u), None, loss, risk)
+
+
+def chi2(loss: Function, lam: float, nonnegative: bool = False) -> DRO:
+    """``min_x E ℓ + Var ℓ/(2λ)``: χ²-regularised.
+
+    That is the worst case over weights as long as none of them would be negative, i.e. while the mean loss
+    exceeds no loss by more than λ. ``nonnegative=True`` keeps them so, with a threshold η as a further
+    variable. (The paper's (5) has the sign wrong and lacks the mean.)
+    """
+    if nonnegative:
+        return _threshold(loss, risks.Chi2Penalty(lam))
+
+    def plain(x: PyTree, sample: PyTree) -> jax.Array:
+        value = loss(x, sample)
+        return value + value**2 / (2 * lam)
+
+    return DRO((loss, lambda g: -(g**2) / (2 * lam)), plain, loss, risks.Chi2(lam))
+
+
+def cvar(loss: Function, level: float) -> DRO:
+    """``min_{x,η} η + E(ℓ − η)₊/level``: the mean of the worst part ``level`` of the samples."""
+    return _threshold(loss, risks.CVaR(level))
+
+
+def kl_cvar(loss: Function, level: float, lam: float) -> DRO:
+    """KL-regularised CVaR: as `kl`, with no weight above 1/``level``; smooth where `cvar` is not."""
+    return _threshold(loss, risks.KLCVaR(level, lam))
+
+
+def chi2_ball(loss: Function, rho: float) -> DRO:
+    """``min_{x,η} η + √((1 + 2ρ) E(ℓ − η)₊²)``: the worst case over densities with ½ E(q − 1)² ≤ ρ."""
+    risk = risks.Chi2Ball(rho)
+
+    def g(v: Lifted, sample: PyTree) -> tuple[Any, Any]:
+        return v.eta, jax.nn.relu(loss(v.x, sample) - v.eta) ** 2
+
+    def f(z: tuple[Any, Any]) -> Any:
+        tiny = jnp.finfo(z[1].dtype).tiny  # the root has no derivative at 0
+        return z[0] + jnp.sqrt((1 + 2 * rho) * jnp.maximum(z[1], tiny))
+
+    return DRO((g, f), None, loss, risk)
+
+
+def mean_semideviation(loss: Function, lam: float, delta: float = 1e-6) -> DRO:
+    """``min_x E ℓ + λ √(E(ℓ − E ℓ)₊² + δ)``; three levels, of which the first passes x on."""
+    risk = risks.Semideviation(lam, delta)
+
+    def first(x: PyTree, sample: PyTree) -> tuple[PyTree, Any]:
+        return x, loss(x, sample)
+
+    def second(z: tuple[PyTree, Any], sample: PyTree) -> tuple[Any, Any]:
+        x, mean = z
+        return mean, jax.nn.relu(loss(x, sample) - mean) ** 2
+
+    return DRO((first, second, lambda z: z[0] + lam * jnp.sqrt(jax.nn.relu(z[1]) + delta)), None, loss, risk)
+
+
+def _threshold(loss: Function, risk: Any) -> DRO:
+    """``min_{x,η} η + E excess(ℓ − η)``."""
+
+    def g(v: Lifted, sample: PyTree) -> tuple[Any, Any]:
+        return v.eta, risk.excess(loss(v.x, sample) - v.eta)
+
+    return DRO((g, lambda z: z[0] + z[1]), None, loss, risk)
+
+
+@dataclass(frozen=True)
+class GroupDRO(Composition):
+    """The worst case of a loss over weights of groups; see `group`."""
+
+    loss: Any = None
+    groups: int = 0
+    lam: float = 1.0
+    group_of: Any = None
+
+    def minimax(self, data: FederatedData) -> Dual:
+        """``min_x max_q Σ_j q_j E[ℓ | j] − λ Σ_j q_j log(G q_j)``; groups' sizes are taken from the data."""
+        loss, group_of, lam, G = self.loss, self.group_of, self.lam, self.groups
+        sizes = clients_mean(data, lambda sample: jax.nn.one_hot(group_of(sample), G))
+        if (sizes <= 0).any():
+            raise DataError(f"There are groups without samples: {np.flatnonzero(sizes <= 0).tolist()}.")
+
+        def payoff(x: PyTree, q: jax.Array, sample: PyTree) -> jax.Array:
+            j = group_of(sample)
+            return (
+                q[j] * loss(x, sample) / jnp.asarray(sizes, q.dtype)[j]
+                - lam * (risks.entropy(G * q) / G).sum()
+            )
+
+        return Dual(Minimax(payoff, project_y=Floored(1e-8)), data, np.full(G, 1 / G))
+
+
+def group(
+    loss: Function, groups: int, lam: float, group_of: Function = lambda sample: sample["group"]
+) -> GroupDRO:
+    """``min_x λ log mean_j exp(E[ℓ | group j]/λ)``: the worst group's loss, smoothed; λ → 0 is the maximum.
+
+    Args:
+        loss: ``loss(x, sample)``.
+        groups: how many there are.
+        lam: λ, the price of weighing groups unequally.
+        group_of: a sample's group, 0 … groups − 1; its entry ``"group"`` where it is left out.
+    """
+    if groups < 1 or lam <= 0:
+        raise ValueError(
+            f"group: groups must be at least 1 and lam positive, but they are {groups!r} and {lam!r}."
+        )
+
+    def g(x: PyTree, sample: PyTree) -> tuple[jax.Array, jax.Array]:
+        value = loss(x, sample)
+        member = jax.nn.one_hot(group_of(sample), groups, dtype=value.dtype)
+        return member * value, member
+
+    def f(z: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return lam * (jax.nn.logsumexp(ratio(*z) / lam) - jnp.log(groups))
+
+    return GroupDRO((g, f), None, loss, groups, lam, group_of)
+
+
+def ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
+    """Their quotient, and 0 where a group has not been seen."""
+    seen = denominator > 0
+    return jnp.where(seen, numerator / jnp.where(seen, denominator, 1), 0)
+
+
+def clients_mean(data: FederatedData, function: Callable[[PyTree], Any]) -> np.ndarray:
+    """The clients' mean of the mean of ``function(sample)``."""
+    means = [
+        jax.vmap(function)(jax.tree.map(jnp.asarray, data.client(i))).mean(0) for i in range(data.clients)
+    ]
+    return np.mean(np.stack(means), axis=0)
+
+
+def _indexed(data: FederatedData) -> tuple[FederatedData, np.ndarray]:
+    """The data with a number for every sample, and the samples' shares in the clients' mean of means."""
+    if not isinstance(data.train, dict):
+        raise DataError("The minimax form numbers the samples: they must be dicts, e.g. {'x': …, 'y': …}.")
+    sizes = np.asarray(data.sizes)
+    first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    longest = jax.tree.leaves(data.train)[0].shape[1]
+    within = np.where(np.arange(longest) < sizes[:, None], np.arange(longest), 0)
+    index = (first[:, None] + within).astype(np.int32)
+    shares = np.repeat(1 / (len(sizes) * sizes), sizes)
+    return replace(data, train={**data.train, "index": index}), shares
+
+
+@pytree
+class Densities(Set):
+    """``{q : Σ w q = 1, lower ≤ q ≤ upper, Σ w (q − 1)² ≤ radius}``, w the samples' shares."""
+
+    shares: Any
+    lower: Any = 0.0
+    upper: Any = np.inf
+    radius: Any = np.inf
+
+    def _project(self, v: jax.Array) -> jax.Array:
+        w = jnp.asarray(self.shares, v.dtype)
+
+        def at(theta: Any) -> jax.Array:
+            """The nearest point for a multiplier θ of the ball."""
+
+            def q(mu: Any) -> jax.Array:
+                return jnp.clip((v + (theta - mu) * w) / (1 + theta * w), self.lower, self.upper)
+
+            middle = (v - 1) / w
+            return q(risks.bisect(lambda mu: jnp.vdot(w, q(mu)) - 1, middle.min(), middle.max()))
+
+        if not np.isfinite(self.radius):
+            return at(0.0)
+
+        def outside(theta: jax.Array) -> jax.Array:
+            return jnp.vdot(w, (at(theta) - 1) ** 2) - self.radius
+
+        high = jnp.linalg.norm(v - 1) / (jnp.sqrt(self.radius) * w.min())
+        theta = risks.bisect(outside, jnp.zeros_like(high), high)
+        return at(jnp.where(outside(jnp.zeros_like(high)) > 0, theta, 0))
+
+
+@pytree
+class HalfBall(Set):
+    """``{ζ ≥ 0 : Σ w ζ² ≤ 1}``, w the samples' shares."""
+
+    shares: Any
+
+    def _project(self, v: jax.Array) -> jax.Array:
+        w, positive = jnp.asarray(self.shares, v.dtype), jax.nn.relu(v)
+
+        def outside(theta: jax.Array) -> jax.Array:
+            return jnp.vdot(w, (positive / (1 + theta * w)) ** 2) - 1
+
+        high = jnp.sqrt(jnp.sum(positive**2 / w))
+        theta = risks.bisect(outside, jnp.zeros_like(high), high)
+        return positive / (1 + jnp.where(outside(jnp.zeros_like(high)) > 0, theta, 0) * w)
+
+
+@pytree
+class Floored(Set):
+    """``{q ≥ floor, Σ q = 1}``: the simplex without its faces, where an entropy has no derivative."""
+
+    floor: Any
+
+    def _project(self, v: jax.Array) -> jax.Array:
+        floor = jnp.asarray(self.floor, v.dtype)
+        return floor + Simplex(1 - v.size * self.floor)(v - floor)

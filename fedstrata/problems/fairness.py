@@ -1,0 +1,260 @@
+"""Learning under fairness constraints: ``min_x h(x)  s.t.  c(g(x)) ≤ 0``, h and g means over clients.
+
+As a composition, the constraints are a penalty, the largest violation smoothed:
+
+    h(x) + ρ λ log(1 + Σ_j exp(c_j/λ)),   which tends to h + ρ max(0, max_j c_j) as λ → 0
+
+That limit is exact for ρ above the sum of the constraints' multipliers. PDSGD takes the constraints
+themselves. The minimax form weighs them, ``min_x max_q h + ρ Σ_j q_j c_j − ρλ Σ_j q_j log q_j`` over the
+simplex, whose entry 0 belongs to no constraint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.data.federated import DataError, FederatedData
+from fedstrata.problems.base import Function, Mean
+from fedstrata.problems.classes import Composition, Minimax
+from fedstrata.problems.dro import Dual, Floored, clients_mean, ratio
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class Constrained(Composition):
+    """``min_x E h(x, ξ)  s.t.  c(E g(x, ξ)) ≤ 0``, as the composition that `penalised` makes of it.
+
+    Attributes:
+        inner: ``inner(x, sample)``, g.
+        constraints: ``constraints(g)``, a vector, each entry to be at most 0.
+        count: how many constraints there are.
+        rho: ρ, the penalty.
+        lam: λ, its smoothing.
+        linear: ``linear(data)`` gives ``c(x, sample)`` whose mean is c(g(x)), for the minimax form; or None.
+    """
+
+    inner: Any = None
+    constraints: Any = None
+    count: int = 0
+    rho: float = 1.0
+    lam: float = 0.01
+    linear: Any = None
+
+    def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
+        """The objective, h alone, and the largest violation."""
+        g, loss = mean(self.inner, x), mean(self.plain, x)  # type: ignore[arg-type]
+        violation = jnp.max(jax.nn.relu(self.constraints(g)))
+        return {"objective": loss + self.levels[-1](g), "loss": loss, "violation": violation}
+
+    def minimax(self, data: FederatedData) -> Dual:
+        """The form that has weights of the constraints for its second variable."""
+        plain: Any = self.plain
+        rho, lam = self.rho, self.lam
+        if self.linear is None:
+            raise TypeError("These constraints are no means of samples: there is no minimax form of them.")
+        violation = self.linear(data)
+
+        def payoff(x: PyTree, q: jax.Array, sample: PyTree) -> jax.Array:
+            gain = jnp.vdot(q[1:], violation(x, sample)) - lam * jax.scipy.special.xlogy(q, q).sum()
+            return plain(x, sample) + rho * gain
+
+        q0 = np.full(self.count + 1, 1 / (self.count + 1))
+        return Dual(Minimax(payoff, project_y=Floored(1e-8)), data, q0)
+
+
+def penalised(
+    loss: Function,
+    inner: Function,
+    constraints: Function,
+    count: int,
+    *,
+    rho: float = 1.0,
+    lam: float = 0.01,
+    linear: Function | None = None,
+) -> Constrained:
+    """The composition of a constrained problem; the arguments are those of `Constrained`.
+
+    >>> import fedstrata as fs
+    >>> problem = fs.fairness.penalised(  # min E(x − a)² s.t. E(x·b) ≤ 1
+    ...     lambda x, s: (x - s["a"]) ** 2, lambda x, s: x * s["b"], lambda g: g[None] - 1, count=1, rho=10.0
+    ... )
+    """
+    if rho <= 0 or lam <= 0:
+        raise ValueError(
+            f"The penalty rho and its smoothing lam must be positive, but are {rho!r} and {lam!r}."
+        )
+
+    def penalty(g: PyTree) -> jax.Array:
+        c = constraints(g) / lam
+        return rho * lam * jax.nn.logsumexp(jnp.concatenate([jnp.zeros((1,), c.dtype), c]))
+
+    return Constrained((inner, penalty), loss, inner, constraints, count, rho, lam, linear)
+
+
+def label_of(sample: PyTree) -> Any:
+    """A sample's label, its entry ``"y"``."""
+    return sample["y"]
+
+
+def groups_of(sample: PyTree) -> Any:
+    """A sample's proxy groups where it has them (see `noisy_groups`), else its group."""
+    return sample["proxy"] if "proxy" in sample else sample["group"]
+
+
+def equal_opportunity(
+    score: Function,
+    loss: Function,
+    groups: int,
+    epsilon: float = 0.05,
+    *,
+    rho: float = 1.0,
+    lam: float = 0.01,
+    proxies: int = 1,
+    label_of: Function = label_of,
+    groups_of: Function = groups_of,
+) -> Constrained:
+    """``min E ℓ  s.t.  tpr(group j) ≥ tpr(all) − ε`` for all groups, or all proxy groups, j.
+
+    The true positive rate of a group is that of its positives, E[σ(score) | y = 1, j], a ratio of two
+    means; σ makes it differentiable.
+
+    Args:
+        score: ``score(x, sample)``, positive where the label 1 is predicted.
+        loss: ``loss(x, sample)``.
+        groups: how many groups.
+        epsilon: ε, the difference that is allowed.
+        rho: the penalty of the largest violation.
+        lam: the smoothing of the maximum.
+        proxies: how many proxy groups each sample has; see `noisy_groups`.
+        label_of: a sample's label, 0 or 1.
+        groups_of: a sample's group, or the vector of its ``proxies`` proxy groups.
+    """
+    if groups < 1 or proxies < 1 or epsilon < 0:
+        raise ValueError(
+            f"equal_opportunity: groups and proxies must be at least 1 and epsilon at least 0, "
+            f"but they are {groups!r}, {proxies!r} and {epsilon!r}."
+        )
+
+    def positives(sample: PyTree, dtype: Any) -> tuple[jax.Array, jax.Array]:
+        """Whether the sample is positive, and that for each proxy and group it is in."""
+        positive = jnp.asarray(label_of(sample) == 1, dtype)
+        members = jax.nn.one_hot(groups_of(sample), groups, dtype=dtype).reshape(-1)
+        return positive, positive * members
+
+    def inner(x: PyTree, sample: PyTree) -> dict[str, jax.Array]:
+        hit = jax.nn.sigmoid(score(x, sample))
+        positive, members = positives(sample, hit.dtype)
+        return {
+            "hits": positive * hit,
+            "positives": positive,
+            "group hits": members * hit,
+            "group positives": members,
+        }
+
+    def constraints(g: dict[str, jax.Array]) -> jax.Array:
+        rate, rates = ratio(g["hits"], g["positives"]), ratio(g["group hits"], g["group positives"])
+        return jnp.where(g["group positives"] > 0, rate - rates, 0) - epsilon
+
+    def linear(data: FederatedData) -> Function:
+        dtype = jnp.result_type(float)
+        positive = clients_mean(data, lambda sample: positives(sample, dtype)[0])
+        members = clients_mean(data, lambda sample: positives(sample, dtype)[1])
+        if positive <= 0 or (members <= 0).any():
+            raise DataError("The minimax form needs positive samples in every group.")
+
+        def violation(x: PyTree, sample: PyTree) -> jax.Array:
+            hit = jax.nn.sigmoid(score(x, sample))
+            one, mine = positives(sample, hit.dtype)
+            return hit * (one / positive - mine / members) - epsilon
+
+        return violation
+
+    return penalised(loss, inner, constraints, proxies * groups, rho=rho, lam=lam, linear=linear)
+
+
+def bounded_group_loss(
+    loss: Function,
+    groups: int,
+    bound: float,
+    *,
+    rho: float = 1.0,
+    lam: float = 0.01,
+    group_of: Function = lambda sample: sample["group"],
+) -> Constrained:
+    """``min E ℓ  s.t.  E[ℓ | group j] ≤ bound`` for all groups j."""
+
+    def inner(x: PyTree, sample: PyTree) -> tuple[jax.Array, jax.Array]:
+        value = loss(x, sample)
+        member = jax.nn.one_hot(group_of(sample), groups, dtype=value.dtype)
+        return member * value, member
+
+    def constraints(g: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return jnp.where(g[1] > 0, ratio(*g) - bound, 0)
+
+    def linear(data: FederatedData) -> Function:
+        sizes = clients_mean(data, lambda sample: jax.nn.one_hot(group_of(sample), groups))
+        if (sizes <= 0).any():
+            raise DataError(f"There are groups without samples: {np.flatnonzero(sizes <= 0).tolist()}.")
+
+        def violation(x: PyTree, sample: PyTree) -> jax.Array:
+            return inner(x, sample)[0] / sizes - bound
+
+        return violation
+
+    return penalised(loss, inner, constraints, groups, rho=rho, lam=lam, linear=linear)
+
+
+def noisy_groups(
+    data: FederatedData, groups: int, noise: float = 0.3, proxies: int = 10, seed: int = 0
+) -> FederatedData:
+    """Training data with noisy group labels, and proxy groups drawn from what the noise leaves possible.
+
+    With probability ``noise`` a training sample's ``group`` becomes another one. What is then known is
+    P(group | noisy group); from it each sample gets ``proxies`` groups, its entry ``proxy``. A constraint
+    that holds for the groups of every proxy is robust to the noise. The test data keeps its true groups.
+
+    Raises:
+        DataError: where samples have no ``group``.
+    """
+    if not isinstance(data.train, dict) or "group" not in data.train:
+        raise DataError("noisy_groups needs samples that are dicts with an entry 'group'.")
+    if not 0 <= noise < 1 or groups < 2:
+        raise ValueError(
+            f"noisy_groups: noise must be in [0, 1) and groups at least 2, but are {noise!r} and {groups!r}."
+        )
+    rng = np.random.default_rng(seed)
+    true = np.asarray(data.train["group"])
+    flipped = (true + rng.integers(1, groups, true.shape)) % groups
+    noisy = np.where(rng.random(true.shape) < noise, flipped, true)
+    given_true = np.where(np.eye(groups, dtype=bool), 1 - noise, noise / (groups - 1))  # P(noisy | true)
+    real = np.arange(true.shape[1]) < np.asarray(data.sizes)[:, None]
+    prior = np.bincount(true[real], minlength=groups) / real.sum()
+    joint = prior[:, None] * given_true
+    cumulative = np.cumsum(joint / joint.sum(0), axis=0)  # P(true ≤ · | noisy)
+    draws = rng.random((*true.shape, proxies, 1))
+    proxy = (draws > cumulative.T[noisy][:, :, None, :]).sum(-1).clip(0, groups - 1)
+    train = {**data.train, "group": noisy.astype(np.int32), "proxy": proxy.astype(np.int32)}
+    return replace(data, train=train)
+
+
+def worst_violation(
+    score: Function, groups: int, epsilon: float = 0.05, *, label_of: Function = label_of
+) -> Callable[[PyTree, PyTree, FederatedData], jax.Array]:
+    """A metric: the largest ``(tpr(all) − ε − tpr(group))₊`` on the test data, of decisions ``score > 0``."""
+
+    def metric(x: PyTree, y: PyTree, data: FederatedData) -> jax.Array:
+        hit = jax.vmap(score, in_axes=(None, 0))(x, data.test) > 0
+        positive = jax.vmap(label_of)(data.test) == 1
+        member = jax.nn.one_hot(data.test["group"], groups) * positive[:, None]
+        rates = ratio((member * hit[:, None]).sum(0), member.sum(0))
+        rate = (hit & positive).sum() / positive.sum()
+        return jnp.max(jax.nn.relu(rate - epsilon - rates))
+
+    return metric

@@ -1,0 +1,301 @@
+"""Risks of a finite sample: the inner maximisation of distributionally robust problems, solved.
+
+    R(ℓ) = max_q  mean(q ℓ) − penalty(q)   over densities q, mean(q) = 1
+
+A density q_i = p_i·m weighs sample i; means are taken with the samples' own weights. A risk's maximiser is
+written with a few numbers, its *dual*: ``q_i = density(ℓ_i, dual)``, so that a client that is told the dual
+can weigh its own samples.
+
+| risk | penalty or set | density | dual |
+|---|---|---|---|
+| `KL` (λ) | λ mean(q log q) | exp(ℓ/λ − u) | u = log mean exp(ℓ/λ) |
+| `Chi2` (λ) | λ/2 mean((q−1)²), q of any sign | 1 + (ℓ − ℓ̄)/λ | ℓ̄ |
+| `Chi2Penalty` (λ) | λ/2 mean((q−1)²), q ≥ 0 | (1 + (ℓ − η)/λ)₊ | η |
+| `Chi2Ball` (ρ) | ½ mean((q−1)²) ≤ ρ, q ≥ 0 | (ℓ − η)₊/s | η, s |
+| `CVaR` (α) | 0 ≤ q ≤ 1/α | 1/α above η | η, the weight at η |
+| `KLCVaR` (α, λ) | λ mean(q log q), q ≤ 1/α | min(exp((ℓ − η)/λ), 1/α) | η |
+| `Semideviation` (λ) | q = 1 + λ(ζ − mean ζ), ζ ≥ 0, mean ζ² ≤ 1 | 1 + λ((ℓ − ℓ̄)₊ − c)/s | ℓ̄, s, c |
+
+The rows with η are also minima: R(ℓ) = min_η η + excess, which is how compositions take them in, with η a
+variable. Everything is stable for large losses: nothing is exponentiated or squared before it is shifted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+def _mean(values: Array, weights: Array) -> Array:
+    return jnp.vdot(weights, values)
+
+
+def bisect(decreasing: Callable[[Array], Array], low: Array, high: Array) -> Array:
+    """The root of a decreasing function between two points, to the float's precision."""
+
+    def halve(_: Any, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bracket
+        middle = low + (high - low) / 2
+        above = decreasing(middle) > 0
+        return jnp.where(above, middle, low), jnp.where(above, high, middle)
+
+    low, high = jnp.broadcast_arrays(low, high)
+    steps = 2 * jnp.finfo(low.dtype).nmant
+    low, high = jax.lax.fori_loop(0, steps, halve, (low, high))
+    return low + (high - low) / 2
+
+
+@dataclass(frozen=True)
+class Risk:
+    """Base of the risks: the maximiser on a sample of losses and the value there."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+                raise ValueError(
+                    f"{type(self).__name__}: {f.name} must be a positive number, but is {value!r}."
+                )
+            if f.name == "level" and value > 1:
+                raise ValueError(
+                    f"{type(self).__name__}: level is a part of the samples, in (0, 1], but is {value!r}."
+                )
+
+    def dual(self, losses: Array, weights: Array) -> Any:
+        """The numbers that describe the maximiser; ``weights`` sum to one, padding has zero."""
+        raise NotImplementedError
+
+    def density(self, loss: Array, dual: Any) -> Array:
+        """The density q of a loss."""
+        raise NotImplementedError
+
+    def penalty(self, q: Array) -> Array:
+        """The penalty's integrand."""
+        return jnp.zeros_like(q)
+
+    def value(self, losses: Array, weights: Array | None = None) -> Array:
+        """R(ℓ)."""
+        losses, weights = _sample(losses, weights)
+        q = self.density(losses, self.dual(losses, weights))
+        centre = _mean(losses, weights)  # mean(qℓ) = ℓ̄ + mean(q(ℓ − ℓ̄)) loses no digits where ℓ̄ is large
+        return centre + _mean(q * (losses - centre) - self.penalty(q), weights)
+
+    def _at_threshold(self, losses: Array, weights: Array | None, excess: Callable[[Array], Array]) -> Array:
+        """``η + mean(excess(ℓ − η))`` at the dual's η, where an error of η is of second order."""
+        losses, weights = _sample(losses, weights)
+        dual = self.dual(losses, weights)
+        eta = getattr(dual, "eta", dual)
+        return eta + _mean(excess(losses - eta), weights)
+
+    def weights(self, losses: Array, weights: Array | None = None) -> Array:
+        """The worst-case weights p of the samples, of sum one."""
+        losses, weights = _sample(losses, weights)
+        return weights * self.density(losses, self.dual(losses, weights))
+
+
+def _sample(losses: Array, weights: Array | None) -> tuple[Array, Array]:
+    losses = jnp.asarray(losses, jnp.result_type(float))
+    if weights is None:
+        return losses, jnp.full(losses.shape, 1 / losses.size, losses.dtype)
+    return losses, jnp.asarray(weights, losses.dtype)
+
+
+def entropy(q: Array) -> Array:
+    """``q log q − q + 1``, whose mean over a density is its KL divergence from the samples."""
+    return jax.scipy.special.xlogy(q, q) - q + 1
+
+
+@dataclass(frozen=True)
+class KL(Risk):
+    """``λ log mean exp(ℓ/λ)``."""
+
+    lam: float  # λ
+
+    def dual(self, losses: Array, weights: Array) -> Array:  # noqa: D102
+        return jax.nn.logsumexp(losses / self.lam, b=weights)
+
+    def density(self, loss: Array, dual: Array) -> Array:  # noqa: D102
+        return jnp.exp(loss / self.lam - dual)
+
+    def penalty(self, q: Array) -> Array:  # noqa: D102
+        return self.lam * entropy(q)
+
+    def value(self, losses: Array, weights: Array | None = None) -> Array:  # noqa: D102
+        return self.lam * self.dual(*_sample(losses, weights))
+
+
+@dataclass(frozen=True)
+class Chi2(Risk):
+    """``mean ℓ + var ℓ/(2λ)``, the maximum where q may be negative; `Chi2Penalty`'s as long as it is not."""
+
+    lam: float  # λ
+
+    def dual(self, losses: Array, weights: Array) -> Array:  # noqa: D102
+        return _mean(losses, weights)
+
+    def density(self, loss: Array, dual: Array) -> Array:  # noqa: D102
+        return 1 + (loss - dual) / self.lam
+
+    def penalty(self, q: Array) -> Array:  # noqa: D102
+        return self.lam / 2 * (q - 1) ** 2
+
+
+@dataclass(frozen=True)
+class Chi2Penalty(Chi2):
+    """``min_η η + mean((ℓ − η + λ)₊²)/(2λ) − λ/2``."""
+
+    def dual(self, losses: Array, weights: Array) -> Array:  # noqa: D102
+        low, high = _mean(losses, weights), jnp.max(losses, where=weights > 0, initial=-jnp.inf)
+        return bisect(lambda eta: _mean(self.density(losses, eta), weights) - 1, jnp.minimum(low, high), high)
+
+    def density(self, loss: Array, dual: Array) -> Array:  # noqa: D102
+        return jax.nn.relu(1 + (loss - dual) / self.lam)
+
+    def value(self, losses: Array, weights: Array | None = None) -> Array:  # noqa: D102
+        return self._at_threshold(losses, weights, self.excess)
+
+    def excess(self, s: Array) -> Array:
+        """What a loss of η + s adds: the risk is ``min_η η + mean(excess(ℓ − η))``."""
+        return jax.nn.relu(s + self.lam) ** 2 / (2 * self.lam) - self.lam / 2
+
+
+class Threshold(NamedTuple):
+    """A dual with a threshold and a further number."""
+
+    eta: Array
+    more: Array
+
+
+@dataclass(frozen=True)
+class Chi2Ball(Risk):
+    """``min_η η + √((1 + 2ρ) mean((ℓ − η)₊²))``."""
+
+    rho: float  # ρ
+
+    def dual(self, losses: Array, weights: Array) -> Threshold:  # noqa: D102
+        most = jnp.max(losses, where=weights > 0, initial=-jnp.inf)
+        spread = most - jnp.min(losses, where=weights > 0, initial=jnp.inf)
+        target = 1 + 2 * self.rho
+
+        def concentration(eta: Array) -> Array:
+            """mean(q²) of the density above η: it grows with η, from 1 to that of the maxima alone."""
+            above = jax.nn.relu(losses - eta)
+            return _mean(above**2, weights) / jnp.maximum(
+                _mean(above, weights) ** 2, jnp.finfo(losses.dtype).tiny
+            )
+
+        # As η → −∞ mean(q²) − 1 ~ var/(ℓ̄ − η)², which is below 2ρ from here on.
+        low = most - spread * (1 + 1 / math.sqrt(2 * self.rho)) - 1e-6 * jnp.abs(most)
+        eta = bisect(lambda eta: target - concentration(eta), low, most)
+        scale = _mean(jax.nn.relu(losses - eta), weights)
+        # With few samples, or equal losses, even the maxima alone are within the ball.
+        at_most = _mean(losses >= most, weights)
+        alone = (1 / jnp.maximum(at_most, jnp.finfo(losses.dtype).tiny) <= target) | (scale <= 0)
+        tie = jnp.where(alone, 1 / at_most, 0.0)
+        return Threshold(jnp.where(alone, most, eta), jnp.where(alone, -tie, scale))
+
+    def density(self, loss: Array, dual: Threshold) -> Array:  # noqa: D102
+        alone = dual.more < 0
+        scale = jnp.where(alone, 1.0, dual.more)
+        near = loss >= dual.eta - _tolerance(dual.eta)
+        return jnp.where(alone, jnp.where(near, -dual.more, 0.0), jax.nn.relu(loss - dual.eta) / scale)
+
+    def value(self, losses: Array, weights: Array | None = None) -> Array:  # noqa: D102
+        losses, weights = _sample(losses, weights)
+        eta = self.dual(losses, weights).eta
+        return eta + jnp.sqrt((1 + 2 * self.rho) * _mean(jax.nn.relu(losses - eta) ** 2, weights))
+
+
+@dataclass(frozen=True)
+class CVaR(Risk):
+    """``min_η η + mean((ℓ − η)₊)/α``: the mean of the worst part α of the samples."""
+
+    level: float  # α
+
+    def dual(self, losses: Array, weights: Array) -> Threshold:  # noqa: D102
+        order = jnp.argsort(-losses)
+        reached = jnp.cumsum(weights[order]) >= self.level * (1 - 4 * jnp.finfo(losses.dtype).eps)
+        eta = losses[order][jnp.argmax(reached)]
+        margin = _tolerance(eta)
+        above = _mean(losses > eta + margin, weights)
+        at = _mean(jnp.abs(losses - eta) <= margin, weights)
+        return Threshold(eta, jnp.maximum(1 - above / self.level, 0) / at)
+
+    def density(self, loss: Array, dual: Threshold) -> Array:  # noqa: D102
+        margin = _tolerance(dual.eta)
+        at = jnp.where(loss > dual.eta + margin, 1 / self.level, dual.more)
+        return jnp.where(loss < dual.eta - margin, 0.0, at)
+
+    def value(self, losses: Array, weights: Array | None = None) -> Array:  # noqa: D102
+        return self._at_threshold(losses, weights, self.excess)
+
+    def excess(self, s: Array) -> Array:
+        """See `Chi2Penalty.excess`."""
+        return jax.nn.relu(s) / self.level
+
+
+@dataclass(frozen=True)
+class KLCVaR(Risk):
+    """``max mean(qℓ) − λ mean(q log q)`` over q ≤ 1/α: CVaR smoothed, or KL with bounded weights."""
+
+    level: float  # α
+    lam: float  # λ
+
+    def dual(self, losses: Array, weights: Array) -> Array:  # noqa: D102
+        high = self.lam * jax.nn.logsumexp(losses / self.lam, b=weights)  # no weight is cut
+        low = jnp.min(losses, where=weights > 0, initial=jnp.inf) + self.lam * math.log(self.level)  # all are
+        return bisect(lambda eta: _mean(self.density(losses, eta), weights) - 1, low, high)
+
+    def density(self, loss: Array, dual: Array) -> Array:  # noqa: D102
+        return jnp.exp(jnp.minimum((loss - dual) / self.lam, math.log(1 / self.level)))
+
+    def penalty(self, q: Array) -> Array:  # noqa: D102
+        return self.lam * entropy(q)
+
+    def value(self, losses: Array, weights: Array | None = None) -> Array:  # noqa: D102
+        return self._at_threshold(losses, weights, self.excess)
+
+    def excess(self, s: Array) -> Array:
+        """See `Chi2Penalty.excess`."""
+        cut = jnp.minimum(s, self.lam * math.log(1 / self.level))
+        return self.lam * jnp.expm1(cut / self.lam) + (s - cut) / self.level
+
+
+class Moments(NamedTuple):
+    """The dual of the semideviation."""
+
+    mean: Array  # ℓ̄
+    deviation: Array  # s
+    excess: Array  # c
+
+
+@dataclass(frozen=True)
+class Semideviation(Risk):
+    """``mean ℓ + λ √(mean((ℓ − mean ℓ)₊²) + δ)``."""
+
+    lam: float  # λ
+    delta: float = 1e-6  # δ
+
+    def dual(self, losses: Array, weights: Array) -> Moments:  # noqa: D102
+        mean = _mean(losses, weights)
+        above = jax.nn.relu(losses - mean)
+        return Moments(mean, jnp.sqrt(_mean(above**2, weights) + self.delta), _mean(above, weights))
+
+    def density(self, loss: Array, dual: Moments) -> Array:  # noqa: D102
+        return 1 + self.lam * (jax.nn.relu(loss - dual.mean) - dual.excess) / dual.deviation
+
+    def value(self, losses: Array, weights: Array | None = None) -> Array:  # noqa: D102
+        dual = self.dual(*_sample(losses, weights))
+        return dual.mean + self.lam * dual.deviation
+
+
+def _tolerance(eta: Array) -> Array:
+    """Losses this near are the same: another program may round a loss differently."""
+    return 8 * jnp.finfo(jnp.asarray(eta).dtype).eps * jnp.abs(eta)
