@@ -105,7 +105,7 @@ class IPIRFedAvg(Regularized):
         return jnp.maximum(t, 1), jnp.maximum(t, 1) ** (-7 / 12), eta
 
     def remarks(self, state: State) -> list[str]:
-        return self.unscaled(state.scale, *self.at(0).tuned(0)[1:])
+        return self.unscaled(state.scale, self.at(0).tuned(0)[1])
 
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x0)))

@@ -5,8 +5,10 @@ divided by its curvature L_h, estimated before the first round by power iteratio
 (`fedstrata.estimators.curvature`), at the start and at the origin. That changes nothing about argmin h; η
 counts against the divided loss.
 
-A nonsmooth part of h enters by its proximal map, taken by the server after averaging. One of f enters
-likewise or, given μ, by the gradient of its Moreau envelope, in the clients' steps.
+A nonsmooth part of h enters by its proximal map, taken by the server after averaging, and so does a set that
+all clients share: the mean of points that clients project themselves stays off a boundary on which they
+disagree. A nonsmooth part of f enters likewise or, given μ, by the gradient of its Moreau envelope, in the
+clients' steps.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ def run_steps(
         key_h, key_f = jax.random.split(key)
         g_h = direction(problem.h, client.train, key_h, batch_size, y)
         g_f = direction(f, client.valid, key_f, batch_size, y, mu)
-        return problem.project(tree.axpy(-steps.h, g_h, tree.axpy(-steps.f, g_f, y)), client)
+        y = tree.axpy(-steps.h, g_h, tree.axpy(-steps.f, g_f, y))
+        return problem.project(y, client) if _own_set(problem) else y
 
     return tree.sub(loop(K, step, key, x), x)
 
@@ -103,7 +106,12 @@ def server_step(
         x = problem.h.regularizer.prox(x, gamma_g * K * steps.h)
     if f.regularizer is not None and mu is None:
         x = f.regularizer.prox(x, gamma_g * K * steps.f)
-    return x if problem.project.arity > 1 else problem.project(x)
+    return x if _own_set(problem) else problem.project(x)
+
+
+def _own_set(problem: Selection) -> bool:
+    """Whether each client has a set of its own."""
+    return problem.project.arity > 1
 
 
 class Regularized(Method):
@@ -188,17 +196,15 @@ class Regularized(Method):
             local = jnp.minimum(local, 1 / (scale.L_max / scale.L_h + eta * scale.L_f))
         return Steps(local / scale.L_h, local * eta)
 
-    def unscaled(self, scale: Scale, gamma: Any, eta: Any) -> list[str]:
-        """The warning that is due where the step would have diverged on the loss as it is."""
-        L_h, L_f = float(scale.L_h), float(scale.L_f)
-        eta, gamma = float(np.asarray(eta)), float(np.asarray(gamma))
-        if self.L_h is not None or gamma * (L_h + eta * L_f) < 2:
+    def unscaled(self, scale: Scale, gamma: Any) -> list[str]:
+        """The warning that is due where the step would have diverged on the primary loss as it is."""
+        L_h, gamma = float(scale.L_h), float(np.asarray(gamma))
+        if self.L_h is not None or gamma * L_h < 2:
             return []
         return [
-            f"{type(self).__name__}: the losses curve by L_h ≈ {L_h:.3g} and L_f ≈ {L_f:.3g}, where the step "
-            f"γ̃ = {gamma:.3g} with η = {eta:.3g} would diverge. The primary loss is divided by L_h "
-            "(result.state.scale), and η counts against the divided loss. Scale the data, or give L_h, to be "
-            "rid of this warning."
+            f"{type(self).__name__}: the primary loss curves by L_h ≈ {L_h:.3g}, where the step "
+            f"γ̃ = {gamma:.3g} would diverge. It is divided by L_h (result.state.scale), and η counts against "
+            "the divided loss. Scale the data, or give L_h, to be rid of this warning."
         ]
 
 

@@ -89,8 +89,7 @@ class SequentialRegularization(Regularized):
         return jnp.clip(jnp.floor((r + 0.5) * count / self.R).astype(int), 0, count - 1)
 
     def remarks(self, state: State) -> list[str]:
-        gamma = 1.0 if self.gamma is None else self.gamma
-        return self.unscaled(state.scale, gamma, np.max(self.eta))
+        return self.unscaled(state.scale, 1.0 if self.gamma is None else self.gamma)
 
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
         count = self.eta.shape[0]

@@ -162,7 +162,7 @@ class StRFedAvg(Regularized):
         return gamma if self.gamma is None else self.gamma, eta
 
     def remarks(self, state: State) -> list[str]:
-        return self.unscaled(state.scale, *self.at(0).tuned(0))
+        return self.unscaled(state.scale, self.at(0).tuned(0)[0])
 
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
         zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(x0)))

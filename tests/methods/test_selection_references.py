@@ -1,0 +1,81 @@
+"""The references of the selection methods: a grid of η, BiG-SAM, R-APM, power iteration."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from fedstrata import tally
+from fedstrata.estimators.curvature import power_iteration
+
+TOY = fs.underdetermined()
+
+
+def run(method, rounds, problem=TOY.problem):
+    options = {"eval_every": rounds, "progress": False, "default_metrics": False}
+    return fs.solve(problem, method, TOY.data, TOY.x0, rounds=rounds, **options)
+
+
+def error(x):
+    return np.linalg.norm(np.asarray(x, float) - TOY.x_star) / np.linalg.norm(TOY.x_star)
+
+
+@pytest.mark.parametrize("warm_start", [False, True])
+def test_the_grid_is_solved_one_after_the_other(warm_start):
+    grid = (1.0, 0.1, 0.03)
+    result = run(fs.SequentialRegularization(grid, warm_start=warm_start), 1500)
+    for eta, x in zip(grid, result.state.solutions, strict=True):
+        np.testing.assert_allclose(x, TOY.minimiser(eta, float(result.state.L_h)), atol=1e-3)
+    np.testing.assert_array_equal(result.x, result.state.solutions[-1])
+
+
+def test_a_cold_start_forgets():
+    """The second η gets the other half of the rounds, from x⁰: as if it had been alone."""
+    both = run(fs.SequentialRegularization((1.0, 0.1), L_h=1.0), 40)
+    alone = run(fs.SequentialRegularization((0.1,), L_h=1.0), 20)
+    np.testing.assert_allclose(both.x, alone.x, atol=1e-6)
+
+
+def test_big_sam_converges_like_one_over_k():
+    errors = [error(run(fs.BiGSAM(), R).x) for R in (300, 3000)]
+    assert errors[1] < errors[0] / 5
+    assert errors[1] < 0.02
+
+
+def test_big_sam_refuses_what_is_not_smooth():
+    with pytest.raises(ValueError, match="give mu"):
+        run(fs.BiGSAM(), 1, fs.Selection(TOY.problem.primary, fs.prox.L1()))
+    with pytest.raises(ValueError, match="give L_f with L_h"):
+        run(fs.BiGSAM(L_h=1.0), 1)
+
+
+def test_r_apm_is_fista_on_the_regularised_loss():
+    rows, targets = (np.asarray(TOY.data.train[k], float) for k in "ab")
+    rounds, eta = 25, 1 / 25
+    x, z, theta = TOY.x0, TOY.x0, 1.0
+    for _ in range(rounds):
+        g = np.einsum("isj,is->j", rows, rows @ z - targets) / targets.size
+        new = z - (g + eta * (z - TOY.c))
+        following = (1 + np.sqrt(1 + 4 * theta**2)) / 2
+        x, z, theta = new, new + (theta - 1) / following * (new - x), following
+    np.testing.assert_allclose(run(fs.RAPM(L_h=1.0), rounds).x, x, atol=2e-5)
+
+
+def test_r_apm_beats_the_papers_rule():
+    assert error(run(fs.RAPM(), 1000).x) < 0.05 < error(run(fs.StRFedAvg(), 1000).x)
+
+
+def test_power_iteration_finds_the_largest_eigenvalues():
+    rng = np.random.default_rng(0)
+    maps = np.stack([np.diag([3.0, 1.0, 0.5]), np.diag([0.0, -5.0, 1.0]), np.zeros((3, 3))])
+    turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    maps = jnp.asarray(turn @ maps @ turn.T, jnp.float32)
+
+    def product(v):
+        return jnp.einsum("kij,kj->ki", maps, v)
+
+    found = power_iteration(product, tally.repeat, 30, jax.random.key(0), jnp.zeros((3, 3)))
+    np.testing.assert_allclose(found, [3, 5, 0], rtol=1e-4)

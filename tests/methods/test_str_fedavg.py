@@ -1,0 +1,323 @@
+"""StR-FedAvg against closed forms, an LP solver, a support vector machine, and Algorithm 1 in NumPy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.linalg import null_space
+from scipy.optimize import linprog, minimize
+
+import fedstrata as fs
+from fedstrata.engines import simulated
+
+TOY = fs.underdetermined()  # L_h = 1; the start has a component in the null space
+SIZE = np.linalg.norm(TOY.x_star)
+
+
+def run(method, rounds, toy=TOY, problem=None, **options):
+    options = {"eval_every": rounds, "progress": False, "default_metrics": False, **options}
+    return fs.solve(problem or toy.problem, method, toy.data, toy.x0, rounds=rounds, **options)
+
+
+def error(x, toy=TOY):
+    """The distance to the selected solution, relative to its size."""
+    return np.linalg.norm(np.asarray(x, float) - toy.x_star) / np.linalg.norm(toy.x_star)
+
+
+def test_the_start_needs_selection():
+    """From here, gradient descent on h alone ends at another optimum: these tests can fail."""
+    assert error(TOY.project(TOY.x0)) > 1
+
+
+@pytest.mark.parametrize("K", [1, 5])
+@pytest.mark.parametrize("rule", ["convex", "strongly_convex"])
+def test_last_iterate_is_near_the_minimiser_of_the_regularised_loss(rule, K):
+    for rounds in (1000, 3000):
+        result = run(fs.StRFedAvg(rule=rule, K=K), rounds)
+        _, eta = result.method.tuned(0)
+        assert float(result.state.L_h) == pytest.approx(TOY.L_h, rel=1e-3)
+        gap = np.asarray(result.state.last, float) - TOY.minimiser(float(eta), float(result.state.L_h))
+        assert np.linalg.norm(gap) < 0.05 * SIZE
+
+
+@pytest.mark.parametrize(
+    ("rule", "eta"),
+    [("convex", lambda R: R**-0.25), ("strongly_convex", lambda R: np.log(R) * R ** (-1 / 3))],
+)
+def test_errors_fall_at_least_as_fast_as_the_theorems_bounds(rule, eta):
+    """Theorems 1 and 2: h − h* ≤ O(η), and ‖x̄ − x*‖² ≤ O(√η) since h grows quadratically (κ = 2)."""
+    toy = fs.underdetermined(clients=2, n=40, samples=2, seed=1)
+    horizons = np.array([1_000, 10_000, 100_000])
+    runs = [run(fs.StRFedAvg(rule=rule), int(R), toy=toy, default_metrics=True) for R in horizons]
+    bound = eta(horizons.astype(float))
+    primary = np.array([r.history["primary"][-1] for r in runs])
+    squared = np.array([error(r.x, toy) ** 2 for r in runs])
+    assert (np.diff(primary) < 0).all()
+    assert (np.diff(squared) < 0).all()
+    assert (np.diff(np.log(primary)) <= np.diff(np.log(bound))).all()
+    assert (np.diff(np.log(squared)) <= np.diff(np.log(bound)) / 2).all()
+
+
+@pytest.mark.parametrize("K", [1, 5])
+def test_geometric_schedule_finds_the_selected_solution(K):
+    result = run(fs.StRFedAvg(rule="geometric", K=K), 1000)
+    assert error(result.x) < 1e-3
+    np.testing.assert_array_equal(result.x, result.state.last)
+
+
+def test_decreasing_schedule_beats_the_papers_rule():
+    decreasing, paper = run(fs.StRFedAvg(rule="decreasing"), 1000), run(fs.StRFedAvg(), 1000)
+    assert error(decreasing.x) < 0.05 < error(paper.x)
+
+
+def test_it_is_algorithm_1_in_numpy():
+    """Local steps, the server's step, and the θ-weighted average of the iterates, written out."""
+    R, K, gamma_g, mu_f, p = 12, 3, 1.5, 0.5, 2.0
+    method = fs.StRFedAvg("strongly_convex", K, gamma_g, mu_f=mu_f, p=p, L_h=1.0)
+    gamma, eta = (mu_f * R) ** (-2 / 3), p * np.log(R) / (mu_f * R) ** (1 / 3)
+    rows, targets = (np.asarray(TOY.data.train[k], float) for k in "ab")
+    x, iterates = TOY.x0, []
+    for _ in range(R):
+        iterates.append(x)
+        moved = []
+        for A, b in zip(rows, targets, strict=True):
+            y = x
+            for _ in range(K):
+                y = y - gamma / (gamma_g * K) * (eta * (y - TOY.c) + A.T @ (A @ y - b) / len(b))
+            moved.append(y - x)
+        x = x + gamma_g * np.mean(moved, axis=0)
+    theta = 1 / (1 - eta * gamma * mu_f / 2)
+    average = np.average(iterates, axis=0, weights=theta ** np.arange(1, R + 1))
+    result = run(method, R)
+    np.testing.assert_allclose(result.state.last, x, atol=2e-5)
+    np.testing.assert_allclose(result.x, average, atol=2e-5)
+
+
+def test_l1_selection_is_the_linear_program():
+    rng = np.random.default_rng(1)
+    b = TOY.A @ np.where(np.arange(40) < 6, rng.normal(size=40), 0) + 0.3 * rng.normal(size=20)
+    parts = zip(np.split(TOY.A, 5), np.split(b, 5), strict=True)
+    toy = TOY._replace(data=fs.FederatedData.from_clients([{"a": a, "b": t} for a, t in parts]))
+    lp = linprog(np.ones(80), A_eq=np.hstack([TOY.A, -TOY.A]), b_eq=b, method="highs")
+    solution = lp.x[:40] - lp.x[40:]
+    problem = fs.Selection(TOY.problem.primary, fs.prox.L1())
+    runs = [run(fs.StRFedAvg("decreasing"), R, toy, problem) for R in (1_000, 10_000, 100_000)]
+    gaps = [np.linalg.norm(r.x - solution) / np.linalg.norm(solution) for r in runs]
+    assert gaps[0] > gaps[1] > gaps[2]
+    assert gaps[2] < 5e-3
+    x = np.asarray(runs[2].x, float)
+    assert np.abs(x).sum() == pytest.approx(lp.fun, rel=1e-3)
+    assert set(np.flatnonzero(x)) == set(np.flatnonzero(np.abs(solution) > 1e-9))
+
+
+def test_selection_by_the_envelope_of_l1():
+    """Problem (15) as the paper smooths it: Huber's function in place of ℓ1."""
+    mu, free = 0.1, null_space(TOY.A)
+
+    def huber(z):
+        x = TOY.x_star + free @ z
+        inside = np.abs(x) <= mu
+        value = np.where(inside, x**2 / (2 * mu), np.abs(x) - mu / 2).sum()
+        return value, free.T @ np.where(inside, x / mu, np.sign(x))
+
+    solution = TOY.x_star + free @ minimize(huber, np.zeros(20), jac=True, tol=1e-12).x
+    problem = fs.Selection(TOY.problem.primary, fs.prox.L1())
+    runs = [
+        run(fs.StRFedAvg("geometric", mu=mu, eta_end=1e-5), R, problem=problem) for R in (10_000, 100_000)
+    ]
+    gaps = [np.linalg.norm(r.x - solution) / np.linalg.norm(solution) for r in runs]
+    assert gaps[1] < gaps[0]
+    assert gaps[1] < 2e-3
+
+
+def test_logistic_regression_tends_to_the_maximum_margin():
+    rng = np.random.default_rng(0)
+    X, w = rng.normal(size=(200, 3)), np.array([1.0, -2.0, 0.5])
+    distance = X @ w / np.linalg.norm(w)
+    D = (X * np.sign(distance)[:, None])[np.abs(distance) > 0.8][:40]
+    constraints = {"type": "ineq", "fun": lambda x: D @ x - 1, "jac": lambda x: D}
+    svm = minimize(lambda x: x @ x / 2, 5 * w, jac=lambda x: x, constraints=constraints, tol=1e-12).x
+    best = 1 / np.linalg.norm(svm)
+    data = fs.FederatedData.from_clients([{"d": d} for d in np.split(D, 5)])
+    problem = fs.Selection(lambda x, s: jax.nn.softplus(-s["d"] @ x), lambda x: x @ x / 2)
+    cosines, margins = [], []
+    for end in (1e-1, 1e-2, 1e-3, 1e-4):
+        method = fs.StRFedAvg("geometric", eta_end=end)
+        result = fs.solve(problem, method, data, -w, rounds=20_000, eval_every=20_000, progress=False)
+        x = np.asarray(result.x, float) / np.linalg.norm(result.x)
+        cosines.append(x @ svm * best)
+        margins.append((D @ x).min() / best)
+    assert (np.diff(margins) > 0).all()
+    assert (np.diff(cosines) > 0).all()
+    assert margins[-1] > 0.95
+    assert cosines[-1] > np.cos(np.radians(5))
+
+
+def test_unscaled_data_is_scaled_with_a_warning():
+    wild = fs.underdetermined(curvature=1e6)
+    with pytest.warns(UserWarning, match=r"L_h ≈ 1e\+06.*would diverge"):
+        result = run(fs.StRFedAvg(rule="geometric"), 1000, toy=wild)
+    assert error(result.x, wild) < 1e-3
+    assert float(result.state.L_h) == pytest.approx(1e6, rel=1e-3)
+    with pytest.raises(fs.Diverged):
+        run(fs.StRFedAvg(rule="geometric", L_h=1.0), 1000, toy=wild)
+
+
+def test_data_that_crawls_is_scaled_too():
+    tame = fs.underdetermined(curvature=1e-6)
+    assert error(run(fs.StRFedAvg(rule="geometric"), 1000, toy=tame).x, tame) < 1e-3
+
+
+def test_one_client_with_large_data_does_not_diverge():
+    """The mean's curvature is a fifth of that client's: K local steps of its size would diverge there."""
+    triples = zip([30, 1, 1, 1, 1], TOY.data.train["a"], TOY.data.train["b"], strict=True)
+    parts = [{"a": factor * a, "b": factor * b} for factor, a, b in triples]
+    toy = TOY._replace(data=fs.FederatedData.from_clients(parts))
+    with pytest.warns(UserWarning, match="would diverge"):
+        result = run(fs.StRFedAvg(rule="geometric", K=2), 300, toy=toy)
+    largest = np.linalg.eigvalsh(parts[0]["a"] @ parts[0]["a"].T / 4)[-1]
+    assert largest * 0.999 <= float(result.state.scale.L_max) <= largest * 5 ** (1 / 8)
+    before, after = (np.linalg.norm(TOY.A @ x - TOY.b) for x in (TOY.x0, np.asarray(result.x)))
+    assert after < before
+
+
+def test_the_scale_is_counted():
+    ledgers = [run(fs.StRFedAvg(K=K), 1000).ledger for K in (1, 5)]
+    assert [ledger.levels["scaling"]["exchanges"] for ledger in ledgers] == [20, 21]
+    points, samples = 2, 20
+    assert [ledger.hessian_products for ledger in ledgers] == [20 * points * samples, 40 * points * samples]
+    assert ledgers[0].levels["main"]["exchanges"] == 1000
+    assert "scaling" not in run(fs.StRFedAvg("strongly_convex", 3, 1.5, L_h=1.0), 12).ledger.levels
+
+
+def test_weak_sharp_minima_are_found_exactly():
+    """h = cᵀx over a box: below the threshold α/(2‖∇f(x*)‖), h + ηf and the problem have one solution."""
+    rng = np.random.default_rng(0)
+    slopes = rng.normal(size=(5, 1, 8)) + np.array([1.0, -1.0, 2.0, -2.0, 1.5, -0.8, 0, 0])
+    slopes[:, :, 6:] -= slopes[:, :, 6:].mean(0)  # no slope, on the mean: two coordinates are left to f
+    c, a = slopes.mean((0, 1)), rng.uniform(0.2, 0.8, size=8)
+    solution = np.where(c > 1e-9, 0, np.where(c < -1e-9, 1, a))
+    threshold = np.abs(c[:6]).min() / (2 * np.linalg.norm(solution - a))
+    problem = fs.Selection(
+        lambda x, s: s["c"] @ x, lambda x: ((x - jnp.asarray(a, x.dtype)) ** 2).sum() / 2, fs.sets.Box(0, 1)
+    )
+    toy = TOY._replace(data=fs.FederatedData.from_clients([{"c": s} for s in slopes]), x0=np.full(8, 0.5))
+    for mu_f in (None, 1.0):
+        result = run(fs.StRFedAvg("weak_sharp", 2, mu_f=mu_f, eta=threshold, p=8.0), 3000, toy, problem)
+        np.testing.assert_array_equal(result.state.last[:6], solution[:6])
+        np.testing.assert_allclose(result.state.last[6:], solution[6:], rtol=1e-4)
+        assert np.linalg.norm(result.x - solution) < 0.1
+    above = run(fs.StRFedAvg("weak_sharp", 2, eta=20 * threshold), 3000, toy, problem)
+    assert np.linalg.norm(above.state.last - solution) > 0.1
+
+
+def test_sampled_clients_and_minibatches():
+    """At the solution every client's gradient of h vanishes, so noise does not keep the method away."""
+    method = fs.StRFedAvg("geometric", K=2, gamma=0.5, batch_size=2)
+    result = run(method, 10_000, participation=3, seed=2)
+    assert error(result.x) < 1e-2
+
+
+def test_nonsmooth_primary():
+    """A lasso with every column twice: of all ways to share a coefficient, the shortest halves it."""
+    rng = np.random.default_rng(0)
+    A = rng.normal(size=(20, 4)) / 3
+    b = A @ np.array([1.0, -2.0, 0.0, 0.5])
+    twice = np.hstack([A, A])
+    data = fs.FederatedData.from_clients(
+        [{"a": a, "b": t} for a, t in zip(np.split(twice, 5), np.split(b, 5), strict=True)]
+    )
+    lam = 0.05
+
+    def lasso(z):
+        signed = z[:4] - z[4:]
+        return ((A @ signed - b) ** 2).mean() / 2 + lam * z.sum()
+
+    z = minimize(lasso, np.ones(8), bounds=[(0, None)] * 8, tol=1e-14, options={"maxiter": 5000}).x
+    half = (z[:4] - z[4:]) / 2
+    problem = fs.Selection((TOY.problem.primary, fs.prox.L1(lam)), lambda x: x @ x / 2)
+    toy = TOY._replace(data=data, x0=rng.normal(size=8))
+    result = run(fs.StRFedAvg("geometric", eta_end=1e-5), 2000, toy, problem)
+    np.testing.assert_allclose(result.x, np.tile(half, 2), atol=2e-3)
+
+
+def test_a_set_as_primary_projects():
+    problem = fs.Selection(fs.prox.Indicator(fs.sets.Ball(1.0)), TOY.problem.secondary)
+    result = run(fs.StRFedAvg("decreasing", eta=0.5), 200, problem=problem)
+    np.testing.assert_allclose(result.x, TOY.c / np.linalg.norm(TOY.c), atol=1e-4)
+
+
+def test_the_secondary_is_measured_on_validation_samples():
+    valid = [{"a": np.ones((2, 40)), "b": np.full(2, float(i))} for i in range(5)]
+    data = fs.FederatedData.from_clients(
+        [{"a": a, "b": b} for a, b in zip(TOY.data.train["a"], TOY.data.train["b"], strict=True)], valid=valid
+    )
+    problem = fs.Selection(lambda x, s: s["b"] * 0 + x @ x, lambda x, s: s["b"] + 0 * x.sum())
+    method = fs.StRFedAvg(L_h=1.0)
+    result = fs.solve(problem, method, data, TOY.x0, rounds=0, progress=False)
+    assert result.history["secondary"][0] == 2.0
+
+
+def test_the_horizon_is_the_number_of_rounds():
+    told = run(fs.StRFedAvg(R=40.0), 40)
+    before = set(simulated._programs)
+    planned = run(fs.StRFedAvg(), 40)
+    assert planned.method.R == 40
+    np.testing.assert_array_equal(planned.x, told.x)
+    shorter = run(fs.StRFedAvg(), 7)
+    assert shorter.method.R == 7
+    assert set(simulated._programs) == before
+    swept = fs.sweep(
+        TOY.problem,
+        [fs.StRFedAvg(gamma_g=g) for g in (1.0, 2.0)],
+        TOY.data,
+        TOY.x0,
+        rounds=40,
+        progress=False,
+    )
+    np.testing.assert_allclose(swept[0].x, planned.x, rtol=1e-5, atol=1e-6)
+
+
+def test_resume_keeps_the_horizon(tmp_path):
+    whole = run(fs.StRFedAvg(), 8, eval_every=2)
+    run(
+        fs.StRFedAvg(), 8, eval_every=2, checkpoint=tmp_path, callbacks=[lambda p: p.round >= 4]
+    )  # stopped half-way
+    with pytest.raises(fs.CheckpointError, match="'R': 8"):
+        run(fs.StRFedAvg(), 9, eval_every=2, checkpoint=tmp_path, resume=True)
+    resumed = run(fs.StRFedAvg(), 8, eval_every=2, checkpoint=tmp_path, resume=True)
+    np.testing.assert_array_equal(resumed.x, whole.x)
+    assert resumed.ledger == whole.ledger
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"rule": "fast"}, "rule must be one of"),
+        ({"rule": "weak_sharp"}, "give eta"),
+        ({"rule": "geometric", "eta": lambda r: 0.1}, "as a number"),
+        ({"returns": "best"}, "'average' or 'last'"),
+        ({"K": 0}, "K must be"),
+        ({"mu_f": -1.0}, "mu_f must be"),
+    ],
+)
+def test_bad_hyper_parameters(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        fs.StRFedAvg(**arguments)
+
+
+def test_bad_problems():
+    with pytest.raises(TypeError, match=r"primary must be a function.*L1"):
+        fs.Selection(3.0, TOY.problem.secondary)
+    with pytest.raises(TypeError, match="secondary must be"):
+        fs.Selection(TOY.problem.primary, (fs.prox.L1(), fs.prox.LogSum()))
+    twice = fs.Selection((TOY.problem.primary, fs.prox.L1()), fs.prox.L1())
+    with pytest.raises(ValueError, match="Give mu"):
+        run(fs.StRFedAvg(), 1, problem=twice)
+    with pytest.raises(TypeError, match=r"secondary\(x, sample\)"):
+        run(fs.StRFedAvg(), 1, problem=fs.Selection(TOY.problem.primary, lambda x, s: x))
+    batch = fs.Selection(fs.per_batch(lambda x, s: (s["a"] @ x).var()), TOY.problem.secondary)
+    with pytest.raises(ValueError, match="Give L_h"):
+        run(fs.StRFedAvg(), 1, problem=batch)
