@@ -160,7 +160,7 @@ def solve(
         resume: continue from the checkpoint if there is one.
         progress: show a progress bar when it takes longer than two seconds.
         weights: ``"uniform"`` (as in the papers) or ``"size"``: the clients' weights in averages.
-        callbacks: called after each chunk of evaluations; a true return stops the run. See `EarlyStop`.
+        callbacks: called after each evaluation; a true return stops the run. See `EarlyStop`.
         default_metrics: whether the problem's own metrics, full passes over the data, are evaluated.
 
     Returns:
@@ -233,7 +233,8 @@ def solve(
                 warnings.warn(remark, stacklevel=2)
         plan = plan_of(run.round, rounds, eval_every, first=not run.history)
         while plan:
-            these, plan = plan[:evaluations], plan[evaluations:]
+            length = 1 if callbacks else _until_saving(plan[:evaluations], saving, run.round - saved_round)
+            these, plan = plan[:length], plan[length:]
             started = time.perf_counter()
             advanced = engine.advance(
                 setup, method, run.carry, seed, placed, run.round, np.array(these, np.int32)
@@ -361,6 +362,14 @@ def plan_of(done: int, rounds: int, eval_every: int, first: bool) -> list[int]:
         if stops
         else [0] * first
     )
+
+
+def _until_saving(plan: list[int], saving: Checkpoint | None, since: int) -> int:
+    """How many of the planned evaluations to run before a checkpoint is due, at least one."""
+    if saving is None or saving.every_rounds is None:
+        return len(plan)
+    within = np.searchsorted(since + np.cumsum(plan), saving.every_rounds) + 1
+    return int(min(within, len(plan)))
 
 
 def next_length(evaluations: int, seconds: float) -> int:

@@ -192,6 +192,19 @@ def test_early_stop_and_callbacks():
         solve(callbacks=[fs.EarlyStop("accuracy", target=1.0)])
 
 
+def test_callbacks_see_every_evaluation():
+    seen = []
+    solve(rounds=7, eval_every=3, callbacks=[lambda p: seen.append((p.round, len(p.history["loss"])))])
+    assert seen == [(0, 1), (3, 2), (6, 3), (7, 4)]
+
+
+def test_checkpoints_come_every_so_many_rounds(monkeypatch, tmp_path):
+    saved = []
+    monkeypatch.setitem(fs.solve.__globals__, "_save", lambda saving, host, run, config: saved.append(run.round))
+    solve(rounds=100, checkpoint=fs.Checkpoint(tmp_path, every_rounds=30))
+    assert saved == [30, 60, 90, 100]
+
+
 def test_chunks_between_looks_do_not_matter(monkeypatch):
     whole = solve(rounds=30)
     monkeypatch.setitem(fs.solve.__globals__, "PAUSE", 0.0)
