@@ -15,7 +15,7 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.engines.base import Carry, Setup
-from fedstrata.engines.simulated import EVALUATIONS, Simulated, trace_advance
+from fedstrata.engines.simulated import CACHED, EVALUATIONS, Simulated, trace_advance
 from fedstrata.methods.base import Method, Remember, method
 from fedstrata.methods.fedavg import State
 
@@ -53,6 +53,19 @@ def test_chunks_bound_the_memory():
     assert unchunked >= 1_000 * 10_000 * 4  # every upload at once
     assert program_memory(100_000, 10_000, 1_000) <= 1.1 * unchunked
     assert program_memory(100_000, 10_000, 1) <= 0.1 * unchunked
+
+
+@pytest.mark.parametrize(("batch_size", "side_by_side"), [(1, 16), (None, 3)])
+def test_blocks_keep_what_clients_go_through_in_cache(batch_size, side_by_side, monkeypatch):
+    chosen = []
+    block = Simulated.block
+    monkeypatch.setattr(Simulated, "block", lambda *args: chosen.append(block(*args)) or chosen[-1])
+    data = fs.FederatedData.from_clients([{"a": np.ones((4, CACHED // 16))} for _ in range(32)])
+    fs.solve(
+        problem, fs.FedAvg(gamma=0.1, batch_size=batch_size), data, np.zeros(CACHED // 16), rounds=0,
+        default_metrics=False, progress=False,
+    )  # fmt: skip
+    assert set(chosen) == {side_by_side}
 
 
 def test_only_sampled_clients_are_computed():

@@ -7,7 +7,7 @@ calls `solve` with the same arguments and gets the same result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -51,7 +51,7 @@ class Sharded(Simulated):
         """Blocks are padded to a multiple of the number of devices."""
         return int(self.mesh.devices.size)
 
-    def block(self, number: int, message: PyTree) -> int:
+    def block(self, number: int, message: PyTree, whole: Callable[[], int] | None) -> int:
         """All at once, unless a chunk is asked for."""
         return min(self.chunk, number) if isinstance(self.chunk, int) else number
 

@@ -1,9 +1,10 @@
 """All clients in one compiled program on one device: the default engine.
 
-A verb runs its phase over the clients in blocks. One block with everyone is a `vmap`; blocks of one client are a
-`lax.scan`, which on a CPU beats the `vmap` once a client's work is more than a few thousand numbers (each client's
-arrays then stay in cache); blocks in between bound the memory. Rounds and evaluations are loops of traced length in the
-same program, so neither their number nor the chunks between two looks at the host recompile anything.
+A verb runs its phase over the clients in blocks. One block with everyone is a `vmap`, blocks of one client
+are a `lax.scan`. On a CPU the best is in between: as many clients side by side as keep the cores busy, and no
+more than keep their arrays in cache through the local steps. Elsewhere blocks only bound the memory. Rounds
+and evaluations are loops of traced length in the same program, so neither their number nor the chunks between
+two looks at the host recompile anything.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from fedstrata.methods.base import Method, finite
 PyTree = Any
 
 EVALUATIONS = 64  # most evaluations in one call of the compiled program
-MAP_FROM = 2_000  # numbers in a message from which a CPU does one client after the other
+CACHED = 320_000  # numbers of a block's clients on a CPU; measured where each of two cores has 1 MiB of L2
+MAP_FROM = 2_000  # numbers in a message from which a CPU evaluates one client after the other
 BLOCK_BYTES = 2**30  # what a block's uploads may take when the engine chooses its size
 
 
@@ -58,16 +60,28 @@ class Simulated:
         if not good:
             raise ValueError(f"chunk must be a number ≥ 1, None or 'auto', but is {self.chunk!r}.")
 
-    def block(self, number: int, message: PyTree) -> int:
-        """How many clients run side by side."""
+    def block(self, number: int, message: PyTree, whole: Callable[[], int] | None) -> int:
+        """How many clients run side by side.
+
+        Args:
+            number: of all the clients that take part.
+            message: what each of them gets.
+            whole: gives how many numbers of its data a client goes through at every step, none where it draws
+                minibatches; None for an evaluation, which goes through the data once.
+        """
         if isinstance(self.chunk, int):
             return min(self.chunk, number)
         if self.chunk is None:
             return number
-        size = tree.dimension(message)
-        if jax.default_backend() == "cpu" and size >= MAP_FROM:
-            return 1
-        return max(1, min(number, BLOCK_BYTES // (16 * max(size, 1))))
+        size = max(tree.dimension(message), 1)
+        if jax.default_backend() != "cpu":
+            most = BLOCK_BYTES // (16 * size)
+        elif whole is None:
+            most = number if size < MAP_FROM else 1
+        else:
+            most = CACHED // (size + whole())
+        blocks = -(-number // max(most, 1))
+        return -(-number // blocks)
 
     def place(self, data: FederatedData) -> FederatedData:
         """The arrays on the device."""
@@ -134,6 +148,15 @@ class SimulatedFed(FedBase):
     def __init__(self, engine: Simulated, *args: Any) -> None:
         super().__init__(*args)
         self.engine = engine
+        self._evaluating = False
+
+    def mean(self, *args: Any, **options: Any) -> PyTree:
+        """See `FedBase.mean`."""
+        self._evaluating = True
+        try:
+            return super().mean(*args, **options)
+        finally:
+            self._evaluating = False
 
     def _run(
         self,
@@ -145,10 +168,32 @@ class SimulatedFed(FedBase):
         stacked: bool,
     ) -> tuple[PyTree, PyTree]:
         number = self.clients if chosen is None else chosen.shape[0]
-        block = self.engine.block(number, message)
+        whole = None if self._evaluating else partial(self._whole, phase, key, message)
+        block = self.engine.block(number, message, whole)
         if chosen is None and block >= number:
             return self._side_by_side(phase, key, message, weights, stacked)
         return self._in_blocks(phase, key, message, chosen, weights, stacked, block)
+
+    def _whole(self, phase: Callable[..., Any], key: jax.Array, message: tuple[PyTree, ...]) -> int:
+        """How many numbers of its data a client takes at once, found in an abstract pass."""
+        if tree.dimension((self.data.train, self.data.valid)) <= CACHED:
+            return 0
+        rows = self.data.sizes.shape[0]
+        taken: dict[str, int] = {}
+
+        def watched(name: str, samples: Samples) -> Samples:
+            numbers = tree.dimension(samples.leaves) // rows
+            return _Watched(samples.leaves, samples.size, samples.row, lambda: taken.update({name: numbers}))
+
+        def one(index: Any, memory: Any) -> Any:
+            mine = jax.tree.map(lambda leaf: leaf[index], memory)
+            client = client_of(self.setup, self.data, index, mine)
+            train = watched("train", client.train)
+            valid = train if client.valid is client.train else watched("valid", client.valid)
+            return visit(self.setup, phase, key, message, replace(client, train=train, valid=valid))[0].upload
+
+        jax.eval_shape(one, jnp.zeros((), jnp.int32), self.memory)
+        return sum(taken.values())
 
     def _side_by_side(
         self, phase: Any, key: jax.Array, message: Any, weights: Any, stacked: bool
@@ -245,6 +290,19 @@ class SimulatedFed(FedBase):
             replies = jax.tree.map(lambda u: u.reshape(-1, *u.shape[2:]), replies)
         tally.merge(seen[0], number, factors)
         return (jax.tree.map(lambda u: u[:number], replies) if stacked else total), shape
+
+
+@dataclass(frozen=True)
+class _Watched(Samples):
+    """Samples that tell when all of them are taken at once."""
+
+    tell: Callable[[], None] = lambda: None
+
+    @property
+    def data(self) -> PyTree:
+        """See `Samples.data`."""
+        self.tell()
+        return super().data
 
 
 def _mean_dtype(dtype: Any) -> Any:
