@@ -40,7 +40,9 @@ def black_box(
         if like is None:
             shape = jax.ShapeDtypeStruct((), jnp.result_type(float))
         else:
-            shape = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), jax.eval_shape(like, *args))
+            shape = jax.tree.map(
+                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), jax.eval_shape(like, *args)
+            )
 
         def call(*host: PyTree) -> Any:
             host = jax.tree.map(np.asarray, host)
@@ -51,7 +53,9 @@ def black_box(
                 return jax.tree.map(lambda v, s: np.asarray(v, s.dtype), value, shape)
             except (TypeError, ValueError) as error:
                 wanted = "one number" if like is None else f"arrays like {shape}"
-                raise BlackBoxError(f"The black-box function must return {wanted}, but returned {value!r}.") from error
+                raise BlackBoxError(
+                    f"The black-box function must return {wanted}, but returned {value!r}."
+                ) from error
 
         method = "expand_dims" if vectorized else "sequential"
         return jax.pure_callback(call, shape, *args, vmap_method=method)

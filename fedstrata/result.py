@@ -94,7 +94,9 @@ class Result:
             return cls(
                 x=_rebuild(facts["x"], "x", arrays),
                 y=_rebuild(facts["y"], "y", arrays),
-                history={n.removeprefix("history/"): a for n, a in arrays.items() if n.startswith("history/")},
+                history={
+                    n.removeprefix("history/"): a for n, a in arrays.items() if n.startswith("history/")
+                },
                 ledger=Ledger.from_dict(facts["ledger"]),
                 method=facts["method"],
                 seconds=facts["seconds"],

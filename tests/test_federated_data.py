@@ -64,7 +64,9 @@ def test_weights_by_size():
 
 
 def test_client_index_reaches_the_loss():
-    data = fs.FederatedData.from_clients([{"a": np.zeros((2, 1))}, {"a": np.zeros((4, 1))}]).with_client_index()
+    data = fs.FederatedData.from_clients(
+        [{"a": np.zeros((2, 1))}, {"a": np.zeros((4, 1))}]
+    ).with_client_index()
     problem = fs.Minimization(lambda x, s: 0.5 * ((x - s["client"]) ** 2).sum())
     result = fs.solve(problem, fs.FedAvg(gamma=1.0), data, np.zeros(1), rounds=1)
     np.testing.assert_allclose(result.x, 0.5)

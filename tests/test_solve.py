@@ -200,7 +200,9 @@ def test_callbacks_see_every_evaluation():
 
 def test_checkpoints_come_every_so_many_rounds(monkeypatch, tmp_path):
     saved = []
-    monkeypatch.setitem(fs.solve.__globals__, "_save", lambda saving, host, run, config: saved.append(run.round))
+    monkeypatch.setitem(
+        fs.solve.__globals__, "_save", lambda saving, host, run, config: saved.append(run.round)
+    )
     solve(rounds=100, checkpoint=fs.Checkpoint(tmp_path, every_rounds=30))
     assert saved == [30, 60, 90, 100]
 

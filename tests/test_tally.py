@@ -19,7 +19,9 @@ from fedstrata.ledger import Ledger, settle
 # A program is a nest of counts and loops; a loop's length is fixed, or traced from a number given at run time.
 programs = st.recursive(
     st.integers(1, 4).map(lambda n: ("count", n)),
-    lambda inner: st.tuples(st.sampled_from(["fixed", "traced"]), st.integers(0, 3), st.lists(inner, max_size=2)),
+    lambda inner: st.tuples(
+        st.sampled_from(["fixed", "traced"]), st.integers(0, 3), st.lists(inner, max_size=2)
+    ),
     max_leaves=5,
 )
 
@@ -73,13 +75,20 @@ def test_two_words_do_not_overflow(numbers):
 
 
 @settings(max_examples=8)
-@given(st.lists(st.integers(1, 6), min_size=2, max_size=4), st.integers(1, 3), st.integers(1, 4), st.integers(0, 2))
+@given(
+    st.lists(st.integers(1, 6), min_size=2, max_size=4),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(0, 2),
+)
 def test_ledger_of_fedavg_in_closed_form(sizes, H, rounds, sit_out):
     clients = [{"a": np.ones((n, 2))} for n in sizes]
     data = fs.FederatedData.from_clients(clients)
     steps = np.array([0 if i < sit_out else H for i in range(len(sizes))])
     problem = fs.Minimization(lambda x, s: ((x - s["a"]) ** 2).sum())
-    result = fs.solve(problem, fs.FedAvg(gamma=0.1, H=steps), data, np.zeros(2), rounds=rounds, progress=False)
+    result = fs.solve(
+        problem, fs.FedAvg(gamma=0.1, H=steps), data, np.zeros(2), rounds=rounds, progress=False
+    )
     m = len(sizes)
     traffic = {"exchanges": rounds, "floats_up": 2 * m * rounds, "floats_down": 2 * m * rounds}
     traffic |= {"bytes_up": 8 * m * rounds, "bytes_down": 8 * m * rounds}
@@ -88,6 +97,8 @@ def test_ledger_of_fedavg_in_closed_form(sizes, H, rounds, sit_out):
 
 
 def test_ledger_round_trip():
-    ledger = Ledger.from_counts(3, Counter({"main/exchanges": 3, "lower/exchanges": 7, "values": 5, "products": 2}))
+    ledger = Ledger.from_counts(
+        3, Counter({"main/exchanges": 3, "lower/exchanges": 7, "values": 5, "products": 2})
+    )
     assert Ledger.from_dict(ledger.to_dict()) == ledger
     assert (ledger.exchanges, ledger.lower_rounds, ledger.oracle_calls) == (10, 7, 7)

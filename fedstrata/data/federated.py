@@ -36,16 +36,22 @@ def _check(data: PyTree, who: str) -> int:
         if array.dtype == object:
             raise DataError(f"{name} is not a plain array (dtype object). Convert it to numbers first.")
         if array.ndim == 0:
-            raise DataError(f"{name} is a scalar. Arrays have the samples on their first axis: use shape (1, …).")
+            raise DataError(
+                f"{name} is a scalar. Arrays have the samples on their first axis: use shape (1, …)."
+            )
         if np.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all():
             row = int(np.argwhere(~np.isfinite(array))[0][0])
-            raise DataError(f"{name} has a NaN or an infinity, first in sample {row}. Clean or drop such samples.")
+            raise DataError(
+                f"{name} has a NaN or an infinity, first in sample {row}. Clean or drop such samples."
+            )
         lengths[name] = array.shape[0]
     if len(set(lengths.values())) > 1:
         raise DataError(f"The arrays of {who} differ in their number of samples: {lengths}.")
     length = next(iter(lengths.values()))
     if length == 0:
-        raise DataError(f"{who} is empty. Drop clients without samples, or use a partition with a minimum size.")
+        raise DataError(
+            f"{who} is empty. Drop clients without samples, or use a partition with a minimum size."
+        )
     return length
 
 
@@ -229,12 +235,17 @@ class FederatedData:
         def convert(leaf: Any) -> Any:
             return leaf.astype(default) if np.issubdtype(leaf.dtype, np.floating) else leaf
 
-        parts = {name: jax.tree.map(convert, getattr(self, name)) for name in ("train", "valid", "test", "server")}
+        parts = {
+            name: jax.tree.map(convert, getattr(self, name)) for name in ("train", "valid", "test", "server")
+        }
         return replace(self, **parts)
 
     def __repr__(self) -> str:
         sizes = np.asarray(self.sizes)
-        arrays = {jax.tree_util.keystr(p): leaf.shape[2:] for p, leaf in jax.tree_util.tree_leaves_with_path(self.train)}
+        arrays = {
+            jax.tree_util.keystr(p): leaf.shape[2:]
+            for p, leaf in jax.tree_util.tree_leaves_with_path(self.train)
+        }
         extras = [name for name in ("valid", "test", "server") if getattr(self, name) is not None]
         return (
             f"FederatedData(clients={self.clients}, samples={int(sizes.sum())} ({sizes.min()}–{sizes.max()} each), "

@@ -57,7 +57,9 @@ class Scaffnew(Method):
 
     def check(self, problem: Minimization, clients: int) -> None:
         if not problem.project.trivial:
-            raise ValueError("Scaffnew's control variates assume the whole space: use FedAvg or FedRZO with a set.")
+            raise ValueError(
+                "Scaffnew's control variates assume the whole space: use FedAvg or FedRZO with a set."
+            )
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)
@@ -75,7 +77,9 @@ class Scaffnew(Method):
 
         x_hat = loop(T, step, key, x)  # line 3
         pull = self.p / self.gamma
-        return Remember(tree.axpy(-1 / pull, h, x_hat), Memory(h, x_hat, jnp.asarray(pull, before.pull.dtype)))  # line 5
+        return Remember(
+            tree.axpy(-1 / pull, h, x_hat), Memory(h, x_hat, jnp.asarray(pull, before.pull.dtype))
+        )  # line 5
 
     def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
         key_coin, key_steps = jax.random.split(key)

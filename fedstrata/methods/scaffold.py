@@ -46,7 +46,9 @@ class SCAFFOLD(Method):
 
     def check(self, problem: Minimization, clients: int) -> None:
         if not problem.project.trivial:
-            raise ValueError("SCAFFOLD's control variates assume the whole space: use FedAvg or FedRZO with a set.")
+            raise ValueError(
+                "SCAFFOLD's control variates assume the whole space: use FedAvg or FedRZO with a set."
+            )
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0, tree.zeros_like(x0))

@@ -46,14 +46,23 @@ class Case:
 
     def run(self, **changes: Any) -> Any:
         """Solve it, with changed arguments of `fs.solve`."""
-        arguments = {"rounds": self.rounds, "y0": self.y0, "seed": 1, "progress": False, **self.solve, **changes}
+        arguments = {
+            "rounds": self.rounds,
+            "y0": self.y0,
+            "seed": 1,
+            "progress": False,
+            **self.solve,
+            **changes,
+        }
         method = arguments.pop("method", self.method)
         x0 = arguments.pop("x0", self.x0)
         data = arguments.pop("data", self.data)
         return fs.solve(self.problem, method, data, x0, **arguments)
 
 
-def samples(seed: int, sizes: tuple[int, ...] = (4, 7, 3, 5, 6), features: int = 3) -> list[dict[str, np.ndarray]]:
+def samples(
+    seed: int, sizes: tuple[int, ...] = (4, 7, 3, 5, 6), features: int = 3
+) -> list[dict[str, np.ndarray]]:
     """Regression samples ``{"a": features, "b": target}`` for clients of unequal size, scaled to be well conditioned."""
     rng = np.random.default_rng(seed)
     return [{"a": rng.normal(size=(n, features)) / 2, "b": rng.normal(size=n)} for n in sizes]

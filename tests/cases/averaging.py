@@ -17,7 +17,10 @@ def loss(x, sample):
 
 problem = fs.Minimization(loss)
 in_a_ball = fs.Minimization(
-    loss, project=lambda x, client: fs.sets.Ball(0.5)({"w": x["w"] - 0.01 * jnp.float32(client.index), "c": x["c"]})
+    loss,
+    project=lambda x, client: fs.sets.Ball(0.5)(
+        {"w": x["w"] - 0.01 * jnp.float32(client.index), "c": x["c"]}
+    ),
 )
 data = fs.FederatedData.from_clients(samples(0))
 x0 = {"w": np.full(3, 0.3), "c": np.array(-0.2)}
@@ -36,6 +39,9 @@ CASES = [
     case("fedmspp", fs.FedMSPP(eta=0.5, gamma=0.1, H=3, batch_size=2)),
     case("fedzo", fs.FedZO(eta=0.01, mu=0.1, H=2, b=2, batch_size=2)),
     case("fedrzo", fs.FedRZO(gamma=0.01, eta=0.1, H=2, batch_size=2)),
-    case("fedrzo-scalars", fs.FedRZO(gamma=0.01, eta=0.1, H=2, batch_size=2, messages="scalars", two_sided=True)),
+    case(
+        "fedrzo-scalars",
+        fs.FedRZO(gamma=0.01, eta=0.1, H=2, batch_size=2, messages="scalars", two_sided=True),
+    ),
     case("fedrzo-sets", fs.FedRZO(gamma=0.01, eta=0.1, H=2), problem=in_a_ball),
 ]

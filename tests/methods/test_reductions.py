@@ -108,7 +108,9 @@ def test_fedprox_pulls_to_the_proximal_point():
     proximal = [np.linalg.solve(Hi + mu * np.eye(3), hi + mu * x0) for Hi, hi in zip(H, h, strict=True)]
     np.testing.assert_allclose(result.x, np.mean(proximal, axis=0), rtol=1e-10)
     # FedMSPP with the full batch solves the same problem with η = 1/μ.
-    np.testing.assert_allclose(solve(fs.FedMSPP(eta=1 / mu, gamma=0.2, H=800), rounds=1).x, result.x, rtol=1e-10)
+    np.testing.assert_allclose(
+        solve(fs.FedMSPP(eta=1 / mu, gamma=0.2, H=800), rounds=1).x, result.x, rtol=1e-10
+    )
 
 
 def test_fedrzo_and_fedzo_tend_to_gradient_descent():
@@ -148,7 +150,9 @@ def test_fedrzo_ends_in_the_intersection_of_local_sets():
     def project(x, client):
         import jax.numpy as jnp
 
-        return jnp.minimum(x, jnp.where(client.index == 0, jnp.array([1.0, jnp.inf]), jnp.array([jnp.inf, 0.5])))
+        return jnp.minimum(
+            x, jnp.where(client.index == 0, jnp.array([1.0, jnp.inf]), jnp.array([jnp.inf, 0.5]))
+        )
 
     pulled = fs.Minimization(lambda x, s: 0.5 * ((x - s["t"]) ** 2).sum(), project=project)
     method = fs.FedRZO(gamma=lambda r: 0.01 / (1 + r / 300), eta=eta, two_sided=True, batch_size=None)
