@@ -102,9 +102,9 @@ EXPERIMENT = Experiment(
     title="FedRZO trains a ReLU network that is fair to every class",
     paper="Qiu, Shanbhag, Yousefian 2024, section 6.3, Figure 4 (right)",
     description=(
-        "A network of one layer of ReLUs on even against odd digits, trained by function values alone against "
-        "an adversary who weighs the digits: how it fares with the number H of local steps, and beside FedRZO "
-        "on the average loss."
+        "A network of one layer of ReLUs on even against odd digits, trained by function values alone "
+        "against an adversary who weighs the digits: how it fares with the number H of local steps, and "
+        "beside FedRZO on the average loss."
     ),
     problem=(
         "min over (Z, w) max over y of 1/m Σ_i mean over client i's samples of y_c ½(v − Σ_q w_q σ(Z_q·u))² "
@@ -157,7 +157,7 @@ EXPERIMENT = Experiment(
         "data": "digits",
         "rounds": 100,
         "evaluations": 5,
-        "H": [1, 10],
+        "H": [10],
         "lower": ["tracking"],
         "seeds": 1,
     },
