@@ -43,7 +43,7 @@ from fedstrata.estimators.hypergradient import PRODUCTS
 from fedstrata.methods.base import BatchSize, Count, Fed, Method, Positive, Steps, Unit, method
 from fedstrata.methods.compositional import level_average
 from fedstrata.problems.base import Problem
-from fedstrata.problems.classes import Bilevel, Composition, Minimax
+from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
 from fedstrata.problems.levels import rule_of
 from fedstrata.tally import loop
 
@@ -70,7 +70,16 @@ class Sequences(Method):
     """What the methods of coupled sequences share."""
 
     solves = sequences.SOLVES
-    needs = "gradients, in bilevel problems Hessian-vector products; a strongly convex lower level"
+    needs = "gradients, in bilevel problems Hessian-vector products"
+    server_steps = False
+
+    @classmethod
+    def needs_for(cls, problem: Any) -> str:
+        return needs_of(problem)
+
+    @classmethod
+    def refuses(cls, problem: Any) -> str | None:
+        return refused_sets(cls.__name__, problem, cls.server_steps)
 
     def output(self, state: Any, memory: PyTree) -> tuple[PyTree, PyTree]:
         return state.x, sequences.second(state.Z)
@@ -202,28 +211,33 @@ def check_sequences(name: str, problem: Any, beta: Any, products: str, *, server
     """Arguments that methods of coupled sequences share; ``server``: the server makes the steps."""
     if products not in PRODUCTS:
         raise ValueError(f"{name}: products must be one of {PRODUCTS}, but is {products!r}.")
-    check_sets(name, problem, server)
+    if reason := refused_sets(name, problem, server):
+        raise ValueError(reason)
     N = sequences.number(problem)
     if not callable(beta) and np.ndim(beta) == 1 and np.shape(beta)[0] != N:
         raise ValueError(f"{name}: beta has {np.shape(beta)[0]} numbers where there are {N} sequences.")
 
 
-def check_sets(name: str, problem: Any, server: bool) -> None:
-    """Refuse the sets for which implicit differentiation is wrong, or that the server cannot project on."""
+def refused_sets(name: str, problem: Any, server: bool) -> str | None:
+    """Why a set cannot be had: implicit differentiation is wrong on it, or the server does not know it."""
     project_x = getattr(problem, "project_x", None)
     if server and project_x is not None and project_x.arity > 1:
-        raise ValueError(
-            f"{name}: the server makes the steps, so it cannot use a client's own project_x(x, client)."
-        )
+        return f"{name}: the server makes the steps, so it cannot use a client's own project_x(x, client)."
     if isinstance(problem, Bilevel) and not problem.project_y.trivial:
-        raise ValueError(
+        return (
             f"{name} takes ∇_y = 0 for the solution of the lower level, which a set of y makes false. "
             "Leave project_y out, or use a zeroth-order method (FedRZOBilevel)."
         )
     if isinstance(problem, Minimax) and problem.project_y.arity > 1:
-        raise ValueError(
-            f"{name}: ∇_x f is no descent direction where the set of y depends on x. Use FedRZOMinimax."
-        )
+        return f"{name}: ∇_x f is no descent direction where the set of y depends on x. Use FedRZOMinimax."
+    return None
+
+
+def needs_of(problem: Any) -> str:
+    """What the maps of a problem evaluate."""
+    if isinstance(problem, Bilevel):
+        return "gradients, Hessian-vector products"
+    return "values of P and S" if isinstance(problem, MultiSequence) else "gradients"
 
 
 def step(problem: Any, alpha: Any, beta: Any, at: Point, direction: Point, *client: Client) -> Point:

@@ -81,12 +81,16 @@ class FedNest(Implicit):
     batch_size: BatchSize = None
 
     solves = (Bilevel, Minimax, Composition)
-    needs = "gradients, in bilevel problems Hessian-vector products; a strongly convex lower level"
+    needs = "gradients, in bilevel problems Hessian-vector products"
+
+    @classmethod
+    def refuses(cls, problem: Any) -> str | None:
+        if isinstance(problem, Composition) and (N := len(chain_of(problem).inner)) != 1:
+            return f"FedNest's composition has one inner mean, and this one has {N}: use FedMSA."
+        return super().refuses(problem)
 
     def check(self, problem: Any, clients: int) -> None:
         self.check_implicit(problem)
-        if isinstance(problem, Composition) and (N := len(chain_of(problem).inner)) != 1:
-            raise ValueError(f"FedNest's composition has one inner mean, and this one has {N}: use FedMSA.")
 
     def init(self, problem: Any, x0: PyTree, y0: PyTree) -> State:
         y = followed(problem, y0)[0] if isinstance(problem, Composition) else y0

@@ -62,10 +62,11 @@ class HypergradientDescent(Implicit):
     batch_size: BatchSize = None
 
     solves = (Bilevel,)
-    needs = "gradients and Hessian-vector products; a strongly convex lower level"
+    needs = "gradients, Hessian-vector products"
+    server_steps = True
 
     def check(self, problem: Any, clients: int) -> None:
-        self.check_implicit(problem, server=True)
+        self.check_implicit(problem)
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, tree.zeros_like(y0))

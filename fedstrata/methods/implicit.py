@@ -21,7 +21,7 @@ from fedstrata.client import Client
 from fedstrata.estimators.gradients import gradients
 from fedstrata.estimators.hypergradient import PRODUCTS, mixed_product, product
 from fedstrata.methods.base import Fed, Method
-from fedstrata.methods.fedmsa import check_sets
+from fedstrata.methods.fedmsa import needs_of, refused_sets
 from fedstrata.problems.classes import Bilevel
 
 PyTree = Any
@@ -41,14 +41,25 @@ class Implicit(Method):
     products: Any
     batch_size: Any
 
-    def check_implicit(self, problem: Any, *, server: bool = False) -> None:
-        """The arguments that these methods share; ``server`` says that the server makes the steps of x."""
+    server_steps = False
+
+    @classmethod
+    def needs_for(cls, problem: Any) -> str:
+        return needs_of(problem)
+
+    @classmethod
+    def refuses(cls, problem: Any) -> str | None:
+        return refused_sets(cls.__name__, problem, cls.server_steps)
+
+    def check_implicit(self, problem: Any) -> None:
+        """The arguments that these methods share."""
         name = type(self).__name__
         if self.inverse not in INVERSES:
             raise ValueError(f"{name}: inverse must be one of {INVERSES}, but is {self.inverse!r}.")
         if self.products not in PRODUCTS:
             raise ValueError(f"{name}: products must be one of {PRODUCTS}, but is {self.products!r}.")
-        check_sets(name, problem, server)
+        if reason := self.refuses(problem):
+            raise ValueError(reason)
 
     def upper_gradients(self, problem: Bilevel, client: Client, key: Any, x: PyTree, y: PyTree) -> PyTree:
         """A phase: ``(∇_x f, ∇_y f)``."""

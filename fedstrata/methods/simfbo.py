@@ -28,7 +28,7 @@ from fedstrata.client import Client, steps_of
 from fedstrata.estimators import sequences
 from fedstrata.estimators.hypergradient import Coupled
 from fedstrata.methods.base import BatchSize, Fed, Method, Positive, Steps, method
-from fedstrata.methods.fedmsa import check_sequences
+from fedstrata.methods.fedmsa import check_sequences, refused_sets
 from fedstrata.problems.classes import Bilevel
 from fedstrata.tally import loop
 
@@ -68,7 +68,11 @@ class SimFBO(Method):
     batch_size: BatchSize = None
 
     solves = (Bilevel,)
-    needs = "gradients and Hessian-vector products; a strongly convex lower level"
+    needs = "gradients, Hessian-vector products"
+
+    @classmethod
+    def refuses(cls, problem: Any) -> str | None:
+        return refused_sets(cls.__name__, problem, server=True)
 
     def check(self, problem: Any, clients: int) -> None:
         check_sequences("SimFBO", problem, 1.0, self.products, server=True)

@@ -50,6 +50,8 @@ class SOBA(Sequences):
     products: str = "exact"
     batch_size: BatchSize = None
 
+    server_steps = True
+
     def check(self, problem: Problem, clients: int) -> None:
         check_sequences("SOBA", problem, self.beta, self.products, server=True)
 

@@ -21,22 +21,22 @@ from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSeque
 from fedstrata.problems.levels import ARITHMETIC, rule_of
 
 
-def as_multisequence(problem: Problem, *, adjoint: bool = True) -> MultiSequence:
+def as_multisequence(problem: Problem) -> MultiSequence:
     """The maps P and S of a problem, each for one sample.
 
     Args:
         problem: `Bilevel` (one sequence, the pair ``(w, v)``), `Minimax` (one sequence, y), `Composition`
-            (the values
-            z¹, …, z^N; in adjoint form one sequence, the pair of tuples ``(z, a)``), or `MultiSequence`,
-            returned as it is.
-        adjoint: the form of a composition's maps; see `fedstrata.estimators.sequences`.
+            (one
+            sequence, the pair of tuples ``(z, a)`` of its values and adjoints), or `MultiSequence`, returned
+            as it is.
 
     Raises:
         TypeError: for other classes.
         ValueError: for a set of x or y, which a system of equations has no place for.
 
-    Both levels of a `Bilevel` see the same sample here. Where the data has validation samples, give the
-    method the `Bilevel` itself.
+    A composition's product of Jacobians has a factor from each level, and one sample for all of them would
+    bias it; with adjoints every map is linear in means over samples. Both levels of a `Bilevel` see the same
+    sample here. Where the data has validation samples, give the method the `Bilevel` itself.
 
     >>> import fedstrata as fs
     >>> sequences = fs.as_multisequence(fs.quadratic_bilevel(clients=3, n=2, p=4).problem)
@@ -57,9 +57,7 @@ def as_multisequence(problem: Problem, *, adjoint: bool = True) -> MultiSequence
             problem = Composition((*problem.levels, _identity), problem.plain)
         if len(problem.levels) == 1:
             raise ValueError("A composition of one level has no inner sequence: use Minimization.")
-        if adjoint:
-            return MultiSequence(_AdjointP(problem), (_AdjointS(problem),))
-        return MultiSequence(_ChainP(problem), tuple(_ChainS(level) for level in problem.levels[:-1]))
+        return MultiSequence(_CompositionP(problem), (_CompositionS(problem),))
     raise TypeError(f"{type(problem).__name__} is no MultiSequence: Bilevel, Minimax and Composition are.")
 
 
@@ -158,31 +156,7 @@ class _MinimaxS:
 
 
 @dataclass(frozen=True)
-class _ChainP:
-    """``∇h + ∇f⁰(x) ∇f¹(z¹) … ∇f^N(z^N)``."""
-
-    problem: Composition
-
-    def __call__(self, x: PyTree, Z: PyTree, sample: PyTree) -> PyTree:
-        *inner, outer = self.problem.levels
-        a = jax.grad(_at(outer, sample))((x, *Z)[-1])
-        for level, before, z in reversed(list(zip(inner, (x, *Z), Z, strict=False))):
-            (a,) = jax.vjp(_gap(level, z, sample), before)[1](a)
-        return _plus(self.problem, a, x, sample)
-
-
-@dataclass(frozen=True)
-class _ChainS:
-    """``zⁿ − f^{n−1}(z^{n−1})``."""
-
-    level: Function
-
-    def __call__(self, before: PyTree, z: PyTree, sample: PyTree) -> PyTree:
-        return tree.scale(-1, _gap(self.level, z, sample)(before))
-
-
-@dataclass(frozen=True)
-class _AdjointP:
+class _CompositionP:
     """``∇h + ∇f⁰(x) a¹``."""
 
     problem: Composition
@@ -194,7 +168,7 @@ class _AdjointP:
 
 
 @dataclass(frozen=True)
-class _AdjointS:
+class _CompositionS:
     """``zⁿ − f^{n−1}(z^{n−1})`` and ``aⁿ − ∇fⁿ(zⁿ) a^{n+1}``, for all n."""
 
     problem: Composition

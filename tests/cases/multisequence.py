@@ -37,6 +37,11 @@ def middle(z, sample):
     return jnp.stack([z["u"] @ sample["a"] + z["v"], z["v"] ** 2])
 
 
+def middle_of_u(u, sample):
+    """A level on one number."""
+    return jnp.stack([u * sample["b"], u**2])
+
+
 def outer(z):
     """The outermost level, which everyone knows."""
     return jnp.sqrt(1 + z[0] ** 2) + 0.5 * z[1]

@@ -1,0 +1,139 @@
+"""Which methods fit a problem, and what each of them asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, overload
+
+from fedstrata.methods.base import METHODS, Method
+from fedstrata.problems.base import Problem
+from fedstrata.problems.classes import (
+    MPEC,
+    Bilevel,
+    Composition,
+    Minimax,
+    MultiSequence,
+    Personalized,
+    Selection,
+)
+from fedstrata.problems.conversions import as_bilevel, as_multisequence
+
+# What the theory of the methods for a class assumes; the methods run without it, and may then fail.
+ASSUMES: dict[type[Problem], str] = {
+    Bilevel: "a lower level strongly convex in y",
+    Minimax: "a payoff strongly concave in y",
+    MPEC: "a follower's map strongly monotone in y",
+    Personalized: "clients' losses strongly convex in y",
+    MultiSequence: "maps S strongly monotone in z",
+    Composition: "smooth levels",
+    Selection: "a convex primary loss",
+}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A method that fits.
+
+    Attributes:
+        name: of the method's class, ``fs.<name>``.
+        method: the class.
+        needs: what it evaluates: function values, gradients, second-order products.
+        assumes: what its theory asks of the problem.
+        data: ``"clients"``, or ``"clients and server"``.
+        participation: ``"any"``, or ``"all"`` where it needs every client in every round.
+        reveals: ``"averages"`` (fit for secure aggregation) or ``"replies"``.
+        via: the conversion to apply first, e.g. ``"as_bilevel"``; empty where the problem is taken as it is.
+    """
+
+    name: str
+    method: type[Method]
+    needs: str
+    assumes: str
+    data: str
+    participation: str
+    reveals: str
+    via: str = ""
+
+
+class Fits(tuple[Fit, ...]):
+    """The methods that fit, in order of their names; printed as a table."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the methods."""
+        return [fit.name for fit in self]
+
+    @overload
+    def __getitem__(self, key: str) -> Fit: ...
+    @overload
+    def __getitem__(self, key: Any) -> Any: ...
+    def __getitem__(self, key: Any) -> Any:
+        """By position, or by the method's name."""
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        for fit in self:
+            if fit.name == key:
+                return fit
+        raise KeyError(f"{key} does not fit; these do: {', '.join(self.names) or 'none'}.")
+
+    def __repr__(self) -> str:
+        columns = ("method", "needs", "assumes", "data", "participation", "reveals")
+        rows = [columns]
+        for fit in self:
+            name = f"{fit.name} (fs.{fit.via})" if fit.via else fit.name
+            rows.append((name, fit.needs, fit.assumes, fit.data, fit.participation, fit.reveals))
+        widths = [max(len(row[j]) for row in rows) for j in range(len(columns))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def applicable(problem: Problem) -> Fits:
+    """The methods that fit a problem, and what each needs.
+
+    Args:
+        problem: any problem object.
+
+    Where a conversion (`as_bilevel`, `as_multisequence`) opens further methods, they are listed with it.
+    Methods that would refuse the problem (its sets, its number of levels) are left out.
+
+    >>> import fedstrata as fs
+    >>> fits = applicable(fs.Minimax(lambda x, y, s: (x - s["a"]) @ y - y @ y))
+    >>> fits["LocalSGDA"].needs, fits["SimFBO"].via
+    ('gradients', 'as_bilevel')
+    """
+    if not isinstance(problem, Problem):
+        raise TypeError(
+            f"applicable takes a problem object such as fs.Bilevel(upper, lower), not {problem!r}."
+        )
+    found = {name: _fit(cls, problem, "") for name, cls in METHODS.items() if _fits(cls, problem)}
+    for convert in (as_bilevel, as_multisequence):
+        try:
+            converted = convert(problem)
+        except (TypeError, ValueError):
+            continue
+        for name, cls in METHODS.items():
+            if name not in found and _fits(cls, converted):
+                found[name] = _fit(cls, converted, convert.__name__)
+    return Fits(found[name] for name in sorted(found, key=str.lower))
+
+
+def _fits(cls: type[Method], problem: Problem) -> bool:
+    return isinstance(problem, cls.solves) and cls.refuses(problem) is None
+
+
+def _fit(cls: type[Method], problem: Problem, via: str) -> Fit:
+    return Fit(
+        name=cls.__name__,
+        method=cls,
+        needs=cls.needs_for(problem),
+        assumes=ASSUMES.get(type(problem), ""),
+        data="clients and server" if isinstance(problem, Personalized) else "clients",
+        participation="any" if cls.full_participation is None else "all",
+        reveals=cls.reveals,
+        via=via,
+    )
+
+
+__all__ = ["Fit", "Fits", "applicable"]

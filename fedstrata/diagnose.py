@@ -1,0 +1,387 @@
+"""How good a bilevel result is: its hypergradient, exact to a tolerance, whatever method found it.
+
+    F(x) = f(x, y(x)),   y(x) solves  G(x, y) = 0,  or on a set  y = P_Y(y − s G(x, y))
+
+    1  y(x): Newton's method with CG where y is free and G = ∇_y g, else extragradient steps
+    2  free:     ∇_y G v = ∇_y f by CG,   ∇F = ∇_x f − ∇_x Gᵀ v
+       on a set: R(x, y) = y − P_Y(y − s G(x, y)) is differentiated, ∇_y R · ∂y/∂x = −∇_x R by GMRES,  ∇F =
+       ∇_x f + (∂y/∂x)ᵀ ∇_y f
+
+All sums are over all samples of all clients, in float64, and nothing is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fedstrata import tree
+from fedstrata.client import Client, Samples
+from fedstrata.data.federated import FederatedData
+from fedstrata.problems.base import Projection
+from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Personalized
+from fedstrata.problems.conversions import as_bilevel
+from fedstrata.result import Result
+
+PyTree = Any
+Function = Callable[..., Any]
+
+NEWTON_STEPS = 50
+PROJECTED_STEPS = 20_000
+CG_STEPS = 1_000
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `diagnose` found at x.
+
+    Attributes:
+        hypergradient: ∇F(x).
+        hypergradient_norm: ‖∇F(x)‖.
+        stationarity: ‖x − P_X(x − ∇F(x))‖, the same where x is free.
+        objective: F(x).
+        y: y(x), like the result's y.
+        lower_residual: ‖G(x, y)‖ at the result's own y; on a set ‖y − P_Y(y − s G)‖/s.
+        lower_distance: ‖y − y(x)‖, how far the result's y is from the solution.
+        solved_residual: the residual at y(x).
+        system_residual: of the linear system, relative to its right-hand side.
+        converged: whether both are within the tolerance. If not, the lower level has no unique solution that
+            these
+            steps find: nonconvex, or too badly scaled.
+    """
+
+    hypergradient: PyTree = field(repr=False)
+    hypergradient_norm: float
+    stationarity: float
+    objective: float
+    y: PyTree = field(repr=False)
+    lower_residual: float
+    lower_distance: float
+    solved_residual: float
+    system_residual: float
+    converged: bool
+
+
+@dataclass(frozen=True)
+class _Level:
+    """A problem over its pooled data, as functions of ``(x, y, data)``."""
+
+    upper: Function  # f
+    lower: Function  # G
+    project: Function | None  # P_Y(y, x, data)
+    symmetric: bool  # whether ∇_y G is
+
+
+def diagnose(
+    result: Result,
+    *,
+    problem: Any = None,
+    data: FederatedData | None = None,
+    tolerance: float = 1e-8,
+    weights: str = "uniform",
+) -> Diagnosis:
+    """The exact hypergradient at a result's x, and how well its y solves the lower level.
+
+    Args:
+        result: of any method, zeroth-order ones too, for `Bilevel`, `Minimax`, `Personalized` or `MPEC`.
+        problem: where the result was loaded and does not know it.
+        data: likewise.
+        tolerance: of the lower level (relative to 1 + its residual at the start) and of the linear system
+            (relative).
+        weights: ``"uniform"`` or ``"size"``, as given to `fedstrata.solve`.
+
+    Raises:
+        ValueError: where the result knows neither problem nor data, and they are not given.
+        TypeError: for problems without a lower level.
+
+    >>> import fedstrata as fs, numpy as np
+    >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)
+    >>> method = fs.FedMSA(alpha=0.1, beta=0.2, K=5)
+    >>> result = fs.solve(problem, method, data, np.zeros(2), y0=np.zeros(3), rounds=60, progress=False)
+    >>> found = diagnose(result)
+    >>> found.converged, found.hypergradient_norm < 1e-4
+    (True, True)
+    """
+    problem, data = problem or result.problem, data if data is not None else result.data
+    if problem is None or data is None:
+        raise ValueError(
+            "This result was loaded, so it knows neither problem nor data: give problem= and data=."
+        )
+    if not isinstance(problem, Bilevel | Minimax | Personalized | MPEC):
+        raise TypeError(
+            f"{type(problem).__name__} has no lower level; Bilevel, Minimax, Personalized and MPEC have."
+        )
+    if isinstance(problem, Bilevel | Minimax) and problem.project_y.arity > 2:
+        raise TypeError("A set of y that differs between clients is no set of the common y.")
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance must be in (0, 1), but is {tolerance!r}.")
+    if weights not in ("uniform", "size"):
+        raise ValueError(f"weights must be 'uniform' or 'size', but is {weights!r}.")
+    with jax.enable_x64(True):
+        data = jax.tree.map(jnp.asarray, data.cast())
+        x, y = _double(result.x), _double(result.y)
+        if isinstance(problem, MPEC):  # every sample has its own y
+            shape = jax.tree.leaves(data.train)[0].shape[:2]
+            y = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), y)
+        return _diagnose(problem, _level(problem, weights), data, x, y, tolerance)
+
+
+def _double(point: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), float), point)
+
+
+def _diagnose(
+    problem: Any, level: _Level, data: FederatedData, x: PyTree, y: PyTree, tolerance: float
+) -> Diagnosis:
+    if level.project is None and level.symmetric:
+        solved, first, last = _newton(level, data, x, y, tolerance)
+        gradient, relative = _adjoint(level, data, x, solved, tolerance)
+    else:
+        solved, first, last, step = _extragradient(level, data, x, y, tolerance)
+        gradient, relative = _forward(level, data, x, solved, step, tolerance)
+    moved = tree.sub(x, gradient)
+    project_x = getattr(problem, "project_x", Projection())
+    if project_x.arity <= 1:
+        moved = project_x(moved)
+    return Diagnosis(
+        hypergradient=gradient,
+        hypergradient_norm=float(tree.norm(gradient)),
+        stationarity=float(tree.norm(tree.sub(x, moved))),
+        objective=float(level.upper(x, solved, data)),
+        y=solved,
+        lower_residual=float(first),
+        lower_distance=float(tree.norm(tree.sub(y, solved))),
+        solved_residual=float(last),
+        system_residual=float(relative),
+        converged=bool(last <= tolerance * (1 + first) and relative <= 10 * tolerance),
+    )
+
+
+# The problems over their pooled data
+
+
+def _shares(data: FederatedData, part: str, weights: str) -> jax.Array:
+    """The weight of every sample, padding zero, in the shape (clients, longest)."""
+    sizes = data.sizes if part == "train" else data.valid_sizes
+    longest = jax.tree.leaves(getattr(data, part))[0].shape[1]
+    real = jnp.arange(longest) < sizes[:, None]
+    own = jnp.full(sizes.shape, 1 / sizes.shape[0]) if weights == "uniform" else data.sizes / data.sizes.sum()
+    return jnp.where(real, (own / sizes)[:, None], 0.0)
+
+
+def _mean(function: Function, part: str, weights: str) -> Function:
+    """``(x, y, data) ↦`` the clients' mean of the samples' mean, as one pass over all samples."""
+
+    def mean(x: PyTree, y: PyTree, data: FederatedData) -> Any:
+        which = part if part == "train" or data.valid is not None else "train"
+        samples, shares = getattr(data, which), _shares(data, which, weights)
+        if getattr(function, "per_batch", False):
+            equal = data.equal if which == "train" else data.valid_equal
+            if equal is None:
+                raise ValueError(
+                    "A function marked per_batch would see the padding of clients of unequal size."
+                )
+            return shares.sum(1) @ jax.vmap(lambda batch: function(x, y, batch))(samples)
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), samples)
+        return shares.reshape(-1) @ jax.vmap(lambda sample: function(x, y, sample))(flat)
+
+    return mean
+
+
+def _level(problem: Any, weights: str) -> _Level:
+    """The problem in the common form; the same object for the same problem, so that nothing recompiles."""
+    try:
+        return _cached_level(problem, weights)
+    except TypeError:  # a set that holds arrays cannot be hashed
+        return _cached_level.__wrapped__(problem, weights)
+
+
+@lru_cache(maxsize=16)
+def _cached_level(problem: Any, weights: str) -> _Level:
+    project = None if problem.project_y.trivial else problem.project_y
+    if isinstance(problem, Personalized):
+        return _personal(problem, project, weights)
+    if isinstance(problem, MPEC):
+        return _per_sample(problem, project, weights)
+    bilevel = as_bilevel(problem)
+    upper = _mean(bilevel.upper, "valid" if isinstance(problem, Bilevel) else "train", weights)
+    lower = jax.grad(_mean(bilevel.lower, "train", weights), argnums=1)
+    return _Level(upper, lower, None if project is None else lambda y, x, data: project(y, x), True)
+
+
+def _personal(problem: Personalized, project: Any, weights: str) -> _Level:
+    """Y has a leading client axis, and the clients' lower levels are apart."""
+
+    def clients(data: FederatedData) -> tuple[PyTree, ...]:
+        return jnp.arange(data.clients), data.sizes, data.train
+
+    def client_of(data: FederatedData, index: Any, size: Any, train: PyTree) -> Client:
+        samples = Samples(train, size)
+        return Client(index, samples, samples, fraction=size / data.sizes.sum())
+
+    def upper(x: PyTree, y: PyTree, data: FederatedData) -> Any:
+        def one(y: PyTree, *own: Any) -> Any:
+            return problem.couple(x, y, client_of(data, *own))
+
+        shares = _shares(data, "train", weights).sum(1)
+        server = jax.vmap(lambda sample: problem.server(x, sample))(data.server).mean()
+        return server + shares @ jax.vmap(one)(y, *clients(data))
+
+    def lower(x: PyTree, y: PyTree, data: FederatedData) -> PyTree:
+        def one(y: PyTree, *own: Any) -> PyTree:
+            return jax.grad(client_of(data, *own).train.full_mean(problem.client).silent, argnums=1)(x, y)
+
+        return jax.vmap(one)(y, *clients(data))
+
+    def onto(y: PyTree, x: PyTree, data: FederatedData) -> PyTree:
+        return jax.vmap(lambda y, *own: project(y, x, client_of(data, *own)))(y, *clients(data))
+
+    return _Level(upper, lower, None if project is None else onto, True)
+
+
+def _per_sample(problem: MPEC, project: Any, weights: str) -> _Level:
+    """Y has leading axes (clients, samples): every sample has its own variational inequality."""
+
+    def upper(x: PyTree, y: PyTree, data: FederatedData) -> Any:
+        values = jax.vmap(jax.vmap(lambda y, sample: problem.leader(x, y, sample)))(y, data.train)
+        return jnp.vdot(_shares(data, "train", weights), values)
+
+    def lower(x: PyTree, y: PyTree, data: FederatedData) -> PyTree:
+        return jax.vmap(jax.vmap(lambda y, sample: problem.follower(x, y, sample)))(y, data.train)
+
+    def onto(y: PyTree, x: PyTree, data: FederatedData) -> PyTree:
+        return jax.vmap(jax.vmap(lambda y, sample: project(y, x, sample)))(y, data.train)
+
+    return _Level(upper, lower, None if project is None else onto, False)
+
+
+# Solving the lower level
+
+
+def _newton(level: _Level, data: Any, x: PyTree, y: PyTree, tolerance: float) -> tuple[PyTree, Any, Any]:
+    """Newton's method; a step is halved until the residual falls. y(x), the first and the last residual."""
+    new, first, after = _newton_step(level, data, x, y, 1.0)
+    last, aim = first, tolerance * (1 + first)
+    for _ in range(NEWTON_STEPS):
+        if not after < last:
+            break
+        y, last = new, after
+        if last <= aim:
+            break
+        new, _, after = _newton_step(level, data, x, y, aim)
+    return y, first, last
+
+
+@partial(jax.jit, static_argnums=0)
+def _newton_step(level: _Level, data: Any, x: PyTree, y: PyTree, aim: Any) -> tuple[PyTree, Any, Any]:
+    """A step, and the residuals before and after it; ``aim`` is the residual that is wanted in the end."""
+    slope = level.lower(x, y, data)
+    before = tree.norm(slope)
+    # no more accuracy than the step can use, so that far from the solution products are saved
+    accuracy = jnp.maximum(jnp.minimum(0.1, jnp.sqrt(before)), 0.1 * aim / jnp.maximum(before, aim))
+    direction, _ = _cg(level, x, y, data, slope, accuracy)
+
+    def shorter(state: tuple[Any, PyTree, Any]) -> tuple[Any, PyTree, Any]:
+        length = state[0] / 2
+        new = tree.axpy(-length, direction, y)
+        return length, new, tree.norm(level.lower(x, new, data))
+
+    def unfinished(state: tuple[Any, PyTree, Any]) -> jax.Array:
+        return ~(state[2] < (1 - 1e-4 * state[0]) * before) & (state[0] > 1e-6)
+
+    _, new, after = jax.lax.while_loop(unfinished, shorter, (jnp.asarray(2.0), y, before))
+    return new, before, after
+
+
+def _cg(level: _Level, x: PyTree, y: PyTree, data: Any, b: PyTree, accuracy: Any) -> tuple[PyTree, Any]:
+    """``[∇_y G]⁻¹ b`` and the relative residual."""
+
+    def product(v: PyTree) -> PyTree:
+        return jax.jvp(lambda y: level.lower(x, y, data), (y,), (v,))[1]
+
+    operator = lx.FunctionLinearOperator(product, jax.eval_shape(lambda: y), lx.positive_semidefinite_tag)
+    solver = lx.CG(rtol=accuracy, atol=0.0, max_steps=CG_STEPS)
+    v = lx.linear_solve(operator, b, solver, throw=False).value
+    return v, tree.norm(tree.sub(product(v), b)) / jnp.maximum(tree.norm(b), jnp.finfo(float).tiny)
+
+
+@partial(jax.jit, static_argnums=0)
+def _extragradient(
+    level: _Level, data: Any, x: PyTree, y: PyTree, tolerance: Any
+) -> tuple[PyTree, Any, Any, Any]:
+    """``ȳ = P(y − sG(y)), y ← P(y − sG(ȳ))``; s is halved where it is too long, and returned last."""
+
+    def onto(y: PyTree) -> PyTree:
+        return y if level.project is None else level.project(y, x, data)
+
+    def half_step(y: PyTree, s: Any) -> tuple[PyTree, PyTree, Any]:
+        slope = level.lower(x, y, data)
+        middle = onto(tree.axpy(-s, slope, y))
+        return slope, middle, tree.norm(tree.sub(y, middle)) / s
+
+    def advance(state: Any) -> Any:
+        t, y, s, _ = state
+        slope, middle, _ = half_step(y, s)
+        ahead = level.lower(x, middle, data)
+        moved = tree.norm(tree.sub(y, middle))
+        good = s * tree.norm(tree.sub(slope, ahead)) <= 0.9 * moved
+        new = onto(tree.axpy(-s, ahead, y))
+        y = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, y)
+        s = jnp.where(good, s, s / 2)
+        return t + 1, y, s, jnp.where(good, half_step(y, s)[2], state[3])
+
+    first = half_step(y, 1.0)[2]
+
+    def unfinished(state: Any) -> jax.Array:
+        return (state[0] < PROJECTED_STEPS) & (state[3] > 0.1 * tolerance * (1 + first))
+
+    _, y_new, s, last = jax.lax.while_loop(unfinished, advance, (0, y, jnp.asarray(1.0), first))
+    return y_new, half_step(y, s)[2], last, s
+
+
+# The hypergradient
+
+
+@partial(jax.jit, static_argnums=0)
+def _adjoint(level: _Level, data: Any, x: PyTree, y: PyTree, tolerance: Any) -> tuple[PyTree, Any]:
+    f_x, f_y = jax.grad(level.upper, argnums=(0, 1))(x, y, data)
+    v, relative = _cg(level, x, y, data, f_y, tolerance)
+    (indirect,) = jax.vjp(lambda x: level.lower(x, y, data), x)[1](v)
+    return tree.sub(f_x, indirect), relative
+
+
+@partial(jax.jit, static_argnums=0)
+def _forward(level: _Level, data: Any, x: PyTree, y: PyTree, step: Any, tolerance: Any) -> tuple[PyTree, Any]:
+    """One linear system for every coordinate of x: projections need no derivative backwards."""
+
+    def residual(x: PyTree, y: PyTree) -> PyTree:
+        moved = tree.axpy(-step, level.lower(x, y, data), y)
+        return tree.sub(y, moved if level.project is None else level.project(moved, x, data))
+
+    def product(v: PyTree) -> PyTree:
+        return jax.jvp(lambda y: residual(x, y), (y,), (v,))[1]
+
+    operator = lx.FunctionLinearOperator(product, jax.eval_shape(lambda: y))
+    solver = lx.GMRES(rtol=tolerance, atol=tolerance * 1e-3, max_steps=CG_STEPS)
+    flat, unravel = ravel_pytree(x)
+    f_x, f_y = jax.grad(level.upper, argnums=(0, 1))(x, y, data)
+
+    def one(direction: jax.Array) -> tuple[Any, Any]:
+        b = tree.scale(-1, jax.jvp(lambda x: residual(x, y), (x,), (unravel(direction),))[1])
+        moved = lx.linear_solve(operator, b, solver, throw=False).value
+        error = tree.norm(tree.sub(product(moved), b)) / jnp.maximum(tree.norm(b), 1.0)
+        return tree.dot(f_y, moved), error
+
+    indirect, errors = jax.lax.map(one, jnp.eye(flat.size, dtype=flat.dtype))
+    return tree.add(f_x, unravel(indirect)), errors.max()
+
+
+__all__ = ["Diagnosis", "diagnose"]

@@ -1,0 +1,245 @@
+"""FedNest, SimFBO, hypergradient descent and SOBA on problems solved in closed form."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedstrata as fs
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@pytest.fixture(scope="module")
+def quadratic():
+    return fs.quadratic_bilevel(clients=4, n=3, p=4)
+
+
+def run(q, method, rounds, **options):
+    start = {"x0": np.zeros(q.x_star.size), "y0": np.zeros(q.y_star.size)}
+    options = {**start, "progress": False, "eval_every": rounds, "default_metrics": False, **options}
+    return fs.solve(q.problem, method, q.data, rounds=rounds, **options)
+
+
+def matrices(q):
+    return (np.asarray(q.data.train[k]).mean((0, 1)) for k in "ABcMb")
+
+
+def inner_solution(q, x, steps, beta):
+    """``steps`` of gradient descent on the mean lower level, from zero."""
+    A, B, c, _, _ = matrices(q)
+    y = np.zeros(q.y_star.size)
+    for _ in range(steps):
+        y = y - beta * (A @ y - B @ x - c)
+    return y
+
+
+# FedNest
+
+
+@pytest.mark.parametrize("inverse", ["series", "cg", "none", "neumann"])
+def test_the_first_round_of_fednest(quadratic, inverse):
+    """τ = 1, from x = 0: gradient steps in y, the linear system as asked for, one hypergradient step."""
+    _, B, _, M, b = matrices(quadratic)
+    A = next(matrices(quadratic))
+    method = fs.FedNest(0.1, 0.2, T=5, tau=1, N=3, ell=4.0, inverse=inverse)
+    result = run(quadratic, method, 1)
+    y = inner_solution(quadratic, np.zeros(3), 5, 0.2)
+    slope = M @ np.concatenate([np.zeros(3), y]) - b
+    shrink = np.eye(4) - A / 4.0
+    powers = [np.linalg.matrix_power(shrink, n) @ slope[3:] / 4.0 for n in range(3)]
+    if inverse == "cg":  # three steps of CG from zero are the best point of the Krylov space
+        krylov = np.stack([slope[3:], A @ slope[3:], A @ A @ slope[3:]], axis=1)
+        p = krylov @ np.linalg.solve(krylov.T @ A @ krylov, krylov.T @ slope[3:])
+        candidates = [p]
+    else:
+        candidates = {"series": [sum(powers)], "none": [np.zeros(4)], "neumann": [3 * v for v in powers]}[
+            inverse
+        ]
+    expected = [-0.1 * (slope[:3] + B.T @ p) for p in candidates]
+    assert min(np.abs(result.x - x).max() for x in expected) < 1e-9
+    np.testing.assert_allclose(result.y, y, rtol=1e-10)
+
+
+def test_the_random_series_is_the_whole_one_on_average(quadratic):
+    """Over many seeds, N′ is uniform: the three possible first steps are taken a third of the time each."""
+    method = fs.FedNest(0.1, 0.2, T=2, N=3, ell=4.0)
+    options = {"y0": np.zeros(4), "rounds": 1, "seeds": range(300), "progress": False}
+    runs = fs.sweep(quadratic.problem, method, quadratic.data, np.zeros(3), **options)
+    steps, counts = np.unique(np.round([r.x for r in runs], 9), axis=0, return_counts=True)
+    assert len(steps) == 3
+    # 300 draws of a third: a deviation of 33 is four standard deviations
+    assert np.abs(counts - 100).max() < 33
+    whole = run(quadratic, fs.FedNest(0.1, 0.2, T=2, N=3, ell=4.0, inverse="series"), 1)
+    np.testing.assert_allclose(steps.mean(0), whole.x, atol=1e-8)
+
+
+def test_local_steps_of_fednest(quadratic):
+    """SVRG steps by hand: τ = 3, clients that differ."""
+    A, B, c, M, b = (np.asarray(quadratic.data.train[k])[:, 0] for k in "ABcMb")
+    result = run(quadratic, fs.FedNest(0.3, 0.6, T=1, tau=3, N=2, ell=4.0, inverse="series"), 1)
+    x, y = np.zeros(3), np.zeros(4)
+    q = (-c).mean(0)
+    ys = []
+    for i in range(4):
+        y_i = y
+        for _ in range(3):
+            y_i = y_i - 0.2 * (A[i] @ y_i - c[i] + c[i] + q)
+        ys.append(y_i)
+    y = np.mean(ys, axis=0)
+    np.testing.assert_allclose(result.y, y, rtol=1e-10)
+    slopes = np.stack([M[i] @ np.concatenate([x, y]) - b[i] for i in range(4)])
+    mean_A = A.mean(0)
+    p = slopes.mean(0)[3:] / 4 + (np.eye(4) - mean_A / 4) @ slopes.mean(0)[3:] / 4
+    h = slopes.mean(0)[:3] + B.mean(0).T @ p
+    xs = []
+    for i in range(4):
+        x_i = x
+        for _ in range(3):
+            direct = (M[i] @ np.concatenate([x_i, y]) - b[i])[:3]
+            x_i = x_i - 0.1 * (direct - slopes[i][:3] + h)
+        xs.append(x_i)
+    np.testing.assert_allclose(result.x, np.mean(xs, axis=0), rtol=1e-10)
+
+
+def test_fednest_reaches_the_solution(quadratic):
+    """SVRG corrections remove the drift of local steps: the exact solution, though clients differ."""
+    method = fs.FedNest(0.2, 0.4, T=5, tau=2, N=6, inverse="cg")
+    result = run(quadratic, method, 120)
+    np.testing.assert_allclose(result.x, quadratic.x_star, atol=1e-9)
+    assert result.ledger.lower_rounds == 120 * (2 * 5 + 1 + 7)
+
+
+def test_fednest_on_a_minimax_quadratic():
+    q = fs.quadratic_minimax(clients=4, n=2, p=3)
+    result = run(q, fs.FedNest(0.2, 0.4, T=3, tau=3), 250)
+    np.testing.assert_allclose(result.x, q.x_star, atol=1e-10)
+    np.testing.assert_allclose(result.y, q.y_star, atol=1e-10)
+    one = run(q, fs.FedNest(0.2, 0.4, T=1, tau=1), 1)
+    P, Q, b = (np.asarray(q.data.train[k]).mean((0, 1)) for k in ("M", "B", "b"))
+    y = 0.4 * -b[2:]
+    np.testing.assert_allclose(one.y, y, rtol=1e-12)
+    np.testing.assert_allclose(one.x, -0.2 * (Q.T @ y - b[:2]), rtol=1e-10)
+    assert P.shape == (5, 5)
+
+
+@pytest.mark.parametrize("federated", [False, True])
+def test_fednest_on_a_composition(federated):
+    """E‖E[Wx] − c‖²/2 + ‖x‖²/20: a least-squares problem in the means."""
+    rng = np.random.default_rng(0)
+    clients = [{"W": rng.normal(size=(k, 3, 2)), "c": rng.normal(size=(k, 3))} for k in (2, 2, 2)]
+    data = fs.FederatedData.from_clients(clients)
+    W, c = (np.concatenate([s[k] for s in clients]).mean(0) for k in "Wc")
+
+    def outer(z, s):
+        return 0.5 * jnp.sum((z - s["c"]) ** 2)
+
+    levels = [lambda x, s: s["W"] @ x, outer if federated else lambda z: 0.5 * jnp.sum((z - c) ** 2)]
+    problem = fs.Composition(levels, plain=lambda x, s: 0.05 * x @ x)
+    solution = np.linalg.solve(W.T @ W + 0.1 * np.eye(2), W.T @ c)
+    method = fs.FedNest(0.4, 1.0, tau=2)
+    result = fs.solve(problem, method, data, np.ones(2), rounds=300, eval_every=300, progress=False)
+    np.testing.assert_allclose(result.x, solution, atol=1e-9)
+
+
+def test_fednest_refuses_deeper_compositions():
+    problem = fs.Composition([lambda x, s: x, lambda z, s: z, lambda z: z.sum()])
+    data = fs.FederatedData.from_clients([{"a": np.ones(1)}])
+    with pytest.raises(ValueError, match="one inner mean"):
+        fs.solve(problem, fs.FedNest(0.1, 0.1), data, np.ones(2), rounds=1)
+
+
+# SimFBO
+
+
+def test_simfbo_in_closed_form(quadratic):
+    """Two rounds of τ = 2 by hand, from the clients' matrices."""
+    A, B, c, M, b = (np.asarray(quadratic.data.train[k])[:, 0] for k in "ABcMb")
+    method = fs.SimFBO(0.05, 0.1, 0.15, eta_x=0.02, eta_y=0.03, eta_v=0.04, tau=2, radius=0.5)
+    result = run(quadratic, method, 2)
+    x, y, v = np.zeros(3), np.zeros(4), np.zeros(4)
+    for _ in range(2):
+        total = np.zeros((4, 11))
+        for i in range(4):
+            at = np.concatenate([x, y, v])
+            for _ in range(2):
+                slope = M[i] @ at[:7] - b[i]
+                d_x = slope[:3] + B[i].T @ at[7:]
+                d_y = A[i] @ at[3:7] - B[i] @ at[:3] - c[i]
+                d_v = A[i] @ at[7:] - slope[3:]
+                total[i] += np.concatenate([d_x, d_y, d_v]) / 2
+                at = at - np.concatenate([0.02 * d_x, 0.03 * d_y, 0.04 * d_v])
+        d = total.mean(0)
+        x, y, v = x - 0.05 * d[:3], y - 0.1 * d[3:7], v - 0.15 * d[7:]
+        v = v * min(1, 0.5 / np.linalg.norm(v))
+    np.testing.assert_allclose(result.x, x, rtol=1e-10)
+    np.testing.assert_allclose(result.state.v, v, rtol=1e-10)
+
+
+def test_one_local_step_of_simfbo_is_soba(quadratic):
+    simfbo = run(quadratic, fs.SimFBO(0.1, 0.2, 0.2, 9.0, 9.0, 9.0), 5)
+    soba = run(quadratic, fs.SOBA(0.1, 0.2), 5)
+    np.testing.assert_allclose(simfbo.x, soba.x, rtol=1e-12)
+    long = run(quadratic, fs.SimFBO(0.1, 0.2, 0.2, 0.1, 0.1, 0.1), 700)
+    np.testing.assert_allclose(long.x, quadratic.x_star, atol=1e-10)
+
+
+# Hypergradient descent
+
+
+def test_hypergradient_descent_is_gradient_descent(quadratic):
+    """With the lower level and the system solved, steps follow the closed-form ∇F."""
+    method = fs.HypergradientDescent(0.1, 0.3, T=150, N=4)
+    result = run(quadratic, method, 3)
+    x = np.zeros(3)
+    for _ in range(3):
+        x = x - 0.1 * np.asarray(quadratic.gradient(x))
+    np.testing.assert_allclose(result.x, x, rtol=1e-9)
+
+
+def test_the_first_order_approximation_drops_the_indirect_part(quadratic):
+    method = fs.HypergradientDescent(0.1, 0.3, T=2, inverse="none")
+    result = run(quadratic, method, 1)
+    _, _, _, M, b = matrices(quadratic)
+    y = inner_solution(quadratic, np.zeros(3), 2, 0.3)
+    np.testing.assert_allclose(result.x, -0.1 * (M @ np.concatenate([np.zeros(3), y]) - b)[:3], rtol=1e-10)
+    assert result.ledger.hessian_products == 0
+
+
+def test_a_set_of_x(quadratic):
+    """All of them stay in a ball, and end at its boundary's best point."""
+    problem = fs.Bilevel(quadratic.problem.upper, quadratic.problem.lower, project_x=fs.sets.Ball(0.3))
+    inside = quadratic._replace(problem=problem)
+    points = [
+        run(inside, method, rounds).x
+        for method, rounds in (
+            (fs.HypergradientDescent(0.1, 0.3, T=20, N=4), 120),
+            (fs.SOBA(0.05, 0.2), 500),
+            (fs.FedMSA(0.05, 0.2, K=2, clients=4), 250),
+            (fs.SimFBO(0.05, 0.2, 0.2, 0.1, 0.1, 0.1), 500),
+        )
+    ]
+    for x in points:
+        assert np.linalg.norm(x) == pytest.approx(0.3, abs=1e-7)
+        np.testing.assert_allclose(x, points[0], atol=1e-6)
+    slope = np.asarray(quadratic.gradient(points[0]))
+    np.testing.assert_allclose(slope / np.linalg.norm(slope), -points[0] / 0.3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "match"),
+    [
+        (fs.FedNest(0.1, 0.1, inverse="exact"), "inverse must be one of"),
+        (fs.HypergradientDescent(0.1, 0.1, products="none"), "products must be one of"),
+    ],
+)
+def test_mistakes(quadratic, method, match):
+    with pytest.raises(ValueError, match=match):
+        run(quadratic, method, 1)
+    own = fs.Bilevel(quadratic.problem.upper, quadratic.problem.lower, project_x=lambda x, client: x)
+    with pytest.raises(ValueError, match="client's own"):
+        run(quadratic._replace(problem=own), fs.SOBA(0.1, 0.1), 1)
+    boxed = fs.Bilevel(quadratic.problem.upper, quadratic.problem.lower, project_y=fs.sets.Box(-1, 1))
+    with pytest.raises(ValueError, match="zeroth-order"):
+        run(quadratic._replace(problem=boxed), fs.FedNest(0.1, 0.1), 1)

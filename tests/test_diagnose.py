@@ -1,0 +1,178 @@
+"""The exact hypergradient against closed forms, finite differences and other ways to it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedstrata as fs
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def at(problem, data, x, y):
+    """A result at a point."""
+    return fs.Result(x, y, {}, fs.Ledger(), None, 0.0, problem=problem, data=data)
+
+
+@pytest.fixture(scope="module")
+def quadratic():
+    return fs.quadratic_bilevel(clients=4, n=3, p=5)
+
+
+def test_the_hypergradient_of_a_quadratic_is_exact(quadratic):
+    x, y = np.array([0.3, -1.0, 2.0]), np.ones(5)
+    found = fs.diagnose(at(quadratic.problem, quadratic.data, x, y))
+    assert found.converged
+    np.testing.assert_allclose(found.hypergradient, quadratic.gradient(x), rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(found.y, quadratic.solution(x), atol=1e-7)
+    assert found.lower_distance == pytest.approx(np.linalg.norm(y - quadratic.solution(x)), rel=1e-6)
+    A, B, c = (np.asarray(quadratic.data.train[k]).mean((0, 1)) for k in "ABc")
+    assert found.lower_residual == pytest.approx(np.linalg.norm(A @ y - B @ x - c), rel=1e-12)
+    assert found.stationarity == found.hypergradient_norm
+
+
+def test_float32_runs_are_diagnosed_in_float64(quadratic):
+    problem, data = quadratic.problem, quadratic.data
+    with jax.enable_x64(False):
+        found = fs.diagnose(at(problem, data.cast(), np.ones(3, np.float32), np.zeros(5, np.float32)))
+    assert found.system_residual < 1e-8
+    # the data themselves are rounded to 6e-8
+    np.testing.assert_allclose(found.hypergradient, quadratic.gradient(np.ones(3)), atol=1e-6)
+
+
+def test_a_zeroth_order_result(quadratic):
+    """The same number for a method that knows no derivatives, and for one that reached the solution."""
+    problem, data, x_star, y_star = quadratic
+    method = fs.FedRZOBilevel(gamma=0.01, eta=0.1, lower=fs.LFD(0.2), lower_rounds=3, two_sided=True)
+    result = fs.solve(problem, method, data, np.zeros(3), y0=np.zeros(5), rounds=20, progress=False)
+    found = fs.diagnose(result)
+    np.testing.assert_allclose(found.hypergradient, quadratic.gradient(result.x), rtol=1e-7, atol=1e-8)
+    exact = fs.diagnose(at(problem, data, x_star, y_star))
+    assert exact.hypergradient_norm < 1e-7
+    assert exact.lower_residual < 1e-12
+
+
+def ridge_upper(x, y, s):
+    return jnp.logaddexp(0.0, -s["b"] * (s["a"] @ y["w"] + y["c"]))
+
+
+def ridge_lower(x, y, s):
+    penalty = jnp.exp(x["rate"]) * (y["w"] @ y["w"]) + y["c"] ** 2
+    return jnp.logaddexp(0.0, -s["b"] * (s["a"] @ y["w"] + y["c"] + x["shift"])) + 0.1 * penalty
+
+
+@pytest.fixture(scope="module")
+def ridge():
+    """Logistic regression with a learned penalty and shift; unequal clients, validation data, pytrees."""
+    rng = np.random.default_rng(0)
+
+    def clients(sizes):
+        return [{"a": rng.normal(size=(n, 4)), "b": np.sign(rng.normal(size=n))} for n in sizes]
+
+    data = fs.FederatedData.from_clients(clients([5, 9, 2]), valid=clients([4, 3, 6]))
+    x = {"rate": jnp.asarray(0.3), "shift": jnp.asarray(-0.2)}
+    return fs.Bilevel(ridge_upper, ridge_lower), data, x, {"w": np.zeros(4), "c": np.zeros(())}
+
+
+def test_a_nonlinear_problem_against_finite_differences(ridge):
+    problem, data, x, y = ridge
+
+    def objective(**change):
+        return fs.diagnose(at(problem, data, {**x, **change}, y), tolerance=1e-12).objective
+
+    found = fs.diagnose(at(problem, data, x, y), tolerance=1e-12)
+    assert found.converged
+    step = 1e-4
+    for name in x:
+        ahead, behind = (objective(**{name: x[name] + sign * step}) for sign in (1, -1))
+        assert float(found.hypergradient[name]) == pytest.approx((ahead - behind) / (2 * step), abs=1e-6)
+
+
+def test_weights(ridge):
+    """Clients weighted by size are one client with all the data."""
+    problem, data, x, y = ridge
+    data = dataclasses.replace(data, valid=None, valid_sizes=None, valid_equal=None)
+    whole = jax.tree.map(lambda *parts: np.concatenate(parts), *[data.client(i) for i in range(3)])
+    pooled = fs.diagnose(at(problem, fs.FederatedData.from_clients([whole]), x, y))
+    by_size = fs.diagnose(at(problem, data, x, y), weights="size")
+    uniform = fs.diagnose(at(problem, data, x, y))
+    assert by_size.hypergradient_norm == pytest.approx(pooled.hypergradient_norm, rel=1e-6)
+    assert abs(uniform.hypergradient_norm / pooled.hypergradient_norm - 1) > 1e-2
+
+
+def test_a_set_that_depends_on_x():
+    """FedRZO's example, max of x² + y over y ≤ −x and y ∈ [−1, 1], whose ∇F(x) = 2x − 1; curved in y + x."""
+    problem = fs.Minimax(
+        lambda x, y, s: (x**2 + y - 0.5 * s["mu"] * (y + x) ** 2).sum(),
+        project_y=lambda y, x: jnp.clip(y, -1, jnp.minimum(1, -x)),
+    )
+    data = fs.FederatedData.from_clients([{"mu": np.full(2, 0.1)}] * 2)
+    found = fs.diagnose(at(problem, data, np.array([0.2]), np.array([0.0])))
+    assert found.converged
+    np.testing.assert_allclose(found.y, [-0.2], atol=1e-7)
+    np.testing.assert_allclose(found.hypergradient, [2 * 0.2 - 1], atol=1e-6)
+
+
+def test_a_set_of_x():
+    problem, data, _, _ = fs.quadratic_bilevel(clients=2, n=2, p=3)
+    boxed = fs.Bilevel(problem.upper, problem.lower, project_x=lambda x: jnp.zeros_like(x))
+    found = fs.diagnose(at(boxed, data, np.zeros(2), np.zeros(3)))
+    assert found.hypergradient_norm > 0.1
+    assert found.stationarity == 0.0
+
+
+def test_personal_models():
+    """f₁ = ½‖x−a‖², f₂ = ½‖y−b‖², h_i = ½‖y−c_i x‖²: y_i = c_i x, ∇F = x − a + mean c_i(c_i x − b)."""
+    problem = fs.Personalized(
+        server=lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum(),
+        coupling=lambda x, y: 0.5 * ((y - 2.0) ** 2).sum(),
+        client=lambda x, y, s: 0.5 * ((y - s["c"] * x) ** 2).sum(),
+    )
+    c = np.array([0.5, 2.0, -1.0])
+    clients = [{"c": np.full(n, ci)} for n, ci in zip([2, 3, 1], c, strict=True)]
+    data = fs.FederatedData.from_clients(clients, server={"a": np.array([[1.0, 2.0], [3.0, 4.0]])})
+    x = np.array([0.7, -0.3])
+    found = fs.diagnose(at(problem, data, x, np.zeros((3, 2))))
+    expected = x - np.array([2.0, 3.0]) + np.mean([ci * (ci * x - 2.0) for ci in c], axis=0)
+    np.testing.assert_allclose(found.hypergradient, expected, atol=1e-7)
+    np.testing.assert_allclose(found.y, c[:, None] * x, atol=1e-7)
+
+
+def test_an_equilibrium_constraint():
+    """y(x, ξ) = max(0, (x − ξ)/2) solves a VI for each sample; F(x) = mean (x + 1 − y)²."""
+    problem = fs.MPEC(
+        leader=lambda x, y, s: ((x + 1 - y) ** 2).sum(),
+        follower=lambda x, y, s: 2 * y - (x - s["a"]),
+        project_y=fs.sets.NonNegative(),
+    )
+    data = fs.FederatedData.from_clients([{"a": np.array([-1.0, 2.0])}, {"a": np.array([0.0])}])
+    found = fs.diagnose(at(problem, data, np.ones(1), np.zeros(1)))
+    y, slope = np.array([[1.0, 0.0], [0.5, 0.0]]), np.array([[0.5, 0.0], [0.5, 0.0]])
+    each = 2 * (1 + 1 - y) * (1 - slope)
+    assert found.converged
+    assert float(found.hypergradient[0]) == pytest.approx(each[0].mean() / 2 + each[1, 0] / 2, abs=1e-6)
+
+
+def test_a_lower_level_without_a_solution_is_reported():
+    problem = fs.Bilevel(lambda x, y, s: (y**2).sum(), lambda x, y, s: s["a"] * (x * y).sum())
+    data = fs.FederatedData.from_clients([{"a": np.ones(1)}])
+    assert not fs.diagnose(at(problem, data, np.ones(1), np.ones(1))).converged
+
+
+def test_errors(quadratic, tmp_path):
+    result = at(quadratic.problem, quadratic.data, np.zeros(3), np.zeros(5))
+    dataclasses.replace(result, method={}).save(tmp_path)
+    loaded = fs.Result.load(tmp_path)
+    with pytest.raises(ValueError, match="give problem= and data="):
+        fs.diagnose(loaded)
+    again = fs.diagnose(loaded, problem=quadratic.problem, data=quadratic.data)
+    assert again.hypergradient_norm == pytest.approx(fs.diagnose(result).hypergradient_norm)
+    with pytest.raises(TypeError, match="no lower level"):
+        fs.diagnose(dataclasses.replace(result, problem=fs.Minimization(lambda x, s: x.sum())))
+    with pytest.raises(ValueError, match="tolerance"):
+        fs.diagnose(result, tolerance=2.0)
