@@ -16,6 +16,7 @@ from fedstrata.problems.conversions import as_bilevel, as_multisequence
 from fedstrata.problems.cournot import cournot_game
 from fedstrata.problems.levels import LogMeanExp
 from fedstrata.problems.quadratic import quadratic_bilevel, quadratic_minimax
+from fedstrata.problems.risk_averse import risk_averse
 from fedstrata.problems.underdetermined import underdetermined
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "prox",
     "quadratic_bilevel",
     "quadratic_minimax",
+    "risk_averse",
     "sets",
     "underdetermined",
 ]

@@ -107,7 +107,7 @@ def test_equal_clients_make_every_local_step_a_global_one():
 
 
 def test_the_same_sample_at_both_points():
-    """Noise in linear terms cancels between two points: with ρ = 0 the direction's error stays as in round 0."""
+    """Noise in linear terms cancels between two points: with ρ = 0 the direction's error stays."""
     q = fs.quadratic_bilevel(clients=4, heterogeneity=0.0, samples=6, noise=1.0)
 
     def error(rounds):
@@ -123,7 +123,7 @@ def test_the_same_sample_at_both_points():
 
 
 def test_sequences_of_any_number():
-    """A chain zⁿ = z^{n−1}/5 + cⁿ/kⁿ with P = x + z^N − c¹, in means over clients that differ: solved by hand."""
+    """A chain zⁿ = z^{n−1}/5 + cⁿ/kⁿ, P = x + z^N − c¹, in means over clients that differ: solved by hand."""
     rng = np.random.default_rng(0)
     for N in (1, 2, 4):
         scales = [{"c": rng.normal(size=(2, N)), "k": 1 + rng.uniform(size=(2, N))} for _ in range(3)]
@@ -278,7 +278,7 @@ def test_more_local_steps_save_rounds_where_clients_are_alike():
 
 
 def test_the_rate_in_rounds():
-    """Minibatches, α, β ~ R^{−1/3}, ρ ~ R^{−2/3}: the mean of ‖∇F‖² falls at least like the bound's R^{−1/2}."""
+    """Minibatches, α, β ~ R^{−1/3}, ρ ~ R^{−2/3}: the mean of ‖∇F‖² falls at least like R^{−1/2}."""
     q = fs.quadratic_bilevel(clients=5, n=3, p=4, heterogeneity=0.3, samples=20, noise=2.0)
     metrics = {"slope": lambda x, y: jnp.sum(q.gradient(x) ** 2)}
     options = {
