@@ -10,14 +10,14 @@ With G μ-strongly monotone, L-Lipschitz and κ = L/μ:
 
 The accelerated method starts its sequence t anew where ⟨z − y⁺, y⁺ − y⟩ > 0 (O'Donoghue & Candès 2015), so
 it needs no μ. Its rate is that of convex optimisation: G must be the gradient of something (its Jacobian
-symmetric), as in a potential game. Where restarts bring no progress, it goes on without momentum. The
-others need no symmetry.
+symmetric), as in a potential game; the others need no symmetry.
 
 Without a step size α they find one. Power iterations on differences of G give the first estimate: the
 smallest co-coercivity ⟨ΔG, Δy⟩/‖ΔG‖² seen, which is at least μ/L² (1/L for a gradient); 0.7 ‖Δy‖/‖ΔG‖ for
 extragradient. It is lowered on the way where it proves too large: projection halves it when the residual
-grows, which it cannot do below the co-coercivity; the accelerated method when a restart brings no progress;
-extragradient keeps α ‖G(y) − G(ȳ)‖ ≤ 0.7 ‖y − ȳ‖.
+grows, which it cannot do below the co-coercivity; extragradient keeps α ‖G(y) − G(ȳ)‖ ≤ 0.7 ‖y − ȳ‖; the
+accelerated method halves it when the residual makes no progress, and when that does not help, which is for
+want of symmetry, goes on as the projection method.
 
 They take a number of steps (which may be traced), or stop by themselves when
 
@@ -43,7 +43,7 @@ Map = Callable[[PyTree], PyTree]
 MAX_STEPS = 10_000
 POWER_STEPS = 4
 SAFETY = 0.7  # of the largest step that extragradient may take
-FAILURES = 3  # restarts without progress after which the accelerated method does without momentum
+FAILURES = 12  # after which the accelerated method does without momentum
 
 
 class Solution(NamedTuple):
@@ -101,7 +101,8 @@ def projection(
         # A smaller step moves less: what was moved is scaled to be comparable with the next.
         return _Run(y, run.k + 1, moved * (alpha / run.alpha), alpha)
 
-    return _solve(step, G, y, None, 1, _cocoercivity, alpha, steps, tol, max_steps, scale)
+    first = step_size(G, y, _cocoercivity) if adapt else alpha
+    return _solve(step, G, y, None, 1, adapt, first, steps, tol, max_steps, scale)
 
 
 def extragradient(
@@ -132,14 +133,17 @@ def extragradient(
             alpha = jnp.where(telling, jnp.minimum(alpha, _lipschitz(dy, dG)), alpha)
         return _Run(y, run.k + 1, moved * (alpha / run.alpha), alpha)
 
-    return _solve(step, G, y, None, 2, _lipschitz, alpha, steps, tol, max_steps, scale)
+    first = step_size(G, y, _lipschitz) if adapt else alpha
+    return _solve(step, G, y, None, 2, adapt, first, steps, tol, max_steps, scale)
 
 
 class _Momentum(NamedTuple):
     z: PyTree
     t: jax.Array
     last: jax.Array  # the residual at the last restart
-    failures: jax.Array  # restarts that found no smaller one
+    best: jax.Array  # the smallest since the last failure,
+    when: jax.Array  # and its step
+    failures: jax.Array
 
 
 def accelerated(
@@ -155,24 +159,35 @@ def accelerated(
 ) -> Solution:
     """The accelerated projection method with restarts; the arguments are those of `projection`."""
     adapt = alpha is None
+    first = step_size(G, y, _cocoercivity) if adapt else alpha
 
     def step(run: _Run) -> _Run:
-        z, t, last, failures = run.more
+        z, t, last, best, when, failures = run.more
         y = project(tree.axpy(-run.alpha, G(z), z))
         back, forth = tree.sub(z, y), tree.sub(y, run.y)
         moved, restart = _norm(back), _dot(back, forth) > 0
-        failed = restart & (moved / run.alpha >= last)
-        failures += failed
-        last = jnp.where(restart, moved / run.alpha, last)
-        alpha = jnp.where(failed, run.alpha / 2, run.alpha) if adapt else run.alpha
-        t = jnp.where(restart | (failures >= FAILURES), 1, t)
+        alpha = run.alpha
+        if adapt:
+            now = moved / alpha
+            momentum = failures < FAILURES
+            stalled = (restart & (now >= last)) | (now > 4 * best) | (run.k - when > 50 + run.k // 4)
+            failed = jnp.where(momentum, stalled, moved >= run.moved)
+            failures = failures + failed
+            alpha = jnp.where(failed, alpha / 2, alpha)
+            alpha = jnp.where(failed & momentum & (failures == FAILURES), first, alpha).astype(alpha.dtype)
+            last = jnp.where(restart, now, last)
+            when = jnp.where(failed | (now < best), run.k, when)
+            best = jnp.where(failed, now, jnp.minimum(best, now))
+            restart = restart | failed | ~momentum
+        t = jnp.where(restart, 1, t)
         t_new = (1 + jnp.sqrt(1 + 4 * t**2)) / 2
         z = tree.axpy((t - 1) / t_new, forth, y)
-        return _Run(y, run.k + 1, moved * (alpha / run.alpha), alpha, _Momentum(z, t_new, last, failures))
+        more = _Momentum(z, t_new, last, best, when, failures)
+        return _Run(y, run.k + 1, moved * (alpha / run.alpha), alpha, more)
 
-    one = jnp.ones((), _dtype(y))
-    more = _Momentum(y, one, one * jnp.inf, jnp.int32(0))
-    return _solve(step, G, y, more, 1, _cocoercivity, alpha, steps, tol, max_steps, scale)
+    one, zero = jnp.ones((), _dtype(y)), jnp.int32(0)
+    more = _Momentum(y, one, one * jnp.inf, one * jnp.inf, zero, zero)
+    return _solve(step, G, y, more, 1, adapt, first, steps, tol, max_steps, scale)
 
 
 SOLVERS: dict[str, Callable[..., Solution]] = {
@@ -196,7 +211,7 @@ def _solve(
     y: PyTree,
     more: Any,
     values_per_step: int,
-    rule: Callable[[PyTree, PyTree], jax.Array],
+    adapt: bool,
     alpha: Any,
     steps: Any,
     tol: Any,
@@ -204,9 +219,8 @@ def _solve(
     scale: Any,
 ) -> Solution:
     """The loop of all solvers: a given number of steps, or until the residual is small."""
-    dtype, eps, before, adapt = _dtype(y), _epsilon(y), 0, alpha is None
-    if adapt:
-        alpha, before = step_size(G, y, rule), POWER_STEPS + 1
+    dtype, eps = _dtype(y), _epsilon(y)
+    before = POWER_STEPS + 1 if adapt else 0
     start = _Run(y, jnp.int32(0), jnp.full((), jnp.inf, dtype), jnp.asarray(alpha, dtype), more)
     if steps is None:
         if scale is None:

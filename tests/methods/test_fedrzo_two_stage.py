@@ -1,0 +1,252 @@
+"""FedRZOTwoStage against exact equilibria and the leader's exact optimum, and against what it reduces to."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedstrata as fs
+
+
+def solve(game, method, rounds=10, **options):
+    y0 = np.zeros(len(game.c))
+    return fs.solve(
+        game.problem,
+        method,
+        game.data,
+        0.0,
+        y0=y0,
+        rounds=rounds,
+        eval_every=rounds,
+        progress=False,
+        **options,
+    )
+
+
+def assert_optimal(game, result):
+    """Within 1e-3 of the true optimum, in x and in the objective."""
+    x_star, value = game.optimum
+    x = float(result.x)
+    assert abs(x - x_star) <= 1e-3 * x_star, (x, x_star)
+    assert float(game.objective(x)) - value <= 1e-3 * abs(value)
+
+
+def curvature(game, slope=1e-3):
+    """The leader's second derivative at the optimum, by differences of the price."""
+    x, _ = game.optimum
+    prices = [game.price(x + d, game.demands).mean() for d in (-slope, slope)]
+    return game.c0 - (prices[1] - prices[0]) / slope
+
+
+@pytest.mark.parametrize("b", [0.5, 1.0])
+@pytest.mark.parametrize("followers", [10, 20, 100, 1000])
+def test_leader_optimum(followers, b):
+    game = fs.cournot_game(followers, b, samples=3)
+    assert game.inactive
+    method = fs.FedRZOTwoStage(
+        0.5 / curvature(game),
+        0.2,
+        H=10,
+        lower="accelerated",
+        two_sided=True,
+        batch_size=None,
+        warm_start=True,
+    )
+    assert_optimal(game, solve(game, method))
+
+
+@pytest.mark.parametrize("b", [0.5, 1.0])
+def test_leader_optimum_where_caps_bind(b):
+    """Kinks and clients that differ: one local step, so that they do not drift apart."""
+    game = fs.cournot_game(20, b, samples=3, caps=(0.2, 0.45))
+    y = game.equilibrium(game.optimum[0], game.demands)
+    assert 0.1 < (y >= game.caps).mean() <= 1
+    method = fs.FedRZOTwoStage(
+        0.1, 0.02, lower="accelerated", two_sided=True, batch_size=None, warm_start=True
+    )
+    assert_optimal(game, solve(game, method, rounds=300))
+
+
+@pytest.fixture(scope="module")
+def game():
+    return fs.cournot_game(10, 1.0, samples=4)
+
+
+@pytest.mark.parametrize("lower", ["projection", "extragradient", "accelerated", "solution"])
+def test_every_solver(game, lower):
+    method = fs.FedRZOTwoStage(0.5, 0.1, lower=lower, batch_size=None, two_sided=True)
+    result = solve(game, method, rounds=60)
+    assert_optimal(game, result)
+    # The result's y are the clients' mean responses where they were last.
+    expected = game.equilibrium(game.optimum[0], np.asarray(game.data.train["a"])).mean(1)
+    np.testing.assert_allclose(result.y, expected, rtol=1e-3)
+    np.testing.assert_allclose(result.history["leader"][-1], game.optimum[1], rtol=1e-3)
+
+
+def test_own_solver_and_samples(game):
+    """A user's function for line 4; one sample per step, with steps that decrease."""
+
+    def steps(G, project, y):
+        for _ in range(60):
+            y = project(y - G(y) / (game.c + game.b + game.b * len(game.c)))
+        return y
+
+    method = fs.FedRZOTwoStage(lambda r: 2.0 / (r + 4), 0.1, H=20, lower=steps)
+    x = float(solve(game, method, rounds=150).x)
+    assert float(game.objective(x)) - game.optimum[1] <= 1e-3 * abs(game.optimum[1])
+
+
+def test_paper_schedule_is_booked(game):
+    """t_k = ⌈τ ln(k+1)⌉ values of G and one of the leader, at two points, for each sample and local step."""
+    tau, H, rounds, clients, batch = 3.0, 4, 3, 5, 2
+    method = fs.FedRZOTwoStage(0.01, 0.1, H=H, alpha=0.02, tau=tau, batch_size=batch)
+    ledger = solve(game, method, rounds=rounds).ledger
+    expected = sum(1 + math.ceil(tau * math.log(k + 1)) for k in range(H * rounds)) * 2 * batch * clients
+    assert ledger.function_values == expected
+    assert ledger.lower_rounds == 0
+    assert ledger.floats_down == rounds * clients * 2  # x and k
+
+
+def test_one_step_of_the_paper(x64):
+    """Lines 3 to 6 by hand: one client, one sample, k = 1, in one dimension, where v = ±η."""
+    game = fs.cournot_game(4, 1.0, clients=1, samples=1)
+    gamma, eta, alpha, tau = 0.01, 0.3, 0.05, 2.0
+    method = fs.FedRZOTwoStage(gamma, eta, H=2, alpha=alpha, tau=tau)
+    a = game.demands[0]
+
+    def loss(x, k):
+        y = np.zeros(4)
+        for _ in range(math.ceil(tau * math.log(k + 1))):
+            y = np.clip(y - alpha * ((game.c + 1) * y - a + x + y.sum()), 0, game.caps)
+        return game.c0 * x**2 / 2 - x * (a - x - y.sum())
+
+    reachable = {0.0}
+    for k in range(2):
+        reachable = {x - gamma * (loss(x + v, k) - loss(x, k)) / v for x in reachable for v in (eta, -eta)}
+    assert min(abs(float(solve(game, method, rounds=1).x) - x) for x in reachable) < 1e-12
+
+
+def test_warm_start_saves_values_of_the_map(game):
+    cold, warm = (
+        solve(
+            game,
+            fs.FedRZOTwoStage(
+                0.5, 0.1, H=10, lower="projection", batch_size=None, two_sided=True, warm_start=w
+            ),
+        )
+        for w in (False, True)
+    )
+    np.testing.assert_allclose(cold.x, warm.x, rtol=1e-4)
+    assert warm.ledger.function_values < 0.7 * cold.ledger.function_values
+
+
+def quadratic(x, y, sample):
+    return 0.5 * ((x - sample["a"]) ** 2).sum() + (y**2).sum()
+
+
+shifted = fs.MPEC(quadratic, lambda x, y, sample: y - 0.1 * x)
+many = fs.FederatedData.from_clients([{"a": np.full((2, 30), float(i))} for i in range(3)])
+
+
+def test_scalars_replay_the_vectors(x64):
+    def run(messages):
+        method = fs.FedRZOTwoStage(
+            1e-3, 0.1, H=4, lower="extragradient", tau=1.0, directions=2, batch_size=1, messages=messages
+        )
+        return fs.solve(shifted, method, many, np.zeros(30), y0=np.ones(30), rounds=5, progress=False)
+
+    vectors, scalars = run("vectors"), run("scalars")
+    np.testing.assert_allclose(scalars.x, vectors.x, rtol=1e-9)
+    np.testing.assert_allclose(scalars.y, vectors.y, rtol=1e-9)
+    assert vectors.ledger.floats_up == 5 * 3 * 30
+    assert scalars.ledger.floats_up == 5 * 3 * 4 * 2
+    assert vectors.ledger.function_values == scalars.ledger.function_values
+
+
+def test_without_followers_it_is_fedrzo(x64):
+    """The same keys, the same samples, the same iterates."""
+    alone = fs.MPEC(lambda x, y, s: ((x - s["a"]) ** 2).sum(), lambda x, y, s: y, project_x=fs.sets.Ball(1.0))
+    plain = fs.Minimization(lambda x, s: ((x - s["a"]) ** 2).sum(), project=fs.sets.Ball(1.0))
+    options = {"H": 3, "batch_size": 2, "directions": 2, "orthogonal": True}
+    one = fs.solve(
+        alone,
+        fs.FedRZOTwoStage(0.01, 0.1, tau=0.0, **options),
+        many,
+        np.zeros(30),
+        y0=0.0,
+        rounds=4,
+        progress=False,
+    )
+    other = fs.solve(plain, fs.FedRZO(0.01, 0.1, **options), many, np.zeros(30), rounds=4, progress=False)
+    np.testing.assert_allclose(one.x, other.x, rtol=1e-9)
+    assert one.ledger.floats_up == other.ledger.floats_up
+
+
+def test_sets_of_followers_may_move_with_x_and_sample():
+    """y = the projection of 2 onto [x, ξ]; the leader wants y = 1.5 where ξ allows it."""
+    problem = fs.MPEC(
+        leader=lambda x, y, s: (y - 1.5) ** 2 + 0.1 * x**2,
+        follower=lambda x, y, s: y - 2.0 * x,
+        project_y=lambda y, x, s: jnp.clip(y, x, s["a"]),
+    )
+    data = fs.FederatedData.from_clients([{"a": np.array([5.0, 6.0])}, {"a": np.array([4.0])}])
+    method = fs.FedRZOTwoStage(0.05, 1e-2, H=10, lower="extragradient", two_sided=True, batch_size=None)
+    result = fs.solve(problem, method, data, 0.1, y0=0.0, rounds=20, eval_every=20, progress=False)
+    # y = 2x inside: minimise (2x − 1.5)² + 0.1 x²
+    np.testing.assert_allclose(result.x, 3.0 / 4.1, rtol=1e-3)
+    np.testing.assert_allclose(result.y, np.full(2, 6.0 / 4.1), rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"lower": "newton"}, "projection, extragradient, accelerated, solution"),
+        ({"messages": "letters"}, "'vectors' or 'scalars'"),
+        ({"messages": "scalars"}, "sets of x"),
+        ({"directions": 2, "orthogonal": True}, "as many dimensions"),
+    ],
+)
+def test_refuses(game, change, words):
+    with pytest.raises(ValueError, match=words):
+        solve(game, fs.FedRZOTwoStage(0.1, 0.1, **change))
+
+
+def test_refuses_what_the_problem_lacks():
+    with pytest.raises(ValueError, match="solution="):
+        fs.solve(
+            shifted,
+            fs.FedRZOTwoStage(0.1, 0.1, lower="solution"),
+            many,
+            np.zeros(30),
+            y0=np.zeros(30),
+            rounds=1,
+        )
+    with pytest.raises(ValueError, match="y0="):
+        fs.solve(shifted, fs.FedRZOTwoStage(0.1, 0.1), many, np.zeros(30), rounds=1)
+    with pytest.raises(TypeError, match="follower"):
+        fs.solve(shifted, fs.FedRZOTwoStage(0.1, 0.1), many, np.zeros(30), y0=np.zeros(3), rounds=1)
+    with pytest.raises(ValueError, match="0 < mu ≤ L"):
+        fs.FedRZOTwoStage.from_theory(K=100, clients=5, mu=2.0, L=1.0)
+
+
+def test_from_theory_reaches_the_accuracy_it_promises(x64):
+    """ε_k = B (1 − 1/κ²)^{t_k} ≤ B/(k+1) for the equilibria of Algorithm 5."""
+    from fedstrata.estimators import vi
+
+    game = fs.cournot_game(5, 0.5, clients=2, samples=1)
+    mu, L = game.monotonicity
+    method = fs.FedRZOTwoStage.from_theory(K=1000, clients=2, mu=mu, L=L)
+    sample, x = {"a": jnp.asarray(9.0)}, jnp.asarray(2.0)
+    solution = game.equilibrium(2.0, 9.0)
+    for k in (1, 10, 100):
+        found = vi.projection(
+            lambda y: game.problem.follower(x, y, sample),
+            lambda y: game.problem.project_y(y, x, sample),
+            jnp.zeros(5),
+            alpha=method.alpha,
+            steps=math.ceil(method.tau * math.log(k + 1)),
+        )
+        assert ((found.y - solution) ** 2).sum() <= (solution**2).sum() / (k + 1)
