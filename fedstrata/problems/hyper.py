@@ -1,0 +1,125 @@
+"""Learning problems whose hyper-parameters are the upper variable, for any model ``predict(y, features)``.
+
+A sample is ``{"x": features, "y": label}``, with what a problem adds. All have the cross-entropy
+ℓ(scores, label) = log Σ exp(scores) − scores[label] at both levels.
+
+    loss_tuning          upper Σ_c mean of ℓ in class c,   lower ℓ(σ(Δ)·scores + b)
+    hypercleaning        upper ℓ on clean samples,         lower σ(x_i) ℓ of sample i + λ‖y‖²
+    hyperrepresentation  upper ℓ(y_m · φ(x)) on validation samples, lower the same on training ones + λ‖y_m‖²
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedstrata.problems.base import Function, PyTree
+from fedstrata.problems.classes import Bilevel
+
+cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+
+
+def loss_tuning(predict: Function) -> Bilevel:
+    """Tune a loss for unbalanced classes (Li et al. 2021; the experiment of FedNest and FedMSA).
+
+    ``x = {"delta": Δ, "shift": b}``, one number each per class, from zero. Validation samples carry
+    ``"weight"``, which makes all classes count alike; see `balance`.
+
+    Args:
+        predict: ``predict(y, features)``, the scores.
+    """
+    return Bilevel(_Weighted(predict), _Tuned(predict))
+
+
+def balance(labels: np.ndarray, classes: int) -> np.ndarray:
+    """Weights N/(C N_c) of samples, with which the mean of losses is the mean over classes of their means.
+
+    >>> balance(np.array([0, 0, 0, 1]), 2)
+    array([0.66666667, 0.66666667, 0.66666667, 2.        ])
+    """
+    counts = np.bincount(labels, minlength=classes)
+    return labels.size / (np.count_nonzero(counts) * counts[labels])
+
+
+def hypercleaning(predict: Function, lam: float) -> Bilevel:
+    """Learn which training samples to trust: one weight σ(x_i) each (Franceschi et al. 2017).
+
+    ``x`` has one number per training sample of all clients; samples carry ``"index"``, their place in it.
+
+    Args:
+        predict: ``predict(y, features)``, the scores.
+        lam: λ > 0, which makes the lower level strongly convex where the scores are linear in y.
+    """
+    if lam <= 0:
+        raise ValueError(f"hypercleaning needs lam > 0, but it is {lam!r}.")
+    return Bilevel(_Plain(predict), _Cleaned(predict, lam))
+
+
+def hyperrepresentation(features: Function, lam: float) -> Bilevel:
+    """A representation shared by all, and a linear head for each client.
+
+    ``x`` are the parameters of the representation; ``y`` has the heads on a leading client axis,
+    ``{"W": (clients, features, classes), "b": (clients, classes)}``; samples carry ``"client"``
+    (`FederatedData.with_client_index`).
+
+    Args:
+        features: ``features(x, inputs)``, the representation φ.
+        lam: λ > 0, which makes the lower level strongly convex.
+    """
+    if lam <= 0:
+        raise ValueError(f"hyperrepresentation needs lam > 0, but it is {lam!r}.")
+    return Bilevel(_Head(features, 0.0), _Head(features, lam))
+
+
+@dataclass(frozen=True)
+class _Weighted:
+    predict: Function
+
+    def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> Any:
+        return sample["weight"] * cross_entropy(self.predict(y, sample["x"]), sample["y"])
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    predict: Function
+
+    def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> Any:
+        scores = jax.nn.sigmoid(x["delta"]) * self.predict(y, sample["x"]) + x["shift"]
+        return cross_entropy(scores, sample["y"])
+
+
+@dataclass(frozen=True)
+class _Plain:
+    predict: Function
+
+    def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> Any:
+        return cross_entropy(self.predict(y, sample["x"]), sample["y"])
+
+
+@dataclass(frozen=True)
+class _Cleaned:
+    predict: Function
+    lam: float
+
+    def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> Any:
+        loss = cross_entropy(self.predict(y, sample["x"]), sample["y"])
+        return jax.nn.sigmoid(x[sample["index"]]) * loss + self.lam * optax.tree.norm(y, squared=True)
+
+
+@dataclass(frozen=True)
+class _Head:
+    features: Function
+    lam: float
+
+    def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> Any:
+        W, b = y["W"][sample["client"]], y["b"][sample["client"]]
+        loss = cross_entropy(self.features(x, sample["x"]) @ W + b, sample["y"])
+        return loss + self.lam * (jnp.vdot(W, W) + jnp.vdot(b, b)) if self.lam else loss
+
+
+__all__ = ["balance", "hypercleaning", "hyperrepresentation", "loss_tuning"]
