@@ -80,9 +80,8 @@ class Display:
                 f"[{self.done}/{self.total}] {_words(setting)} ({seconds:.1f} s): {words}",
                 markup=False,
                 highlight=False,
-                no_wrap=self._bar is not None,
                 soft_wrap=self._bar is None,
-                overflow="ellipsis",
+                **({} if self._bar is None else {"no_wrap": True, "overflow": "ellipsis"}),
             )
 
     def _latest(self, history: Mapping[str, Any]) -> str:

@@ -181,7 +181,7 @@ def _classifier(init: Any, predict: Any, loss: Any) -> Model:
 
 def _signs(init: Any, predict: Any, loss: Any) -> Model:
     def correct(x: PyTree, sample: Any) -> Any:
-        return (predict(x, sample["x"]) * sign(sample["y"]) > 0).astype(float)
+        return ((predict(x, sample["x"]) > 0) == (sign(sample["y"]) > 0)).astype(float)  # a score of 0 is −1
 
     return Model(init, predict, loss, correct, _metrics(loss, correct))
 

@@ -16,7 +16,7 @@ _MACHINERY = {"base", "registry", "runner", "toml", "models", "data"}
 
 def modules() -> list[str]:
     """Names of the modules that may define experiments."""
-    names = sorted(module.name for module in pkgutil.iter_modules([str(FOLDER)]))
+    names = sorted(module.name for module in pkgutil.iter_modules([str(FOLDER)]) if not module.ispkg)
     return [name for name in names if name not in _MACHINERY and not name.startswith("_")]
 
 
@@ -32,16 +32,16 @@ def experiments() -> dict[str, Experiment]:
 
 
 def find(name: str) -> Experiment:
-    """An experiment by name; where a module has this name, only that one is imported.
+    """An experiment by name; only modules whose text has that name are imported.
 
     Raises:
         ExperimentError: with suggestions, where there is none.
     """
-    module = name.replace("-", "_")
-    if module in modules():
-        for experiment in _defined(importlib.import_module(f"fedstrata.experiments.{module}")):
-            if experiment.name == name:
-                return experiment
+    for module in modules():
+        if f'"{name}"' in (FOLDER / f"{module}.py").read_text("utf-8"):
+            for experiment in _defined(importlib.import_module(f"fedstrata.experiments.{module}")):
+                if experiment.name == name:
+                    return experiment
     found = experiments()
     if name not in found:
         raise ExperimentError(

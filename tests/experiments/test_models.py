@@ -55,6 +55,12 @@ def test_relu_network_is_the_papers(beta):
         assert model.correct(x, sample) == (v * (x["w"] @ sigma) > 0)
 
 
+def test_a_score_of_zero_is_a_guess_too():
+    model = models.logistic(5)
+    hits = [float(model.correct(model.init(0), sample)) for sample in samples()]
+    assert hits == (LABELS % 2 == 1).tolist()
+
+
 def test_softplus_tends_to_relu():
     x = random_like(models.relu_network(5).init(0))
     smooth = models.relu_network(5, beta=1e4)
