@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata import tree
+from fedstrata.client import Client, Samples
 from fedstrata.problems.base import (
+    FUNCTION,
     Function,
     Mean,
     Problem,
@@ -18,7 +20,6 @@ from fedstrata.problems.base import (
     PyTree,
     check_like,
     check_scalar,
-    function,
     positional,
     shape_of,
 )
@@ -37,7 +38,7 @@ class Minimization(Problem):
     >>> problem = fs.Minimization(lambda x, s: (s["a"] @ x - s["b"]) ** 2, project=fs.sets.Ball(1.0))
     """
 
-    loss: Function = function()
+    loss: Function = field(metadata=FUNCTION)
     project: Any = None
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
@@ -58,8 +59,8 @@ class Bilevel(Problem):
         project_y: the set of y, ``project_y(y)``, ``project_y(y, x)`` or ``project_y(y, x, client)``.
     """
 
-    upper: Function = function()
-    lower: Function = function()
+    upper: Function = field(metadata=FUNCTION)
+    lower: Function = field(metadata=FUNCTION)
     project_x: Any = None
     project_y: Any = None
 
@@ -82,7 +83,7 @@ class Minimax(Problem):
         project_y: the set of y, ``project_y(y)`` or ``project_y(y, x)``.
     """
 
-    payoff: Function = function()
+    payoff: Function = field(metadata=FUNCTION)
     project_x: Any = None
     project_y: Any = None
 
@@ -96,16 +97,16 @@ class Minimax(Problem):
 
 @dataclass(frozen=True)
 class MPEC(Problem):
-    """``min_x 1/m Σ E f_i(x, y(x, ξ), ξ)`` where ``y(x, ξ)`` solves the variational inequality VI(Y(x, ξ), G(x, ·, ξ)).
+    """``min_x 1/m Σ E f_i(x, y(x, ξ), ξ)`` where ``y(x, ξ)`` solves VI(Y(x, ξ), G(x, ·, ξ)).
 
     Args:
         leader: ``leader(x, y, sample)``.
         follower: the map ``G(x, y, sample)``, of the structure of y.
         project_x: the set of x, ``project_x(x)`` or ``project_x(x, client)``.
         project_y: the set of y, ``project_y(y)``, ``project_y(y, x)`` or ``project_y(y, x, sample)``.
-        solution: ``solution(x, sample)``, y(x, ξ) itself, where it is known or another program computes it. The
-            default metric, the leader's loss at equilibrium, is measured with it; without it there is none, because a
-            variational inequality for each sample would have to be solved.
+        solution: ``solution(x, sample)``, y(x, ξ) itself, where it is known or another program computes it.
+            The default metric, the leader's loss at equilibrium, is measured with it; without it there is
+            none, because a variational inequality for each sample would have to be solved.
 
     >>> import fedstrata as fs
     >>> problem = fs.MPEC(  # y(x, ξ) = max(0, x − ξ)
@@ -115,8 +116,8 @@ class MPEC(Problem):
     ... )
     """
 
-    leader: Function = function()
-    follower: Function = function()
+    leader: Function = field(metadata=FUNCTION)
+    follower: Function = field(metadata=FUNCTION)
     project_x: Any = None
     project_y: Any = None
     solution: Function | None = None
@@ -195,14 +196,15 @@ class Objective:
 
 @dataclass(frozen=True)
 class Selection(Problem):
-    """``min_x f(x)`` over ``x ∈ argmin h``: among the optima of the primary loss h, the best by the secondary.
+    """``min_x f(x)`` over ``x ∈ argmin h``: among the optima of the primary h, the best by the secondary f.
 
     Each of the two is a function, a regulariser (nonsmooth, with a proximal map), or the pair ``(function,
     regulariser)``, which stands for their sum. A function of one argument is known to everyone.
 
     Args:
         primary: h: ``primary(x, sample)``, on training samples.
-        secondary: f: ``secondary(x, sample)``, on validation samples where the data has them, or ``secondary(x)``.
+        secondary: f: ``secondary(x, sample)``, on validation samples where the data has them, or
+            ``secondary(x)``.
         project: a set of x, ``project(x)`` or ``project(x, client)``.
 
     >>> import fedstrata as fs
@@ -241,11 +243,12 @@ class Selection(Problem):
 
 @dataclass(frozen=True)
 class Personalized(Problem):
-    """``min_x E f₁(x, ξ) + 1/m Σ f₂(x, y_i(x))`` with ``y_i(x) = argmin_{Y_i(x)} E h_i(x, y, ζ)``, one model per client.
+    """``min_x E f₁(x, ξ) + 1/m Σ f₂(x, y_i(x))``, ``y_i(x) = argmin_{Y_i(x)} E h_i(x, y, ζ)``.
 
     Args:
         server: ``server(x, sample)``, f₁, on the server's own data.
-        coupling: ``coupling(x, y)``, f₂, or ``coupling(x, y, client)`` where it depends on the client (its ``index``, its
+        coupling: ``coupling(x, y)``, f₂, or ``coupling(x, y, client)`` where it depends on the client (its
+            ``index``, its
             ``fraction`` of the samples).
         client: ``client(x, y, sample)``, h_i, on the client's data.
         project_y: the set Y_i(x), ``project_y(y)``, ``project_y(y, x)`` or ``project_y(y, x, client)``.
@@ -258,9 +261,9 @@ class Personalized(Problem):
     ... )
     """
 
-    server: Function = function()
-    coupling: Function = function()
-    client: Function = function()
+    server: Function = field(metadata=FUNCTION)
+    coupling: Function = field(metadata=FUNCTION)
+    client: Function = field(metadata=FUNCTION)
     project_y: Any = None
 
     def couple(self, x: PyTree, y: PyTree, client: Any) -> Any:
@@ -277,12 +280,20 @@ class Personalized(Problem):
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
         require_y(y, "Personalized")
         check_scalar("client(x, y, sample)", self.client, x, y, sample)
+        number, part = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.result_type(float))
+        only = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), sample)
+
+        def couple(x: PyTree, y: PyTree, index: Any, fraction: Any, data: PyTree) -> Any:
+            own = Samples(data, 1)
+            return self.couple(x, y, Client(index, own, own, fraction=fraction))
+
+        check_scalar("coupling(x, y) or coupling(x, y, client)", couple, x, y, number, part, only)
 
     def check_server(self, x: PyTree, sample: PyTree) -> None:
         if sample is None:
             raise ValueError(
-                "Personalized trains on data of the server's own: FederatedData.from_clients(…, server=…), or a loader's "
-                "server_fraction."
+                "Personalized trains on data of the server's own: FederatedData.from_clients(…, server=…), or a "
+                "loader's server_fraction."
             )
         check_scalar("server(x, sample)", self.server, x, sample)
 
@@ -359,7 +370,8 @@ def _arguments(level: Function, z: PyTree, sample: PyTree) -> tuple[PyTree, ...]
 class MultiSequence(Problem):
     """Find x, z¹ … z^N with ``Σ_m P^m(x, Z) = 0`` and ``Σ_m S^{m,n}(z^{n−1}, z^n) = 0``, where z⁰ = x.
 
-    The second variable is the tuple Z = (z¹, …, z^N), also where N = 1. `Bilevel`, `Minimax` and `Composition`
+    The second variable is the tuple Z = (z¹, …, z^N), also where N = 1. `Bilevel`, `Minimax` and
+    `Composition`
     become one by `fedstrata.as_multisequence`.
 
     Args:
@@ -372,7 +384,7 @@ class MultiSequence(Problem):
     ... )
     """
 
-    P: Function = function()
+    P: Function = field(metadata=FUNCTION)
     S: tuple[Function, ...] = ()
 
     def __post_init__(self) -> None:
