@@ -1,7 +1,7 @@
-"""Checkpoints without pickle: one safetensors file with the arrays, and everything else as JSON in its header.
+"""Checkpoints without pickle: a safetensors file with the arrays, all else as JSON in its header.
 
-A write goes to a temporary file beside the target, is flushed to disk and then moved over it, so that a kill at any
-moment leaves either the old checkpoint or the new one. A digest in the header finds bytes that changed.
+A write goes to a temporary file beside the target, is flushed to disk and then moved over it, so that a kill
+at any moment leaves either the old checkpoint or the new one. A digest in the header finds bytes that changed.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def load_arrays(file: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         ) from error
     if header.get("fedstrata") != str(VERSION):
         raise CheckpointError(
-            f"{file} was written in format {header.get('fedstrata', 'unknown')}, this version reads {VERSION}. "
+            f"{file} has the format {header.get('fedstrata', 'unknown')}, this version reads {VERSION}. "
             "Delete it to start afresh, or use the version that wrote it."
         )
     if header.get("sha256") != _digest(arrays):
@@ -130,7 +130,8 @@ def unflatten(prefix: str, like: PyTree, arrays: dict[str, np.ndarray], file: Pa
     )
     if not fits:
         raise CheckpointError(
-            f"{file} belongs to another problem or method: its {prefix} has other shapes or dtypes than this run's. "
+            f"{file} belongs to another problem or method: its {prefix} has other shapes or dtypes than this "
+            "run's. "
             "Give another checkpoint path, or resume=False."
         )
     return jax.tree.unflatten(structure, new)

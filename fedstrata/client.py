@@ -1,6 +1,7 @@
 """What a phase sees: one client, its samples, and the mean of a user's function over them.
 
-A user's function takes one sample. `Samples.mean` draws a minibatch (or takes all real samples), and gives back an
+A user's function takes one sample. `Samples.mean` draws a minibatch (or takes all real samples), and gives
+back an
 `Oracle`: the mean of that function over those samples, as a function of the other arguments. Padding is never
 drawn and never counted. Each use of an oracle is booked in the open tally, in units of samples.
 """
@@ -37,7 +38,8 @@ def per_batch(function: Callable[..., Any]) -> Callable[..., Any]:
 class Oracle:
     """``f(·) = Σ_s w_s function(·, sample_s)``: a user's function averaged over drawn samples.
 
-    A function may bring its own mean in place of the arithmetic one, ``function.own_mean(values, weights)``; see
+    A function may bring its own mean in place of the arithmetic one, ``function.own_mean(values, weights)``;
+    see
     `fedstrata.problems.levels`.
     Calling it evaluates the mean and books function values. Derivatives are taken with the functions of
     `fedstrata.estimators`, which book gradients and products; ``silent`` is the same mean without booking.
@@ -80,6 +82,7 @@ class Oracle:
         count(kind, amount, self.size)
 
     def __call__(self, *args: PyTree) -> Any:
+        """The mean, booked as function values."""
         self.book("values")
         return self.silent(*args)
 
@@ -88,7 +91,8 @@ class Oracle:
 class Samples:
     """A client's samples: ``leaves[client]`` of stacked arrays, of which the first ``size`` are real.
 
-    ``row`` is None where the leaves are already this client's own. Otherwise rows are fetched from the stack as
+    ``row`` is None where the leaves are already this client's own. Otherwise rows are fetched from the stack
+    as
     they are needed, so that a minibatch never copies a client's whole data.
     """
 
@@ -128,8 +132,8 @@ class Samples:
             return Oracle(function, self.data, None, self.size)
         if getattr(function, "per_batch", False):
             raise ValueError(
-                "A loss marked per_batch sees the whole batch, so with clients of unequal size and a full batch it "
-                "would see padding. Give a batch_size, or clients of equal size."
+                "A loss marked per_batch sees the whole batch, so with clients of unequal size and a full "
+                "batch it would see padding. Give a batch_size, or clients of equal size."
             )
         real = jnp.arange(self.capacity) < self.size
         weights = jnp.where(real, 1.0 / self.size, 0.0)
@@ -143,7 +147,8 @@ class Client:
     Attributes:
         index: its number, 0 … m − 1.
         train: its samples.
-        valid: its validation samples, where the data has them; else the same as ``train``. Upper levels draw here.
+        valid: its validation samples, where the data has them; else the same as ``train``. Upper levels draw
+            here.
         memory: what it remembered the last time (control variates, a personal model), or None.
         fraction: its part n_i/N of all the clients' samples.
     """

@@ -1,4 +1,4 @@
-"""A progress bar for anything that takes longer than two seconds; silent where there is no terminal to show it."""
+"""A progress bar for anything that takes longer than two seconds."""
 
 from __future__ import annotations
 

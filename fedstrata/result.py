@@ -28,7 +28,8 @@ class Result:
     Attributes:
         x: the main variable.
         y: the second variable (lower level, maximiser, personal models with a leading client axis), or None.
-        history: name → values at the evaluations; ``"round"``, ``"exchanges"``, ``"bytes_up"``, ``"bytes_down"`` and
+        history: name → values at the evaluations; ``"round"``, ``"exchanges"``, ``"bytes_up"``,
+            ``"bytes_down"`` and
             ``"seconds"`` (cumulative) are always among them.
         ledger: what travelled and what was computed.
         method: the method with its hyper-parameters (a description, where the result was loaded).
@@ -56,7 +57,7 @@ class Result:
         return {name: values for name, values in self.history.items() if name not in BOOKKEEPING}
 
     def plot(self, *names: str, x: str = "round", path: str | os.PathLike[str] | None = None) -> Figure:
-        """Metrics against rounds (or ``"bytes_up"``, ``"exchanges"``, ``"seconds"``); saved where a path is given."""
+        """Metrics against rounds or ``"bytes_up"``, ``"exchanges"``, ``"seconds"``; saved to ``path``."""
         from fedstrata.report import plot_history
 
         figure = plot_history(self.history, metrics=list(names) or list(self.metrics), x=x)
@@ -87,7 +88,7 @@ class Result:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Result:
-        """Read what `save` wrote. ``method`` is a description, ``state``, ``problem`` and ``data`` are gone."""
+        """Read what `save` wrote: without ``state``, ``problem`` and ``data``, the method as a description."""
         file = Path(folder) / "result.safetensors"
         arrays, facts = load_arrays(file)
         try:

@@ -1,8 +1,10 @@
 """The loop over rounds: metrics, ledger, checkpoints, progress, early stop, divergence.
 
-The rounds themselves are compiled by the engine in chunks that end at evaluations. Between two chunks, which last about
+The rounds themselves are compiled by the engine in chunks that end at evaluations. Between two chunks, which
+last about
 `PAUSE` seconds, the host looks: it moves the progress bar, calls the callbacks, saves, and stops on Ctrl-C. A
-chunk's length never recompiles anything and never changes a result: round r draws from ``fold_in(seed, r)`` alone.
+chunk's length never recompiles anything and never changes a result: round r draws from ``fold_in(seed, r)``
+alone.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ Callback = Callable[[Progressed], bool | None]
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """Stop when a metric reaches ``target``, or has not improved by ``min_delta`` for ``patience`` evaluations.
+    """Stop at a metric's ``target``, or after ``patience`` evaluations without a gain of ``min_delta``.
 
     >>> import fedstrata as fs
     >>> fs.EarlyStop("loss", patience=10)
@@ -82,6 +84,7 @@ class EarlyStop:
             raise ValueError("EarlyStop needs a patience or a target.")
 
     def __call__(self, progressed: Progressed) -> bool:
+        """Whether to stop now."""
         if self.metric not in progressed.history:
             known = sorted(set(progressed.history) - set(BOOKKEEPING))
             raise KeyError(f"EarlyStop: there is no metric {self.metric!r}; there are {known}.")
@@ -105,9 +108,11 @@ class Run:
     seconds: float = 0.0
 
     def ledger(self) -> Ledger:
+        """The counts so far."""
         return Ledger.from_counts(self.round, self.counts)
 
     def record(self, values: dict[str, float], seconds: float) -> None:
+        """Add an evaluation to the history."""
         ledger = self.ledger()
         row = {
             "round": self.round,
@@ -153,7 +158,8 @@ def solve(
         seed: of all randomness; the same seed gives the same iterates in every engine, up to rounding.
         participation: a fraction of the clients (a float in (0, 1]) or a number of them (an int) per round.
         engine: ``"simulated"``, ``"sharded"``, ``"debug"``, or an engine object.
-        metrics: name → function of ``(x, y)``, of the state (one argument), or of ``(x, y, data)``; each one number.
+        metrics: name → function of ``(x, y)``, of the state (one argument), or of ``(x, y, data)``; each one
+            number.
             They are added to the problem's own and evaluated inside the compiled program.
         eval_every: rounds between two evaluations; the start and the last round are always evaluated.
         checkpoint: a path or a `Checkpoint`; the run is saved there now and then, on Ctrl-C and at the end.
@@ -261,7 +267,8 @@ def solve(
                 save()
                 saved_round, saved_at = run.round, time.perf_counter()
             progressed = Progressed(run.round, rounds, run.history, run.carry.state, run.ledger())
-            if engine.agree(any([callback(progressed) for callback in callbacks])):
+            stops = [callback(progressed) for callback in callbacks]
+            if engine.agree(any(stops)):
                 status = "stopped"
                 break
             if engine.agree(interrupted()):
@@ -284,6 +291,7 @@ def check_arguments(
     weights: str,
     default_metrics: bool,
 ) -> Setup:
+    """What `solve` and `sweep` are given, checked before anything is computed."""
     if not isinstance(problem, Problem):
         raise TypeError(
             f"problem must be a problem object such as fs.Minimization(loss), but is {problem!r}."
@@ -399,8 +407,10 @@ def _explain(method: Method, round_number: int, quantity: str, carry: Carry) -> 
         quantity = f"state ({', '.join(leaves)})" if leaves else "state"
     steps = {n: v for n, v in method.describe().items() if isinstance(v, float)}
     return (
-        f"{type(method).__name__} diverged: the {quantity} is not finite after round {round_number}. Lower the step size "
-        f"({', '.join(f'{n}={v:g}' for n, v in steps.items())}), scale the data, or look closer with engine='debug'. "
+        f"{type(method).__name__} diverged: the {quantity} is not finite after round {round_number}. "
+        "Lower the step size "
+        f"({', '.join(f'{n}={v:g}' for n, v in steps.items())}), scale the data, or look closer with "
+        "engine='debug'. "
         "The exception's .result holds the last finite point."
     )
 

@@ -1,6 +1,7 @@
 """Many runs in one compiled program: `solve` vmapped over methods of one structure and over seeds.
 
-Hyper-parameters are leaves of a method, so a grid of step sizes is a batch axis, and so are seeds. One program does
+Hyper-parameters are leaves of a method, so a grid of step sizes is a batch axis, and so are seeds. One
+program does
 them all side by side, which is what fills a GPU with small problems.
 """
 
@@ -43,14 +44,15 @@ def sweep(
     eval_every: int = 1,
     weights: str = "uniform",
     default_metrics: bool = True,
-    chunk: int | None | str = "auto",
+    chunk: int | str | None = "auto",
     progress: bool = True,
 ) -> list[Result]:
     """Solve a problem with several methods and seeds at once.
 
     Args:
         problem: as in `fs.solve`.
-        methods: one method, or several of one class whose real hyper-parameters differ; counts and options agree.
+        methods: one method, or several of one class whose real hyper-parameters differ; counts and
+            options agree.
         data: as in `fs.solve`; or one per seed, of equal shapes (each seed its own split).
         x0: the start, the same for all.
         y0: the start of the second variable.
@@ -65,14 +67,16 @@ def sweep(
         progress: whether to show a bar.
 
     Returns:
-        One result for each method and seed, methods outermost. A run that diverged has NaNs in its history and the
+        One result for each method and seed, methods outermost. A run that diverged has NaNs in its history
+        and the
         status ``"diverged"``; it does not stop the others.
 
     >>> import numpy as np, fedstrata as fs
     >>> data = fs.FederatedData.from_clients([{"a": np.ones((2, 1))}, {"a": np.zeros((2, 1))}])
     >>> problem = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
     >>> grid = [fs.FedAvg(gamma=g) for g in (0.1, 0.5, 1.0)]
-    >>> [round(float(r.x[0]), 3) for r in fs.sweep(problem, grid, data, np.zeros(1), rounds=1, progress=False)]
+    >>> results = fs.sweep(problem, grid, data, np.zeros(1), rounds=1, progress=False)
+    >>> [round(float(result.x[0]), 3) for result in results]
     [0.05, 0.25, 0.5]
     """
     began = time.perf_counter()
@@ -137,7 +141,7 @@ _batches: dict[Any, Callable[..., Any]] = {}
 
 
 def _batched(function: Callable[..., Any], data_axis: int | None, shared: int) -> Callable[..., Any]:
-    """``function`` vmapped over method, carry and seed (and data); one object each, so that programs are found again."""
+    """``function`` vmapped over method, carry and seed (and data); always the same object."""
 
     def run(engine: Simulated, setup: Setup, *args: Any) -> Any:
         seen = []
@@ -167,8 +171,8 @@ def _check_alike(methods: list[Method], datasets: list[FederatedData], wanted: i
     structures = {jax.tree.structure(m) for m in methods}
     if len(structures) > 1:
         raise ValueError(
-            "The methods of a sweep must be of one class and differ in real hyper-parameters only; counts, options and "
-            f"schedules are part of the program. There are {len(structures)} different structures: run them one by one."
+            "The methods of a sweep must be of one class and differ in real numbers only: counts, options, "
+            f"schedules are part of the program. There are {len(structures)} structures: run them one by one."
         )
     shapes = {
         (jax.tree.structure(d), tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(d)))

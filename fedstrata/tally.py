@@ -1,7 +1,9 @@
 """Counting while tracing: every oracle call and every number that travels, exactly, without run-time cost.
 
-A program is traced once and runs many times, so what is counted is known when it is traced, up to factors that
-are known only when it runs (a client's size, a loop's length). A `Tally` therefore keeps two things: ``fixed``,
+A program is traced once and runs many times, so what is counted is known when it is traced, up to factors
+that
+are known only when it runs (a client's size, a loop's length). A `Tally` therefore keeps two things:
+``fixed``,
 plain integers, and ``scaled``, integers with a traced factor. Loops multiply, verbs add over clients, and the
 host puts the two together in Python integers, which do not overflow.
 
@@ -46,7 +48,7 @@ class Tally:
             self.scaled.append((counts, times))
 
     def merge(self, inner: Tally, times: Any, factors: list[Any]) -> None:
-        """Add what ``inner`` booked once per repetition: ``times`` repetitions, with its factors already summed."""
+        """Add what ``inner`` booked in each of ``times`` repetitions, its factors already summed."""
         self.book(inner.fixed, times)
         for (counts, _), total in zip(inner.scaled, factors, strict=True):
             self.book(counts, total)

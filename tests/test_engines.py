@@ -1,4 +1,4 @@
-"""What is particular to an engine: memory that does not grow, sampled clients only, devices, processes, callbacks."""
+"""What is particular to an engine: bounded memory, sampled clients only, devices, processes, callbacks."""
 
 from __future__ import annotations
 
@@ -200,7 +200,8 @@ jax.distributed.initialize(sys.argv[2], num_processes=2, process_id=number)
 assert jax.process_count() == 2 and len(jax.devices()) == 4
 import fedstrata as fs
 
-data = fs.FederatedData.from_clients([{"a": np.random.default_rng(i).normal(size=(3 + i, 2))} for i in range(5)])
+clients = [{"a": np.random.default_rng(i).normal(size=(3 + i, 2))} for i in range(5)]
+data = fs.FederatedData.from_clients(clients)
 problem = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
 method = fs.SCAFFOLD(eta_l=0.1, K=2, batch_size=2)
 arguments = dict(rounds=4, seed=3, participation=3, progress=False)

@@ -55,7 +55,8 @@ def test_unbiased_for_the_smoothed_gradient_of_a_quadratic(two_sided):
 
 @pytest.mark.parametrize("two_sided", [False, True])
 def test_unbiased_for_the_smoothed_gradient_of_an_absolute_value(two_sided):
-    # f(x) = |x_0| in R³: the smoothed gradient is E[sign(x_0 + u_0)], u uniform in the ball of radius η. With the density
+    # f(x) = |x_0| in R³: the smoothed gradient is E[sign(x_0 + u_0)], u uniform in the ball of radius η.
+    # With the density
     # 3/4 (1 − s²) of u_0/η, it is (3t − t³)/2 at t = x_0/η.
     eta = 0.5
     keys = jax.random.split(jax.random.key(2), 40_000)

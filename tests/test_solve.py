@@ -217,9 +217,9 @@ def test_chunks_between_looks_do_not_matter(monkeypatch):
 
 def test_checkpoint_errors(tmp_path):
     solve(rounds=2, checkpoint=tmp_path)
-    with pytest.raises(fs.CheckpointError, match="exists already.*resume=True"):
+    with pytest.raises(fs.CheckpointError, match=r"exists already.*resume=True"):
         solve(rounds=3, checkpoint=tmp_path)
-    with pytest.raises(fs.CheckpointError, match="another run.*seed: 0 there, 1 here"):
+    with pytest.raises(fs.CheckpointError, match=r"another run.*seed: 0 there, 1 here"):
         solve(rounds=3, checkpoint=tmp_path, resume=True, seed=1)
     with pytest.raises(fs.CheckpointError, match="past rounds=1"):
         solve(rounds=1, checkpoint=tmp_path, resume=True)
@@ -230,7 +230,7 @@ def test_checkpoint_errors(tmp_path):
     with pytest.raises(fs.CheckpointError, match="damaged"):
         solve(rounds=3, checkpoint=tmp_path, resume=True)
     file.write_bytes(b"not a checkpoint")
-    with pytest.raises(fs.CheckpointError, match="damaged.*Delete it"):
+    with pytest.raises(fs.CheckpointError, match=r"damaged.*Delete it"):
         solve(rounds=3, checkpoint=tmp_path, resume=True)
     solve(rounds=3, checkpoint=fs.Checkpoint(tmp_path, overwrite=True))
 
@@ -263,12 +263,15 @@ import fedstrata as fs
 def loss(x, sample):
     return 0.5 * ((x - sample["a"]) ** 2).sum()
 
-data = fs.FederatedData.from_clients([{"a": np.random.default_rng(i).normal(size=(5 + i, 4))} for i in range(4)])
+clients = [{"a": np.random.default_rng(i).normal(size=(5 + i, 4))} for i in range(4)]
+data = fs.FederatedData.from_clients(clients)
 method = fs.SCAFFOLD(eta_l=0.01, K=3, batch_size=2)
 checkpoint = fs.Checkpoint(sys.argv[1], every_rounds=1) if sys.argv[1] != "-" else None
 slow = [lambda progress: time.sleep(float(sys.argv[3]))]
-result = fs.solve(fs.Minimization(loss), method, data, np.zeros(4), rounds=400, participation=2, seed=7, eval_every=5,
-                  checkpoint=checkpoint, resume=checkpoint is not None, progress=False, callbacks=slow)
+result = fs.solve(
+    fs.Minimization(loss), method, data, np.zeros(4), rounds=400, participation=2, seed=7, eval_every=5,
+    checkpoint=checkpoint, resume=checkpoint is not None, progress=False, callbacks=slow,
+)
 print(result.status, result.ledger.rounds)
 np.savez(sys.argv[2], x=result.x, c=result.state.c, loss=result.history["loss"], up=result.ledger.bytes_up)
 """

@@ -16,7 +16,8 @@ from fedstrata.engines.debug import total
 from fedstrata.engines.simulated import _add_words
 from fedstrata.ledger import Ledger, settle
 
-# A program is a nest of counts and loops; a loop's length is fixed, or traced from a number given at run time.
+# A program is a nest of counts and loops; a loop's length is fixed, or traced from a number given at run
+# time.
 programs = st.recursive(
     st.integers(1, 4).map(lambda n: ("count", n)),
     lambda inner: st.tuples(

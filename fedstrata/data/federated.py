@@ -1,6 +1,7 @@
 """Data spread over clients: stacked, padded to one length, with the true sizes beside it.
 
-A client of ``n_i`` samples is padded with copies of its own first sample, so that a loss evaluated on padding is as
+A client of ``n_i`` samples is padded with copies of its own first sample, so that a loss evaluated on
+padding is as
 finite as on real data; padding is never drawn, and its weight in a full-batch mean is zero.
 """
 
@@ -69,7 +70,8 @@ def _stack(clients: Sequence[PyTree], what: str) -> tuple[PyTree, np.ndarray]:
     for i, data in enumerate(clients):
         if _signature(data) != first:
             raise DataError(
-                f"{what} {i} has another structure, shape or dtype than {what} 0: {_signature(data)} against {first}. "
+                f"{what} {i} has another structure, shape or dtype than {what} 0: "
+                f"{_signature(data)} against {first}. "
                 "All clients hold the same arrays, with the samples on the first axis."
             )
     longest = int(sizes.max())
@@ -92,7 +94,8 @@ class FederatedData:
     Attributes:
         train: arrays of shape ``(clients, longest, …)``.
         sizes: how many samples of each client are real.
-        valid: like ``train``; where there is one, upper levels sample from it and lower levels from ``train``.
+        valid: like ``train``; where there is one, upper levels sample from it and lower levels from
+            ``train``.
         valid_sizes: like ``sizes``.
         test: a pooled test set, arrays of shape ``(samples, …)``.
         server: the server's own data, arrays of shape ``(samples, …)``.
@@ -248,7 +251,8 @@ class FederatedData:
         }
         extras = [name for name in ("valid", "test", "server") if getattr(self, name) is not None]
         return (
-            f"FederatedData(clients={self.clients}, samples={int(sizes.sum())} ({sizes.min()}–{sizes.max()} each), "
+            f"FederatedData(clients={self.clients}, "
+            f"samples={int(sizes.sum())} ({sizes.min()}–{sizes.max()} each), "
             f"arrays={arrays}{', with ' + ', '.join(extras) if extras else ''})"
         )
 

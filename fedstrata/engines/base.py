@@ -1,6 +1,7 @@
 """What engines share: the verbs' book-keeping, one round, one measurement, and the protocol.
 
-An engine decides where phases run; nothing mathematical happens here. A `Setup` holds what is fixed for a run, a
+An engine decides where phases run; nothing mathematical happens here. A `Setup` holds what is fixed for a
+run, a
 `FedBase` is made anew for every round and threads the clients' memory through the verbs.
 """
 
@@ -73,7 +74,7 @@ class Engine(Protocol):
         """State and memory as host arrays, for results and checkpoints."""
 
     def agree(self, value: Any) -> Any:
-        """The same number in every process: the first one's. Decisions that depend on clocks go through this."""
+        """The first process's value in every process: decisions that depend on clocks go through this."""
 
     def begin(self, setup: Setup, method: Method, carry: Carry, seed: int, data: FederatedData) -> Any:
         """The method's exchanges before the first round: ``(carry, counts)``."""
@@ -236,7 +237,7 @@ class FedBase:
     def mean(
         self, function: Callable[..., Any], *args: PyTree, part: str = "train", each: PyTree = None
     ) -> PyTree:
-        """The full mean over all clients, for metrics: counted nowhere, changing nothing. See `problems.base.Mean`."""
+        """The full mean over all clients, for metrics, counted nowhere; see `problems.base.Mean`."""
         if part == "server":
             if self.server is None:
                 raise ValueError("The data has no part of the server's own.")

@@ -1,7 +1,8 @@
 """The simulated program with the client axis laid over a device mesh, on one host or several.
 
 The text is the simulated engine's; only the layout differs. Where the number of clients is no multiple of the
-devices, rows of padding with weight zero fill up the mesh. Over several processes (`jax.distributed`), every process
+devices, rows of padding with weight zero fill up the mesh. Over several processes (`jax.distributed`), every
+process
 calls `solve` with the same arguments and gets the same result.
 """
 
@@ -33,7 +34,7 @@ class Sharded(Simulated):
         devices: which devices (default: all that JAX sees, of every process).
     """
 
-    chunk: int | None | str = None
+    chunk: int | str | None = None
     devices: tuple[Any, ...] | None = None
 
     @classmethod

@@ -49,11 +49,12 @@ class Simulated:
     """One device, one program.
 
     Args:
-        chunk: clients per block: a number, ``None`` for all in one `vmap`, or ``"auto"`` to let the engine choose by
+        chunk: clients per block: a number, ``None`` for all in one `vmap`, or ``"auto"`` to let the engine
+            choose by
             device and message size. Results do not depend on it beyond rounding.
     """
 
-    chunk: int | None | str = "auto"
+    chunk: int | str | None = "auto"
 
     def __post_init__(self) -> None:
         good = self.chunk is None or self.chunk == "auto" or (isinstance(self.chunk, int) and self.chunk >= 1)
@@ -198,7 +199,7 @@ class SimulatedFed(FedBase):
     def _side_by_side(
         self, phase: Any, key: jax.Array, message: Any, weights: Any, stacked: bool
     ) -> tuple[PyTree, PyTree]:
-        """Everyone in one `vmap`, over the client axis of the data itself. Rows past ``clients`` are padding."""
+        """Everyone in one `vmap`, over the data's own client axis. Rows past ``clients`` are padding."""
         data, rows = self.data, self.data.sizes.shape[0]
         total = data.sizes[: self.clients].sum()
         seen: list[tally.Tally] = []
@@ -325,6 +326,7 @@ def _add_words(words: jax.Array, factor: Any) -> jax.Array:
 def trace_begin(
     engine: Simulated, setup: Setup, method: Any, carry: Carry, seed: Any, data: FederatedData
 ) -> Any:
+    """The method's exchanges before the first round, with their counts."""
     with tally.collect() as counted:
         carry = before_rounds(partial(SimulatedFed, engine), setup, method, carry, jax.random.key(seed), data)
     words = [_add_words(jnp.zeros(2, jnp.uint32), f) for f in counted.factors]
@@ -416,7 +418,7 @@ def compiled(function: Callable[..., Any], engine: Any, setup: Setup, args: tupl
 
 @dataclass(frozen=True, eq=False)
 class _Identity:
-    """Stands for an object that cannot be hashed (a set that holds arrays); holds on to it, so ids stay unique."""
+    """Stands for an object that cannot be hashed (a set with arrays), and keeps it alive."""
 
     value: Any
 

@@ -4,12 +4,15 @@
     start(problem, fed, key, state) -> State   optional: exchanges before the first round
     round(problem, fed, key, r, state) -> State
 
-and phases, ``phase(problem, client, key, *message) -> upload``, which the round hands to the verbs of ``fed``. A phase
+and phases, ``phase(problem, client, key, *message) -> upload``, which the round hands to the verbs of
+``fed``. A phase
 that changes what the client remembers returns ``Remember(upload, memory)``.
 
 Hyper-parameters are data: real ones are leaves of the method as a pytree, so that a new step size does not
-recompile and a sweep is a vmap over methods; counts and options are static. A real one may also be a schedule, a
-function of the round (any optax schedule); `Method.at` puts in the round's value before `round` runs, so a method's
+recompile and a sweep is a vmap over methods; counts and options are static. A real one may also be a
+schedule, a
+function of the round (any optax schedule); `Method.at` puts in the round's value before `round` runs, so a
+method's
 text never sees schedules.
 """
 
@@ -77,7 +80,8 @@ class Fed(Protocol):
     ) -> PyTree:
         """Each client of ``of`` (None: this round's) runs ``phase``; the server gets the weighted mean.
 
-        Another mean than the arithmetic, ``mean(stacked uploads, weights)``, needs every reply, as `gather` does.
+        Another mean than the arithmetic, ``mean(stacked uploads, weights)``, needs every reply, as `gather`
+        does.
         """
 
     def gather(self, phase: Callable[..., Any], key: jax.Array, *message: PyTree, of: Any = None) -> PyTree:
@@ -193,9 +197,10 @@ class Method:
         return new
 
     def plan(self, rounds: int) -> Any:
-        """This method told how many rounds there will be, for rules that need the horizon; before anything is compiled.
+        """This method told how many rounds there will be, for rules that need the horizon.
 
-        What it fills in should be leaves, so that another horizon does not recompile. They are part of a checkpoint's
+        What it fills in should be leaves, so that another horizon does not recompile. They are part of a
+        checkpoint's
         configuration: such a run is resumed with the same ``rounds``.
         """
         return self
@@ -211,7 +216,7 @@ class Method:
 
     @classmethod
     def refuses(cls, problem: Any) -> str | None:
-        """Why the method cannot be given this problem of a class it solves, whatever its hyper-parameters; or None."""
+        """Why the method cannot be given this problem, whatever its hyper-parameters; or None."""
         return None
 
     def check(self, problem: Problem, clients: int) -> None:

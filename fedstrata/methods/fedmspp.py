@@ -35,7 +35,7 @@ class State(NamedTuple):
 
 @method
 class FedMSPP(Method):
-    """Proximal steps with parameter ``eta`` on one minibatch per round, by ``H`` gradient steps of size ``gamma``."""
+    """Proximal steps of parameter ``eta`` on one minibatch per round, by ``H`` steps of size ``gamma``."""
 
     eta: Positive  # η
     gamma: Positive  # γ

@@ -35,7 +35,7 @@ class State(NamedTuple):
 
 @method
 class SCAFFOLD(Method):
-    """Federated averaging of ``K`` local steps of size ``eta_l`` corrected by control variates; server step ``eta_g``."""
+    """``K`` local steps of size ``eta_l``, corrected by control variates; a server step ``eta_g``."""
 
     eta_l: Positive  # η_l
     eta_g: Positive = 1.0  # η_g

@@ -22,14 +22,14 @@ Function = Callable[..., Any]
 class Mean(Protocol):
     """``mean(function, *args, part="train", each=None)``: the clients' mean of a full-batch mean.
 
-    ``each`` is a pytree with a leading client axis; a client's own slice is put behind ``args``. Other parts are
+    ``each`` is a pytree with a leading client axis; a client's own slice is put behind ``args``. Other parts
+    are
     ``"valid"``; ``"server"``, the mean over the server's own samples; and ``"client"``, the clients' mean of
     ``function(*args, client)``, which sees no sample.
     """
 
-    def __call__(
-        self, function: Function, *args: PyTree, part: str = "train", each: PyTree = None
-    ) -> Any: ...
+    def __call__(self, function: Function, *args: PyTree, part: str = "train", each: PyTree = None) -> Any:
+        """The mean of ``function(*args, sample)``."""
 
 
 def positional(function: Function) -> int:
@@ -49,7 +49,8 @@ def positional(function: Function) -> int:
 class Projection:
     """A projection given as a function of one, two or three arguments, called with all that is known.
 
-    ``project_x(x)`` or ``project_x(x, client)``; ``project_y(y)``, ``project_y(y, x)`` or ``project_y(y, x, client)``
+    ``project_x(x)`` or ``project_x(x, client)``; ``project_y(y)``, ``project_y(y, x)`` or ``project_y(y, x,
+    client)``
     (a sample in place of the client where the set belongs to a sample). None is the whole space.
     """
 
@@ -80,6 +81,7 @@ class Projection:
         return self.arity <= 1
 
     def __call__(self, point: PyTree, *context: Any) -> PyTree:
+        """The projection of ``point``, given what else is known (x, the client, a sample)."""
         if self.function is None:
             return point
         return self.function(point, *context[: self.arity - 1])
@@ -113,13 +115,11 @@ class Problem:
         return x
 
     def second(self, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
-        """The second variable's start: the user's, or zeros of the right shapes where it is the method's own."""
+        """The second variable's start: the user's, or zeros where it is the method's own."""
         return y
 
 
-def function() -> Any:
-    """A dataclass field that must be a function."""
-    return field(metadata={"function": True})
+FUNCTION = {"function": True}  # the metadata of a dataclass field that must be a function
 
 
 def shape_of(name: str, function: Function, args: tuple[PyTree, ...]) -> PyTree:
@@ -131,8 +131,10 @@ def shape_of(name: str, function: Function, args: tuple[PyTree, ...]) -> PyTree:
     except Exception as error:
         shapes = ", ".join(str(jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", arg)) for arg in args)
         raise TypeError(
-            f"{name} cannot be evaluated at the given point and one sample ({shapes}): {type(error).__name__}: {error}\n"
-            "A function sees ONE sample, without the sample axis; check the shapes of x0 (and y0) against the data."
+            f"{name} cannot be evaluated at the given point and one sample ({shapes}): "
+            f"{type(error).__name__}: {error}\n"
+            "A function sees ONE sample, without the sample axis; check the shapes of x0 (and y0) against "
+            "the data."
         ) from error
 
 

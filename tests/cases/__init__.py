@@ -30,7 +30,8 @@ class Case:
         x0: a pytree with more than one leaf.
         y0: likewise, or None.
         rounds: how many are compared across engines.
-        participation: a number of clients, for the test of partial participation; None where the method needs all.
+        participation: a number of clients, for the test of partial participation; None where the method
+            needs all.
         solve: further arguments of `fs.solve`.
     """
 
@@ -63,7 +64,7 @@ class Case:
 def samples(
     seed: int, sizes: tuple[int, ...] = (4, 7, 3, 5, 6), features: int = 3
 ) -> list[dict[str, np.ndarray]]:
-    """Regression samples ``{"a": features, "b": target}`` for clients of unequal size, scaled to be well conditioned."""
+    """Regression samples ``{"a": features, "b": target}`` for clients of unequal size, well scaled."""
     rng = np.random.default_rng(seed)
     return [{"a": rng.normal(size=(n, features)) / 2, "b": rng.normal(size=n)} for n in sizes]
 

@@ -1,4 +1,4 @@
-"""Reductions of the averaging methods: each becomes a method with a known formula at the edge of its parameters."""
+"""Reductions of the averaging methods: at the edge of its parameters, each has a known formula."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def test_one_client_is_gradient_descent(method):
 
 
 def test_local_steps_of_fedavg_have_the_fixed_point_of_their_formula():
-    # One round is affine: x ← mean_i (P_i x + (I − P_i) x_i), P_i = (I − γH_i)^4, x_i the client's own minimiser.
+    # One round is affine: x ← mean_i (P_i x + (I − P_i) x_i), P_i = (I − γH_i)^4, x_i the client's own
+    # minimiser.
     powers = [np.linalg.matrix_power(np.eye(3) - GAMMA * Hi, 4) for Hi in H]
     right = sum((np.eye(3) - P) @ np.linalg.solve(Hi, hi) for P, Hi, hi in zip(powers, H, h, strict=True))
     fixed = np.linalg.solve(3 * np.eye(3) - sum(powers), right)
@@ -114,7 +115,8 @@ def test_fedprox_pulls_to_the_proximal_point():
 
 
 def test_fedrzo_and_fedzo_tend_to_gradient_descent():
-    # The mean over directions of the estimate at η → 0 is the gradient: many directions in one step, by FedZO's b.
+    # The mean over directions of the estimate at η → 0 is the gradient: many directions in one step, by
+    # FedZO's b.
     step = solve(fs.FedZO(eta=GAMMA, mu=1e-6, b=20_000), rounds=1)
     expected = descent(range(3), 1)
     error = np.linalg.norm(np.asarray(step.x) - expected) / np.linalg.norm(expected - x0)
@@ -142,7 +144,8 @@ def test_scalars_are_refused_with_a_local_set():
 
 
 def test_fedrzo_ends_in_the_intersection_of_local_sets():
-    # min ½‖x − (2,2)‖² over x_0 ≤ 1 (client 0) and x_1 ≤ 0.5 (client 1): the solution is (1, 0.5); the penalty
+    # min ½‖x − (2,2)‖² over x_0 ≤ 1 (client 0) and x_1 ≤ 0.5 (client 1): the solution is (1, 0.5); the
+    # penalty
     # dist²/(2η) averaged over two clients moves the smoothed minimiser by η/(1/2 + η) times the excess.
     target = fs.FederatedData.from_clients([{"t": np.full((1, 2), 2.0)}] * 2).with_client_index()
     eta = 1e-2
