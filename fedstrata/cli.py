@@ -208,11 +208,12 @@ def load(name: str) -> Experiment:
 def _import(file: Path) -> Any:
     import importlib.util
 
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    name = f"fedstrata_file_{file.stem}"  # whatever the file is called, it hides no other module
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 

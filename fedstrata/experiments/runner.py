@@ -6,6 +6,7 @@ takes long has a checkpoint in ``unfinished/``. After Ctrl-C or a kill the same 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedstrata.experiments._solving import solve_all
 from fedstrata.experiments._store import Store
 from fedstrata.experiments.base import Experiment, Scalar
 from fedstrata.experiments.data import present
-from fedstrata.report import PlotSpec, Run, TableSpec, write_report
+from fedstrata.report import PlotSpec, ReportError, Run, TableSpec, write_report
 
 
 class Interrupted(KeyboardInterrupt):
@@ -97,7 +98,7 @@ def run(
 
     Raises:
         ExperimentError: where a setting cannot be built.
-        Interrupted: on Ctrl-C.
+        Interrupted: on Ctrl-C; there is a report of the runs so far.
     """
     plan = plan if isinstance(plan, Plan) else Plan(plan)
     experiment, folder = plan.experiment, Path(folder)
@@ -117,11 +118,19 @@ def run(
                 store.save(setting, runs)
                 display.finished(setting, runs)
         except KeyboardInterrupt:
-            raise Interrupted(
-                f"{len(done)} of {len(settings)} runs are stored in {folder}; the same command goes on there."
-            ) from None
+            so_far = f"{len(done)} of {len(settings)} runs"
+            if done:
+                part = replace(plan, remarks=(*plan.remarks, f"Interrupted: {so_far}."))
+                with contextlib.suppress(ReportError):
+                    report(part, folder, _in_order(done), command)
+            words = f"{so_far} are stored in {folder}; the same command goes on there."
+            raise Interrupted(words) from None
     store.tidy()
-    return report(plan, folder, [run for i in sorted(done) for run in done[i]], command)
+    return report(plan, folder, _in_order(done), command)
+
+
+def _in_order(done: Mapping[int, list[Run]]) -> list[Run]:
+    return [run for i in sorted(done) for run in done[i]]
 
 
 def report(plan: Plan, folder: Path, runs: Sequence[Run], command: str = "") -> Path:

@@ -104,11 +104,15 @@ def test_after_an_interruption_only_the_rest_is_run(tmp_path):
     experiment = make(build=interrupted)
     with pytest.raises(Interrupted, match=r"2 of 4 runs are stored in .*the same command goes on"):
         quietly(experiment, tmp_path)
-    assert not (tmp_path / "report.html").exists()
+    part = load_report(tmp_path)
+    assert [(r.setting["H"], r.seed) for r in part.runs] == [(1, 0), (1, 1)]
+    assert "Interrupted: 2 of 4 runs." in part.definition.notes
     assert len(list((tmp_path / "finished").iterdir())) == 2
     calls.append("go on")
     quietly(experiment, tmp_path)
     assert calls == [(1, 0), (1, 1), "go on", (2, 0), (2, 1)]
+    assert len(load_report(tmp_path).runs) == 4
+    assert "Interrupted" not in load_report(tmp_path).definition.notes
 
 
 def test_ctrl_c_within_a_run_goes_on_from_its_checkpoint(tmp_path):
