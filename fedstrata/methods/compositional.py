@@ -27,12 +27,18 @@ class Compositional(Method):
     solves = (Composition,)
     needs = "gradients, products with the Jacobian of g"
 
-    def check(self, problem: Composition, clients: int) -> None:  # type: ignore[override]
-        if not c.chain_of(problem).inner:
-            raise ValueError(
-                f"{type(self).__name__} follows an inner mean g, and this Composition has none: its levels "
-                "are known to everyone, or it is a single mean. Use Minimization."
-            )
+    @classmethod
+    def refuses(cls, problem: Any) -> str | None:
+        if c.chain_of(problem).inner:
+            return None
+        return (
+            f"{cls.__name__} follows an inner mean g, and this Composition has none: its levels are known to "
+            "everyone, or it is a single mean. Use Minimization."
+        )
+
+    def check(self, problem: Any, clients: int) -> None:
+        if reason := self.refuses(problem):
+            raise ValueError(reason)
 
     def value_of_level(self, problem: Composition, client: Client, key: Any, at: Any) -> PyTree:
         """gⁿ on a client's samples; ``at`` is z^{n−1} behind n − 1 times None."""

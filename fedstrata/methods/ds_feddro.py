@@ -15,8 +15,8 @@ point is biased, on the paper's own counterexample to about 6β/(1 + 4.5β) in p
 
 Beyond the paper, f may be a mean over clients and g may have several levels: with the server's embedding
 the cotangents at y are averaged in exchanges of their own before line 3. A level in the log domain
-(`LogMeanExp`) is followed as log g, and y stays above β times the newest estimate, which γ_y > 1 could
-otherwise pass.
+(`LogMeanExp`) is followed as log g; y stays above β times the newest estimate, which γ_y > 1 could pass, and
+in line 4 above β/K of g_k(x_k; ζ_t), so that a y which has fallen behind lets no sample weigh more than K/β.
 
 Reveals only averages, and with a level in the log domain each client's replies. Needs gradients, products
 with g's Jacobian.
@@ -72,7 +72,14 @@ class DSFedDRO(Compositional):
         return State(state.x, self.values_at(problem, fed, key, self.value_of_level, (state.x,)))  # line 1
 
     def local_steps(
-        self, problem: Composition, client: Client, key: Any, x: PyTree, y: c.Values, pulled: c.Values
+        self,
+        problem: Composition,
+        client: Client,
+        key: Any,
+        x: PyTree,
+        y: c.Values,
+        pulled: c.Values,
+        floor: Any,
     ) -> PyTree:
         chain = c.chain_of(problem)
         rules = [rule_of(level) for level in chain.inner]
@@ -80,18 +87,20 @@ class DSFedDRO(Compositional):
         def step(carry: Any, key_t: Any, t: Any) -> Any:
             x_k, y_k, _ = carry
             next_key = jax.random.fold_in(key, t + 1)
-            used = (y, pulled)
+            used, slopes = (y, pulled)
             if self.embedding == "local":
-                used = (y_k, c.pull_locally(chain, client, key_t, self.batch_size, y_k))
-            x_k = tree.axpy(
-                -self.eta, c.direction(chain, client, key_t, self.batch_size, x_k, *used), x_k
-            )  # line 4
-            new: list[PyTree] = []
-            newest: list[PyTree] = []
-            for n, rule in enumerate(rules):
-                newest.append(c.value(chain, client, next_key, self.batch_size, n, new[-1] if new else x_k))
-                new.append(rule.blend(self.beta, y_k[n], newest[-1]))  # line 5
-            return x_k, tuple(new), tuple(newest)
+                used, slopes = y_k, c.pull_locally(chain, client, key_t, self.batch_size, y_k)
+            if floor is not None:
+                now = c.value(chain, client, key_t, self.batch_size, 0, x_k)
+                used = (rules[0].guard(used[0], now, floor), *used[1:])
+            towards = c.direction(chain, client, key_t, self.batch_size, x_k, used, slopes)
+            x_k = tree.axpy(-self.eta, towards, x_k)  # line 4
+            points = (x_k, *(y if self.embedding == "server" else y_k))
+            newest = [
+                c.value(chain, client, next_key, self.batch_size, n, points[n]) for n in range(len(rules))
+            ]
+            blends = (rule.blend(self.beta, *pair) for rule, *pair in zip(rules, y_k, newest, strict=True))
+            return x_k, tuple(blends), tuple(newest)  # line 5
 
         x_k, y_k, newest = loop(self.I, step, key, (x, y, y), indexed=True)  # line 3
         return x_k, tuple(rule.report(*pair) for rule, *pair in zip(rules, y_k, newest, strict=True))
@@ -108,8 +117,9 @@ class DSFedDRO(Compositional):
         key_local, key_pull = jax.random.split(key)
         pulled = self.cotangents(problem, fed, key_pull, y) if self.embedding == "server" else ()
         plain = all(rule is ARITHMETIC for rule in rules)
+        floor = None if plain else self.beta / fed.participants
         x_k, y_k = fed.average(
-            self.local_steps, key_local, x, y, pulled, mean=None if plain else means_of
+            self.local_steps, key_local, x, y, pulled, floor, mean=None if plain else means_of
         )  # line 2
         new = (
             rule.step(self.gamma_y, old, mean, self.beta)

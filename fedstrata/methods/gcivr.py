@@ -8,8 +8,9 @@
     4  server: x⁻ ← x,  x ← x − η (w + zᵀ ∇f(y))
 
 z is the whole Jacobian, so a round sends d_g·n numbers up. y goes first, because in the log domain
-(`LogMeanExp`) z is kept in units of y; there y stays above 1/τ of the newest estimate. With several levels
-every Jacobian is kept. With a full batch it is compositional gradient descent, whatever τ is.
+(`LogMeanExp`) z is kept in units of y; there y stays above 1/τ of the newest estimate, and z is made anew
+from the minibatch where g has fallen to less than a tenth. With several levels every Jacobian is kept. With
+a full batch it is compositional gradient descent, whatever τ is.
 
 Reveals only averages, and of a level in the log domain each client's log g_k. Needs gradients, the Jacobian
 of g.
@@ -95,10 +96,14 @@ class GCIVR(Compositional):
 
     def slopes(self, problem: Composition, client: Client, key: Any, before: PyTree, y: PyTree) -> PyTree:
         """∇g_B and ∇h_B at x less those at x⁻, in the units of the new y."""
-        now = self._slopes(problem, client, key, self.batch_size, client.memory.x, y, y)
-        return tree.sub(
-            now, self._slopes(problem, client, key, self.batch_size, client.memory.before, before, y)
+        levels = c.chain_of(problem).inner
+        z, w = self._slopes(problem, client, key, self.batch_size, client.memory.x, y, y)
+        z_before, w_before = self._slopes(
+            problem, client, key, self.batch_size, client.memory.before, before, y
         )
+        kept = [_units(*three) > 0 for three in zip(levels, before, y, strict=True)]
+        z = tuple(a - jnp.where(keep, b, 0) for a, b, keep in zip(z, z_before, kept, strict=True))
+        return z, tree.sub(w, w_before)
 
     def full_slopes(self, problem: Composition, client: Client, key: Any, y: PyTree) -> PyTree:
         """∇g and ∇h at x."""
@@ -133,8 +138,8 @@ class GCIVR(Compositional):
                 phase, message = self.change_above, tuple((*[None] * (n - 1), v[n - 1]) for v in (state.y, y))
             change = level_average(fed, rule, phase, key, *message)
             y = (*y, rule.follow(0.0, state.y[n], change, floor=1 / self.tau))
-        units = [ravel_pytree(rule.ratio(*pair))[0] for rule, *pair in zip(rules, state.y, y, strict=True)]
-        z = tuple(unit[:, None] * z for unit, z in zip(units, state.z, strict=True))
+        units = [_units(*three) for three in zip(c.chain_of(problem).inner, state.y, y, strict=True)]
+        z = tuple(unit * z for unit, z in zip(units, state.z, strict=True))
         return State(state.x, y, *tree.add((z, state.w), fed.average(self.slopes, key, state.y, y)))
 
     def round(self, problem: Composition, fed: Fed, key: Any, r: Any, state: State) -> State:
@@ -150,3 +155,8 @@ class GCIVR(Compositional):
         step = ravel_pytree(state.x)[1](v)
         step = step if state.w is None else tree.add(step, state.w)
         return state._replace(x=tree.axpy(-self.eta, step, state.x))  # line 4
+
+
+def _units(level: Any, before: PyTree, now: PyTree) -> jax.Array:
+    """A column of the factors by which the rows of a level's Jacobian change with its units."""
+    return ravel_pytree(rule_of(level).ratio(before, now))[0][:, None]

@@ -13,7 +13,8 @@ they do with log g. A `Rule` says how:
 | ``follow(β, u, change)``: g ← (1−β)(g − a) + b | (1−β) u + change | the same of exponentials |
 | ``blend(β, u, b)``: g ← (1−β) g + β b | the same | the same of exponentials |
 | ``report(u, b)``, ``step(γ, u, report)``: g ← g + γ (ū − g) | | the same of exponentials |
-| ``ratio(u, u⁺)``: of units, for a Jacobian kept in units of u | 1 | exp(u − u⁺) |
+| ``guard(u, b, floor)``: g ← max(g, floor·b) | u | the same of exponentials |
+| ``ratio(u, u⁺)``: of units, for a Jacobian kept in units of u | 1 | exp(u − u⁺), or 0 |
 
 The derivative of ``gap`` by the level's argument, at a followed u, is that of g in the units in which u is
 kept: both rules have d gap/du = −1 in the mean at the level's value, so the chain rule of g and u is the
@@ -61,8 +62,14 @@ class Rule(Protocol):
     def step(self, gamma: Any, value: PyTree, report: PyTree, floor: Any) -> PyTree:
         """``g ← g + γ (ū − g)`` with the clients' mean ū; γ may exceed 1."""
 
+    def guard(self, value: PyTree, newest: PyTree, floor: Any) -> PyTree:
+        """A followed value that may be behind, for use as a unit: no weight in it exceeds 1/floor."""
+
     def ratio(self, value: PyTree, new: PyTree) -> PyTree:
-        """By what a Jacobian's rows are multiplied when the units change from ``value`` to ``new``."""
+        """By what a Jacobian's rows are multiplied when the units change from ``value`` to ``new``.
+
+        Zero where g has fallen to less than a tenth: what was known of the rows is noise beside what is new.
+        """
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,9 @@ class Arithmetic:
 
     def step(self, gamma: Any, value: PyTree, report: PyTree, floor: Any) -> PyTree:  # noqa: D102
         return tree.lerp(gamma, value, report)
+
+    def guard(self, value: PyTree, newest: PyTree, floor: Any) -> PyTree:  # noqa: D102
+        return value
 
     def ratio(self, value: PyTree, new: PyTree) -> PyTree:  # noqa: D102
         return jax.tree.map(jnp.ones_like, new)
@@ -140,8 +150,13 @@ class Logarithmic:
 
         return jax.tree.map(one, value, *report)
 
+    def guard(self, value: PyTree, newest: PyTree, floor: Any) -> PyTree:  # noqa: D102
+        return jax.tree.map(
+            lambda u, b: jnp.maximum(u, b + jnp.log(jnp.asarray(floor, b.dtype))), value, newest
+        )
+
     def ratio(self, value: PyTree, new: PyTree) -> PyTree:  # noqa: D102
-        return jax.tree.map(lambda u, v: _exp(u - v), value, new)
+        return jax.tree.map(lambda u, v: jnp.where(u - v <= math.log(10), _exp(u - v), 0), value, new)
 
 
 def _limit(t: jax.Array) -> float:

@@ -1,0 +1,429 @@
+"""FedDRO, DS-FedDRO and vanilla FedAvg for compositions: the counterexample, by hand, reductions, rates."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import optimize
+
+import fedstrata as fs
+
+solve = functools.partial(fs.solve, progress=False)
+
+# Theorem 4.1: g₁ = 4x − 4, g₂ = −2x + 4, f = √(y² + 4); the minimiser is 0
+CLIENTS = ((4.0, -4.0), (-2.0, 4.0))
+COUNTEREXAMPLE = fs.Composition([lambda x, s: s["a"] * x + s["b"], lambda y: jnp.sqrt(y**2 + 4)])
+ETA = 0.04  # < 1/22
+X = {"x": lambda x, y: x}
+
+
+def data_of(*clients):
+    return fs.FederatedData.from_clients([{k: np.atleast_1d(v) for k, v in c.items()} for c in clients])
+
+
+@pytest.fixture
+def two_clients(x64):
+    return data_of(*({"a": a, "b": b} for a, b in CLIENTS))
+
+
+def slope(y):
+    return y / np.sqrt(y**2 + 4)
+
+
+def vanilla_round(x, case):
+    """Algorithm 1 with I = 2, written from the proof of Theorem 4.1."""
+    ends = []
+    for a, b in CLIENTS:
+        first = x - ETA * a * slope(a * x + b if case == 1 else x)
+        ends.append(first - ETA * a * slope(a * first + b))
+    return np.mean(ends)
+
+
+@pytest.mark.parametrize("case", [1, 2])
+def test_vanilla_fedavg_stays_away_from_the_solution(two_clients, case):
+    method = fs.CompositionalFedAvg(ETA, I=2, case=case)
+    result = solve(COUNTEREXAMPLE, method, two_clients, 0.5, rounds=1000, metrics=X)
+    assert result.history["x"].min() >= 0.5
+    wrong = optimize.brentq(lambda x: vanilla_round(x, case) - x, 0.5, 3.0, xtol=1e-14)
+    np.testing.assert_allclose(result.x, wrong, atol=1e-6)
+    assert result.ledger.exchanges == 1000 * case
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        fs.FedDRO(ETA, beta=0.1, I=2),
+        fs.FedDRO(ETA, beta=0.9, I=7),
+        fs.DSFedDRO(ETA, beta=0.3, I=2, gamma_x=1.3, gamma_y=1.4),
+    ],
+)
+def test_feddro_and_ds_feddro_reach_the_solution(two_clients, method):
+    result = solve(COUNTEREXAMPLE, method, two_clients, 0.5, rounds=1000, eval_every=1000)
+    assert abs(float(result.x)) <= 1e-6
+    assert abs(float(result.y[0])) <= 1e-6
+    np.testing.assert_allclose(result.history["objective"][-1], 2.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.5])
+def test_the_local_reading_of_ds_feddro_has_a_biased_limit(two_clients, beta):
+    def drift(point):
+        x, y = point
+        ends = []
+        for a, b in CLIENTS:
+            x_k, y_k = x, y
+            for _ in range(2):
+                x_k = x_k - ETA * a * slope(y_k)
+                y_k = (1 - beta) * y_k + beta * (a * x_k + b)
+            ends.append((x_k - x, y_k - y))
+        return np.mean(ends, axis=0)
+
+    predicted = optimize.root(drift, (0.5, 0.5), tol=1e-13).x
+    method = fs.DSFedDRO(ETA, beta, I=2, gamma_x=1.3, gamma_y=1.4, embedding="local")
+    result = solve(COUNTEREXAMPLE, method, two_clients, 0.5, rounds=1000, eval_every=1000)
+    np.testing.assert_allclose([result.x, result.y[0]], predicted, atol=1e-6)
+    # for small η the limit is 6β/(1 + 4.5β), nowhere near 0
+    np.testing.assert_allclose(predicted[0], 6 * beta / (1 + 4.5 * beta), rtol=0.2)
+
+
+def loss(x, s):
+    return 0.5 * (s["a"] @ x - s["b"]) ** 2
+
+
+def regression(sizes, seed=0, shift=0.5):
+    """Clients whose samples differ in distribution."""
+    rng = np.random.default_rng(seed)
+    return [
+        {"a": rng.normal(size=(n, 2)) / 2 + shift * rng.normal(size=2), "b": rng.normal(size=n) + shift * k}
+        for k, n in enumerate(sizes)
+    ]
+
+
+class ByHand:
+    """Algorithms 2 and 3 in plain loops, on the samples that the engine draws."""
+
+    # h = ‖x‖²/2 + aᵀx, g = (aᵀx − b, exp(aᵀx/2)), f = √(1 + y₁²) + y₂²
+    problem = fs.Composition(
+        [
+            lambda x, s: jnp.stack([s["a"] @ x - s["b"], jnp.exp(s["a"] @ x / 2)]),
+            lambda y: jnp.sqrt(1 + y[0] ** 2) + y[1] ** 2,
+        ],
+        plain=lambda x, s: 0.5 * x @ x + s["a"] @ x,
+    )
+
+    def __init__(self, clients, seed, batch):
+        self.clients, self.key, self.batch = clients, jax.random.key(seed), batch
+
+    def rows(self, key, k):
+        size = len(self.clients[k]["b"])
+        return np.asarray(jax.random.randint(key, (self.batch,), 0, size, dtype=jnp.int32))
+
+    def draw(self, k, r, t, split=False):
+        """The samples of client k in round r and step t; r = −1 is before the first round."""
+        if r < 0:
+            return self.rows(jax.random.fold_in(jax.random.fold_in(self.key, 2**31 - 1), k), k)
+        key = jax.random.split(jax.random.fold_in(self.key, r))[1]
+        key = jax.random.split(key)[0] if split else key
+        return self.rows(jax.random.fold_in(jax.random.fold_in(key, k), t), k)
+
+    def g(self, k, rows, x):
+        a, b = (self.clients[k][name][rows] for name in ("a", "b"))
+        return np.array([(a @ x - b).mean(), np.exp(a @ x / 2).mean()])
+
+    def direction(self, k, rows, x, y):
+        a = self.clients[k]["a"][rows]
+        v = np.array([y[0] / np.sqrt(1 + y[0] ** 2), 2 * y[1]])
+        jacobian = np.stack([a.mean(0), (np.exp(a @ x / 2)[:, None] * a / 2).mean(0)])
+        return x + a.mean(0) + v @ jacobian
+
+    def feddro(self, x, rounds, eta, beta, I):
+        K = range(len(self.clients))
+        y = np.mean([self.g(k, self.draw(k, -1, 0), x) for k in K], axis=0)
+        before = [x for _ in K]
+        for r in range(rounds):
+            local = [x for _ in K]
+            for t in range(I):
+                rows = [self.draw(k, r, t) for k in K]
+                y_k = [
+                    (1 - beta) * (y - self.g(k, rows[k], before[k])) + self.g(k, rows[k], local[k]) for k in K
+                ]
+                y = np.mean(y_k, axis=0)
+                before, local = local, [local[k] - eta * self.direction(k, rows[k], local[k], y) for k in K]
+            x = np.mean(local, axis=0)
+        return x, y
+
+    def ds_feddro(self, x, rounds, eta, beta, I, gamma_x, gamma_y):
+        K = range(len(self.clients))
+        y = np.mean([self.g(k, self.draw(k, -1, 0), x) for k in K], axis=0)
+        for r in range(rounds):
+            ends = []
+            for k in K:
+                x_k, y_k = x, y
+                for t in range(I):
+                    x_k = x_k - eta * self.direction(k, self.draw(k, r, t, split=True), x_k, y)
+                    y_k = (1 - beta) * y_k + beta * self.g(k, self.draw(k, r, t + 1, split=True), x_k)
+                ends.append((x - x_k, y - y_k))
+            x = x - gamma_x * np.mean([e[0] for e in ends], axis=0)
+            y = y - gamma_y * np.mean([e[1] for e in ends], axis=0)
+        return x, y
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_algorithms_step_by_step():
+    clients = regression((5, 4))
+    hand = ByHand(clients, seed=3, batch=2)
+    data, x0 = fs.FederatedData.from_clients(clients), np.array([0.3, -0.4])
+    result = solve(hand.problem, fs.FedDRO(0.05, 0.4, I=3, batch_size=2), data, x0, rounds=4, seed=3)
+    x, y = hand.feddro(x0, 4, 0.05, 0.4, 3)
+    np.testing.assert_allclose(result.x, x, rtol=1e-10)
+    np.testing.assert_allclose(result.y[0], y, rtol=1e-10)
+
+    # by hand as well: d_g = 2 numbers up in each of I steps and at the start, n = 2 with x
+    steps, main, oracles = 1 + 4 * 3, 4, result.ledger
+    assert oracles.levels["step"]["exchanges"] == steps
+    assert oracles.levels["main"]["exchanges"] == main
+    assert oracles.levels["step"]["floats_up"] == 2 * 2 * steps
+    assert oracles.levels["main"]["floats_up"] == 2 * 2 * main
+    assert oracles.floats_down == 2 * (2 * (1 + 4) + 2 * 4 * 3)  # x at the start and in rounds, ȳ in steps
+    assert oracles.gradients == 2 * 2 * (2 * 4 * 3)  # ∇h and ∇g of two samples
+    assert oracles.function_values == 2 * 2 * (1 + 2 * 4 * 3)  # g at two points
+
+    method = fs.DSFedDRO(0.05, 0.4, 3, 1.3, 1.4, batch_size=2)
+    result = solve(hand.problem, method, data, x0, rounds=4, seed=3)
+    x, y = hand.ds_feddro(x0, 4, 0.05, 0.4, 3, 1.3, 1.4)
+    np.testing.assert_allclose(result.x, x, rtol=1e-10)
+    np.testing.assert_allclose(result.y[0], y, rtol=1e-10)
+    assert result.ledger.exchanges == 1 + 4
+
+
+@pytest.mark.usefixtures("x64")
+def test_reductions():
+    """With full batches: I = 1 is gradient descent on Φ, and so is one client with any I."""
+    clients = regression((4, 6, 3))
+    data, x0 = fs.FederatedData.from_clients(clients), np.array([0.3, -0.4])
+    problem = fs.dro.kl(loss, 0.5)
+    descent = solve(problem, fs.MBSGD(0.1), data, x0, rounds=6).x
+    for method in (
+        fs.FedDRO(0.1, 0.3),
+        fs.FedDRO(0.1, 1.0),
+        fs.CompositionalFedAvg(0.1, case=2),
+        fs.GCIVR(0.1, tau=4),
+        fs.FastDRO(0.1),
+    ):
+        np.testing.assert_allclose(solve(problem, method, data, x0, rounds=6).x, descent, rtol=1e-9)
+
+    alone = fs.FederatedData.from_clients(clients[:1])
+    descent = solve(problem, fs.MBSGD(0.1), alone, x0, rounds=6).x
+    for method in (fs.FedDRO(0.1, 0.3, I=3), fs.CompositionalFedAvg(0.1, I=3)):
+        np.testing.assert_allclose(solve(problem, method, alone, x0, rounds=2).x, descent, rtol=1e-9)
+
+    # without composition (f linear or zero) it is FedAvg
+    average = solve(fs.Minimization(loss), fs.FedAvg(0.1, H=3), data, x0, rounds=3).x
+    for trivial in (
+        fs.Composition([loss, lambda y: y]),
+        fs.Composition([lambda x, s: s["a"] @ x, lambda y: 0.0 * y], plain=loss),
+    ):
+        for method in (
+            fs.FedDRO(0.1, 0.5, I=3),
+            fs.DSFedDRO(0.1, 0.5, I=3),
+            fs.CompositionalFedAvg(0.1, I=3),
+        ):
+            np.testing.assert_allclose(solve(trivial, method, data, x0, rounds=3).x, average, rtol=1e-9)
+
+
+# three federated levels and a plain part: the values, and the slopes above them, are exchanged
+LEVELS = fs.Composition(
+    [
+        lambda x, s: {"r": s["a"] @ x - s["b"], "x": x},
+        lambda z, s: jnp.stack([z["r"] * s["b"], (s["a"] @ z["x"]) * (1 + s["b"] ** 2)]),
+        lambda z, s: jnp.sqrt(1 + (z[0] - s["b"]) ** 2) + 0.5 * (z[1] - 1) ** 2,
+    ],
+    plain=lambda x, s: 0.5 * x @ x + 0.1 * s["b"] * x[0],
+)
+
+
+def full_objective(problem, data):
+    """Φ over all clients, for a solver that knows them all."""
+
+    def value(x):
+        def mean(level, z):
+            own = getattr(level, "own_mean", None)
+            each = [jax.vmap(lambda s: level(z, s))(data.client(i)) for i in range(data.clients)]
+            if own is not None:
+                means = jnp.stack([own(e, jnp.full(len(e), 1 / len(e))) for e in each])
+                return own(means, jnp.full(len(means), 1 / len(means)))
+            return jax.tree.map(lambda *e: sum(v.mean(0) for v in e) / len(e), *each)
+
+        z = x
+        for level in problem.levels:
+            z = level(z) if fs.problems.classes.known(level) else mean(level, z)
+        return z if problem.plain is None else z + mean(problem.plain, x)
+
+    return value
+
+
+def optimum(problem, data, x0):
+    """x* and Φ* by a quasi-Newton solver of scipy."""
+    value = full_objective(problem, data)
+    both = jax.jit(jax.value_and_grad(lambda x: value(jnp.asarray(x))))
+    found = optimize.minimize(
+        lambda x: tuple(map(np.asarray, both(x))), x0, jac=True, method="BFGS", options={"gtol": 1e-10}
+    )
+    return found.x, found.fun
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("problem", "method"),
+    [
+        (fs.dro.kl(loss, 0.5), fs.FedDRO(0.2, 0.5)),
+        (fs.dro.kl(loss, 0.5), fs.DSFedDRO(0.2, 0.5)),
+        (fs.dro.kl(loss, 0.5), fs.GCIVR(0.2, tau=5)),
+        (fs.dro.chi2(loss, 4.0), fs.FedDRO(0.2, 0.5)),
+        (fs.dro.mean_semideviation(loss, 0.5), fs.FedDRO(0.2, 0.5)),
+        (LEVELS, fs.FedDRO(0.1, 0.5)),
+        (LEVELS, fs.GCIVR(0.1, tau=5)),
+        (LEVELS, fs.MBSGD(0.1)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_reaches_the_optimum(problem, method):
+    data, x0 = fs.FederatedData.from_clients(regression((4, 6, 3))), np.array([0.3, -0.4])
+    x_star, value = optimum(problem, data, x0)
+    result = solve(problem, method, data, x0, rounds=800, eval_every=800)
+    np.testing.assert_allclose(result.x, x_star, atol=1e-6)
+    np.testing.assert_allclose(result.history["objective"][-1], value, rtol=1e-9)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("problem", "make", "eta"),
+    [
+        (fs.dro.kl(loss, 0.5), fs.FedDRO, 0.001),
+        (fs.dro.chi2(loss, 4.0), fs.DSFedDRO, 0.001),
+        (LEVELS, fs.DSFedDRO, 0.01),
+    ],
+)
+def test_drift_grows_with_the_local_steps(problem, make, eta):
+    """Corollaries 4.4 and 5.3: where clients differ, ‖∇Φ‖² has a part of order η²I², and x one of ηI.
+
+    So the error is proportional to η, its extrapolation to η = 0 is x*, and it grows with I: in FedDRO, as I
+    − 1.
+    """
+    data, x0 = fs.FederatedData.from_clients(regression((4, 6, 3))), np.array([0.3, -0.4])
+    x_star, _ = optimum(problem, data, x0)
+
+    def limit(eta, I):
+        return solve(problem, make(eta, 0.5, I), data, x_star, rounds=12_000 // I, eval_every=12_000).x
+
+    small, double, longer = limit(eta, 3), limit(2 * eta, 3), limit(eta, 5)
+    error = np.linalg.norm(small - x_star)
+    assert error > 1e-5
+    np.testing.assert_allclose(np.linalg.norm(double - x_star) / error, 2.0, rtol=0.05)
+    assert np.linalg.norm(2 * small - double - x_star) < 0.05 * error
+    growth = np.linalg.norm(longer - x_star) / error
+    np.testing.assert_allclose(growth, 2.0 if make is fs.FedDRO else growth, rtol=0.05)
+    assert growth > 1.5
+
+
+@pytest.mark.parametrize("make", [fs.FedDRO, fs.DSFedDRO])
+def test_fewer_rounds_with_more_local_steps(make):
+    data, x0 = fs.FederatedData.from_clients(regression((4, 6, 3), shift=0.1)), np.array([3.0, -4.0])
+    problem = fs.dro.kl(loss, 2.0)
+    needed = []
+    for I in (1, 4):
+        history = solve(problem, make(0.02, 0.9, I), data, x0, rounds=400).history["objective"]
+        needed.append(np.argmax(history < history[0] / 2))
+    np.testing.assert_allclose(needed[0] / needed[1], 4, rtol=0.15)
+
+
+@pytest.mark.parametrize("make", [fs.FedDRO, fs.DSFedDRO])
+def test_linear_speed_up(make):
+    """At a fixed step what remains is the variance of a mean over K clients: K times less with K of them."""
+    rng = np.random.default_rng(0)
+    pool = {"a": 1 + 0.5 * rng.normal(size=(4096, 1)), "b": rng.normal(size=4096)}
+    problem = fs.Composition(
+        [lambda x, s: s["a"] @ x - s["b"], lambda y: jnp.sqrt(1 + y**2)],
+        plain=lambda x, s: 0.5 * (x - s["b"]) @ (x - s["b"]),
+    )
+    spread = []
+    for K in (1, 8):
+        # every client holds the same samples: it is the number of draws that differs
+        data = fs.FederatedData.from_clients([pool] * K)
+        runs = fs.sweep(
+            problem,
+            make(0.05, 0.2, I=2, batch_size=1),
+            data,
+            np.zeros(1),
+            rounds=60,
+            eval_every=60,
+            seeds=range(400),
+            default_metrics=False,
+            progress=False,
+        )
+        spread.append(np.var([float(run.x[0]) for run in runs]))
+    # the ratio of two sample variances of 400 has a standard deviation of 2/√400 = 10 %
+    np.testing.assert_allclose(spread[0] / spread[1], 8, rtol=0.3)
+
+
+def test_steps_stay_inside_the_compiled_loop():
+    """Neither rounds nor steps are unrolled: the problem's functions are traced equally often for any I."""
+    data = data_of({"a": 4.0, "b": -4.0}, {"a": -2.0, "b": 4.0})
+    counts = []
+    for I in (3, 30):
+        calls = []
+
+        def g(x, s, calls=calls):
+            calls.append(1)
+            return s["a"] * x + s["b"]
+
+        problem = fs.Composition([g, lambda y: jnp.sqrt(y**2 + 4)])
+        solve(problem, fs.FedDRO(ETA, 0.5, I=I), data, 0.5, rounds=50, eval_every=10)
+        counts.append(len(calls))
+    assert counts[0] == counts[1] < 30
+
+
+LARGE = [{"a": 30 * r["a"], "b": 30 * r["b"]} for r in regression((6, 6, 6, 6), seed=1)]
+
+
+@pytest.mark.parametrize(
+    ("method", "reaches"),
+    [
+        (fs.FedDRO(2e-5, 0.5), True),
+        (fs.FedDRO(2e-5, 0.2, I=4, batch_size=2), True),
+        (fs.DSFedDRO(2e-5, 0.9, 2, 1.3, 1.4), True),
+        (fs.MBSGD(2e-5, batch_size=3), True),
+        (fs.GCIVR(2e-5, tau=5, batch_size=3), True),
+        (fs.CompositionalFedAvg(2e-5, I=2), True),
+        (fs.FastDRO(2e-5, batch_size=3), True),
+        (fs.PDSGD(2e-5, 0.1, 1.0), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_kl_is_stable_in_float32(method, reaches):
+    """Losses from 1e3 down and λ = 1e-2: exponents of 1e5, and nothing overflows or stalls."""
+    data, x0 = fs.FederatedData.from_clients(LARGE), np.array([1.0, -1.0])
+    problem = fs.dro.kl(loss, 1e-2)
+    result = solve(problem, method, data, x0, rounds=300, eval_every=50)
+    objective = result.history["objective"]
+    assert objective[0] > 1e3
+    assert np.isfinite(objective).all()
+    assert np.isfinite(jax.tree.leaves(result.state)[0]).all()
+    if reaches:
+        assert objective[-1] < 0.9 * objective[0]
+
+
+def test_refuses_bad_arguments(two_clients):
+    with pytest.raises(ValueError, match="beta"):
+        fs.FedDRO(0.1, beta=0.0)
+    with pytest.raises(ValueError, match="embedding"):
+        fs.DSFedDRO(0.1, 0.5, embedding="mean")
+    with pytest.raises(ValueError, match="case"):
+        fs.CompositionalFedAvg(0.1, case=3)
+    with pytest.raises(ValueError, match="inner mean"):
+        solve(fs.Composition([lambda x, s: x * s["a"]]), fs.FedDRO(0.1, 0.5), two_clients, 1.0, rounds=1)
+    with pytest.raises(ValueError, match="participation"):
+        solve(COUNTEREXAMPLE, fs.FedDRO(0.1, 0.5), two_clients, 1.0, rounds=1, participation=1)
