@@ -161,18 +161,20 @@ class FedMSA(Sequences):
         maps = sequences.draw(problem, client, key, self.batch_size, self.products)
         return Point(*tree.axpy(-keep, maps(*before), maps(*now)))
 
-    def move(self, problem: Problem, client: Client, point: Point, direction: Point) -> Point:
-        """Line 6."""
-        return step(problem, self.alpha, self.beta, point, direction, client)
+    def move(
+        self, problem: Problem, client: Client, point: Point, direction: Point, factor: Any = 1
+    ) -> Point:
+        """Line 6, with steps times ``factor``."""
+        return step(problem, factor * self.alpha, factor * jnp.asarray(self.beta), point, direction, client)
 
     def local_steps(
-        self, problem: Problem, client: Client, key: Any, most: Any, point: Point, direction: Point
+        self, problem: Problem, client: Client, key: Any, begun: Any, point: Point, direction: Point
     ) -> Point:
-        """Lines 4 to 6; ``most`` is 1 in round 0."""
+        """Lines 4 to 6; ``begun`` is 0 in round 0, else 1."""
         K = steps_of(self.K, client)
-        full = self.batch_size is None
-        if isinstance(K, int) and K == 1:
-            return self.move(problem, client, point, direction)
+        full, static = self.batch_size is None, isinstance(K, int)
+        # a loop of known length is the quicker: in round 0 all steps but the last have length zero
+        length = K - 1 if static else jnp.where(begun, jnp.maximum(K - 1, 0), 0)
 
         def maps(key: Any) -> Any:
             drawn = sequences.draw(problem, client, key, self.batch_size, self.products)
@@ -181,16 +183,15 @@ class FedMSA(Sequences):
         def one(carry: tuple[Point, Point, Any], key: Any) -> tuple[Point, Point, Any]:
             point, direction, seen = carry
             at = maps(key)
-            moved = self.move(problem, client, point, direction)
+            moved = self.move(problem, client, point, direction, begun)
             after, before = at(moved), seen if full else at(point)
             direction = tree.add(direction, tree.sub(after, before))  # line 5
             return moved, direction, after if full else None
 
-        steps = jnp.minimum(K, most)
-        seen = maps(key)(point) if full else None
-        point, direction, _ = loop(jnp.maximum(steps - 1, 0), one, key, (point, direction, seen))
-        moved = self.move(problem, client, point, direction)
-        return jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), moved, point)
+        if not static or K > 1:
+            seen = maps(key)(point) if full else None
+            point, direction, _ = loop(length, one, key, (point, direction, seen))
+        return self.move(problem, client, point, direction, 1 if static else K > 0)
 
     def round(self, problem: Problem, fed: Fed, key: Any, r: Any, state: State) -> State:
         key_maps, key_chosen, key_local = jax.random.split(key, 3)
@@ -202,8 +203,8 @@ class FedMSA(Sequences):
             change = fed.average(self.momentum, key_maps, keep, now, state.before)  # line 2
             direction = tree.axpy(keep, state.direction, change)  # line 3
         chosen = fed.sample(key_chosen, self.clients)
-        most = jnp.where(r == 0, 1, jnp.iinfo(jnp.int32).max)  # line 1
-        x, Z = fed.average(self.local_steps, key_local, most, now, direction, of=chosen)  # lines 4, 7
+        begun = jnp.asarray(r > 0, jnp.int32)  # line 1
+        x, Z = fed.average(self.local_steps, key_local, begun, now, direction, of=chosen)  # lines 4, 7
         return State(x, Z, now, direction)
 
 

@@ -317,8 +317,8 @@ def test_the_ledger_by_hand(quadratic):
     assert ledger.exchanges == 2 * rounds
     assert ledger.floats_down == rounds * (10 * point + 4 * (1 + 2 * point))
     assert ledger.floats_up == rounds * (10 * point + 4 * point)
-    # a local client evaluates its own map at the start, in round 0 too, and after each step but the last
-    maps = 10 + 4 + 10 + 4 * 3
+    # a local client evaluates its own map at the start and after each step but the last, in round 0 too
+    maps = rounds * (10 + 4 * 3)
     assert ledger.hessian_products == maps
     assert ledger.gradients == 2 * maps
 
