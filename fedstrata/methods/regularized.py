@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata import tally, tree
-from fedstrata.client import Client, Samples
+from fedstrata.client import Client, Oracle, Samples
 from fedstrata.estimators.curvature import hessian_product, local_curvature, power_iteration
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods.base import Fed, Method
@@ -135,12 +135,6 @@ class Regularized(Method):
                 "one, and the proximal map of their sum is not known. Give mu, which smooths the secondary "
                 "regulariser, or write one regulariser that is their sum."
             )
-        if self.L_h is None and any(
-            getattr(level.loss, "per_batch", False) for level in (problem.h, problem.f)
-        ):
-            raise ValueError(
-                f"{name}: a loss marked per_batch has no curvature over all samples. Give L_h yourself."
-            )
 
     def scale(
         self, problem: Selection, fed: Fed, key: jax.Array, x: PyTree, *, secondary: bool = True
@@ -183,7 +177,7 @@ class Regularized(Method):
     def own_curvature(self, problem: Selection, client: Client, key: jax.Array, x: PyTree, L_h: Any) -> Any:
         """The phase of the largest L_i: (L_i/L_h)^8, since the 8th root of a sum is near the maximum."""
         assert problem.h.loss is not None
-        own = local_curvature(client.train.full_mean(problem.h.loss), _points(x), self.power_steps, key)
+        own = local_curvature(_full_mean(problem.h.loss, client.train), _points(x), self.power_steps, key)
         return (own / L_h) ** POWER
 
     def steps(self, gamma: Any, eta: Any, scale: Scale, safe: bool) -> Steps:
@@ -213,10 +207,19 @@ def _points(x: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.stack([leaf, jnp.zeros_like(leaf)]), x)
 
 
+def _full_mean(loss: Any, samples: Samples) -> Oracle:
+    if getattr(loss, "per_batch", False) and not isinstance(samples.size, int):
+        raise ValueError(
+            "The curvature is estimated over all samples, where a loss marked per_batch would see padding of "
+            "clients of unequal size. Give L_h yourself, or clients of equal size."
+        )
+    return samples.full_mean(loss)
+
+
 def _product(level: Objective, samples: Samples, x: PyTree, v: PyTree) -> PyTree:
     w = tree.zeros_like(x)
     if level.loss is not None:
-        w = hessian_product(samples.full_mean(level.loss), x, v)
+        w = hessian_product(_full_mean(level.loss, samples), x, v)
     if level.known is not None:
         w = tree.add(w, jax.jvp(jax.grad(level.known), (x,), (v,))[1])
     return w

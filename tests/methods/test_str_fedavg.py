@@ -319,5 +319,6 @@ def test_bad_problems():
     with pytest.raises(TypeError, match=r"secondary\(x, sample\)"):
         run(fs.StRFedAvg(), 1, problem=fs.Selection(TOY.problem.primary, lambda x, s: x))
     batch = fs.Selection(fs.per_batch(lambda x, s: (s["a"] @ x).var()), TOY.problem.secondary)
+    unequal = [{"a": np.ones((n, 40)), "b": np.ones(n)} for n in (2, 3)]
     with pytest.raises(ValueError, match="Give L_h"):
-        run(fs.StRFedAvg(), 1, problem=batch)
+        run(fs.StRFedAvg(), 1, TOY._replace(data=fs.FederatedData.from_clients(unequal)), batch)
