@@ -39,7 +39,7 @@ def present(name: str) -> bool:
     )
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=4)
 def federated(
     name: str, clients: int, partition: Partitioner | None = None, seed: int = 0, **options: Any
 ) -> FederatedData:

@@ -108,7 +108,8 @@ def run(
     settings = experiment.settings
     done = {i: runs for i, setting in enumerate(settings) if (runs := store.load(setting)) is not None}
     numbers = {id(setting): i for i, setting in enumerate(settings)}
-    missing = [setting for i, setting in enumerate(settings) if i not in done]
+    # Seed by seed: an interrupted experiment has something of every setting, and data is split once a seed.
+    missing = sorted((s for i, s in enumerate(settings) if i not in done), key=lambda s: s.seed)
     side_by_side = jax.default_backend() != "cpu" if together is None else together
     metrics = [column.metric for column in experiment.table.columns if column.reduce not in ("ledger", "run")]
     with Display(len(settings), len(done), metrics, console, progress) as display:

@@ -71,7 +71,7 @@ def test_what_is_stored_is_not_run_again(tmp_path):
     experiment = make(build=counting(calls))
     quietly(experiment, tmp_path)
     quietly(experiment, tmp_path)
-    assert calls == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert calls == [(1, 0), (2, 0), (1, 1), (2, 1)]
     before = final(tmp_path)
     quietly(experiment.change({"seeds": 3}), tmp_path)
     assert calls[4:] == [(1, 2), (2, 2)]
@@ -105,12 +105,12 @@ def test_after_an_interruption_only_the_rest_is_run(tmp_path):
     with pytest.raises(Interrupted, match=r"2 of 4 runs are stored in .*the same command goes on"):
         quietly(experiment, tmp_path)
     part = load_report(tmp_path)
-    assert [(r.setting["H"], r.seed) for r in part.runs] == [(1, 0), (1, 1)]
+    assert [(r.setting["H"], r.seed) for r in part.runs] == [(1, 0), (2, 0)]
     assert "Interrupted: 2 of 4 runs." in part.definition.notes
     assert len(list((tmp_path / "finished").iterdir())) == 2
     calls.append("go on")
     quietly(experiment, tmp_path)
-    assert calls == [(1, 0), (1, 1), "go on", (2, 0), (2, 1)]
+    assert calls == [(1, 0), (2, 0), "go on", (1, 1), (2, 1)]
     assert len(load_report(tmp_path).runs) == 4
     assert "Interrupted" not in load_report(tmp_path).definition.notes
 
@@ -182,7 +182,7 @@ def test_run_gets_all_settings_that_are_missing(tmp_path):
     experiment = make(build=None, run=every, plots=())
     quietly(experiment, tmp_path)
     quietly(experiment.change({"seeds": 3}), tmp_path)
-    assert asked == [[(1, 0), (1, 1), (2, 0), (2, 1)], [(1, 2), (2, 2)]]
+    assert asked == [[(1, 0), (2, 0), (1, 1), (2, 1)], [(1, 2), (2, 2)]]
     assert final(tmp_path) == {(h, seed): h for h in (1, 2) for seed in range(3)}
 
 
