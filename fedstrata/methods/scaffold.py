@@ -9,17 +9,21 @@
     5  server: x ← x + η_g mean_S(y − x)
     6  server: c ← c + |S|/m mean_S(c_i⁺ − c_i)
 
-Reveals only averages. Needs gradients. Started from zero control variates, its first round is FedAvg.
+A client with K = 0 keeps its c_i. Reveals only averages. Needs gradients. Started from zero control
+variates, its first round is FedAvg.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 from fedstrata import tree
-from fedstrata.client import Client
+from fedstrata.client import Client, steps_of
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods.base import BatchSize, Count, Fed, Method, Positive, Remember, method
+from fedstrata.methods.base import BatchSize, Fed, Method, Positive, Remember, Steps, method
 from fedstrata.problems.classes import Minimization
 from fedstrata.tally import loop
 
@@ -39,7 +43,7 @@ class SCAFFOLD(Method):
 
     eta_l: Positive  # η_l
     eta_g: Positive = 1.0  # η_g
-    K: Count = 1
+    K: Steps = 1
     batch_size: BatchSize = None
 
     solves = (Minimization,)
@@ -64,8 +68,10 @@ class SCAFFOLD(Method):
             f = client.mean(problem.loss, key, self.batch_size)
             return tree.axpy(-self.eta_l, tree.add(gradient(f, y), correction), y)  # line 3
 
-        moved = tree.sub(loop(self.K, step, key, x), x)  # line 2
-        c_new = tree.axpy(-1 / (self.K * self.eta_l), moved, tree.sub(c_i, c))  # line 4
+        K = steps_of(self.K, client)
+        moved = tree.sub(loop(K, step, key, x), x)  # line 2
+        c_new = tree.axpy(-1 / (jnp.maximum(K, 1) * self.eta_l), moved, tree.sub(c_i, c))  # line 4
+        c_new = jax.tree.map(lambda new, old: jnp.where(K > 0, new, old), c_new, c_i)
         return Remember((moved, tree.sub(c_new, c_i)), c_new)
 
     def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
