@@ -66,33 +66,31 @@ def test_same_seed_same_result(case, reference):
 
 
 @every_case
-def test_engines_agree_with_partial_participation(case):
+def test_debugging_agrees_with_partial_participation(case):
     if case.participation is None:
         assert type(case.method).full_participation is not None
         with pytest.raises(ValueError, match="participation"):
             case.run(participation=CLIENTS - 1)
-    part = case.participation or CLIENTS
-    together = case.run(participation=part)
-    assert_same(case.run(participation=part, engine=fs.engines.Simulated(chunk=2)), together, **TOLERANCE)
     # Eager rounds take seconds; one of them goes through every phase.
-    debug, compiled = (case.run(participation=part, rounds=1, engine=e) for e in ("debug", "simulated"))
-    assert_same(debug, compiled, **TOLERANCE)
+    part = {"participation": case.participation or CLIENTS, "rounds": 1}
+    assert_same(case.run(engine="debug", **part), case.run(**part), **TOLERANCE)
 
 
 @pytest.mark.slow
 @every_case
-@pytest.mark.parametrize("engine", ["sharded", fs.engines.Simulated(chunk=1)], ids=["sharded", "one-by-one"])
+@pytest.mark.parametrize(
+    "engine",
+    ["sharded", fs.engines.Simulated(chunk=1), fs.engines.Simulated(chunk=2)],
+    ids=["sharded", "one-by-one", "two-by-two"],
+)
 def test_layouts_agree(case, engine, reference):
     assert_same(case.run(engine=engine), reference(case), **TOLERANCE)
+    if case.participation is not None and engine != fs.engines.Simulated(chunk=1):
+        part = case.run(participation=case.participation)
+        assert_same(case.run(participation=case.participation, engine=engine), part, **TOLERANCE)
 
 
 @pytest.mark.slow
-@every_case
-def test_sharded_with_partial_participation(case):
-    part = case.participation or CLIENTS
-    assert_same(case.run(participation=part, engine="sharded"), case.run(participation=part), **TOLERANCE)
-
-
 @every_case
 def test_float64(case, x64):
     result = case.run()
