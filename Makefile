@@ -23,7 +23,7 @@ test: $(READY)  ## quick tests and the examples in docstrings
 	$(BIN)/pytest -n $(JOBS) -m "not slow"
 
 test-slow: $(READY)  ## tests that train networks or run for long
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -n $(JOBS) -m slow
 
 check: $(READY)  ## format, lint, types, documentation
 	$(BIN)/ruff format --check .

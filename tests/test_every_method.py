@@ -12,10 +12,16 @@ import fedstrata as fs
 from fedstrata.engines import simulated
 from fedstrata.methods.base import METHODS
 
-from .cases import CLIENTS, all_cases
+from .cases import CLIENTS, all_cases, averaging
 
 CASES = {case.name: case for case in all_cases()}
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+# Other engines compile or interpret everything anew: quick for a few methods, slow for all.
+SIMPLE = {case.name for case in averaging.CASES}
+every_case_slowly = pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, id=n, marks=() if n in SIMPLE else pytest.mark.slow) for n, c in CASES.items()],
+)
 
 # What different orders of summation may do to a few float32 steps; zeroth-order quotients magnify it by n/η.
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
@@ -65,7 +71,7 @@ def test_same_seed_same_result(case, reference):
         np.testing.assert_array_equal(u, v)
 
 
-@every_case
+@every_case_slowly
 def test_debugging_agrees_with_partial_participation(case):
     if case.participation is None:
         assert type(case.method).full_participation is not None

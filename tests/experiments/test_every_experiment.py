@@ -25,7 +25,12 @@ def test_find_gives_what_the_list_has(name):
     assert registry.find(name) is ALL[name]
 
 
-@pytest.mark.parametrize("name", ALL)
+QUICKEST = ("demo", "fedrzo-relu")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICKEST else pytest.mark.slow) for n in ALL]
+)
 def test_quick(name, tmp_path):
     experiment = ALL[name]
     wall, own = time.perf_counter(), time.process_time()
