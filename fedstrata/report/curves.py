@@ -68,7 +68,7 @@ def build_plot(runs: Sequence[Run], spec: PlotSpec) -> Plot:
     kept = [run for run in runs if _drawable(run, spec)]
     if not kept:
         raise ReportError(f"plot {spec.stem!r}: no run has {spec.y!r}{_hint(runs, spec)}")
-    keys = [spec.panels, spec.down, spec.x if spec.kind != "line" else ""]
+    keys = [spec.panels, spec.down, *spec.lines, spec.x if spec.kind != "line" else ""]
     check_keys(kept, filter(None, keys))
     names = {_name(run, spec.lines): None for run in kept}
     colours = {line: k for k, line in enumerate(names)}

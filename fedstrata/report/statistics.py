@@ -32,10 +32,11 @@ def check_keys(runs: Sequence[Run], keys: Iterable[str]) -> None:
 def group(runs: Sequence[Run], keys: Sequence[str]) -> Group:
     """Runs by their values of ``keys``, in order of appearance; within a group they must differ only in seed.
 
+    A run without a key has None there: some lines of a plot may vary what others do not have.
+
     Raises:
         ReportError: where a group mixes settings, so that an average over it would not be one over seeds.
     """
-    check_keys(runs, keys)
     groups: Group = {}
     for run in runs:
         groups.setdefault(tuple(run.value(key) for key in keys), []).append(run)

@@ -168,6 +168,7 @@ def build_table(runs: Sequence[Run], spec: TableSpec, paper: PaperClaims | None 
     if not runs:
         raise ReportError("there are no runs")
     across = (spec.across,) if spec.across else ()
+    check_keys(runs, spec.rows + across)
     groups = group(runs, spec.rows + across)
     for column in spec.columns:
         if all(number(run, column) is None for run in runs):
