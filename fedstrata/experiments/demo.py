@@ -152,7 +152,6 @@ EXPERIMENT = Experiment(
     table=TableSpec(
         (
             Column("gap", better="low", format=".0e"),
-            Column("weight", title="λ", format=".4f"),
             Column("accuracy", format=".1%"),
             Column("exchanges", "ledger"),
             Column("bytes_up", "ledger", "uploaded", format="bytes", better="low"),

@@ -124,5 +124,10 @@ EXPERIMENT = Experiment(
     ),
     needs=("montevideo_bus", "wikimaths"),
     fallback={"data": "synthetic"},
-    quick={"R": [100, 1000], "method": ["convex", "decreasing", "geometric"], "seeds": 1},
+    quick={
+        "method": ["convex", "decreasing", "geometric"],
+        "scaling": ["estimated"],
+        "R": [100, 1000],
+        "seeds": 1,
+    },
 )
