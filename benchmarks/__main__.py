@@ -1,27 +1,29 @@
-"""``python -m benchmarks [NAME …]``: every benchmark, or those named, as tables of ratios."""
+"""``python -m benchmarks [NAME …]``: every benchmark, or those named, each in a process of its own."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
+import os
 import pkgutil
 import platform
+import subprocess
 import sys
 from pathlib import Path
 
-import jax
+FOLDER = Path(__file__).parent
 
 
 def main(names: list[str]) -> None:
-    """Run the modules of this folder that have a ``main``."""
-    modules = (m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if not m.ispkg)
+    """Run them, below a line about the machine."""
+    modules = [module.name for module in pkgutil.iter_modules([str(FOLDER)]) if not module.ispkg]
     known = [name for name in modules if name not in ("__main__", "timing")]
-    unknown = set(names) - set(known)
+    unknown = sorted(set(names) - set(known))
     if unknown:
-        raise SystemExit(f"There is no benchmark {', '.join(sorted(unknown))}; there are {', '.join(known)}.")
-    device = jax.devices()[0].device_kind
-    print(f"{platform.processor() or platform.machine()}, JAX {jax.__version__} on {device}\n")
+        raise SystemExit(f"There is no benchmark {', '.join(unknown)}; there are {', '.join(known)}.")
+    python, jax = platform.python_version(), importlib.metadata.version("jax")
+    print(f"{os.cpu_count()} cores, {platform.machine()}; Python {python}, JAX {jax}\n", flush=True)
     for name in names or known:
-        importlib.import_module(f"benchmarks.{name}").main()
+        subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=FOLDER.parent, check=True)
 
 
 main(sys.argv[1:])

@@ -26,7 +26,7 @@ from .timing import interleave, table
 
 CLIENTS, CHOSEN, STEPS, CLASSES = 100, 10, 4, 10
 ALPHA, BETA, RHO = 0.05, 0.1, 0.5
-COUNTS = [5923, 3597, 2157, 1293, 775, 465, 279, 167, 101, 61]  # ⌊5923 · 0.01^{c/9}⌋
+COUNTS = [5923, 3597, 2157, 1293, 775, 465, 279, 167, 101, 61]  # min(N_c, ⌊6000 · 0.01^{c/9}⌋ + 1)
 FEATURES, HIDDEN = 784, 200
 
 

@@ -1,40 +1,84 @@
-"""Interleaved timing: every alternative in turn, several times, so that a busy machine disturbs all alike."""
+"""Interleaved timing: every program in turn, several times, so that a busy machine disturbs all alike."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from typing import Any
+
+Run = Callable[[], Any]
+Open = Callable[[], AbstractContextManager[Run]]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one alternative: the median and the least of its repetitions."""
+    """Seconds of one program.
+
+    Attributes:
+        name: of the program.
+        start: to set it up and run it the first time, compiling and starting processes included.
+        median: of its repetitions after that.
+        least: of the same; what else the machine does touches it least.
+        result: what the first run returned.
+    """
 
     name: str
+    start: float
     median: float
     least: float
+    result: Any
 
 
-def interleave(alternatives: dict[str, Callable[[], object]], repetitions: int = 5) -> list[Timing]:
-    """Time functions that block until they are done; each is called once before, to compile and to warm up."""
-    for run in alternatives.values():
-        run()
-    seconds: dict[str, list[float]] = {name: [] for name in alternatives}
-    for _ in range(repetitions):
-        for name, run in alternatives.items():
+def interleave(programs: Mapping[str, Open], repetitions: int = 5) -> list[Timing]:
+    """Time programs that return when they are done; all are set up and run once before."""
+    runs: dict[str, Run] = {}
+    first: dict[str, tuple[float, Any]] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    with ExitStack() as stack:
+        for name, opened in programs.items():
             began = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - began)
-    return [Timing(name, statistics.median(times), min(times)) for name, times in seconds.items()]
+            runs[name] = stack.enter_context(opened())
+            result = runs[name]()
+            first[name] = time.perf_counter() - began, result
+        for _ in range(repetitions):
+            for name, run in runs.items():
+                began = time.perf_counter()
+                run()
+                seconds[name].append(time.perf_counter() - began)
+    return [
+        Timing(name, first[name][0], statistics.median(times), min(times), first[name][1])
+        for name, times in seconds.items()
+    ]
 
 
-def table(title: str, timings: list[Timing], reference: str, note: str = "") -> str:
-    """Markdown: milliseconds and the ratio to the reference, by the least time, which disturbances touch least."""
-    base = next(t for t in timings if t.name == reference)
-    lines = [f"### {title}", "", f"| program | ms (least) | ms (median) | ratio to {reference} |", "|---|---:|---:|---:|"]
-    for timing in sorted(timings, key=lambda t: t.least):
-        ratio = timing.least / base.least
-        lines.append(f"| {timing.name} | {1e3 * timing.least:.1f} | {1e3 * timing.median:.1f} | {ratio:.2f} |")
-    return "\n".join([*lines, "", note]) if note else "\n".join(lines)
+def table(
+    title: str,
+    timings: list[Timing],
+    reference: str,
+    rounds: int,
+    judge: tuple[str, Callable[[Any], float]],
+    note: str = "",
+) -> str:
+    """Markdown, the quickest first: times of one round, the ratio to the reference, the start, and the
+    result.
+
+    Args:
+        title: what was done.
+        timings: of the programs.
+        reference: the program to whose least time the others' are divided.
+        rounds: how many rounds a run has.
+        judge: a name and a number for a result, to see that all programs do the same.
+        note: a line below.
+    """
+    name, value = judge
+    base = next(t.least for t in timings if t.name == reference)
+    head = ["program", "ms a round (least)", "(median)", f"ratio to {reference}", "start, s", name]
+    lines = [f"### {title}", "", f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    for t in sorted(timings, key=lambda t: t.least):
+        least, median = (f"{1e3 * s / rounds:.3g}" for s in (t.least, t.median))
+        cells = [t.name, least, median, f"{t.least / base:.2f}", f"{t.start:.1f}", f"{value(t.result):.4f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", note] if note else lines)

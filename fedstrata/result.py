@@ -88,7 +88,7 @@ class Result:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Result:
-        """Read what `save` wrote: without ``state``, ``problem`` and ``data``, the method as a description."""
+        """Read what `save` wrote: no ``state``, ``problem`` or ``data``, the method as a description."""
         file = Path(folder) / "result.safetensors"
         arrays, facts = load_arrays(file)
         try:

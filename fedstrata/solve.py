@@ -246,11 +246,11 @@ def solve(
                 setup, method, run.carry, seed, placed, run.round, np.array(these, np.int32)
             )
             now = started + engine.agree(time.perf_counter() - started)
-            bad = _first_bad(setup, advanced, run.round, these)
-            if bad is not None:
+            trouble = _first_bad(setup, advanced, run.round, these)
+            if trouble is not None:
                 run.seconds = earlier + now - began
                 save()
-                raise Diverged(_explain(method, *bad, advanced.carry), result("diverged"))
+                raise Diverged(_explain(method, *trouble, advanced.carry), result("diverged"))
             run.carry = advanced.carry
             for j, number in enumerate(these):
                 run.round += number
@@ -376,8 +376,8 @@ def _until_saving(plan: list[int], saving: Checkpoint | None, since: int) -> int
     """How many of the planned evaluations to run before a checkpoint is due, at least one."""
     if saving is None or saving.every_rounds is None:
         return len(plan)
-    within = np.searchsorted(since + np.cumsum(plan), saving.every_rounds) + 1
-    return int(min(within, len(plan)))
+    within = int(np.searchsorted(since + np.cumsum(plan), saving.every_rounds)) + 1
+    return min(within, len(plan))
 
 
 def next_length(evaluations: int, seconds: float) -> int:
@@ -443,7 +443,7 @@ def _load(saving: Checkpoint, like: Carry, config: dict[str, Any], rounds: int) 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], bool]]:
     """Ctrl-C asks for a stop at the next look; a second one raises at once."""
-    asked = []
+    asked: list[int] = []
 
     def handle(number: int, frame: Any) -> None:
         if asked:

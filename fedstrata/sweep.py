@@ -104,7 +104,7 @@ def sweep(
     data_axis = 0 if per_seed else None
 
     if hasattr(methods[0], "start"):
-        args = (batch_method, carry, batch_seed, placed)
+        args: tuple[Any, ...] = (batch_method, carry, batch_seed, placed)
         program = compiled(_batched(trace_begin, data_axis, 0), engine, setup, args)
         carry, words = program.call(*args)
         for lane, factors in zip(lanes, np.asarray(words), strict=True):
@@ -144,7 +144,7 @@ def _batched(function: Callable[..., Any], data_axis: int | None, shared: int) -
     """``function`` vmapped over method, carry and seed (and data); always the same object."""
 
     def run(engine: Simulated, setup: Setup, *args: Any) -> Any:
-        seen = []
+        seen: list[Any] = []
 
         def one(*args: Any) -> Any:
             outputs, counted = function(engine, setup, *args)

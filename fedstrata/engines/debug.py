@@ -69,7 +69,9 @@ class Debug:
         rounds: np.ndarray,
     ) -> Advanced:
         """See `Engine.advance`: a plain loop."""
-        r, history, counts, key = first, [], [], jax.random.key(seed)
+        r, key = first, jax.random.key(seed)
+        history: list[dict[str, Any]] = []
+        counts: list[Counter[str]] = []
         with jax.disable_jit():
             for number in rounds:
                 with tally.collect() as counted:

@@ -396,7 +396,7 @@ def compiled(function: Callable[..., Any], engine: Any, setup: Setup, args: tupl
     """The executable of ``function(engine, setup, *args)``, from the cache or made now."""
     leaves, structure = jax.tree.flatten(args)
     shapes = tuple((jax.typeof(leaf), getattr(leaf, "sharding", None)) for leaf in leaves)
-    key = (function, engine, _hashable(setup), _hashable(structure), shapes, jax.config.jax_enable_x64)
+    key = (function, engine, _hashable(setup), _hashable(structure), shapes, jnp.result_type(float))
     if key in _programs:
         _programs.move_to_end(key)
         return _programs[key]

@@ -81,7 +81,8 @@ class Display:
                 markup=False,
                 highlight=False,
                 soft_wrap=self._bar is None,
-                **({} if self._bar is None else {"no_wrap": True, "overflow": "ellipsis"}),
+                no_wrap=None if self._bar is None else True,
+                overflow=None if self._bar is None else "ellipsis",
             )
 
     def _latest(self, history: Mapping[str, Any]) -> str:

@@ -131,7 +131,8 @@ def exact(s: Setting, toy: Regression, data: fs.FederatedData) -> Run:
     _, values = jax.jit(lambda y: jax.lax.scan(step, y, length=s.rounds + 1))(start)
     history = {"round": np.arange(s.rounds + 1), **{name: np.asarray(v) for name, v in values.items()}}
     history["change"] = np.abs(np.diff(history["f"], prepend=0.0))
-    return Run(str(s.method), {}, s.seed, history, {}, time.perf_counter() - began, "gradient descent")
+    seconds = time.perf_counter() - began
+    return Run(str(s.method), {"K": None}, s.seed, history, {"lower_rounds": 0}, seconds, "gradient descent")
 
 
 def _takes_data(name: str) -> bool:

@@ -147,7 +147,7 @@ def linear_program(s: Setting, toy: Regression) -> Run:
         "test_error": float(held_out(x, None, toy.data)),
     }
     history = {"round": np.array([0, s.rounds]), **{name: np.full(2, v) for name, v in values.items()}}
-    return Run(str(s.method), {}, s.seed, history, {}, time.perf_counter() - began, "linprog")
+    return Run(str(s.method), {"K": None}, s.seed, history, {}, time.perf_counter() - began, "linprog")
 
 
 EXPERIMENT = Experiment(

@@ -219,7 +219,7 @@ class Method:
         """Why the method cannot be given this problem, whatever its hyper-parameters; or None."""
         return None
 
-    def check(self, problem: Problem, clients: int) -> None:
+    def check(self, problem: Any, clients: int) -> None:
         """Raise where hyper-parameters do not fit the problem; called once before anything is compiled."""
 
     def second(self, problem: Any, y0: PyTree, clients: int) -> PyTree:

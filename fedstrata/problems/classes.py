@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -292,8 +293,8 @@ class Personalized(Problem):
     def check_server(self, x: PyTree, sample: PyTree) -> None:
         if sample is None:
             raise ValueError(
-                "Personalized trains on data of the server's own: FederatedData.from_clients(…, server=…), or a "
-                "loader's server_fraction."
+                "Personalized trains on data of the server's own: FederatedData.from_clients(…, server=…), "
+                "or a loader's server_fraction."
             )
         check_scalar("server(x, sample)", self.server, x, sample)
 
@@ -313,7 +314,7 @@ class Composition(Problem):
     >>> problem = fs.Composition([lambda x, s: jnp.exp(s["a"] @ x), jnp.log])  # log E exp(aᵀx)
     """
 
-    levels: tuple[Function, ...] = ()
+    levels: Sequence[Function] = ()
     plain: Function | None = None
 
     def __post_init__(self) -> None:

@@ -1,0 +1,75 @@
+"""How long until the first result of the demo's problem, in a fresh process without a compilation cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+METHODS = ("FedRZOBilevel", "FedMSA")
+PARTS = ("Python", "import fedstrata", "experiment and data", "first chunk", "first round")
+REPETITIONS = 3
+
+
+def child(method: str) -> None:
+    """Print the clock as each part is done: the first chunk compiles the rounds and evaluates the start."""
+    clock = [time.time()]
+    import fedstrata as fs
+
+    clock.append(time.time())
+    from fedstrata.experiments.base import Setting
+    from fedstrata.experiments.demo import EXPERIMENT
+
+    task = EXPERIMENT.build(Setting(EXPERIMENT.parameters, {"method": method}, seed=0))
+    clock.append(time.time())
+    fs.solve(
+        task.problem,
+        task.method,
+        task.data,
+        task.x0,
+        y0=task.y0,
+        rounds=1,
+        metrics=task.metrics,
+        callbacks=(lambda progressed: clock.append(time.time()),),
+        progress=False,
+    )
+    print(json.dumps(clock))
+
+
+def measure(method: str) -> dict[str, float]:
+    """Seconds of each part, in a process of its own."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION_CACHE")
+    }
+    environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    began = time.time()
+    output = subprocess.run(
+        [sys.executable, "-m", "benchmarks.first_result", method],
+        env=environment,
+        cwd=Path(__file__).parents[1],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    clock = [began, *json.loads(output)]
+    return dict(zip(PARTS, (b - a for a, b in pairwise(clock)), strict=True))
+
+
+def main() -> None:
+    """Print the quickest of a few processes for each method."""
+    print("## Time to the first result of the demo, a fresh process without compilation cache\n")
+    print(f"| method | {' | '.join(PARTS)} | together |")
+    print("|---" + "|---:" * (len(PARTS) + 1) + "|")
+    for method in METHODS:
+        least = min((measure(method) for _ in range(REPETITIONS)), key=lambda parts: sum(parts.values()))
+        cells = [*least.values(), sum(least.values())]
+        print(f"| {method} | {' | '.join(f'{seconds:.2f} s' for seconds in cells)} |", flush=True)
+    print()
+
+
+if __name__ == "__main__":
+    child(sys.argv[1]) if sys.argv[1:] else main()

@@ -1,0 +1,179 @@
+"""Hyperrepresentation: a representation shared by all clients, a head for each.
+
+Every client names the classes in its own way (its labels are permuted), so no single model fits all, but one
+representation does. The upper variable is a layer of ReLUs x, trained on the clients' validation samples; the
+lower one the clients' linear heads y_m, trained on their training samples with λ = 0.01. The heads are one
+array with a client axis: a client's part of it has the share 1/m in the mean, so β is m times that of one
+client's problem.
+
+References: heads on the random representation that the methods start from, and FedAvg of one model for all.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedstrata as fs
+from fedstrata.experiments.base import Experiment, Setting, Task
+from fedstrata.experiments.images import images
+from fedstrata.experiments.models import mlp
+from fedstrata.report import Column, PlotSpec, TableSpec
+
+
+@functools.lru_cache(maxsize=4)
+def clients_data(name: str, clients: int, train: int, valid: int, tests: int, seed: int) -> fs.FederatedData:
+    """Samples with the client's own names of the classes, and test samples for every client."""
+    rng = np.random.default_rng(seed)
+    pool, held_out = images(name)
+    rows = rng.permutation(len(pool["y"]))[: clients * (train + valid)].reshape(clients, -1)
+    tested = rng.permutation(len(held_out["y"]))[: clients * tests].reshape(clients, -1)
+    names = [rng.permutation(10) for _ in range(clients)]
+
+    def part(source: Any, chosen: np.ndarray, i: int) -> Any:
+        labels = names[i][source["y"][chosen]].astype(np.int32)
+        return {"x": source["x"][chosen], "y": labels, "client": np.full(len(chosen), i, np.int32)}
+
+    test = [part(held_out, tested[i], i) for i in range(clients)]
+    return fs.FederatedData.from_clients(
+        [part(pool, rows[i, :train], i) for i in range(clients)],
+        valid=[part(pool, rows[i, train:], i) for i in range(clients)],
+        test=jax.tree.map(lambda *leaves: np.concatenate(leaves), *test),
+    )
+
+
+def represent(x: Any, u: Any) -> Any:
+    """A layer of ReLUs."""
+    return jax.nn.relu(u @ x["W"] + x["b"])
+
+
+def start(features: int, hidden: int, clients: int, seed: int) -> tuple[Any, Any]:
+    """He's initialisation, and heads of zero."""
+    W = np.random.default_rng(seed).normal(size=(features, hidden)) * math.sqrt(2 / features)
+    heads = {"W": jnp.zeros((clients, hidden, 10)), "b": jnp.zeros((clients, 10))}
+    return {"W": jnp.asarray(W, float), "b": jnp.zeros(hidden)}, heads
+
+
+@functools.cache
+def problem(lam: float) -> fs.Bilevel:
+    """The bilevel problem."""
+    return fs.hyperrepresentation(represent, lam)
+
+
+def accuracy(x: Any, y: Any, data: Any) -> Any:
+    """On every client's test samples, with its own head."""
+
+    def right(sample: Any) -> Any:
+        head = jax.tree.map(lambda leaf: leaf[sample["client"]], y)
+        return (represent(x, sample["x"]) @ head["W"] + head["b"]).argmax() == sample["y"]
+
+    return jax.vmap(right)(data.test).mean()
+
+
+def method_of(s: Setting) -> Any:
+    """The method; the reference with a random representation never moves x."""
+    beta = s.beta * s.clients
+    if s.method == "FedMSA":
+        return fs.FedMSA(s.alpha, beta, K=s.K, clients=s.clients)
+    if s.method == "FedNest":
+        return fs.FedNest(s.alpha, beta * s.K, T=2, tau=s.K, N=10, ell=s.ell / s.clients, inverse="series")
+    if s.method == "SimFBO":
+        return fs.SimFBO(s.alpha, beta, beta, s.alpha / s.K, s.beta, s.beta, tau=s.K)
+    if s.method == "hypergradient descent":
+        return fs.HypergradientDescent(s.alpha, beta, T=s.T, N=10)
+    return fs.HypergradientDescent(1e-30, beta, T=s.T, N=1, inverse="none")
+
+
+def build(s: Setting) -> Task:
+    """One method."""
+    data = clients_data(s.data, s.clients, s.train, s.valid, s.tests, s.seed)
+    features = data.test["x"].shape[1]
+    common: dict[str, Any] = {
+        "rounds": s.rounds,
+        "eval_every": max(1, s.rounds // s.evaluations),
+        "derive": lambda result: {
+            "megabytes": (result.history["bytes_up"] + result.history["bytes_down"]) / 1e6
+        },
+    }
+    if s.method == "one model for all":
+        model = mlp(features, 10, s.hidden)
+        method = fs.FedAvg(s.gamma, H=s.K)
+        return Task(
+            fs.Minimization(model.loss), method, data, model.init(s.seed), metrics=model.metrics, **common
+        )
+    x0, y0 = start(features, s.hidden, s.clients, s.seed)
+    return Task(problem(s.lam), method_of(s), data, x0, y0, metrics={"accuracy": accuracy}, **common)
+
+
+EXPERIMENT = Experiment(
+    name="hyperrepresentation",
+    title="A shared representation with a head for each client",
+    paper="a standard benchmark of bilevel methods (Franceschi et al. 2018), federated",
+    description=(
+        "Clients that name the classes in their own ways share a representation, the upper variable, and "
+        "train heads of their own, the lower one. Test accuracy by rounds and by bytes."
+    ),
+    problem=(
+        "min over x of mean_m ℓ(y_m·φ(x)) on validation samples, "
+        "y_m = argmin of it on training ones + λ‖y_m‖²"
+    ),
+    parameters={
+        "data": "mnist",
+        "clients": 10,
+        "train": 100,
+        "valid": 200,
+        "tests": 500,
+        "hidden": 64,
+        "lam": 0.01,
+        "alpha": 0.1,
+        "beta": 0.05,
+        "gamma": 0.1,
+        "ell": 20.0,
+        "K": 5,
+        "T": 20,
+        "rounds": 600,
+        "evaluations": 60,
+    },
+    grid={
+        "method": [
+            "FedMSA",
+            "FedNest",
+            "SimFBO",
+            "hypergradient descent",
+            "random representation",
+            "one model for all",
+        ],
+    },
+    build=build,
+    seeds=3,
+    table=TableSpec(
+        (
+            Column("accuracy", title="test accuracy", format=".1%", better="high"),
+            Column("exchanges", title="exchanges"),
+            Column("megabytes", title="MB"),
+        ),
+    ),
+    plots=(
+        PlotSpec("accuracy", title="Test accuracy by rounds"),
+        PlotSpec("accuracy", x="exchanges", log_x=True, title="Test accuracy by exchanges"),
+        PlotSpec("accuracy", x="megabytes", log_x=True, title="Test accuracy by megabytes"),
+    ),
+    needs=("mnist",),
+    fallback={"data": "digits", "train": 60, "valid": 60, "tests": 36},
+    quick={
+        "data": "digits",
+        "method": ["FedMSA", "SimFBO", "one model for all"],
+        "train": 60,
+        "valid": 60,
+        "tests": 36,
+        "hidden": 16,
+        "rounds": 20,
+        "evaluations": 5,
+        "seeds": 1,
+    },
+)

@@ -1,0 +1,139 @@
+"""The programs that are compared do the same: the same steps exactly, the same draws, the same estimates."""
+
+import re
+from contextlib import contextmanager
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import fedavg_softmax, fedrzo, first_result
+from benchmarks.alternatives import ALTERNATIVES, Case
+from benchmarks.timing import interleave
+
+SLOW = ("Flower",)  # starts processes
+EACH = [
+    pytest.param(
+        name,
+        marks=[
+            pytest.mark.skipif(
+                not alternative.installed, reason=f"{name} is not installed: docs/benchmarks.md"
+            ),
+            *([pytest.mark.slow] if name in SLOW else []),
+        ],
+    )
+    for name, alternative in ALTERNATIVES.items()
+]
+
+
+def run(name, case):
+    with ALTERNATIVES[name].open(case) as program:
+        return {leaf: np.asarray(value) for leaf, value in program().items()}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_alternatives_take_the_same_steps(name):
+    """A client with one sample leaves nothing to draw: all programs must agree with the formulas."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((4, 1, 5)).astype(np.float32), np.array([[0], [2], [1], [2]], np.int32)
+    case = Case(x, y, participants=4, rounds=3, classes=3, steps=4, batch=2, gamma=0.5)
+
+    w, b = np.zeros((5, 3)), np.zeros(3)
+    for _ in range(case.rounds):
+        ends = []
+        for u, label in zip(x[:, 0].astype(float), y[:, 0], strict=True):
+            w_i, b_i = w, b
+            for _ in range(case.steps):
+                p = np.exp(u @ w_i + b_i)
+                slope = p / p.sum() - np.eye(3)[label]
+                w_i, b_i = w_i - case.gamma * np.outer(u, slope), b_i - case.gamma * slope
+            ends.append((w_i, b_i))
+        w, b = (np.mean(parts, axis=0) for parts in zip(*ends, strict=True))
+
+    found = run(name, case)
+    np.testing.assert_allclose(found["w"], w, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["b"], b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_alternatives_draw_alike(name):
+    """With a feature for each sample, one step from zero tells how often every sample was drawn."""
+    clients, samples, participants, batch = 6, 4, 2, 48
+    x = np.eye(clients * samples, dtype=np.float32).reshape(clients, samples, -1)
+    case = Case(x, np.zeros((clients, samples), np.int32), participants, 1, classes=2, steps=1, batch=batch)
+
+    # w[s, 0] = γ (1 − ½) · draws(s) / batch / participants
+    draws = run(name, case)["w"][:, 0].reshape(clients, samples) * batch * participants / (case.gamma / 2)
+    np.testing.assert_allclose(draws, np.round(draws), atol=1e-4)
+    draws = np.round(draws)
+    assert sorted(draws.sum(1)) == [0] * (clients - participants) + [batch] * participants
+    # Shuffled epochs would give 12 draws to each sample. Drawing with replacement gives that to both clients
+    # with probability (48!/12!⁴/4⁴⁸)² < 1e-4, and misses some sample of theirs with one of 8 (3/4)⁴⁸ < 1e-4.
+    taken = draws[draws.sum(1) > 0]
+    assert (taken != batch // samples).any()
+    assert (taken > 0).all()
+
+
+def test_ours_reaches_the_loss_of_a_loop_within_its_standard_error():
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((10, 50, 8)).astype(np.float32)
+    y = (x @ rng.standard_normal((8, 3))).argmax(-1).astype(np.int32)
+    cases = [Case(x, y, 2, 5, classes=3, steps=5, batch=4, seed=seed) for seed in range(20)]
+    ours, loop = (np.array([c.loss(run(name, c)) for c in cases]) for name in ("fedstrata", "NumPy loop"))
+    error = np.sqrt((ours.var(ddof=1) + loop.var(ddof=1)) / len(cases))
+    assert abs(ours.mean() - loop.mean()) < 4 * error
+    assert ours.mean() + 20 * error < cases[0].loss(cases[0].start())  # the error is small beside the descent
+
+
+@pytest.mark.parametrize("name", fedrzo.PROGRAMS)
+def test_fedrzo_programs_estimate_the_gradient(name):
+    """With a small γ the way is −γ times the sum of all estimates, whose mean is ∇f within its deviation."""
+    if name == "PyTorch loop":
+        pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    u, labels = rng.random((500, 5, 3), dtype=np.float32), np.zeros((500, 5), np.int32)
+    case = fedrzo.Case(u, labels, H=4, rounds=2, neurons=2, gamma=1e-4, eta=1e-2)
+    start = case.start()
+
+    def loss(x, u, y):
+        x = {"Z": x[: -case.neurons].reshape(case.neurons, -1), "w": x[-case.neurons :]}
+        return case.model().loss(x, {"x": u, "y": y})
+
+    slopes = jax.vmap(partial(jax.grad(loss), start))(u.reshape(-1, 3), labels.reshape(-1))
+    estimate = (start - fedrzo.PROGRAMS[name][1](case)()) / (case.gamma * case.H * case.rounds)
+    # One estimate n/η² v vᵀg has E‖·‖² = n ‖g‖²; γ and η change the slopes by less than a percent.
+    number = case.clients * case.H * case.rounds
+    deviation = np.sqrt(start.size * (slopes**2).sum(1).mean() / number)
+    assert 0 < deviation < 0.1 * np.linalg.norm(slopes.mean(0))
+    assert np.linalg.norm(estimate - slopes.mean(0)) < 3 * deviation
+
+
+def test_tables_have_a_row_for_every_program():
+    rng = np.random.default_rng(0)
+    x, y = rng.random((4, 6, 3), dtype=np.float32), rng.integers(0, 2, (4, 6)).astype(np.int32)
+    found = {n: a for n, a in ALTERNATIVES.items() if n in ("fedstrata", "NumPy loop") or n.startswith("JAX")}
+    written = fedavg_softmax.compare(Case(x, y, 2, 2, classes=2, steps=2, batch=2), found)
+    rows = [line.split("|")[1].strip() for line in written.splitlines() if line.startswith("|")]
+    assert sorted(rows[2:]) == sorted(found)
+    assert re.search(r"best program by hand: \d+\.\d\d$", written)
+
+
+def test_programs_are_stopped_at_the_end():
+    calls = []
+
+    @contextmanager
+    def opened():
+        yield lambda: calls.append("run")
+        calls.append("stop")
+
+    (timing,) = interleave({"one": opened}, repetitions=2)
+    assert calls == ["run"] * 3 + ["stop"]
+    assert 0 < timing.least <= timing.median
+
+
+@pytest.mark.slow
+def test_first_result_is_timed_in_parts():
+    parts = first_result.measure("FedMSA")
+    assert tuple(parts) == first_result.PARTS
+    assert all(seconds > 0 for seconds in parts.values())
