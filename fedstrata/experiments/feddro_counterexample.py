@@ -87,12 +87,13 @@ EXPERIMENT = Experiment(
             ),
             Statement(
                 "With the embedding shared in every step the iterates converge to the solution.",
-                "FedDRO: |x| < 1e-9 after 600 rounds.",
+                "FedDRO: |x| is 1.4e-7 after 600 rounds, which is rounding in float32.",
                 "reproduced",
             ),
             Statement(
                 "DS-FedDRO needs no such sharing (Theorem 5.2).",
-                "It converges if the steps use the server's embedding. With the clients' own, which the "
+                "With I = 2 it converges if the steps use the server's embedding; with I = 8 and these steps it is "
+                "at 0.185 after 600 rounds. With the clients' own embedding, which the "
                 "pseudo-code also allows, it tends to 0.8230, the fixed point that root finding gives.",
                 "partly",
             ),
@@ -100,5 +101,5 @@ EXPERIMENT = Experiment(
     ),
     quick={"rounds": 100, "I": [2]},
     quick_seconds=4,
-    full_time="20 s on two cores",
+    full_time="10 s on two cores",
 )
