@@ -20,6 +20,7 @@ EACH = [
             pytest.mark.skipif(
                 not alternative.installed, reason=f"{name} is not installed: docs/benchmarks.md"
             ),
+            pytest.mark.filterwarnings("default"),  # other packages' warnings are not ours to heed
             *([pytest.mark.slow] if name in SLOW else []),
         ],
     )

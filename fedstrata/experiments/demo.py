@@ -172,8 +172,8 @@ EXPERIMENT = Experiment(
         f"{GAP} λ is the mean of the weights.\n\n"
         "Each seed splits the data anew: a fifth for the test, the rest evenly over the hospitals, half of "
         "it for validation. Both methods start from λ = 1, far too strong. The step sizes were chosen on "
-        "seed 0, from two or three for each method; FedRZOBilevel's lower level was chosen too, from four. "
-        "An even split was taken after a skewed one, where local steps bias the lower level."
+        "seed 0, from two or three for each method; FedRZOBilevel's lower level was chosen too, from "
+        "four. An even split was taken after a skewed one, where local steps bias the lower level."
     ),
     quick={"rounds": 40, "seeds": 1},
     quick_seconds=10,

@@ -17,8 +17,7 @@ adds the rest. As an exchange is a message down and its reply, x̄ goes down wit
 the last ȳ with the exchange of x.
 
 Beyond the paper: f may be a mean over clients (its gradient at ȳ is then exchanged too), and g may have
-several levels (each is followed and exchanged). A level in the log domain (`LogMeanExp`) is followed as log
-g.
+several levels (each is followed and exchanged). A level in the log domain (`LogMeanExp`) is followed there.
 
 Reveals only averages, and of a level in the log domain each client's log g_k. Needs gradients, products
 with g's Jacobian.
@@ -53,7 +52,7 @@ class Memory(NamedTuple):
     """What a client keeps between the exchanges: the point it embedded last, and the step of the round."""
 
     x: PyTree  # x_k
-    step: Any  # −1 before the first
+    step: Any  # t
 
 
 @method
