@@ -102,7 +102,7 @@ def test_fedrzo_programs_estimate_the_gradient(name):
         return case.model().loss(x, {"x": u, "y": y})
 
     slopes = jax.vmap(partial(jax.grad(loss), start))(u.reshape(-1, 3), labels.reshape(-1))
-    estimate = (start - fedrzo.PROGRAMS[name][1](case)()) / (case.gamma * case.H * case.rounds)
+    estimate = (start - np.asarray(fedrzo.PROGRAMS[name][1](case)())) / (case.gamma * case.H * case.rounds)
     # One estimate n/η² v vᵀg has E‖·‖² = n ‖g‖²; γ and η change the slopes by less than a percent.
     number = case.clients * case.H * case.rounds
     deviation = np.sqrt(start.size * (slopes**2).sum(1).mean() / number)

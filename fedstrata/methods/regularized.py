@@ -141,11 +141,11 @@ class Regularized(Method):
     ) -> Scale:
         """Estimate the curvatures, f's if ``secondary``; the ledger has it as the level ``"scaling"``."""
         dtype = jnp.result_type(*jax.tree.leaves(x))
-        if self.L_h is not None or problem.h.loss is None:
+        smooth = secondary and _is_smooth(problem.f)
+        if self.L_h is not None or not (smooth or _is_smooth(problem.h)):
             given = jnp.asarray(1 if self.L_h is None else self.L_h, dtype)
             return Scale(given, jnp.zeros((), dtype), given)
         key_power, key_own = jax.random.split(key)
-        smooth = secondary and (problem.f.loss is not None or problem.f.known is not None)
         like = jax.tree.map(lambda leaf: jnp.zeros((4 if smooth else 2, *leaf.shape), leaf.dtype), x)
 
         def product(v: PyTree) -> PyTree:
@@ -155,9 +155,10 @@ class Regularized(Method):
             sizes = power_iteration(product, fed.repeat, self.power_steps, key_power, like)
             L_h = jnp.where(sizes[:2].max() > 0, sizes[:2].max(), 1)
             L_max = L_h
-            if self.K > 1:
-                mean = fed.average(self.own_curvature, key_own, x, L_h, weights=jnp.ones(fed.clients))
-                L_max = jnp.maximum(L_h, L_h * (fed.clients * mean) ** (1 / POWER))
+            if self.K > 1 and problem.h.loss is not None:
+                unit = fed.clients * L_h
+                mean = fed.average(self.own_curvature, key_own, x, unit, weights=jnp.ones(fed.clients))
+                L_max = jnp.maximum(L_h, unit * (fed.clients * mean) ** (1 / POWER))
         L_f = sizes[2:].max() if smooth else jnp.zeros((), dtype)
         if secondary and problem.f.regularizer is not None and self.mu is not None:
             L_f = L_f + 1 / self.mu
@@ -174,11 +175,10 @@ class Regularized(Method):
             found.append(tally.each(lambda x, v, l=level, s=samples: _product(l, s, x, v), points, mine))
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
 
-    def own_curvature(self, problem: Selection, client: Client, key: jax.Array, x: PyTree, L_h: Any) -> Any:
-        """The phase of the largest L_i: (L_i/L_h)^8, since the 8th root of a sum is near the maximum."""
-        assert problem.h.loss is not None
-        own = local_curvature(_full_mean(problem.h.loss, client.train), _points(x), self.power_steps, key)
-        return (own / L_h) ** POWER
+    def own_curvature(self, problem: Selection, client: Client, key: jax.Array, x: PyTree, unit: Any) -> Any:
+        """The phase of the largest L_i: (L_i/unit)^8, since the 8th root of a sum is near the maximum."""
+        h = _full_mean(problem.h.loss, client.train)
+        return (local_curvature(h, _points(x), self.power_steps, key) / unit) ** POWER
 
     def steps(self, gamma: Any, eta: Any, scale: Scale, safe: bool) -> Steps:
         """A client's steps, by γ̃ = γ_g γ_ℓ K and η; if ``safe``, bounded by estimated curvatures."""
@@ -205,6 +205,10 @@ class Regularized(Method):
 def _points(x: PyTree) -> PyTree:
     """Where curvature is measured: here and at the origin, where a logistic loss curves most."""
     return jax.tree.map(lambda leaf: jnp.stack([leaf, jnp.zeros_like(leaf)]), x)
+
+
+def _is_smooth(level: Objective) -> bool:
+    return level.loss is not None or level.known is not None
 
 
 def _full_mean(loss: Any, samples: Samples) -> Oracle:

@@ -244,9 +244,20 @@ def test_nonsmooth_primary():
 
 
 def test_a_set_as_primary_projects():
-    problem = fs.Selection(fs.prox.Indicator(fs.sets.Ball(1.0)), TOY.problem.secondary)
-    result = run(fs.StRFedAvg("decreasing", eta=0.5), 200, problem=problem)
+    """And a steep secondary does not diverge: its curvature is estimated too."""
+    steep = fs.Selection(fs.prox.Indicator(fs.sets.Ball(1.0)), lambda x: 100 * TOY.problem.secondary(x))
+    result = run(fs.StRFedAvg("decreasing", K=2), 200, problem=steep)
+    assert float(result.state.scale.L_f) == pytest.approx(100, rel=1e-4)
     np.testing.assert_allclose(result.x, TOY.c / np.linalg.norm(TOY.c), atol=1e-4)
+
+
+def test_a_known_primary_is_scaled():
+    H = np.diag([100.0, 0.0]).astype(np.float32)
+    problem = fs.Selection(lambda x: x @ H @ x / 2 - 100 * x[0], lambda x: ((x - 3) ** 2).sum() / 2)
+    toy = TOY._replace(x0=np.array([5.0, -5.0]))
+    with pytest.warns(UserWarning, match="L_h ≈ 100"):
+        result = run(fs.StRFedAvg("geometric", K=2), 1000, toy, problem)
+    np.testing.assert_allclose(result.x, [1, 3], atol=1e-3)
 
 
 def test_the_secondary_is_measured_on_validation_samples():
