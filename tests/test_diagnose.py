@@ -57,6 +57,32 @@ def test_a_zeroth_order_result(quadratic):
     assert exact.lower_residual < 1e-12
 
 
+@pytest.mark.slow
+def test_results_of_other_zeroth_order_methods():
+    """Of a minimax problem and of personal models, at points where these methods have not converged."""
+    q = fs.quadratic_minimax(clients=3, n=2, p=3)
+    method = fs.FedRZOMinimax(0.02, 0.1, lower="local_sgd", lower_rounds=3)
+    result = fs.solve(q.problem, method, q.data, np.ones(2), y0=np.zeros(3), rounds=5, progress=False)
+    found = fs.diagnose(result)
+    assert found.converged
+    np.testing.assert_allclose(found.hypergradient, q.gradient(result.x), rtol=1e-7, atol=1e-8)
+    assert found.hypergradient_norm > 1e-2
+
+    problem = fs.Personalized(
+        server=lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum(),
+        coupling=lambda x, y: 0.5 * ((y - 2.0) ** 2).sum(),
+        client=lambda x, y, s: 0.5 * ((y - s["c"] * x) ** 2).sum(),
+    )
+    c = np.array([0.5, 2.0])
+    clients = [{"c": np.full(2, ci)} for ci in c]
+    data = fs.FederatedData.from_clients(clients, server={"a": np.array([[1.0, 2.0], [3.0, 4.0]])})
+    method = fs.ZOHFL(0.02, 0.1, gamma_client=0.3)
+    result = fs.solve(problem, method, data, np.zeros(2), y0=np.zeros(2), rounds=5, progress=False)
+    expected = result.x - np.array([2.0, 3.0]) + np.mean([ci * (ci * result.x - 2.0) for ci in c], axis=0)
+    np.testing.assert_allclose(fs.diagnose(result).hypergradient, expected, atol=1e-7)
+    assert np.linalg.norm(expected) > 1e-2
+
+
 def ridge_upper(x, y, s):
     return jnp.logaddexp(0.0, -s["b"] * (s["a"] @ y["w"] + y["c"]))
 

@@ -129,8 +129,8 @@ def test_the_papers_map_of_a_composition_is_a_product_of_jacobians(x64):
     np.testing.assert_allclose(S[1], Z[1] - middle(Z[0]), rtol=1e-12)
 
 
-def test_memory_of_a_product_is_at_most_that_of_three_gradients():
-    """On a network, as compiled: what is live at a time beside arguments."""
+def test_a_product_costs_at_most_three_gradients():
+    """On a network, as compiled: memory (what is live at a time beside arguments) and arithmetic."""
 
     def loss(x, w, s):
         hidden = jax.nn.relu(s["a"] @ w["in"])
@@ -141,12 +141,14 @@ def test_memory_of_a_product_is_at_most_that_of_three_gradients():
     x = jax.ShapeDtypeStruct((10,), jnp.float32)
     a = jax.ShapeDtypeStruct((2000, 100), jnp.float32)
 
-    def memory(function, *args):
-        return jax.jit(function).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    def cost(function, *args):
+        compiled = jax.jit(function).lower(*args).compile()
+        return compiled.memory_analysis().temp_size_in_bytes, compiled.cost_analysis()["flops"]
 
     def mean(a):
         return Samples({"a": a}, 2000).full_mean(loss)
 
-    gradient = memory(lambda a, x, w: jax.grad(mean(a).silent, argnums=(0, 1))(x, w), a, x, w)
-    product = memory(lambda a, x, w, v: curvature(mean(a), x, w, v), a, x, w, w)
-    assert product <= 3 * gradient
+    memory, flops = cost(lambda a, x, w: jax.grad(mean(a).silent, argnums=(0, 1))(x, w), a, x, w)
+    memory_of_product, flops_of_product = cost(lambda a, x, w, v: curvature(mean(a), x, w, v), a, x, w, w)
+    assert 0 < memory_of_product <= 3 * memory
+    assert 0 < flops_of_product <= 3 * flops

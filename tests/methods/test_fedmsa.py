@@ -9,6 +9,7 @@ import pytest
 
 import fedstrata as fs
 from fedstrata import tree
+from fedstrata.engines.base import Setup, cohort_of
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -96,6 +97,51 @@ def test_one_step_is_soba(quadratic):
         x, w, v = x - 0.1 * P, w - 0.2 * S_w, v - 0.2 * S_v
     np.testing.assert_allclose(centralised.x, x, rtol=1e-12)
     np.testing.assert_allclose(centralised.y, w, rtol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("K", [1, 4])
+def test_one_client_is_the_centralised_method(K):
+    """All that is local is global then: R rounds are 1 + K (R − 1) updates, whatever ρ."""
+    q = fs.quadratic_bilevel(clients=1, n=3, p=4, samples=5, noise=1.0)
+    federated = run(q, fs.FedMSA(0.1, 0.2, rho=1.0, K=K), 6)
+    centralised = run(q, fs.SOBA(0.1, 0.2), 1 + K * 5)
+    np.testing.assert_allclose(federated.x, centralised.x, rtol=1e-11)
+    np.testing.assert_allclose(federated.y, centralised.y, rtol=1e-11)
+    np.testing.assert_array_equal(run(q, fs.FedMSA(0.1, 0.2, rho=0.2, K=K), 6).x, federated.x)
+
+
+@pytest.mark.slow
+def test_algorithm_1_by_hand(quadratic):
+    """Four of ten clients in the first exchange, local steps of two of these: the paper's lines in NumPy."""
+    alpha, beta, rho, K, rounds = 0.1, 0.2, 0.3, 3, 4
+    result = run(quadratic, fs.FedMSA(alpha, beta, rho=rho, K=K, clients=2), rounds, participation=4)
+    A, B, c, M, b = (np.asarray(quadratic.data.train[k])[:, 0] for k in "ABcMb")
+
+    def maps(i, z):
+        x, w, v = z[:5], z[5:13], z[13:]
+        slope = M[i] @ z[:13] - b[i]
+        return np.concatenate([slope[:5] + B[i].T @ v, A[i] @ w - B[i] @ x - c[i], A[i] @ v - slope[5:]])
+
+    steps = np.repeat([alpha, beta], [5, 16])
+    z = before = h = np.zeros(21)
+    setup = Setup(quadratic.problem, 10, 4)
+    for r in range(rounds):
+        key_cohort, key = jax.random.split(jax.random.fold_in(jax.random.key(0), r))
+        cohort = np.asarray(cohort_of(setup, key_cohort))
+        keep = 1 - rho if r else 0.0
+        h = np.mean([maps(i, z) + keep * (h - maps(i, before)) for i in cohort], axis=0)
+        ends = []
+        for i in np.asarray(jax.random.choice(jax.random.split(key, 3)[1], cohort, (2,), replace=False)):
+            at, last, direction = z, z, h
+            for _ in range(K if r else 1):
+                direction = direction + maps(i, at) - maps(i, last)
+                at, last = at - steps * direction, at
+            ends.append(at)
+        before, z = z, np.mean(ends, axis=0)
+    np.testing.assert_allclose(result.x, z[:5], rtol=1e-10)
+    np.testing.assert_allclose(result.y, z[5:13], rtol=1e-10)
+    np.testing.assert_allclose(result.state.Z[0].v, z[13:], rtol=1e-10)
 
 
 def test_equal_clients_make_every_local_step_a_global_one():
