@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import fedavg_softmax, fedrzo, first_result
+from benchmarks import fedavg_softmax, fedmsa_losstuning, fedrzo, first_result
 from benchmarks.alternatives import ALTERNATIVES, Case
 from benchmarks.timing import interleave
 
@@ -138,3 +138,29 @@ def test_first_result_is_timed_in_parts():
     parts = first_result.measure("FedMSA")
     assert tuple(parts) == first_result.PARTS
     assert all(seconds > 0 for seconds in parts.values())
+
+
+@pytest.mark.slow
+def test_loss_tuning_goes_through_the_same_iterates(monkeypatch, capsys):
+    """FedMSA's momentum cancels with full batches: the lines as they stand, at both points, and ours."""
+    small = {
+        "CLIENTS": 6,
+        "CHOSEN": 2,
+        "FEATURES": 7,
+        "HIDDEN": 5,
+        "COUNTS": [24, 12, 9, 8, 7, 6, 5, 5, 5, 5],
+    }
+    for name, value in small.items():
+        monkeypatch.setattr(fedmsa_losstuning, name, value)
+    data = fedmsa_losstuning.clients(None).cast()
+    ours = fedmsa_losstuning.ours(data, 5)()
+    for over in ("map", "vmap"):
+        x, w, v = fedmsa_losstuning.by_hand(data, 5, over)()
+        theirs = jax.tree.leaves((x, w, v))
+        mine = jax.tree.leaves((ours[0], ours[1][0].w, ours[1][0].v))
+        for a, b in zip(mine, theirs, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
+    assert np.abs(jax.tree.leaves(ours[0])[0]).max() > 1e-3
+    fedmsa_losstuning.main(["--rounds", "1", "--repetitions", "1"])
+    printed = capsys.readouterr().out
+    assert re.search(r"FedStrata: [\d.]+ GFLOP, \d+ GFLOP/s, \d+% of that", printed)
