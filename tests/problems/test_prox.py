@@ -5,6 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy.optimize
 
@@ -298,6 +299,21 @@ def test_a_sweep_over_weights_is_a_vmap():
     np.testing.assert_allclose(y, [[1, -3], [0.5, -2.5], [0, -1]])
     stacked = jax.vmap(lambda r: r.prox(jnp.array([1.0, -3.0]), 1.0))(prox.L1(weights))
     np.testing.assert_allclose(stacked, y)
+
+
+def test_optax_agrees_on_indicators(x64):
+    """Its only proximal maps are projections."""
+    x = 2 * np.random.default_rng(6).standard_normal(6)
+    pairs = [
+        (sets.Box(-0.5, 1.0), optax.projections.projection_box(x, -0.5, 1.0)),
+        (sets.Simplex(2.0), optax.projections.projection_simplex(x, 2.0)),
+        (sets.L1Ball(1.5), optax.projections.projection_l1_ball(x, 1.5)),
+        (sets.Ball(1.5), optax.projections.projection_l2_ball(x, 1.5)),
+    ]
+    for ours, theirs in pairs:
+        np.testing.assert_allclose(
+            prox.Indicator(ours).prox(x, 0.7), theirs, atol=1e-12, err_msg=type(ours).__name__
+        )
 
 
 @pytest.mark.parametrize("step", [0.2, 1.3])
