@@ -346,7 +346,10 @@ def check_point(problem: Problem, data: FederatedData, x: PyTree, y: PyTree) -> 
     def sample(stacked: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), stacked)
 
+    if tree.dimension(x) == 0:
+        raise ValueError("x0 has no numbers; give the point to start from.")
     train = sample(data.train)
+    problem.check_sets(x)
     problem.check(x, y, train, train if data.valid is None else sample(data.valid))
     server = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data.server)
     problem.check_server(x, server)

@@ -51,6 +51,10 @@ def as_floats(tree: PyTree, name: str) -> PyTree:
             raise TypeError(f"{name}{jax.tree_util.keystr(path)} is not an array: {leaf!r}.") from error
         if not jnp.issubdtype(array.dtype, jnp.inexact):
             array = array.astype(jnp.result_type(float))
+        if jnp.issubdtype(array.dtype, jnp.complexfloating):
+            raise TypeError(
+                f"{name}{jax.tree_util.keystr(path)} is complex; give real and imaginary parts as two arrays."
+            )
         return array
 
     return jax.tree_util.tree_map_with_path(convert, tree)

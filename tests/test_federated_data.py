@@ -87,6 +87,7 @@ def test_from_arrays_splits_off_server_and_validation():
     [
         ([], "no clients"),
         ([{"a": np.ones((2, 1))}, {"a": np.ones((0, 1))}], "client 1.* is empty"),
+        ([{"a": np.array(["yes", "no"])}], r"client 0\['a'\] is not a plain array \(dtype <U3\)"),
         ([{"a": np.array([[1.0], [np.nan]])}], r"client 0\['a'\] has a NaN.*sample 1"),
         ([{"a": np.ones((2, 1))}, {"a": np.ones((2, 3))}], "client 1 has another structure"),
         ([{"a": np.ones(2), "b": np.ones(3)}], "differ in their number of samples"),

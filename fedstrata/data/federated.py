@@ -34,8 +34,10 @@ def _check(data: PyTree, who: str) -> int:
     for path, leaf in leaves:
         name = f"{who}{jax.tree_util.keystr(path)}"
         array = np.asarray(leaf)
-        if array.dtype == object:
-            raise DataError(f"{name} is not a plain array (dtype object). Convert it to numbers first.")
+        if array.dtype.kind in "OSUMm":
+            raise DataError(
+                f"{name} is not a plain array (dtype {array.dtype}). Convert it to numbers first."
+            )
         if array.ndim == 0:
             raise DataError(
                 f"{name} is a scalar. Arrays have the samples on their first axis: use shape (1, …)."

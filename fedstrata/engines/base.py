@@ -331,7 +331,13 @@ def measure(
             values.update(setup.problem.measure(fed.mean, x, y))
         for name, metric in setup.metrics:
             arguments = {1: (carry.state,), 2: (x, y)}.get(positional(metric), (x, y, data))
-            values[name] = metric(*arguments)
+            try:
+                values[name] = metric(*arguments)
+            except Exception as error:
+                raise TypeError(
+                    f"The metric {name!r} cannot be evaluated: {type(error).__name__}: {error}\n"
+                    "A metric is a function of the state, of (x, y) or of (x, y, data)."
+                ) from error
     for name, value in values.items():
         if jnp.shape(value) != ():
             raise TypeError(f"The metric {name!r} must be one number, but has the shape {jnp.shape(value)}.")

@@ -42,7 +42,7 @@ def power_iteration(
 
     def body(_: Any, carry: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
         w = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0), product(carry[0]))
-        size = jax.vmap(tree.norm)(w)
+        size = jax.vmap(_norm)(w)
         unit = jnp.where(size > 0, size, 1)
         return jax.vmap(lambda w, s: tree.scale(1 / s, w))(w, unit), size
 
@@ -51,6 +51,13 @@ def power_iteration(
     v = jax.vmap(lambda key: sphere(key, one))(jax.random.split(key, count))
     dtype = jnp.result_type(*jax.tree.leaves(like))
     return repeat(steps, body, (v, jnp.zeros((count,), dtype)))[1]
+
+
+def _norm(w: PyTree) -> jax.Array:
+    """The norm, whose squares neither overflow nor vanish: data has any units."""
+    largest = jax.tree.reduce(jnp.maximum, jax.tree.map(lambda leaf: jnp.abs(leaf).max(), w))
+    unit = jnp.where(largest > 0, largest, 1)
+    return unit * tree.norm(jax.tree.map(lambda leaf: leaf / unit.astype(leaf.dtype), w))
 
 
 def local_curvature(f: Oracle, points: PyTree, steps: int, key: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from fedstrata import tree
 from fedstrata.client import Client
-from fedstrata.methods.base import BatchSize, Count, Fed, Positive, method
+from fedstrata.methods.base import BatchSize, Count, Fed, Fraction, Positive, method
 from fedstrata.methods.regularized import Regularized, Scale, both_gradients
 from fedstrata.problems.classes import Selection
 
@@ -52,7 +52,7 @@ class BiGSAM(Regularized):
     """
 
     mu_f: Positive = 1.0  # σ
-    c: Positive = 1.0
+    c: Fraction = 1.0
     L_f: Positive | None = None
     mu: Positive | None = None  # μ
     L_h: Positive | None = None

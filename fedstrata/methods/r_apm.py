@@ -63,6 +63,7 @@ class RAPM(Regularized):
     batch_size: BatchSize = None
 
     needs = "gradients, products"
+    full_participation = "its acceleration adds up what sampled gradients miss, and diverges."
 
     def plan(self, rounds: int) -> RAPM:
         return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))

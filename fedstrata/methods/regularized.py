@@ -13,7 +13,7 @@ clients' steps.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -125,6 +125,14 @@ class Regularized(Method):
     batch_size: int | None
 
     solves = (Selection,)
+    rows: ClassVar[tuple[str, ...]] = ()  # hyper-parameters that are several numbers
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self._kinds.keys() - set(self.rows):
+            value = getattr(self, name)
+            if not callable(value) and np.ndim(value) > 0:
+                raise ValueError(f"{type(self).__name__}: {name} must be one number, but is {value!r}.")
 
     def check(self, problem: Any, clients: int) -> None:
         name, proximal = type(self).__name__, [problem.h.regularizer is not None]

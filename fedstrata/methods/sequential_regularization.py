@@ -73,14 +73,25 @@ class SequentialRegularization(Regularized):
     batch_size: BatchSize = None
 
     needs = "gradients, products"
+    rows = ("eta",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if callable(self.eta):
             raise TypeError("SequentialRegularization: eta must be a grid of numbers, but is a function.")
-        object.__setattr__(self, "eta", np.atleast_1d(np.asarray(self.eta, float)))
+        grid = np.atleast_1d(np.asarray(self.eta, float))
+        if grid.ndim > 1 or grid.size == 0:
+            raise ValueError(
+                f"SequentialRegularization: eta must be one row of numbers, but has shape {grid.shape}."
+            )
+        object.__setattr__(self, "eta", grid)
 
     def plan(self, rounds: int) -> SequentialRegularization:
+        shared = rounds if self.R is None else self.R
+        if 0 < shared < len(self.eta):
+            raise ValueError(
+                f"SequentialRegularization: {shared:g} rounds are too few for {len(self.eta)} values of eta."
+            )
         return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))
 
     def stage(self, r: Any) -> Any:

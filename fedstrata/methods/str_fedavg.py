@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedstrata import tree
 from fedstrata.client import Client
@@ -133,6 +134,8 @@ class StRFedAvg(Regularized):
             )
         if self.rule == "geometric" and callable(self.eta):
             raise ValueError("StRFedAvg: the rule 'geometric' is a schedule itself; give eta as a number.")
+        if self.rule == "geometric" and self.eta is not None and not np.all(self.eta > 0):
+            raise ValueError("StRFedAvg: the rule 'geometric' goes down from eta, which must be positive.")
         if self.returns not in (None, "average", "last"):
             raise ValueError(f"StRFedAvg: returns must be 'average' or 'last', but is {self.returns!r}.")
 

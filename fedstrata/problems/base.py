@@ -107,6 +107,19 @@ class Problem:
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
         """Raise a clear error where a function does not fit the point or the sample (shapes only)."""
 
+    def check_sets(self, x: PyTree) -> None:
+        """Raise where the projection onto a set of x, the same for all clients, is no point like x."""
+        for name in ("project", "project_x"):
+            project = getattr(self, name, None)
+            if isinstance(project, Projection) and project.arity == 1 and project.function is not None:
+                found = jax.eval_shape(project.function, x)
+                shapes = [jax.tree.map(lambda leaf: list(leaf.shape), point) for point in (x, found)]
+                if shapes[0] != shapes[1]:
+                    raise TypeError(
+                        f"{type(self).__name__}.{name} must return a point like x, of shape {shapes[0]}, "
+                        f"but returns {shapes[1]}."
+                    )
+
     def check_server(self, x: PyTree, sample: PyTree) -> None:
         """The same for functions on the server's own data; ``sample`` is None where it has none."""
 

@@ -52,6 +52,21 @@ def test_big_sam_refuses_what_is_not_smooth():
         run(fs.BiGSAM(L_h=1.0), 1)
 
 
+def test_bad_grids_and_factors():
+    for grid in ((), np.ones((2, 2))):
+        with pytest.raises(ValueError, match="one row of numbers"):
+            fs.SequentialRegularization(grid)
+    with pytest.raises(ValueError, match="2 rounds are too few for 3"):
+        run(fs.SequentialRegularization((1.0, 0.1, 0.01)), 2)
+    with pytest.raises(ValueError, match=r"c must be a number in \(0, 1\]"):
+        fs.BiGSAM(c=2.0)
+
+
+def test_r_apm_needs_everyone():
+    with pytest.raises(ValueError, match="RAPM needs participation"):
+        fs.solve(TOY.problem, fs.RAPM(), TOY.data, TOY.x0, rounds=1, participation=2, progress=False)
+
+
 def test_r_apm_is_fista_on_the_regularised_loss():
     rows, targets = (np.asarray(TOY.data.train[k], float) for k in "ab")
     rounds, eta = 25, 1 / 25

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,6 +72,24 @@ def test_geometric_schedule_finds_the_selected_solution(K):
 def test_decreasing_schedule_beats_the_papers_rule():
     decreasing, paper = run(fs.StRFedAvg(rule="decreasing"), 1000), run(fs.StRFedAvg(), 1000)
     assert error(decreasing.x) < 0.05 < error(paper.x)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "gamma", "eta"),
+    [
+        ("convex", {}, 81**-0.5, 81**-0.25),
+        ("convex", {"a": 0.75, "b": 0.5}, 81**-0.75, 81**-0.5),
+        ("strongly_convex", {}, 81 ** (-2 / 3), np.log(81) * 81 ** (-1 / 3)),
+        ("strongly_convex", {"mu_f": 4.0, "p": 2.0}, 324 ** (-2 / 3), 2 * np.log(81) * 324 ** (-1 / 3)),
+        ("weak_sharp", {"eta": 0.2}, 81**-0.5, 0.2),
+        ("weak_sharp", {"eta": 0.2, "mu_f": 4.0, "p": 2.0}, 2 * np.log(81) / 324, 0.2),
+        ("decreasing", {}, 1.0, 2 / 12),
+        ("geometric", {"eta": 0.1, "eta_end": 0.1**5}, 1.0, 0.1 * 0.1 ** (4 * 4 / 80)),
+    ],
+)
+def test_the_rules_are_those_of_the_table(rule, options, gamma, eta):
+    """With R = 81, in round 4."""
+    np.testing.assert_allclose(fs.StRFedAvg(rule, **options).plan(81).tuned(4), (gamma, eta), rtol=1e-6)
 
 
 def test_it_is_algorithm_1_in_numpy():
@@ -165,9 +185,14 @@ def test_unscaled_data_is_scaled_with_a_warning():
         run(fs.StRFedAvg(rule="geometric", L_h=1.0), 1000, toy=wild)
 
 
-def test_data_that_crawls_is_scaled_too():
-    tame = fs.underdetermined(curvature=1e-6)
-    assert error(run(fs.StRFedAvg(rule="geometric"), 1000, toy=tame).x, tame) < 1e-3
+@pytest.mark.parametrize("factor", [1e-30, 1e25])
+def test_any_units_are_scaled(factor):
+    """Too small they would crawl; and the squares of a product's entries leave float32's range."""
+    problem = fs.Selection(lambda x, s: factor * TOY.problem.primary(x, s), TOY.problem.secondary)
+    method = fs.StRFedAvg(rule="geometric")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        assert error(run(method, 1000, problem=problem).x) < 1e-3
 
 
 def test_one_client_with_large_data_does_not_diverge():
@@ -309,6 +334,8 @@ def test_resume_keeps_the_horizon(tmp_path):
         ({"rule": "fast"}, "rule must be one of"),
         ({"rule": "weak_sharp"}, "give eta"),
         ({"rule": "geometric", "eta": lambda r: 0.1}, "as a number"),
+        ({"rule": "geometric", "eta": 0.0}, "must be positive"),
+        ({"eta": np.ones(3)}, "eta must be one number"),
         ({"returns": "best"}, "'average' or 'last'"),
         ({"K": 0}, "K must be"),
         ({"mu_f": -1.0}, "mu_f must be"),
@@ -329,6 +356,8 @@ def test_bad_problems():
         run(fs.StRFedAvg(), 1, problem=twice)
     with pytest.raises(TypeError, match=r"secondary\(x, sample\)"):
         run(fs.StRFedAvg(), 1, problem=fs.Selection(TOY.problem.primary, lambda x, s: x))
+    with pytest.raises(TypeError, match=r"Selection.project must return a point like x.*\[40\].*\[2\]"):
+        run(fs.StRFedAvg(), 1, problem=fs.Selection(TOY.problem.primary, TOY.problem.secondary, lambda x: x[:2]))
     batch = fs.Selection(fs.per_batch(lambda x, s: (s["a"] @ x).var()), TOY.problem.secondary)
     unequal = [{"a": np.ones((n, 40)), "b": np.ones(n)} for n in (2, 3)]
     with pytest.raises(ValueError, match="Give L_h"):
