@@ -357,7 +357,11 @@ def test_bad_problems():
     with pytest.raises(TypeError, match=r"secondary\(x, sample\)"):
         run(fs.StRFedAvg(), 1, problem=fs.Selection(TOY.problem.primary, lambda x, s: x))
     with pytest.raises(TypeError, match=r"Selection.project must return a point like x.*\[40\].*\[2\]"):
-        run(fs.StRFedAvg(), 1, problem=fs.Selection(TOY.problem.primary, TOY.problem.secondary, lambda x: x[:2]))
+        run(
+            fs.StRFedAvg(),
+            1,
+            problem=fs.Selection(TOY.problem.primary, TOY.problem.secondary, lambda x: x[:2]),
+        )
     batch = fs.Selection(fs.per_batch(lambda x, s: (s["a"] @ x).var()), TOY.problem.secondary)
     unequal = [{"a": np.ones((n, 40)), "b": np.ones(n)} for n in (2, 3)]
     with pytest.raises(ValueError, match="Give L_h"):
