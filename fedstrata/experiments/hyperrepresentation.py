@@ -6,6 +6,10 @@ lower one the clients' linear heads y_m, trained on their training samples with 
 array with a client axis: a client's part of it has the share 1/m in the mean, so β is m times that of one
 client's problem.
 
+α and β are the lengths of one local step in every method, of which all take K in a round (FedNest's and
+SimFBO's own steps, of a whole round, are K times as long). Every method runs at all pairs of the same grid.
+FedNest sums its whole series of 10 terms, hypergradient descent makes T steps of y and 10 of CG in a round.
+
 References: heads on the random representation that the methods start from, and FedAvg of one model for all.
 """
 
@@ -77,16 +81,20 @@ def accuracy(x: Any, y: Any, data: Any) -> Any:
 
 def method_of(s: Setting) -> Any:
     """The method; the reference with a random representation never moves x."""
+    if s.method == "random representation":
+        beta = s.beta_reference * s.clients
+        return fs.HypergradientDescent(1e-30, beta, T=s.T, N=1, inverse="none")
     beta = s.beta * s.clients
     if s.method == "FedMSA":
         return fs.FedMSA(s.alpha, beta, K=s.K, clients=s.clients)
+    whole = s.K * s.alpha, s.K * beta
     if s.method == "FedNest":
-        return fs.FedNest(s.alpha, beta * s.K, T=2, tau=s.K, N=10, ell=s.ell / s.clients, inverse="series")
+        return fs.FedNest(*whole, T=1, tau=s.K, N=10, ell=s.ell / s.clients, inverse="series")
     if s.method == "SimFBO":
-        return fs.SimFBO(s.alpha, beta, beta, s.alpha / s.K, s.beta, s.beta, tau=s.K)
+        return fs.SimFBO(*whole, whole[1], s.alpha, s.beta, s.beta, tau=s.K)
     if s.method == "hypergradient descent":
-        return fs.HypergradientDescent(s.alpha, beta, T=s.T, N=10)
-    return fs.HypergradientDescent(1e-30, beta, T=s.T, N=1, inverse="none")
+        return fs.HypergradientDescent(whole[0], beta, T=s.T, N=10)
+    raise ValueError(f"no method {s.method!r}")
 
 
 def build(s: Setting) -> Task:
@@ -130,25 +138,22 @@ EXPERIMENT = Experiment(
         "tests": 500,
         "hidden": 64,
         "lam": 0.01,
-        "alpha": 0.1,
-        "beta": 0.05,
+        "beta_reference": 0.05,
         "gamma": 0.1,
         "ell": 20.0,
         "K": 5,
         "T": 20,
-        "rounds": 600,
-        "evaluations": 60,
+        "rounds": 300,
+        "evaluations": 30,
     },
-    grid={
-        "method": [
-            "FedMSA",
-            "FedNest",
-            "SimFBO",
-            "hypergradient descent",
-            "random representation",
-            "one model for all",
-        ],
-    },
+    grid=[
+        {
+            "method": ["FedMSA", "FedNest", "SimFBO", "hypergradient descent"],
+            "alpha": [0.004, 0.02, 0.1],
+            "beta": [0.02, 0.05],
+        },
+        {"method": ["random representation", "one model for all"]},
+    ],
     build=build,
     seeds=3,
     table=TableSpec(
@@ -157,17 +162,34 @@ EXPERIMENT = Experiment(
             Column("exchanges", title="exchanges"),
             Column("megabytes", title="MB"),
         ),
+        rows=("label", "alpha", "beta"),
     ),
     plots=(
-        PlotSpec("accuracy", title="Test accuracy by rounds"),
-        PlotSpec("accuracy", x="exchanges", log_x=True, title="Test accuracy by exchanges"),
-        PlotSpec("accuracy", x="megabytes", log_x=True, title="Test accuracy by megabytes"),
+        PlotSpec("accuracy", lines=("alpha", "beta"), panels="label", title="Test accuracy by rounds"),
+        PlotSpec(
+            "accuracy",
+            x="exchanges",
+            lines=("alpha", "beta"),
+            panels="label",
+            log_x=True,
+            title="Test accuracy by exchanges",
+        ),
+        PlotSpec(
+            "accuracy",
+            x="megabytes",
+            lines=("alpha", "beta"),
+            panels="label",
+            log_x=True,
+            title="Test accuracy by megabytes",
+        ),
     ),
     needs=("mnist",),
     fallback={"data": "digits", "train": 60, "valid": 60, "tests": 36},
     quick={
         "data": "digits",
         "method": ["FedMSA", "SimFBO", "one model for all"],
+        "alpha": [0.1],
+        "beta": [0.05],
         "train": 60,
         "valid": 60,
         "tests": 36,
