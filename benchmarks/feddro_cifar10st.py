@@ -1,33 +1,33 @@
 """FedDRO on CIFAR10-ST with ResNet20 on a GPU: the experiment's whole table, and speed beside plain PyTorch.
 
-    python -m benchmarks.feddro_cifar10st pack cifar10st.npz           # where CIFAR-10 is (FEDSTRATA_DATA)
-    python -m benchmarks.feddro_cifar10st run cifar10st.npz runs.json  # on the GPU, with JAX, optax, PyTorch
-    python -m benchmarks.feddro_cifar10st report runs.json folder      # tables and plots
+    python -m benchmarks.feddro_cifar10st run runs.json            # on the GPU; CIFAR-10 in FEDSTRATA_DATA
+    python -m benchmarks.feddro_cifar10st report runs.json folder  # tables and plots
 
-`pack` writes 35,500 images without loss (predicted from their neighbours, then xz: 59 MB in place of 109).
-`run` first times one program at a time, then runs the table in several processes, which compile side by
-side; how many local steps fit into ``--seconds`` follows from the timing. Every method gets the step, of
-those the paper chose among, that has the highest training accuracy after a tenth of the local steps.
+`run` first times FedStrata's ways of writing a round (clients side by side or one by one, two convolutions)
+and the same rounds in plain PyTorch, where that is installed: all are compiled side by side, then timed one
+at a time. The table is then run in the fastest way, in several processes, which compile side by side; how
+many local steps fit into ``--seconds`` follows from the timing. Every method gets the step, of those the
+paper chose among, that has the highest training accuracy after a tenth of the local steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import lzma
 import multiprocessing as mp
 import os
 import platform
 import subprocess
 import sys
+import threading
 import time
-import types
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-ROOT = Path(__file__).parents[1]
+COMPILING = 120.0  # seconds that programs wait for each other before they are timed
 CLIENTS, BATCH, BETA, LAM, BOUND, SEED = 8, 16, 0.2, 1.0, 0.5, 0
 WORK = {"average loss": 3, "FedDRO": 5, "DS-FedDRO": 5, "MBSGD": 4, "FastDRO": 4, "PDSGD": 7}  # passes a step
 TABLE = [(name, 1) for name in ("average loss", "FastDRO", "PDSGD", "MBSGD")] + [
@@ -40,88 +40,34 @@ VARIANTS = [
 ]  # the convolution; clients side by side or one by one
 
 
-def pieces() -> Any:
-    """The experiment's problems and methods, also where the rest of its package cannot be imported."""
-    if "fedstrata.experiments" not in sys.modules:
-        package = types.ModuleType("fedstrata.experiments")
-        package.__path__ = [str(ROOT / "fedstrata" / "experiments")]
-        sys.modules["fedstrata.experiments"] = package
-    from fedstrata.experiments import _cifar10st
-
-    return _cifar10st
-
-
-def neighbours(c: np.ndarray) -> np.ndarray:
-    """The median edge predictor of each pixel (images, channels, height, width)."""
-    left = np.pad(c, ((0, 0), (0, 0), (0, 0), (1, 0)))[..., :-1]
-    up = np.pad(c, ((0, 0), (0, 0), (1, 0), (0, 0)))[..., :-1, :]
-    corner = np.pad(c, ((0, 0), (0, 0), (1, 0), (1, 0)))[..., :-1, :-1]
-    return median_edge(left, up, corner)
-
-
-def median_edge(left: np.ndarray, up: np.ndarray, corner: np.ndarray) -> np.ndarray:
-    """The smaller or the larger neighbour at an edge, the plane through the three elsewhere."""
-    high, low = np.maximum(left, up), np.minimum(left, up)
-    return np.where(corner >= high, low, np.where(corner <= low, high, left + up - corner))
-
-
-def encode(images: np.ndarray) -> np.ndarray:
-    """Bytes (images, height, width, 3) without loss; all arithmetic is modulo 256."""
-    x = images.astype(np.int16)
-    green = x[..., 1]
-    channels = np.stack([green, (x[..., 0] - green + 128) % 256, (x[..., 2] - green + 128) % 256])
-    rest = [(c - neighbours(c[:, None])[:, 0]).astype(np.uint8) for c in channels]
-    return np.frombuffer(lzma.compress(np.stack(rest).tobytes(), preset=6), np.uint8)
-
-
-def decode(packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The inverse of `encode`; a pixel needs those before it, so images go in parallel and pixels in turn."""
-    number, height, width = shape
-    rest = np.frombuffer(lzma.decompress(packed.tobytes()), np.uint8).reshape(3, number, height, width)
-    rest = np.ascontiguousarray(rest.transpose(2, 3, 0, 1)).astype(np.int16)
-    c = np.zeros((height + 1, width + 1, 3, number), np.int16)
-    for i in range(height):
-        for j in range(width):
-            c[i + 1, j + 1] = (rest[i, j] + median_edge(c[i + 1, j], c[i, j + 1], c[i, j])) % 256
-    green, red, blue = c[1:, 1:].transpose(2, 3, 0, 1)
-    return np.stack([red + green - 128, green, blue + green - 128], axis=-1).astype(np.uint8)
-
-
-def pack(target: Path) -> None:
-    """Write CIFAR10-ST and the test images."""
+def load(limit: int | None = None) -> dict[str, np.ndarray]:
+    """CIFAR10-ST and the test images; ``limit`` of each, for trials."""
     import fedstrata as fs
+    from fedstrata.experiments import _cifar10st as st
 
-    arrays = fs.data.load("cifar10")
-    chosen = pieces().keep_last(arrays["y_train"])
-    parts = {
-        "train": (arrays["x_train"][chosen], arrays["y_train"][chosen]),
-        "test": (arrays["x_test"], arrays["y_test"]),
-    }
-    content: dict[str, Any] = {}
-    for name, (x, y) in parts.items():
-        content |= {f"x_{name}": encode(x), f"y_{name}": y.astype(np.uint8)}
-        assert (decode(content[f"x_{name}"], x.shape[:3]) == x).all()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(target, **content)
-    print(f"{target}: {target.stat().st_size / 1e6:.1f} MB")
+    arrays = dict(fs.data.load("cifar10"))
+    chosen = st.keep_last(arrays["y_train"])
+    arrays |= {name: arrays[name][chosen] for name in ("x_train", "y_train")}
+    return {name: array[:limit] for name, array in arrays.items()}
 
 
-def load(source: Path, limit: int | None = None) -> dict[str, np.ndarray]:
-    """What `pack` wrote."""
-    with np.load(source) as file:
-        arrays = {name: file[name] for name in file.files}
-    for part in ("train", "test"):
-        arrays[f"x_{part}"] = decode(arrays[f"x_{part}"], (len(arrays[f"y_{part}"]), 32, 32))
-        if limit:
-            arrays |= {f"{name}_{part}": arrays[f"{name}_{part}"][:limit] for name in ("x", "y")}
-    return arrays
+class Turns(NamedTuple):
+    """Programs that are timed one at a time, once all of them are compiled."""
+
+    ready: Any
+    lock: Any
+
+    def wait(self) -> None:
+        """Until the others are compiled, or until one of them has not made it."""
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.ready.wait(timeout=COMPILING)
 
 
-def timed(options: Any, arrays: Any, variant: tuple[str, int | None], lock: Any, out: Any) -> None:
-    """Images a second with I = 4 for one way of writing it; compiled beside others, timed alone."""
+def timed(options: Any, arrays: Any, variant: tuple[str, int | None], turns: Turns, out: Any) -> None:
+    """Images a second with I = 4 for one way of writing it."""
     import fedstrata as fs
+    from fedstrata.experiments import _cifar10st as st
 
-    st = pieces()
     conv, chunk = variant
     data, model = st.federated(arrays, CLIENTS, SEED), st.network(options.network, conv)
     engine = fs.engines.Simulated(chunk=chunk)
@@ -141,10 +87,11 @@ def timed(options: Any, arrays: Any, variant: tuple[str, int | None], lock: Any,
         )
         return time.perf_counter() - began
 
-    for name in ("FedDRO", "average loss"):
-        compiling = go(name, 0)
-        with lock:
-            go(name, 1)
+    names = ("FedDRO", "average loss")
+    compiled = {name: go(name, 1) for name in names}
+    turns.wait()
+    for name in names:
+        with turns.lock:
             few, many = (
                 min(go(name, 2) for _ in range(2)),
                 min(go(name, 2 + options.timing) for _ in range(2)),
@@ -158,16 +105,23 @@ def timed(options: Any, arrays: Any, variant: tuple[str, int | None], lock: Any,
                 "clients": "one by one" if chunk else "side by side",
                 "seconds per round": seconds,
                 "images per second": rate,
-                "compiling": compiling,
+                "compiling": compiled[name],
             }
         )
 
 
-def timed_torch(options: Any, arrays: Any, lock: Any, out: Any) -> None:
+def timed_torch(options: Any, arrays: Any, turns: Turns, out: Any) -> None:
     """The same rounds in plain PyTorch: the clients' models in turn, eager and with torch.compile."""
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
+    try:
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+    except ImportError:
+        out.put(
+            {"program": "PyTorch", "error": "is not installed here, so there is nothing beside FedStrata"}
+        )
+        turns.wait()
+        return
 
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
@@ -236,6 +190,8 @@ def timed_torch(options: Any, arrays: Any, lock: Any, out: Any) -> None:
     def draw(k: int) -> Any:
         return rows[k, torch.randint(size, (BATCH,), device=device)]
 
+    embedding = torch.tensor(2.0, device=device)  # log ȳ
+
     def fedavg_round(call: list[Any]) -> None:
         assign(models, average)
         for k, model in enumerate(models):
@@ -244,7 +200,6 @@ def timed_torch(options: Any, arrays: Any, lock: Any, out: Any) -> None:
         average_of(models)
 
     def feddro_round(call: list[Any]) -> None:
-        nonlocal u
         assign(models, average)
         for _ in range(4):
             places = [draw(k) for k in range(CLIENTS)]
@@ -256,16 +211,15 @@ def timed_torch(options: Any, arrays: Any, lock: Any, out: Any) -> None:
                     [torch.logsumexp(losses(befores[k], places[k]) / LAM, 0) for k in range(CLIENTS)]
                 )
                 a, b = (torch.logsumexp(v, 0) - np.log(CLIENTS * BATCH) for v in (old, now))
-                u = b + torch.log(
-                    torch.clamp(1 + (1 - BETA) * (torch.exp(u - b) - torch.exp(a - b)), min=BETA)
-                )
+                ratio = 1 + (1 - BETA) * (torch.exp(embedding - b) - torch.exp(a - b))
+                embedding.copy_(b + torch.log(torch.clamp(ratio, min=BETA)))
             for k, model in enumerate(models):
                 assign([befores[k]], model)
                 value = losses(call[k], places[k])
-                descend(model, LAM * torch.exp(value / LAM - u).mean())
+                descend(model, LAM * torch.exp(value / LAM - embedding).mean())
         average_of(models)
 
-    u = torch.tensor(2.0, device=device)
+    turns.wait()
     for words, call in (("eager", models), ("torch.compile", None)):
         if call is None:
             if not cuda:
@@ -276,7 +230,7 @@ def timed_torch(options: Any, arrays: Any, lock: Any, out: Any) -> None:
                 began = time.perf_counter()
                 once(call)
                 compiling = time.perf_counter() - began
-                with lock:
+                with turns.lock:
                     once(call)
                     _ = cuda and torch.cuda.synchronize()
                     best = np.inf
@@ -310,8 +264,8 @@ def table_worker(
 ) -> None:
     """Settings from a queue: the step is chosen in a tenth of the steps, then all of them are made."""
     import fedstrata as fs
+    from fedstrata.experiments import _cifar10st as st
 
-    st = pieces()
     data, model = st.federated(arrays, CLIENTS, SEED), st.network(options.network, conv)
     engine = fs.engines.Simulated(chunk=chunk)
     while (task := tasks.get()) is not None:
@@ -407,11 +361,11 @@ def run(options: Any) -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", "/tmp/fedstrata-jax-cache")
     context = mp.get_context("spawn")
-    arrays = load(Path(options.source), options.limit)
-    lock, out = context.Lock(), context.Queue()
+    arrays, out = load(options.limit), context.Queue()
     variants = VARIANTS[: options.variants]
-    starts = [context.Process(target=timed, args=(options, arrays, v, lock, out)) for v in variants]
-    starts.append(context.Process(target=timed_torch, args=(options, arrays, lock, out)))
+    turns = Turns(context.Barrier(len(variants) + 1), context.Lock())
+    starts = [context.Process(target=timed, args=(options, arrays, v, turns, out)) for v in variants]
+    starts.append(context.Process(target=timed_torch, args=(options, arrays, turns, out)))
     rates = _collect(starts, out, options.timing_seconds)
     for row in rates:
         print(json.dumps(row), flush=True)
@@ -518,15 +472,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    packing = commands.add_parser("pack")
-    packing.add_argument("target", type=Path)
-    packing.set_defaults(go=lambda options: pack(options.target))
     running = commands.add_parser("run")
-    running.add_argument("source")
     running.add_argument("target")
     running.add_argument("--network", default="resnet20")
     running.add_argument("--seconds", type=float, default=150.0, help="of computing for the table")
-    running.add_argument("--timing", type=int, default=10, help="rounds that are timed")
+    running.add_argument("--timing", type=int, default=50, help="rounds that are timed")
     running.add_argument("--timing-seconds", type=float, default=150.0, help="at most, for the timing")
     running.add_argument("--table-seconds", type=float, default=330.0, help="at most, for the table")
     running.add_argument("--workers", type=int, default=5)

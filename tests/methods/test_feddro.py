@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -87,6 +88,44 @@ def test_the_local_reading_of_ds_feddro_has_a_biased_limit(two_clients, beta):
     np.testing.assert_allclose([result.x, result.y[0]], predicted, atol=1e-6)
     # for small η the limit is 6β/(1 + 4.5β), nowhere near 0
     np.testing.assert_allclose(predicted[0], 6 * beta / (1 + 4.5 * beta), rtol=0.2)
+
+
+def ds_round(eta, beta, I, gamma_x=1.3, gamma_y=1.4):
+    """A round of Algorithm 3 with the server's y; f' is frozen, so x_k moves on a line."""
+
+    def round(point):
+        x, y = point
+        x_k, y_k = np.full(2, x), np.full(2, y)
+        a, b = np.transpose(CLIENTS)
+        for _ in range(I):
+            x_k = x_k - eta * a * slope(y)
+            y_k = (1 - beta) * y_k + beta * (a * x_k + b)
+        return np.array([x + gamma_x * (x_k.mean() - x), y + gamma_y * (y_k.mean() - y)])
+
+    return round
+
+
+@pytest.mark.parametrize(
+    ("eta", "beta", "stable"), [(0.04, 0.3, False), (0.01, 0.3, True), (0.04, 0.05, True)]
+)
+def test_eight_local_steps_of_ds_feddro_need_a_small_step_or_momentum(two_clients, eta, beta, stable):
+    """The fixed point is 0 for all steps, but it attracts only where the round's slopes there are below 1.
+
+    The clients' y_k see their own x_k, which have drifted by ηI a_k f'(y): with g's slopes 4 and −2 this
+    adds −10 ηβ f'(y) times a sum over the steps to y, and a cycle of two points where that is large.
+    """
+    once = ds_round(eta, beta, 8)
+    np.testing.assert_allclose(once(np.zeros(2)), 0, atol=1e-15)
+    slopes = np.stack([(once(e) - once(-e)) / 2e-6 for e in 1e-6 * np.eye(2)], axis=1)
+    assert (np.abs(np.linalg.eigvals(slopes)).max() < 1) == stable
+    method = fs.DSFedDRO(eta, beta, 8, 1.3, 1.4)
+    result = solve(COUNTEREXAMPLE, method, two_clients, 0.5, rounds=1000, eval_every=1000)
+    end = np.array([result.x, result.y[0]])
+    if stable:
+        np.testing.assert_allclose(end, 0, atol=1e-6)
+    else:
+        np.testing.assert_allclose(once(end), -end, atol=1e-6)
+        assert abs(end[0]) > 0.18
 
 
 def loss(x, s):
@@ -219,6 +258,8 @@ def test_reductions():
     descent = solve(problem, fs.MBSGD(0.1), alone, x0, rounds=6).x
     for method in (fs.FedDRO(0.1, 0.3, I=3), fs.CompositionalFedAvg(0.1, I=3)):
         np.testing.assert_allclose(solve(problem, method, alone, x0, rounds=2).x, descent, rtol=1e-9)
+    one_step = solve(problem, fs.DSFedDRO(0.1, 1.0), alone, x0, rounds=6).x
+    np.testing.assert_allclose(one_step, descent, rtol=1e-9)
 
     # without composition (f linear or zero) it is FedAvg
     average = solve(fs.Minimization(loss), fs.FedAvg(0.1, H=3), data, x0, rounds=3).x
@@ -414,6 +455,100 @@ def test_kl_is_stable_in_float32(method, reaches):
     assert np.isfinite(jax.tree.leaves(result.state)[0]).all()
     if reaches:
         assert objective[-1] < 0.9 * objective[0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("make", [fs.FedDRO, fs.DSFedDRO])
+def test_a_plain_part_of_zero_is_none(make):
+    data, x0 = fs.FederatedData.from_clients(regression((4, 6, 3))), np.array([0.3, -0.4])
+    problem = fs.dro.kl(loss, 0.5)
+    zero = dataclasses.replace(problem, plain=lambda x, s: 0.0 * s["b"])
+    with_zero, without = (
+        solve(p, make(0.1, 0.3, I=3, batch_size=2), data, x0, rounds=3).x for p in (zero, problem)
+    )
+    np.testing.assert_allclose(with_zero, without, rtol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+def test_beta_one_and_one_step_is_mbsgd_on_minibatches():
+    """x ← x − η ∇(h_B + f(g_B))(x), with the minibatches of all clients together."""
+    clients, x0 = regression((5, 4)), np.array([0.3, -0.4])
+    hand, data = ByHand(clients, seed=3, batch=2), fs.FederatedData.from_clients(clients)
+    x = x0
+    for r in range(3):
+        rows = [hand.draw(k, r, 0) for k in range(2)]
+        y = np.mean([hand.g(k, rows[k], x) for k in range(2)], axis=0)
+        x = x - 0.05 * np.mean([hand.direction(k, rows[k], x, y) for k in range(2)], axis=0)
+    result = solve(hand.problem, fs.FedDRO(0.05, 1.0, batch_size=2), data, x0, rounds=3, seed=3)
+    np.testing.assert_allclose(result.x, x, rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("make", [fs.FedDRO, fs.DSFedDRO, fs.MBSGD, fs.GCIVR, fs.FastDRO])
+def test_cvar_reaches_the_optimum_of_the_epigraph(make):
+    """min η + mean s/α s.t. s ≥ ℓ(x) − η, s ≥ 0: convex, so SLSQP finds it."""
+    level, sizes = 0.4, (4, 6, 3)
+    clients = regression(sizes)
+    a, b = (np.concatenate([c[k] for c in clients]) for k in ("a", "b"))
+    shares = np.concatenate([np.full(n, 1 / (3 * n)) for n in sizes])
+    found = optimize.minimize(
+        lambda v: v[2] + shares @ v[3:] / level,
+        np.concatenate([[0.3, -0.4, 0.0], np.ones(13)]),
+        bounds=[(None, None)] * 3 + [(0, None)] * 13,
+        constraints={"type": "ineq", "fun": lambda v: v[3:] + v[2] - 0.5 * (a @ v[:2] - b) ** 2},
+        method="SLSQP",
+        options={"ftol": 1e-14, "maxiter": 1000},
+    )
+    assert found.success
+    step = lambda r: 0.5 / (1 + r / 20)  # noqa: E731
+    method = make(step, 0.5) if make in (fs.FedDRO, fs.DSFedDRO) else make(step)
+    data = fs.FederatedData.from_clients(clients)
+    result = solve(
+        fs.dro.cvar(loss, level), method, data, np.array([0.3, -0.4]), rounds=8000, eval_every=8000
+    )
+    # a step at a kink leads away from it by a step: the last one is 0.00125, and slopes are of order 1
+    np.testing.assert_allclose(result.history["objective"][-1], found.fun, atol=3e-3)
+    np.testing.assert_allclose(result.x.x, found.x[:2], atol=2e-2)
+
+
+LAMBDA = 1e-2
+AT_LAMBDA = {
+    "kl": fs.dro.kl(loss, LAMBDA),
+    "chi2": fs.dro.chi2(loss, LAMBDA),
+    "chi2, nonnegative": fs.dro.chi2(loss, LAMBDA, nonnegative=True),
+    "cvar": fs.dro.cvar(loss, LAMBDA),
+    "kl-cvar": fs.dro.kl_cvar(loss, 0.1, LAMBDA),
+    "semideviation": fs.dro.mean_semideviation(loss, 1.0),
+    "group": fs.dro.group(loss, 2, LAMBDA),
+    "fair": fs.fairness.equal_opportunity(lambda x, s: s["a"] @ x, loss, 2, lam=LAMBDA),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AT_LAMBDA)
+def test_every_objective_is_stable_in_float32(name):
+    """Losses from 1e3 down and λ = 1e-2: value and slope in float32 are those in float64."""
+    problem = AT_LAMBDA[name]
+    clients = [{**c, "group": np.arange(6, dtype=np.int32) % 2, "y": np.ones(6, np.int32)} for c in LARGE]
+
+    def both():
+        data = fs.FederatedData.from_clients(clients).cast()
+        x = problem.first(jnp.array([1.0, -1.0]))
+        x = x._replace(eta=jnp.asarray(500.0)) if getattr(problem, "lifted", False) else x
+        value, slopes = jax.value_and_grad(full_objective(problem, data))(x)
+        return float(value), np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(slopes)])
+
+    single = both()
+    with jax.enable_x64(True):
+        double = both()
+    assert max(0.5 * ((c["a"] @ [1.0, -1.0] - c["b"]) ** 2).max() for c in clients) > 1e3
+    np.testing.assert_allclose(single[0], double[0], rtol=1e-5)
+    # KL's weights have the loss's own rounding, ε ℓ, in units of λ
+    rounding = 4 * np.finfo(np.float32).eps * 1e3 / LAMBDA
+    np.testing.assert_allclose(single[1], double[1], rtol=rounding, atol=rounding * np.abs(double[1]).max())
 
 
 def test_refuses_bad_arguments(two_clients):
