@@ -92,9 +92,10 @@ EXPERIMENT = Experiment(
             ),
             Statement(
                 "DS-FedDRO needs no such sharing (Theorem 5.2).",
-                "With I = 2 it converges if the steps use the server's embedding; with I = 8 these steps are too "
-                "large for it, and it jumps between 0.185 and −0.185. With the clients' own embedding, which the "
-                "pseudo-code also allows, it tends to 0.8230, the fixed point that root finding gives.",
+                "With I = 2 it converges if the steps use the server's embedding; with I = 8 these steps "
+                "are too large for it, and it jumps between 0.185 and −0.185. With the clients' own "
+                "embedding, which the pseudo-code also allows, it tends to 0.8230, the fixed point that root "
+                "finding gives.",
                 "partly",
             ),
         ),
