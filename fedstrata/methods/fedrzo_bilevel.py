@@ -35,6 +35,7 @@ import jax.numpy as jnp
 
 from fedstrata import tree
 from fedstrata.client import Client, Samples, steps_of
+from fedstrata.estimators.curvature import hessian_product
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
 from fedstrata.methods.base import (
     BatchSize,
@@ -47,7 +48,17 @@ from fedstrata.methods.base import (
     Steps,
     method,
 )
-from fedstrata.methods.lower import RULES, Constants, LowerSolver, PointwiseFed, pointwise, run, whole
+from fedstrata.methods.lower import (
+    RULES,
+    Constants,
+    LowerSolver,
+    PointwiseFed,
+    estimate_constants,
+    lower_level,
+    pointwise,
+    run,
+    whole,
+)
 from fedstrata.problems.base import Problem
 from fedstrata.problems.classes import Bilevel, Minimization
 from fedstrata.tally import each, loop
@@ -56,11 +67,13 @@ PyTree = Any
 
 
 class State(NamedTuple):
-    """The server's iterate, the lower level's solution, and where that starts from."""
+    """The server's iterate, the lower level's solution, where that starts, and what a rule knows of it."""
 
     x: PyTree  # x̂
     y: PyTree  # y⁰ of the last round
     y0: PyTree
+    mu_h: Any  # μ_h
+    kappa_h: Any  # κ_h
 
 
 @method
@@ -79,10 +92,12 @@ class FedRZOBilevel(Method):
             ``fs.FedAvg(0.1, H=5)``, whose schedules count the lower level's rounds, or an object with
             ``solve`` (see `fedstrata.methods.lower.LowerSolver`).
         lower_rounds: exchanges of the lower level per round: a number or a function of the round; None is the
-            rule's.
+            rule's. A rule's local steps are divided among them.
         lower_batch_size: samples per gradient of the lower level, for the rules; ``"same"``: ``batch_size``.
         warm_start: start the lower level from the last round's solution; the paper always starts from y0.
-        mu_h: modulus μ_h of strong convexity of the lower level, for the rules.
+        mu_h: modulus μ_h of strong convexity of the lower level, for the rules. None: it and κ_h are
+            estimated before the first round, from the curvature at the start; 40 exchanges, the ledger's
+            level ``"scaling"``.
         kappa_h: condition number κ_h of the lower level, for the rules.
         messages: ``"vectors"``, or ``"scalars"`` where there is no local set.
         two_sided: whether to use x̂ + v and x̂ − v.
@@ -100,8 +115,8 @@ class FedRZOBilevel(Method):
     lower_rounds: Steps | None = None
     lower_batch_size: Any = "same"
     warm_start: bool = False
-    mu_h: Positive = 0.1  # μ_h
-    kappa_h: Positive = 10.0  # κ_h
+    mu_h: Positive | None = None  # μ_h
+    kappa_h: Positive | None = None  # κ_h
     messages: str = "vectors"
     two_sided: bool = False
     directions: Count = 1
@@ -120,8 +135,8 @@ class FedRZOBilevel(Method):
         eta: float = 0.1,
         L0: float | None = None,
         n: int = 1,
-        mu_h: float = 0.1,
-        kappa_h: float = 10.0,
+        mu_h: float | None = None,
+        kappa_h: float | None = None,
         **options: Any,
     ) -> FedRZOBilevel:
         """The rules of Theorem 1: γ = √(m/K), H = ⌈(K/m³)^¼⌉, and Algorithm 3's schedule for the lower level.
@@ -133,7 +148,7 @@ class FedRZOBilevel(Method):
             L0: Lipschitz constant of the implicit objective. Where it is given, γ is kept below the theorem's
                 bounds 1/(8H) and η/(24(L₀n + 1)), which hold by themselves once K is large.
             n: dimension of x, for that bound.
-            mu_h: modulus of strong convexity of the lower level.
+            mu_h: modulus of strong convexity of the lower level; None: estimated.
             kappa_h: its condition number.
             options: further hyper-parameters.
         """
@@ -151,6 +166,8 @@ class FedRZOBilevel(Method):
             raise ValueError(
                 f"{name}: with local sets the steps are not along v alone; use messages='vectors'."
             )
+        if (self.mu_h is None) != (self.kappa_h is None):
+            raise ValueError(f"{name}: give both mu_h and kappa_h, or neither, to have them estimated.")
         size = self.lower_batch_size
         if size not in ("same", None) and (not isinstance(size, int) or size < 1):
             raise ValueError(f"{name}: lower_batch_size must be a number ≥ 1, None or 'same', not {size!r}.")
@@ -197,7 +214,30 @@ class FedRZOBilevel(Method):
     def init(self, problem: Any, x0: PyTree, y0: PyTree) -> State:
         """Nothing is solved yet."""
         check_directions(type(self).__name__, self.directions, self.orthogonal, x0)
-        return State(x0, y0, y0)
+        # Where the rules need neither they may be anything.
+        dtype = jnp.result_type(*jax.tree.leaves(y0))
+        mu_h, kappa_h = (1 if value is None else value for value in (self.mu_h, self.kappa_h))
+        return State(x0, y0, y0, jnp.asarray(mu_h, dtype), jnp.asarray(kappa_h, dtype))
+
+    def start(self, problem: Any, fed: Fed, key: Any, state: State) -> State:
+        """Estimate μ_h and κ_h, if a rule needs them and nobody gave them."""
+        if not isinstance(self.lower, str) or self.mu_h is not None:
+            return state
+
+        def product(v: PyTree) -> PyTree:
+            return fed.average(self.curve, key, state.x, state.y, v)
+
+        like = jax.tree.map(lambda leaf: leaf[None], state.y)
+        with fed.level("scaling"):
+            mu_h, kappa_h = estimate_constants(product, fed.repeat, key, like)
+        return state._replace(mu_h=mu_h.astype(state.mu_h.dtype), kappa_h=kappa_h.astype(state.kappa_h.dtype))
+
+    def curve(self, problem: Any, client: Client, key: Any, x: PyTree, y: PyTree, v: PyTree) -> PyTree:
+        """``∇²_yy h_i(x, y) v`` for stacked directions."""
+        loss = lower_level(self.bilevel(problem), x).loss
+        whole_client = not getattr(loss, "per_batch", False)
+        h = client.train.mean(loss, key, None if whole_client else self.solver.batch_size)
+        return each(lambda v: hessian_product(h, y, v), v)
 
     def memory(self, problem: Any, x0: PyTree, y0: PyTree) -> PyTree:
         """x̂ and the directions of the round."""
@@ -245,18 +285,21 @@ class FedRZOBilevel(Method):
         x, total = loop(steps_of(self.H, client), step, key, (x_hat, nothing))  # line 4
         return x if self.messages == "vectors" else total
 
-    def solve_lower(self, problem: Any, fed: Fed, key: Any, r: Any, x: PyTree, y: PyTree) -> PyTree:
+    def solve_lower(
+        self, problem: Any, fed: Fed, key: Any, r: Any, state: State, x: PyTree, y: PyTree
+    ) -> PyTree:
         """Line 2: the solutions at the points ``x``, from ``y``."""
         pointwise_fed = PointwiseFed(fed, self.at_points, {})
+        rounds = self.lower_rounds
+        if rounds is not None and not isinstance(rounds, int):
+            rounds = whole(rounds)
         if isinstance(self.lower, str):
-            rule, _ = RULES[self.lower]
-            rounds, values = rule(Constants(fed.participants, r, self.mu_h, self.kappa_h))
+            known = Constants(fed.participants, r, state.mu_h, state.kappa_h, rounds)
+            rounds, values = RULES[self.lower][0](known)
         elif isinstance(self.lower, Method):
-            rounds, values = None, self.lower.scheduled
+            values = self.lower.scheduled
         else:
             return self.lower.solve(problem, pointwise_fed, key, r, x, y)
-        if self.lower_rounds is not None:
-            rounds = self.lower_rounds if isinstance(self.lower_rounds, int) else whole(self.lower_rounds)
         return run(self.solver, rounds, values, self.bilevel(problem), pointwise_fed, key, x, y)
 
     def round(self, problem: Any, fed: Fed, key: Any, r: Any, state: State) -> State:
@@ -270,11 +313,11 @@ class FedRZOBilevel(Method):
         start = state.y if self.warm_start else state.y0
         start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (number, *leaf.shape)), start)
         with fed.level("lower"):
-            y = self.solve_lower(problem, fed, key_lower, r, where, start)  # line 2
+            y = self.solve_lower(problem, fed, key_lower, r, state, where, start)  # line 2
         reply = fed.average(self.local_steps, key_steps, y)  # line 3
         if self.messages == "scalars":
             reply = tree.axpy(-self.gamma, combine(reply, v), x)
-        return State(reply, self.at_centre(problem, x, y), state.y0)  # line 8
+        return state._replace(x=reply, y=self.at_centre(problem, x, y))  # line 8
 
     def at_centre(self, problem: Any, x: PyTree, y: PyTree) -> PyTree:
         """The solution at x̂; two-sided, the middle of those around it, put into Y(x̂) if all share that."""

@@ -12,6 +12,8 @@ local steps:
     "fedac"       FedAC, averaged about m^⅓ times, η = min{1/L_h, 4K ln²T/(μ_h T²)}, L_h = κ_h μ_h
     "lfd"         LFD, averaged about (mT)^⅓ times, γ = 4/(μ_h (a_r + t)) after t steps
 
+With a number of exchanges of the user's, each has ⌈T/exchanges⌉ local steps: more of them, less drift.
+
 A user's own solver is an object with ``solve(problem, fed, key, r, x, y) -> y``; see `LowerSolver`.
 """
 
@@ -25,7 +27,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
+from fedstrata import tree
 from fedstrata.client import Client
+from fedstrata.estimators.curvature import power_iteration
 from fedstrata.methods.base import Fed, Method
 from fedstrata.methods.fedac import FedAC
 from fedstrata.methods.lfd import LFD
@@ -75,12 +79,13 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Constants:
-    """What the rules know: m clients, round r, modulus μ_h and condition number κ_h."""
+    """What the rules know: m clients, round r, modulus μ_h and condition number κ_h, the user's exchanges."""
 
     m: int
     r: Any
     mu: Any
     kappa: Any
+    exchanges: Any = None
 
     @property
     def a(self) -> Any:
@@ -92,6 +97,13 @@ class Constants:
         """2 a_r ln a_r local steps."""
         return 2 * self.a * jnp.log(self.a)
 
+    def split(self, local: Any) -> tuple[Any, Any]:
+        """Exchanges, and local steps before each: about ``local``, unless the user chose the exchanges."""
+        if self.exchanges is not None:
+            return self.exchanges, whole(self.T / self.exchanges)
+        local = whole(local)
+        return whole(self.T / local), local
+
 
 def whole(number: Any) -> Any:
     """Rounded up, as an integer."""
@@ -100,21 +112,21 @@ def whole(number: Any) -> Any:
 
 def local_sgd(c: Constants) -> Plan:
     """Algorithm 3: γ = 1/(μ_h a_r), ⌈T/m⌉ local steps."""
-    tau = whole(c.T / c.m)
-    return Plan(whole(c.T / tau), lambda t: {"gamma": 1 / (c.mu * c.a), "tau": tau})
+    exchanges, tau = c.split(c.T / c.m)
+    return Plan(exchanges, lambda t: {"gamma": 1 / (c.mu * c.a), "tau": tau})
 
 
 def fedac(c: Constants) -> Plan:
     """About m^⅓ exchanges; η such that the contraction over T steps is exp(−2 ln T), at most 1/L_h."""
-    K = whole(c.T / whole(c.m ** (1 / 3)))
+    exchanges, K = c.split(c.T / whole(c.m ** (1 / 3)))
     eta = jnp.minimum(1 / (c.kappa * c.mu), 4 * K * jnp.log(c.T) ** 2 / (c.mu * c.T**2))
-    return Plan(whole(c.T / K), lambda t: {"eta": eta, "mu": c.mu, "K": K})
+    return Plan(exchanges, lambda t: {"eta": eta, "mu": c.mu, "K": K})
 
 
 def lfd(c: Constants) -> Plan:
     """About (mT)^⅓ exchanges; γ decreases from 4/(μ_h a_r)."""
-    tau = whole(c.T / whole((c.m * c.T) ** (1 / 3)))
-    return Plan(whole(c.T / tau), lambda t: {"gamma": 4 / (c.mu * (c.a + t * tau)), "tau": tau})
+    exchanges, tau = c.split(c.T / whole((c.m * c.T) ** (1 / 3)))
+    return Plan(exchanges, lambda t: {"gamma": 4 / (c.mu * (c.a + t * tau)), "tau": tau})
 
 
 RULES: dict[str, tuple[Callable[[Constants], Plan], Callable[[int | None], Method]]] = {
@@ -122,6 +134,35 @@ RULES: dict[str, tuple[Callable[[Constants], Plan], Callable[[int | None], Metho
     "fedac": (fedac, lambda batch_size: FedAC(1.0, 1.0, batch_size=batch_size)),
     "lfd": (lfd, lambda batch_size: LFD(1.0, batch_size=batch_size)),
 }
+
+
+POWER_STEPS = 20
+
+
+def estimate_constants(
+    product: Callable[[PyTree], PyTree], repeat: Callable[..., Any], key: jax.Array, like: PyTree
+) -> tuple[jax.Array, jax.Array]:
+    """μ_h and κ_h from the lower level's Hessian at one point, by power iteration on ∇²h and on L − ∇²h.
+
+    L_h is taken as twice what was found, since a client's own level may curve more than the mean, and κ_h at
+    most as 100, since T grows with it. A level that does not curve, one linear in y, say, gets 0.1 and 10.
+
+    Args:
+        product: applies ∇²h to directions, stacked.
+        repeat: the loop of ``fed``.
+        key: of the start.
+        like: a direction, stacked; only shapes matter.
+    """
+    keys = jax.random.split(key)
+    L = power_iteration(product, repeat, POWER_STEPS, keys[0], like)[0]
+
+    def shifted(v: PyTree) -> PyTree:
+        return tree.sub(tree.scale(L, v), product(v))
+
+    gap = power_iteration(shifted, repeat, POWER_STEPS, keys[1], like)[0]
+    mu = jnp.clip(L - gap, L / 50, L)
+    curved = L > 0
+    return jnp.where(curved, mu, 0.1), jnp.where(curved, 2 * L / jnp.where(curved, mu, 1), 10.0)
 
 
 def lower_level(problem: Bilevel, x: PyTree) -> Minimization:

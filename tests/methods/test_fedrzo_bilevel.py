@@ -208,6 +208,20 @@ def test_rules_solve_the_lower_level(lower):
     assert np.linalg.norm(result.y - same.solution(x0)) <= contraction * start
 
 
+@pytest.mark.parametrize(("lower", "scale"), [("local_sgd", 100.0), ("fedac", 100.0), ("lfd", 0.01)])
+def test_rules_find_their_constants(lower, scale):
+    """Whatever the level's scale: with an exchange for every step there is no drift, the error contracts."""
+    h = problem.lower
+    scaled = fs.Bilevel(problem.upper, lambda x, y, s: scale * h(x, y, s))
+    method = fs.FedRZOBilevel(0.01, 0.1, batch_size=None, lower=lower, lower_rounds=400)
+    result = solve(method, rounds=1, problem=scaled)
+    assert result.ledger.levels["scaling"]["exchanges"] == 40
+    exact = quadratic.solution(x0)
+    a = 4 * L / MU + 1  # T = 2 a ln a steps contract by a⁻²; FedAC's rule promises 2a/T
+    bound = 1 / np.log(a) if lower == "fedac" else a**-2
+    assert np.linalg.norm(result.y - exact) <= bound * np.linalg.norm(exact)
+
+
 def test_lower_rounds_as_a_function():
     method = fs.FedRZOBilevel(
         0.01, 0.1, batch_size=None, lower=fs.FedAvg(0.1), lower_rounds=lambda r: 2 * jnp.sqrt(r + 1.0)
@@ -268,6 +282,7 @@ def test_bad_arguments():
         (fs.FedRZOBilevel(0.1, 0.1, lower=fs.FedRZOBilevel(0.1, 0.1), lower_rounds=2), "Minimization"),
         (fs.FedRZOBilevel(0.1, 0.1, lower=fs.LFD(0.1, devices=11), lower_rounds=2), "11 is more than the 10"),
         (fs.FedRZOBilevel(0.1, 0.1, lower=EXACT, lower_rounds=2), "leave it out"),
+        (fs.FedRZOBilevel(0.1, 0.1, mu_h=0.5), "both mu_h and kappa_h"),
         (fs.FedRZOBilevel(0.1, 0.1, lower_batch_size=0), "lower_batch_size"),
         (fs.FedRZOBilevel(0.1, 0.1, lower=EXACT, directions=6, orthogonal=True), "6 orthogonal"),
     ]:

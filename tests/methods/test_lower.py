@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.methods.lower import RULES, Constants
+from fedstrata import tally
+from fedstrata.methods.lower import RULES, Constants, estimate_constants
 
 rng = np.random.default_rng(0)
 H = np.diag(np.geomspace(0.01, 1.0, 6))  # κ = 100
@@ -112,6 +114,31 @@ def test_rules_do_the_steps_they_say(name):
         size = values(0)["eta" if name == "fedac" else "gamma"]
         assert size <= 1.0 + 1e-12  # 1/L_h = 1/(κ_h μ_h)
     assert RULES["lfd"][0](Constants(10, 0, 0.1, 10.0)).values(5)["gamma"] < 4 / (0.1 * 41)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_divide_their_steps_among_the_exchanges_asked_for(name):
+    T = 2 * 41 * np.log(41)
+    local = "K" if name == "fedac" else "tau"
+    for exchanges in (1, 7, 50, 1000):
+        rounds, values = RULES[name][0](Constants(10, 0, 0.1, 10.0, exchanges))
+        assert rounds == exchanges
+        assert int(values(0)[local]) == np.ceil(T / exchanges)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_constants_are_estimated(scale):
+    """From a Hessian with known eigenvalues; at most 50 is found for L/μ, of which κ_h is twice."""
+    for spectrum in ([1.0, 2.0, 4.0], [3.0, 3.0, 3.0], [1e-4, 0.5, 1.0]):
+        hessian = jnp.diag(scale * jnp.asarray(spectrum))
+        mu, kappa = estimate_constants(
+            lambda v, h=hessian: v @ h, tally.repeat, jax.random.key(0), jnp.zeros((1, 3))
+        )
+        low, high = scale * max(min(spectrum), max(spectrum) / 50), scale * max(spectrum)
+        np.testing.assert_allclose(mu, low, rtol=1e-2)
+        np.testing.assert_allclose(kappa, 2 * high / low, rtol=1e-2)
+    flat = estimate_constants(lambda v: 0 * v, tally.repeat, jax.random.key(0), jnp.zeros((1, 3)))
+    assert tuple(map(float, flat)) == (0.1, 10.0)
 
 
 def test_points_do_not_see_each_other():
