@@ -62,7 +62,8 @@ def prepare(
         remarks.append("A quick run: it shows that all works, not what the methods can do.")
     used = {value for block in plan.grid for value in block.get("data", [])} | {plan.parameters.get("data")}
     missing = [n for n in experiment.needs if (used == {None} or n in used) and not present(n)]
-    if missing and experiment.fallback is not None:
+    wanted = "data" in (changes or {})  # data that the user names is downloaded, or its absence is an error
+    if missing and experiment.fallback is not None and not wanted:
         plan = plan.change({k: v for k, v in experiment.fallback.items() if k not in (changes or {})})
         instead = experiment.fallback.get("data", "other data")
         remarks.append(

@@ -251,6 +251,8 @@ def test_missing_data_falls_back(monkeypatch, tmp_path):
     assert "mnist is not on this machine" in plan.remarks[0]
     assert prepare(e, changes={"rounds": 5}).experiment.parameters["rounds"] == 5
     assert prepare(e, changes={"data": "digits"}).remarks == ()
+    named = prepare(e, changes={"data": "mnist"})
+    assert (named.experiment.parameters, named.remarks) == (parameters, ())
     assert prepare(make(parameters=parameters, needs=("mnist",))).experiment.parameters == parameters
     monkeypatch.setattr("fedstrata.experiments.runner.present", lambda name: True)
     assert prepare(e) == Plan(e)
