@@ -222,20 +222,37 @@ def set_distances(problem: Problem, data: FederatedData, x: PyTree) -> np.ndarra
 
 
 def lower_residual(
-    problem: Bilevel | Minimax, data: FederatedData, x: PyTree, y: PyTree, step: float = 1.0
+    problem: Bilevel | Minimax | MPEC, data: FederatedData, x: PyTree, y: Any, step: float = 1.0
 ) -> float:
-    """``‖y − P_{Y(x)}(y − step · G)‖/step``, G the gradient of the lower level's mean; zero where y = y(x).
+    """``‖y − P_{Y(x)}(y − step · G)‖/step``, zero where y = y(x).
 
-    For a follower's map per sample, see `fedstrata.estimators.vi`.
+    Args:
+        problem: G is the gradient of the lower level's mean, or the followers' map of an `MPEC`.
+        data: the clients' samples.
+        x: the point.
+        y: the lower level's variable; for an `MPEC`, where every sample has an equilibrium of its own, a
+            function ``y(x, sample)``, and the result is the mean over the clients' samples.
+        step: of the residual.
 
     >>> import fedstrata as fs
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel()
     >>> lower_residual(problem, data, x_star, y_star) < 1e-5
     True
     """
-    x, y = tree.as_floats(x, "x"), tree.as_floats(y, "y")
-    if not isinstance(problem, Bilevel | Minimax):
-        raise TypeError(f"lower_residual is for Bilevel and Minimax, not {type(problem).__name__}.")
+    x, data = tree.as_floats(x, "x"), data.cast()
+    if not isinstance(problem, Bilevel | Minimax | MPEC):
+        raise TypeError(f"lower_residual is for Bilevel, Minimax and MPEC, not {type(problem).__name__}.")
+    if isinstance(problem, MPEC):
+        if not callable(y):
+            raise TypeError("lower_residual of an MPEC needs a function y(x, sample).")
+
+        def of_sample(x: PyTree, sample: PyTree) -> Any:
+            at = y(x, sample)
+            moved = tree.axpy(-step, problem.follower(x, at, sample), at)
+            return tree.norm(tree.sub(at, problem.project_y(moved, x, sample))) / step
+
+        return float(jax.jit(lambda x, data: federated_mean(of_sample, data)(x))(x, data))
+    y = tree.as_floats(y, "y")
 
     @jax.jit
     def G(x: PyTree, y: PyTree, data: FederatedData) -> PyTree:
@@ -243,7 +260,7 @@ def lower_residual(
             return jax.grad(federated_mean(problem.lower, data), argnums=1)(x, y)
         return tree.scale(-1, jax.grad(federated_mean(problem.payoff, data), argnums=1)(x, y))
 
-    moved = problem.project_y(tree.axpy(-step, G(x, y, data.cast()), y), x)
+    moved = problem.project_y(tree.axpy(-step, G(x, y, data), y), x)
     return float(tree.norm(tree.sub(y, moved)) / step)
 
 

@@ -59,11 +59,20 @@ def test_leader_optimum(followers, b):
 
 
 @pytest.mark.parametrize("b", [0.5, 1.0])
-def test_leader_optimum_where_caps_bind(b):
-    """Kinks and clients that differ: one local step, so that they do not drift apart."""
-    game = fs.cournot_game(20, b, samples=3, caps=(0.2, 0.45))
-    y = game.equilibrium(game.optimum[0], game.demands)
-    assert 0.1 < (y >= game.caps).mean() <= 1
+@pytest.mark.parametrize(
+    "followers", [20, *(pytest.param(n, marks=pytest.mark.slow) for n in (10, 100, 1000))]
+)
+def test_leader_optimum_where_caps_bind(followers, b):
+    """Kinks and clients that differ: one local step, so that they do not drift apart.
+
+    Kinks can make several local minima, of which a descent finds one: here there is one.
+    """
+    low, high = {0.5: (6, 24), 1.0: (4, 9)}[b]
+    game = fs.cournot_game(followers, b, samples=3, seed=6, caps=(low / followers, high / followers))
+    bound = game.equilibrium(game.optimum[0], game.demands) >= game.caps
+    assert 0.1 < bound.mean() < 1
+    falls = np.diff(game.objective(np.linspace(0, game.x_cap, 20_001))) < 0
+    assert (np.diff(falls.astype(int)) != 0).sum() == 1
     method = fs.FedRZOTwoStage(
         0.1, 0.02, lower="accelerated", two_sided=True, batch_size=None, warm_start=True
     )

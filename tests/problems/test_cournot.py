@@ -9,6 +9,7 @@ import pytest
 from scipy.optimize import lsq_linear
 
 import fedstrata as fs
+from fedstrata.estimators import vi
 
 GAMES = {
     "inactive": fs.cournot_game(10, 0.5, samples=7),
@@ -28,6 +29,20 @@ def test_equilibrium(game, x):
         right = np.linalg.solve(root, np.full(len(game.c), a - game.b * x))
         expected = lsq_linear(root.T, right, (0, game.caps), method="bvls", tol=1e-15).x
         np.testing.assert_allclose(game.equilibrium(x, a), expected, atol=1e-9)
+
+
+@every_game
+@pytest.mark.parametrize("solver", vi.SOLVERS)
+def test_solvers_find_the_equilibrium(game, solver, x64):
+    x, sample = jnp.float64(1.7), {"a": jnp.float64(9.0)}
+    found = vi.SOLVERS[solver](
+        lambda y: game.problem.follower(x, y, sample),
+        lambda y: game.problem.project_y(y, x, sample),
+        jnp.zeros(len(game.c)),
+        tol=1e-12,
+        max_steps=100_000,
+    )
+    np.testing.assert_allclose(found.y, game.equilibrium(1.7, 9.0), atol=1e-8)
 
 
 @every_game

@@ -93,8 +93,23 @@ def test_lower_residual():
     ).x  # fmt: skip
     assert lower_residual(inside, data, x, cut) < 1e-10
     assert lower_residual(inside, data, x, cut - 0.1) > 0.01
-    with pytest.raises(TypeError, match="Bilevel and Minimax"):
+    with pytest.raises(TypeError, match="Bilevel, Minimax and MPEC"):
         lower_residual(fs.Minimization(lambda x, s: 0.0), data, x, y)
+
+
+@pytest.mark.usefixtures("x64")
+def test_lower_residual_of_followers():
+    game = fs.cournot_game(6, 1.0, clients=2, samples=3, caps=(0.5, 1.2))
+    x, problem = jnp.float64(1.0), game.problem
+    y = game.equilibrium(1.0, game.demands)
+    assert 0 < (y >= game.caps).mean() < 1
+    assert lower_residual(problem, game.data, x, problem.solution) < 1e-12
+    # From y = 0 the step is cut at the caps, where G = bx − a < 0 asks for more.
+    moved = [np.linalg.norm(np.minimum(a - game.b * 1.0, game.caps)) for a in game.demands]
+    nothing = lower_residual(problem, game.data, x, lambda x, sample: jnp.zeros(6))
+    assert nothing == pytest.approx(np.mean(moved))
+    with pytest.raises(TypeError, match="function"):
+        lower_residual(problem, game.data, x, np.zeros(6))
 
 
 def test_consensus_error():
