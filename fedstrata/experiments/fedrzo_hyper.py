@@ -214,8 +214,8 @@ EXPERIMENT = Experiment(
     ),
     notes=(
         f"{GAP} `parallel` is FedAC with an average after every step; `local_sgd`, `fedac` and `lfd` are the "
-        "paper's rules: T = 2a ln a local steps a round, a > 4κ, which is some 17,000 here, with few averages; "
-        "they get 50 rounds. The upper level does not look at x itself, so H local steps are one step of H "
+        "paper's rules: T = 2a ln a local steps a round, a > 4κ: some 17,000 here, and few averages. "
+        "They get 50 rounds. The upper level does not look at x itself, so H local steps are one step of H "
         "times the size, up to the samples drawn: more of them is more speed, as in the figure."
     ),
     needs=("mnist",),

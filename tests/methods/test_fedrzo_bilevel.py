@@ -316,6 +316,27 @@ def test_gradient_falls_as_the_theorem_says():
 
 
 @pytest.mark.slow
+def test_gradient_falls_as_the_proposition_says():
+    """FedRZO with its own rules on the kinked |x − a|, where ∇f^η is the mean of clip((x − a)/η, −1, 1)."""
+    m, eta, rng = 4, 0.2, np.random.default_rng(0)
+    a = rng.normal(size=(m, 40)) + np.array([-0.6, -0.2, 0.2, 0.6])[:, None]
+    clients = fs.FederatedData.from_clients([{"a": row} for row in a])
+    kinked = fs.Minimization(lambda x, s: jnp.abs(x - s["a"]))
+    Ks, means = (100, 400, 1600, 6400, 25600), []
+    for K in Ks:
+        method = fs.FedRZO.from_theory(K=K, clients=m, eta=eta)
+        rounds = math.ceil(K / method.H)
+        runs = fs.sweep(
+            kinked, method, clients, 3.0, rounds=rounds, seeds=range(8), progress=False,
+            metrics={"squared": lambda x, y: jnp.clip((x - a.ravel()) / eta, -1, 1).mean() ** 2},
+            default_metrics=False, eval_every=max(1, rounds // 400),
+        )  # fmt: skip
+        means.append(np.mean([run.history["squared"] for run in runs]))
+    slope = np.polyfit(np.log(Ks), np.log(means), 1)[0]
+    assert slope <= -0.5 + 0.05
+
+
+@pytest.mark.slow
 def test_linear_speed_up():
     """Where the noise is each client's own, the mean of ‖∇f^η‖² falls like 1/m.
 
