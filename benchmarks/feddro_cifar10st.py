@@ -278,6 +278,7 @@ def table_worker(
             x0: Any,
             local_steps: int,
             seed: int,
+            evaluations: int = 1,
             name: str = name,
             I: int = I,
             problem: Any = problem,
@@ -291,7 +292,7 @@ def table_worker(
                 rounds=rounds,
                 seed=seed,
                 engine=engine,
-                eval_every=max(1, -(-rounds // 8)),
+                eval_every=max(1, -(-rounds // evaluations)),
                 metrics=st.metrics(model),
                 default_metrics=False,
                 progress=False,
@@ -307,9 +308,9 @@ def table_worker(
                 except fs.Diverged:
                     reached[eta] = 0.0
             eta = max(reached, key=lambda rate: reached[rate])
-            first = go(eta, model.init(SEED), steps * 3 // 4, SEED)
+            first = go(eta, model.init(SEED), steps * 3 // 4, SEED, 6)
             x = first.x.x if isinstance(first.x, fs.dro.Lifted) else first.x
-            last = go(eta / 10, x, steps // 4, SEED + 1)
+            last = go(eta / 10, x, steps // 4, SEED + 1, 2)
             out.put(
                 {
                     "label": name,
@@ -475,11 +476,11 @@ def main() -> None:
     running = commands.add_parser("run")
     running.add_argument("target")
     running.add_argument("--network", default="resnet20")
-    running.add_argument("--seconds", type=float, default=150.0, help="of computing for the table")
+    running.add_argument("--seconds", type=float, default=100.0, help="of computing for the table")
     running.add_argument("--timing", type=int, default=50, help="rounds that are timed")
     running.add_argument("--timing-seconds", type=float, default=150.0, help="at most, for the timing")
-    running.add_argument("--table-seconds", type=float, default=330.0, help="at most, for the table")
-    running.add_argument("--workers", type=int, default=5)
+    running.add_argument("--table-seconds", type=float, default=260.0, help="at most, for the table")
+    running.add_argument("--workers", type=int, default=10)
     running.add_argument("--variants", type=int, default=len(VARIANTS))
     running.add_argument("--limit", type=int, default=None, help="images, for trials")
     running.set_defaults(go=run)

@@ -1,7 +1,9 @@
 """Robust objectives on long-tail MNIST: what they do for the rarest digits.
 
-Not in the paper: its two image sets are CIFAR's. The digits' counts fall geometrically from 5923 zeros to
-61 nines, the test set is the usual one, and clients hold digits in unequal parts (Dirichlet 0.5).
+Not in the paper: its two image sets are CIFAR's. The digits' counts fall geometrically from 5923 zeros to 59
+nines, the test set is the usual one, and clients hold digits in unequal parts (Dirichlet 0.5). Each objective
+has the step of 0.003, 0.01, 0.03, 0.1 with which it was lowest on the training data after 200 rounds, with a
+seed that is not used here. Thresholds start at log 10, the loss of a network that knows nothing.
 """
 
 from __future__ import annotations
@@ -77,20 +79,26 @@ def metrics(features: int, hidden: int) -> dict[str, Any]:
     }
 
 
+STEPS = {"average": 0.1, "KL": 0.01, "χ²": 0.03, "CVaR": 0.01}
+
+
 def build(s: Setting) -> Task:
     """One objective; the average by FedAvg, the others by FedDRO, with the same local steps."""
     data = long_tail(s.data, s.clients, s.seed, s.imbalance)
     features = data.train["x"].shape[-1]
+    eta = STEPS[s.method]
     method = (
-        fs.FedAvg(s.eta, H=s.I, batch_size=s.batch_size)
+        fs.FedAvg(eta, H=s.I, batch_size=s.batch_size)
         if s.method == "average"
-        else fs.FedDRO(s.eta, s.beta, I=s.I, batch_size=s.batch_size)
+        else fs.FedDRO(eta, s.beta, I=s.I, batch_size=s.batch_size)
     )
+    problem = problems(features, s.hidden, s.lam, s.chi2, s.level)[s.method]
+    x0 = mlp(features, CLASSES, s.hidden).init(s.seed)
     return Task(
-        problems(features, s.hidden, s.lam, s.chi2, s.level)[s.method],
+        problem,
         method,
         data,
-        mlp(features, CLASSES, s.hidden).init(s.seed),
+        fs.dro.Lifted(x0, np.log(CLASSES)) if getattr(problem, "lifted", False) else x0,
         rounds=s.rounds,
         eval_every=max(1, s.rounds // 20),
         metrics=metrics(features, s.hidden),
@@ -103,7 +111,7 @@ EXPERIMENT = Experiment(
     title="Robust objectives on long-tail MNIST",
     paper="the robust objectives of Federated compositional optimization (FedDRO), section 2.1",
     description=(
-        "A network with one hidden layer on MNIST whose digits' counts fall from 5923 to 61: the accuracy of "
+        "A network with one hidden layer on MNIST whose digits' counts fall from 5923 to 59: the accuracy of "
         "the worst and the rarest digits when the average loss, KL, χ² or CVaR is minimised."
     ),
     problem="min of the mean loss, of λ log mean exp(ℓ/λ), the χ²-worst case, or the mean of the worst tenth",
@@ -112,14 +120,13 @@ EXPERIMENT = Experiment(
         "clients": 10,
         "imbalance": 0.01,
         "hidden": 64,
-        "eta": 0.05,
         "beta": 0.5,
         "I": 4,
         "batch_size": 32,
         "lam": 1.0,
         "chi2": 1.0,
         "level": 0.1,
-        "rounds": 400,
+        "rounds": 1000,
     },
     grid={"method": ["average", "KL", "χ²", "CVaR"]},
     build=build,
