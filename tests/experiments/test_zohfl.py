@@ -1,0 +1,85 @@
+"""The pieces of ZO-HFL's experiments: who holds which images, and runs that are solved side by side."""
+
+import numpy as np
+import pytest
+
+from fedstrata.experiments import _zohfl as zohfl
+from fedstrata.experiments.zohfl_table1 import EXPERIMENT
+
+
+def images(part, clients=None):
+    """The multiset of a part's images, as counts by their bytes."""
+    rows = part["x"] if clients is None else [x for i in clients for x in part.client(i)["x"]]
+    names, counts = np.unique([row.tobytes() for row in rows], return_counts=True)
+    return dict(zip(names.tolist(), counts.tolist(), strict=True))
+
+
+def total(*parts):
+    found = {}
+    for part in parts:
+        for name, number in part.items():
+            found[name] = found.get(name, 0) + number
+    return found
+
+
+def test_split():
+    data = zohfl.split("digits", alpha=0.1, seed=3, clients=10, shared=False)
+    assert len(data.test["y"]) == 179
+    assert len(data.server["y"]) == round(0.3 * 1618)
+    assert data.sizes.sum() == 1618 - 485
+    assert data.sizes.min() >= 10
+    everything = images(zohfl.pooled("digits"))
+    mine = images(data, range(10))
+    assert total(images(data.test), images(data.server), mine) == everything
+    shared = zohfl.split("digits", alpha=0.1, seed=3, clients=10, shared=True)
+    assert images(shared, range(10)) == total(mine, images(data.server))
+    assert images(shared.test) == images(data.test)
+
+
+def test_scores_are_of_standardised_images():
+    arrays = zohfl.pooled("digits")
+    x = arrays["x"].astype(float)
+    standard = (x - x.mean()) / x.std()
+    weights = np.random.default_rng(0).normal(size=(10, 64))
+    np.testing.assert_allclose(zohfl.scores(weights, arrays), standard @ weights.T, rtol=1e-4, atol=1e-4)
+
+
+def test_cross_entropy():
+    rng = np.random.default_rng(1)
+    sample = {k: v[:5] for k, v in zohfl.pooled("digits").items()}
+    x = rng.normal(size=(10, 64))
+    s = np.asarray(zohfl.scores(x, sample), float)
+    expected = np.log(np.exp(s).sum(1)) - s[np.arange(5), sample["y"]]
+    np.testing.assert_allclose(zohfl.cross_entropy(x, sample), expected, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["ZO-HFL"],
+        ["FedAvg", "FedProx + server data"],
+        ["SCAFFOLD", "SCAFFOLD + server data"],
+        ["server data only"],
+    ],
+)
+def test_side_by_side_is_one_by_one(rows):
+    changes = {"data": ["digits"], "level": ["moderate"], "method": rows, "rounds": 6, "tau": 3.0, "seeds": 2}
+    settings = EXPERIMENT.change(changes).settings
+    together = [run for _, run in zohfl.solve(settings)]
+    for setting, run in zip(settings, together, strict=True):
+        ((_, alone),) = zohfl.solve([setting])
+        assert (alone.label, alone.seed, alone.ledger) == (run.label, run.seed, run.ledger)
+        for name in ("accuracy", "global_loss"):
+            np.testing.assert_allclose(run.history[name], alone.history[name], rtol=1e-4)
+
+
+def test_the_papers_table():
+    claims = EXPERIMENT.claims.claims
+    assert len(claims) == 36
+    best = {}
+    for claim in claims:
+        where = claim.where["level"], claim.where["data"]
+        best.setdefault(where, []).append((claim.value, claim.where["label"]))
+    winners = [max(rows)[1] for (level, _), rows in best.items() if level != "mild"]
+    assert winners.count("ZO-HFL") == 5  # "the best test accuracy in 5 out of 6 heterogeneous environments"
