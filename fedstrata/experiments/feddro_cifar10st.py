@@ -53,7 +53,7 @@ def dropped(eta: float, at: int) -> Any:
 
 def build(s: Setting) -> Task:
     """One method on CIFAR10-ST."""
-    data, model = data_of(s.data, s.clients, s.seed, s.limit), st.network(s.network)
+    data, model = data_of(s.data, s.clients, s.seed, s.limit), st.network(s.network, s.conv)
     rounds = s.steps // s.I
     return Task(
         st.problems(model, s.lam, s.bound)[s.method],
@@ -79,6 +79,7 @@ EXPERIMENT = Experiment(
     parameters={
         "data": "cifar10",
         "network": "resnet20",
+        "conv": "lax",
         "clients": 8,
         "batch_size": 16,
         "lam": 1.0,

@@ -1,0 +1,53 @@
+"""CIFAR10-ST's counts, its split, and the two ways to write a convolution."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedstrata.experiments import _cifar10st as st
+from fedstrata.experiments.resnet import convolve
+
+
+def test_keeps_the_last_images_of_the_first_half_of_the_classes():
+    y = np.random.default_rng(0).integers(0, 10, 3000)
+    chosen = st.keep_last(y)
+    counts = np.bincount(y[chosen], minlength=10)
+    np.testing.assert_array_equal(counts[:5], 100)
+    np.testing.assert_array_equal(counts[5:], np.bincount(y)[5:])
+    for c in range(5):
+        np.testing.assert_array_equal(chosen[y[chosen] == c], np.flatnonzero(y == c)[-100:])
+
+
+def test_clients_have_equal_parts_and_share_no_image():
+    arrays = {
+        "x_train": np.arange(82, dtype=np.uint8).reshape(82, 1, 1, 1),
+        "y_train": np.zeros(82),
+        "x_test": np.zeros((1, 1, 1, 1), np.uint8),
+        "y_test": np.zeros(1),
+    }
+    data = st.federated(arrays, 8, seed=0)
+    np.testing.assert_array_equal(data.sizes, 10)
+    assert len(np.unique(data.train["x"])) == 80
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_patches_are_the_same_convolution(stride):
+    rng = np.random.default_rng(1)
+    image, weights = jnp.asarray(rng.normal(size=(8, 8, 3))), jnp.asarray(rng.normal(size=(3, 3, 3, 4)))
+    both = [convolve(image, weights, stride, conv) for conv in ("lax", "patches")]
+    np.testing.assert_allclose(both[0], both[1], rtol=1e-4, atol=1e-4)
+
+
+def test_accuracies_are_those_counted():
+    model = st.network("cnn")
+    rng = np.random.default_rng(2)
+    rows = {"x": rng.integers(0, 256, (7, 8, 8, 3)).astype(np.uint8), "y": np.arange(7, dtype=np.int32) % 3}
+    arrays = {"x_train": rows["x"], "y_train": rows["y"], "x_test": rows["x"], "y_test": rows["y"]}
+    data, x = st.federated(arrays, 1, seed=0), model.init(0)
+    hits = np.asarray(jax.vmap(model.correct, in_axes=(None, 0))(x, rows))
+    found = {name: float(metric(x, None, data)) for name, metric in st.metrics(model, chunk=4).items()}
+    np.testing.assert_allclose(found["accuracy"], hits.mean(), rtol=1e-6)
+    np.testing.assert_allclose(found["train_accuracy"], hits.mean(), rtol=1e-6)
+    # classes without test images count as wrong throughout, as do those never recognised
+    assert found["worst_accuracy"] == 0
