@@ -108,7 +108,7 @@ def build(s: Setting) -> Task:
         history = result.history
         alike = s.method, s.K, s.data, s.clients, s.local, s.hidden
         if alike not in ROUNDS:
-            ROUNDS[alike] = seconds_of_a_round(task)
+            ROUNDS[alike] = seconds_of_a_round(task, s.timing)
         return {
             "gigabytes": (history["bytes_up"] + history["bytes_down"]) / 1e9,
             "seconds": ROUNDS[alike] * history["round"],
@@ -120,10 +120,12 @@ def build(s: Setting) -> Task:
 ROUNDS: dict[tuple[Any, ...], float] = {}  # measured once: with full batches all splits take the same time
 
 
-def seconds_of_a_round(task: Task, least: float = 0.2) -> float:
+def seconds_of_a_round(task: Task, least: float) -> float:
     """The time of a round of a task alone: that of a longer run less that of a run of one round.
 
-    Both are compiled and have two evaluations. The longer one takes longer by ``least`` seconds or more.
+    Both are compiled, have two evaluations, and are repeated: the least time is what other work on the
+    machine disturbs least. The longer one has 8 rounds more (FedNest's differ), or as many as take ``least``
+    seconds.
     """
 
     def seconds(rounds: int) -> float:
@@ -142,11 +144,13 @@ def seconds_of_a_round(task: Task, least: float = 0.2) -> float:
         )
         return time.perf_counter() - began
 
-    more = 1
-    short = [seconds(1) for _ in range(3)][1:]  # the first may compile
-    while (gap := seconds(1 + more) - min(short)) < least:
+    seconds(1)  # may compile
+    more, short = 8, seconds(1)
+    while seconds(1 + more) - short < least:
         more *= 2
-    return gap / more
+    ends = [(seconds(1), seconds(1 + more)) for _ in range(3)]
+    short, long = map(min, zip(*ends, strict=True))
+    return max(0.0, long - short) / more
 
 
 @functools.cache
@@ -181,6 +185,7 @@ EXPERIMENT = Experiment(
         "warm_up": 5,
         "rounds": 1000,
         "evaluations": 100,
+        "timing": 0.2,
     },
     grid={
         "method": ["FedMSA", "FedNest", "SimFBO"],
@@ -188,7 +193,7 @@ EXPERIMENT = Experiment(
         "K": [4, 8, 12],
     },
     build=build,
-    seeds=1,
+    seeds=3,
     table=TableSpec(
         (
             Column("accuracy", title="test accuracy", format=".1%", better="high"),
@@ -240,8 +245,10 @@ EXPERIMENT = Experiment(
         "hidden": 16,
         "rounds": 20,
         "evaluations": 5,
+        "timing": 0.02,
         "method": ["FedMSA", "SimFBO"],
         "q": [0.3],
         "K": [4],
+        "seeds": 1,
     },
 )
