@@ -117,7 +117,16 @@ class FedRZOTwoStage(Method):
 
     @classmethod
     def from_theory(
-        cls, *, K: int, clients: int, mu: float, L: float, eta: float = 0.1, **options: Any
+        cls,
+        *,
+        K: int,
+        clients: int,
+        mu: float,
+        L: float,
+        eta: float = 0.1,
+        L0: float | None = None,
+        n: int = 1,
+        **options: Any,
     ) -> FedRZOTwoStage:
         """The rules of Theorem 2: γ = √(m/K), H = ⌈(K/m³)^¼⌉, α = μ/L², τ = −1/ln(1 − 1/κ²), κ = L/μ.
 
@@ -127,6 +136,10 @@ class FedRZOTwoStage(Method):
             mu: strong monotonicity μ of the followers' map.
             L: its Lipschitz constant.
             eta: smoothing radius η.
+            L0: Lipschitz constant of the implicit objective. Where it is given, γ is kept below the theorem's
+                bound 1/(12√6 H √Θ₂), Θ₂ = 5(L₀n + 1)²/(8η²), for clients that do not differ (B₂ = 1); it
+                holds by itself once K is large.
+            n: dimension of x, for that bound.
             **options: further hyper-parameters.
 
         >>> import fedstrata as fs
@@ -137,6 +150,8 @@ class FedRZOTwoStage(Method):
         if not 0 < mu <= L:
             raise ValueError(f"FedRZOTwoStage.from_theory needs 0 < mu ≤ L, but mu={mu}, L={L}.")
         gamma, H = theory_steps(K, clients)
+        if L0 is not None:
+            gamma = min(gamma, eta / (12 * math.sqrt(6 * 5 / 8) * H * (L0 * n + 1)))
         tau = -1 / math.log1p(-((mu / L) ** 2)) if mu < L else 1.0
         return cls(gamma, eta, H, alpha=mu / L**2, tau=tau, **options)
 
