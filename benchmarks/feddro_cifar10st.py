@@ -96,7 +96,12 @@ def timed(options: Any, arrays: Any, variant: tuple[str, int | None], turns: Tur
                 min(go(name, 2) for _ in range(2)),
                 min(go(name, 2 + options.timing) for _ in range(2)),
             )
-        seconds = max(many - few, 1e-9) / options.timing
+        if many <= few:
+            out.put(
+                {"program": f"FedStrata {name}", "conv": conv, "error": "too few rounds (--timing) to time"}
+            )
+            continue
+        seconds = (many - few) / options.timing
         rate = CLIENTS * 4 * BATCH / seconds
         out.put(
             {
