@@ -152,6 +152,7 @@ EXPERIMENT = Experiment(
         "further along it, not elsewhere; FedRZO draws one for every client and step."
     ),
     needs=("mnist",),
+    full_time="7 minutes on one core",
     fallback={"data": "digits"},
     quick={
         "data": "digits",

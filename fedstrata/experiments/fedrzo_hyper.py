@@ -219,6 +219,7 @@ EXPERIMENT = Experiment(
         "times the size, up to the samples drawn: more of them is more speed, as in the figure."
     ),
     needs=("mnist",),
+    full_time="5 minutes on one core",
     fallback={"data": "digits", "valid": 100},
     quick={"rounds": 20, "evaluations": 10, "H": [1, 10], "lower": ["parallel"], "seeds": 1},
 )
