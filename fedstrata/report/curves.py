@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -12,6 +13,12 @@ from fedstrata.report.specs import PlotSpec, Reference
 from fedstrata.report.statistics import LEVEL, Interval, check_keys, group, name, number, show, t_interval
 
 POINTS = 1000  # of a line; more cannot be told apart on a screen
+
+Dash = Literal["solid", "dashed", "dotted", "dashdot"]
+
+# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that paper swallows.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b2528c", "#e69f00", "#56b4e9", "#4d4d4d")
+DASHES: tuple[Dash, ...] = ("solid", "dashed", "dotted", "dashdot")
 
 
 @dataclass(frozen=True)
@@ -70,8 +77,7 @@ def build_plot(runs: Sequence[Run], spec: PlotSpec) -> Plot:
         raise ReportError(f"plot {spec.stem!r}: no run has {spec.y!r}{_hint(runs, spec)}")
     keys = [spec.panels, spec.down, *spec.lines, spec.x if spec.kind != "line" else ""]
     check_keys(kept, filter(None, keys))
-    names = {_name(run, spec.lines): None for run in kept}
-    colours = {line: k for k, line in enumerate(names)}
+    colours = _looks(kept, spec.lines)
     panels = []
     for value, members in _split(kept, spec.panels).items():
         references = [r for r in spec.references if r.panel is None or r.panel == value]
@@ -87,6 +93,21 @@ def build_plot(runs: Sequence[Run], spec: PlotSpec) -> Plot:
     x_label = spec.x_label or label_of(spec.x)
     y_label = spec.y_label or (label_of(spec.y) if spec.kind == "line" else label_of(spec.column.heading))
     return Plot(spec, panels, caption, x_label, y_label)
+
+
+def _looks(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, int]:
+    """A number for every line: its colour and, in steps of the palette's length, its dashes.
+
+    Where there are more lines than colours, the first key chooses the colour and the others the dashes.
+    """
+    names = {_name(run, keys): (_name(run, keys[:1]), _name(run, keys[1:])) for run in runs}
+    hues, strokes = (list(dict.fromkeys(part)) for part in zip(*names.values(), strict=True))
+    if len(names) > len(PALETTE) >= len(hues) and len(strokes) <= len(DASHES):
+        return {
+            line: hues.index(hue) + len(PALETTE) * strokes.index(stroke)
+            for line, (hue, stroke) in names.items()
+        }
+    return {line: k for k, line in enumerate(names)}
 
 
 def _above_zero(panels: list[Panel]) -> list[Panel]:
@@ -143,6 +164,8 @@ def _lines(runs: Sequence[Run], spec: PlotSpec, colours: dict[str, int]) -> list
         x = np.mean([run.history[spec.x][i] for run, i in zip(members, at, strict=True)], axis=0)
         y = np.array([run.history[spec.y][i] for run, i in zip(members, at, strict=True)], float)
         line = _name(members[0], spec.lines)
+        if spec.log_x and (x > 0).any():  # a line from zero would run level to the edge of the axis
+            x, y = x[x > 0], y[:, x > 0]
         curves.append(Curve(line, colours[line], x, t_interval(y), len(members)))
     return curves
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -16,14 +16,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter
 
-from fedstrata.report.curves import Curve, Panel, Plot, label_of
+from fedstrata.report.curves import DASHES, PALETTE, Curve, Dash, Panel, Plot, label_of
 from fedstrata.report.records import ReportError
 
-_Dash = Literal["solid", "dashed", "dotted", "dashdot"]
-
-# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that paper swallows.
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b2528c", "#e69f00", "#56b4e9", "#4d4d4d")
-DASHES: tuple[_Dash, ...] = ("solid", "dashed", "dotted", "dashdot")
 COLOUR_MAP = "cividis"
 _BESIDE = ("round", "seconds", "exchanges", "bytes_up", "bytes_down", "floats_up", "floats_down")
 
@@ -63,7 +58,7 @@ def draw(plot: Plot) -> Figure:
     """A plot as a matplotlib figure."""
     with mpl.rc_context(STYLE):
         spec, count = plot.spec, len(plot.panels)
-        columns = min(count, 3)
+        columns = 2 if count == 4 else min(count, 3)
         rows = -(-count // columns)
         size = (6.8, 3.7) if count == 1 else (3.3 * columns + 0.6, 2.7 * rows + 0.7)
         figure = Figure(figsize=size, layout="constrained")
@@ -80,6 +75,8 @@ def draw(plot: Plot) -> Figure:
             if k >= count - columns:
                 ax.set_xlabel(_plain(plot.x_label))
                 ax.tick_params(labelbottom=True)
+        if same and not spec.log_y:
+            _limit(axes[0], plot)
         for ax in axes[count:]:
             ax.remove()
         if spec.kind == "heatmap":
@@ -131,6 +128,19 @@ def _draw_panel(ax: Axes, plot: Plot, panel: Panel, norm: Normalize | None) -> N
         ax.margins(x=0.01)
         if spec.x.startswith("bytes") and not spec.log_x:
             ax.xaxis.set_major_formatter(EngFormatter("B"))
+
+
+def _limit(ax: Axes, plot: Plot) -> None:
+    """No band takes more than a quarter of what the means span beyond them: two seeds may be far apart."""
+    curves = [curve for panel in plot.panels for curve in panel.curves]
+    shown = [curve.y.mean for curve in curves]
+    shown += [np.array([r.value]) for panel in plot.panels for r in panel.references if r.axis == "y"]
+    values = np.concatenate(shown)
+    values = values[np.isfinite(values)]
+    if not len(values) or (span := np.ptp(values)) == 0:
+        return
+    low, high = ax.get_ylim()
+    ax.set_ylim(max(low, values.min() - span / 4), min(high, values.max() + span / 4))
 
 
 def _draw_bars(ax: Axes, curves: Sequence[Curve]) -> None:
@@ -251,7 +261,7 @@ def _colour(curve: Curve) -> str:
     return PALETTE[curve.colour % len(PALETTE)]
 
 
-def _dash(curve: Curve) -> _Dash:
+def _dash(curve: Curve) -> Dash:
     return DASHES[curve.colour // len(PALETTE) % len(DASHES)]
 
 

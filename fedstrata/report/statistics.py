@@ -107,6 +107,8 @@ def mean_error(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     array = np.asarray(values, float)
     if not np.isfinite(array).all() or not len(array):
         return (math.inf if np.isposinf(array).any() and not np.isnan(array).any() else math.nan), math.nan
+    if len(array) > 1 and (array == array[0]).all():
+        return float(array[0]), 0.0  # the mean of equal numbers is rounded, and would leave an error
     error = float(array.std(ddof=1) / math.sqrt(len(array))) if len(array) > 1 else math.nan
     return float(array.mean()), error
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import rich.table
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
 from rich.text import Text
 
 from fedstrata.report.records import ReportError, Run, Scalar, as_dict, to_csv, union
@@ -140,10 +143,52 @@ class Table:
         rule = [":---" if j < len(self.keys) else "---:" for j in range(len(head))]
         return "".join(f"| {' | '.join(row)} |\n" for row in [list(map(_md, head)), rule, *rows])
 
-    def to_rich(self, title: str = "") -> rich.table.Table:
-        """A table for the terminal."""
-        head, lines, bold = self.texts()
-        return _rich(title, head, lines, bold, left=len(self.keys))
+    def to_rich(self, title: str = "") -> Blocks:
+        """A table for the terminal; what does not fit beside each other stands in blocks below each other."""
+        return Blocks(title, *self.texts(), keys=len(self.keys))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A table for the terminal, its columns in as many blocks as its width needs, each with the rows' keys.
+
+    No cell is cut as long as the keys and one column fit; headings are wrapped between words.
+    """
+
+    title: str
+    head: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    bold: Sequence[Sequence[bool]]
+    keys: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[rich.table.Table]:
+        """What Rich prints."""
+        common = list(range(self.keys))
+        block, title = list(common), self.title
+        for j in range(self.keys, len(self.head)):
+            wider = self._part([*block, j], title)
+            least = Measurement.get(console, options.update(max_width=10**4), wider).minimum
+            if len(block) > self.keys and least > options.max_width:
+                yield self._part(block, title)
+                block, title = list(common), ""
+            block.append(j)
+        yield self._part(block, title)
+
+    def _part(self, columns: Sequence[int], title: str) -> rich.table.Table:
+        def chosen(line: Sequence[Any]) -> list[Any]:
+            return [line[j] for j in columns]
+
+        table = _rich(
+            title,
+            chosen(self.head),
+            list(map(chosen, self.lines)),
+            list(map(chosen, self.bold)),
+            left=self.keys,
+        )
+        for j, column in zip(columns, table.columns, strict=True):
+            texts = [*self.head[j].split(), *(line[j] for line in self.lines)]
+            column.min_width = max(map(cell_len, texts), default=1)
+        return table
 
 
 def build_table(runs: Sequence[Run], spec: TableSpec, paper: PaperClaims | None = None) -> Table:

@@ -130,6 +130,33 @@ def test_every_line_has_its_own_look(make_runs):
     assert len({(trace["line"]["color"], trace["line"]["dash"]) for trace in traces}) == len(labels)
 
 
+def test_more_lines_than_colours_have_a_colour_for_each_method(make_runs):
+    runs = make_runs(seeds=1, labels=("A", "B", "C"), H=(1, 5, 10))
+    curves = build_plot(runs, PlotSpec("loss", lines=("label", "H"))).panels[0].curves
+    looks = {curve.name: divmod(curve.colour, len(PALETTE)) for curve in curves}
+    assert len(set(looks.values())) == 9
+    for k, label in enumerate("ABC"):
+        assert [looks[f"{label}, H = {H}"] for H in (1, 5, 10)] == [(0, k), (1, k), (2, k)]
+
+
+def test_a_logarithmic_axis_begins_at_the_first_positive_point(runs):
+    curve = build_plot(runs, PlotSpec("loss", lines=("label", "H"), log_x=True)).panels[0].curves[0]
+    members = [run.history["loss"] for run in runs[:4]]
+    np.testing.assert_array_equal(curve.x, np.arange(2, 21, 2))
+    np.testing.assert_allclose(curve.y.mean, np.mean(members, axis=0)[1:])
+
+
+def test_a_wide_band_does_not_flatten_the_lines():
+    def run(seed, last):
+        return Run("A", {}, seed, {"round": [0, 1], "accuracy": [0.1, last]}, {}, 0.0, "A")
+
+    plot = build_plot([run(0, 0.9), run(1, 0.1)], PlotSpec("accuracy"))
+    assert plot.panels[0].curves[0].y.high[-1] > 5
+    low, high = draw(plot).axes[0].get_ylim()
+    assert -0.1 < low < 0.1
+    assert 0.5 < high < 0.65
+
+
 def test_names_are_not_mathematics_or_markup():
     label = r"$\bad{$ <b>%{y}</b>"
     run = Run(label, {"$a$": "$b"}, 0, {"round": [0, 1], "loss": [1.0, 2.0]}, {}, 0.0, "A")

@@ -1,6 +1,7 @@
 import csv
 import io
 import math
+import re
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fedstrata.report import (
     build_table,
     history_table,
 )
+from fedstrata.report.statistics import mean_error
 from fedstrata.report.tables import ledger_table
 
 
@@ -28,8 +30,8 @@ def read(table):
     return list(csv.DictReader(io.StringIO(table.to_csv())))
 
 
-def text(table):
-    console = Console(width=200, file=io.StringIO(), color_system=None)
+def text(table, width=200):
+    console = Console(width=width, file=io.StringIO(), color_system=None)
     console.print(table)
     return console.file.getvalue()
 
@@ -192,6 +194,31 @@ def test_the_terminal_shows_the_same_cells(runs):
     for line in table.texts()[1]:
         assert all(cell in shown for cell in line)
     assert "1.6 MB" in shown
+
+
+def test_a_wide_table_stands_in_blocks_that_fit(runs):
+    columns = tuple(
+        Column("loss", "reach", f"rounds until the loss is {t}", better="low", target=t)
+        for t in (1.5, 1.4, 1.3)
+    )
+    table = build_table(runs, TableSpec((Column("loss"), *columns), ("label",), across="H"))
+    cells = table.texts()[1]
+    shown = text(table.to_rich("Losses"), width=60)
+    assert max(map(len, shown.splitlines())) <= 60
+    assert "…" not in shown
+    assert shown.count("Losses") == 1
+    words = [re.split(r"\s{2,}", line.strip()) for line in shown.splitlines()]
+    for row in cells:  # a row's blocks one after the other are the row, each beginning with its key
+        blocks = [line for line in words if line[0] == row[0]]
+        assert len(blocks) > 1
+        assert [cell for block in blocks for cell in block[1:]] == row[1:]
+    assert len(text(table.to_rich(), width=60).splitlines()) > len(text(table.to_rich()).splitlines())
+    assert len([line for line in text(table.to_rich(), width=300).splitlines() if "FedAvg" in line]) == 1
+
+
+def test_equal_numbers_have_no_error():
+    value = 13815.840000000002
+    assert mean_error([value] * 3) == (value, 0.0)
 
 
 def test_a_label_in_brackets_is_no_markup():
