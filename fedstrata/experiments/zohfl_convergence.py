@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedstrata.experiments._zohfl import DATA, LEVELS, PAPER, PARAMETERS, run
 from fedstrata.experiments.base import Experiment
-from fedstrata.report import Column, PlotSpec, TableSpec
+from fedstrata.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
 
 EXPERIMENT = Experiment(
     name="zohfl-convergence",
@@ -29,11 +29,58 @@ EXPERIMENT = Experiment(
         rows=("data", "level", "tau"),
     ),
     plots=(
-        PlotSpec("objective", lines=("tau", "data"), panels="level", title="f₁ + f₂, the global loss"),
-        PlotSpec("global_loss", lines=("tau", "data"), panels="level", title="f₁, on the server's data"),
+        PlotSpec(
+            "objective",
+            lines=("tau", "data"),
+            panels="level",
+            log_y=True,
+            title="The global loss",
+            y_label="f₁ + f₂",
+        ),
+        PlotSpec(
+            "global_loss",
+            lines=("tau", "data"),
+            panels="level",
+            title="Its part on the server's data",
+            y_label="f₁",
+        ),
+        PlotSpec(
+            "coupling",
+            lines=("tau", "data"),
+            panels="level",
+            log_x=True,
+            log_y=True,
+            title="Its part of the clients' models",
+            y_label="f₂",
+        ),
+    ),
+    claims=PaperClaims(
+        "Figure 2 and the text on it; no numbers are printed",
+        statements=(
+            Statement(
+                "The global loss converges faster with more local steps under homogeneous and moderately "
+                "heterogeneous environments.",
+                "On CIFAR-10 it does: with τ = 50 f₁ + f₂ needs 80 (mild) and 70 rounds (moderate) for what "
+                "takes 200 with τ = 5. On Fashion-MNIST the three end within 0.004. What falls is f₂, at the "
+                "models that the clients have; f₁ changes by 0.011 at most, and rises on Fashion-MNIST.",
+                "partly",
+            ),
+            Statement(
+                "Under extreme heterogeneity local steps do not contribute to faster convergence.",
+                "They do, for both data sets and all seeds, in f₁ + f₂, f₁ and accuracy: f₁ + f₂ is 1.101, "
+                "1.058, 1.047 on Fashion-MNIST and 2.86, 2.18, 2.08 on CIFAR-10 for τ = 5, 20, 50.",
+                "not reproduced",
+            ),
+            Statement(
+                "There a larger μ can help.",
+                "All runs have μ = 1.",
+                "not tested",
+            ),
+        ),
     ),
     needs=DATA[1:],
     fallback={"data": "digits"},
+    full_time="90 s on one NVIDIA H200, by three processes",
     quick={
         "rounds": 20,
         "evaluations": 5,
