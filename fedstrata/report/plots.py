@@ -72,6 +72,8 @@ def draw(plot: Plot) -> Figure:
             ax.set_title(_plain(panel.title))
             if k % columns == 0:
                 ax.set_ylabel(_plain(spec.down if spec.kind == "heatmap" else plot.y_label))
+            elif panel.grid and (left := plot.panels[k - 1].grid) and left.rows == panel.grid.rows:
+                ax.tick_params(labelleft=False)
             if k >= count - columns:
                 ax.set_xlabel(_plain(plot.x_label))
                 ax.tick_params(labelbottom=True)
