@@ -17,7 +17,7 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.experiments import _cifar10st as st
 from fedstrata.experiments.base import Experiment, Setting, Task
-from fedstrata.report import Column, PlotSpec, TableSpec
+from fedstrata.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
 
 
 @functools.lru_cache(maxsize=4)
@@ -113,6 +113,41 @@ EXPERIMENT = Experiment(
             "accuracy", x="bytes_up", lines=("label", "I"), title="Test accuracy by bytes", name="by-bytes"
         ),
     ),
+    claims=PaperClaims(
+        "Figures 1, 2 and 4 and the text on them; found with one seed, 4000 local steps, η = 0.05 and 0.01",
+        statements=(
+            Statement(
+                "FedDRO and DS-FedDRO provide superior training accuracy.",
+                "With the better step: average loss 84.9 %, PDSGD 82.6 %, MBSGD 79.8 %, FedDRO 79.5 %, "
+                "FastDRO 72.6 %, DS-FedDRO 69.2 %.",
+                "not reproduced",
+            ),
+            Statement(
+                "And comparable test accuracy.",
+                "FedDRO 39.7 %, MBSGD 39.5 %, FastDRO 37.1 %, but average loss 42.1 % and PDSGD 49.5 %; "
+                "DS-FedDRO 34.9 %. On the rare classes PDSGD has 20.2 % and all others below 1 %.",
+                "partly",
+            ),
+            Statement(
+                "DS-FedDRO performs even better than FedDRO.",
+                "It is lower in all six pairs with the same η and I, and learns next to nothing with "
+                "η = 0.05 and I = 4 or 16.",
+                "not reproduced",
+            ),
+            Statement(
+                "As I increases the performance improves.",
+                "By rounds and bytes from I = 1 to 4, yes: FedDRO has 28.2 % and 32.4 % after 500 rounds with "
+                "η = 0.05; from 4 to 16 it is clear only for FedDRO with η = 0.01. After the same number of local "
+                "steps I = 1 is the best everywhere.",
+                "partly",
+            ),
+            Statement(
+                "Beyond a certain I it does not.",
+                "By rounds I = 16 is not worse than 4; larger ones were not run.",
+                "not tested",
+            ),
+        ),
+    ),
     needs=("cifar10",),
     fallback={"data": "digits"},
     quick={
@@ -126,5 +161,5 @@ EXPERIMENT = Experiment(
         "I": [1],
     },
     quick_seconds=10,
-    full_time="see the page",
+    full_time="4 min on an H200 that ten processes share",
 )
