@@ -172,7 +172,16 @@ EXPERIMENT = Experiment(
             title="Clean validation loss by rounds",
         ),
     ),
+    notes=(
+        "In the full run every method makes up for most of the wrong labels: 80 % to 81 % of test accuracy "
+        "at the best steps of FedMSA, FedNest and SimFBO, 78 % of hypergradient descent, between 64.7 % (all "
+        "labels) and 81.5 % (right labels). FedMSA and SimFBO differ by less than their standard errors; "
+        "SimFBO sends 40 % of FedMSA's bytes and 11 % of FedNest's. FedNest loses 3 to 8 points with "
+        "β = 0.1. The lowest clean loss does not go with the highest accuracy: 5000 weights fit 1000 clean "
+        "images."
+    ),
     needs=("fashion_mnist",),
+    full_time="76 s on one NVIDIA H200 beside other work",
     fallback={"data": "digits", "train": 100, "valid": 30},
     quick={
         "data": "digits",
