@@ -136,9 +136,9 @@ EXPERIMENT = Experiment(
             ),
             Statement(
                 "As I increases the performance improves.",
-                "By rounds and bytes from I = 1 to 4, yes: FedDRO has 28.2 % and 32.4 % after 500 rounds with "
-                "η = 0.05; from 4 to 16 it is clear only for FedDRO with η = 0.01. After the same number of local "
-                "steps I = 1 is the best everywhere.",
+                "By rounds and bytes from I = 1 to 4, yes: FedDRO has 28.2 % and 32.4 % after 500 rounds "
+                "with η = 0.05; from 4 to 16 it is clear only for FedDRO with η = 0.01. After the same "
+                "number of local steps I = 1 is the best everywhere.",
                 "partly",
             ),
             Statement(
