@@ -230,6 +230,7 @@ EXPERIMENT = Experiment(
             log_x=True,
             log_y=True,
             title="Balanced validation loss by rounds",
+            y_label="balanced validation loss",
         ),
         PlotSpec(
             "upper",
@@ -239,6 +240,7 @@ EXPERIMENT = Experiment(
             log_x=True,
             log_y=True,
             title="Balanced validation loss by gigabytes",
+            y_label="balanced validation loss",
         ),
         PlotSpec(
             "upper",
@@ -248,6 +250,7 @@ EXPERIMENT = Experiment(
             log_x=True,
             log_y=True,
             title="Balanced validation loss by seconds",
+            y_label="balanced validation loss",
         ),
     ),
     claims=PaperClaims(

@@ -170,6 +170,7 @@ EXPERIMENT = Experiment(
             panels="label",
             log_y=True,
             title="Clean validation loss by rounds",
+            y_label="clean validation loss",
         ),
     ),
     notes=(
