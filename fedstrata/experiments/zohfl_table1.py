@@ -65,8 +65,8 @@ EXPERIMENT = Experiment(
     problem="min_x f₁(x) + λ/2 Σ_i ρ_i ‖x − y_i(x)‖²,  y_i(x) = argmin_y CE_i(y) + μ/2 ‖x − y‖²",
     parameters={**PARAMETERS, "tau": 20.0},
     grid={
-        "method": [*PRINTED, "server data only", *(row + SHARED for row in BASELINES)],
         "level": list(LEVELS),
+        "method": [*PRINTED, "server data only", *(row + SHARED for row in BASELINES)],
         "data": list(DATA),
     },
     run=run,
