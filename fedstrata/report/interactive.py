@@ -23,7 +23,9 @@ def figure(plot: Plot) -> dict[str, Any]:
     """A plot as plotly's ``{"data": …, "layout": …}``."""
     traces: list[dict[str, Any]] = []
     layout: dict[str, Any] = {"annotations": [], "shapes": [], "hovermode": "closest"}
-    layout["meta"] = {"panels": len(plot.panels), "kind": plot.spec.kind}
+    rows = {tuple(panel.grid.rows) for panel in plot.panels if panel.grid}
+    once = plot.spec.kind == "line" or len(rows) == 1  # the axis of the leftmost panel serves all
+    layout["meta"] = {"panels": len(plot.panels), "kind": plot.spec.kind, "shared": once}
     seen: set[str] = set()
     for k, panel in enumerate(plot.panels):
         end = "" if k == 0 else str(k + 1)

@@ -69,11 +69,11 @@ function laid(layout, width) {
     const end = k ? String(k + 1) : "";
     const base = { gridcolor: grid, zerolinecolor: grid, linecolor: soft, automargin: false, ticks: "", zeroline: false };
     const [x, y] = [layout[`xaxis${end}`], layout[`yaxis${end}`]];
-    const shared = kind === "line" && column > 0;
+    const shared = layout.meta.shared && column > 0;
     made[`xaxis${end}`] = { ...base, ...x, domain: [left, Math.min(1, left + wide)], showline: kind !== "heatmap",
       showgrid: kind === "line", nticks: narrow || columns > 2 ? 5 : 8, automargin: kind !== "line", title: { ...x.title, standoff: 8, font: { size: 12.5 } } };
     made[`yaxis${end}`] = { ...base, ...y, domain: [Math.max(0, top - each / inner), Math.min(1, top)],
-      showgrid: kind !== "heatmap", nticks: 6, showticklabels: !shared,
+      showgrid: kind !== "heatmap", nticks: kind === "heatmap" ? 40 : 6, showticklabels: !shared,
       automargin: kind === "heatmap", showline: kind !== "heatmap",
       title: column ? { text: "" } : { ...y.title, standoff: 6, font: { size: 12.5 } } };
   }
