@@ -144,6 +144,13 @@ class FedBase:
         """Their weights in an average."""
         return self._shares(self.cohort, None)
 
+    def share(self) -> Any:
+        """Their part of all clients' weight."""
+        if self.cohort is None or self.setup.weights == "uniform":
+            return self.participants / self.clients
+        sizes = jnp.asarray(self.data.sizes)
+        return sizes[self.cohort].sum() / sizes[: self.clients].sum()
+
     def sample(self, key: jax.Array, count: int) -> jax.Array:
         """``count`` of this round's clients, without replacement, ascending."""
         if not 1 <= count <= self.participants:

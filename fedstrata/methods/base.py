@@ -102,6 +102,9 @@ class Fed(Protocol):
     def weights(self) -> jax.Array:
         """The weights of this round's clients in an average; they sum to one."""
 
+    def share(self) -> Any:
+        """Their part of the weight of all clients: what a mean over them counts in a mean over everyone."""
+
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:

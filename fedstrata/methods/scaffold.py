@@ -9,8 +9,8 @@
     5  server: x ← x + η_g mean_S(y − x)
     6  server: c ← c + |S|/m mean_S(c_i⁺ − c_i)
 
-A client with K = 0 keeps its c_i. Reveals only averages. Needs gradients. Started from zero control
-variates, its first round is FedAvg.
+c is the mean of all c_i, so where clients have weights |S|/m is their part of them. A client with K = 0 keeps
+its c_i. Reveals only averages. Needs gradients. Started from zero control variates, its first round is FedAvg.
 """
 
 from __future__ import annotations
@@ -77,5 +77,5 @@ class SCAFFOLD(Method):
     def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
         moved, changed = fed.average(self.local_steps, key, state.x, state.c)  # line 1
         x = tree.axpy(self.eta_g, moved, state.x)  # line 5
-        c = tree.axpy(fed.participants / fed.clients, changed, state.c)  # line 6
+        c = tree.axpy(fed.share(), changed, state.c)  # line 6
         return State(x, c)

@@ -94,6 +94,11 @@ def test_control_variates_remove_the_drift(method):
 def test_scaffold_with_sampled_clients_still_finds_the_minimiser():
     found = solve(fs.SCAFFOLD(eta_l=GAMMA, K=2), rounds=3000, participation=2)
     np.testing.assert_allclose(found.x, x_star, rtol=1e-8)
+    sizes = [len(c["b"]) for c in CLIENTS]
+    assert len(set(sizes)) > 1
+    weighted = np.linalg.solve(np.tensordot(sizes, H, 1), np.tensordot(sizes, h, 1))
+    found = solve(fs.SCAFFOLD(eta_l=GAMMA, K=2), rounds=3000, participation=2, weights="size")
+    np.testing.assert_allclose(found.x, weighted, rtol=1e-8)
 
 
 def test_first_round_of_scaffold_is_fedavg():
