@@ -119,6 +119,7 @@ def test_a_nonlinear_problem_against_finite_differences(ridge):
         assert float(found.hypergradient[name]) == pytest.approx((ahead - behind) / (2 * step), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_weights(ridge):
     """Clients weighted by size are one client with all the data."""
     problem, data, x, y = ridge

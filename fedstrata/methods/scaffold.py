@@ -9,8 +9,10 @@
     5  server: x ← x + η_g mean_S(y − x)
     6  server: c ← c + |S|/m mean_S(c_i⁺ − c_i)
 
-c is the mean of all c_i, so where clients have weights |S|/m is their part of them. A client with K = 0 keeps
-its c_i. Reveals only averages. Needs gradients. Started from zero control variates, its first round is FedAvg.
+c is the mean of all c_i, so where clients have weights |S|/m is their part of them. A client with K = 0
+keeps its c_i. Started from zero control variates, its first round is FedAvg.
+
+Reveals only averages. Needs gradients.
 """
 
 from __future__ import annotations

@@ -157,6 +157,7 @@ def test_gcivr_restarts_and_counts():
     np.testing.assert_allclose(one, solve(problem, fs.MBSGD(0.1), data, X0, rounds=1).x, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_gcivr_reduces_the_variance():
     """Near the optimum x hardly moves, so the differences of line 2 vanish, where MBSGD's noise does not."""
     data = fs.FederatedData.from_clients(regression((8, 8, 8)))

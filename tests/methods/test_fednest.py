@@ -62,6 +62,7 @@ def test_the_first_round_of_fednest(quadratic, inverse):
     np.testing.assert_allclose(result.y, y, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_random_series_is_the_whole_one_on_average(quadratic):
     """Over many seeds, N′ is uniform: the three possible first steps are taken a third of the time each."""
     method = fs.FedNest(0.1, 0.2, T=2, N=3, ell=4.0)

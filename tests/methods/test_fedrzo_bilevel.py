@@ -249,6 +249,7 @@ def test_warm_start():
     assert left[False] > 0.3
 
 
+@pytest.mark.slow
 def test_common_random_numbers():
     """Noise in the lower level's linear term shifts both solutions alike; drawn apart, it is divided by η."""
     noisy = fs.quadratic_bilevel(samples=20, noise=1.0)

@@ -41,7 +41,7 @@ def curvature(game, slope=1e-3):
     return game.c0 - (prices[1] - prices[0]) / slope
 
 
-@pytest.mark.parametrize("b", [0.5, 1.0])
+@pytest.mark.parametrize("b", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("followers", [10, 20, 100, 1000])
 def test_leader_optimum(followers, b):
     game = fs.cournot_game(followers, b, samples=3)
@@ -138,6 +138,7 @@ def test_one_step_of_the_paper(x64):
     assert min(abs(float(solve(game, method, rounds=1).x) - x) for x in reachable) < 1e-12
 
 
+@pytest.mark.slow
 def test_warm_start_saves_values_of_the_map(game):
     cold, warm = (
         solve(

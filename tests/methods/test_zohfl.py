@@ -159,6 +159,7 @@ def test_nonsmooth_implicit_function():
     assert result.history["objective"][-1] < 1e-4
 
 
+@pytest.mark.slow
 def test_common_random_numbers_reduce_the_variance():
     """The estimate multiplies the difference of two lower-level solutions by n/(2η)."""
 
@@ -172,6 +173,7 @@ def test_common_random_numbers_reduce_the_variance():
     assert 20 * spread(True) < spread(False)
 
 
+@pytest.mark.slow
 def test_rate_of_the_lower_level():
     """Proposition 1: E‖y_H − y*‖² ≤ max(2σ²γ̃²/(μγ̃ − 1), Γ‖y_0 − y*‖²)/(H + Γ), for a client's SGD."""
     mu = L = 1 + MU
