@@ -148,7 +148,14 @@ def numpy_loss(x, sample):
     return float(sum(abs(float(u) - float(v)) for u, v in zip(x, sample["a"], strict=True)))
 
 
-@pytest.mark.parametrize("engine", ["simulated", "debug", "sharded", Simulated(chunk=1)], ids=str)
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "simulated",
+        *(pytest.param(e, marks=pytest.mark.slow) for e in ("debug", "sharded", Simulated(chunk=1))),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("vectorized", [False, True], ids=["one", "many"])
 def test_black_box_equals_the_same_loss_in_jax(engine, vectorized):
     def many(x, sample):

@@ -12,12 +12,12 @@ import fedstrata as fs
 from fedstrata.engines import simulated
 from fedstrata.methods.base import METHODS
 
-from .cases import CLIENTS, all_cases, averaging
+from .cases import CLIENTS, all_cases
 
 CASES = {case.name: case for case in all_cases()}
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 # Other engines compile or interpret everything anew: quick for a few methods, slow for all.
-SIMPLE = {case.name for case in averaging.CASES}
+SIMPLE = {"fedavg", "scaffold", "scaffnew", "fedrzo-scalars"}
 every_case_slowly = pytest.mark.parametrize(
     "case",
     [pytest.param(c, id=n, marks=() if n in SIMPLE else pytest.mark.slow) for n, c in CASES.items()],

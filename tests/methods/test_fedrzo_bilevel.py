@@ -208,7 +208,14 @@ def test_rules_solve_the_lower_level(lower):
     assert np.linalg.norm(result.y - same.solution(x0)) <= contraction * start
 
 
-@pytest.mark.parametrize(("lower", "scale"), [("local_sgd", 100.0), ("fedac", 100.0), ("lfd", 0.01)])
+@pytest.mark.parametrize(
+    ("lower", "scale"),
+    [
+        ("fedac", 100.0),
+        pytest.param("local_sgd", 100.0, marks=pytest.mark.slow),
+        pytest.param("lfd", 0.01, marks=pytest.mark.slow),
+    ],
+)
 def test_rules_find_their_constants(lower, scale):
     """Whatever the level's scale: with an exchange for every step there is no drift, the error contracts."""
     h = problem.lower

@@ -95,6 +95,7 @@ def test_every_solver(game, lower):
     np.testing.assert_allclose(result.history["leader"][-1], game.optimum[1], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_own_solver_and_samples(game):
     """A user's function for line 4; one sample per step, with steps that decrease."""
 
@@ -176,6 +177,7 @@ def test_scalars_replay_the_vectors(x64):
     assert vectors.ledger.function_values == scalars.ledger.function_values
 
 
+@pytest.mark.slow
 def test_without_followers_it_is_fedrzo(x64):
     """The same keys, the same samples, the same iterates."""
     alone = fs.MPEC(lambda x, y, s: ((x - s["a"]) ** 2).sum(), lambda x, y, s: y, project_x=fs.sets.Ball(1.0))
