@@ -48,5 +48,7 @@ CASES = [
         (size, fs.prox.L1(0.1)),
     ),
     case("bigsam", fs.BiGSAM(mu_f=0.5, L_h=2.0, L_f=1.0), residual, size),
-    case("rapm", fs.RAPM(R=3.0, L_h=2.0), (residual, fs.prox.ElasticNet(0.1, 0.1)), spread),
+    case(
+        "rapm", fs.RAPM(R=3.0, L_h=2.0), (residual, fs.prox.ElasticNet(0.1, 0.1)), spread, participation=None
+    ),
 ]
