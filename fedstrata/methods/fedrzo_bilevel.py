@@ -67,13 +67,12 @@ PyTree = Any
 
 
 class State(NamedTuple):
-    """The server's iterate, the lower level's solution, where that starts, and what a rule knows of it."""
+    """The server's iterate, the lower level's solution, where that starts, and what was estimated of it."""
 
     x: PyTree  # x̂
     y: PyTree  # y⁰ of the last round
     y0: PyTree
-    mu_h: Any  # μ_h
-    kappa_h: Any  # κ_h
+    constants: tuple[Any, Any] | None  # μ_h and κ_h, where nobody gave them
 
 
 @method
@@ -214,14 +213,17 @@ class FedRZOBilevel(Method):
     def init(self, problem: Any, x0: PyTree, y0: PyTree) -> State:
         """Nothing is solved yet."""
         check_directions(type(self).__name__, self.directions, self.orthogonal, x0)
-        # Where the rules need neither they may be anything.
-        dtype = jnp.result_type(*jax.tree.leaves(y0))
-        mu_h, kappa_h = (1 if value is None else value for value in (self.mu_h, self.kappa_h))
-        return State(x0, y0, y0, jnp.asarray(mu_h, dtype), jnp.asarray(kappa_h, dtype))
+        one = jnp.ones((), jnp.result_type(*jax.tree.leaves(y0)))
+        return State(x0, y0, y0, (one, one) if self.estimates else None)
+
+    @property
+    def estimates(self) -> bool:
+        """Whether a rule needs μ_h and κ_h, and nobody gave them."""
+        return isinstance(self.lower, str) and self.mu_h is None
 
     def start(self, problem: Any, fed: Fed, key: Any, state: State) -> State:
-        """Estimate μ_h and κ_h, if a rule needs them and nobody gave them."""
-        if not isinstance(self.lower, str) or self.mu_h is not None:
+        """Estimate μ_h and κ_h, where they are needed."""
+        if not self.estimates:
             return state
 
         def product(v: PyTree) -> PyTree:
@@ -229,8 +231,10 @@ class FedRZOBilevel(Method):
 
         like = jax.tree.map(lambda leaf: leaf[None], state.y)
         with fed.level("scaling"):
-            mu_h, kappa_h = estimate_constants(product, fed.repeat, key, like)
-        return state._replace(mu_h=mu_h.astype(state.mu_h.dtype), kappa_h=kappa_h.astype(state.kappa_h.dtype))
+            found = estimate_constants(product, fed.repeat, key, like)
+        return state._replace(
+            constants=jax.tree.map(lambda new, old: new.astype(old.dtype), found, state.constants)
+        )
 
     def curve(self, problem: Any, client: Client, key: Any, x: PyTree, y: PyTree, v: PyTree) -> PyTree:
         """``∇²_yy h_i(x, y) v`` for stacked directions."""
@@ -294,8 +298,8 @@ class FedRZOBilevel(Method):
         if rounds is not None and not isinstance(rounds, int):
             rounds = whole(rounds)
         if isinstance(self.lower, str):
-            known = Constants(fed.participants, r, state.mu_h, state.kappa_h, rounds)
-            rounds, values = RULES[self.lower][0](known)
+            mu_h, kappa_h = state.constants or (self.mu_h, self.kappa_h)
+            rounds, values = RULES[self.lower][0](Constants(fed.participants, r, mu_h, kappa_h, rounds))
         elif isinstance(self.lower, Method):
             values = self.lower.scheduled
         else:

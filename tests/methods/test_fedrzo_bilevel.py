@@ -229,6 +229,12 @@ def test_rules_find_their_constants(lower, scale):
     assert np.linalg.norm(result.y - exact) <= bound * np.linalg.norm(exact)
 
 
+def test_constants_may_be_schedules():
+    method = fs.FedRZOBilevel(0.01, 0.1, batch_size=None, mu_h=MU, kappa_h=L / MU)
+    moving = fs.FedRZOBilevel(0.01, 0.1, batch_size=None, mu_h=lambda r: MU + 0 * r, kappa_h=L / MU)
+    np.testing.assert_allclose(solve(moving, rounds=2).x, solve(method, rounds=2).x, rtol=1e-12)
+
+
 def test_lower_rounds_as_a_function():
     method = fs.FedRZOBilevel(
         0.01, 0.1, batch_size=None, lower=fs.FedAvg(0.1), lower_rounds=lambda r: 2 * jnp.sqrt(r + 1.0)
