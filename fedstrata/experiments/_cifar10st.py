@@ -15,7 +15,6 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.experiments.resnet import Network, resnet, small_cnn
 
-RATES = (0.001, 0.01, 0.05, 0.1)  # among which the paper chose
 CLASSES = 10
 
 
