@@ -1,8 +1,8 @@
 """Checkpoints without pickle: a safetensors file with the arrays, all else as JSON in its header.
 
 A write goes to a temporary file beside the target, is flushed to disk and then moved over it, so that a kill
-at any moment leaves either the old checkpoint or the new one. A digest in the header
-finds bytes that changed.
+at any moment leaves either the old checkpoint or the new one. A digest in the header finds bytes that
+changed.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ class Simulated:
 
     Args:
         chunk: clients per block: a number, ``None`` for all in one `vmap`, or ``"auto"`` to let the engine
-            choose by
-            device and message size. Results do not depend on it beyond rounding.
+            choose by device and message size. Results do not depend on it beyond rounding.
     """
 
     chunk: int | str | None = "auto"
