@@ -22,7 +22,7 @@ def child(method: str) -> None:
 
     clock.append(time.time())
     from fedstrata.experiments.base import Setting
-    from fedstrata.experiments.demo import EXPERIMENT
+    from fedstrata.experiments.papers.demo import EXPERIMENT
 
     task = EXPERIMENT.build(Setting(EXPERIMENT.parameters, {"method": method}, seed=0))
     clock.append(time.time())

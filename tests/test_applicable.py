@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.methods.base import METHODS
+from fedstrata.core.method import METHODS
 
 
 def upper(x, y, s):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fedstrata.core.method import METHODS
 from fedstrata.engines import ENGINES
-from fedstrata.methods.base import METHODS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

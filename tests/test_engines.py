@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.core.method import Method, Remember, method
 from fedstrata.engines.base import Carry, Setup
 from fedstrata.engines.simulated import CACHED, EVALUATIONS, Simulated, trace_advance
-from fedstrata.methods.base import Method, Remember, method
 from fedstrata.methods.fedavg import State
 
 

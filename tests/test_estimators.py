@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedstrata import tree
-from fedstrata.client import Samples
+from fedstrata.core import tree
+from fedstrata.core.client import Samples
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.sphere import sphere, two_point
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.core.method import METHODS
 from fedstrata.engines import simulated
-from fedstrata.methods.base import METHODS
 
 from .cases import CLIENTS, all_cases
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedstrata as fs
-from fedstrata.client import Samples
+from fedstrata.core.client import Samples
 
 sizes_strategy = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedstrata as fs
-from fedstrata import tally
+from fedstrata.core import counting
+from fedstrata.core.counting import Ledger, settle
 from fedstrata.engines.debug import total
 from fedstrata.engines.simulated import _add_words
-from fedstrata.ledger import Ledger, settle
 
 # A program is a nest of counts and loops; a loop's length is fixed, or traced from a number given at run
 # time.
@@ -35,7 +35,7 @@ def by_hand(program):
 
 def run(program, one):
     if program[0] == "count":
-        tally.count("values", program[1])
+        counting.count("values", program[1])
         return
     _, times, inner = program
 
@@ -44,7 +44,7 @@ def run(program, one):
             run(part, carry)
         return carry
 
-    tally.repeat(times if program[0] == "fixed" else one * times, body, one)
+    counting.repeat(times if program[0] == "fixed" else one * times, body, one)
 
 
 @settings(max_examples=25)
@@ -54,7 +54,7 @@ def test_nested_loops(program):
 
     @jax.jit
     def traced(one):
-        with tally.collect() as inside:
+        with counting.collect() as inside:
             run(program, one)
         counted[:] = [inside]
         return inside.factors
@@ -62,7 +62,7 @@ def test_nested_loops(program):
     factors = traced(jnp.int32(1))
     words = [(0, int(f)) for f in factors]
     assert settle(counted[0], 1, words)["values"] == by_hand(program)
-    with jax.disable_jit(), tally.collect() as eager:
+    with jax.disable_jit(), counting.collect() as eager:
         run(program, jnp.int32(1))
     assert total(eager)["values"] == by_hand(program)
 

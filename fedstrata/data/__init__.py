@@ -1,6 +1,6 @@
 """Federated data: stacking and padding, partitioners, loaders."""
 
-from fedstrata.data.federated import DataError, FederatedData
+from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.data.fetch import DataNotFound
 from fedstrata.data.formats import CorruptData
 from fedstrata.data.loaders import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstrata.data.federated import DataError
+from fedstrata.core.federated import DataError
 
 Arrays = dict[str, np.ndarray]
 

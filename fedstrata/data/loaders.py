@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.data.federated import DataError, FederatedData
+from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.data.fetch import FORMS, read
 from fedstrata.data.partition import IID, Partitioner
 

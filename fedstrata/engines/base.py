@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata import tally
-from fedstrata.client import Client, Samples
-from fedstrata.data.federated import FederatedData
-from fedstrata.ledger import settle, traffic
-from fedstrata.methods.base import Method, Remember
-from fedstrata.problems.base import Problem, positional
+from fedstrata.core import counting
+from fedstrata.core.client import Client, Samples
+from fedstrata.core.counting import settle, traffic
+from fedstrata.core.federated import FederatedData
+from fedstrata.core.method import Method, Remember
+from fedstrata.core.problem import Problem, positional
 
 PyTree = Any
 
@@ -199,7 +199,7 @@ class FedBase:
         number = self.clients if chosen is None else chosen.shape[0]
         message = jax.tree.map(jnp.asarray, message)
         upload, shape = self._run(phase, key, message, chosen, self._weigh(chosen, weights), stacked)
-        tally.merge(tally.Tally(fixed=traffic(self._level, message, shape, number)), 1, [])
+        counting.merge(counting.Tally(fixed=traffic(self._level, message, shape, number)), 1, [])
         return upload
 
     def _weigh(self, chosen: jax.Array | None, weights: Any) -> jax.Array | None:
@@ -238,7 +238,7 @@ class FedBase:
             carry = body(t, carry)
             return carry, self.memory
 
-        carry, self.memory = tally.repeat(times, step, (carry, self.memory))
+        carry, self.memory = counting.repeat(times, step, (carry, self.memory))
         return carry
 
     def mean(
@@ -259,7 +259,7 @@ class FedBase:
         own_mean = getattr(function, "own_mean", None)
         weights = self._weigh(None, None)
         saved, self.memory = self.memory, each
-        with tally.collect():
+        with counting.collect():
             value, _ = self._run(evaluation, jax.random.key(0), args, None, weights, own_mean is not None)
         self.memory = saved
         return value if own_mean is None else own_mean(value, self._shares(None, None))
@@ -267,9 +267,9 @@ class FedBase:
 
 def visit(
     setup: Setup, phase: Callable[..., Any], key: jax.Array, message: tuple[PyTree, ...], client: Client
-) -> tuple[Remember, tally.Tally]:
+) -> tuple[Remember, counting.Tally]:
     """Run a phase on one client; what it computed is counted apart."""
-    with tally.collect() as counted:
+    with counting.collect() as counted:
         reply = phase(setup.problem, client, jax.random.fold_in(key, client.index), *message)
     if not isinstance(reply, Remember):
         reply = Remember(reply, None)
@@ -332,7 +332,7 @@ def measure(
     """All metrics at the current point: the problem's own and the user's."""
     x, y = method.output(carry.state, carry.memory)
     values: dict[str, Any] = {}
-    with tally.collect():
+    with counting.collect():
         if setup.measure_problem:
             fed = fed_class(setup, data, carry.memory, None, 0)
             values.update(setup.problem.measure(fed.mean, x, y))

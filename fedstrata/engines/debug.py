@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata import tally, tree
-from fedstrata.data.federated import FederatedData
+from fedstrata.core import counting, tree
+from fedstrata.core.federated import FederatedData
+from fedstrata.core.method import Method, finite
 from fedstrata.engines.base import (
     Advanced,
     Carry,
@@ -25,7 +26,6 @@ from fedstrata.engines.base import (
     one_round,
     visit,
 )
-from fedstrata.methods.base import Method, finite
 
 PyTree = Any
 
@@ -54,7 +54,7 @@ class Debug:
         self, setup: Setup, method: Method, carry: Carry, seed: int, data: FederatedData
     ) -> tuple[Carry, Any]:
         """See `Engine.begin`."""
-        with jax.disable_jit(), tally.collect() as counted:
+        with jax.disable_jit(), counting.collect() as counted:
             carry = before_rounds(DebugFed, setup, method, carry, jax.random.key(seed), data)
         return carry, total(counted)
 
@@ -74,7 +74,7 @@ class Debug:
         counts: list[Counter[str]] = []
         with jax.disable_jit():
             for number in rounds:
-                with tally.collect() as counted:
+                with counting.collect() as counted:
                     for _ in range(number):
                         carry = one_round(DebugFed, setup, method, carry, key, data, jnp.int32(r))
                         if not bool(finite(carry.state)):
@@ -114,7 +114,7 @@ class DebugFed(FedBase):
                     f"{where}: the upload is not finite in {', '.join(bad)}. "
                     "Look at this client's data, or lower the step size."
                 )
-            tally.merge(counted, 1, counted.factors)
+            counting.merge(counted, 1, counted.factors)
             uploads.append(reply.upload)
             if reply.memory is not None:
                 memory = jax.tree.map(lambda old, new, i=i: old.at[i].set(new), memory, reply.memory)
@@ -127,7 +127,7 @@ class DebugFed(FedBase):
         return jax.tree.map(lambda u: jnp.tensordot(weights.astype(u.dtype), u, 1), stack), uploads[0]
 
 
-def total(counted: tally.Tally) -> Counter[str]:
+def total(counted: counting.Tally) -> Counter[str]:
     """A tally whose factors are numbers, as plain counts."""
     counts = Counter(counted.fixed)
     for names, factor in counted.scaled:

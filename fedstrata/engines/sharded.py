@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fedstrata.data.federated import FederatedData
+from fedstrata.core.federated import FederatedData
 from fedstrata.engines.base import Carry
 from fedstrata.engines.simulated import Simulated
 

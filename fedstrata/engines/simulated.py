@@ -20,9 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata import tally, tree
-from fedstrata.client import Client, Samples
-from fedstrata.data.federated import FederatedData
+from fedstrata.core import counting, tree
+from fedstrata.core.client import Client, Samples
+from fedstrata.core.federated import FederatedData
+from fedstrata.core.method import Method, finite
 from fedstrata.engines.base import (
     Advanced,
     Carry,
@@ -35,7 +36,6 @@ from fedstrata.engines.base import (
     settle,
     visit,
 )
-from fedstrata.methods.base import Method, finite
 
 PyTree = Any
 
@@ -202,7 +202,7 @@ class SimulatedFed(FedBase):
         """Everyone in one `vmap`, over the data's own client axis. Rows past ``clients`` are padding."""
         data, rows = self.data, self.data.sizes.shape[0]
         total = data.sizes[: self.clients].sum()
-        seen: list[tally.Tally] = []
+        seen: list[counting.Tally] = []
 
         def one(index: Any, size: Any, train: Any, valid: Any, valid_size: Any, memory: Any) -> Any:
             train_samples = Samples(train, data.equal or size)
@@ -224,7 +224,7 @@ class SimulatedFed(FedBase):
         )
         if memory is not None:
             self.memory = self.engine.lay(memory)
-        tally.merge(seen[0], self.clients, [f[: self.clients].sum() for f in factors])
+        counting.merge(seen[0], self.clients, [f[: self.clients].sum() for f in factors])
         shape = jax.tree.map(lambda u: jax.ShapeDtypeStruct(u.shape[1:], u.dtype), uploads)
         if stacked:
             return jax.tree.map(lambda u: u[: self.clients], uploads), shape
@@ -248,7 +248,7 @@ class SimulatedFed(FedBase):
         indices = jnp.pad(chosen, (0, padding), constant_values=rows).reshape(blocks, block)
         weights = jnp.full((number,), 1 / number) if weights is None else weights
         weights = jnp.pad(weights, (0, padding)).reshape(blocks, block)
-        seen: list[tally.Tally] = []
+        seen: list[counting.Tally] = []
         remembers: list[bool] = []
 
         def one(index: Any, memory: Any) -> Any:
@@ -289,7 +289,7 @@ class SimulatedFed(FedBase):
         else:
             (total, self.memory, factors), replies = jax.lax.scan(step, start, (indices, weights))
             replies = jax.tree.map(lambda u: u.reshape(-1, *u.shape[2:]), replies)
-        tally.merge(seen[0], number, factors)
+        counting.merge(seen[0], number, factors)
         return (jax.tree.map(lambda u: u[:number], replies) if stacked else total), shape
 
 
@@ -327,7 +327,7 @@ def trace_begin(
     engine: Simulated, setup: Setup, method: Any, carry: Carry, seed: Any, data: FederatedData
 ) -> Any:
     """The method's exchanges before the first round, with their counts."""
-    with tally.collect() as counted:
+    with counting.collect() as counted:
         carry = before_rounds(partial(SimulatedFed, engine), setup, method, carry, jax.random.key(seed), data)
     words = [_add_words(jnp.zeros(2, jnp.uint32), f) for f in counted.factors]
     return (engine.pin(carry), jnp.array(words, jnp.uint32)), counted
@@ -346,10 +346,10 @@ def trace_advance(
 ) -> Any:
     """Rounds and evaluations as two nested loops of traced length."""
     fed, key = partial(SimulatedFed, engine), jax.random.key(seed)
-    seen: list[tally.Tally] = []
+    seen: list[counting.Tally] = []
 
     def round_once(carry: Carry, r: Any) -> tuple[Carry, list[Any]]:
-        with tally.collect() as counted:
+        with counting.collect() as counted:
             carry = one_round(fed, setup, method, carry, key, data, r)
         seen[:] = [counted]
         return carry, counted.factors
@@ -385,7 +385,7 @@ class Compiled:
     """An executable with what was counted while it was traced."""
 
     call: Callable[..., Any]
-    tally: tally.Tally
+    tally: counting.Tally
 
 
 _programs: OrderedDict[Any, Compiled] = OrderedDict()
@@ -400,16 +400,16 @@ def compiled(function: Callable[..., Any], engine: Any, setup: Setup, args: tupl
     if key in _programs:
         _programs.move_to_end(key)
         return _programs[key]
-    seen: list[tally.Tally] = []
+    seen: list[counting.Tally] = []
 
     def traced(*args: Any) -> Any:
         outputs, counted = function(engine, setup, *args)
         seen[:] = [counted]
         return outputs
 
-    program = Compiled(jax.jit(traced).lower(*args).compile(), tally.Tally())
+    program = Compiled(jax.jit(traced).lower(*args).compile(), counting.Tally())
     # factors are tracers of a finished trace: only their number matters from here on
-    program.tally = tally.Tally(seen[0].fixed, [(counts, None) for counts, _ in seen[0].scaled])
+    program.tally = counting.Tally(seen[0].fixed, [(counts, None) for counts, _ in seen[0].scaled])
     _programs[key] = program
     while len(_programs) > PROGRAMS:
         _programs.popitem(last=False)

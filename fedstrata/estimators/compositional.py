@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.flatten_util import ravel_pytree
 
-from fedstrata import tree
-from fedstrata.client import Client
+from fedstrata.core import tree
+from fedstrata.core.client import Client
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Composition, known
 from fedstrata.problems.levels import ARITHMETIC, LogMeanExp, rule_of

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedstrata import tally, tree
-from fedstrata.client import Oracle
+from fedstrata.core import counting, tree
+from fedstrata.core.client import Oracle
 from fedstrata.estimators.sphere import sphere
 
 PyTree = Any
@@ -64,6 +64,6 @@ def local_curvature(f: Oracle, points: PyTree, steps: int, key: jax.Array) -> ja
     """The largest curvature of a client's own mean over some points (stacked), by its own power iteration."""
 
     def product(v: PyTree) -> PyTree:
-        return tally.each(lambda x, v: hessian_product(f, x, v), points, v)
+        return counting.each(lambda x, v: hessian_product(f, x, v), points, v)
 
-    return power_iteration(product, tally.repeat, steps, key, points).max()
+    return power_iteration(product, counting.repeat, steps, key, points).max()

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from fedstrata.client import Oracle
+from fedstrata.core.client import Oracle
 
 PyTree = Any
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedstrata import tree
-from fedstrata.client import Oracle
+from fedstrata.core import tree
+from fedstrata.core.client import Oracle
 from fedstrata.estimators.gradients import gradients
 
 PyTree = Any

@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedstrata import tree
-from fedstrata.client import Client, Oracle
+from fedstrata.core import tree
+from fedstrata.core.client import Client, Oracle
+from fedstrata.core.problem import Problem
 from fedstrata.estimators.compositional import chain_of, followed
 from fedstrata.estimators.gradients import gradient, gradients
 from fedstrata.estimators.hypergradient import Coupled, bilevel_maps
-from fedstrata.problems.base import Problem
 from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
 from fedstrata.problems.levels import rule_of
 

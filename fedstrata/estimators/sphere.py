@@ -27,8 +27,8 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from fedstrata import tree
-from fedstrata.tally import each
+from fedstrata.core import tree
+from fedstrata.core.counting import each
 
 PyTree = Any
 

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedstrata import tree
+from fedstrata.core import tree
 
 PyTree = Any
 Map = Callable[[PyTree], PyTree]

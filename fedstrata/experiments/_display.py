@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedstrata.experiments.base import Setting
 from fedstrata.report import Run
-from fedstrata.result import BOOKKEEPING
+from fedstrata.solving.result import BOOKKEEPING
 
 
 class Display:

@@ -11,14 +11,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedstrata.checkpoint import Checkpoint, CheckpointError
 from fedstrata.experiments._display import Display
 from fedstrata.experiments._store import Store
 from fedstrata.experiments.base import Experiment, ExperimentError, Setting, Task
 from fedstrata.report import ReportError, Run
-from fedstrata.result import BOOKKEEPING, Result
-from fedstrata.solve import Diverged, solve
-from fedstrata.sweep import sweep
+from fedstrata.solving.checkpoint import Checkpoint, CheckpointError
+from fedstrata.solving.loop import Diverged, solve
+from fedstrata.solving.result import BOOKKEEPING, Result
+from fedstrata.solving.sweep import sweep
 
 Pair = tuple[Setting, Task]
 

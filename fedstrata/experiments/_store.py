@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import fedstrata
-from fedstrata.checkpoint import write_atomically
 from fedstrata.experiments.base import Experiment, Setting
 from fedstrata.report import Run
 from fedstrata.report.records import read_runs, write_history, write_runs
+from fedstrata.solving.checkpoint import write_atomically
 
 
 class Store:

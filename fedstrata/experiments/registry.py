@@ -10,7 +10,7 @@ from types import ModuleType
 
 from fedstrata.experiments.base import Experiment, ExperimentError, suggest
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "papers"
 _MACHINERY = {"base", "registry", "runner", "toml", "models", "data"}
 
 
@@ -24,7 +24,7 @@ def experiments() -> dict[str, Experiment]:
     """All experiments by name."""
     found: dict[str, Experiment] = {}
     for module in modules():
-        for experiment in _defined(importlib.import_module(f"fedstrata.experiments.{module}")):
+        for experiment in _defined(importlib.import_module(f"fedstrata.experiments.papers.{module}")):
             if experiment.name in found:
                 raise ExperimentError(f"Two experiments are called {experiment.name!r}.")
             found[experiment.name] = experiment
@@ -39,7 +39,7 @@ def find(name: str) -> Experiment:
     """
     for module in modules():
         if f'"{name}"' in (FOLDER / f"{module}.py").read_text("utf-8"):
-            for experiment in _defined(importlib.import_module(f"fedstrata.experiments.{module}")):
+            for experiment in _defined(importlib.import_module(f"fedstrata.experiments.papers.{module}")):
                 if experiment.name == name:
                     return experiment
     found = experiments()

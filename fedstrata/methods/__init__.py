@@ -1,7 +1,7 @@
 """One paper's algorithm, one file."""
 
+from fedstrata.core.method import METHODS, Method
 from fedstrata.methods.afl import AFL
-from fedstrata.methods.base import METHODS, Method
 from fedstrata.methods.big_sam import BiGSAM
 from fedstrata.methods.compositional_fedavg import CompositionalFedAvg
 from fedstrata.methods.ds_feddro import DSFedDRO

@@ -28,14 +28,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedstrata import tree
-from fedstrata.client import Client
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.counting import loop
+from fedstrata.core.method import BatchSize, Count, Fed, Fraction, Positive, method
 from fedstrata.estimators import compositional as c
-from fedstrata.methods.base import BatchSize, Count, Fed, Fraction, Positive, method
-from fedstrata.methods.compositional import Compositional
+from fedstrata.methods._shared.compositional import Compositional
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import ARITHMETIC, rule_of
-from fedstrata.tally import loop
 
 PyTree = Any
 EMBEDDINGS = ("server", "local")

@@ -24,10 +24,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedstrata import tree
-from fedstrata.client import Client
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.method import BatchSize, Fed, Positive, Remember, method
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods.base import BatchSize, Fed, Positive, Remember, method
 from fedstrata.methods.mbsgd import MBSGD, State
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.dro import DRO, Lifted

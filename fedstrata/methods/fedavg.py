@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fedstrata import tree
-from fedstrata.client import Client, steps_of
+from fedstrata.core import tree
+from fedstrata.core.client import Client, steps_of
+from fedstrata.core.counting import loop
+from fedstrata.core.method import BatchSize, Fed, Method, Positive, Steps, method
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods.base import BatchSize, Fed, Method, Positive, Steps, method
 from fedstrata.problems.classes import Minimization
-from fedstrata.tally import loop
 
 PyTree = Any
 

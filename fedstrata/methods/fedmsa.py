@@ -35,17 +35,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata import tree
-from fedstrata.client import Client, steps_of
+from fedstrata.core import tree
+from fedstrata.core.client import Client, steps_of
+from fedstrata.core.counting import loop
+from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, Steps, Unit, method
+from fedstrata.core.problem import Problem
 from fedstrata.estimators import sequences
 from fedstrata.estimators.compositional import chain_of, pull, value
 from fedstrata.estimators.hypergradient import PRODUCTS
-from fedstrata.methods.base import BatchSize, Count, Fed, Method, Positive, Steps, Unit, method
-from fedstrata.methods.compositional import level_average
-from fedstrata.problems.base import Problem
+from fedstrata.methods._shared.compositional import level_average
 from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
 from fedstrata.problems.levels import rule_of
-from fedstrata.tally import loop
 
 PyTree = Any
 

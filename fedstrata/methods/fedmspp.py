@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedstrata import tree
-from fedstrata.client import Client, steps_of
+from fedstrata.core import tree
+from fedstrata.core.client import Client, steps_of
+from fedstrata.core.counting import loop
+from fedstrata.core.method import BatchSize, Fed, Method, Positive, Steps, method
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods.base import BatchSize, Fed, Method, Positive, Steps, method
 from fedstrata.problems.classes import Minimization
-from fedstrata.tally import loop
 
 PyTree = Any
 

@@ -31,15 +31,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedstrata import tree
-from fedstrata.client import Client, steps_of
+from fedstrata.core import tree
+from fedstrata.core.client import Client, steps_of
+from fedstrata.core.counting import loop
+from fedstrata.core.method import BatchSize, Count, Fed, Positive, Steps, method
 from fedstrata.estimators.compositional import chain_of, followed
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.sequences import gap, linearised
-from fedstrata.methods.base import BatchSize, Count, Fed, Positive, Steps, method
-from fedstrata.methods.implicit import Implicit
+from fedstrata.methods._shared.implicit import Implicit
 from fedstrata.problems.classes import Bilevel, Composition, Minimax
-from fedstrata.tally import loop
 
 PyTree = Any
 Direction = Callable[[PyTree], PyTree]

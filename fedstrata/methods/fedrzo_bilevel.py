@@ -33,11 +33,10 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedstrata import tree
-from fedstrata.client import Client, Samples, steps_of
-from fedstrata.estimators.curvature import hessian_product
-from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
-from fedstrata.methods.base import (
+from fedstrata.core import tree
+from fedstrata.core.client import Client, Samples, steps_of
+from fedstrata.core.counting import each, loop
+from fedstrata.core.method import (
     BatchSize,
     Count,
     Fed,
@@ -48,7 +47,10 @@ from fedstrata.methods.base import (
     Steps,
     method,
 )
-from fedstrata.methods.lower import (
+from fedstrata.core.problem import Problem
+from fedstrata.estimators.curvature import hessian_product
+from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
+from fedstrata.methods._shared.lower import (
     RULES,
     Constants,
     LowerSolver,
@@ -59,9 +61,7 @@ from fedstrata.methods.lower import (
     run,
     whole,
 )
-from fedstrata.problems.base import Problem
 from fedstrata.problems.classes import Bilevel, Minimization
-from fedstrata.tally import each, loop
 
 PyTree = Any
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
-from fedstrata.client import Client, Samples
-from fedstrata.methods.base import method
+from fedstrata.core.client import Client, Samples
+from fedstrata.core.method import method
 from fedstrata.methods.fedrzo_bilevel import FedRZOBilevel
 from fedstrata.problems.classes import Bilevel, Minimax
 

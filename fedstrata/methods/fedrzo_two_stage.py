@@ -31,11 +31,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedstrata import tree
-from fedstrata.client import Client, steps_of
-from fedstrata.estimators import vi
-from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
-from fedstrata.methods.base import (
+from fedstrata.core import tree
+from fedstrata.core.client import Client, steps_of
+from fedstrata.core.counting import count, loop
+from fedstrata.core.method import (
     BatchSize,
     Count,
     Fed,
@@ -46,8 +45,9 @@ from fedstrata.methods.base import (
     Steps,
     method,
 )
+from fedstrata.estimators import vi
+from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
 from fedstrata.problems.classes import MPEC
-from fedstrata.tally import count, loop
 
 PyTree = Any
 

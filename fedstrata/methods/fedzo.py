@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedstrata import tree
-from fedstrata.client import Client, steps_of
+from fedstrata.core import tree
+from fedstrata.core.client import Client, steps_of
+from fedstrata.core.counting import loop
+from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, Steps, method
 from fedstrata.estimators.sphere import sphere
-from fedstrata.methods.base import BatchSize, Count, Fed, Method, Positive, Steps, method
 from fedstrata.problems.classes import Minimization
-from fedstrata.tally import loop
 
 PyTree = Any
 

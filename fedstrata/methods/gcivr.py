@@ -25,12 +25,12 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedstrata import tree
-from fedstrata.client import Client
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.method import BatchSize, Count, Fed, Positive, Remember, method
 from fedstrata.estimators import compositional as c
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods.base import BatchSize, Count, Fed, Positive, Remember, method
-from fedstrata.methods.compositional import Compositional, level_average
+from fedstrata.methods._shared.compositional import Compositional, level_average
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import rule_of
 

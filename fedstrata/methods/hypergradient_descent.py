@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedstrata import tree
-from fedstrata.client import Client
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.method import BatchSize, Count, Fed, Positive, method
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods.base import BatchSize, Count, Fed, Positive, method
-from fedstrata.methods.implicit import Implicit
+from fedstrata.methods._shared.implicit import Implicit
 from fedstrata.problems.classes import Bilevel
 
 PyTree = Any

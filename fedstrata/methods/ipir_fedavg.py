@@ -32,10 +32,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedstrata import tree
-from fedstrata.client import Client
-from fedstrata.methods.base import BatchSize, Count, Fed, Positive, method
-from fedstrata.methods.regularized import Regularized, Scale, Steps, direction, run_steps, server_step
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.method import BatchSize, Count, Fed, Positive, method
+from fedstrata.methods._shared.regularized import Regularized, Scale, Steps, direction, run_steps, server_step
 from fedstrata.methods.str_fedavg import averaged
 from fedstrata.problems.classes import Objective, Selection
 

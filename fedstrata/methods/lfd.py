@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedstrata import tree
-from fedstrata.client import Client
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.counting import loop
+from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, method
+from fedstrata.core.problem import Problem
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods.base import BatchSize, Count, Fed, Method, Positive, method
-from fedstrata.problems.base import Problem
 from fedstrata.problems.classes import Minimization
-from fedstrata.tally import loop
 
 PyTree = Any
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fedstrata import tree
-from fedstrata.client import Client
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.method import BatchSize, Fed, Positive, method
 from fedstrata.estimators import compositional as c
-from fedstrata.methods.base import BatchSize, Fed, Positive, method
-from fedstrata.methods.compositional import Compositional
+from fedstrata.methods._shared.compositional import Compositional
 from fedstrata.problems.classes import Composition
 
 PyTree = Any

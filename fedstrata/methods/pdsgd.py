@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedstrata import tree
-from fedstrata.client import Client
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.method import BatchSize, Fed, Positive, method
 from fedstrata.estimators import compositional as c
 from fedstrata.estimators.gradients import value_and_gradient
-from fedstrata.methods.base import BatchSize, Fed, Positive, method
-from fedstrata.methods.compositional import Compositional
+from fedstrata.methods._shared.compositional import Compositional
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.fairness import Constrained
 

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedstrata import tree
-from fedstrata.client import Client
-from fedstrata.methods.base import BatchSize, Count, Fed, Positive, method
-from fedstrata.methods.regularized import Regularized, Scale, both_gradients, server_step
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.method import BatchSize, Count, Fed, Positive, method
+from fedstrata.methods._shared.regularized import Regularized, Scale, both_gradients, server_step
 from fedstrata.problems.classes import Selection
 
 PyTree = Any

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedstrata import tree
-from fedstrata.client import Client
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.counting import loop
+from fedstrata.core.method import BatchSize, Fed, Fraction, Method, Positive, Remember, method
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods.base import BatchSize, Fed, Fraction, Method, Positive, Remember, method
 from fedstrata.problems.classes import Minimization
-from fedstrata.tally import loop
 
 PyTree = Any
 

@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedstrata import tree
-from fedstrata.client import Client, steps_of
+from fedstrata.core import tree
+from fedstrata.core.client import Client, steps_of
+from fedstrata.core.counting import loop
+from fedstrata.core.method import BatchSize, Fed, Method, Positive, Steps, method
 from fedstrata.estimators import sequences
 from fedstrata.estimators.hypergradient import Coupled
-from fedstrata.methods.base import BatchSize, Fed, Method, Positive, Steps, method
 from fedstrata.methods.fedmsa import check_sequences, refused_sets
 from fedstrata.problems.classes import Bilevel
-from fedstrata.tally import loop
 
 PyTree = Any
 

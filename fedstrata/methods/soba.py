@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fedstrata.client import Client
+from fedstrata.core.client import Client
+from fedstrata.core.method import BatchSize, Fed, Positive, method
+from fedstrata.core.problem import Problem
 from fedstrata.estimators import sequences
-from fedstrata.methods.base import BatchSize, Fed, Positive, method
 from fedstrata.methods.fedmsa import Point, Sequences, check_sequences, step
-from fedstrata.problems.base import Problem
 
 PyTree = Any
 

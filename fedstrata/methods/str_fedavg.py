@@ -42,10 +42,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata import tree
-from fedstrata.client import Client
-from fedstrata.methods.base import BatchSize, Count, Fed, NonNegative, Positive, method
-from fedstrata.methods.regularized import Regularized, Scale, Steps, run_steps, server_step
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.method import BatchSize, Count, Fed, NonNegative, Positive, method
+from fedstrata.methods._shared.regularized import Regularized, Scale, Steps, run_steps, server_step
 from fedstrata.problems.classes import Selection
 
 PyTree = Any

@@ -33,13 +33,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata import tree
-from fedstrata.client import Client, Oracle, steps_of
+from fedstrata.core import tree
+from fedstrata.core.client import Client, Oracle, steps_of
+from fedstrata.core.counting import count, loop
+from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, Remember, Steps, method
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars
-from fedstrata.methods.base import BatchSize, Count, Fed, Method, Positive, Remember, Steps, method
 from fedstrata.problems.classes import Personalized
-from fedstrata.tally import count, loop
 
 PyTree = Any
 

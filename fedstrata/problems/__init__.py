@@ -1,7 +1,7 @@
 """What is to be solved: problem classes, sets and projections, regularisers, test problems."""
 
-from fedstrata.problems import diagnostics, dro, fairness, prox, sets
-from fedstrata.problems.base import Problem, Projection
+from fedstrata.core.problem import Problem, Projection
+from fedstrata.problems import dro, fairness, prox, sets
 from fedstrata.problems.classes import (
     MPEC,
     Bilevel,
@@ -35,7 +35,6 @@ __all__ = [
     "as_bilevel",
     "as_multisequence",
     "cournot_game",
-    "diagnostics",
     "dro",
     "fairness",
     "hypercleaning",

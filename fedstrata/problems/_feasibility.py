@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedstrata.core.tree import PyTree
 from fedstrata.problems._parameters import vector
-from fedstrata.tree import PyTree
 
 
 class Implied:

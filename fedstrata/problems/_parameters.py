@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.tree import PyTree
+from fedstrata.core.tree import PyTree
 
 T = TypeVar("T")
 

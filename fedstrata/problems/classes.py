@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedstrata import tree
-from fedstrata.client import Client, Samples
-from fedstrata.problems.base import (
+from fedstrata.core import tree
+from fedstrata.core.client import Client, Samples
+from fedstrata.core.problem import (
     FUNCTION,
     Function,
     Mean,

@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
-from fedstrata import tree
-from fedstrata.problems.base import Function, Problem, PyTree
+from fedstrata.core import tree
+from fedstrata.core.problem import Function, Problem, PyTree
 from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence, known
 from fedstrata.problems.levels import ARITHMETIC, rule_of
 

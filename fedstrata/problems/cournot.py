@@ -30,7 +30,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.data.federated import FederatedData
+from fedstrata.core.federated import FederatedData
 from fedstrata.problems.classes import MPEC
 from fedstrata.problems.sets import Box
 

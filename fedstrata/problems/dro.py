@@ -32,10 +32,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.data.federated import DataError, FederatedData
+from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.core.problem import Function, Mean
 from fedstrata.problems import risks
 from fedstrata.problems._parameters import pytree
-from fedstrata.problems.base import Function, Mean
 from fedstrata.problems.classes import Composition, Minimax
 from fedstrata.problems.levels import LogMeanExp
 from fedstrata.problems.sets import Set, Simplex

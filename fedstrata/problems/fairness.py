@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.data.federated import DataError, FederatedData
-from fedstrata.problems.base import Function, Mean
+from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.core.problem import Function, Mean
 from fedstrata.problems.classes import Composition, Minimax
 from fedstrata.problems.dro import Dual, Floored, clients_mean, ratio
 

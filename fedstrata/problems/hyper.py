@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedstrata.problems.base import Function, PyTree
+from fedstrata.core.problem import Function, PyTree
 from fedstrata.problems.classes import Bilevel
 
 cross_entropy = optax.softmax_cross_entropy_with_integer_labels

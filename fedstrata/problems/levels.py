@@ -33,7 +33,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedstrata import tree
+from fedstrata.core import tree
 
 PyTree = Any
 

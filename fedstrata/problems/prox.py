@@ -25,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedstrata import tree
+from fedstrata.core import tree
+from fedstrata.core.tree import PyTree
 from fedstrata.problems._parameters import pytree, real, scalar, spread, static
 from fedstrata.problems.sets import HIGHEST, MoreauIndicator, Set, contains
-from fedstrata.tree import PyTree
 
 
 class Regularizer(abc.ABC):

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.data.federated import FederatedData
+from fedstrata.core.federated import FederatedData
 from fedstrata.problems.classes import Bilevel, Minimax
 
 Array = Any

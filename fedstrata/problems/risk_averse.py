@@ -14,7 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedstrata.problems.base import Function, PyTree
+from fedstrata.core.problem import Function, PyTree
 from fedstrata.problems.classes import Composition
 
 

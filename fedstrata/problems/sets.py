@@ -28,10 +28,10 @@ import optax
 from jax.custom_derivatives import SymbolicZero
 from jax.flatten_util import ravel_pytree
 
-from fedstrata import tree
+from fedstrata.core import tree
+from fedstrata.core.tree import PyTree
 from fedstrata.problems._feasibility import Implied
 from fedstrata.problems._parameters import concrete, dimension, pytree, real, scalar, spread, static, vector
-from fedstrata.tree import PyTree
 
 HIGHEST = jax.lax.Precision.HIGHEST
 

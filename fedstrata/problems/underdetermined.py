@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.data.federated import FederatedData
+from fedstrata.core.federated import FederatedData
 from fedstrata.problems.classes import Selection
 
 Array = Any

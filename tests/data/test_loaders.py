@@ -12,8 +12,8 @@ import pooch
 import pytest
 from PIL import Image
 
+from fedstrata.core.federated import DataError
 from fedstrata.data import fetch, formats
-from fedstrata.data.federated import DataError
 from fedstrata.data.fetch import DataNotFound, Form, Remote
 from fedstrata.data.formats import CorruptData
 from fedstrata.data.loaders import (

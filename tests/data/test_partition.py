@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.data.federated import FederatedData
+from fedstrata.core.federated import FederatedData
 from fedstrata.data.partition import IID, ByKey, Dirichlet, OneClass, QuantitySkew
 
 LONG_TAIL = [5923, 3597, 2157, 1293, 775, 465, 279, 167, 101, 61]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata import tally, tree
-from fedstrata.client import Client, Samples
+from fedstrata.core import counting, tree
+from fedstrata.core.client import Client, Samples
 from fedstrata.estimators import sequences
 from fedstrata.estimators.hypergradient import Coupled, bilevel_maps, curvature
 
@@ -66,7 +66,7 @@ def test_what_is_booked(point):
     samples, x, w, v = point
     counts = {}
     for products in ("exact", "differences"):
-        with tally.collect() as booked:
+        with counting.collect() as booked:
             bilevel_maps(samples.full_mean(f), samples.full_mean(g), x, Coupled(w, v), products)
         counts[products] = dict(booked.fixed)
     assert counts == {"exact": {"gradients": 12, "products": 6}, "differences": {"gradients": 24}}

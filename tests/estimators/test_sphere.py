@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedstrata import tree
+from fedstrata.core import tree
+from fedstrata.core.counting import collect, count
 from fedstrata.estimators.sphere import (
     check_directions,
     combine,
@@ -16,7 +17,6 @@ from fedstrata.estimators.sphere import (
     theory_steps,
     two_point,
 )
-from fedstrata.tally import collect, count
 
 LIKE = {"a": np.zeros((2, 2)), "b": np.zeros(())}
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedstrata.experiments import _cifar10st as st
+from fedstrata.experiments.papers import _cifar10st as st
 from fedstrata.experiments.resnet import convolve
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedstrata.experiments import _zohfl as zohfl
-from fedstrata.experiments.zohfl_table1 import EXPERIMENT
+from fedstrata.experiments.papers import _zohfl as zohfl
+from fedstrata.experiments.papers.zohfl_table1 import EXPERIMENT
 
 
 def images(part, clients=None):

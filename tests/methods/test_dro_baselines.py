@@ -11,10 +11,10 @@ import pytest
 from scipy import optimize
 
 import fedstrata as fs
-from fedstrata import tree
+from fedstrata.core import tree
 from fedstrata.engines.base import one_round
 from fedstrata.engines.simulated import Simulated, SimulatedFed
-from fedstrata.solve import check_arguments, check_point, initial_carry
+from fedstrata.solving.loop import check_arguments, check_point, initial_carry
 
 solve = functools.partial(fs.solve, progress=False)
 X0 = np.array([0.3, -0.4])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata import tree
+from fedstrata.core import tree
 from fedstrata.engines.base import Setup, cohort_of
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata import tally
-from fedstrata.methods.lower import RULES, Constants, estimate_constants
+from fedstrata.core import counting
+from fedstrata.methods._shared.lower import RULES, Constants, estimate_constants
 
 rng = np.random.default_rng(0)
 H = np.diag(np.geomspace(0.01, 1.0, 6))  # κ = 100
@@ -132,12 +132,12 @@ def test_constants_are_estimated(scale):
     for spectrum in ([1.0, 2.0, 4.0], [3.0, 3.0, 3.0], [1e-4, 0.5, 1.0]):
         hessian = jnp.diag(scale * jnp.asarray(spectrum))
         mu, kappa = estimate_constants(
-            lambda v, h=hessian: v @ h, tally.repeat, jax.random.key(0), jnp.zeros((1, 3))
+            lambda v, h=hessian: v @ h, counting.repeat, jax.random.key(0), jnp.zeros((1, 3))
         )
         low, high = scale * max(min(spectrum), max(spectrum) / 50), scale * max(spectrum)
         np.testing.assert_allclose(mu, low, rtol=1e-2)
         np.testing.assert_allclose(kappa, 2 * high / low, rtol=1e-2)
-    flat = estimate_constants(lambda v: 0 * v, tally.repeat, jax.random.key(0), jnp.zeros((1, 3)))
+    flat = estimate_constants(lambda v: 0 * v, counting.repeat, jax.random.key(0), jnp.zeros((1, 3)))
     assert tuple(map(float, flat)) == (0.1, 10.0)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata import tally
+from fedstrata.core import counting
 from fedstrata.estimators.curvature import power_iteration
 
 TOY = fs.underdetermined()
@@ -92,5 +92,5 @@ def test_power_iteration_finds_the_largest_eigenvalues():
     def product(v):
         return jnp.einsum("kij,kj->ki", maps, v)
 
-    found = power_iteration(product, tally.repeat, 30, jax.random.key(0), jnp.zeros((3, 3)))
+    found = power_iteration(product, counting.repeat, 30, jax.random.key(0), jnp.zeros((3, 3)))
     np.testing.assert_allclose(found, [3, 5, 0], rtol=1e-4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.problems.diagnostics import (
+from fedstrata.advice.diagnostics import (
     consensus_error,
     gradient_norm,
     lower_residual,

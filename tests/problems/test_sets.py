@@ -12,8 +12,8 @@ import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedstrata.core.problem import Projection
 from fedstrata.problems import sets
-from fedstrata.problems.base import Projection
 
 N = 4
 LOW, HIGH = np.array([-1.0, -0.5, 0.0, -2.0]), np.array([1.0, 2.0, 0.5, np.inf])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.ledger import Ledger
+from fedstrata.core.counting import Ledger
 from fedstrata.report import ReportError, Run
 from fedstrata.report.records import read_runs, write_history, write_runs
 

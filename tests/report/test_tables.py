@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedstrata.ledger import Ledger
+from fedstrata.core.counting import Ledger
 from fedstrata.report import (
     Claim,
     Column,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, overload
 
-from fedstrata.methods.base import METHODS, Method
-from fedstrata.problems.base import Problem
+from fedstrata.core.method import METHODS, Method
+from fedstrata.core.problem import Problem
 from fedstrata.problems.classes import (
     MPEC,
     Bilevel,

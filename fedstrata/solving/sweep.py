@@ -16,16 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata import tree
-from fedstrata.data.federated import FederatedData
+from fedstrata.core import tree
+from fedstrata.core.counting import settle
+from fedstrata.core.federated import FederatedData
+from fedstrata.core.method import Method
+from fedstrata.core.problem import Problem
 from fedstrata.engines.base import Carry, Setup
 from fedstrata.engines.simulated import EVALUATIONS, Simulated, compiled, trace_advance, trace_begin
-from fedstrata.ledger import settle
-from fedstrata.methods.base import Method
-from fedstrata.problems.base import Problem
-from fedstrata.progress import Progress
-from fedstrata.result import Result
-from fedstrata.solve import Run, check_arguments, check_point, initial_carry, next_length, plan_of
+from fedstrata.solving.loop import Run, check_arguments, check_point, initial_carry, next_length, plan_of
+from fedstrata.solving.progress import Progress
+from fedstrata.solving.result import Result
 
 PyTree = Any
 

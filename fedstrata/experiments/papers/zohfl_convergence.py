@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fedstrata.experiments._zohfl import DATA, LEVELS, PAPER, PARAMETERS, run
 from fedstrata.experiments.base import Experiment
+from fedstrata.experiments.papers._zohfl import DATA, LEVELS, PAPER, PARAMETERS, run
 from fedstrata.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
 
 EXPERIMENT = Experiment(

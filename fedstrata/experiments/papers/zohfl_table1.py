@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fedstrata.experiments._zohfl import BASELINES, DATA, LEVELS, PAPER, PARAMETERS, SHARED, run
 from fedstrata.experiments.base import Experiment
+from fedstrata.experiments.papers._zohfl import BASELINES, DATA, LEVELS, PAPER, PARAMETERS, SHARED, run
 from fedstrata.report import Claim, Column, PaperClaims, PlotSpec, Statement, TableSpec
 
 PRINTED = {

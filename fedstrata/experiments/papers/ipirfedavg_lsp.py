@@ -21,7 +21,7 @@ import numpy as np
 
 import fedstrata as fs
 from fedstrata.experiments.base import Experiment, Setting, Task
-from fedstrata.experiments.strfedavg_sparse import (
+from fedstrata.experiments.papers.strfedavg_sparse import (
     PAPER,
     Regression,
     change,

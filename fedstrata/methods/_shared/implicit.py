@@ -16,11 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedstrata import tree
-from fedstrata.client import Client
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.method import Fed, Method
 from fedstrata.estimators.gradients import gradients
 from fedstrata.estimators.hypergradient import PRODUCTS, mixed_product, product
-from fedstrata.methods.base import Fed, Method
 from fedstrata.methods.fedmsa import needs_of, refused_sets
 from fedstrata.problems.classes import Bilevel
 

@@ -16,9 +16,9 @@ import numpy as np
 
 import fedstrata as fs
 from fedstrata.experiments.base import Experiment, Setting
-from fedstrata.experiments.strfedavg_sparse import PAPER, regression, residual
+from fedstrata.experiments.papers.strfedavg_sparse import PAPER, regression, residual
 from fedstrata.report import Column, PlotSpec, Run, TableSpec
-from fedstrata.result import BOOKKEEPING
+from fedstrata.solving.result import BOOKKEEPING
 
 
 def half_square(x: Any) -> Any:

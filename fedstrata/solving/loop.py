@@ -24,17 +24,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata import tree
-from fedstrata.checkpoint import Checkpoint, CheckpointError, flatten, load_arrays, save_arrays, unflatten
-from fedstrata.data.federated import FederatedData
+from fedstrata.core import tree
+from fedstrata.core.counting import Ledger
+from fedstrata.core.federated import FederatedData
+from fedstrata.core.method import METHODS, Method
+from fedstrata.core.problem import Problem
 from fedstrata.engines import engine_of
 from fedstrata.engines.base import Carry, Setup
 from fedstrata.engines.simulated import EVALUATIONS
-from fedstrata.ledger import Ledger
-from fedstrata.methods.base import METHODS, Method
-from fedstrata.problems.base import Problem
-from fedstrata.progress import Progress
-from fedstrata.result import BOOKKEEPING, Result, describe_method
+from fedstrata.solving.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    flatten,
+    load_arrays,
+    save_arrays,
+    unflatten,
+)
+from fedstrata.solving.progress import Progress
+from fedstrata.solving.result import BOOKKEEPING, Result, describe_method
 
 PyTree = Any
 PAUSE = 0.5  # seconds between two looks at a running program

@@ -19,13 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata import tally, tree
-from fedstrata.client import Client, Oracle, Samples
+from fedstrata.core import counting, tree
+from fedstrata.core.client import Client, Oracle, Samples
+from fedstrata.core.counting import loop
+from fedstrata.core.method import Fed, Method
 from fedstrata.estimators.curvature import hessian_product, local_curvature, power_iteration
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods.base import Fed, Method
 from fedstrata.problems.classes import Objective, Selection
-from fedstrata.tally import loop
 
 PyTree = Any
 POWER = 8  # of the mean that stands for a maximum over clients: too large by a factor of at most m^(1/8)
@@ -180,7 +180,7 @@ class Regularized(Method):
         for j in range(jax.tree.leaves(v)[0].shape[0] // 2):
             level, samples = parts[j]
             mine = jax.tree.map(lambda leaf, j=j: leaf[2 * j : 2 * j + 2], v)
-            found.append(tally.each(lambda x, v, l=level, s=samples: _product(l, s, x, v), points, mine))
+            found.append(counting.each(lambda x, v, l=level, s=samples: _product(l, s, x, v), points, mine))
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
 
     def own_curvature(self, problem: Selection, client: Client, key: jax.Array, x: PyTree, unit: Any) -> Any:

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.checkpoint import CheckpointError, flatten, load_arrays, save_arrays
-from fedstrata.ledger import Ledger
+from fedstrata.core.counting import Ledger
+from fedstrata.solving.checkpoint import CheckpointError, flatten, load_arrays, save_arrays
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

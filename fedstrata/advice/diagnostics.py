@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
-from fedstrata import tree
-from fedstrata.client import Client, Samples
-from fedstrata.data.federated import FederatedData
+from fedstrata.core import tree
+from fedstrata.core.client import Client, Samples
+from fedstrata.core.federated import FederatedData
+from fedstrata.core.problem import Problem
 from fedstrata.estimators.sphere import sphere, two_point
-from fedstrata.problems.base import Problem
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Minimization
 
 PyTree = Any

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedstrata.client import Client
+from fedstrata.core.client import Client
+from fedstrata.core.method import BatchSize, Fed, Method, Remember
 from fedstrata.estimators import compositional as c
-from fedstrata.methods.base import BatchSize, Fed, Method, Remember
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import ARITHMETIC, Rule, rule_of
 

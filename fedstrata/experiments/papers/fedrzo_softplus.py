@@ -14,8 +14,8 @@ from typing import Any
 
 import fedstrata as fs
 from fedstrata.experiments.base import Experiment, Setting, Task
-from fedstrata.experiments.fedrzo_relu import PAPER, PROBLEM, network
 from fedstrata.experiments.models import relu_network, train_mean
+from fedstrata.experiments.papers.fedrzo_relu import PAPER, PROBLEM, network
 from fedstrata.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
 
 METHODS: dict[str, Callable[[Setting], fs.Method]] = {

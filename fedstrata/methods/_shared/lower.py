@@ -27,14 +27,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from fedstrata import tree
-from fedstrata.client import Client
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.counting import each
+from fedstrata.core.method import Fed, Method
 from fedstrata.estimators.curvature import power_iteration
-from fedstrata.methods.base import Fed, Method
 from fedstrata.methods.fedac import FedAC
 from fedstrata.methods.lfd import LFD
 from fedstrata.problems.classes import Bilevel, Minimization
-from fedstrata.tally import each
 
 PyTree = Any
 

@@ -23,13 +23,13 @@ import lineax as lx
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedstrata import tree
-from fedstrata.client import Client, Samples
-from fedstrata.data.federated import FederatedData
-from fedstrata.problems.base import Projection
+from fedstrata.core import tree
+from fedstrata.core.client import Client, Samples
+from fedstrata.core.federated import FederatedData
+from fedstrata.core.problem import Projection
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Personalized
 from fedstrata.problems.conversions import as_bilevel
-from fedstrata.result import Result
+from fedstrata.solving.result import Result
 
 PyTree = Any
 Function = Callable[..., Any]

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.experiments import _cifar10st as st
 from fedstrata.experiments.base import Experiment, Setting, Task
+from fedstrata.experiments.papers import _cifar10st as st
 from fedstrata.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedstrata.tally import count
+from fedstrata.core.counting import count
 
 PyTree = Any
 

@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.problems.base import Problem
+from fedstrata.core.problem import Problem
 
 PyTree = Any
 Schedule = Callable[[Any], Any]

@@ -1,0 +1,1 @@
+"""What fits a problem, and how good a result is."""

@@ -1,0 +1,1 @@
+"""The contract: what problems, methods, engines and data agree on."""

@@ -1,0 +1,1 @@
+"""The loop over rounds: arguments posed, rounds run, results kept."""
