@@ -7,6 +7,7 @@ from typing import Any, overload
 
 from fedstrata.core.method import METHODS, Method
 from fedstrata.core.problem import Problem
+from fedstrata.core.types import Key
 from fedstrata.problems.classes import (
     MPEC,
     Bilevel,

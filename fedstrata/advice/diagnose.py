@@ -12,7 +12,6 @@ All sums are over all samples of all clients, in float64, and nothing is counted
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
@@ -27,12 +26,10 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.problem import Projection
+from fedstrata.core.types import Function, Integer, PyTree, Real
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Personalized
 from fedstrata.problems.conversions import as_bilevel
 from fedstrata.solving.result import Result
-
-PyTree = Any
-Function = Callable[..., Any]
 
 NEWTON_STEPS = 50
 PROJECTED_STEPS = 20_000
@@ -223,7 +220,7 @@ def _personal(problem: Personalized, project: Any, weights: str) -> _Level:
     def clients(data: FederatedData) -> tuple[PyTree, ...]:
         return jnp.arange(data.clients), data.sizes, data.train
 
-    def client_of(data: FederatedData, index: Any, size: Any, train: PyTree) -> Client:
+    def client_of(data: FederatedData, index: Integer, size: Integer, train: PyTree) -> Client:
         samples = Samples(train, size)
         return Client(index, samples, samples, fraction=size / data.sizes.sum())
 
@@ -315,7 +312,7 @@ def _cg(level: _Level, x: PyTree, y: PyTree, data: Any, b: PyTree, accuracy: Any
 
 @partial(jax.jit, static_argnums=0)
 def _extragradient(
-    level: _Level, data: Any, x: PyTree, y: PyTree, tolerance: Any
+    level: _Level, data: Any, x: PyTree, y: PyTree, tolerance: Real
 ) -> tuple[PyTree, Any, Any, Any]:
     """``ȳ = P(y − sG(y)), y ← P(y − sG(ȳ))``; s is halved where it is too long, and returned last."""
 
@@ -327,7 +324,7 @@ def _extragradient(
         middle = onto(tree.axpy(-s, slope, y))
         return slope, middle, tree.norm(tree.sub(y, middle)) / s
 
-    def advance(state: Any) -> Any:
+    def advance(state: PyTree) -> Any:
         t, y, s, _ = state
         slope, middle, _ = half_step(y, s)
         ahead = level.lower(x, middle, data)
@@ -340,7 +337,7 @@ def _extragradient(
 
     first = half_step(y, 1.0)[2]
 
-    def unfinished(state: Any) -> jax.Array:
+    def unfinished(state: PyTree) -> jax.Array:
         return (state[0] < PROJECTED_STEPS) & (state[3] > 0.1 * tolerance * (1 + first))
 
     _, y_new, s, last = jax.lax.while_loop(unfinished, advance, (0, y, jnp.asarray(1.0), first))
@@ -351,7 +348,7 @@ def _extragradient(
 
 
 @partial(jax.jit, static_argnums=0)
-def _adjoint(level: _Level, data: Any, x: PyTree, y: PyTree, tolerance: Any) -> tuple[PyTree, Any]:
+def _adjoint(level: _Level, data: Any, x: PyTree, y: PyTree, tolerance: Real) -> tuple[PyTree, Any]:
     f_x, f_y = jax.grad(level.upper, argnums=(0, 1))(x, y, data)
     v, relative = _cg(level, x, y, data, f_y, tolerance)
     (indirect,) = jax.vjp(lambda x: level.lower(x, y, data), x)[1](v)
@@ -359,7 +356,9 @@ def _adjoint(level: _Level, data: Any, x: PyTree, y: PyTree, tolerance: Any) -> 
 
 
 @partial(jax.jit, static_argnums=0)
-def _forward(level: _Level, data: Any, x: PyTree, y: PyTree, step: Any, tolerance: Any) -> tuple[PyTree, Any]:
+def _forward(
+    level: _Level, data: Any, x: PyTree, y: PyTree, step: Real, tolerance: Real
+) -> tuple[PyTree, Any]:
     """One linear system for every coordinate of x: projections need no derivative backwards."""
 
     def residual(x: PyTree, y: PyTree) -> PyTree:

@@ -25,10 +25,10 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.problem import Problem
+from fedstrata.core.types import Integer, PyTree, Real
 from fedstrata.estimators.sphere import sphere, two_point
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Minimization
 
-PyTree = Any
 BATCHES = 32  # enough for a t-interval, few enough to keep a gradient of each
 
 
@@ -160,7 +160,7 @@ def _norm(
 
 @partial(jax.jit, static_argnums=0)
 def _batch_means(
-    f: Callable[[PyTree, PyTree], Any], context: PyTree, x: PyTree, eta: Any, keys: jax.Array
+    f: Callable[[PyTree, PyTree], Any], context: PyTree, x: PyTree, eta: Real, keys: jax.Array
 ) -> PyTree:
     def value(x: PyTree) -> Any:
         return f(x, context)
@@ -222,7 +222,7 @@ def set_distances(problem: Problem, data: FederatedData, x: PyTree) -> np.ndarra
 
 
 def lower_residual(
-    problem: Bilevel | Minimax | MPEC, data: FederatedData, x: PyTree, y: Any, step: float = 1.0
+    problem: Bilevel | Minimax | MPEC, data: FederatedData, x: PyTree, y: PyTree, step: float = 1.0
 ) -> float:
     """``‖y − P_{Y(x)}(y − step · G)‖/step``, zero where y = y(x).
 
@@ -290,7 +290,7 @@ def _each_client(data: FederatedData, function: Callable[[Client], PyTree]) -> P
     """``function`` of every client, stacked."""
     sizes = jnp.asarray(data.sizes)
 
-    def one(index: Any, size: Any, train: Any, valid: Any, valid_size: Any) -> PyTree:
+    def one(index: Integer, size: Integer, train: Any, valid: Any, valid_size: Any) -> PyTree:
         own = Samples(train, data.equal or size)
         held_out = own if valid is None else Samples(valid, data.valid_equal or valid_size)
         return function(Client(index, own, held_out, None, size / sizes.sum()))

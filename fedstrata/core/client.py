@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core.counting import count
-
-PyTree = Any
+from fedstrata.core.types import Integer, PyTree
 
 
 def per_batch(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,7 +47,7 @@ class Oracle:
     function: Callable[..., Any]
     samples: PyTree
     weights: jax.Array | None
-    size: Any
+    size: Integer
 
     def silent(self, *args: PyTree) -> Any:
         """The mean, not booked."""
@@ -97,7 +96,7 @@ class Samples:
     """
 
     leaves: PyTree
-    size: Any
+    size: Integer
     row: Any = None
 
     @property
@@ -153,7 +152,7 @@ class Client:
         fraction: its part n_i/N of all the clients' samples.
     """
 
-    index: Any
+    index: Integer
     train: Samples
     valid: Samples
     memory: PyTree = None

@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-PyTree = Any
+from fedstrata.core.types import Integer, PyTree
+
 _open: list[Tally] = []
 
 
@@ -39,7 +40,7 @@ class Tally:
         """The traced factors, in the order of ``scaled``."""
         return [jnp.asarray(factor, jnp.int32) for _, factor in self.scaled]
 
-    def book(self, counts: Counter[str], times: Any = 1) -> None:
+    def book(self, counts: Counter[str], times: Integer = 1) -> None:
         """Add ``times · counts``, where ``times`` may be traced."""
         if isinstance(times, int | np.integer):
             for name, amount in counts.items():
@@ -47,7 +48,7 @@ class Tally:
         elif counts:
             self.scaled.append((counts, times))
 
-    def merge(self, inner: Tally, times: Any, factors: list[Any]) -> None:
+    def merge(self, inner: Tally, times: Integer, factors: list[Any]) -> None:
         """Add what ``inner`` booked in each of ``times`` repetitions, its factors already summed."""
         self.book(inner.fixed, times)
         for (counts, _), total in zip(inner.scaled, factors, strict=True):
@@ -65,23 +66,23 @@ def collect() -> Iterator[Tally]:
         _open.pop()
 
 
-def count(name: str, amount: int, times: Any = 1) -> None:
+def count(name: str, amount: int, times: Integer = 1) -> None:
     """Book ``times · amount`` under ``name`` in the open tally, if there is one."""
     if _open:
         _open[-1].book(Counter({name: amount}), times)
 
 
-def merge(inner: Tally, times: Any, factors: list[Any]) -> None:
+def merge(inner: Tally, times: Integer, factors: list[Any]) -> None:
     """`Tally.merge` into the open tally."""
     if _open:
         _open[-1].merge(inner, times, factors)
 
 
-def repeat(times: Any, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
+def repeat(times: Integer, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
     """``carry ← body(t, carry)`` for t = 0, …, times − 1, with counts multiplied; ``times`` may be traced."""
     last: list[Tally] = []
 
-    def counted(carry: PyTree, t: Any) -> tuple[PyTree, list[Any]]:
+    def counted(carry: PyTree, t: Integer) -> tuple[PyTree, list[Any]]:
         with collect() as tally:
             carry = body(t, carry)
         last[:] = [tally]
@@ -99,7 +100,7 @@ def repeat(times: Any, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> 
     _, shapes = jax.eval_shape(counted, carry, jnp.zeros((), jnp.int32))
     zero = [jnp.zeros(s.shape, jnp.int32) for s in shapes]
 
-    def step(t: Any, both: tuple[PyTree, list[Any]]) -> tuple[PyTree, list[Any]]:
+    def step(t: Integer, both: tuple[PyTree, list[Any]]) -> tuple[PyTree, list[Any]]:
         carry, factors = counted(both[0], t)
         return carry, [a + b for a, b in zip(both[1], factors, strict=True)]
 
@@ -109,7 +110,7 @@ def repeat(times: Any, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> 
 
 
 def loop(
-    times: Any, step: Callable[..., PyTree], key: jax.Array, carry: PyTree, *, indexed: bool = False
+    times: Integer, step: Callable[..., PyTree], key: jax.Array, carry: PyTree, *, indexed: bool = False
 ) -> PyTree:
     """A client's local steps: ``carry ← step(carry, key_k)`` with a fresh key each.
 
@@ -122,7 +123,7 @@ def loop(
         indexed: whether ``step`` wants the step's number.
     """
 
-    def body(k: Any, carry: PyTree) -> PyTree:
+    def body(k: Integer, carry: PyTree) -> PyTree:
         key_k = jax.random.fold_in(key, k)
         return step(carry, key_k, k) if indexed else step(carry, key_k)
 
@@ -219,7 +220,7 @@ def settle(tally: Tally, times: int, factors: Iterable[Any]) -> Counter[str]:
     return +total  # without zeros
 
 
-def traffic(level: str, message: Any, upload: Any, clients: int) -> Counter[str]:
+def traffic(level: str, message: PyTree, upload: Any, clients: int) -> Counter[str]:
     """The counts of one exchange with ``clients`` clients (shapes only)."""
     counts = Counter({f"{level}/exchanges": 1})
     for way, tree in (("down", message), ("up", upload)):

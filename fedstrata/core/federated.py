@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.core.types import Array, PyTree
+
 if TYPE_CHECKING:
     from fedstrata.data.partition import Partitioner
-
-PyTree = Any
 
 
 class DataError(ValueError):
@@ -237,7 +237,7 @@ class FederatedData:
         """Floating arrays in JAX's default float dtype (float32, or float64 where that is enabled)."""
         default = np.dtype(jnp.result_type(float))
 
-        def convert(leaf: Any) -> Any:
+        def convert(leaf: Array) -> Any:
             return leaf.astype(default) if np.issubdtype(leaf.dtype, np.floating) else leaf
 
         parts = {

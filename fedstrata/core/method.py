@@ -38,8 +38,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.problem import Problem
+from fedstrata.core.types import Integer, PyTree
 
-PyTree = Any
 Schedule = Callable[[Any], Any]
 
 
@@ -90,7 +90,7 @@ class Fed(Protocol):
     def sample(self, key: jax.Array, count: int) -> jax.Array:
         """``count`` of this round's clients, drawn without replacement, in ascending order."""
 
-    def repeat(self, times: Any, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
+    def repeat(self, times: Integer, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
         """``carry ← body(t, carry)``, where the body may call verbs; ``times`` may be traced."""
 
     def level(self, name: str) -> AbstractContextManager[None]:
@@ -181,12 +181,12 @@ class Method:
         for name, kind in self._kinds.items():
             _check(type(self).__name__, name, getattr(self, name), kind)
 
-    def at(self, r: Any) -> Any:
+    def at(self, r: Integer) -> Any:
         """This method with every schedule replaced by its value at round ``r``."""
         now = self.scheduled(r)
         return self.having(now) if now else self
 
-    def scheduled(self, r: Any) -> dict[str, Any]:
+    def scheduled(self, r: Integer) -> dict[str, Any]:
         """The values at round ``r`` of those hyper-parameters that are schedules."""
         names = (name for name, kind in self._kinds.items() if not isinstance(kind, _Part))
         return {name: value(r) for name in names if callable(value := getattr(self, name))}
@@ -208,7 +208,7 @@ class Method:
         """
         return self
 
-    def remarks(self, state: Any) -> list[str]:
+    def remarks(self, state: PyTree) -> list[str]:
         """What the user is to be warned of after `start`, whose state has values here."""
         return []
 
@@ -233,7 +233,7 @@ class Method:
         """The state before the first round."""
         raise NotImplementedError
 
-    def round(self, problem: Any, fed: Any, key: jax.Array, r: Any, state: Any) -> Any:
+    def round(self, problem: Any, fed: Any, key: jax.Array, r: Integer, state: PyTree) -> Any:
         """One round: the state after it."""
         raise NotImplementedError
 
@@ -241,7 +241,7 @@ class Method:
         """What every client remembers before the first round; None where clients remember nothing."""
         return None
 
-    def output(self, state: Any, memory: PyTree) -> tuple[PyTree, PyTree]:
+    def output(self, state: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
         """``(x, y)`` as the result and the metrics see them; ``memory`` has a leading client axis."""
         return state.x, getattr(state, "y", None)
 
@@ -341,7 +341,7 @@ def method(cls: T) -> T:
     return cls
 
 
-def finite(state: Any) -> jax.Array:
+def finite(state: PyTree) -> jax.Array:
     """Whether every floating leaf of a state is finite."""
     leaves = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all() if leaves else jnp.asarray(True)

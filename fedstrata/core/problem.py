@@ -8,15 +8,13 @@ computed by the engine and not counted in the ledger.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
-PyTree = Any
-Function = Callable[..., Any]
+from fedstrata.core.types import Function, PyTree
 
 
 class Mean(Protocol):

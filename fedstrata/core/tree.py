@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-PyTree = Any
+from fedstrata.core.types import Array, PyTree
+
 Scalar = Any
 
 add = optax.tree.add
@@ -44,7 +45,7 @@ def dimension(tree: PyTree) -> int:
 def as_floats(tree: PyTree, name: str) -> PyTree:
     """Leaves as JAX arrays; integers become the default float; anything without numbers is an error."""
 
-    def convert(path: Any, leaf: Any) -> jax.Array:
+    def convert(path: Any, leaf: Array) -> jax.Array:
         try:
             array = jnp.asarray(leaf)
         except (TypeError, ValueError) as error:

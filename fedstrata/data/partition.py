@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedstrata.core.types import Real
 from fedstrata.data.draw import stacked_bars
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
-def _check_alpha(alpha: Any, rule: str) -> None:
+def _check_alpha(alpha: Real, rule: str) -> None:
     if not _is_real(alpha) or not 0 < alpha < math.inf:
         raise ValueError(f"{rule} needs a finite alpha > 0, got {alpha!r}; for alpha = ∞ use IID().")
 

@@ -22,8 +22,7 @@ from fedstrata.core.counting import settle, traffic
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method, Remember
 from fedstrata.core.problem import Problem, positional
-
-PyTree = Any
+from fedstrata.core.types import Integer, PyTree
 
 
 @dataclass(frozen=True)
@@ -230,10 +229,10 @@ class FedBase:
         """The uploads' mean or stack, and the shape of one upload; updates ``self.memory``."""
         raise NotImplementedError
 
-    def repeat(self, times: Any, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
+    def repeat(self, times: Integer, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
         """``carry ← body(t, carry)``; memory and counts go along."""
 
-        def step(t: Any, both: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        def step(t: Integer, both: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
             carry, self.memory = both
             carry = body(t, carry)
             return carry, self.memory
@@ -276,7 +275,7 @@ def visit(
     return Remember(jax.tree.map(jnp.asarray, reply.upload), reply.memory), counted
 
 
-def client_of(setup: Setup, data: FederatedData, index: Any, memory: PyTree) -> Client:
+def client_of(setup: Setup, data: FederatedData, index: Integer, memory: PyTree) -> Client:
     """Client ``index`` (may be traced), whose rows are fetched from the stack as needed."""
     size = data.equal if data.equal is not None else data.sizes[index]
     train = Samples(data.train, size, index)
@@ -301,7 +300,7 @@ def one_round(
     carry: Carry,
     key: jax.Array,
     data: FederatedData,
-    r: Any,
+    r: Integer,
 ) -> Carry:
     """Round ``r`` of a method; a state's dtypes stay what they were."""
     key_cohort, key_round = jax.random.split(jax.random.fold_in(key, r))

@@ -14,6 +14,7 @@ import numpy as np
 from fedstrata.core import counting, tree
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method, finite
+from fedstrata.core.types import PyTree
 from fedstrata.engines.base import (
     Advanced,
     Carry,
@@ -26,8 +27,6 @@ from fedstrata.engines.base import (
     one_round,
     visit,
 )
-
-PyTree = Any
 
 
 @dataclass(frozen=True)

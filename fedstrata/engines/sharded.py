@@ -19,10 +19,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedstrata.core.federated import FederatedData
+from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.base import Carry
 from fedstrata.engines.simulated import Simulated
-
-PyTree = Any
 
 
 @dataclass(frozen=True)
@@ -70,13 +69,13 @@ class Sharded(Simulated):
         state = jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, everywhere), carry.state)
         return Carry(state, self.lay(carry.memory))
 
-    def _spread(self, leaf: Any) -> jax.Array:
+    def _spread(self, leaf: Array) -> jax.Array:
         """A leading client axis over the mesh, padded with copies of the first row."""
-        leaf = np.asarray(leaf)
-        padding = -leaf.shape[0] % self.multiple()
-        return _put(np.concatenate([leaf, np.repeat(leaf[:1], padding, axis=0)]), self._layout("clients"))
+        rows = np.asarray(leaf)
+        padding = -rows.shape[0] % self.multiple()
+        return _put(np.concatenate([rows, np.repeat(rows[:1], padding, axis=0)]), self._layout("clients"))
 
-    def _copy(self, leaf: Any) -> jax.Array:
+    def _copy(self, leaf: Array) -> jax.Array:
         return _put(np.asarray(leaf), self._layout())
 
     def place(self, data: FederatedData) -> FederatedData:

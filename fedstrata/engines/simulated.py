@@ -24,6 +24,7 @@ from fedstrata.core import counting, tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method, finite
+from fedstrata.core.types import Array, Integer, Phase, PyTree
 from fedstrata.engines.base import (
     Advanced,
     Carry,
@@ -36,8 +37,6 @@ from fedstrata.engines.base import (
     settle,
     visit,
 )
-
-PyTree = Any
 
 EVALUATIONS = 64  # most evaluations in one call of the compiled program
 CACHED = 320_000  # numbers of a block's clients on a CPU; measured where each of two cores has 1 MiB of L2
@@ -186,7 +185,7 @@ class SimulatedFed(FedBase):
             numbers = tree.dimension(samples.leaves) // rows
             return _Watched(samples.leaves, samples.size, samples.row, lambda: taken.update({name: numbers}))
 
-        def one(index: Any, memory: Any) -> Any:
+        def one(index: Integer, memory: PyTree) -> Any:
             mine = jax.tree.map(lambda leaf: leaf[index], memory)
             client = client_of(self.setup, self.data, index, mine)
             train = watched("train", client.train)
@@ -197,14 +196,16 @@ class SimulatedFed(FedBase):
         return sum(taken.values())
 
     def _side_by_side(
-        self, phase: Any, key: jax.Array, message: Any, weights: Any, stacked: bool
+        self, phase: Phase, key: jax.Array, message: PyTree, weights: Any, stacked: bool
     ) -> tuple[PyTree, PyTree]:
         """Everyone in one `vmap`, over the data's own client axis. Rows past ``clients`` are padding."""
         data, rows = self.data, self.data.sizes.shape[0]
         total = data.sizes[: self.clients].sum()
         seen: list[counting.Tally] = []
 
-        def one(index: Any, size: Any, train: Any, valid: Any, valid_size: Any, memory: Any) -> Any:
+        def one(
+            index: Integer, size: Integer, train: Any, valid: Any, valid_size: Any, memory: PyTree
+        ) -> Any:
             train_samples = Samples(train, data.equal or size)
             valid_samples = train_samples
             if valid is not None:
@@ -236,7 +237,14 @@ class SimulatedFed(FedBase):
         return jax.tree.map(lambda u: jnp.tensordot(weights.astype(u.dtype), u, 1), uploads), shape
 
     def _in_blocks(
-        self, phase: Any, key: jax.Array, message: Any, chosen: Any, weights: Any, stacked: bool, block: int
+        self,
+        phase: Phase,
+        key: jax.Array,
+        message: PyTree,
+        chosen: Any,
+        weights: Any,
+        stacked: bool,
+        block: int,
     ) -> tuple[PyTree, PyTree]:
         """Blocks of clients one after the other, uploads added up on the way; a last block may be padded."""
         chosen = self.everyone if chosen is None else chosen
@@ -251,7 +259,7 @@ class SimulatedFed(FedBase):
         seen: list[counting.Tally] = []
         remembers: list[bool] = []
 
-        def one(index: Any, memory: Any) -> Any:
+        def one(index: Integer, memory: PyTree) -> Any:
             place = jnp.minimum(index, rows - 1)
             mine = jax.tree.map(lambda leaf: leaf[place], memory)
             reply, counted = visit(
@@ -317,7 +325,7 @@ def _add_weighted(weight: jax.Array, total: jax.Array, uploads: jax.Array) -> ja
     return total + jnp.tensordot(weight.astype(total.dtype), uploads.astype(total.dtype), axes=1)
 
 
-def _add_words(words: jax.Array, factor: Any) -> jax.Array:
+def _add_words(words: jax.Array, factor: Array) -> jax.Array:
     """Add to a 64-bit count held as two 32-bit words, so that totals stay exact without 64-bit mode."""
     low = words[1] + factor.astype(jnp.uint32)
     return jnp.stack([words[0] + (low < words[1]), low])
@@ -348,7 +356,7 @@ def trace_advance(
     fed, key = partial(SimulatedFed, engine), jax.random.key(seed)
     seen: list[counting.Tally] = []
 
-    def round_once(carry: Carry, r: Any) -> tuple[Carry, list[Any]]:
+    def round_once(carry: Carry, r: Integer) -> tuple[Carry, list[Any]]:
         with counting.collect() as counted:
             carry = one_round(fed, setup, method, carry, key, data, r)
         seen[:] = [counted]

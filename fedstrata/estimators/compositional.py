@@ -13,20 +13,18 @@ With N = 1 and a known f, v¹ = ∇f(z¹) is at hand and nothing but z¹ travels
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
+from fedstrata.core.types import Function, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Composition, known
 from fedstrata.problems.levels import ARITHMETIC, LogMeanExp, rule_of
 
-PyTree = Any
-Function = Callable[..., Any]
 Values = tuple[PyTree, ...]
 
 

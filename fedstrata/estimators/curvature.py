@@ -16,9 +16,8 @@ import jax.numpy as jnp
 
 from fedstrata.core import counting, tree
 from fedstrata.core.client import Oracle
+from fedstrata.core.types import PyTree
 from fedstrata.estimators.sphere import sphere
-
-PyTree = Any
 
 
 def hessian_product(f: Oracle, x: PyTree, v: PyTree) -> PyTree:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
 from fedstrata.core.client import Oracle
-
-PyTree = Any
+from fedstrata.core.types import PyTree
 
 
 def gradient(f: Oracle, *args: PyTree, wrt: int = 0) -> PyTree:

@@ -9,16 +9,15 @@ together: about the arithmetic of two gradients, and the memory of no more than 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedstrata.core import tree
 from fedstrata.core.client import Oracle
+from fedstrata.core.types import PyTree
 from fedstrata.estimators.gradients import gradients
-
-PyTree = Any
 
 PRODUCTS = ("exact", "differences")
 

@@ -29,14 +29,13 @@ import jax
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Oracle
 from fedstrata.core.problem import Problem
+from fedstrata.core.types import Function, PyTree
 from fedstrata.estimators.compositional import chain_of, followed
 from fedstrata.estimators.gradients import gradient, gradients
 from fedstrata.estimators.hypergradient import Coupled, bilevel_maps
 from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
 from fedstrata.problems.levels import rule_of
 
-PyTree = Any
-Function = Callable[..., Any]
 Maps = Callable[[PyTree, tuple[PyTree, ...]], tuple[PyTree, tuple[PyTree, ...]]]
 
 SOLVES = (MultiSequence, Bilevel, Minimax, Composition)

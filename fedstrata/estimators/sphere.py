@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,18 +28,17 @@ from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
 from fedstrata.core.counting import each
+from fedstrata.core.types import PyTree, Real
 
-PyTree = Any
 
-
-def sphere(key: jax.Array, like: PyTree, radius: Any = 1.0) -> PyTree:
+def sphere(key: jax.Array, like: PyTree, radius: Real = 1.0) -> PyTree:
     """A point drawn uniformly from the sphere of ``radius`` in the space of the flattened ``like``."""
     v = optax.tree.random_like(key, like, jax.random.normal)
     return tree.scale(radius / tree.norm(v), v)
 
 
 def two_point_scalar(
-    f: Callable[[PyTree], jax.Array], x: PyTree, v: PyTree, radius: Any, two_sided: bool = False
+    f: Callable[[PyTree], jax.Array], x: PyTree, v: PyTree, radius: Real, two_sided: bool = False
 ) -> jax.Array:
     """The factor of ``v`` in the two-point estimate, where ``‖v‖ = radius``."""
     n = tree.dimension(x)
@@ -50,14 +48,14 @@ def two_point_scalar(
 
 
 def two_point(
-    f: Callable[[PyTree], jax.Array], x: PyTree, v: PyTree, radius: Any, two_sided: bool = False
+    f: Callable[[PyTree], jax.Array], x: PyTree, v: PyTree, radius: Real, two_sided: bool = False
 ) -> PyTree:
     """The two-point estimate ``g`` of ∇f^η(x) along ``v``, where ``‖v‖ = radius``."""
     return tree.scale(two_point_scalar(f, x, v, radius, two_sided), v)
 
 
 def directions(
-    key: jax.Array, like: PyTree, radius: Any = 1.0, count: int = 1, orthogonal: bool = False
+    key: jax.Array, like: PyTree, radius: Real = 1.0, count: int = 1, orthogonal: bool = False
 ) -> PyTree:
     """``count`` points of the sphere, stacked: independent ones, or orthogonal to each other."""
     if count == 1:
@@ -80,7 +78,7 @@ def points(x: PyTree, stacked: PyTree, two_sided: bool = False) -> PyTree:
     return jax.tree.map(at, x, stacked)
 
 
-def scalars(values: jax.Array, n: int, radius: Any, two_sided: bool = False) -> jax.Array:
+def scalars(values: jax.Array, n: int, radius: Real, two_sided: bool = False) -> jax.Array:
     """The factor of every direction in the estimate, from the values at `points`."""
     if two_sided:
         half = values.shape[0] // 2
@@ -89,7 +87,7 @@ def scalars(values: jax.Array, n: int, radius: Any, two_sided: bool = False) -> 
 
 
 def estimate(
-    f: Callable[[PyTree], jax.Array], x: PyTree, stacked: PyTree, radius: Any, two_sided: bool = False
+    f: Callable[[PyTree], jax.Array], x: PyTree, stacked: PyTree, radius: Real, two_sided: bool = False
 ) -> jax.Array:
     """The factors of all directions for one ``f``: `scalars` of its values at `points`."""
     if jax.tree.leaves(stacked)[0].shape[0] == 1:  # two plain calls compile to less than a vmap

@@ -36,8 +36,8 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core import tree
+from fedstrata.core.types import Integer, PyTree, Real
 
-PyTree = Any
 Map = Callable[[PyTree], PyTree]
 
 MAX_STEPS = 10_000
@@ -64,7 +64,7 @@ class Solution(NamedTuple):
     alpha: jax.Array
 
 
-def residual(G: Map, project: Map, y: PyTree, alpha: Any = 1.0) -> jax.Array:
+def residual(G: Map, project: Map, y: PyTree, alpha: Real = 1.0) -> jax.Array:
     """The natural residual ``‖y − P_Y(y − αG(y))‖``; zero exactly at the solution."""
     return _norm(tree.sub(y, project(tree.axpy(-alpha, G(y), y))))
 
@@ -74,11 +74,11 @@ def projection(
     project: Map,
     y: PyTree,
     *,
-    alpha: Any = None,
-    steps: Any = None,
-    tol: Any = 1e-6,
+    alpha: Real | None = None,
+    steps: Integer | None = None,
+    tol: Real = 1e-6,
     max_steps: int = MAX_STEPS,
-    scale: Any = None,
+    scale: Real | None = None,
 ) -> Solution:
     """The projection method.
 
@@ -101,7 +101,7 @@ def projection(
         # A smaller step moves less: what was moved is scaled to be comparable with the next.
         return _Run(y, run.k + 1, moved * (alpha / run.alpha), alpha)
 
-    first = step_size(G, y, _cocoercivity) if adapt else alpha
+    first = step_size(G, y, _cocoercivity) if alpha is None else alpha
     return _solve(step, G, y, None, 1, adapt, first, steps, tol, max_steps, scale)
 
 
@@ -110,11 +110,11 @@ def extragradient(
     project: Map,
     y: PyTree,
     *,
-    alpha: Any = None,
-    steps: Any = None,
-    tol: Any = 1e-6,
+    alpha: Real | None = None,
+    steps: Integer | None = None,
+    tol: Real = 1e-6,
     max_steps: int = MAX_STEPS,
-    scale: Any = None,
+    scale: Real | None = None,
 ) -> Solution:
     """The extragradient method (Korpelevich 1976); the arguments are those of `projection`."""
     adapt = alpha is None
@@ -133,7 +133,7 @@ def extragradient(
             alpha = jnp.where(telling, jnp.minimum(alpha, _lipschitz(dy, dG)), alpha)
         return _Run(y, run.k + 1, moved * (alpha / run.alpha), alpha)
 
-    first = step_size(G, y, _lipschitz) if adapt else alpha
+    first = step_size(G, y, _lipschitz) if alpha is None else alpha
     return _solve(step, G, y, None, 2, adapt, first, steps, tol, max_steps, scale)
 
 
@@ -151,15 +151,15 @@ def accelerated(
     project: Map,
     y: PyTree,
     *,
-    alpha: Any = None,
-    steps: Any = None,
-    tol: Any = 1e-6,
+    alpha: Real | None = None,
+    steps: Integer | None = None,
+    tol: Real = 1e-6,
     max_steps: int = MAX_STEPS,
-    scale: Any = None,
+    scale: Real | None = None,
 ) -> Solution:
     """The accelerated projection method with restarts; the arguments are those of `projection`."""
     adapt = alpha is None
-    first = step_size(G, y, _cocoercivity) if adapt else alpha
+    first = step_size(G, y, _cocoercivity) if alpha is None else alpha
 
     def step(run: _Run) -> _Run:
         z, t, last, best, when, failures = run.more
@@ -212,11 +212,11 @@ def _solve(
     more: Any,
     values_per_step: int,
     adapt: bool,
-    alpha: Any,
-    steps: Any,
-    tol: Any,
+    alpha: Real | None,
+    steps: Integer | None,
+    tol: Real,
     max_steps: int,
-    scale: Any,
+    scale: Real | None,
 ) -> Solution:
     """The loop of all solvers: a given number of steps, or until the residual is small."""
     dtype, eps = _dtype(y), _epsilon(y)

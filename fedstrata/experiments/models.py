@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-PyTree = Any
+from fedstrata.core.types import Function, Integer, PyTree
+
 Metric = Callable[[PyTree, PyTree, Any], Any]
 
 
@@ -55,7 +56,7 @@ def train_mean(function: Callable[[PyTree, Any], Any]) -> Metric:
     """The metric that averages ``function(x, sample)`` over each client's training data, then over all."""
 
     def metric(x: PyTree, y: PyTree, data: Any) -> Any:
-        def of_client(samples: PyTree, size: Any) -> Any:
+        def of_client(samples: PyTree, size: Integer) -> Any:
             values = jax.vmap(function, in_axes=(None, 0))(x, samples)
             return jnp.where(jnp.arange(values.shape[0]) < size, values, 0.0).sum() / size
 
@@ -87,10 +88,10 @@ def softmax(features: int, classes: int, lam: float = 0.0) -> Model:
     def init(seed: int) -> PyTree:
         return {"W": jnp.zeros((features, classes)), "b": jnp.zeros(classes)}
 
-    def predict(x: PyTree, u: Any) -> Any:
+    def predict(x: PyTree, u: PyTree) -> Any:
         return u @ x["W"] + x["b"]
 
-    def loss(x: PyTree, sample: Any) -> Any:
+    def loss(x: PyTree, sample: PyTree) -> Any:
         return _cross_entropy(predict(x, sample["x"]), sample["y"]) + lam / 2 * squares(x["W"])
 
     return _classifier(init, predict, loss)
@@ -103,10 +104,10 @@ def logistic(features: int, lam: float = 0.0) -> Model:
     def init(seed: int) -> PyTree:
         return jnp.zeros(features)
 
-    def predict(x: PyTree, u: Any) -> Any:
+    def predict(x: PyTree, u: PyTree) -> Any:
         return u @ x
 
-    def loss(x: PyTree, sample: Any) -> Any:
+    def loss(x: PyTree, sample: PyTree) -> Any:
         return jax.nn.softplus(-sign(sample["y"]) * predict(x, sample["x"])) + lam / 2 * squares(x)
 
     return _signs(init, predict, loss)
@@ -123,7 +124,7 @@ def relu_network(features: int, neurons: int = 4, lam: float = 0.01, beta: float
         beta: σ is ``max(0, ·)``, or with a number β the softplus ``ln(1 + exp(β ·))/β``.
     """
 
-    def rectify(t: Any) -> Any:
+    def rectify(t: Integer) -> Any:
         return jax.nn.relu(t) if beta is None else jax.nn.softplus(beta * t) / beta
 
     def init(seed: int) -> PyTree:
@@ -135,10 +136,10 @@ def relu_network(features: int, neurons: int = 4, lam: float = 0.01, beta: float
             "w": jnp.asarray(rng.normal(size=neurons) / math.sqrt(neurons), float),
         }
 
-    def predict(x: PyTree, u: Any) -> Any:
+    def predict(x: PyTree, u: PyTree) -> Any:
         return x["w"] @ rectify(x["Z"] @ u)
 
-    def loss(x: PyTree, sample: Any) -> Any:
+    def loss(x: PyTree, sample: PyTree) -> Any:
         return 0.5 * (sign(sample["y"]) - predict(x, sample["x"])) ** 2 + lam / 2 * squares(x)
 
     return _signs(init, predict, loss)
@@ -157,11 +158,11 @@ def mlp(features: int, classes: int, hidden: int = 200, lam: float = 0.0) -> Mod
 
         return {"hidden": layer(features, hidden), "output": layer(hidden, classes)}
 
-    def predict(x: PyTree, u: Any) -> Any:
+    def predict(x: PyTree, u: PyTree) -> Any:
         inner = jax.nn.relu(u @ x["hidden"]["W"] + x["hidden"]["b"])
         return inner @ x["output"]["W"] + x["output"]["b"]
 
-    def loss(x: PyTree, sample: Any) -> Any:
+    def loss(x: PyTree, sample: PyTree) -> Any:
         regular = lam / 2 * squares(x) if lam else 0.0
         return _cross_entropy(predict(x, sample["x"]), sample["y"]) + regular
 
@@ -172,19 +173,19 @@ def _cross_entropy(scores: Any, label: Any) -> Any:
     return optax.softmax_cross_entropy_with_integer_labels(scores, label)
 
 
-def _classifier(init: Any, predict: Any, loss: Any) -> Model:
-    def correct(x: PyTree, sample: Any) -> Any:
+def _classifier(init: Any, predict: Function, loss: Function) -> Model:
+    def correct(x: PyTree, sample: PyTree) -> Any:
         return (predict(x, sample["x"]).argmax() == sample["y"]).astype(float)
 
     return Model(init, predict, loss, correct, _metrics(loss, correct))
 
 
-def _signs(init: Any, predict: Any, loss: Any) -> Model:
-    def correct(x: PyTree, sample: Any) -> Any:
+def _signs(init: Any, predict: Function, loss: Function) -> Model:
+    def correct(x: PyTree, sample: PyTree) -> Any:
         return ((predict(x, sample["x"]) > 0) == (sign(sample["y"]) > 0)).astype(float)  # a score of 0 is −1
 
     return Model(init, predict, loss, correct, _metrics(loss, correct))
 
 
-def _metrics(loss: Any, correct: Any) -> dict[str, Metric]:
+def _metrics(loss: Function, correct: Any) -> dict[str, Metric]:
     return {"accuracy": test_mean(correct), "test_loss": test_mean(loss)}

@@ -21,7 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-PyTree = Any
+from fedstrata.core.types import PyTree
+
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10's training images
 
 
@@ -136,10 +137,10 @@ def _as_float(image: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _network(init: Callable[[int], PyTree], scores: Callable[[PyTree, Any], Any]) -> Network:
-    def loss(x: PyTree, sample: Any) -> Any:
+    def loss(x: PyTree, sample: PyTree) -> Any:
         return optax.softmax_cross_entropy_with_integer_labels(scores(x, sample["x"]), sample["y"])
 
-    def correct(x: PyTree, sample: Any) -> Any:
+    def correct(x: PyTree, sample: PyTree) -> Any:
         return (scores(x, sample["x"]).argmax() == sample["y"]).astype(float)
 
     return Network(init, scores, loss, correct)

@@ -13,7 +13,7 @@ gradients.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,9 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.method import BatchSize, Fed, Method, Positive, Steps, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -62,17 +61,17 @@ class AFL(Method):
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0)
 
-    def local_steps(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> PyTree:
-        def step(x: PyTree, key: Any) -> PyTree:
+    def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
+        def step(x: PyTree, key: Key) -> PyTree:
             f = client.mean(problem.loss, key, self.batch_size)
             return problem.project(tree.axpy(-self.gamma, gradient(f, x), x), client)
 
         return loop(steps_of(self.H, client), step, key, x)  # line 1
 
-    def loss(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> jax.Array:
+    def loss(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> jax.Array:
         return client.mean(problem.loss, key, self.batch_size)(x)  # line 2
 
-    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         key_steps, key_loss = jax.random.split(key)
         losses = fed.gather(self.loss, key_loss, state.x)
         x = fed.average(self.local_steps, key_steps, state.x, weights=state.y)  # line 3

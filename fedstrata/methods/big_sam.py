@@ -24,10 +24,9 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.method import BatchSize, Count, Fed, Fraction, Positive, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.regularized import Regularized, Scale, both_gradients
 from fedstrata.problems.classes import Selection
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -74,16 +73,16 @@ class BiGSAM(Regularized):
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x0)))
         return State(x0, Scale(one, one, one))
 
-    def start(self, problem: Selection, fed: Fed, key: Any, state: State) -> State:
+    def start(self, problem: Selection, fed: Fed, key: Key, state: State) -> State:
         scale = self.scale(problem, fed, key, state.x)
         if self.L_f is not None:
             scale = scale._replace(L_f=jnp.asarray(self.L_f))
         return state._replace(scale=scale._replace(L_f=jnp.maximum(scale.L_f, self.mu_f)))
 
-    def gradients(self, problem: Selection, client: Client, key: Any, x: PyTree) -> tuple[PyTree, PyTree]:
+    def gradients(self, problem: Selection, client: Client, key: Key, x: PyTree) -> tuple[PyTree, PyTree]:
         return both_gradients(problem, client, key, self.batch_size, x, self.mu)
 
-    def round(self, problem: Selection, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         g_h, g_f = fed.average(self.gradients, key, state.x)
         t, L_f = 1 / state.scale.L_h, state.scale.L_f
         y = tree.axpy(-t, g_h, state.x)  # line 1

@@ -26,11 +26,10 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.method import BatchSize, Count, Fed, Positive, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional
 from fedstrata.problems.classes import Composition
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -59,7 +58,7 @@ class CompositionalFedAvg(Compositional):
     def memory(self, problem: Composition, x0: PyTree, y0: PyTree) -> PyTree:
         return x0 if self.case == 2 else None
 
-    def step(self, chain: c.Chain, client: Client, key: Any, x: PyTree, used: Any = None) -> PyTree:
+    def step(self, chain: c.Chain, client: Client, key: Key, x: PyTree, used: Any = None) -> PyTree:
         if used is None:
             y: c.Values = ()
             for n in range(len(chain.inner)):
@@ -67,12 +66,12 @@ class CompositionalFedAvg(Compositional):
             used = (y, c.pull_locally(chain, client, key, self.batch_size, y))
         return tree.axpy(-self.eta, c.direction(chain, client, key, self.batch_size, x, *used), x)  # line 4
 
-    def local_steps(self, problem: Composition, client: Client, key: Any, x: PyTree) -> PyTree:
+    def local_steps(self, problem: Composition, client: Client, key: Key, x: PyTree) -> PyTree:
         chain = c.chain_of(problem)
         return loop(self.I, lambda x, key: self.step(chain, client, key, x), key, x)  # line 2
 
     def local_steps_from(
-        self, problem: Composition, client: Client, key: Any, y: PyTree, pulled: PyTree
+        self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree
     ) -> PyTree:
         """Case II: the first step is with the shared embedding, at the x̄ and the samples it was taken on."""
         chain = c.chain_of(problem)
@@ -81,7 +80,7 @@ class CompositionalFedAvg(Compositional):
             self.I - 1, lambda x, key: self.step(chain, client, key, x), jax.random.fold_in(key, 1), x
         )
 
-    def round(self, problem: Composition, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
         if self.case == 1:
             return State(fed.average(self.local_steps, key, state.x))  # lines 1, 5
         y = self.values_at(problem, fed, key, self.value_and_keep, state.x)  # line 1

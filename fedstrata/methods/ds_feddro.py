@@ -32,12 +32,12 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.method import BatchSize, Count, Fed, Fraction, Positive, method
+from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import ARITHMETIC, rule_of
 
-PyTree = Any
 EMBEDDINGS = ("server", "local")
 
 
@@ -68,23 +68,23 @@ class DSFedDRO(Compositional):
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
         return State(x0, c.followed(problem, y0))
 
-    def start(self, problem: Composition, fed: Fed, key: Any, state: State) -> State:
+    def start(self, problem: Composition, fed: Fed, key: Key, state: State) -> State:
         return State(state.x, self.values_at(problem, fed, key, self.value_of_level, (state.x,)))  # line 1
 
     def local_steps(
         self,
         problem: Composition,
         client: Client,
-        key: Any,
+        key: Key,
         x: PyTree,
         y: c.Values,
         pulled: c.Values,
-        floor: Any,
+        floor: Real,
     ) -> PyTree:
         chain = c.chain_of(problem)
         rules = [rule_of(level) for level in chain.inner]
 
-        def step(carry: Any, key_t: Any, t: Any) -> Any:
+        def step(carry: Any, key_t: Key, t: Integer) -> Any:
             x_k, y_k, _ = carry
             next_key = jax.random.fold_in(key, t + 1)
             used, slopes = (y, pulled)
@@ -105,7 +105,7 @@ class DSFedDRO(Compositional):
         x_k, y_k, newest = loop(self.I, step, key, (x, y, y), indexed=True)  # line 3
         return x_k, tuple(rule.report(*pair) for rule, *pair in zip(rules, y_k, newest, strict=True))
 
-    def round(self, problem: Composition, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
         x, y = state
         rules = [rule_of(level) for level in c.chain_of(problem).inner]
 

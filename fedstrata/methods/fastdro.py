@@ -27,12 +27,11 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.method import BatchSize, Fed, Positive, Remember, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods.mbsgd import MBSGD, State
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.dro import DRO, Lifted
-
-PyTree = Any
 
 
 @method
@@ -45,13 +44,13 @@ class FastDRO(MBSGD):
     needs = "gradients"
     reveals = "replies"
 
-    def losses(self, problem: DRO, client: Client, key: Any, x: PyTree) -> Remember:
+    def losses(self, problem: DRO, client: Client, key: Key, x: PyTree) -> Remember:
         """Line 1."""
         loss = client.train.mean(problem.loss, key, self.batch_size)
         weights = None if self.batch_size is not None else loss.weigh()
         return Remember((loss.each(x), weights), client.memory._replace(x=x) if problem.lifted else x)
 
-    def weighted(self, problem: DRO, client: Client, key: Any, dual: PyTree) -> PyTree:
+    def weighted(self, problem: DRO, client: Client, key: Key, dual: PyTree) -> PyTree:
         """Line 3."""
         loss, risk = problem.loss, problem.risk
 
@@ -62,7 +61,7 @@ class FastDRO(MBSGD):
         x = client.memory.x if problem.lifted else client.memory
         return gradient(client.train.mean(one, key, self.batch_size), x)
 
-    def round(self, problem: Composition, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
         if not isinstance(problem, DRO):
             return super().round(problem, fed, key, r, state)
         risk = problem.risk

@@ -31,10 +31,9 @@ from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, method
 from fedstrata.core.problem import Problem
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -80,11 +79,11 @@ class FedAC(Method):
         alpha = 3 / (2 * gamma * self.mu) - 0.5
         return alpha, (2 * alpha**2 - 1) / (alpha - 1), gamma
 
-    def local_steps(self, problem: Minimization, client: Client, key: Any, w: PyTree, w_ag: PyTree) -> Any:
+    def local_steps(self, problem: Minimization, client: Client, key: Key, w: PyTree, w_ag: PyTree) -> Any:
         """Lines 2 to 5."""
         alpha, beta, gamma = self.coupling()
 
-        def step(both: tuple[PyTree, PyTree], key: Any) -> tuple[PyTree, PyTree]:
+        def step(both: tuple[PyTree, PyTree], key: Key) -> tuple[PyTree, PyTree]:
             w, w_ag = (problem.project(one, client) for one in both)
             w_md = tree.lerp(1 / beta, w_ag, w)
             g = gradient(client.mean(problem.loss, key, self.batch_size), w_md)  # line 3
@@ -94,7 +93,7 @@ class FedAC(Method):
         both = loop(self.K, step, key, (w, w_ag))  # line 2
         return both if problem.project.shared else tuple(problem.project(one, client) for one in both)
 
-    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         both = fed.average(self.local_steps, key, state.w, state.x)  # line 1
         w, w_ag = (problem.project(one) if problem.project.shared else one for one in both)  # line 6
         return State(w_ag, w)

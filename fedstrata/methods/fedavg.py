@@ -13,16 +13,15 @@ Reveals only averages. Needs gradients. H = 1 is parallel SGD.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.method import BatchSize, Fed, Method, Positive, Steps, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -44,12 +43,12 @@ class FedAvg(Method):
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)
 
-    def local_steps(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> PyTree:
-        def step(x: PyTree, key: Any) -> PyTree:
+    def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
+        def step(x: PyTree, key: Key) -> PyTree:
             f = client.mean(problem.loss, key, self.batch_size)  # line 3
             return problem.project(tree.axpy(-self.gamma, gradient(f, x), x), client)  # line 4
 
         return loop(steps_of(self.H, client), step, key, x)  # line 2
 
-    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         return State(fed.average(self.local_steps, key, state.x))  # lines 1, 5

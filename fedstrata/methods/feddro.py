@@ -33,12 +33,11 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.method import BatchSize, Count, Fed, Fraction, Positive, Remember, method
+from fedstrata.core.types import Integer, Key, Phase, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional, level_average
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import rule_of
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -72,33 +71,33 @@ class FedDRO(Compositional):
     def memory(self, problem: Composition, x0: PyTree, y0: PyTree) -> Memory:
         return Memory(x0, jnp.int32(0))
 
-    def start(self, problem: Composition, fed: Fed, key: Any, state: State) -> State:
+    def start(self, problem: Composition, fed: Fed, key: Key, state: State) -> State:
         with fed.level("step"):
             y = self.values_at(problem, fed, key, self.value_of_level, (state.x,))
         return State(state.x, y)  # line 1
 
     def embed(
-        self, problem: Composition, client: Client, key: Any, n: int, before: PyTree, now: PyTree
+        self, problem: Composition, client: Client, key: Key, n: int, before: PyTree, now: PyTree
     ) -> PyTree:
         """Line 3 without ȳ, at level n + 1."""
         chain = c.chain_of(problem)
         g_before, g_now = c.at_two(chain, client, key, self.batch_size, n, before, now)
         return rule_of(chain.inner[n]).change(self.beta, g_before, g_now)
 
-    def move(self, problem: Composition, client: Client, key: Any, y: PyTree, pulled: PyTree) -> PyTree:
+    def move(self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree) -> PyTree:
         """Line 5."""
         x, t = client.memory
         key_t = jax.random.fold_in(key, t)
         step = c.direction(c.chain_of(problem), client, key_t, self.batch_size, x, y, pulled)
         return tree.axpy(-self.eta, step, x)
 
-    def first_step(self, problem: Composition, client: Client, key: Any, x: PyTree) -> Remember:
+    def first_step(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:
         """A round's x̄ arrives; line 3."""
         change = self.embed(problem, client, jax.random.fold_in(key, 0), 0, client.memory.x, x)
         return Remember(change, Memory(x, jnp.int32(0)))
 
     def next_step(
-        self, problem: Composition, client: Client, key: Any, y: PyTree, pulled: PyTree
+        self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree
     ) -> Remember:
         """Line 5 of a step and line 3 of the next."""
         x, t = self.move(problem, client, key, y, pulled), client.memory.step + 1
@@ -106,13 +105,13 @@ class FedDRO(Compositional):
         return Remember(change, Memory(x, t))
 
     def embed_above(
-        self, problem: Composition, client: Client, key: Any, before: PyTree, now: PyTree
+        self, problem: Composition, client: Client, key: Key, before: PyTree, now: PyTree
     ) -> PyTree:
         """Line 3 of a further level n; the values below it come behind n − 2 times None."""
         return self.embed(problem, client, key, len(now), before[-1], now[-1])
 
     def follow(
-        self, problem: Composition, fed: Fed, key: Any, t: Any, y: PyTree, phase: Any, *message: Any
+        self, problem: Composition, fed: Fed, key: Key, t: Integer, y: PyTree, phase: Phase, *message: Any
     ) -> PyTree:
         """Lines 3 and 4, level after level; then ∇f(ȳ) where it is a mean over clients."""
         above, slopes = jax.random.split(jax.random.fold_in(key, t))
@@ -126,8 +125,8 @@ class FedDRO(Compositional):
                 new = (*new, rule_of(level).follow(self.beta, y[n], change))
             return new, self.cotangents(problem, fed, slopes, new)
 
-    def round(self, problem: Composition, fed: Fed, key: Any, r: Any, state: State) -> State:
-        def step(t: Any, y: Any) -> Any:
+    def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
+        def step(t: Integer, y: PyTree) -> Any:
             return self.follow(problem, fed, key, t + 1, y[0], self.next_step, *y)
 
         y = self.follow(problem, fed, key, 0, state.y, self.first_step, state.x)

@@ -40,14 +40,13 @@ from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, Steps, Unit, method
 from fedstrata.core.problem import Problem
+from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators import sequences
 from fedstrata.estimators.compositional import chain_of, pull, value
 from fedstrata.estimators.hypergradient import PRODUCTS
 from fedstrata.methods._shared.compositional import level_average
 from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
 from fedstrata.problems.levels import rule_of
-
-PyTree = Any
 
 
 class Point(NamedTuple):
@@ -81,20 +80,20 @@ class Sequences(Method):
     def refuses(cls, problem: Any) -> str | None:
         return refused_sets(cls.__name__, problem, cls.server_steps)
 
-    def output(self, state: Any, memory: PyTree) -> tuple[PyTree, PyTree]:
+    def output(self, state: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
         return state.x, sequences.second(state.Z)
 
-    def inner_value(self, problem: Composition, client: Client, key: Any, at: Any) -> PyTree:
+    def inner_value(self, problem: Composition, client: Client, key: Key, at: Any) -> PyTree:
         """A phase: gⁿ on all samples; ``at`` is z^{n−1} behind n − 1 times None."""
         return value(chain_of(problem), client, key, None, len(at) - 1, at[-1])
 
     def inner_adjoint(
-        self, problem: Composition, client: Client, key: Any, values: PyTree, pulled: PyTree
+        self, problem: Composition, client: Client, key: Key, values: PyTree, pulled: PyTree
     ) -> PyTree:
         """A phase: the adjoint below those in ``pulled``, on all samples."""
         return pull(chain_of(problem), client, key, None, values, pulled)
 
-    def exact_start(self, problem: Problem, fed: Fed, key: Any, x: PyTree, Z: PyTree) -> PyTree:
+    def exact_start(self, problem: Problem, fed: Fed, key: Key, x: PyTree, Z: PyTree) -> PyTree:
         """A composition's values and adjoints at x, one exchange for each; other problems keep their Z."""
         if not isinstance(problem, Composition) or not Z:
             return Z
@@ -146,29 +145,29 @@ class FedMSA(Sequences):
         Z = sequences.start(problem, x0, y0, self.adjoint)
         return State(x0, Z, Point(x0, Z), Point(*tree.zeros_like((x0, Z))))
 
-    def start(self, problem: Problem, fed: Fed, key: Any, state: State) -> State:
+    def start(self, problem: Problem, fed: Fed, key: Key, state: State) -> State:
         Z = self.exact_start(problem, fed, key, state.x, state.Z)
         return state._replace(Z=Z, before=Point(state.x, Z))
 
-    def maps(self, problem: Problem, client: Client, key: Any, now: Point) -> Point:
+    def maps(self, problem: Problem, client: Client, key: Key, now: Point) -> Point:
         """Line 2 where the momentum cancels."""
         return Point(*sequences.draw(problem, client, key, self.batch_size, self.products)(*now))
 
     def momentum(
-        self, problem: Problem, client: Client, key: Any, keep: Any, now: Point, before: Point
+        self, problem: Problem, client: Client, key: Key, keep: Any, now: Point, before: Point
     ) -> Point:
         """Line 2 without h_{r−1}, which the server adds."""
         maps = sequences.draw(problem, client, key, self.batch_size, self.products)
         return Point(*tree.axpy(-keep, maps(*before), maps(*now)))
 
     def move(
-        self, problem: Problem, client: Client, point: Point, direction: Point, factor: Any = 1
+        self, problem: Problem, client: Client, point: Point, direction: Point, factor: Real = 1
     ) -> Point:
         """Line 6, with steps times ``factor``."""
         return step(problem, factor * self.alpha, factor * jnp.asarray(self.beta), point, direction, client)
 
     def local_steps(
-        self, problem: Problem, client: Client, key: Any, begun: Any, point: Point, direction: Point
+        self, problem: Problem, client: Client, key: Key, begun: Any, point: Point, direction: Point
     ) -> Point:
         """Lines 4 to 6; ``begun`` is 0 in round 0, else 1."""
         K = steps_of(self.K, client)
@@ -176,11 +175,11 @@ class FedMSA(Sequences):
         # a loop of known length is the quicker: in round 0 all steps but the last have length zero
         length = K - 1 if static else jnp.where(begun, jnp.maximum(K - 1, 0), 0)
 
-        def maps(key: Any) -> Any:
+        def maps(key: Key) -> Any:
             drawn = sequences.draw(problem, client, key, self.batch_size, self.products)
             return lambda point: Point(*drawn(*point))
 
-        def one(carry: tuple[Point, Point, Any], key: Any) -> tuple[Point, Point, Any]:
+        def one(carry: tuple[Point, Point, Any], key: Key) -> tuple[Point, Point, Any]:
             point, direction, seen = carry
             at = maps(key)
             moved = self.move(problem, client, point, direction, begun)
@@ -193,7 +192,7 @@ class FedMSA(Sequences):
             point, direction, _ = loop(length, one, key, (point, direction, seen))
         return self.move(problem, client, point, direction, 1 if static else K > 0)
 
-    def round(self, problem: Problem, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Problem, fed: Fed, key: Key, r: Integer, state: State) -> State:
         key_maps, key_chosen, key_local = jax.random.split(key, 3)
         now = Point(state.x, state.Z)
         if self.batch_size is None and fed.participants == fed.clients:
@@ -208,7 +207,7 @@ class FedMSA(Sequences):
         return State(x, Z, now, direction)
 
 
-def check_sequences(name: str, problem: Any, beta: Any, products: str, *, server: bool = False) -> None:
+def check_sequences(name: str, problem: Any, beta: Real, products: str, *, server: bool = False) -> None:
     """Arguments that methods of coupled sequences share; ``server``: the server makes the steps."""
     if products not in PRODUCTS:
         raise ValueError(f"{name}: products must be one of {PRODUCTS}, but is {products!r}.")
@@ -241,12 +240,12 @@ def needs_of(problem: Any) -> str:
     return "values of P and S" if isinstance(problem, MultiSequence) else "gradients"
 
 
-def step(problem: Any, alpha: Any, beta: Any, at: Point, direction: Point, *client: Client) -> Point:
+def step(problem: Any, alpha: Real, beta: Real, at: Point, direction: Point, *client: Client) -> Point:
     """``x ← P_X(x − αh)``, ``zⁿ ← zⁿ − β_n qⁿ``, and ``y ← P_Y(…)`` in a minimax problem."""
     x = tree.axpy(-alpha, direction.x, at.x)
     if hasattr(problem, "project_x"):
         x = problem.project_x(x, *client)
-    betas = beta if jnp.ndim(beta) == 1 else [beta] * len(at.Z)
+    betas = jnp.broadcast_to(jnp.asarray(beta), (len(at.Z),))
     Z = tuple(tree.axpy(-betas[n], q, z) for n, (q, z) in enumerate(zip(direction.Z, at.Z, strict=True)))
     if isinstance(problem, Minimax):
         Z = (sequences.Follower(problem.project_y(Z[0].y)),)

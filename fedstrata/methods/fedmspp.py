@@ -13,7 +13,7 @@ Reveals only averages. Needs gradients. η → ∞ is FedAvg with one minibatch 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -21,10 +21,9 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.method import BatchSize, Fed, Method, Positive, Steps, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -47,15 +46,15 @@ class FedMSPP(Method):
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)
 
-    def proximal_point(self, problem: Minimization, client: Client, key: Any, x_bar: PyTree) -> PyTree:
+    def proximal_point(self, problem: Minimization, client: Client, key: Key, x_bar: PyTree) -> PyTree:
         key_batch, key_steps = jax.random.split(key)
         f = client.mean(problem.loss, key_batch, self.batch_size)  # line 2
 
-        def step(x: PyTree, key: Any) -> PyTree:
+        def step(x: PyTree, key: Key) -> PyTree:
             direction = tree.axpy(1 / self.eta, tree.sub(x, x_bar), gradient(f, x))
             return problem.project(tree.axpy(-self.gamma, direction, x), client)  # line 4
 
         return loop(steps_of(self.H, client), step, key_steps, x_bar)  # line 3
 
-    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         return State(fed.average(self.proximal_point, key, state.x))  # lines 1, 5

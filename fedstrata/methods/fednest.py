@@ -35,13 +35,13 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.method import BatchSize, Count, Fed, Positive, Steps, method
+from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.compositional import chain_of, followed
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.sequences import gap, linearised
 from fedstrata.methods._shared.implicit import Implicit
 from fedstrata.problems.classes import Bilevel, Composition, Minimax
 
-PyTree = Any
 Direction = Callable[[PyTree], PyTree]
 Draw = Callable[[Any], Direction]
 
@@ -96,7 +96,7 @@ class FedNest(Implicit):
         y = followed(problem, y0)[0] if isinstance(problem, Composition) else y0
         return State(x0, y, tree.zeros_like(y))
 
-    def lower_direction(self, problem: Any, client: Client, key: Any, x: PyTree) -> Direction:
+    def lower_direction(self, problem: Any, client: Client, key: Key, x: PyTree) -> Direction:
         """``y ↦ ∇_y g_i(x, y)`` at samples drawn now."""
         if isinstance(problem, Composition):
             residual = gap(chain_of(problem).inner[0], client, key, self.batch_size)
@@ -107,7 +107,7 @@ class FedNest(Implicit):
         g = client.train.mean(problem.lower, key, self.batch_size)
         return lambda y: gradient(g, x, y, wrt=1)
 
-    def upper_direction(self, problem: Any, client: Client, key: Any, y: PyTree, p: PyTree) -> Direction:
+    def upper_direction(self, problem: Any, client: Client, key: Key, y: PyTree, p: PyTree) -> Direction:
         """``x ↦ ∇_x f_i(x, y)`` at samples drawn now; in a composition ∇h_i(x) + ∇g_i(x) p."""
         if isinstance(problem, Composition):
             chain = chain_of(problem)
@@ -124,7 +124,14 @@ class FedNest(Implicit):
         return lambda x: gradient(mean, x, y)
 
     def local_svrg(
-        self, client: Client, key: Any, draw: Draw, start: PyTree, mean: PyTree, step: Any, project: Direction
+        self,
+        client: Client,
+        key: Key,
+        draw: Draw,
+        start: PyTree,
+        mean: PyTree,
+        step: Real,
+        project: Direction,
     ) -> PyTree:
         """τ steps of size step/τ along the client's direction, corrected to ``mean`` at ``start``."""
         tau = steps_of(self.tau, client)
@@ -134,18 +141,18 @@ class FedNest(Implicit):
             return project(tree.axpy(-length, mean, start))
         anchor = draw(key)(start) if full else None
 
-        def one(at: PyTree, key: Any) -> PyTree:
+        def one(at: PyTree, key: Key) -> PyTree:
             direction = draw(key)
             correction = tree.sub(mean, anchor if full else direction(start))
             return project(tree.axpy(-length, tree.add(direction(at), correction), at))
 
         return loop(tau, one, key, start)
 
-    def inner_mean(self, problem: Any, client: Client, key: Any, x: PyTree, y: PyTree) -> PyTree:
+    def inner_mean(self, problem: Any, client: Client, key: Key, x: PyTree, y: PyTree) -> PyTree:
         return self.lower_direction(problem, client, key, x)(y)
 
-    def inner_steps(self, problem: Any, client: Client, key: Any, x: PyTree, y: PyTree, q: PyTree) -> PyTree:
-        def draw(key: Any) -> Direction:
+    def inner_steps(self, problem: Any, client: Client, key: Key, x: PyTree, y: PyTree, q: PyTree) -> PyTree:
+        def draw(key: Key) -> Direction:
             return self.lower_direction(problem, client, key, x)
 
         def project(y: PyTree) -> PyTree:
@@ -153,13 +160,13 @@ class FedNest(Implicit):
 
         return self.local_svrg(client, key, draw, y, q, self.beta, project)
 
-    def outer_mean(self, problem: Any, client: Client, key: Any, x: PyTree, y: PyTree, p: PyTree) -> PyTree:
+    def outer_mean(self, problem: Any, client: Client, key: Key, x: PyTree, y: PyTree, p: PyTree) -> PyTree:
         return self.upper_direction(problem, client, key, y, p)(x)
 
     def outer_steps(
-        self, problem: Any, client: Client, key: Any, x: PyTree, y: PyTree, p: PyTree, h: PyTree
+        self, problem: Any, client: Client, key: Key, x: PyTree, y: PyTree, p: PyTree, h: PyTree
     ) -> PyTree:
-        def draw(key: Any) -> Direction:
+        def draw(key: Key) -> Direction:
             return self.upper_direction(problem, client, key, y, p)
 
         def project(x: PyTree) -> PyTree:
@@ -167,10 +174,10 @@ class FedNest(Implicit):
 
         return self.local_svrg(client, key, draw, x, h, self.alpha, project)
 
-    def outer_slope(self, problem: Composition, client: Client, key: Any, y: PyTree) -> PyTree:
+    def outer_slope(self, problem: Composition, client: Client, key: Key, y: PyTree) -> PyTree:
         return gradient(client.train.mean(chain_of(problem).outer, key, self.batch_size), y)
 
-    def slope(self, problem: Composition, fed: Fed, key: Any, y: PyTree) -> PyTree:
+    def slope(self, problem: Composition, fed: Fed, key: Key, y: PyTree) -> PyTree:
         """∇f(y); an exchange where f is a mean over clients."""
         chain = chain_of(problem)
         if not chain.federated:
@@ -178,11 +185,11 @@ class FedNest(Implicit):
         with fed.level("lower"):
             return fed.average(self.outer_slope, key, y)
 
-    def round(self, problem: Any, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Any, fed: Fed, key: Key, r: Integer, state: State) -> State:
         x = state.x
         key_inner, key_slope, key_system, key_h, key_outer = jax.random.split(key, 5)
 
-        def inner(t: Any, y: PyTree) -> PyTree:
+        def inner(t: Integer, y: PyTree) -> PyTree:
             key_q, key_steps = jax.random.split(jax.random.fold_in(key_inner, t))
             q = fed.average(self.inner_mean, key_q, x, y)  # line 2
             return fed.average(self.inner_steps, key_steps, x, y, q)  # lines 3, 4

@@ -13,16 +13,15 @@ Reveals only averages. Needs gradients. μ = 0 is FedAvg.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.method import BatchSize, Fed, Method, NonNegative, Positive, Steps, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -45,13 +44,13 @@ class FedProx(Method):
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)
 
-    def local_steps(self, problem: Minimization, client: Client, key: Any, x_hat: PyTree) -> PyTree:
-        def step(x: PyTree, key: Any) -> PyTree:
+    def local_steps(self, problem: Minimization, client: Client, key: Key, x_hat: PyTree) -> PyTree:
+        def step(x: PyTree, key: Key) -> PyTree:
             f = client.mean(problem.loss, key, self.batch_size)  # line 3
             direction = tree.axpy(self.mu, tree.sub(x, x_hat), gradient(f, x))
             return problem.project(tree.axpy(-self.gamma, direction, x), client)  # line 4
 
         return loop(steps_of(self.H, client), step, key, x_hat)  # line 2
 
-    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         return State(fed.average(self.local_steps, key, state.x))  # lines 1, 5

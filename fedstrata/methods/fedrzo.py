@@ -31,10 +31,9 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, Steps, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import check_directions, combine, directions, estimate, theory_steps
 from fedstrata.problems.classes import Minimization
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -111,7 +110,7 @@ class FedRZO(Method):
         return State(x0)
 
     def scalar_step(
-        self, problem: Minimization, client: Client, key: Any, x: PyTree
+        self, problem: Minimization, client: Client, key: Key, x: PyTree
     ) -> tuple[Any, PyTree, PyTree]:
         """One local step: the scalars, their directions, and the next point."""
         key_xi, key_v = jax.random.split(key)
@@ -121,32 +120,32 @@ class FedRZO(Method):
         pull = tree.scale(1 / self.eta, tree.sub(x, problem.project(x, client)))
         return s, v, tree.axpy(-self.gamma, tree.add(combine(s, v), pull), x)  # line 5
 
-    def local_steps(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> PyTree:
-        def step(x: PyTree, key: Any) -> PyTree:
+    def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
+        def step(x: PyTree, key: Key) -> PyTree:
             return self.scalar_step(problem, client, key, x)[2]
 
         return loop(steps_of(self.H, client), step, key, x)  # line 2
 
-    def local_scalars(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> jax.Array:
-        def step(carry: tuple[PyTree, jax.Array], key: Any, k: Any) -> tuple[PyTree, jax.Array]:
+    def local_scalars(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> jax.Array:
+        def step(carry: tuple[PyTree, jax.Array], key: Key, k: Integer) -> tuple[PyTree, jax.Array]:
             s, _, x = self.scalar_step(problem, client, key, carry[0])
             return x, carry[1].at[k].set(s)
 
         scalars = jnp.zeros((self.H, self.directions), jnp.result_type(*jax.tree.leaves(x)))
         return loop(self.H, step, key, (x, scalars), indexed=True)[1]  # line 5′
 
-    def replay(self, key: Any, index: Any, scalars: jax.Array, x: PyTree) -> PyTree:
+    def replay(self, key: Key, index: Integer, scalars: jax.Array, x: PyTree) -> PyTree:
         """``Σ_k s_k v_k`` of one client, from the keys it drew with."""
         key = jax.random.fold_in(key, index)
 
-        def add(total: PyTree, key: Any, k: Any) -> PyTree:
+        def add(total: PyTree, key: Key, k: Integer) -> PyTree:
             key_v = jax.random.split(key)[1]
             v = directions(key_v, x, self.eta, self.directions, self.orthogonal)
             return tree.add(combine(scalars[k], v), total)
 
         return loop(self.H, add, key, tree.zeros_like(x), indexed=True)
 
-    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         if self.messages == "vectors":
             return State(fed.average(self.local_steps, key, state.x))  # lines 1, 6
         scalars = fed.gather(self.local_scalars, key, state.x)

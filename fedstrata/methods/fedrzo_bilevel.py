@@ -48,6 +48,7 @@ from fedstrata.core.method import (
     method,
 )
 from fedstrata.core.problem import Problem
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.curvature import hessian_product
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
 from fedstrata.methods._shared.lower import (
@@ -62,8 +63,6 @@ from fedstrata.methods._shared.lower import (
     whole,
 )
 from fedstrata.problems.classes import Bilevel, Minimization
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -221,7 +220,7 @@ class FedRZOBilevel(Method):
         """Whether a rule needs μ_h and κ_h, and nobody gave them."""
         return isinstance(self.lower, str) and self.mu_h is None
 
-    def start(self, problem: Any, fed: Fed, key: Any, state: State) -> State:
+    def start(self, problem: Any, fed: Fed, key: Key, state: State) -> State:
         """Estimate μ_h and κ_h, where they are needed."""
         if not self.estimates:
             return state
@@ -236,7 +235,7 @@ class FedRZOBilevel(Method):
             constants=jax.tree.map(lambda new, old: new.astype(old.dtype), found, state.constants)
         )
 
-    def curve(self, problem: Any, client: Client, key: Any, x: PyTree, y: PyTree, v: PyTree) -> PyTree:
+    def curve(self, problem: Any, client: Client, key: Key, x: PyTree, y: PyTree, v: PyTree) -> PyTree:
         """``∇²_yy h_i(x, y) v`` for stacked directions."""
         loss = lower_level(self.bilevel(problem), x).loss
         whole_client = not getattr(loss, "per_batch", False)
@@ -251,12 +250,12 @@ class FedRZOBilevel(Method):
         """The directions of a round, stacked."""
         return directions(jax.random.wrap_key_data(seed), x, self.eta, self.directions, self.orthogonal)
 
-    def keep(self, problem: Any, client: Client, key: Any, x: PyTree, v: PyTree) -> Remember:
+    def keep(self, problem: Any, client: Client, key: Key, x: PyTree, v: PyTree) -> Remember:
         """Line 1; no reply is needed."""
         return Remember((), (x, self.draw(v, x) if self.messages == "scalars" else v))
 
     def at_points(
-        self, problem: Any, client: Client, key: Any, values: dict[str, Any], *message: PyTree, phase: str
+        self, problem: Any, client: Client, key: Key, values: dict[str, Any], *message: PyTree, phase: str
     ) -> PyTree:
         """Line 2: one phase of the lower level's solver, at all points."""
         solver = self.solver.having(values) if values else self.solver
@@ -271,13 +270,13 @@ class FedRZOBilevel(Method):
             self.common_random_numbers,
         )
 
-    def local_steps(self, problem: Any, client: Client, key: Any, y: PyTree) -> PyTree:
+    def local_steps(self, problem: Any, client: Client, key: Key, y: PyTree) -> PyTree:
         """Lines 4 to 7; ``y`` has the solution at every point. The upload is x, or the sum of the scalars."""
         bilevel = self.bilevel(problem)
         x_hat, v = client.memory
         n = tree.dimension(x_hat)
 
-        def step(carry: tuple[PyTree, jax.Array], key: Any) -> tuple[PyTree, jax.Array]:
+        def step(carry: tuple[PyTree, jax.Array], key: Key) -> tuple[PyTree, jax.Array]:
             x, total = carry
             f = self.samples(client).mean(bilevel.upper, key, self.batch_size)  # line 5
             s = scalars(each(f, points(x, v, self.two_sided), y), n, self.eta, self.two_sided)
@@ -290,7 +289,7 @@ class FedRZOBilevel(Method):
         return x if self.messages == "vectors" else total
 
     def solve_lower(
-        self, problem: Any, fed: Fed, key: Any, r: Any, state: State, x: PyTree, y: PyTree
+        self, problem: Any, fed: Fed, key: Key, r: Integer, state: State, x: PyTree, y: PyTree
     ) -> PyTree:
         """Line 2: the solutions at the points ``x``, from ``y``."""
         pointwise_fed = PointwiseFed(fed, self.at_points, {})
@@ -306,7 +305,7 @@ class FedRZOBilevel(Method):
             return self.lower.solve(problem, pointwise_fed, key, r, x, y)
         return run(self.solver, rounds, values, self.bilevel(problem), pointwise_fed, key, x, y)
 
-    def round(self, problem: Any, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Any, fed: Fed, key: Key, r: Integer, state: State) -> State:
         """Lines 1 to 8."""
         key_v, key_keep, key_lower, key_steps = jax.random.split(key, 4)
         x, seed = state.x, jax.random.key_data(key_v)

@@ -45,11 +45,10 @@ from fedstrata.core.method import (
     Steps,
     method,
 )
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import vi
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
 from fedstrata.problems.classes import MPEC
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -191,7 +190,7 @@ class FedRZOTwoStage(Method):
         return state.x, memory.y
 
     def respond(
-        self, problem: MPEC, x: PyTree, start: PyTree, y0: PyTree, samples: PyTree, k: Any
+        self, problem: MPEC, x: PyTree, start: PyTree, y0: PyTree, samples: PyTree, k: Integer
     ) -> tuple[PyTree, Any]:
         """The equilibria (line 4) at stacked points for stacked samples, and how often G was evaluated."""
 
@@ -226,7 +225,7 @@ class FedRZOTwoStage(Method):
         )
         return found.y, found.values + 1
 
-    def walk(self, problem: MPEC, client: Client, key: Any, x: PyTree, k: Any) -> Walk:
+    def walk(self, problem: MPEC, client: Client, key: Key, x: PyTree, k: Integer) -> Walk:
         """The local steps."""
         length = client.train.capacity if self.batch_size is None else self.batch_size
         ends = 2 * self.directions if self.two_sided else 1 + self.directions
@@ -236,7 +235,7 @@ class FedRZOTwoStage(Method):
 
         y0 = spread(client.memory.y0, ends, length)
 
-        def step(walk: Walk, key: Any, h: Any) -> Walk:
+        def step(walk: Walk, key: Key, h: Any) -> Walk:
             key_xi, key_v = jax.random.split(key)
             f = client.mean(problem.leader, key_xi, self.batch_size)  # line 3
             v = directions(key_v, walk.x, self.eta, self.directions, self.orthogonal)
@@ -264,24 +263,24 @@ class FedRZOTwoStage(Method):
         begin = Walk(x, spread(start, length), client.memory.y, kept)
         return loop(steps_of(self.H, client), step, key, begin, indexed=True)  # line 2
 
-    def local_steps(self, problem: MPEC, client: Client, key: Any, x: PyTree, k: Any = 0) -> Remember:
+    def local_steps(self, problem: MPEC, client: Client, key: Key, x: PyTree, k: Integer = 0) -> Remember:
         walk = self.walk(problem, client, key, x, k)
         return Remember(walk.x, Memory(walk.y, client.memory.y0))
 
-    def local_scalars(self, problem: MPEC, client: Client, key: Any, x: PyTree, k: Any = 0) -> Remember:
+    def local_scalars(self, problem: MPEC, client: Client, key: Key, x: PyTree, k: Integer = 0) -> Remember:
         walk = self.walk(problem, client, key, x, k)
         return Remember(walk.scalars, Memory(walk.y, client.memory.y0))
 
-    def replay(self, key: Any, index: Any, factors: jax.Array, x: PyTree) -> PyTree:
+    def replay(self, key: Key, index: Integer, factors: jax.Array, x: PyTree) -> PyTree:
         """``Σ_k s_k v_k`` of one client, from the keys it drew with."""
 
-        def add(total: PyTree, key: Any, k: Any) -> PyTree:
+        def add(total: PyTree, key: Key, k: Integer) -> PyTree:
             v = directions(jax.random.split(key)[1], x, self.eta, self.directions, self.orthogonal)
             return tree.add(total, combine(factors[k], v))
 
         return loop(self.H, add, jax.random.fold_in(key, index), tree.zeros_like(x), indexed=True)
 
-    def round(self, problem: MPEC, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: MPEC, fed: Fed, key: Key, r: Integer, state: State) -> State:
         message = (state.x,) if self.tau is None else (state.x, state.k)
         k = state.k + jnp.max(jnp.asarray(self.H))
         if self.messages == "vectors":

@@ -14,7 +14,7 @@ Reveals only averages. Needs function values only.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -22,10 +22,9 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, Steps, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import sphere
 from fedstrata.problems.classes import Minimization
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -50,15 +49,15 @@ class FedZO(Method):
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)
 
-    def local_steps(self, problem: Minimization, client: Client, key: Any, x_hat: PyTree) -> PyTree:
+    def local_steps(self, problem: Minimization, client: Client, key: Key, x_hat: PyTree) -> PyTree:
         d = tree.dimension(x_hat)
 
-        def step(x: PyTree, key: Any) -> PyTree:
+        def step(x: PyTree, key: Key) -> PyTree:
             key_xi, key_v = jax.random.split(key)
             f = client.mean(problem.loss, key_xi, self.batch_size)  # line 3
             value = f(x)
 
-            def along(g: PyTree, key: Any) -> PyTree:
+            def along(g: PyTree, key: Key) -> PyTree:
                 v = sphere(key, x)
                 difference = f(tree.axpy(self.mu, v, x)) - value
                 return tree.axpy(d / (self.mu * self.b) * difference, v, g)
@@ -68,5 +67,5 @@ class FedZO(Method):
 
         return tree.sub(loop(steps_of(self.H, client), step, key, x_hat), x_hat)  # line 2
 
-    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         return State(tree.add(state.x, fed.average(self.local_steps, key, state.x)))  # lines 1, 6

@@ -28,13 +28,12 @@ from jax.flatten_util import ravel_pytree
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.method import BatchSize, Count, Fed, Positive, Remember, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.compositional import Compositional, level_average
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import rule_of
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -74,27 +73,27 @@ class GCIVR(Compositional):
     def memory(self, problem: Composition, x0: PyTree, y0: PyTree) -> Memory:
         return Memory(x0, x0)
 
-    def keep(self, problem: Composition, client: Client, key: Any, x: PyTree) -> Remember:
+    def keep(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:
         """The client keeps x, and sends g_B there and at x⁻."""
         pair = c.at_two(c.chain_of(problem), client, key, self.batch_size, 0, client.memory.x, x)
         return Remember(rule_of(c.chain_of(problem).inner[0]).change(0.0, *pair), Memory(x, client.memory.x))
 
-    def keep_full(self, problem: Composition, client: Client, key: Any, x: PyTree) -> Remember:
+    def keep_full(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:
         """The client keeps x, and sends g there."""
         return Remember(c.value(c.chain_of(problem), client, key, None, 0, x), Memory(x, client.memory.x))
 
     def change_above(
-        self, problem: Composition, client: Client, key: Any, before: PyTree, now: PyTree
+        self, problem: Composition, client: Client, key: Key, before: PyTree, now: PyTree
     ) -> PyTree:
         chain, n = c.chain_of(problem), len(now)
         return rule_of(chain.inner[n]).change(
             0.0, *c.at_two(chain, client, key, self.batch_size, n, before[-1], now[-1])
         )
 
-    def full_above(self, problem: Composition, client: Client, key: Any, now: PyTree) -> PyTree:
+    def full_above(self, problem: Composition, client: Client, key: Key, now: PyTree) -> PyTree:
         return c.value(c.chain_of(problem), client, key, None, len(now), now[-1])
 
-    def slopes(self, problem: Composition, client: Client, key: Any, before: PyTree, y: PyTree) -> PyTree:
+    def slopes(self, problem: Composition, client: Client, key: Key, before: PyTree, y: PyTree) -> PyTree:
         """∇g_B and ∇h_B at x less those at x⁻, in the units of the new y."""
         levels = c.chain_of(problem).inner
         z, w = self._slopes(problem, client, key, self.batch_size, client.memory.x, y, y)
@@ -105,12 +104,19 @@ class GCIVR(Compositional):
         z = tuple(a - jnp.where(keep, b, 0) for a, b, keep in zip(z, z_before, kept, strict=True))
         return z, tree.sub(w, w_before)
 
-    def full_slopes(self, problem: Composition, client: Client, key: Any, y: PyTree) -> PyTree:
+    def full_slopes(self, problem: Composition, client: Client, key: Key, y: PyTree) -> PyTree:
         """∇g and ∇h at x."""
         return self._slopes(problem, client, key, None, client.memory.x, y, y)
 
     def _slopes(
-        self, problem: Composition, client: Client, key: Any, batch_size: Any, x: PyTree, below: Any, y: Any
+        self,
+        problem: Composition,
+        client: Client,
+        key: Key,
+        batch_size: Any,
+        x: PyTree,
+        below: Any,
+        y: PyTree,
     ) -> PyTree:
         chain = c.chain_of(problem)
         points = (x, *below[:-1])
@@ -118,7 +124,7 @@ class GCIVR(Compositional):
         plain = chain.plain
         return z, None if plain is None else gradient(client.train.mean(plain, key, batch_size), x)
 
-    def restart(self, problem: Composition, fed: Fed, key: Any, state: State) -> State:
+    def restart(self, problem: Composition, fed: Fed, key: Key, state: State) -> State:
         """Line 1."""
         y: c.Values = ()
         for n, level in enumerate(c.chain_of(problem).inner):
@@ -128,7 +134,7 @@ class GCIVR(Compositional):
             y = (*y, level_average(fed, rule_of(level), phase, key, message))
         return State(state.x, y, *fed.average(self.full_slopes, key, y))
 
-    def update(self, problem: Composition, fed: Fed, key: Any, state: State) -> State:
+    def update(self, problem: Composition, fed: Fed, key: Key, state: State) -> State:
         """Lines 2 and 3."""
         rules = [rule_of(level) for level in c.chain_of(problem).inner]
         y: c.Values = ()
@@ -142,9 +148,9 @@ class GCIVR(Compositional):
         z = tuple(unit * z for unit, z in zip(units, state.z, strict=True))
         return State(state.x, y, *tree.add((z, state.w), fed.average(self.slopes, key, state.y, y)))
 
-    def round(self, problem: Composition, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
         chain = c.chain_of(problem)
-        fresh = (r % self.tau == 0).astype(jnp.int32)
+        fresh = jnp.asarray(r % self.tau == 0, jnp.int32)
         key, key_top = jax.random.split(key)
         state = fed.repeat(fresh, lambda _, state: self.restart(problem, fed, key, state), state)
         state = fed.repeat(1 - fresh, lambda _, state: self.update(problem, fed, key, state), state)

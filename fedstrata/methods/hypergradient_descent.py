@@ -22,11 +22,10 @@ import jax
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.method import BatchSize, Count, Fed, Positive, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.implicit import Implicit
 from fedstrata.problems.classes import Bilevel
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -71,14 +70,14 @@ class HypergradientDescent(Implicit):
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, tree.zeros_like(y0))
 
-    def lower_gradient(self, problem: Bilevel, client: Client, key: Any, x: PyTree, y: PyTree) -> PyTree:
+    def lower_gradient(self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree) -> PyTree:
         return gradient(client.train.mean(problem.lower, key, self.batch_size), x, y, wrt=1)
 
-    def round(self, problem: Bilevel, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Bilevel, fed: Fed, key: Key, r: Integer, state: State) -> State:
         key_lower, key_upper, key_system, key_mixed = jax.random.split(key, 4)
         x = state.x
 
-        def descend(t: Any, y: PyTree) -> PyTree:
+        def descend(t: Integer, y: PyTree) -> PyTree:
             slope = fed.average(self.lower_gradient, jax.random.fold_in(key_lower, t), x, y)
             return tree.axpy(-self.beta, slope, y)
 

@@ -35,11 +35,11 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.method import BatchSize, Count, Fed, Positive, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.regularized import Regularized, Scale, Steps, direction, run_steps, server_step
 from fedstrata.methods.str_fedavg import averaged
 from fedstrata.problems.classes import Objective, Selection
 
-PyTree = Any
 INNER = ("paper", "warm")
 
 
@@ -94,7 +94,7 @@ class IPIRFedAvg(Regularized):
         if self.inner not in INNER:
             raise ValueError(f"IPIRFedAvg: inner must be one of {', '.join(INNER)}, but is {self.inner!r}.")
 
-    def tuned(self, t: Any) -> tuple[Any, Any, Any]:
+    def tuned(self, t: Integer) -> tuple[Any, Any, Any]:
         """R_t, γ̃_t and η_t, by the table."""
         later = jnp.maximum(t, 2)
         eta = 1 / (t + 10) if self.inner == "warm" else 2 * jnp.log(later) * later ** (-5 / 12)
@@ -111,19 +111,19 @@ class IPIRFedAvg(Regularized):
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x0)))
         return State(x0, x0, x0, Scale(one, one, one))
 
-    def start(self, problem: Selection, fed: Fed, key: Any, state: State) -> State:
+    def start(self, problem: Selection, fed: Fed, key: Key, state: State) -> State:
         scale = self.scale(problem, fed, key, state.x, secondary=False)
         return state._replace(scale=scale._replace(L_f=state.scale.L_f))
 
     def local_steps(
-        self, problem: Selection, client: Client, key: Any, x: PyTree, anchor: PyTree, steps: Steps
+        self, problem: Selection, client: Client, key: Key, x: PyTree, anchor: PyTree, steps: Steps
     ) -> PyTree:
         return run_steps(problem, _distance(anchor), client, key, x, steps, self.K, self.batch_size, None)
 
-    def secondary_gradient(self, problem: Selection, client: Client, key: Any, y: PyTree) -> PyTree:
+    def secondary_gradient(self, problem: Selection, client: Client, key: Key, y: PyTree) -> PyTree:
         return direction(problem.f, client.valid, key, self.batch_size, y, self.mu)
 
-    def inner_loop(self, problem: Selection, fed: Fed, key: Any, t: Any, state: State) -> PyTree:
+    def inner_loop(self, problem: Selection, fed: Fed, key: Key, t: Integer, state: State) -> PyTree:
         """Line 2."""
         rounds, gamma, eta = self.tuned(t)
         anchor, g = state.x, _distance(state.x)
@@ -142,7 +142,7 @@ class IPIRFedAvg(Regularized):
             last, average, _ = fed.repeat(rounds, body, (x, x, jnp.zeros_like(state.scale.L_h)))
         return last if self.inner == "warm" else average
 
-    def round(self, problem: Selection, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         key_inner, key_f = jax.random.split(key)
         x, y = self.inner_loop(problem, fed, key_inner, r, state), state.x
         if problem.f.loss is None:

@@ -18,7 +18,7 @@ Reveals only averages. Needs gradients. With all devices it is FedAvg.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -27,10 +27,9 @@ from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, method
 from fedstrata.core.problem import Problem
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -64,8 +63,8 @@ class LFD(Method):
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)
 
-    def local_steps(self, problem: Minimization, client: Client, key: Any, x: PyTree) -> PyTree:
-        def step(x: PyTree, key: Any) -> PyTree:
+    def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
+        def step(x: PyTree, key: Key) -> PyTree:
             f = client.mean(problem.loss, key, self.batch_size)  # line 3
             x = problem.project(x, client)
             return tree.axpy(-self.gamma, gradient(f, x), x)  # line 4
@@ -73,7 +72,7 @@ class LFD(Method):
         x = loop(self.tau, step, key, x)  # line 2
         return x if problem.project.shared else problem.project(x, client)
 
-    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         key_devices, key_steps = jax.random.split(key)
         chosen = None if self.devices is None else fed.sample(key_devices, self.devices)  # line 1
         x = fed.average(self.local_steps, key_steps, state.x, of=chosen)

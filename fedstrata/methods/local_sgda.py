@@ -12,16 +12,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.method import BatchSize, Fed, Method, Positive, Steps, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradients
 from fedstrata.problems.classes import Minimax
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -45,8 +44,8 @@ class LocalSGDA(Method):
     def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0)
 
-    def local_steps(self, problem: Minimax, client: Client, key: Any, x: PyTree, y: PyTree) -> State:
-        def step(at: State, key: Any) -> State:
+    def local_steps(self, problem: Minimax, client: Client, key: Key, x: PyTree, y: PyTree) -> State:
+        def step(at: State, key: Key) -> State:
             f = client.mean(problem.payoff, key, self.batch_size)
             by_x, by_y = gradients(f, at.x, at.y)
             x = problem.project_x(tree.axpy(-self.eta_x, by_x, at.x), client)  # line 3
@@ -54,5 +53,5 @@ class LocalSGDA(Method):
 
         return loop(steps_of(self.tau, client), step, key, State(x, y))  # line 2
 
-    def round(self, problem: Minimax, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Minimax, fed: Fed, key: Key, r: Integer, state: State) -> State:
         return fed.average(self.local_steps, key, *state)  # lines 1, 4

@@ -16,16 +16,15 @@ with g's Jacobian.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.method import BatchSize, Fed, Positive, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional
 from fedstrata.problems.classes import Composition
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -47,10 +46,10 @@ class MBSGD(Compositional):
     def memory(self, problem: Composition, x0: PyTree, y0: PyTree) -> PyTree:
         return x0
 
-    def direction(self, problem: Composition, client: Client, key: Any, y: PyTree, pulled: PyTree) -> PyTree:
+    def direction(self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree) -> PyTree:
         return c.direction(c.chain_of(problem), client, key, self.batch_size, client.memory, y, pulled)
 
-    def round(self, problem: Composition, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
         y = self.values_at(problem, fed, key, self.value_and_keep, state.x)  # lines 1, 2
         step = fed.average(self.direction, key, y, self.cotangents(problem, fed, key, y))
         return State(tree.axpy(-self.eta, step, state.x))  # line 3

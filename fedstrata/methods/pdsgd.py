@@ -26,13 +26,12 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.method import BatchSize, Fed, Positive, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.estimators.gradients import value_and_gradient
 from fedstrata.methods._shared.compositional import Compositional
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.fairness import Constrained
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -65,21 +64,21 @@ class PDSGD(Compositional):
     def memory(self, problem: Composition, x0: PyTree, y0: PyTree) -> PyTree:
         return x0
 
-    def outer(self, problem: Composition, client: Client, key: Any, y: PyTree) -> Any:
+    def outer(self, problem: Composition, client: Client, key: Key, y: PyTree) -> Any:
         """The value and the gradient of f where it is a mean over clients."""
         return value_and_gradient(client.train.mean(c.chain_of(problem).outer, key, self.batch_size), y[-1])
 
-    def pull(self, problem: Composition, client: Client, key: Any, values: Any, pulled: Any) -> PyTree:
+    def pull(self, problem: Composition, client: Client, key: Key, values: Any, pulled: Any) -> PyTree:
         return c.pull(self._chain(problem), client, key, self.batch_size, values, pulled)
 
-    def direction(self, problem: Composition, client: Client, key: Any, y: PyTree, pulled: PyTree) -> PyTree:
+    def direction(self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree) -> PyTree:
         return c.direction(self._chain(problem), client, key, self.batch_size, client.memory, y, pulled)
 
     def _chain(self, problem: Composition) -> c.Chain:
         """The chain whose uppermost cotangent the server gives."""
         return c.chain_of(problem)._replace(federated=True)
 
-    def round(self, problem: Composition, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
         key, key_j = jax.random.split(key)
         x, t, z = state
         y = self.values_at(problem, fed, key, self.value_and_keep, x)  # line 1

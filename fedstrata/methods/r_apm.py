@@ -17,7 +17,7 @@ Reveals only averages. Needs gradients, and products for the scale.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,9 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.method import BatchSize, Count, Fed, Positive, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.regularized import Regularized, Scale, both_gradients, server_step
 from fedstrata.problems.classes import Selection
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -72,13 +71,13 @@ class RAPM(Regularized):
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x0)))
         return State(x0, x0, one, Scale(one, 0 * one, one))
 
-    def start(self, problem: Selection, fed: Fed, key: Any, state: State) -> State:
+    def start(self, problem: Selection, fed: Fed, key: Key, state: State) -> State:
         return state._replace(scale=self.scale(problem, fed, key, state.x))
 
-    def gradients(self, problem: Selection, client: Client, key: Any, x: PyTree) -> tuple[PyTree, PyTree]:
+    def gradients(self, problem: Selection, client: Client, key: Key, x: PyTree) -> tuple[PyTree, PyTree]:
         return both_gradients(problem, client, key, self.batch_size, x, self.mu)
 
-    def round(self, problem: Selection, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         g_h, g_f = fed.average(self.gradients, key, state.z)
         eta = jnp.asarray(self.R) ** -self.b if self.eta is None else self.eta
         steps = self.steps(1.0, eta, state.scale, safe=True)

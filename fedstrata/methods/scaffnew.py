@@ -26,10 +26,9 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.method import BatchSize, Fed, Fraction, Method, Positive, Remember, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -69,11 +68,11 @@ class Scaffnew(Method):
     def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> Memory:
         return Memory(tree.zeros_like(x0), x0, jnp.zeros(()))
 
-    def local_steps(self, problem: Minimization, client: Client, key: Any, x: PyTree, T: Any) -> Remember:
+    def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree, T: Any) -> Remember:
         before: Memory = client.memory
         h = tree.axpy(before.pull, tree.sub(x, before.x_hat), before.h)  # line 2
 
-        def step(x_hat: PyTree, key: Any) -> PyTree:
+        def step(x_hat: PyTree, key: Key) -> PyTree:
             f = client.mean(problem.loss, key, self.batch_size)
             return tree.axpy(-self.gamma, tree.sub(gradient(f, x_hat), h), x_hat)  # line 4
 
@@ -83,7 +82,7 @@ class Scaffnew(Method):
             tree.axpy(-1 / pull, h, x_hat), Memory(h, x_hat, jnp.asarray(pull, before.pull.dtype))
         )  # line 5
 
-    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         key_coin, key_steps = jax.random.split(key)
         T = jax.random.geometric(key_coin, self.p, dtype=jnp.int32)  # line 1
         return State(fed.average(self.local_steps, key_steps, state.x, T))  # line 6

@@ -17,7 +17,7 @@ Reveals only averages. Needs gradients.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,9 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.method import BatchSize, Fed, Method, Positive, Remember, Steps, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -62,11 +61,11 @@ class SCAFFOLD(Method):
     def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> PyTree:
         return tree.zeros_like(x0)  # c_i
 
-    def local_steps(self, problem: Minimization, client: Client, key: Any, x: PyTree, c: PyTree) -> Remember:
+    def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree, c: PyTree) -> Remember:
         c_i = client.memory
         correction = tree.sub(c, c_i)
 
-        def step(y: PyTree, key: Any) -> PyTree:
+        def step(y: PyTree, key: Key) -> PyTree:
             f = client.mean(problem.loss, key, self.batch_size)
             return tree.axpy(-self.eta_l, tree.add(gradient(f, y), correction), y)  # line 3
 
@@ -76,7 +75,7 @@ class SCAFFOLD(Method):
         c_new = jax.tree.map(lambda new, old: jnp.where(K > 0, new, old), c_new, c_i)
         return Remember((moved, tree.sub(c_new, c_i)), c_new)
 
-    def round(self, problem: Minimization, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         moved, changed = fed.average(self.local_steps, key, state.x, state.c)  # line 1
         x = tree.axpy(self.eta_g, moved, state.x)  # line 5
         c = tree.axpy(fed.share(), changed, state.c)  # line 6

@@ -24,10 +24,9 @@ import numpy as np
 
 from fedstrata.core.client import Client
 from fedstrata.core.method import BatchSize, Count, Fed, Positive, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.regularized import Regularized, Scale, Steps, run_steps, server_step
 from fedstrata.problems.classes import Selection
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -94,7 +93,7 @@ class SequentialRegularization(Regularized):
             )
         return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))
 
-    def stage(self, r: Any) -> Any:
+    def stage(self, r: Integer) -> Any:
         """The number of the η of round ``r``."""
         count = self.eta.shape[0]
         return jnp.clip(jnp.floor((r + 0.5) * count / self.R).astype(int), 0, count - 1)
@@ -108,13 +107,13 @@ class SequentialRegularization(Regularized):
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x0)))
         return State(x0, x0, solutions, Scale(one, 0 * one, one))
 
-    def start(self, problem: Selection, fed: Fed, key: Any, state: State) -> State:
+    def start(self, problem: Selection, fed: Fed, key: Key, state: State) -> State:
         return state._replace(scale=self.scale(problem, fed, key, state.x))
 
-    def local_steps(self, problem: Selection, client: Client, key: Any, x: PyTree, steps: Steps) -> PyTree:
+    def local_steps(self, problem: Selection, client: Client, key: Key, x: PyTree, steps: Steps) -> PyTree:
         return run_steps(problem, problem.f, client, key, x, steps, self.K, self.batch_size, self.mu)
 
-    def round(self, problem: Selection, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         stage, x = self.stage(r), state.x
         if not self.warm_start:
             fresh = stage != self.stage(r - 1)

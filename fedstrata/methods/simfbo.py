@@ -27,12 +27,11 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.method import BatchSize, Fed, Method, Positive, Steps, method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import sequences
 from fedstrata.estimators.hypergradient import Coupled
 from fedstrata.methods.fedmsa import check_sequences, refused_sets
 from fedstrata.problems.classes import Bilevel
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -81,11 +80,11 @@ class SimFBO(Method):
         return State(x0, y0, tree.zeros_like(y0))
 
     def local_directions(
-        self, problem: Bilevel, client: Client, key: Any, x: PyTree, y: PyTree, v: PyTree
+        self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree, v: PyTree
     ) -> State:
         tau = steps_of(self.tau, client)
 
-        def step(carry: tuple[State, State], key: Any) -> tuple[State, State]:
+        def step(carry: tuple[State, State], key: Key) -> tuple[State, State]:
             at, total = carry
             maps = sequences.draw(problem, client, key, self.batch_size, self.products)
             d_x, (d,) = maps(at.x, (Coupled(at.y, at.v),))  # line 2
@@ -100,7 +99,7 @@ class SimFBO(Method):
         _, total = loop(tau, step, key, (start, tree.zeros_like(start)))  # line 1
         return tree.scale(1 / jnp.maximum(tau, 1), total)  # line 4
 
-    def round(self, problem: Bilevel, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Bilevel, fed: Fed, key: Key, r: Integer, state: State) -> State:
         mean = fed.average(self.local_directions, key, *state)
         v = tree.axpy(-self.gamma_v, mean.v, state.v)  # line 5, and below
         v = optax.projections.projection_l2_ball(v, self.radius)

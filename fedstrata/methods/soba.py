@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 from fedstrata.core.client import Client
 from fedstrata.core.method import BatchSize, Fed, Positive, method
 from fedstrata.core.problem import Problem
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import sequences
 from fedstrata.methods.fedmsa import Point, Sequences, check_sequences, step
-
-PyTree = Any
 
 
 class State(NamedTuple):
@@ -58,12 +57,12 @@ class SOBA(Sequences):
     def init(self, problem: Problem, x0: PyTree, y0: PyTree) -> State:
         return State(x0, sequences.start(problem, x0, y0, self.adjoint))
 
-    def start(self, problem: Problem, fed: Fed, key: Any, state: State) -> State:
+    def start(self, problem: Problem, fed: Fed, key: Key, state: State) -> State:
         return State(state.x, self.exact_start(problem, fed, key, state.x, state.Z))
 
-    def maps(self, problem: Problem, client: Client, key: Any, x: PyTree, Z: PyTree) -> Point:
+    def maps(self, problem: Problem, client: Client, key: Key, x: PyTree, Z: PyTree) -> Point:
         return Point(*sequences.draw(problem, client, key, self.batch_size, self.products)(x, Z))
 
-    def round(self, problem: Any, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Any, fed: Fed, key: Key, r: Integer, state: State) -> State:
         direction = fed.average(self.maps, key, state.x, state.Z)  # line 1
         return State(*step(problem, self.alpha, self.beta, Point(*state), direction))  # line 2

@@ -45,10 +45,10 @@ import numpy as np
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.method import BatchSize, Count, Fed, NonNegative, Positive, method
+from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.methods._shared.regularized import Regularized, Scale, Steps, run_steps, server_step
 from fedstrata.problems.classes import Selection
 
-PyTree = Any
 PAPER = ("convex", "strongly_convex", "weak_sharp")
 RULES = (*PAPER, "decreasing", "geometric")
 
@@ -142,13 +142,13 @@ class StRFedAvg(Regularized):
     def plan(self, rounds: int) -> StRFedAvg:
         return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))
 
-    def tuned(self, r: Any) -> tuple[Any, Any]:
+    def tuned(self, r: Integer) -> tuple[Any, Any]:
         """γ̃ and η in round ``r``, by the table."""
         R, mu_f = jnp.asarray(self.R), 1.0 if self.mu_f is None else self.mu_f
         a, b = (2 / 3, 1 / 3) if self.rule == "strongly_convex" else (1 / 2, 1 / 4)
         a, b = a if self.a is None else self.a, b if self.b is None else self.b
-        gamma: Any
-        eta: Any
+        gamma: Real
+        eta: Real | None
         if self.rule == "strongly_convex":
             gamma, eta = (mu_f * R) ** -a, self.p * jnp.log(R) / (mu_f * R) ** b
         elif self.rule == "weak_sharp" and self.mu_f is not None:
@@ -171,15 +171,15 @@ class StRFedAvg(Regularized):
         zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(x0)))
         return State(x0, x0, zero, Scale(zero + 1, zero, zero + 1))
 
-    def start(self, problem: Selection, fed: Fed, key: Any, state: State) -> State:
+    def start(self, problem: Selection, fed: Fed, key: Key, state: State) -> State:
         return state._replace(scale=self.scale(problem, fed, key, state.x))
 
-    def local_steps(self, problem: Selection, client: Client, key: Any, x: PyTree, steps: Steps) -> PyTree:
+    def local_steps(self, problem: Selection, client: Client, key: Key, x: PyTree, steps: Steps) -> PyTree:
         return run_steps(
             problem, problem.f, client, key, x, steps, self.K, self.batch_size, self.mu
         )  # lines 3–6
 
-    def round(self, problem: Selection, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         gamma, eta = self.tuned(r)
         steps = self.steps(gamma, eta, state.scale, safe=self.gamma is None)  # line 1
         moved = fed.average(self.local_steps, key, state.x, steps)  # line 2
@@ -200,7 +200,7 @@ class StRFedAvg(Regularized):
         return (state.average if returns == "average" else state.x), None
 
 
-def averaged(average: PyTree, weight: Any, x: PyTree, shrink: Any) -> tuple[PyTree, Any]:
+def averaged(average: PyTree, weight: Real, x: PyTree, shrink: Any) -> tuple[PyTree, Any]:
     """One more point of an average with the weights θ, θ², …, where θ = 1/(1 − shrink).
 
     ``weight`` is Σ_{j≤r} θ^j/θ^r, so that the newest point's part is its reciprocal: weight ← 1 + weight/θ.

@@ -37,11 +37,10 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, Oracle, steps_of
 from fedstrata.core.counting import count, loop
 from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, Remember, Steps, method
+from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars
 from fedstrata.problems.classes import Personalized
-
-PyTree = Any
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class RootDecay:
 
     c: float
 
-    def __call__(self, r: Any) -> Any:
+    def __call__(self, r: Integer) -> Any:
         return self.c / jnp.sqrt(r + 1.0)
 
 
@@ -60,7 +59,7 @@ class RootGrowth:
 
     tau: float | tuple[float, ...]
 
-    def __call__(self, r: Any) -> Any:
+    def __call__(self, r: Integer) -> Any:
         return jnp.asarray(self.tau) * jnp.sqrt(r + 1.0)
 
 
@@ -162,24 +161,24 @@ class ZOHFL(Method):
     def output(self, state: State, memory: PyTree) -> tuple[PyTree, PyTree]:
         return state.x, memory
 
-    def draw(self, key: Any, x: PyTree) -> PyTree:
+    def draw(self, key: Key, x: PyTree) -> PyTree:
         """The directions ηv_i of a client (line 1), stacked, from the key of its phase."""
         return directions(jax.random.split(key)[0], x, self.eta, self.directions, self.orthogonal)
 
-    def personalize(self, problem: Personalized, client: Client, key: Any, x: PyTree) -> Remember:
+    def personalize(self, problem: Personalized, client: Client, key: Key, x: PyTree) -> Remember:
         """Lines 2 to 5: the values of f₂ at all ``x̂ ± ηv_i``, and the personal model."""
         z = points(x, self.draw(key, x), two_sided=True)
         ends = 2 * self.directions
         y = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (ends, *leaf.shape)), client.memory)
 
-        def sample(key: Any) -> Oracle:
+        def sample(key: Key) -> Oracle:
             return client.train.mean(problem.client, key, self.batch_size)
 
-        def descend(f: Oracle, x: PyTree, y: PyTree, gamma: Any) -> PyTree:
+        def descend(f: Oracle, x: PyTree, y: PyTree, gamma: Real) -> PyTree:
             y = tree.axpy(-gamma, jax.grad(f.silent, argnums=1)(x, y), y)
             return problem.project_y(y, x, client)
 
-        def step(y: PyTree, key: Any, t: Any) -> PyTree:
+        def step(y: PyTree, key: Key, t: Integer) -> PyTree:
             gamma = self.gamma_client / (t + self.Gamma)
             f = sample(key)  # line 3
             f.book("gradients", ends)
@@ -200,11 +199,11 @@ class ZOHFL(Method):
         """g_i (line 5) from the values at both ends of every direction, where ‖v‖ = η."""
         return combine(scalars(values, tree.dimension(v) // self.directions, self.eta, two_sided=True), v)
 
-    def personalize_vector(self, problem: Personalized, client: Client, key: Any, x: PyTree) -> Remember:
+    def personalize_vector(self, problem: Personalized, client: Client, key: Key, x: PyTree) -> Remember:
         values, kept = self.personalize(problem, client, key, x)
         return Remember(self.estimate(values, self.draw(key, x)), kept)  # line 5
 
-    def round(self, problem: Personalized, fed: Fed, key: Any, r: Any, state: State) -> State:
+    def round(self, problem: Personalized, fed: Fed, key: Key, r: Integer, state: State) -> State:
         x, clients = state.x, fed.indices()
         at_work = jnp.broadcast_to(jnp.asarray(self.H) > 0, (fed.clients,))[clients]
         weights = jnp.where(at_work, fed.weights(), 0)

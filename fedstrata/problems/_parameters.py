@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.tree import PyTree
+from fedstrata.core.types import Array
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ def real(
     if isinstance(value, list | tuple) and all(isinstance(entry, Real) for entry in value):
         value = np.asarray(value)
 
-    def check(leaf: Any) -> Any:
+    def check(leaf: Array) -> Any:
         if isinstance(leaf, jax.core.Tracer):
             return leaf
         array = np.asarray(leaf)

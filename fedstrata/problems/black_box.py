@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-PyTree = Any
+from fedstrata.core.types import PyTree
 
 
 class BlackBoxError(RuntimeError):

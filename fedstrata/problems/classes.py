@@ -24,6 +24,7 @@ from fedstrata.core.problem import (
     positional,
     shape_of,
 )
+from fedstrata.core.types import Integer
 from fedstrata.problems.prox import Indicator, Regularizer
 
 
@@ -284,7 +285,7 @@ class Personalized(Problem):
         number, part = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.result_type(float))
         only = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), sample)
 
-        def couple(x: PyTree, y: PyTree, index: Any, fraction: Any, data: PyTree) -> Any:
+        def couple(x: PyTree, y: PyTree, index: Integer, fraction: Any, data: PyTree) -> Any:
             own = Samples(data, 1)
             return self.couple(x, y, Client(index, own, own, fraction=fraction))
 

@@ -34,13 +34,12 @@ import numpy as np
 
 from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.problem import Function, Mean
+from fedstrata.core.types import PyTree, Real
 from fedstrata.problems import risks
 from fedstrata.problems._parameters import pytree
 from fedstrata.problems.classes import Composition, Minimax
 from fedstrata.problems.levels import LogMeanExp
 from fedstrata.problems.sets import Set, Simplex
-
-PyTree = Any
 
 
 class Lifted(NamedTuple):
@@ -292,7 +291,7 @@ class Densities(Set):
     shares: Any
     lower: Any = 0.0
     upper: Any = np.inf
-    radius: Any = np.inf
+    radius: Real = np.inf
 
     def _project(self, v: jax.Array) -> jax.Array:
         w = jnp.asarray(self.shares, v.dtype)
@@ -300,7 +299,7 @@ class Densities(Set):
         def at(theta: Any) -> jax.Array:
             """The nearest point for a multiplier θ of the ball."""
 
-            def q(mu: Any) -> jax.Array:
+            def q(mu: Real) -> jax.Array:
                 return jnp.clip((v + (theta - mu) * w) / (1 + theta * w), self.lower, self.upper)
 
             middle = (v - 1) / w
@@ -338,7 +337,7 @@ class HalfBall(Set):
 class Floored(Set):
     """``{q ≥ floor, Σ q = 1}``: the simplex without its faces, where an entropy has no derivative."""
 
-    floor: Any
+    floor: Real
 
     def _project(self, v: jax.Array) -> jax.Array:
         floor = jnp.asarray(self.floor, v.dtype)

@@ -21,10 +21,9 @@ import numpy as np
 
 from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.problem import Function, Mean
+from fedstrata.core.types import PyTree
 from fedstrata.problems.classes import Composition, Minimax
 from fedstrata.problems.dro import Dual, Floored, clients_mean, ratio
-
-PyTree = Any
 
 
 @dataclass(frozen=True)

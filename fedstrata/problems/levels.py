@@ -34,8 +34,7 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core import tree
-
-PyTree = Any
+from fedstrata.core.types import PyTree, Real
 
 
 class Rule(Protocol):
@@ -47,22 +46,22 @@ class Rule(Protocol):
     def gap(self, out: PyTree, value: PyTree) -> PyTree:
         """A residual whose mean over samples is zero exactly where ``value`` is the level's."""
 
-    def change(self, beta: Any, before: PyTree, now: PyTree) -> PyTree:
+    def change(self, beta: Real, before: PyTree, now: PyTree) -> PyTree:
         """What a client sends so that `follow` can be done with the clients' mean of it."""
 
-    def follow(self, beta: Any, value: PyTree, change: PyTree, floor: Any = None) -> PyTree:
+    def follow(self, beta: Real, value: PyTree, change: PyTree, floor: Real | None = None) -> PyTree:
         """``g ← (1−β)(g − a) + b``, with a and b the level's values at the last and the new point."""
 
-    def blend(self, beta: Any, value: PyTree, new: PyTree) -> PyTree:
+    def blend(self, beta: Real, value: PyTree, new: PyTree) -> PyTree:
         """``g ← (1−β) g + β b``, β ≤ 1."""
 
     def report(self, value: PyTree, newest: PyTree) -> PyTree:
         """What a client sends so that `step` can be done with the clients' mean of it."""
 
-    def step(self, gamma: Any, value: PyTree, report: PyTree, floor: Any) -> PyTree:
+    def step(self, gamma: Real, value: PyTree, report: PyTree, floor: Real) -> PyTree:
         """``g ← g + γ (ū − g)`` with the clients' mean ū; γ may exceed 1."""
 
-    def guard(self, value: PyTree, newest: PyTree, floor: Any) -> PyTree:
+    def guard(self, value: PyTree, newest: PyTree, floor: Real) -> PyTree:
         """A followed value that may be behind, for use as a unit: no weight in it exceeds 1/floor."""
 
     def ratio(self, value: PyTree, new: PyTree) -> PyTree:
@@ -82,22 +81,22 @@ class Arithmetic:
     def gap(self, out: PyTree, value: PyTree) -> PyTree:  # noqa: D102
         return tree.sub(out, value)
 
-    def change(self, beta: Any, before: PyTree, now: PyTree) -> PyTree:  # noqa: D102
+    def change(self, beta: Real, before: PyTree, now: PyTree) -> PyTree:  # noqa: D102
         return tree.axpy(beta - 1, before, now)
 
-    def follow(self, beta: Any, value: PyTree, change: PyTree, floor: Any = None) -> PyTree:  # noqa: D102
+    def follow(self, beta: Real, value: PyTree, change: PyTree, floor: Real | None = None) -> PyTree:  # noqa: D102
         return tree.axpy(1 - beta, value, change)
 
-    def blend(self, beta: Any, value: PyTree, new: PyTree) -> PyTree:  # noqa: D102
+    def blend(self, beta: Real, value: PyTree, new: PyTree) -> PyTree:  # noqa: D102
         return tree.lerp(beta, value, new)
 
     def report(self, value: PyTree, newest: PyTree) -> PyTree:  # noqa: D102
         return value
 
-    def step(self, gamma: Any, value: PyTree, report: PyTree, floor: Any) -> PyTree:  # noqa: D102
+    def step(self, gamma: Real, value: PyTree, report: PyTree, floor: Real) -> PyTree:  # noqa: D102
         return tree.lerp(gamma, value, report)
 
-    def guard(self, value: PyTree, newest: PyTree, floor: Any) -> PyTree:  # noqa: D102
+    def guard(self, value: PyTree, newest: PyTree, floor: Real) -> PyTree:  # noqa: D102
         return value
 
     def ratio(self, value: PyTree, new: PyTree) -> PyTree:  # noqa: D102
@@ -119,10 +118,10 @@ class Logarithmic:
     def gap(self, out: PyTree, value: PyTree) -> PyTree:  # noqa: D102
         return jax.tree.map(lambda o, u: _expm1(o - u), out, value)
 
-    def change(self, beta: Any, before: PyTree, now: PyTree) -> PyTree:  # noqa: D102
+    def change(self, beta: Real, before: PyTree, now: PyTree) -> PyTree:  # noqa: D102
         return before, now
 
-    def follow(self, beta: Any, value: PyTree, change: PyTree, floor: Any = None) -> PyTree:  # noqa: D102
+    def follow(self, beta: Real, value: PyTree, change: PyTree, floor: Real | None = None) -> PyTree:  # noqa: D102
         lowest = beta if floor is None else floor
 
         def one(u: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -132,7 +131,7 @@ class Logarithmic:
 
         return jax.tree.map(one, value, *change)
 
-    def blend(self, beta: Any, value: PyTree, new: PyTree) -> PyTree:  # noqa: D102
+    def blend(self, beta: Real, value: PyTree, new: PyTree) -> PyTree:  # noqa: D102
         def one(u: jax.Array, b: jax.Array) -> jax.Array:
             weight = jnp.asarray(beta, u.dtype)
             return jnp.logaddexp(u + jnp.log1p(-weight), b + jnp.log(weight))
@@ -142,7 +141,7 @@ class Logarithmic:
     def report(self, value: PyTree, newest: PyTree) -> PyTree:  # noqa: D102
         return value, newest
 
-    def step(self, gamma: Any, value: PyTree, report: PyTree, floor: Any) -> PyTree:  # noqa: D102
+    def step(self, gamma: Real, value: PyTree, report: PyTree, floor: Real) -> PyTree:  # noqa: D102
         def one(u: jax.Array, mean: jax.Array, b: jax.Array) -> jax.Array:
             weight = jnp.asarray(gamma, b.dtype)
             new = (1 - weight) * _exp(u - b) + weight * _exp(mean - b)
@@ -150,7 +149,7 @@ class Logarithmic:
 
         return jax.tree.map(one, value, *report)
 
-    def guard(self, value: PyTree, newest: PyTree, floor: Any) -> PyTree:  # noqa: D102
+    def guard(self, value: PyTree, newest: PyTree, floor: Real) -> PyTree:  # noqa: D102
         return jax.tree.map(
             lambda u, b: jnp.maximum(u, b + jnp.log(jnp.asarray(floor, b.dtype))), value, newest
         )

@@ -27,6 +27,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
 from fedstrata.core.tree import PyTree
+from fedstrata.core.types import Real
 from fedstrata.problems._parameters import pytree, real, scalar, spread, static
 from fedstrata.problems.sets import HIGHEST, MoreauIndicator, Set, contains
 
@@ -38,7 +39,7 @@ class Regularizer(abc.ABC):
     def value(self, x: PyTree) -> jax.Array:
         """``r(x)``."""
 
-    def prox(self, x: PyTree, step: Any) -> PyTree:
+    def prox(self, x: PyTree, step: Real) -> PyTree:
         """``argmin_y r(y) + ‖x − y‖²/(2 step)``.
 
         Args:
@@ -51,9 +52,9 @@ class Regularizer(abc.ABC):
         return self._prox(tree.as_floats(x, "x"), scalar(step, "step", above=0))
 
     @abc.abstractmethod
-    def _prox(self, x: PyTree, step: Any) -> PyTree: ...
+    def _prox(self, x: PyTree, step: Real) -> PyTree: ...
 
-    def envelope(self, x: PyTree, mu: Any) -> jax.Array:
+    def envelope(self, x: PyTree, mu: Real) -> jax.Array:
         """``min_y r(y) + ‖x − y‖²/(2μ)``, differentiable in x, μ and the weights.
 
         Args:
@@ -65,19 +66,19 @@ class Regularizer(abc.ABC):
         """
         return _envelope(self, tree.as_floats(x, "x"), scalar(mu, "mu", above=0))
 
-    def envelope_grad(self, x: PyTree, mu: Any) -> PyTree:
+    def envelope_grad(self, x: PyTree, mu: Real) -> PyTree:
         """``(x − prox(x, μ))/μ``."""
         x = tree.as_floats(x, "x")
         return jax.tree.map(lambda a, p: (a - p) / jnp.asarray(mu, a.dtype), x, self.prox(x, mu))
 
 
-def _penalised(r: Regularizer, x: PyTree, mu: Any, y: PyTree) -> jax.Array:
+def _penalised(r: Regularizer, x: PyTree, mu: Real, y: PyTree) -> jax.Array:
     squared = tree.norm(tree.sub(x, y), squared=True)
     return r.value(y) + squared / (2 * jnp.asarray(mu, squared.dtype))
 
 
 @jax.custom_jvp
-def _envelope(r: Regularizer, x: PyTree, mu: Any) -> jax.Array:
+def _envelope(r: Regularizer, x: PyTree, mu: Real) -> jax.Array:
     return _penalised(r, x, mu, r._prox(x, mu))
 
 
@@ -126,7 +127,7 @@ class L1(Regularizer):
         x = tree.as_floats(x, "x")
         return _sum(lambda x, w: w * _abs(x), x, spread(self.weight, x, "L1: weight"))
 
-    def _prox(self, x: PyTree, step: Any) -> PyTree:
+    def _prox(self, x: PyTree, step: Real) -> PyTree:
         threshold = tree.scale(step, spread(self.weight, x, "L1: weight"))
         return jax.tree.map(_soft, x, threshold)
 
@@ -153,7 +154,7 @@ class L2Squared(Regularizer):
         x = tree.as_floats(x, "x")
         return _sum(lambda x, w: 0.5 * w * x**2, x, spread(self.weight, x, "L2Squared: weight"))
 
-    def _prox(self, x: PyTree, step: Any) -> PyTree:
+    def _prox(self, x: PyTree, step: Real) -> PyTree:
         shrink = tree.scale(step, spread(self.weight, x, "L2Squared: weight"))
         return jax.tree.map(lambda x, s: x / (1 + s), x, shrink)
 
@@ -182,7 +183,7 @@ class ElasticNet(Regularizer):
     def value(self, x: PyTree) -> jax.Array:  # noqa: D102
         return L1(self.l1).value(x) + L2Squared(self.l2).value(x)
 
-    def _prox(self, x: PyTree, step: Any) -> PyTree:
+    def _prox(self, x: PyTree, step: Real) -> PyTree:
         return L2Squared(self.l2)._prox(L1(self.l1)._prox(x, step), step)
 
 
@@ -218,7 +219,7 @@ class LogSum(Regularizer):
         weight, epsilon = spread(self.weight, x, "LogSum: weight"), spread(self.epsilon, x, "LogSum: epsilon")
         return _sum(lambda x, w, e: w * jnp.log1p(_abs(x) / e), x, weight, epsilon)
 
-    def _prox(self, x: PyTree, step: Any) -> PyTree:
+    def _prox(self, x: PyTree, step: Real) -> PyTree:
         lam = tree.scale(step, spread(self.weight, x, "LogSum: weight"))
         return jax.tree.map(_log_threshold, x, lam, spread(self.epsilon, x, "LogSum: epsilon"))
 
@@ -270,7 +271,7 @@ class LHalf(Regularizer):
 
         return _sum(entries, x, spread(self.weight, x, "LHalf: weight"))
 
-    def _prox(self, x: PyTree, step: Any) -> PyTree:
+    def _prox(self, x: PyTree, step: Real) -> PyTree:
         lam = tree.scale(step, spread(self.weight, x, "LHalf: weight"))
         return jax.tree.map(_half_threshold, x, lam)
 
@@ -301,11 +302,11 @@ class GroupLasso(Regularizer):
     Array([2.4, 3.2, 0. ], dtype=float32)
     """
 
-    weight: Any
+    weight: Real
     groups: Any
     count: int = static()
 
-    def __init__(self, weight: Any, groups: Any) -> None:
+    def __init__(self, weight: Real, groups: Any) -> None:
         weight = real(weight, "GroupLasso: weight", minimum=0)
         labels = [np.ravel(leaf) for leaf in jax.tree.leaves(groups)]
         if sum(map(len, labels)) == 0:
@@ -324,7 +325,7 @@ class GroupLasso(Regularizer):
         flat, _ = ravel_pytree(tree.as_floats(x, "x"))
         return jnp.sum(jnp.asarray(self.weight, flat.dtype) * self._norms(flat))
 
-    def _prox(self, x: PyTree, step: Any) -> PyTree:
+    def _prox(self, x: PyTree, step: Real) -> PyTree:
         flat, unravel = ravel_pytree(x)
         norms = self._norms(flat)
         threshold = jnp.asarray(step, flat.dtype) * jnp.asarray(self.weight, flat.dtype)
@@ -357,7 +358,7 @@ class NuclearNorm(Regularizer):
         ValueError: a negative weight, a NaN or an infinity; a leaf that is no matrix.
     """
 
-    weight: Any = 1.0
+    weight: Real = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weight", scalar(self.weight, "NuclearNorm: weight", minimum=0))
@@ -370,7 +371,7 @@ class NuclearNorm(Regularizer):
 
         return _sum(entries, x)
 
-    def _prox(self, x: PyTree, step: Any) -> PyTree:
+    def _prox(self, x: PyTree, step: Real) -> PyTree:
         def matrix(x: jax.Array) -> jax.Array:
             U, sigma, V = jnp.linalg.svd(x, full_matrices=False)
             threshold = jnp.asarray(step, x.dtype) * jnp.asarray(self.weight, x.dtype)
@@ -414,10 +415,10 @@ class Indicator(Regularizer):
         inside = contains(self.set, x, self.tolerance * jnp.maximum(size, 1))
         return jnp.where(inside, 0, jnp.inf).astype(size.dtype)
 
-    def _prox(self, x: PyTree, step: Any) -> PyTree:
+    def _prox(self, x: PyTree, step: Real) -> PyTree:
         return self.set(x)
 
-    def envelope(self, x: PyTree, mu: Any) -> jax.Array:  # noqa: D102
+    def envelope(self, x: PyTree, mu: Real) -> jax.Array:  # noqa: D102
         return MoreauIndicator(self.set, mu)(x)
 
 

@@ -30,6 +30,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
 from fedstrata.core.tree import PyTree
+from fedstrata.core.types import Real
 from fedstrata.problems._feasibility import Implied
 from fedstrata.problems._parameters import concrete, dimension, pytree, real, scalar, spread, static, vector
 
@@ -132,7 +133,7 @@ class Ball(Set):
         ValueError: a negative radius, a NaN or an infinity.
     """
 
-    radius: Any
+    radius: Real
     center: PyTree = 0.0
 
     def __post_init__(self) -> None:
@@ -170,7 +171,7 @@ class Simplex(Set):
     Array([0.75, 0.25, 0.  ], dtype=float32)
     """
 
-    scale: Any = 1.0
+    scale: Real = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", scalar(self.scale, "Simplex: scale", above=0))
@@ -195,7 +196,7 @@ class L1Ball(Set):
         ValueError: a negative radius, a NaN or an infinity.
     """
 
-    radius: Any
+    radius: Real
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "radius", scalar(self.radius, "L1Ball: radius", minimum=0))
@@ -443,7 +444,7 @@ class MoreauIndicator:
     """``x ↦ dist²(x, X)/(2η)``, the Moreau envelope of the indicator of X; made by `moreau_indicator`."""
 
     set: Set
-    eta: Any
+    eta: Real
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "eta", scalar(self.eta, "moreau_indicator: eta", above=0))
@@ -459,7 +460,7 @@ class MoreauIndicator:
         return jax.tree.map(lambda leaf, p: (leaf - p) / jnp.asarray(self.eta, leaf.dtype), x, self.set(x))
 
 
-def moreau_indicator(set: Set, eta: Any) -> MoreauIndicator:
+def moreau_indicator(set: Set, eta: Real) -> MoreauIndicator:
     """Smooth the indicator of a set: ``x ↦ dist²(x, X)/(2η)``, with the gradient ``(x − P_X(x))/η``.
 
     Args:
@@ -486,7 +487,7 @@ def distance(set: Set, x: PyTree) -> jax.Array:
     return jnp.where(outside, jnp.sqrt(jnp.where(outside, squared, 1)), squared)
 
 
-def contains(set: Set, x: PyTree, tolerance: Any = 1e-6) -> jax.Array:
+def contains(set: Set, x: PyTree, tolerance: Real = 1e-6) -> jax.Array:
     """Whether ``x`` is within ``tolerance`` of the set."""
     return distance(set, x) <= tolerance
 
@@ -510,11 +511,11 @@ def _half_squared_distance_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ..
 _half_squared_distance.defjvp(_half_squared_distance_jvp, symbolic_zeros=True)
 
 
-def _is_zero(tangent: Any) -> bool:
+def _is_zero(tangent: PyTree) -> bool:
     return isinstance(tangent, SymbolicZero)
 
 
-def _instantiate(tangent: Any) -> Any:
+def _instantiate(tangent: PyTree) -> Any:
     return jnp.zeros(tangent.shape, tangent.dtype) if _is_zero(tangent) else tangent
 
 

@@ -21,7 +21,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-PyTree = Any
+from fedstrata.core.types import PyTree
+
 VERSION = 1
 
 

@@ -29,6 +29,7 @@ from fedstrata.core.counting import Ledger
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import METHODS, Method
 from fedstrata.core.problem import Problem
+from fedstrata.core.types import PyTree
 from fedstrata.engines import engine_of
 from fedstrata.engines.base import Carry, Setup
 from fedstrata.engines.simulated import EVALUATIONS
@@ -43,7 +44,6 @@ from fedstrata.solving.checkpoint import (
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import BOOKKEEPING, Result, describe_method
 
-PyTree = Any
 PAUSE = 0.5  # seconds between two looks at a running program
 
 
@@ -62,7 +62,7 @@ class Progressed:
     round: int
     rounds: int
     history: Mapping[str, list[float]]
-    state: Any
+    state: PyTree
     ledger: Ledger
 
 

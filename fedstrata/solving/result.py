@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.counting import Ledger
+from fedstrata.core.types import PyTree
 from fedstrata.solving.checkpoint import CheckpointError, flatten, load_arrays, save_arrays
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
-
-PyTree = Any
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Result:
     method: Any
     seconds: float
     status: str = "done"
-    state: Any = field(default=None, repr=False)
+    state: PyTree = field(default=None, repr=False)
     problem: Any = field(default=None, repr=False)
     data: Any = field(default=None, repr=False)
 

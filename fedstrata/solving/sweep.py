@@ -21,13 +21,12 @@ from fedstrata.core.counting import settle
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
+from fedstrata.core.types import PyTree
 from fedstrata.engines.base import Carry, Setup
 from fedstrata.engines.simulated import EVALUATIONS, Simulated, compiled, trace_advance, trace_begin
 from fedstrata.solving.loop import Run, check_arguments, check_point, initial_carry, next_length, plan_of
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import Result
-
-PyTree = Any
 
 
 def sweep(

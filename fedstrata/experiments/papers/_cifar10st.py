@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.types import PyTree
 from fedstrata.experiments.resnet import Network, resnet, small_cnn
 
 CLASSES = 10
@@ -74,10 +75,10 @@ def method(name: str, eta: float, I: int, beta: float, batch_size: int) -> Any:
 def metrics(model: Network, chunk: int = 500) -> dict[str, Any]:
     """Accuracies on training and test images: overall, of the rare classes, of the worst class."""
 
-    def model_of(x: Any) -> Any:
+    def model_of(x: PyTree) -> Any:
         return x.x if isinstance(x, fs.dro.Lifted) else x
 
-    def by_class(x: Any, samples: Any) -> Any:
+    def by_class(x: PyTree, samples: PyTree) -> Any:
         number = samples["y"].shape[0]
         padded = -number % chunk
         places = jnp.arange(number + padded) % number
@@ -93,10 +94,10 @@ def metrics(model: Network, chunk: int = 500) -> dict[str, Any]:
         hits, seen = jax.lax.map(block, (rows, real)).sum(0).T
         return hits, jnp.maximum(seen, 1)
 
-    def test(x: Any, data: Any) -> Any:
+    def test(x: PyTree, data: Any) -> Any:
         return by_class(x, data.test)
 
-    def train(x: Any, y: Any, data: Any) -> Any:
+    def train(x: PyTree, y: PyTree, data: Any) -> Any:
         hits, seen = by_class(x, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), data.train))
         return hits.sum() / seen.sum()
 

@@ -20,11 +20,11 @@ import jax
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Setting
 from fedstrata.methods.zohfl import RootDecay, RootGrowth
 from fedstrata.report import Run
 
-PyTree = Any
 Sample = dict[str, Any]
 
 PAPER = "Qiu, Kim, Yousefian 2025"

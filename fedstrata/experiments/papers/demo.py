@@ -17,6 +17,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 import fedstrata as fs
+from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.models import sign
 from fedstrata.report import Column, PlotSpec, TableSpec
@@ -24,22 +25,22 @@ from fedstrata.report import Column, PlotSpec, TableSpec
 Part = list[tuple[np.ndarray, np.ndarray]]
 
 
-def upper(x: Any, y: Any, sample: Any) -> Any:
+def upper(x: PyTree, y: PyTree, sample: PyTree) -> Any:
     """The logistic loss log(1 + exp(−v uᵀy))."""
     return jax.nn.softplus(-sign(sample["y"]) * (sample["x"] @ y))
 
 
-def lower(x: Any, y: Any, sample: Any) -> Any:
+def lower(x: PyTree, y: PyTree, sample: PyTree) -> Any:
     """The same, with the client's regulariser."""
     return upper(x, y, sample) + jnp.exp(x[sample["client"]]) / 2 * jnp.vdot(y, y)
 
 
-def accuracy(x: Any, y: Any, data: Any) -> Any:
+def accuracy(x: PyTree, y: PyTree, data: Any) -> Any:
     """On the test data."""
     return (sign(data.test["y"]) * (data.test["x"] @ y) > 0).mean()
 
 
-def weight(x: Any, y: Any) -> Any:
+def weight(x: PyTree, y: PyTree) -> Any:
     """The mean of the λ_i."""
     return jnp.exp(x).mean()
 

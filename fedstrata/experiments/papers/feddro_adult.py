@@ -22,23 +22,24 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.report import Column, PlotSpec, Reference, TableSpec
 
 GROUPS = 3
 
 
-def score(x: Any, sample: Any) -> Any:
+def score(x: PyTree, sample: PyTree) -> Any:
     """Positive where an income above 50,000 dollars is predicted."""
     return sample["x"] @ x["w"] + x["b"]
 
 
-def loss(x: Any, sample: Any) -> Any:
+def loss(x: PyTree, sample: PyTree) -> Any:
     """The logistic loss."""
     return jax.nn.softplus(jnp.where(sample["y"] == 1, -1.0, 1.0) * score(x, sample))
 
 
-def accuracy(x: Any, y: Any, data: Any) -> Any:
+def accuracy(x: PyTree, y: PyTree, data: Any) -> Any:
     """On the test data."""
     return ((jax.vmap(score, in_axes=(None, 0))(x, data.test) > 0) == (data.test["y"] == 1)).mean()
 
@@ -76,12 +77,12 @@ def metrics(epsilon: float, proxies: int) -> dict[str, Any]:
         real = jnp.arange(data.train["y"].shape[1]) < jnp.asarray(data.sizes)[:, None]
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), data.train), real.reshape(-1)
 
-    def train_accuracy(x: Any, y: Any, data: Any) -> Any:
+    def train_accuracy(x: PyTree, y: PyTree, data: Any) -> Any:
         rows, real = rows_of(data)
         right = (jax.vmap(score, in_axes=(None, 0))(x, rows) > 0) == (rows["y"] == 1)
         return (right * real).sum() / real.sum()
 
-    def constraint(x: Any, y: Any, data: Any) -> Any:
+    def constraint(x: PyTree, y: PyTree, data: Any) -> Any:
         rows, real = rows_of(data)
         each = jax.vmap(one.inner, in_axes=(None, 0))(x, rows)
         means = jax.tree.map(lambda leaf: jnp.tensordot(real / real.sum(), leaf, 1), each)

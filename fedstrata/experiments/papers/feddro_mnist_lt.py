@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.models import mlp
 from fedstrata.report import Column, PlotSpec, TableSpec
@@ -66,7 +67,7 @@ def metrics(features: int, hidden: int) -> dict[str, Any]:
     """Accuracies on the test images."""
     model = mlp(features, CLASSES, hidden)
 
-    def by_class(x: Any, data: Any) -> Any:
+    def by_class(x: PyTree, data: Any) -> Any:
         x = x.x if isinstance(x, fs.dro.Lifted) else x
         hits = jax.vmap(model.correct, in_axes=(None, 0))(x, data.test)
         total = jax.ops.segment_sum(jnp.ones_like(hits), data.test["y"], CLASSES)

@@ -20,13 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.report import Column, PlotSpec, TableSpec
 
 LAM, DELTA = 1.0, 1e-3
 
 
-def U(x: Any, sample: Any) -> Any:
+def U(x: PyTree, sample: PyTree) -> Any:
     """(b − (aᵀx)²)²."""
     return (sample["b"] - (sample["a"] @ x) ** 2) ** 2
 
@@ -34,7 +35,7 @@ def U(x: Any, sample: Any) -> Any:
 PROBLEM = fs.risk_averse(U, LAM, DELTA)
 
 
-def objective(x: Any, data: fs.FederatedData) -> Any:
+def objective(x: PyTree, data: fs.FederatedData) -> Any:
     """The centralised objective, for its gradient."""
     u = jax.vmap(jax.vmap(lambda sample: U(x, sample)))(data.train).reshape(-1)
     return u.mean() + LAM * jnp.sqrt((jnp.maximum(0, u - u.mean()) ** 2).mean() + DELTA)

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 import fedstrata as fs
+from fedstrata.core.types import Integer, PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.data import federated
 from fedstrata.experiments.models import Model, relu_network
@@ -41,21 +42,21 @@ def fair(features: int, neurons: int, lam: float) -> Fair:
     """Weighted by class against unweighted."""
     model = relu_network(features, neurons, 0.0)
 
-    def payoff(x: Any, y: Any, sample: Any) -> Any:
+    def payoff(x: PyTree, y: PyTree, sample: PyTree) -> Any:
         return y[sample["y"]] * model.loss(x, sample) - lam / 2 * jnp.vdot(y, y)
 
-    def by_class(function: Callable[..., Any], x: Any, samples: Any) -> Any:
+    def by_class(function: Callable[..., Any], x: PyTree, samples: PyTree) -> Any:
         values = jax.vmap(function, in_axes=(None, 0))(x, samples)
         return jax.ops.segment_sum(values, samples["y"], CLASSES)
 
-    def on_test(function: Callable[..., Any], x: Any, data: Any) -> Any:
+    def on_test(function: Callable[..., Any], x: PyTree, data: Any) -> Any:
         number = jax.ops.segment_sum(jnp.ones_like(data.test["y"], float), data.test["y"], CLASSES)
         return by_class(function, x, data.test) / number
 
-    def implicit(x: Any, y: Any, data: Any) -> Any:
+    def implicit(x: PyTree, y: PyTree, data: Any) -> Any:
         """The maximum over y of the payoff, on the training data."""
 
-        def of_client(samples: Any, size: Any) -> Any:
+        def of_client(samples: PyTree, size: Integer) -> Any:
             real = jnp.arange(samples["y"].shape[0]) < size
             masked = {**samples, "y": jnp.where(real, samples["y"], CLASSES)}  # padding belongs to no class
             return by_class(model.loss, x, masked) / size

@@ -24,6 +24,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit
 
 import fedstrata as fs
+from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.data import federated
 from fedstrata.experiments.models import sign, test_mean
@@ -38,7 +39,7 @@ def clients_data(name: str, clients: int, train: int, valid: int, seed: int) -> 
     data = federated(name, clients, seed=seed).with_client_index()
     centre = data.train["x"].mean((0, 1))
 
-    def centred(samples: Any) -> Any:
+    def centred(samples: PyTree) -> Any:
         return {**samples, "x": samples["x"] - centre}
 
     def part(first: int, last: int) -> Any:
@@ -61,12 +62,12 @@ def clients_data(name: str, clients: int, train: int, valid: int, seed: int) -> 
     )
 
 
-def logistic(y: Any, sample: Any) -> Any:
+def logistic(y: PyTree, sample: PyTree) -> Any:
     """log(1 + exp(−v uᵀy))."""
     return jax.nn.softplus(-sign(sample["y"]) * (sample["x"] @ y))
 
 
-def correct(y: Any, sample: Any) -> Any:
+def correct(y: PyTree, sample: PyTree) -> Any:
     """Whether the sign is predicted."""
     return (sign(sample["y"]) * (sample["x"] @ y) > 0).astype(float)
 
@@ -78,10 +79,10 @@ def problem(train: int, valid: int, mu: float) -> fs.Bilevel:
     Iterates leave X by O(η), and a weight below zero would leave no minimiser: outside X it is at least μ/2.
     """
 
-    def upper(x: Any, y: Any, sample: Any) -> Any:
+    def upper(x: PyTree, y: PyTree, sample: PyTree) -> Any:
         return valid * logistic(y, sample)
 
-    def lower(x: Any, y: Any, sample: Any) -> Any:
+    def lower(x: PyTree, y: PyTree, sample: PyTree) -> Any:
         weight = jnp.maximum(x[sample["client"]], mu / 2)
         return logistic(y, sample) + weight / train / 2 * jnp.vdot(y, y)
 

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.types import PyTree
 from fedstrata.estimators import vi
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.problems.cournot import Cournot
@@ -59,7 +60,7 @@ def game(followers: int, b: float, clients: int, samples: int, seed: int) -> Cou
 def seen_by_the_leader(problem: fs.MPEC, alpha: float, steps: int) -> Callable[..., Any]:
     """The leader's loss with the followers after so many steps of Algorithm 5 from y = 0."""
 
-    def loss(x: Any, sample: Any, y: Any) -> Any:
+    def loss(x: PyTree, sample: PyTree, y: PyTree) -> Any:
         found = vi.projection(
             lambda y: problem.follower(x, y, sample),
             lambda y: problem.project_y(y, x, sample),
@@ -69,7 +70,7 @@ def seen_by_the_leader(problem: fs.MPEC, alpha: float, steps: int) -> Callable[.
         )
         return problem.leader(x, found.y, sample)
 
-    def metric(x: Any, y: Any, data: fs.FederatedData) -> Any:
+    def metric(x: PyTree, y: PyTree, data: fs.FederatedData) -> Any:
         samples = jax.tree.map(lambda leaf: leaf.reshape(-1), data.train)
         return jax.vmap(lambda sample: loss(x, sample, 0 * y[0]))(samples).mean()
 

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.images import images
 from fedstrata.experiments.models import softmax
@@ -64,7 +65,7 @@ def metrics(features: int) -> dict[str, Any]:
     """Accuracy on the test set, and the part of training labels that the weights' signs call rightly."""
     accuracy = softmax(features, 10).metrics["accuracy"]
 
-    def found(x: Any, y: Any, data: Any) -> Any:
+    def found(x: PyTree, y: PyTree, data: Any) -> Any:
         return jnp.mean((x > 0) == data.train["clean"].reshape(-1))
 
     return {"accuracy": lambda x, y, data: accuracy(y, None, data), "found": found}

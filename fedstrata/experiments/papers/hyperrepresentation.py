@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.images import images
 from fedstrata.experiments.models import mlp
@@ -51,7 +52,7 @@ def clients_data(name: str, clients: int, train: int, valid: int, tests: int, se
     )
 
 
-def represent(x: Any, u: Any) -> Any:
+def represent(x: PyTree, u: PyTree) -> Any:
     """A layer of ReLUs."""
     return jax.nn.relu(u @ x["W"] + x["b"])
 
@@ -69,10 +70,10 @@ def problem(lam: float) -> fs.Bilevel:
     return fs.hyperrepresentation(represent, lam)
 
 
-def accuracy(x: Any, y: Any, data: Any) -> Any:
+def accuracy(x: PyTree, y: PyTree, data: Any) -> Any:
     """On every client's test samples, with its own head."""
 
-    def right(sample: Any) -> Any:
+    def right(sample: PyTree) -> Any:
         head = jax.tree.map(lambda leaf: leaf[sample["client"]], y)
         return (represent(x, sample["x"]) @ head["W"] + head["b"]).argmax() == sample["y"]
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.papers.strfedavg_sparse import (
     PAPER,
@@ -65,7 +66,7 @@ def papers_eta(L_h: float) -> Any:
     return lambda t: 2 * jnp.log(jnp.maximum(t, 2)) * jnp.maximum(t, 2) ** (-5 / 12) / L_h
 
 
-def off(x: Any, data: Any) -> Any:
+def off(x: PyTree, data: Any) -> Any:
     """``x − P(x)``, with P the exact projection onto argmin h."""
     known = data.test
     return known["inverse"] @ (known["A"] @ x - known["b"])
@@ -75,14 +76,14 @@ def off(x: Any, data: Any) -> Any:
 def stationarity(epsilon: float, mu: float, lam: float) -> Any:
     """The metric ‖∇F_λ(y)‖²."""
 
-    def metric(x: Any, y: Any, data: Any) -> Any:
+    def metric(x: PyTree, y: PyTree, data: Any) -> Any:
         g = penalty(epsilon).envelope_grad(x, mu) + off(x, data) / lam
         return g @ g
 
     return metric
 
 
-def projection_error(x: Any, y: Any, data: Any) -> Any:
+def projection_error(x: PyTree, y: PyTree, data: Any) -> Any:
     """How far the last inner rounds ended from the projection of where the outer step has moved to."""
     return jnp.linalg.norm(y - x + off(x, data))
 
@@ -134,7 +135,7 @@ def exact(s: Setting, toy: Regression, data: fs.FederatedData) -> Run:
     data, gamma, f = data.cast(), step_size(s.lam, s.mu), penalty(s.epsilon)
     measured = metrics(s)
 
-    def step(y: Any, _: Any) -> Any:
+    def step(y: PyTree, _: Any) -> Any:
         values = {
             name: metric(y, y, data) if _takes_data(name) else metric(y, y)
             for name, metric in measured.items()

@@ -27,6 +27,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 import fedstrata as fs
+from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.data import federated
 from fedstrata.report import Column, PlotSpec, Run, TableSpec
@@ -45,7 +46,7 @@ class Posed(NamedTuple):
 
 
 @fs.per_batch
-def excess(x: Any, samples: Any) -> Any:
+def excess(x: PyTree, samples: PyTree) -> Any:
     """h_i: what the loss is above the client's tolerance."""
     loss = jax.nn.softplus(-samples["v"] * (samples["u"] @ x)).mean()
     return jax.nn.relu(loss - samples["allowed"][0])
@@ -79,7 +80,7 @@ def posed(name: str, clients: int, people: int, epsilon: float, rho: float, seed
     )
 
 
-def _with_one(x: Any) -> np.ndarray:
+def _with_one(x: PyTree) -> np.ndarray:
     x = np.asarray(x, float)
     return np.concatenate([x, np.ones((*x.shape[:-1], 1))], axis=-1)
 
@@ -102,14 +103,14 @@ def _loss(x: np.ndarray, u: np.ndarray, v: np.ndarray) -> tuple[float, np.ndarra
 
 
 def _unfairness(g: np.ndarray, use: np.ndarray, rho: float) -> Any:
-    def f(x: Any) -> Any:
+    def f(x: PyTree) -> Any:
         near = x - jnp.asarray(use, x.dtype)
         return (jnp.asarray(g, x.dtype) @ x) ** 2 / 2 + rho / 2 * (near @ near)
 
     return f
 
 
-def _rates(x: Any, data: Any, of: Any) -> Any:
+def _rates(x: PyTree, data: Any, of: Any) -> Any:
     """How much oftener men get a yes than women, among those whom ``of`` marks."""
     test = data.test
     yes = (test["u"] @ x > 0).astype(x.dtype)
@@ -117,22 +118,22 @@ def _rates(x: Any, data: Any, of: Any) -> Any:
     return (yes * men).sum() / men.sum() - (yes * women).sum() / women.sum()
 
 
-def parity_gap(x: Any, y: Any, data: Any) -> Any:
+def parity_gap(x: PyTree, y: PyTree, data: Any) -> Any:
     """Of demographic parity, on test data."""
     return _rates(x, data, jnp.ones_like(data.test["y"]))
 
 
-def opportunity_gap(x: Any, y: Any, data: Any) -> Any:
+def opportunity_gap(x: PyTree, y: PyTree, data: Any) -> Any:
     """Of equal opportunity, on test data: among those who earn more."""
     return _rates(x, data, data.test["y"])
 
 
-def accuracy(x: Any, y: Any, data: Any) -> Any:
+def accuracy(x: PyTree, y: PyTree, data: Any) -> Any:
     """On test data."""
     return ((data.test["u"] @ x > 0) == (data.test["y"] == 1)).mean(dtype=x.dtype)
 
 
-def worst_loss(x: Any, y: Any, data: Any) -> Any:
+def worst_loss(x: PyTree, y: PyTree, data: Any) -> Any:
     """How much the loss of the worst-off client is above that of the model in use, on its training data."""
 
     def rise(part: Any) -> Any:
@@ -142,7 +143,7 @@ def worst_loss(x: Any, y: Any, data: Any) -> Any:
     return jax.vmap(rise)(data.train).max()
 
 
-def covariance(x: Any, y: Any, data: Any) -> Any:
+def covariance(x: PyTree, y: PyTree, data: Any) -> Any:
     """|gᵀx|, on training data."""
     return jnp.abs(data.test["g"] @ x)
 

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting
 from fedstrata.experiments.papers.strfedavg_sparse import PAPER, regression, residual
 from fedstrata.report import Column, PlotSpec, Run, TableSpec
 from fedstrata.solving.result import BOOKKEEPING
 
 
-def half_square(x: Any) -> Any:
+def half_square(x: PyTree) -> Any:
     """½‖x‖²."""
     return x @ x / 2
 
@@ -29,7 +30,7 @@ def half_square(x: Any) -> Any:
 SHORTEST = fs.Selection(residual, half_square)
 
 
-def error(x: Any, y: Any, data: Any) -> Any:
+def error(x: PyTree, y: PyTree, data: Any) -> Any:
     """The distance to the shortest solution, relative to its length."""
     solution = data.test["solution"]
     return jnp.linalg.norm(x - solution) / jnp.linalg.norm(solution)

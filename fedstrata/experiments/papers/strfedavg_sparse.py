@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.data import federated
 from fedstrata.report import Column, PlotSpec, Run, TableSpec
@@ -79,18 +80,18 @@ def _synthetic(seed: int, rows: int) -> tuple[dict[str, np.ndarray], dict[str, n
     return {"x": x[:rows], "y": y[:rows]}, {"x": x[rows:], "y": y[rows:]}
 
 
-def residual(x: Any, sample: Any) -> Any:
+def residual(x: PyTree, sample: PyTree) -> Any:
     """½(uᵀx − v)²."""
     return (sample["x"] @ x - sample["y"]) ** 2 / 2
 
 
-def held_out(x: Any, y: Any, data: Any) -> Any:
+def held_out(x: PyTree, y: PyTree, data: Any) -> Any:
     """The mean squared error on held-out rows, relative to the targets' mean square."""
     test = data.test
     return ((test["x"] @ x - test["y"]) ** 2).mean() / (test["y"] ** 2).mean()
 
 
-def nonzeros(x: Any, y: Any) -> Any:
+def nonzeros(x: PyTree, y: PyTree) -> Any:
     """Entries larger than a thousandth of the largest."""
     size = jnp.abs(x)
     return (size > 1e-3 * size.max()).sum().astype(float)

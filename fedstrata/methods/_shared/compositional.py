@@ -7,14 +7,13 @@ from typing import Any
 
 from fedstrata.core.client import Client
 from fedstrata.core.method import BatchSize, Fed, Method, Remember
+from fedstrata.core.types import Key, Phase, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import ARITHMETIC, Rule, rule_of
 
-PyTree = Any
 
-
-def level_average(fed: Fed, rule: Rule, phase: Callable[..., Any], key: Any, *message: PyTree) -> Any:
+def level_average(fed: Fed, rule: Rule, phase: Callable[..., Any], key: Key, *message: PyTree) -> Any:
     """The clients' mean on a level's own scale."""
     return fed.average(phase, key, *message, mean=None if rule is ARITHMETIC else rule.mean)
 
@@ -40,19 +39,19 @@ class Compositional(Method):
         if reason := self.refuses(problem):
             raise ValueError(reason)
 
-    def value_of_level(self, problem: Composition, client: Client, key: Any, at: Any) -> PyTree:
+    def value_of_level(self, problem: Composition, client: Client, key: Key, at: Any) -> PyTree:
         """gⁿ on a client's samples; ``at`` is z^{n−1} behind n − 1 times None."""
         return c.value(c.chain_of(problem), client, key, self.batch_size, len(at) - 1, at[-1])
 
-    def value_and_keep(self, problem: Composition, client: Client, key: Any, x: PyTree) -> Remember:
+    def value_and_keep(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:
         """g¹ on a client's samples; the client keeps x."""
         return Remember(self.value_of_level(problem, client, key, (x,)), x)
 
-    def pull(self, problem: Composition, client: Client, key: Any, values: Any, pulled: Any) -> PyTree:
+    def pull(self, problem: Composition, client: Client, key: Key, values: Any, pulled: Any) -> PyTree:
         """The next cotangent on a client's samples."""
         return c.pull(c.chain_of(problem), client, key, self.batch_size, values, pulled)
 
-    def values_at(self, problem: Composition, fed: Fed, key: Any, phase: Any, message: PyTree) -> c.Values:
+    def values_at(self, problem: Composition, fed: Fed, key: Key, phase: Phase, message: PyTree) -> c.Values:
         """All followed values, one exchange for each level; the first is by ``phase``."""
         values: c.Values = ()
         for n, level in enumerate(c.chain_of(problem).inner):
@@ -61,7 +60,7 @@ class Compositional(Method):
             values = (*values, level_average(fed, rule_of(level), phase, key, message))
         return values
 
-    def cotangents(self, problem: Composition, fed: Fed, key: Any, values: c.Values) -> c.Values:
+    def cotangents(self, problem: Composition, fed: Fed, key: Key, values: c.Values) -> c.Values:
         """The cotangents that need the clients' mean, one exchange each; none where f is known and N = 1."""
         pulled: c.Values = ()
         for _ in range(c.chain_of(problem).pulls):

@@ -19,12 +19,11 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.method import Fed, Method
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradients
 from fedstrata.estimators.hypergradient import PRODUCTS, mixed_product, product
 from fedstrata.methods.fedmsa import needs_of, refused_sets
 from fedstrata.problems.classes import Bilevel
-
-PyTree = Any
 
 INVERSES = ("neumann", "series", "cg", "none")
 
@@ -61,32 +60,32 @@ class Implicit(Method):
         if reason := self.refuses(problem):
             raise ValueError(reason)
 
-    def upper_gradients(self, problem: Bilevel, client: Client, key: Any, x: PyTree, y: PyTree) -> PyTree:
+    def upper_gradients(self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree) -> PyTree:
         """A phase: ``(∇_x f, ∇_y f)``."""
         return gradients(client.valid.mean(problem.upper, key, self.batch_size), x, y)
 
     def lower_product(
-        self, problem: Bilevel, client: Client, key: Any, x: PyTree, y: PyTree, v: PyTree
+        self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree, v: PyTree
     ) -> PyTree:
         """A phase: ``∇²_yy g · v``."""
         g = client.train.mean(problem.lower, key, self.batch_size)
         return product(g, x, y, v, self.products)
 
     def mixed_product(
-        self, problem: Bilevel, client: Client, key: Any, x: PyTree, y: PyTree, v: PyTree
+        self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree, v: PyTree
     ) -> PyTree:
         """A phase: ``∇²_xy g · v``."""
         g = client.train.mean(problem.lower, key, self.batch_size)
         return mixed_product(g, x, y, v, self.products)
 
-    def inverse_product(self, fed: Fed, key: Any, x: PyTree, y: PyTree, b: PyTree, v: PyTree) -> PyTree:
+    def inverse_product(self, fed: Fed, key: Key, x: PyTree, y: PyTree, b: PyTree, v: PyTree) -> PyTree:
         """``v ≈ [∇²_yy g]⁻¹ b``, starting from ``v`` where that helps."""
         key_products, key_length = jax.random.split(key)
 
         def times(u: PyTree) -> PyTree:
             return fed.average(self.lower_product, key_products, x, y, u)
 
-        def shrink(t: Any, u: PyTree) -> PyTree:
+        def shrink(t: Integer, u: PyTree) -> PyTree:
             return tree.axpy(-1 / self.ell, times(u), u)
 
         if self.inverse == "none":
@@ -98,7 +97,7 @@ class Implicit(Method):
                 length = jax.random.randint(key_length, (), 0, self.N)
                 return fed.repeat(length, shrink, tree.scale(self.N / self.ell, b))
 
-            def add(t: Any, both: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+            def add(t: Integer, both: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
                 term = shrink(t, both[0])
                 return term, tree.add(both[1], term)
 
@@ -110,7 +109,7 @@ def conjugate_gradients(fed: Fed, product: Any, b: PyTree, v: PyTree, steps: int
     """``steps`` of conjugate gradients for ``A v = b``, where ``product(v) = A v`` is an exchange."""
     residual = tree.sub(b, product(v))
 
-    def step(t: Any, carry: tuple[PyTree, PyTree, PyTree]) -> tuple[PyTree, PyTree, PyTree]:
+    def step(t: Integer, carry: tuple[PyTree, PyTree, PyTree]) -> tuple[PyTree, PyTree, PyTree]:
         v, residual, direction = carry
         along = product(direction)
         square, curve = tree.dot(residual, residual), tree.dot(direction, along)

@@ -31,12 +31,11 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import each
 from fedstrata.core.method import Fed, Method
+from fedstrata.core.types import Integer, Phase, PyTree, Real
 from fedstrata.estimators.curvature import power_iteration
 from fedstrata.methods.fedac import FedAC
 from fedstrata.methods.lfd import LFD
 from fedstrata.problems.classes import Bilevel, Minimization
-
-PyTree = Any
 
 
 @runtime_checkable
@@ -55,7 +54,7 @@ class LowerSolver(Protocol):
     True
     """
 
-    def solve(self, problem: Any, fed: Fed, key: jax.Array, r: Any, x: PyTree, y: PyTree) -> PyTree:
+    def solve(self, problem: Any, fed: Fed, key: jax.Array, r: Integer, x: PyTree, y: PyTree) -> PyTree:
         """Improve ``y`` towards y(x).
 
         Args:
@@ -82,7 +81,7 @@ class Constants:
     """What the rules know: m clients, round r, modulus μ_h and condition number κ_h, the user's exchanges."""
 
     m: int
-    r: Any
+    r: Integer
     mu: Any
     kappa: Any
     exchanges: Any = None
@@ -206,13 +205,13 @@ class PointwiseFed:
     values: dict[str, Any]
 
     def average(
-        self, phase: Any, key: jax.Array, *message: PyTree, of: Any = None, weights: Any = None
+        self, phase: Phase, key: jax.Array, *message: PyTree, of: Any = None, weights: Any = None
     ) -> PyTree:
         """See `Fed.average`; messages and means have the points on their first axis."""
         named = partial(self.at_points, phase=phase.__name__)
         return self.fed.average(named, key, self.values, *message, of=of, weights=weights)
 
-    def gather(self, phase: Any, key: jax.Array, *message: PyTree, of: Any = None) -> PyTree:
+    def gather(self, phase: Phase, key: jax.Array, *message: PyTree, of: Any = None) -> PyTree:
         """See `Fed.gather`; the clients are on the first axis, the points on the second."""
         return self.fed.gather(
             partial(self.at_points, phase=phase.__name__), key, self.values, *message, of=of
@@ -254,7 +253,7 @@ def run(
     """``rounds`` rounds of a method for `Minimization` at the points ``x``, from ``y``."""
     levels = lower_levels(problem, x)
 
-    def body(t: Any, state: Any) -> Any:
+    def body(t: Integer, state: PyTree) -> Any:
         now = values(t)
         step = method.having(now) if now else method
         return step.round(levels, replace(fed, values=now), jax.random.fold_in(key, t), t, state)

@@ -23,11 +23,11 @@ from fedstrata.core import counting, tree
 from fedstrata.core.client import Client, Oracle, Samples
 from fedstrata.core.counting import loop
 from fedstrata.core.method import Fed, Method
+from fedstrata.core.types import Function, PyTree, Real
 from fedstrata.estimators.curvature import hessian_product, local_curvature, power_iteration
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Objective, Selection
 
-PyTree = Any
 POWER = 8  # of the mean that stands for a maximum over clients: too large by a factor of at most m^(1/8)
 
 
@@ -52,7 +52,7 @@ def direction(
     key: jax.Array,
     batch_size: int | None,
     x: PyTree,
-    mu: Any = None,
+    mu: Real | None = None,
 ) -> PyTree:
     """The gradient of a level's smooth parts, with μ also of its regulariser's envelope."""
     g = tree.zeros_like(x)
@@ -66,7 +66,7 @@ def direction(
 
 
 def both_gradients(
-    problem: Selection, client: Client, key: jax.Array, batch_size: int | None, x: PyTree, mu: Any
+    problem: Selection, client: Client, key: jax.Array, batch_size: int | None, x: PyTree, mu: Real | None
 ) -> tuple[PyTree, PyTree]:
     """A client's gradients of h and f at x, with independent samples."""
     key_h, key_f = jax.random.split(key)
@@ -83,7 +83,7 @@ def run_steps(
     steps: Steps,
     K: int,
     batch_size: int | None,
-    mu: Any,
+    mu: Real | None,
 ) -> PyTree:
     """A client's K steps on ``h_i/L_h + ηf_i`` from x, with independent samples; returns how far it came."""
 
@@ -98,7 +98,14 @@ def run_steps(
 
 
 def server_step(
-    problem: Selection, f: Objective, x: PyTree, moved: PyTree, steps: Steps, K: int, gamma_g: Any, mu: Any
+    problem: Selection,
+    f: Objective,
+    x: PyTree,
+    moved: PyTree,
+    steps: Steps,
+    K: int,
+    gamma_g: Real,
+    mu: Real | None,
 ) -> PyTree:
     """``x + γ_g · moved``, the proximal maps of what the clients' steps left out, and the set."""
     x = tree.axpy(gamma_g, moved, x)
@@ -119,7 +126,7 @@ class Regularized(Method):
 
     K: int = 1
     gamma_g: Any = 1.0
-    mu: Any
+    mu: Real | None
     L_h: Any
     power_steps: int
     batch_size: int | None
@@ -185,10 +192,11 @@ class Regularized(Method):
 
     def own_curvature(self, problem: Selection, client: Client, key: jax.Array, x: PyTree, unit: Any) -> Any:
         """The phase of the largest L_i: (L_i/unit)^8, since the 8th root of a sum is near the maximum."""
+        assert problem.h.loss is not None
         h = _full_mean(problem.h.loss, client.train)
         return (local_curvature(h, _points(x), self.power_steps, key) / unit) ** POWER
 
-    def steps(self, gamma: Any, eta: Any, scale: Scale, safe: bool) -> Steps:
+    def steps(self, gamma: Real, eta: Real, scale: Scale, safe: bool) -> Steps:
         """A client's steps, by γ̃ = γ_g γ_ℓ K and η; if ``safe``, bounded by estimated curvatures."""
         safe = safe and self.L_h is None
         if safe:
@@ -198,7 +206,7 @@ class Regularized(Method):
             local = jnp.minimum(local, 1 / (scale.L_max / scale.L_h + eta * scale.L_f))
         return Steps(local / scale.L_h, local * eta)
 
-    def unscaled(self, scale: Scale, gamma: Any) -> list[str]:
+    def unscaled(self, scale: Scale, gamma: Real) -> list[str]:
         """The warning that is due where the step would have diverged on the primary loss as it is."""
         L_h, gamma = float(scale.L_h), float(np.asarray(gamma))
         if self.L_h is not None or gamma * L_h < 2:
@@ -219,7 +227,7 @@ def _is_smooth(level: Objective) -> bool:
     return level.loss is not None or level.known is not None
 
 
-def _full_mean(loss: Any, samples: Samples) -> Oracle:
+def _full_mean(loss: Function, samples: Samples) -> Oracle:
     if getattr(loss, "per_batch", False) and not isinstance(samples.size, int):
         raise ValueError(
             "The curvature is estimated over all samples, where a loss marked per_batch would see padding of "
