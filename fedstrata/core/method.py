@@ -76,15 +76,24 @@ class Fed(Protocol):
         *message: PyTree,
         of: Any = None,
         weights: Any = None,
+        around: PyTree = None,
         mean: Callable[[PyTree, jax.Array], PyTree] | None = None,
     ) -> PyTree:
         """Each client of ``of`` (None: this round's) runs ``phase``; the server gets the weighted mean.
 
+        ``around`` is a point that both sides know, like the upload: an engine may send the difference to it.
         Another mean than the arithmetic, ``mean(stacked uploads, weights)``, needs every reply, as `gather`
         does.
         """
 
-    def gather(self, phase: Callable[..., Any], key: jax.Array, *message: PyTree, of: Any = None) -> PyTree:
+    def gather(
+        self,
+        phase: Callable[..., Any],
+        key: jax.Array,
+        *message: PyTree,
+        of: Any = None,
+        around: PyTree = None,
+    ) -> PyTree:
         """The same; the server gets every reply, stacked in the order of ``of``."""
 
     def sample(self, key: jax.Array, count: int) -> jax.Array:

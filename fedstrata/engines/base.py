@@ -172,6 +172,7 @@ class FedBase:
         *message: PyTree,
         of: Any = None,
         weights: Any = None,
+        around: PyTree = None,
         mean: Callable[[PyTree, jax.Array], PyTree] | None = None,
     ) -> PyTree:
         """Each client of ``of`` runs ``phase``; the weighted mean of their uploads."""
@@ -181,7 +182,14 @@ class FedBase:
         chosen = self.cohort if of is None else of
         return mean(uploads, self._shares(chosen, weights))
 
-    def gather(self, phase: Callable[..., Any], key: jax.Array, *message: PyTree, of: Any = None) -> PyTree:
+    def gather(
+        self,
+        phase: Callable[..., Any],
+        key: jax.Array,
+        *message: PyTree,
+        of: Any = None,
+        around: PyTree = None,
+    ) -> PyTree:
         """The same; every upload, stacked."""
         return self._exchange(phase, key, message, of, None, stacked=True)
 

@@ -31,7 +31,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import each
 from fedstrata.core.method import Fed, Method
-from fedstrata.core.types import Integer, Phase, PyTree, Real
+from fedstrata.core.types import Integer, Phase, PyTree
 from fedstrata.estimators.curvature import power_iteration
 from fedstrata.methods.fedac import FedAC
 from fedstrata.methods.lfd import LFD
