@@ -4,8 +4,8 @@
 
     1  y(x): Newton's method with CG where y is free and G = ∇_y g, else extragradient steps
     2  free:     ∇_y G v = ∇_y f by CG,   ∇F = ∇_x f − ∇_x Gᵀ v
-       on a set: R(x, y) = y − P_Y(y − s G(x, y)) is differentiated, ∇_y R · ∂y/∂x = −∇_x R by GMRES,  ∇F =
-       ∇_x f + (∂y/∂x)ᵀ ∇_y f
+       on a set: R(x, y) = y − P_Y(y − s G(x, y)) is differentiated,
+                 ∇_y R · ∂y/∂x = −∇_x R by GMRES,   ∇F = ∇_x f + (∂y/∂x)ᵀ ∇_y f
 
 All sums are over all samples of all clients, in float64, and nothing is counted.
 """
@@ -51,8 +51,7 @@ class Diagnosis:
         solved_residual: the residual at y(x).
         system_residual: of the linear system, relative to its right-hand side.
         converged: whether both are within the tolerance. If not, the lower level has no unique solution that
-            these
-            steps find: nonconvex, or too badly scaled.
+            these steps find: nonconvex, or too badly scaled.
     """
 
     hypergradient: PyTree = field(repr=False)

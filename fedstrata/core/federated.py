@@ -1,8 +1,7 @@
 """Data spread over clients: stacked, padded to one length, with the true sizes beside it.
 
-A client of ``n_i`` samples is padded with copies of its own first sample, so that a loss evaluated on
-padding is as
-finite as on real data; padding is never drawn, and its weight in a full-batch mean is zero.
+A client of ``n_i`` samples is padded with copies of its own first sample, so that a loss evaluated on padding
+is as finite as on real data; padding is never drawn, and its weight in a full-batch mean is zero.
 """
 
 from __future__ import annotations

@@ -5,15 +5,12 @@
     round(problem, fed, key, r, state) -> State
 
 and phases, ``phase(problem, client, key, *message) -> upload``, which the round hands to the verbs of
-``fed``. A phase
-that changes what the client remembers returns ``Remember(upload, memory)``.
+``fed``. A phase that changes what the client remembers returns ``Remember(upload, memory)``.
 
 Hyper-parameters are data: real ones are leaves of the method as a pytree, so that a new step size does not
 recompile and a sweep is a vmap over methods; counts and options are static. A real one may also be a
-schedule, a
-function of the round (any optax schedule); `Method.at` puts in the round's value before `round` runs, so a
-method's
-text never sees schedules.
+schedule, a function of the round (any optax schedule); `Method.at` puts in the round's value before `round`
+runs, so a method's text never sees schedules.
 """
 
 from __future__ import annotations
@@ -67,7 +64,7 @@ class Fed(Protocol):
 
     @property
     def server(self) -> Any:
-        """The server's own samples (`fedstrata.client.Samples`), or None."""
+        """The server's own samples (`fedstrata.core.client.Samples`), or None."""
 
     def average(
         self,

@@ -1,8 +1,8 @@
 """What is to be solved: problem classes as frozen dataclasses of plain JAX functions.
 
 A user's function sees one sample ξ (a pytree without the sample axis) and returns its value; see
-`fedstrata.client`. Every class says by `measure` what its default metrics are: full means over all clients,
-computed by the engine and not counted in the ledger.
+`fedstrata.core.client`. Every class says by `measure` what its default metrics are: full means over all
+clients, computed by the engine and not counted in the ledger.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ class Mean(Protocol):
     """``mean(function, *args, part="train", each=None)``: the clients' mean of a full-batch mean.
 
     ``each`` is a pytree with a leading client axis; a client's own slice is put behind ``args``. Other parts
-    are
-    ``"valid"``; ``"server"``, the mean over the server's own samples; and ``"client"``, the clients' mean of
-    ``function(*args, client)``, which sees no sample.
+    are ``"valid"``; ``"server"``, the mean over the server's own samples; and ``"client"``, the clients' mean
+    of ``function(*args, client)``, which sees no sample.
     """
 
     def __call__(self, function: Function, *args: PyTree, part: str = "train", each: PyTree = None) -> Any:
@@ -47,9 +46,9 @@ def positional(function: Function) -> int:
 class Projection:
     """A projection given as a function of one, two or three arguments, called with all that is known.
 
-    ``project_x(x)`` or ``project_x(x, client)``; ``project_y(y)``, ``project_y(y, x)`` or ``project_y(y, x,
-    client)``
-    (a sample in place of the client where the set belongs to a sample). None is the whole space.
+    ``project_x(x)`` or ``project_x(x, client)``; ``project_y(y)``, ``project_y(y, x)`` or
+    ``project_y(y, x, client)`` (a sample in place of the client where the set belongs to a sample). None is
+    the whole space.
     """
 
     function: Function | None = None

@@ -4,9 +4,9 @@ A `Chain` is a composition in the form that methods work with: the federated lev
 are followed, then f, which everyone knows or which is itself a mean over clients. Functions that everyone
 knows in between belong to the level above them.
 
-    zⁿ = gⁿ(z^{n−1}), z⁰ = x        `value`
-    v^N = ∇f(z^N), v^{n−1} = ∇gⁿ(z^{n−1})ᵀ vⁿ        `pull`, one exchange each where the clients' mean is
-    needed ∇Φ = ∇h(x) + ∇g¹(x)ᵀ v¹        `direction`
+    zⁿ = gⁿ(z^{n−1}),  z⁰ = x                      `value`
+    v^N = ∇f(z^N),  v^{n−1} = ∇gⁿ(z^{n−1})ᵀ vⁿ     `pull`, one exchange each where the clients' mean is needed
+    ∇Φ = ∇h(x) + ∇g¹(x)ᵀ v¹                        `direction`
 
 With N = 1 and a known f, v¹ = ∇f(z¹) is at hand and nothing but z¹ travels.
 """

@@ -46,8 +46,7 @@ def curvature(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: str = "exact
         w: the lower variable.
         v: the direction, like w.
         products: ``"exact"``, or ``"differences"`` for the first-order approximation (∇g(w+εv) −
-            ∇g(w−εv))/2ε,
-            which needs gradients alone and is exact for quadratics up to rounding.
+            ∇g(w−εv))/2ε, which needs gradients alone and is exact for quadratics up to rounding.
     """
     g.book("gradients")
     return _curvature(g, x, w, v, products)

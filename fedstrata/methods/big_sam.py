@@ -10,7 +10,7 @@
 the set's projection; f's own regulariser enters by its Moreau envelope, which needs μ.
 
 The clients send both gradients in one exchange and take no local steps: the iterates are those of one machine
-with all the data. L_h and L_f are estimated (`fedstrata.methods.regularized`).
+with all the data. L_h and L_f are estimated (`fedstrata.methods._shared.regularized`).
 Reveals only averages. Needs gradients, and products for the scale.
 """
 

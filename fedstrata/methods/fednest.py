@@ -4,13 +4,14 @@
 
     1  T times (FedInn):
     2      server: q ← mean ∇_y g_i(x, y)
-    3      client i, τ times from y_i = y:  y_i ← y_i − β/τ (∇_y g_i(x, y_i) − ∇_y g_i(x, y) + q), one sample
-        each
+    3      client i, τ times from y_i = y, one sample each:
+               y_i ← y_i − β/τ (∇_y g_i(x, y_i) − ∇_y g_i(x, y) + q)
     4      server: y ← mean y_i
     5  (FedOut) server: b ← mean ∇_y f_i(x, y)
     6  (FedIHGP) server: p ← (N/ℓ) b, then N' times, N' uniform in 0 … N − 1:  p ← mean (I − ∇²_yy g_i/ℓ) p
     7  server: h ← mean (∇_x f_i(x, y) − ∇²_xy g_i(x, y) p)
-    8  client i, τ times from x_i = x:  x_i ← x_i − α/τ (∇_x f_i(x_i, y) − ∇_x f_i(x, y) + h), one sample each
+    8  client i, τ times from x_i = x, one sample each:
+           x_i ← x_i − α/τ (∇_x f_i(x_i, y) − ∇_x f_i(x, y) + h)
     9  server: x ← mean x_i
 
 Minimax (max over y of f): g = −f, and h ← mean ∇_x f_i(x, y); lines 5 and 6 fall away. Composition (two
@@ -18,7 +19,7 @@ levels, h(x) + f(g(x))): line 2 has q ← mean (y − g_i(x)); lines 5 to 8 have
 ∇h_i(x) + ∇g_i(x) p, so that no inverse is needed. Line 5 sends ∇_x f_i along for line 7.
 
 The indirect part of h is fixed in line 8: where f does not depend on x directly, more local steps than one
-change nothing. ``inverse`` offers other solvers of the linear system (`fedstrata.methods.implicit`).
+change nothing. ``inverse`` offers other solvers of the linear system (`fedstrata.methods._shared.implicit`).
 Exchanges of lines 2 to 6 are booked as lower-level ones. Reveals only averages. Needs gradients, for bilevel
 problems Hessian-vector products, a strongly convex lower level and ℓ ≥ its largest curvature.
 """

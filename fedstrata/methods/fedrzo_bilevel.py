@@ -86,9 +86,9 @@ class FedRZOBilevel(Method):
         H: local steps.
         batch_size: samples per function value of the upper level; None for all.
         lower: the lower level's solver: ``"local_sgd"``, ``"fedac"``, ``"lfd"`` with the papers' rules (see
-            `fedstrata.methods.lower`), a method for `Minimization` with hyper-parameters of its own, e.g.
-            ``fs.FedAvg(0.1, H=5)``, whose schedules count the lower level's rounds, or an object with
-            ``solve`` (see `fedstrata.methods.lower.LowerSolver`).
+            `fedstrata.methods._shared.lower`), a method for `Minimization` with hyper-parameters of its own,
+            e.g. ``fs.FedAvg(0.1, H=5)``, whose schedules count the lower level's rounds, or an object with
+            ``solve`` (see `fedstrata.methods._shared.lower.LowerSolver`).
         lower_rounds: exchanges of the lower level per round: a number or a function of the round; None is the
             rule's. A rule's local steps are divided among them.
         lower_batch_size: samples per gradient of the lower level, for the rules; ``"same"``: ``batch_size``.

@@ -3,12 +3,13 @@
     min_x F(x) = 1/m Σ f_i(x, y(x)),   y(x) = argmin_y 1/m Σ g_i(x, y)
 
     1  T times:  y ← y − β mean ∇_y g_i(x, y)
-    2  b ← mean ∇_y f_i(x, y);  v ← [mean ∇²_yy g_i(x, y)]⁻¹ b by N products (`fedstrata.methods.implicit`)
+    2  b ← mean ∇_y f_i(x, y);  v ← [mean ∇²_yy g_i(x, y)]⁻¹ b by N products
     3  x ← P_X(x − α mean (∇_x f_i(x, y) − ∇²_xy g_i(x, y) v))
 
 y and v start from the last round's. With T and N large this is exact gradient descent on F, the reference for
 all bilevel methods; with few it is an inexact implicit method. Every sum is one exchange; those of lines 1
-and 2 are booked as lower-level ones. ``inverse="none"`` drops v: the first-order approximation ∇_x f.
+and 2 are booked as lower-level ones. The solvers of line 2 are in `fedstrata.methods._shared.implicit`;
+``inverse="none"`` drops v: the first-order approximation ∇_x f.
 
 Reveals only averages. Needs gradients and Hessian-vector products, and a strongly convex lower level.
 """

@@ -16,9 +16,9 @@ say where the inner rounds start. Its η_t keeps x^t far from P_X(y^t) for as lo
 warm rule follows the projection as y moves.
 
 The paper's (3) prints dist²/λ; its gradient is that of dist²/(2λ). Theory wants γ ≤ 3λ/(4(L_f λ + 2)). h is
-divided by an estimate of its curvature (`fedstrata.methods.regularized`). Where f is known to everyone, as in
-the paper, line 3 needs no exchange; a nonsmooth regulariser in f is smoothed by μ or, without μ, enters line
-3 by its proximal map.
+divided by an estimate of its curvature (`fedstrata.methods._shared.regularized`). Where f is known to
+everyone, as in the paper, line 3 needs no exchange; a nonsmooth regulariser in f is smoothed by μ or, without
+μ, enters line 3 by its proximal map.
 
 The result's x is y^t and its y is x^{t−1}. Inner rounds are counted as lower-level ones; each draws anew the
 clients that take part.

@@ -2,8 +2,7 @@
 
     min_x  1/m Σ_i E f_i(x, ξ)
 
-    1  server: toss coins until the first success, which comes with probability p; T is their number; send x,
-        T
+    1  server: T ← the number of coins tossed until the first success, which has probability p; send x, T
     2  client i: h ← h + p/γ (x − x̂), with x̂ from its last round
     3  client i, T times from x̂ = x:
     4      x̂ ← x̂ − γ (∇f_i(x̂, ξ) − h)
@@ -11,8 +10,7 @@
     6  server: x ← the mean of the uploads
 
 A round is what lies between two successes, so one round is one averaging. Reveals only averages. Needs
-gradients.
-p = 1 is parallel gradient descent.
+gradients. p = 1 is parallel gradient descent.
 """
 
 from __future__ import annotations

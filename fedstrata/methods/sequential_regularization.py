@@ -9,8 +9,7 @@
 
 The baseline of the methods that choose η by themselves. The user looks at all solutions, one slice of
 ``result.state.solutions`` for each η, and picks one; the result's x is that of the last η. The steps are
-those of `StRFedAvg`.
-Reveals only averages. Needs gradients, and products for the scale.
+those of `StRFedAvg`. Reveals only averages. Needs gradients, and products for the scale.
 """
 
 from __future__ import annotations

@@ -24,10 +24,11 @@ iterates belong to another η, return x̂. The paper's η for R rounds leaves a 
 h + ηf, which is not that of f over argmin h, except where argmin h is weakly sharp (h − h* ≥ α dist from
 argmin h) and η below its threshold: exact regularisation.
 
-L_h is the curvature of h, estimated before round 0 and kept in the state (`fedstrata.methods.regularized`,
-also on regularisers); the paper's step ignores it and needs an L_h of about 1. With an estimated L_h the
-rules' own steps are kept within γ̃ ≤ 1/(1 + ηL_f) and γ_ℓ ≤ 1/(L_max/L_h + ηL_f), where L_max is the largest
-curvature of one client's loss. A given L_h (1: the loss as it is) and a given γ̃ are used as they are.
+L_h is the curvature of h, estimated before round 0 and kept in the state
+(`fedstrata.methods._shared.regularized`, also on regularisers); the paper's step ignores it and needs an L_h
+of about 1. With an estimated L_h the rules' own steps are kept within γ̃ ≤ 1/(1 + ηL_f) and γ_ℓ ≤
+1/(L_max/L_h + ηL_f), where L_max is the largest curvature of one client's loss. A given L_h (1: the loss as
+it is) and a given γ̃ are used as they are.
 
 Reveals only averages. Needs gradients, and products for the scale. K = 1 with the rule "decreasing" is the
 iteratively regularised gradient method (Solodov 2007).

@@ -27,13 +27,11 @@ def black_box(
 
     Args:
         function: ``function(x, …, sample)`` of NumPy arrays (pytrees of them); returns a number.
-        like: for a function that returns arrays, the value's shape: a function of the same (traced)
-            arguments that
-            returns something of the same shape and dtype, e.g. ``lambda x, y, sample: y``. Default: one
+        like: for a function that returns arrays, the value's shape: a function of the same (traced) arguments
+            that returns something of the same shape and dtype, e.g. ``lambda x, y, sample: y``. Default: one
             number.
-        vectorized: whether ``function`` takes a batch of calls at once: every argument then has leading
-            batch axes
-            (of length one, where an argument is the same for all calls) and the value has them too.
+        vectorized: whether ``function`` takes a batch of calls at once: every argument then has leading batch
+            axes (of length one, where an argument is the same for all calls) and the value has them too.
 
     >>> import numpy as np, fedstrata as fs
     >>> loss = fs.black_box(lambda x, sample: np.abs(sample["a"] @ x - sample["b"]).item())

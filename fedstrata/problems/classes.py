@@ -250,8 +250,7 @@ class Personalized(Problem):
     Args:
         server: ``server(x, sample)``, f₁, on the server's own data.
         coupling: ``coupling(x, y)``, f₂, or ``coupling(x, y, client)`` where it depends on the client (its
-            ``index``, its
-            ``fraction`` of the samples).
+            ``index``, its ``fraction`` of the samples).
         client: ``client(x, y, sample)``, h_i, on the client's data.
         project_y: the set Y_i(x), ``project_y(y)``, ``project_y(y, x)`` or ``project_y(y, x, client)``.
 
@@ -373,8 +372,7 @@ class MultiSequence(Problem):
     """Find x, z¹ … z^N with ``Σ_m P^m(x, Z) = 0`` and ``Σ_m S^{m,n}(z^{n−1}, z^n) = 0``, where z⁰ = x.
 
     The second variable is the tuple Z = (z¹, …, z^N), also where N = 1. `Bilevel`, `Minimax` and
-    `Composition`
-    become one by `fedstrata.as_multisequence`.
+    `Composition` become one by `fedstrata.as_multisequence`.
 
     Args:
         P: ``P(x, Z, sample)``, of the structure of x.

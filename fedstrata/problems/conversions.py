@@ -26,9 +26,8 @@ def as_multisequence(problem: Problem) -> MultiSequence:
 
     Args:
         problem: `Bilevel` (one sequence, the pair ``(w, v)``), `Minimax` (one sequence, y), `Composition`
-            (one
-            sequence, the pair of tuples ``(z, a)`` of its values and adjoints), or `MultiSequence`, returned
-            as it is.
+            (one sequence, the pair of tuples ``(z, a)`` of its values and adjoints), or `MultiSequence`,
+            returned as it is.
 
     Raises:
         TypeError: for other classes.

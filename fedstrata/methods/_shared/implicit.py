@@ -1,9 +1,10 @@
 """The linear system of a hypergradient, ∇²_yy g · v = ∇_y f, solved with products from the clients.
 
-    series    v = (1/ℓ) Σ_{n<N} (I − ∇²_yy g/ℓ)ⁿ ∇_y f           N − 1 exchanges neumann   v = (N/ℓ) (I −
-    ∇²_yy g/ℓ)^{N'} ∇_y f, N' uniform in 0 … N − 1: the same on average      N' exchanges cg        N steps of
-    conjugate gradients, from the last v: an inexact implicit step      N + 1 exchanges none      v = 0: the
-    hypergradient without its indirect part, ∇_x f
+    series    v = (1/ℓ) Σ_{n<N} (I − ∇²_yy g/ℓ)ⁿ ∇_y f                                   N − 1 exchanges
+    neumann   v = (N/ℓ) (I − ∇²_yy g/ℓ)^{N'} ∇_y f, N' uniform in 0 … N − 1:             N' exchanges
+              the same on average
+    cg        N steps of conjugate gradients, from the last v: an inexact implicit step  N + 1 exchanges
+    none      v = 0: the hypergradient without its indirect part, ∇_x f                  no exchange
 
 Every exchange sends one vector of y's size each way; the products of one solve share their samples, so that
 minibatches give one consistent system. The exchanges are booked as lower-level ones.
