@@ -7,7 +7,6 @@ from typing import Any, overload
 
 from fedstrata.core.method import METHODS, Method
 from fedstrata.core.problem import Problem
-from fedstrata.core.types import Key
 from fedstrata.problems.classes import (
     MPEC,
     Bilevel,
@@ -132,7 +131,7 @@ def _fit(cls: type[Method], problem: Problem, via: str) -> Fit:
         assumes=ASSUMES.get(type(problem), ""),
         data="clients and server" if isinstance(problem, Personalized) else "clients",
         participation="any" if cls.full_participation is None else "all",
-        reveals=cls.reveals,
+        reveals=cls.reveals_on(problem),
         via=via,
     )
 

@@ -19,11 +19,16 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from types import MethodType
 from typing import (
     Annotated,
     Any,
     ClassVar,
+    Concatenate,
+    Generic,
+    Literal,
     NamedTuple,
+    ParamSpec,
     Protocol,
     TypeVar,
     dataclass_transform,
@@ -166,6 +171,21 @@ def _kind(annotation: Any) -> _Kind | None:
 
 METHODS: dict[str, type[Method]] = {}
 
+Reveals = Literal["averages", "replies"]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class by_options(Generic[P, R]):
+    """A method that a class answers for its default options, and an object for its own."""
+
+    def __init__(self, function: Callable[Concatenate[Any, P], R]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: object, owner: type) -> Callable[P, R]:
+        return MethodType(self.function, owner if instance is None else instance)
+
 
 class Method:
     """Base of all methods: argument checks, schedules, and defaults for the optional parts.
@@ -173,13 +193,11 @@ class Method:
     Class attributes that a method's file sets:
         solves: the problem classes it is for.
         needs: what it asks of the problem's functions, in words for the documentation.
-        reveals: ``"averages"`` (fit for secure aggregation) or ``"replies"`` (it gathers).
         full_participation: why it needs all clients in every round, or None if it does not.
     """
 
     solves: ClassVar[tuple[type[Problem], ...]] = ()
     needs: ClassVar[str] = "gradients"
-    reveals: ClassVar[str] = "averages"
     full_participation: ClassVar[str | None] = None
     _kinds: ClassVar[dict[str, _Kind]] = {}
 
@@ -222,6 +240,15 @@ class Method:
     def needs_for(cls, problem: Any) -> str:
         """What it asks of this problem's functions, where that differs between the classes it solves."""
         return cls.needs
+
+    @by_options
+    def reveals_on(self, problem: Any) -> Reveals:
+        """What the server sees on this problem: ``"averages"`` alone, fit for secure aggregation, or replies.
+
+        It follows from the verbs: `Fed.gather` reveals replies, and so does an average over one client. Asked
+        of a class, it is the answer for the default options.
+        """
+        return "averages"
 
     @classmethod
     def refuses(cls, problem: Any) -> str | None:

@@ -22,7 +22,7 @@ import optax
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
-from fedstrata.core.method import BatchSize, Fed, Method, Positive, Steps, method
+from fedstrata.core.method import BatchSize, Fed, Method, Positive, Reveals, Steps, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
@@ -45,8 +45,11 @@ class AFL(Method):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
-    reveals = "replies"
     full_participation = "every client's loss moves its weight."
+
+    @by_options
+    def reveals_on(self, problem: Minimization) -> Reveals:
+        return "replies"
 
     def second(self, problem: Minimization, y0: PyTree, clients: int) -> jax.Array:
         if y0 is None:
@@ -74,6 +77,6 @@ class AFL(Method):
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         key_steps, key_loss = jax.random.split(key)
         losses = fed.gather(self.loss, key_loss, state.x)
-        x = fed.average(self.local_steps, key_steps, state.x, weights=state.y)  # line 3
+        x = fed.average(self.local_steps, key_steps, state.x, weights=state.y, around=state.x)  # line 3
         weights = optax.projections.projection_simplex(state.y + self.eta_lam * jnp.asarray(losses))  # line 4
         return State(x, weights)

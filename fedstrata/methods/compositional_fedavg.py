@@ -25,7 +25,7 @@ import jax
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
-from fedstrata.core.method import BatchSize, Count, Fed, Positive, method
+from fedstrata.core.method import BatchSize, Count, Fed, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional
@@ -51,6 +51,10 @@ class CompositionalFedAvg(Compositional):
         super().__post_init__()
         if self.case not in (1, 2):
             raise ValueError(f"CompositionalFedAvg: case must be 1 or 2, but is {self.case!r}.")
+
+    @by_options
+    def reveals_on(self, problem: Composition) -> Reveals:
+        return "averages" if self.case == 1 else super().reveals_on(problem)
 
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
         return State(x0)
@@ -82,7 +86,7 @@ class CompositionalFedAvg(Compositional):
 
     def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
         if self.case == 1:
-            return State(fed.average(self.local_steps, key, state.x))  # lines 1, 5
+            return State(fed.average(self.local_steps, key, state.x, around=state.x))  # lines 1, 5
         y = self.values_at(problem, fed, key, self.value_and_keep, state.x)  # line 1
         pulled = self.cotangents(problem, fed, key, y)
-        return State(fed.average(self.local_steps_from, key, y, pulled))  # lines 1, 5
+        return State(fed.average(self.local_steps_from, key, y, pulled, around=state.x))  # lines 1, 5

@@ -108,19 +108,18 @@ class DSFedDRO(Compositional):
     def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
         x, y = state
         rules = [rule_of(level) for level in c.chain_of(problem).inner]
-
-        def means_of(uploads: Any, weights: Any) -> Any:
-            x_k, reports = uploads
-            means = tuple(rule.mean(report, weights) for rule, report in zip(rules, reports, strict=True))
-            return ARITHMETIC.mean(x_k, weights), means
-
         key_local, key_pull = jax.random.split(key)
         pulled = self.cotangents(problem, fed, key_pull, y) if self.embedding == "server" else ()
         plain = all(rule is ARITHMETIC for rule in rules)
         floor = None if plain else self.beta / fed.participants
-        x_k, y_k = fed.average(
-            self.local_steps, key_local, x, y, pulled, floor, mean=None if plain else means_of
-        )  # line 2
+        known = (x, tuple(rule.report(old, old) for rule, old in zip(rules, y, strict=True)))
+        message = (self.local_steps, key_local, x, y, pulled, floor)  # line 2
+        if plain:
+            x_k, y_k = fed.average(*message, around=known)
+        else:
+            (x_k, y_k), weights = fed.gather(*message, around=known), fed.weights()
+            x_k = ARITHMETIC.mean(x_k, weights)
+            y_k = tuple(rule.mean(report, weights) for rule, report in zip(rules, y_k, strict=True))
         new = (
             rule.step(self.gamma_y, old, mean, self.beta)
             for rule, old, mean in zip(rules, y, y_k, strict=True)

@@ -19,14 +19,12 @@ Reveals each client's minibatch of losses. Needs gradients.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
-from fedstrata.core.method import BatchSize, Fed, Positive, Remember, method
+from fedstrata.core.method import BatchSize, Fed, Positive, Remember, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods.mbsgd import MBSGD, State
@@ -42,7 +40,10 @@ class FastDRO(MBSGD):
     batch_size: BatchSize = None
 
     needs = "gradients"
-    reveals = "replies"
+
+    @by_options
+    def reveals_on(self, problem: Composition) -> Reveals:
+        return "replies" if isinstance(problem, DRO) else super().reveals_on(problem)
 
     def losses(self, problem: DRO, client: Client, key: Key, x: PyTree) -> Remember:
         """Line 1."""
@@ -64,14 +65,10 @@ class FastDRO(MBSGD):
     def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
         if not isinstance(problem, DRO):
             return super().round(problem, fed, key, r, state)
-        risk = problem.risk
-
-        def maximiser(replies: Any, shares: jax.Array) -> Any:
-            losses, weights = replies
-            within = jnp.full_like(losses, 1 / losses.shape[1]) if weights is None else weights
-            return risk.dual(losses.reshape(-1), (shares[:, None] * within).astype(losses.dtype).reshape(-1))
-
         x = state.x.x if problem.lifted else state.x
-        dual = fed.average(self.losses, key, x, mean=maximiser)  # lines 1, 2
+        losses, within = fed.gather(self.losses, key, x)  # line 1
+        within = jnp.full_like(losses, 1 / losses.shape[1]) if within is None else within
+        weights = (fed.weights()[:, None] * within).astype(losses.dtype)
+        dual = problem.risk.dual(losses.reshape(-1), weights.reshape(-1))  # line 2
         x = tree.axpy(-self.eta, fed.average(self.weighted, key, dual), x)  # lines 3, 4
         return State(Lifted(x, getattr(dual, "eta", dual)) if problem.lifted else x)

@@ -94,6 +94,6 @@ class FedAC(Method):
         return both if problem.project.shared else tuple(problem.project(one, client) for one in both)
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        both = fed.average(self.local_steps, key, state.w, state.x)  # line 1
+        both = fed.average(self.local_steps, key, state.w, state.x, around=(state.w, state.x))  # line 1
         w, w_ag = (problem.project(one) if problem.project.shared else one for one in both)  # line 6
         return State(w_ag, w)

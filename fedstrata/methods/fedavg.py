@@ -51,4 +51,4 @@ class FedAvg(Method):
         return loop(steps_of(self.H, client), step, key, x)  # line 2
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        return State(fed.average(self.local_steps, key, state.x))  # lines 1, 5
+        return State(fed.average(self.local_steps, key, state.x, around=state.x))  # lines 1, 5

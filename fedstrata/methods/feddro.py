@@ -35,7 +35,7 @@ from fedstrata.core.client import Client
 from fedstrata.core.method import BatchSize, Count, Fed, Fraction, Positive, Remember, method
 from fedstrata.core.types import Integer, Key, Phase, PyTree
 from fedstrata.estimators import compositional as c
-from fedstrata.methods._shared.compositional import Compositional, level_average
+from fedstrata.methods._shared.compositional import Compositional, level_mean
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import rule_of
 
@@ -121,8 +121,10 @@ class FedDRO(Compositional):
                 if n > 0:
                     before, now = ((*[None] * (n - 1), z[n - 1]) for z in (y, new))
                     phase, key, message = self.embed_above, above, (before, now)
-                change = level_average(fed, rule_of(level), phase, key, *message)
-                new = (*new, rule_of(level).follow(self.beta, y[n], change))
+                rule = rule_of(level)
+                still = rule.change(self.beta, y[n], y[n])  # what a level that does not change would send
+                change = level_mean(fed, rule, phase, key, *message, around=still)
+                new = (*new, rule.follow(self.beta, y[n], change))
             return new, self.cotangents(problem, fed, slopes, new)
 
     def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
@@ -131,4 +133,4 @@ class FedDRO(Compositional):
 
         y = self.follow(problem, fed, key, 0, state.y, self.first_step, state.x)
         y = fed.repeat(self.I - 1, step, y)
-        return State(fed.average(self.move, key, *y), y[0])  # lines 2, 6
+        return State(fed.average(self.move, key, *y, around=state.x), y[0])  # lines 2, 6

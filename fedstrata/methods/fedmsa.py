@@ -37,13 +37,24 @@ import numpy as np
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
-from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, Steps, Unit, method
+from fedstrata.core.method import (
+    BatchSize,
+    Count,
+    Fed,
+    Method,
+    Positive,
+    Reveals,
+    Steps,
+    Unit,
+    by_options,
+    method,
+)
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators import sequences
 from fedstrata.estimators.compositional import chain_of, pull, value
 from fedstrata.estimators.hypergradient import PRODUCTS
-from fedstrata.methods._shared.compositional import level_average
+from fedstrata.methods._shared.compositional import level_mean, revealed_by_levels
 from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
 from fedstrata.problems.levels import rule_of
 
@@ -79,6 +90,10 @@ class Sequences(Method):
     def refuses(cls, problem: Any) -> str | None:
         return refused_sets(cls.__name__, problem, cls.server_steps)
 
+    @by_options
+    def reveals_on(self, problem: Problem) -> Reveals:
+        return revealed_by_levels(problem) if isinstance(problem, Composition) else "averages"
+
     def output(self, state: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
         return state.x, sequences.second(state.Z)
 
@@ -101,7 +116,7 @@ class Sequences(Method):
         pulled: tuple[PyTree, ...] = ()
         for n, level in enumerate(chain.inner):
             at = (*[None] * n, values[-1] if n else x)
-            values = (*values, level_average(fed, rule_of(level), self.inner_value, key, at))
+            values = (*values, level_mean(fed, rule_of(level), self.inner_value, key, at))
         if not isinstance(Z[0], sequences.Tracked):
             return values
         for _ in range(chain.pulls):
@@ -134,6 +149,10 @@ class FedMSA(Sequences):
     adjoint: bool = True
     products: str = "exact"
     batch_size: BatchSize = None
+
+    @by_options
+    def reveals_on(self, problem: Problem) -> Reveals:
+        return "replies" if self.clients == 1 else super().reveals_on(problem)
 
     def check(self, problem: Problem, clients: int) -> None:
         check_sequences("FedMSA", problem, self.beta, self.products)
@@ -202,8 +221,8 @@ class FedMSA(Sequences):
             direction = tree.axpy(keep, state.direction, change)  # line 3
         chosen = fed.sample(key_chosen, self.clients)
         begun = jnp.asarray(r > 0, jnp.int32)  # line 1
-        x, Z = fed.average(self.local_steps, key_local, begun, now, direction, of=chosen)  # lines 4, 7
-        return State(x, Z, now, direction)
+        x, Z = fed.average(self.local_steps, key_local, begun, now, direction, of=chosen, around=now)
+        return State(x, Z, now, direction)  # lines 4, 7
 
 
 def check_sequences(name: str, problem: Any, beta: Real, products: str, *, server: bool = False) -> None:

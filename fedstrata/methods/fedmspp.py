@@ -57,4 +57,4 @@ class FedMSPP(Method):
         return loop(steps_of(self.H, client), step, key_steps, x_bar)  # line 3
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        return State(fed.average(self.proximal_point, key, state.x))  # lines 1, 5
+        return State(fed.average(self.proximal_point, key, state.x, around=state.x))  # lines 1, 5

@@ -193,7 +193,7 @@ class FedNest(Implicit):
         def inner(t: Integer, y: PyTree) -> PyTree:
             key_q, key_steps = jax.random.split(jax.random.fold_in(key_inner, t))
             q = fed.average(self.inner_mean, key_q, x, y)  # line 2
-            return fed.average(self.inner_steps, key_steps, x, y, q)  # lines 3, 4
+            return fed.average(self.inner_steps, key_steps, x, y, q, around=y)  # lines 3, 4
 
         with fed.level("lower"):
             y = fed.repeat(self.T, inner, state.y)  # line 1
@@ -209,4 +209,4 @@ class FedNest(Implicit):
             if isinstance(problem, Composition):
                 p = self.slope(problem, fed, key_slope, y)
             h = fed.average(self.outer_mean, key_h, x, y, p)
-        return State(fed.average(self.outer_steps, key_outer, x, y, p, h), y, p)  # lines 8, 9
+        return State(fed.average(self.outer_steps, key_outer, x, y, p, h, around=x), y, p)  # 8, 9

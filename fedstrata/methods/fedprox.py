@@ -53,4 +53,4 @@ class FedProx(Method):
         return loop(steps_of(self.H, client), step, key, x_hat)  # line 2
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        return State(fed.average(self.local_steps, key, state.x))  # lines 1, 5
+        return State(fed.average(self.local_steps, key, state.x, around=state.x))  # lines 1, 5

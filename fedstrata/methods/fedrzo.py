@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
-from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, Steps, method
+from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, Reveals, Steps, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import check_directions, combine, directions, estimate, theory_steps
 from fedstrata.problems.classes import Minimization
@@ -93,6 +93,10 @@ class FedRZO(Method):
             gamma = min(gamma, 1 / (4 * H), eta / (4 * L0 * n))
         return cls(gamma, eta, H, **options)
 
+    @by_options
+    def reveals_on(self, problem: Minimization) -> Reveals:
+        return "replies" if self.messages == "scalars" else "averages"
+
     def check(self, problem: Any, clients: int) -> None:
         if self.messages not in ("vectors", "scalars"):
             raise ValueError(f"FedRZO: messages must be 'vectors' or 'scalars', but is {self.messages!r}.")
@@ -147,7 +151,7 @@ class FedRZO(Method):
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         if self.messages == "vectors":
-            return State(fed.average(self.local_steps, key, state.x))  # lines 1, 6
+            return State(fed.average(self.local_steps, key, state.x, around=state.x))  # lines 1, 6
         scalars = fed.gather(self.local_scalars, key, state.x)
         clients, weights = fed.indices(), fed.weights()
 

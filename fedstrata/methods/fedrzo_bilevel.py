@@ -44,7 +44,9 @@ from fedstrata.core.method import (
     Part,
     Positive,
     Remember,
+    Reveals,
     Steps,
+    by_options,
     method,
 )
 from fedstrata.core.problem import Problem
@@ -154,6 +156,14 @@ class FedRZOBilevel(Method):
         if L0 is not None:
             gamma = min(gamma, 1 / (8 * H), eta / (24 * (L0 * n + 1)))
         return cls(gamma, eta, H, mu_h=mu_h, kappa_h=kappa_h, **options)
+
+    @by_options
+    def reveals_on(self, problem: Any) -> Reveals:
+        if isinstance(self.lower, str):
+            return "averages"
+        if isinstance(self.lower, Method):
+            return self.lower.reveals_on(Minimization(lambda y, sample: 0.0))
+        return "replies"  # a solver of the user's may gather
 
     def check(self, problem: Any, clients: int) -> None:
         """Whether the options fit each other and the problem."""
@@ -317,7 +327,8 @@ class FedRZOBilevel(Method):
         start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (number, *leaf.shape)), start)
         with fed.level("lower"):
             y = self.solve_lower(problem, fed, key_lower, r, state, where, start)  # line 2
-        reply = fed.average(self.local_steps, key_steps, y)  # line 3
+        known = x if self.messages == "vectors" else None
+        reply = fed.average(self.local_steps, key_steps, y, around=known)  # line 3
         if self.messages == "scalars":
             reply = tree.axpy(-self.gamma, combine(reply, v), x)
         return state._replace(x=reply, y=self.at_centre(problem, x, y))  # line 8

@@ -42,7 +42,9 @@ from fedstrata.core.method import (
     NonNegative,
     Positive,
     Remember,
+    Reveals,
     Steps,
+    by_options,
     method,
 )
 from fedstrata.core.types import Integer, Key, PyTree
@@ -153,6 +155,10 @@ class FedRZOTwoStage(Method):
             gamma = min(gamma, eta / (12 * math.sqrt(6 * 5 / 8) * H * (L0 * n + 1)))
         tau = -1 / math.log1p(-((mu / L) ** 2)) if mu < L else 1.0
         return cls(gamma, eta, H, alpha=mu / L**2, tau=tau, **options)
+
+    @by_options
+    def reveals_on(self, problem: MPEC) -> Reveals:
+        return "replies" if self.messages == "scalars" else "averages"
 
     def check(self, problem: Any, clients: int) -> None:
         names = (*vi.SOLVERS, "solution")
@@ -284,7 +290,7 @@ class FedRZOTwoStage(Method):
         message = (state.x,) if self.tau is None else (state.x, state.k)
         k = state.k + jnp.max(jnp.asarray(self.H))
         if self.messages == "vectors":
-            return State(fed.average(self.local_steps, key, *message), k)  # lines 1, 7
+            return State(fed.average(self.local_steps, key, *message, around=state.x), k)  # lines 1, 7
         replies = fed.gather(self.local_scalars, key, *message)
 
         def add(x: PyTree, one: tuple[Any, Any, Any]) -> tuple[PyTree, None]:

@@ -31,7 +31,7 @@ from fedstrata.core.method import BatchSize, Count, Fed, Positive, Remember, met
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods._shared.compositional import Compositional, level_average
+from fedstrata.methods._shared.compositional import Compositional, level_mean
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import rule_of
 
@@ -131,7 +131,7 @@ class GCIVR(Compositional):
             phase, message = cast(Any, self.keep_full), state.x
             if n > 0:
                 phase, message = self.full_above, (*[None] * (n - 1), y[-1])
-            y = (*y, level_average(fed, rule_of(level), phase, key, message))
+            y = (*y, level_mean(fed, rule_of(level), phase, key, message, around=state.y[n]))
         return State(state.x, y, *fed.average(self.full_slopes, key, y))
 
     def update(self, problem: Composition, fed: Fed, key: Key, state: State) -> State:
@@ -142,7 +142,8 @@ class GCIVR(Compositional):
             phase, message = cast(Any, self.keep), cast(Any, (state.x,))
             if n > 0:
                 phase, message = self.change_above, tuple((*[None] * (n - 1), v[n - 1]) for v in (state.y, y))
-            change = level_average(fed, rule, phase, key, *message)
+            still = rule.change(0.0, state.y[n], state.y[n])
+            change = level_mean(fed, rule, phase, key, *message, around=still)
             y = (*y, rule.follow(0.0, state.y[n], change, floor=1 / self.tau))
         units = [_units(*three) for three in zip(c.chain_of(problem).inner, state.y, y, strict=True)]
         z = tuple(unit * z for unit, z in zip(units, state.z, strict=True))

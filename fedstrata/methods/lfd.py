@@ -25,7 +25,7 @@ import jax
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
-from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, method
+from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, Reveals, by_options, method
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
@@ -56,6 +56,10 @@ class LFD(Method):
 
     solves = (Minimization,)
 
+    @by_options
+    def reveals_on(self, problem: Minimization) -> Reveals:
+        return "replies" if self.devices == 1 else "averages"
+
     def check(self, problem: Problem, clients: int) -> None:
         if self.devices is not None and self.devices > clients:
             raise ValueError(f"LFD: devices={self.devices} is more than the {clients} clients.")
@@ -75,5 +79,5 @@ class LFD(Method):
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         key_devices, key_steps = jax.random.split(key)
         chosen = None if self.devices is None else fed.sample(key_devices, self.devices)  # line 1
-        x = fed.average(self.local_steps, key_steps, state.x, of=chosen)
+        x = fed.average(self.local_steps, key_steps, state.x, of=chosen, around=state.x)
         return State(problem.project(x) if problem.project.shared else x)  # line 5

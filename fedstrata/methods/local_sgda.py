@@ -54,4 +54,4 @@ class LocalSGDA(Method):
         return loop(steps_of(self.tau, client), step, key, State(x, y))  # line 2
 
     def round(self, problem: Minimax, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        return fed.average(self.local_steps, key, *state)  # lines 1, 4
+        return fed.average(self.local_steps, key, *state, around=state)  # lines 1, 4

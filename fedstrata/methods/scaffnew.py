@@ -83,4 +83,4 @@ class Scaffnew(Method):
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         key_coin, key_steps = jax.random.split(key)
         T = jax.random.geometric(key_coin, self.p, dtype=jnp.int32)  # line 1
-        return State(fed.average(self.local_steps, key_steps, state.x, T))  # line 6
+        return State(fed.average(self.local_steps, key_steps, state.x, T, around=state.x))  # line 6

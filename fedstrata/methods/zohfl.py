@@ -36,7 +36,18 @@ import numpy as np
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Oracle, steps_of
 from fedstrata.core.counting import count, loop
-from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, Remember, Steps, method
+from fedstrata.core.method import (
+    BatchSize,
+    Count,
+    Fed,
+    Method,
+    Positive,
+    Remember,
+    Reveals,
+    Steps,
+    by_options,
+    method,
+)
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars
@@ -143,6 +154,10 @@ class ZOHFL(Method):
             )
         c = 1 / (4 * (L1 + L0 * math.sqrt(n) / eta))
         return cls(RootDecay(c), eta, RootGrowth(tau), 2 / mu, 4 * (L_h / mu) ** 2, **options)
+
+    @by_options
+    def reveals_on(self, problem: Personalized) -> Reveals:
+        return "replies" if self.messages == "scalars" else "averages"
 
     def check(self, problem: Any, clients: int) -> None:
         if self.messages not in ("vectors", "scalars"):

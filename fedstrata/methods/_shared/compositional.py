@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from fedstrata.core.client import Client
-from fedstrata.core.method import BatchSize, Fed, Method, Remember
+from fedstrata.core.method import BatchSize, Fed, Method, Remember, Reveals, by_options
 from fedstrata.core.types import Key, Phase, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import ARITHMETIC, Rule, rule_of
 
 
-def level_average(fed: Fed, rule: Rule, phase: Callable[..., Any], key: Key, *message: PyTree) -> Any:
-    """The clients' mean on a level's own scale."""
-    return fed.average(phase, key, *message, mean=None if rule is ARITHMETIC else rule.mean)
+def level_mean(
+    fed: Fed, rule: Rule, phase: Phase, key: Key, *message: PyTree, around: PyTree = None
+) -> PyTree:
+    """The clients' mean on a level's own scale, for which the logarithmic one needs every reply."""
+    if rule is ARITHMETIC:
+        return fed.average(phase, key, *message, around=around)
+    return rule.mean(fed.gather(phase, key, *message, around=around), fed.weights())
+
+
+def revealed_by_levels(problem: Composition) -> Reveals:
+    """What `level_mean` reveals of a composition."""
+    plain = all(rule_of(level) is ARITHMETIC for level in c.chain_of(problem).inner)
+    return "averages" if plain else "replies"
 
 
 class Compositional(Method):
@@ -34,6 +43,10 @@ class Compositional(Method):
             f"{cls.__name__} follows an inner mean g, and this Composition has none: its levels are known to "
             "everyone, or it is a single mean. Use Minimization."
         )
+
+    @by_options
+    def reveals_on(self, problem: Composition) -> Reveals:
+        return revealed_by_levels(problem)
 
     def check(self, problem: Any, clients: int) -> None:
         if reason := self.refuses(problem):
@@ -57,7 +70,7 @@ class Compositional(Method):
         for n, level in enumerate(c.chain_of(problem).inner):
             if n > 0:
                 phase, message = self.value_of_level, (*[None] * n, values[-1])
-            values = (*values, level_average(fed, rule_of(level), phase, key, message))
+            values = (*values, level_mean(fed, rule_of(level), phase, key, message))
         return values
 
     def cotangents(self, problem: Composition, fed: Fed, key: Key, values: c.Values) -> c.Values:

@@ -204,18 +204,15 @@ class PointwiseFed:
     at_points: Callable[..., Any]
     values: dict[str, Any]
 
-    def average(
-        self, phase: Phase, key: jax.Array, *message: PyTree, of: Any = None, weights: Any = None
-    ) -> PyTree:
-        """See `Fed.average`; messages and means have the points on their first axis."""
+    def average(self, phase: Phase, key: jax.Array, *message: PyTree, **options: Any) -> PyTree:
+        """See `Fed.average`; messages, references and means have the points on their first axis."""
         named = partial(self.at_points, phase=phase.__name__)
-        return self.fed.average(named, key, self.values, *message, of=of, weights=weights)
+        return self.fed.average(named, key, self.values, *message, **options)
 
-    def gather(self, phase: Phase, key: jax.Array, *message: PyTree, of: Any = None) -> PyTree:
+    def gather(self, phase: Phase, key: jax.Array, *message: PyTree, **options: Any) -> PyTree:
         """See `Fed.gather`; the clients are on the first axis, the points on the second."""
-        return self.fed.gather(
-            partial(self.at_points, phase=phase.__name__), key, self.values, *message, of=of
-        )
+        named = partial(self.at_points, phase=phase.__name__)
+        return self.fed.gather(named, key, self.values, *message, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.fed, name)
