@@ -14,7 +14,7 @@ is the gradient of the minibatch's objective, biased for the whole: less so the 
 minibatches together are. Other compositions have no maximiser over samples; of them it also takes the
 minibatch's gradient, which is MBSGD.
 
-Reveals each client's minibatch of losses. Needs gradients.
+Reveals each client's minibatch of losses (on other compositions, what MBSGD reveals). Needs gradients.
 """
 
 from __future__ import annotations

@@ -21,9 +21,10 @@ The maps of bilevel, minimax and compositional problems are in `fedstrata.estima
 (10a) prints ∇_x f for ∇_w f. A composition's values (and adjoints) are computed exactly before round 0, one
 exchange for each. The paper's output is an iterate drawn at random; here it is the last one.
 
-Reveals only averages, and with ``clients=1`` the chosen client's point. Needs gradients, for bilevel problems
-also Hessian-vector products, and a lower level that is strongly convex (in general, strongly monotone S). A
-set of y is refused, but for minimax problems where it does not depend on x.
+Reveals only averages, with ``clients=1`` the chosen client's point, and of a composition's level in the log
+domain each client's log g before round 0. Needs gradients, for bilevel problems also Hessian-vector products,
+and a lower level that is strongly convex (in general, strongly monotone S). A set of y is refused, but for
+minimax problems where it does not depend on x.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ level. Without local sets all steps of all clients are along v, and one number p
 Two-sided, line 2 is at x̂ ± v, and line 6 is n/(2η²) (f_i(x + v, y⁺, ξ) − f_i(x − v, y⁻, ξ)) v. With several
 directions line 2 is at x̂ and every x̂ + v_j, still in the same exchanges, and line 6 is the mean over them.
 
-Reveals only averages. Needs function values of the upper level and gradients of the lower one.
+Reveals what the lower level's solver reveals, by default only averages. Needs function values of the upper
+level and gradients of the lower one.
 """
 
 from __future__ import annotations

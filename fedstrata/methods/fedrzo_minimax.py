@@ -6,7 +6,7 @@
 
 Y(x) may depend on x, where the order of min and max matters and primal-dual methods fail.
 
-Reveals only averages. Needs function values, and gradients in y.
+Reveals what `FedRZOBilevel` does. Needs function values, and gradients in y.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ set where the clients' gradients pull apart. With sets X_i of their own, clients
 
 The paper's steps under strong convexity decrease, γ_r = 4/(μ(a + rτ)): give ``gamma`` as that function of r.
 
-Reveals only averages. Needs gradients. With all devices it is FedAvg.
+Reveals only averages, and with ``devices=1`` that device's point. Needs gradients. With all devices it is
+FedAvg.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ One update per exchange: what the pooled data would give. For bilevel problems t
 and general sequences the single-timescale method of Shen and Chen (2022). It is FedMSA with ρ = 1 and K = 1,
 and the reference for it.
 
-Reveals only averages. Needs what FedMSA needs.
+Reveals only averages, and of a composition's level in the log domain each client's log g before round 0.
+Needs what FedMSA needs.
 """
 
 from __future__ import annotations
