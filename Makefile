@@ -25,10 +25,11 @@ test: $(READY)  ## quick tests and the examples in docstrings
 test-slow: $(READY)  ## tests that train networks or run for long
 	$(BIN)/pytest -n $(JOBS) -m slow
 
-check: $(READY)  ## format, lint, types, documentation
+check: $(READY)  ## format, lint, types, docstrings, documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.check_docstrings
 	$(BIN)/mkdocs build --strict --quiet
 
 format: $(READY)  ## format the code, and repair what the linter can
