@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.fed import Carry, Setup
 from fedstrata.problems.hyper import balance
 
 from .timing import interleave, table
@@ -71,9 +72,9 @@ def ours(data: fs.FederatedData, rounds: int) -> Callable[[], Any]:
     method = fs.FedMSA(ALPHA, BETA, rho=RHO, K=STEPS, clients=CHOSEN)
     engine = fs.engines.Simulated()
     placed = engine.place(data)
-    setup = fs.engines.base.Setup(PROBLEM, CLIENTS, CLIENTS, measure_problem=False)
+    setup = Setup(PROBLEM, CLIENTS, CLIENTS, measure_problem=False)
     state = method.init(PROBLEM, *jax.tree.map(jnp.asarray, start()))
-    carry = engine.place_carry(fs.engines.base.Carry(state, None), CLIENTS)
+    carry = engine.place_carry(Carry(state, None))
 
     def run() -> Any:
         # round 0 has K = 1: begin with round 1, whose point before is the same

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.engines.base import Carry, Setup
+from fedstrata.core.fed import Carry, Setup
 from fedstrata.experiments.models import relu_network
 
 from .timing import Run, interleave, table
@@ -84,7 +84,7 @@ def ours(case: Case) -> Run:
     placed = engine.place(data)
     setup = Setup(problem, case.clients, case.clients, measure_problem=False)
     start = jax.tree.map(np.asarray, case.model().init(0))
-    carry = engine.place_carry(Carry(method.init(problem, start, None), None), case.clients)
+    carry = engine.place_carry(Carry(method.init(problem, start, None), None))
     rounds = np.array([case.rounds])
 
     def run() -> Any:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.core.method import Method, Remember, method
-from fedstrata.engines.base import Carry, Setup
-from fedstrata.engines.simulated import CACHED, EVALUATIONS, Simulated, trace_advance
+from fedstrata.core.fed import Carry, Remember, Setup
+from fedstrata.core.method import Method, method
+from fedstrata.engines.simulated import CACHED, Simulated, trace_advance
 from fedstrata.methods.fedavg import State
 
 
@@ -42,7 +42,7 @@ def program_memory(clients, dimension, chunk, participants=None):
         data,
         integer,
         integer,
-        shape((EVALUATIONS,), jnp.int32),
+        shape((engine.evaluations_at_once,), jnp.int32),
     )
     compiled = jax.jit(lambda *a: trace_advance(engine, setup, *a)[0]).lower(*args).compile()
     return compiled.memory_analysis().temp_size_in_bytes

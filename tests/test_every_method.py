@@ -10,7 +10,7 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.core.method import METHODS
-from fedstrata.engines import simulated
+from fedstrata.engines.programs import kept
 
 from .cases import CLIENTS, all_cases
 
@@ -120,14 +120,14 @@ def test_ledger_arithmetic(case, reference):
 @every_case
 def test_nothing_recompiles(case):
     case.run()  # not the reference: its program may have left the cache since
-    before = set(simulated._programs)
+    before = kept()
     reals = {
         name: 0.9 * getattr(case.method, name)
         for name in case.method._kinds
         if isinstance(getattr(case.method, name), float)
     }
     case.run(rounds=case.rounds + 2, eval_every=2, seed=3, method=dataclasses.replace(case.method, **reals))
-    assert set(simulated._programs) == before
+    assert kept() == before
 
 
 @every_case

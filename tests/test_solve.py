@@ -17,6 +17,9 @@ import optax
 import pytest
 
 import fedstrata as fs
+from fedstrata.core.fed import Setup
+from fedstrata.engines.programs import kept
+from fedstrata.solving import loop
 
 A = np.array([[1.0, 0.2], [0.2, 0.5]])
 
@@ -84,7 +87,7 @@ def test_step_sizes_may_be_schedules():
 def test_valid_data_is_where_upper_levels_sample():
     bilevel = fs.Bilevel(upper=lambda x, y, s: s["a"].sum(), lower=lambda x, y, s: s["a"].sum())
     federated = fs.FederatedData.from_clients([{"a": A}], valid=[{"a": 10 * A}])
-    setup = fs.engines.base.Setup(bilevel, 1, 1)
+    setup = Setup(bilevel, 1, 1)
     fed = fs.engines.debug.DebugFed(setup, federated, None, None)
     values = bilevel.measure(fed.mean, jnp.zeros(2), jnp.zeros(2))
     np.testing.assert_allclose(
@@ -203,16 +206,14 @@ def test_callbacks_see_every_evaluation():
 
 def test_checkpoints_come_every_so_many_rounds(monkeypatch, tmp_path):
     saved = []
-    monkeypatch.setitem(
-        fs.solve.__globals__, "_save", lambda saving, host, run, config: saved.append(run.round)
-    )
+    monkeypatch.setattr(loop, "save_arrays", lambda file, arrays, facts: saved.append(facts["round"]))
     solve(rounds=100, checkpoint=fs.Checkpoint(tmp_path, every_rounds=30))
     assert saved == [30, 60, 90, 100]
 
 
 def test_chunks_between_looks_do_not_matter(monkeypatch):
     whole = solve(rounds=30)
-    monkeypatch.setitem(fs.solve.__globals__, "PAUSE", 0.0)
+    monkeypatch.setattr(loop, "PAUSE", 0.0)
     pieces = solve(rounds=30)
     np.testing.assert_array_equal(whole.x, pieces.x)
     np.testing.assert_array_equal(whole.history["loss"], pieces.history["loss"])
@@ -271,10 +272,13 @@ data = fs.FederatedData.from_clients(clients)
 method = fs.SCAFFOLD(eta_l=0.01, K=3, batch_size=2)
 checkpoint = fs.Checkpoint(sys.argv[1], every_rounds=1) if sys.argv[1] != "-" else None
 slow = [lambda progress: time.sleep(float(sys.argv[3]))]
-result = fs.solve(
-    fs.Minimization(loss), method, data, np.zeros(4), rounds=400, participation=2, seed=7, eval_every=5,
-    checkpoint=checkpoint, resume=checkpoint is not None, progress=False, callbacks=slow,
-)
+try:
+    result = fs.solve(
+        fs.Minimization(loss), method, data, np.zeros(4), rounds=400, participation=2, seed=7, eval_every=5,
+        checkpoint=checkpoint, resume=checkpoint is not None, progress=False, callbacks=slow,
+    )
+except KeyboardInterrupt as interruption:
+    result = interruption.result
 print(result.status, result.ledger.rounds)
 np.savez(sys.argv[2], x=result.x, c=result.state.c, loss=result.history["loss"], up=result.ledger.bytes_up)
 """
@@ -319,15 +323,72 @@ def test_resume_after_sigkill_is_bit_for_bit(program, tmp_path):
         np.testing.assert_array_equal(a[name], b[name])
 
 
-def test_ctrl_c_saves_and_returns_what_there_is(program, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_signals_save_and_end_the_run(number, program, tmp_path):
+    """Ctrl-C raises what there is; SIGTERM ends the process. Both can be resumed to the end."""
     interrupted = program(tmp_path / "run", tmp_path / "partial.npz", 0.2)
     wait_for(tmp_path / "run" / "checkpoint.safetensors", interrupted)
-    interrupted.send_signal(signal.SIGINT)
+    interrupted.send_signal(number)
     output, _ = interrupted.communicate(timeout=60)
-    status, rounds = output.split()
-    assert (interrupted.returncode, status) == (0, b"interrupted")
-    assert 0 < int(rounds) < 400
-    assert np.isfinite(np.load(tmp_path / "partial.npz")["x"]).all()
+    if number == signal.SIGTERM:
+        assert interrupted.returncode == -signal.SIGTERM
+        assert not (tmp_path / "partial.npz").exists()
+    else:
+        status, rounds = output.split()
+        assert (interrupted.returncode, status) == (0, b"interrupted")
+        assert 0 < int(rounds) < 400
+        assert np.isfinite(np.load(tmp_path / "partial.npz")["x"]).all()
+    resumed = program(tmp_path / "run", tmp_path / "resumed.npz", 0)
+    assert resumed.communicate(timeout=120)[0].split() == [b"done", b"400"]
+
+
+def test_ctrl_c_ends_a_loop_over_runs():
+    """An interruption is a KeyboardInterrupt, so that a script's loop over runs ends with it."""
+    finished = []
+
+    def press(progressed):
+        if len(finished) == 1 and progressed.round == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    def script():
+        for gamma in (0.1, 0.2, 0.3):
+            finished.append(solve(method=fs.FedAvg(gamma=gamma), rounds=9, callbacks=[press]))
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        script()
+    assert len(finished) == 1
+    assert (caught.value.result.status, caught.value.result.ledger.rounds) == ("interrupted", 2)
+
+
+def test_a_sweep_has_what_a_run_has(tmp_path):
+    """Divergence of some lanes, callbacks, checkpoints, resuming and interruption."""
+    grid = [fs.FedAvg(gamma=g) for g in (0.1, 1e30, 0.3)]
+    arguments = {"rounds": 12, "seeds": (0, 1), "progress": False}
+    whole = fs.sweep(problem, grid, data, x0, **arguments)
+    assert [r.status for r in whole] == ["done", "done", "diverged", "diverged", "done", "done"]
+    assert all(np.isfinite(r.x).all() and np.isfinite(r.history["loss"]).all() for r in whole)
+    single = solve(method=grid[2], rounds=12, seed=1)
+    np.testing.assert_allclose(whole[5].x, single.x, rtol=1e-6)
+
+    def press(progressed):
+        if progressed.round == 5 and progressed.lane == 0:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fs.sweep(problem, grid, data, x0, checkpoint=tmp_path, callbacks=[press], **arguments)
+    assert [r.status for r in caught.value.result] == [
+        "interrupted", "interrupted", "diverged", "diverged", "interrupted", "interrupted",
+    ]  # fmt: skip
+    resumed = fs.sweep(problem, grid, data, x0, checkpoint=tmp_path, resume=True, **arguments)
+    for a, b in zip(resumed, whole, strict=True):
+        np.testing.assert_array_equal(a.x, b.x)
+        np.testing.assert_array_equal(a.history["loss"], b.history["loss"])
+        assert (a.status, a.ledger) == (b.status, b.ledger)
+    stopped = fs.sweep(
+        problem, grid, data, x0, callbacks=[lambda p: p.lane == 4 and p.round == 3], **arguments
+    )
+    assert [r.ledger.rounds for r in stopped] == [12, 12, 0, 0, 3, 12]
+    np.testing.assert_allclose(stopped[4].x, solve(method=grid[2], rounds=3).x, rtol=1e-6)
 
 
 def test_sweep_equals_single_runs():
@@ -345,9 +406,9 @@ def test_sweep_equals_single_runs():
 def test_a_set_that_holds_arrays_is_found_again():
     bounded = fs.Minimization(loss, project=fs.sets.Box(np.zeros(2), np.full(2, 0.1)))
     first = solve(problem=bounded)
-    before = len(fs.engines.simulated._programs)
+    before = len(kept())
     second = solve(problem=bounded)
-    assert len(fs.engines.simulated._programs) == before
+    assert len(kept()) == before
     np.testing.assert_array_equal(first.x, second.x)
     assert float(jnp.max(first.x)) <= 0.1 + 1e-6
     assert jax.tree.leaves(first.x)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.engines.base import Carry, Setup
+from fedstrata.core.fed import Carry, Setup
 
 from ..timing import Run
 from . import Case
@@ -28,7 +28,7 @@ def simulated(case: Case) -> Run:
     engine = fs.engines.Simulated()
     placed = engine.place(data)
     setup = Setup(problem, case.clients, case.participants, measure_problem=False)
-    carry = engine.place_carry(Carry(method.init(problem, case.start(), None), None), case.clients)
+    carry = engine.place_carry(Carry(method.init(problem, case.start(), None), None))
     rounds = np.array([case.rounds])
 
     def run() -> Any:

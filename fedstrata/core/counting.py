@@ -1,11 +1,9 @@
 """Counting while tracing: every oracle call and every number that travels, exactly, without run-time cost.
 
 A program is traced once and runs many times, so what is counted is known when it is traced, up to factors
-that
-are known only when it runs (a client's size, a loop's length). A `Tally` therefore keeps two things:
-``fixed``,
-plain integers, and ``scaled``, integers with a traced factor. Loops multiply, verbs add over clients, and the
-host puts the two together in Python integers, which do not overflow.
+that are known only when it runs (a client's size, a loop's length). A `Tally` therefore keeps two things:
+``fixed``, plain integers, and ``scaled``, integers with a traced factor. Loops multiply, verbs add over
+clients, and the host puts the two together in Python integers, which do not overflow: a `Ledger`.
 
 The code that counts never sees the tally: `count` books into whichever is open, and `loop` is
 `jax.lax.scan` (or a `while` loop, where the length is traced) with the booking done right.
@@ -14,31 +12,50 @@ The code that counts never sees the tally: `count` books into whichever is open,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.types import Integer, PyTree
+from fedstrata.core.types import Array, Integer, Key, PyTree
 
-_open: list[Tally] = []
+T = TypeVar("T")
+ORACLES = {"values": "function_values", "gradients": "gradients", "products": "hessian_products"}
+TRAFFIC = ("exchanges", "gathers", "floats_up", "floats_down", "bytes_up", "bytes_down")
+
+_Items = tuple[tuple[str, int], ...]
 
 
+@jax.tree_util.register_pytree_node_class
 @dataclass
 class Tally:
-    """Counts by name: ``fixed`` integers, and ``scaled`` ones that a traced factor multiplies."""
+    """Counts by name: ``fixed`` integers, and ``scaled`` ones that a traced factor multiplies.
+
+    As a pytree its leaves are the factors and all else is structure. So a traced function can simply return
+    its tally: `jax.vmap` and `jax.lax.scan` stack the factors, `jax.eval_shape` and `jax.jit` hand on the
+    counts.
+    """
 
     fixed: Counter[str] = field(default_factory=Counter)
     scaled: list[tuple[Counter[str], Any]] = field(default_factory=list)
 
-    @property
-    def factors(self) -> list[Any]:
-        """The traced factors, in the order of ``scaled``."""
-        return [jnp.asarray(factor, jnp.int32) for _, factor in self.scaled]
+    def tree_flatten(self) -> tuple[list[Any], tuple[_Items, tuple[_Items, ...]]]:
+        """The factors, and the counts in a form that can be compared."""
+        factors = [factor for _, factor in self.scaled]
+        return factors, (_items(self.fixed), tuple(_items(counts) for counts, _ in self.scaled))
+
+    @classmethod
+    def tree_unflatten(cls, counts: tuple[_Items, tuple[_Items, ...]], factors: list[Any]) -> Tally:
+        """The inverse of `tree_flatten`."""
+        fixed, scaled = counts
+        return cls(
+            Counter(dict(fixed)), [(Counter(dict(c)), f) for c, f in zip(scaled, factors, strict=True)]
+        )
 
     def book(self, counts: Counter[str], times: Integer = 1) -> None:
         """Add ``times · counts``, where ``times`` may be traced."""
@@ -46,71 +63,95 @@ class Tally:
             for name, amount in counts.items():
                 self.fixed[name] += amount * int(times)
         elif counts:
-            self.scaled.append((counts, times))
+            self.scaled.append((counts, jnp.asarray(times, jnp.int32)))
 
-    def merge(self, inner: Tally, times: Integer, factors: list[Any]) -> None:
-        """Add what ``inner`` booked in each of ``times`` repetitions, its factors already summed."""
-        self.book(inner.fixed, times)
-        for (counts, _), total in zip(inner.scaled, factors, strict=True):
-            self.book(counts, total)
+    def total(self) -> Counter[str]:
+        """Plain counts, where every factor is a number."""
+        counts = Counter(self.fixed)
+        for names, factor in self.scaled:
+            for name, amount in names.items():
+                counts[name] += amount * int(factor)
+        return +counts  # without zeros
+
+
+def _items(counts: Counter[str]) -> _Items:
+    return tuple(sorted(counts.items()))
+
+
+# Each thread traces by itself, and a thread that JAX starts for a callback books nowhere.
+_open: ContextVar[Tally | None] = ContextVar("the open tally", default=None)
 
 
 @contextmanager
 def collect() -> Iterator[Tally]:
     """Open a tally; whatever is counted inside is booked there and nowhere else."""
     tally = Tally()
-    _open.append(tally)
+    token = _open.set(tally)
     try:
         yield tally
     finally:
-        _open.pop()
+        _open.reset(token)
+
+
+def counted(function: Callable[..., T]) -> Callable[..., tuple[T, Tally]]:
+    """The same function, which returns what it booked beside its value, and books nothing."""
+
+    def run(*args: PyTree) -> tuple[T, Tally]:
+        with collect() as tally:
+            value = function(*args)
+        return value, tally
+
+    return run
 
 
 def count(name: str, amount: int, times: Integer = 1) -> None:
     """Book ``times · amount`` under ``name`` in the open tally, if there is one."""
-    if _open:
-        _open[-1].book(Counter({name: amount}), times)
+    book(Tally(Counter({name: amount})), times)
 
 
-def merge(inner: Tally, times: Integer, factors: list[Any]) -> None:
-    """`Tally.merge` into the open tally."""
-    if _open:
-        _open[-1].merge(inner, times, factors)
+def book(tally: Tally, times: Integer = 1) -> None:
+    """Book ``times`` repetitions of a tally whose factors are already summed over them."""
+    if (into := _open.get()) is not None:
+        into.book(tally.fixed, times)
+        for counts, factor in tally.scaled:
+            into.book(counts, factor)
+
+
+def summed(tally: Tally) -> Tally:
+    """A tally that `jax.vmap` or `jax.lax.scan` stacked, with its factors summed."""
+    return jax.tree.map(lambda factor: factor.sum(0, dtype=factor.dtype), tally)
 
 
 def repeat(times: Integer, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
     """``carry ← body(t, carry)`` for t = 0, …, times − 1, with counts multiplied; ``times`` may be traced."""
-    last: list[Tally] = []
+    step = counted(lambda carry, t: body(t, carry))
 
-    def counted(carry: PyTree, t: Integer) -> tuple[PyTree, list[Any]]:
-        with collect() as tally:
-            carry = body(t, carry)
-        last[:] = [tally]
-        return carry, tally.factors
+    def scanned(carry: PyTree, t: Integer) -> tuple[PyTree, Tally]:
+        return step(carry, t)
 
     if not isinstance(times, jax.core.Tracer):
         times = int(times)
         if times <= 0:
             return carry
-        carry, factors = jax.lax.scan(counted, carry, jnp.arange(times))
-        merge(last[0], times, [f.sum() for f in factors])
+        carry, tallies = jax.lax.scan(scanned, carry, jnp.arange(times))
+        book(summed(tallies), times)
         return carry
 
-    # A while loop must know its carry beforehand: one abstract pass finds how many factors there are.
-    _, shapes = jax.eval_shape(counted, carry, jnp.zeros((), jnp.int32))
-    zero = [jnp.zeros(s.shape, jnp.int32) for s in shapes]
+    # A while loop must know its carry beforehand: one abstract pass finds which factors there are.
+    _, shapes = jax.eval_shape(step, carry, jnp.zeros((), jnp.int32))
 
-    def step(t: Integer, both: tuple[PyTree, list[Any]]) -> tuple[PyTree, list[Any]]:
-        carry, factors = counted(both[0], t)
-        return carry, [a + b for a, b in zip(both[1], factors, strict=True)]
+    def stepped(t: Integer, both: tuple[PyTree, Tally]) -> tuple[PyTree, Tally]:
+        carry, tally = step(both[0], t)
+        return carry, jax.tree.map(jnp.add, both[1], tally)
 
-    carry, factors = jax.lax.fori_loop(0, times, step, (carry, zero))
-    merge(last[0], jnp.maximum(times, 0), factors)
+    start = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    carry, tally = jax.lax.fori_loop(0, times, stepped, (carry, start))
+    book(tally, jnp.maximum(times, 0))
     return carry
 
 
 def loop(
-    times: Integer, step: Callable[..., PyTree], key: jax.Array, carry: PyTree, *, indexed: bool = False
+    times: Integer, step: Callable[..., PyTree], key: Key, carry: PyTree, *, indexed: bool = False
 ) -> PyTree:
     """A client's local steps: ``carry ← step(carry, key_k)`` with a fresh key each.
 
@@ -132,21 +173,49 @@ def loop(
 
 def each(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
     """`jax.vmap` over the leading axis of all arguments, with the counts of every slice added up."""
-    last: list[Tally] = []
-
-    def counted(*args: PyTree) -> tuple[PyTree, list[Any]]:
-        with collect() as tally:
-            value = function(*args)
-        last[:] = [tally]
-        return value, tally.factors
-
-    value, factors = jax.vmap(counted)(*args)
-    merge(last[0], jax.tree.leaves(args)[0].shape[0], [f.sum() for f in factors])
+    value, tallies = jax.vmap(counted(function))(*args)
+    book(summed(tallies), jax.tree.leaves(args)[0].shape[0])
     return value
 
 
-ORACLES = {"values": "function_values", "gradients": "gradients", "products": "hessian_products"}
-TRAFFIC = ("exchanges", "floats_up", "floats_down", "bytes_up", "bytes_down")
+# A run's totals can pass 2³². In a compiled program the factors of its rounds are therefore added up in two
+# 32-bit words each, (high, low), which is exact without 64-bit mode: a tally whose factors have a last axis
+# of two.
+
+
+def no_words(tally: Tally) -> Tally:
+    """Zero, in words, of the form of a tally (shapes suffice)."""
+    return jax.tree.map(lambda _: jnp.zeros(2, jnp.uint32), tally)
+
+
+def add_words(words: Tally, tally: Tally) -> Tally:
+    """Add a tally's factors."""
+
+    def add(two: Array, factor: Array) -> Array:
+        low = two[1] + factor.astype(jnp.uint32)
+        return jnp.stack([two[0] + (low < two[1]), low])
+
+    return jax.tree.map(add, words, tally)
+
+
+def settle(words: Tally, times: int) -> Counter[str]:
+    """The counts of ``times`` repetitions, over which the factors came to these words."""
+    fixed = Counter({name: amount * times for name, amount in words.fixed.items()})
+    scaled = [(counts, (int(two[0]) << 32) + int(two[1])) for counts, two in words.scaled]
+    return Tally(fixed, scaled).total()
+
+
+def traffic(level: str, message: PyTree, upload: PyTree, clients: int, each_reply: bool) -> Counter[str]:
+    """The counts of one exchange with ``clients`` clients (shapes only).
+
+    ``gathers`` counts the exchanges after which the server knows single replies: a mean of one is no mean.
+    """
+    counts = Counter({f"{level}/exchanges": 1, f"{level}/gathers": int(each_reply)})
+    for way, tree in (("down", message), ("up", upload)):
+        leaves = [jax.typeof(leaf) for leaf in jax.tree.leaves(tree)]
+        counts[f"{level}/floats_{way}"] = clients * sum(leaf.size for leaf in leaves)
+        counts[f"{level}/bytes_{way}"] = clients * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return counts
 
 
 @dataclass(frozen=True)
@@ -157,6 +226,7 @@ class Ledger:
         rounds: averagings of the main variable.
         lower_rounds: exchanges of lower-level solvers.
         exchanges: messages down and up with the participating clients, of every level.
+        gathers: those of them after which the server knew single clients' replies, not their mean alone.
         floats_up, floats_down: numbers sent, summed over the clients.
         bytes_up, bytes_down: the same in bytes. Random seeds are shared beforehand and do not count.
         function_values, gradients, hessian_products: oracle calls, each for one sample.
@@ -165,6 +235,7 @@ class Ledger:
 
     rounds: int = 0
     exchanges: int = 0
+    gathers: int = 0
     floats_up: int = 0
     floats_down: int = 0
     bytes_up: int = 0
@@ -206,25 +277,3 @@ class Ledger:
     def from_dict(cls, values: dict[str, Any]) -> Ledger:
         """The inverse of `to_dict`."""
         return cls(**{k: v for k, v in values.items() if k not in ("oracle_calls", "lower_rounds")})
-
-
-def settle(tally: Tally, times: int, factors: Iterable[Any]) -> Counter[str]:
-    """The counts of ``times`` repetitions, whose factors summed over them are given as (high, low) words."""
-    total: Counter[str] = Counter()
-    for name, amount in tally.fixed.items():
-        total[name] += amount * times
-    for (counts, _), factor in zip(tally.scaled, factors, strict=True):
-        high, low = (int(word) for word in np.asarray(factor))
-        for name, amount in counts.items():
-            total[name] += amount * ((high << 32) + low)
-    return +total  # without zeros
-
-
-def traffic(level: str, message: PyTree, upload: Any, clients: int) -> Counter[str]:
-    """The counts of one exchange with ``clients`` clients (shapes only)."""
-    counts = Counter({f"{level}/exchanges": 1})
-    for way, tree in (("down", message), ("up", upload)):
-        leaves = [jax.typeof(leaf) for leaf in jax.tree.leaves(tree)]
-        counts[f"{level}/floats_{way}"] = clients * sum(leaf.size for leaf in leaves)
-        counts[f"{level}/bytes_{way}"] = clients * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    return counts

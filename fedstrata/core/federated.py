@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.types import Array, PyTree
+from fedstrata.core.client import Client, Samples
+from fedstrata.core.types import Array, Integer, PyTree
 
 if TYPE_CHECKING:
     from fedstrata.data.partition import Partitioner
@@ -260,3 +261,19 @@ class FederatedData:
 
 def _common(sizes: np.ndarray) -> int | None:
     return int(sizes[0]) if (sizes == sizes[0]).all() else None
+
+
+def client_of(data: FederatedData, clients: int, index: Integer, memory: PyTree = None) -> Client:
+    """Client ``index`` (may be traced), whose rows are fetched from the stack as needed.
+
+    Args:
+        data: of all clients.
+        clients: how many there are; rows past them fill up a device mesh.
+        index: which one.
+        memory: what it remembers.
+    """
+    train = Samples(data.train, data.equal if data.equal is not None else data.sizes[index], index)
+    valid = train
+    if data.valid is not None:
+        valid = Samples(data.valid, data.valid_equal or data.valid_sizes[index], index)
+    return Client(index, train, valid, memory, data.sizes[index] / data.sizes[:clients].sum())

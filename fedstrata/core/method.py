@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from types import MethodType
 from typing import (
     Annotated,
@@ -27,94 +26,20 @@ from typing import (
     Concatenate,
     Generic,
     Literal,
-    NamedTuple,
     ParamSpec,
-    Protocol,
     TypeVar,
     dataclass_transform,
     get_type_hints,
 )
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.core.fed import Fed
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, PyTree
 
 Schedule = Callable[[Any], Any]
-
-
-class Remember(NamedTuple):
-    """A phase's reply where the client also keeps something for its next call."""
-
-    upload: PyTree
-    memory: PyTree
-
-
-class Fed(Protocol):
-    """The four verbs, and what a round may ask about the federation. Engines implement it."""
-
-    @property
-    def clients(self) -> int:
-        """The number m of all clients."""
-
-    @property
-    def everyone(self) -> jax.Array:
-        """All clients' indices, for ``of=`` where participation does not apply."""
-
-    @property
-    def participants(self) -> int:
-        """How many clients take part in this round (static)."""
-
-    @property
-    def server(self) -> Any:
-        """The server's own samples (`fedstrata.core.client.Samples`), or None."""
-
-    def average(
-        self,
-        phase: Callable[..., Any],
-        key: jax.Array,
-        *message: PyTree,
-        of: Any = None,
-        weights: Any = None,
-        around: PyTree = None,
-        mean: Callable[[PyTree, jax.Array], PyTree] | None = None,
-    ) -> PyTree:
-        """Each client of ``of`` (None: this round's) runs ``phase``; the server gets the weighted mean.
-
-        ``around`` is a point that both sides know, like the upload: an engine may send the difference to it.
-        Another mean than the arithmetic, ``mean(stacked uploads, weights)``, needs every reply, as `gather`
-        does.
-        """
-
-    def gather(
-        self,
-        phase: Callable[..., Any],
-        key: jax.Array,
-        *message: PyTree,
-        of: Any = None,
-        around: PyTree = None,
-    ) -> PyTree:
-        """The same; the server gets every reply, stacked in the order of ``of``."""
-
-    def sample(self, key: jax.Array, count: int) -> jax.Array:
-        """``count`` of this round's clients, drawn without replacement, in ascending order."""
-
-    def repeat(self, times: Integer, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
-        """``carry ← body(t, carry)``, where the body may call verbs; ``times`` may be traced."""
-
-    def level(self, name: str) -> AbstractContextManager[None]:
-        """Exchanges inside are booked under this name (``"lower"``, ``"step"``) in the ledger."""
-
-    def indices(self) -> jax.Array:
-        """This round's clients, ascending: the order in which `gather` stacks."""
-
-    def weights(self) -> jax.Array:
-        """The weights of this round's clients in an average; they sum to one."""
-
-    def share(self) -> Any:
-        """Their part of the weight of all clients: what a mean over them counts in a mean over everyone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,6 +195,15 @@ class Method:
         """One round: the state after it."""
         raise NotImplementedError
 
+    def start(self, problem: Any, fed: Fed, key: jax.Array, state: Any) -> Any:
+        """Exchanges with all clients before the first round; the state after them."""
+        return state
+
+    @classmethod
+    def starts(cls) -> bool:
+        """Whether there are any."""
+        return cls.start is not Method.start
+
     def memory(self, problem: Any, x0: PyTree, y0: PyTree) -> PyTree:
         """What every client remembers before the first round; None where clients remember nothing."""
         return None
@@ -372,9 +306,3 @@ def method(cls: T) -> T:
     jax.tree_util.register_pytree_node(cls, flatten, unflatten)
     METHODS[cls.__name__] = cls
     return cls
-
-
-def finite(state: PyTree) -> jax.Array:
-    """Whether every floating leaf of a state is finite."""
-    leaves = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all() if leaves else jnp.asarray(True)

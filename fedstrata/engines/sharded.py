@@ -18,9 +18,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from fedstrata.core.fed import Carry
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.types import Array, PyTree
-from fedstrata.engines.base import Carry
 from fedstrata.engines.simulated import Simulated
 
 
@@ -58,16 +58,16 @@ class Sharded(Simulated):
     def _layout(self, *axes: str) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
-    def lay(self, array: PyTree) -> PyTree:
+    def over_clients(self, array: PyTree) -> PyTree:
         """Constrain leading client axes to the mesh."""
         layout = self._layout("clients")
         return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, layout), array)
 
-    def pin(self, carry: Carry) -> Carry:
+    def fixed_layout(self, carry: Carry) -> Carry:
         """The state on every device, the clients' memory over the mesh."""
         everywhere = self._layout()
         state = jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, everywhere), carry.state)
-        return Carry(state, self.lay(carry.memory))
+        return Carry(state, self.over_clients(carry.memory))
 
     def _spread(self, leaf: Array) -> jax.Array:
         """A leading client axis over the mesh, padded with copies of the first row."""
@@ -85,7 +85,7 @@ class Sharded(Simulated):
         parts |= {name: jax.tree.map(self._copy, getattr(data, name)) for name in ("test", "server")}
         return replace(data, **parts)
 
-    def place_carry(self, carry: Carry, clients: int) -> Carry:
+    def place_carry(self, carry: Carry) -> Carry:
         """See `Engine.place_carry`."""
         return Carry(jax.tree.map(self._copy, carry.state), jax.tree.map(self._spread, carry.memory))
 

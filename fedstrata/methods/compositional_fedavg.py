@@ -25,7 +25,8 @@ import jax
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
-from fedstrata.core.method import BatchSize, Count, Fed, Positive, Reveals, by_options, method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Count, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional

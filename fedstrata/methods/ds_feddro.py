@@ -31,7 +31,8 @@ import jax
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
-from fedstrata.core.method import BatchSize, Count, Fed, Fraction, Positive, method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Count, Fraction, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional
@@ -117,7 +118,7 @@ class DSFedDRO(Compositional):
         if plain:
             x_k, y_k = fed.average(*message, around=known)
         else:
-            (x_k, y_k), weights = fed.gather(*message, around=known), fed.weights()
+            (x_k, y_k), weights = fed.gather(*message, around=known), fed.cohort_weights
             x_k = ARITHMETIC.mean(x_k, weights)
             y_k = tuple(rule.mean(report, weights) for rule, report in zip(rules, y_k, strict=True))
         new = (

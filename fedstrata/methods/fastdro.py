@@ -24,7 +24,8 @@ import jax.numpy as jnp
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
-from fedstrata.core.method import BatchSize, Fed, Positive, Remember, Reveals, by_options, method
+from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.method import BatchSize, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods.mbsgd import MBSGD, State
@@ -68,7 +69,7 @@ class FastDRO(MBSGD):
         x = state.x.x if problem.lifted else state.x
         losses, within = fed.gather(self.losses, key, x)  # line 1
         within = jnp.full_like(losses, 1 / losses.shape[1]) if within is None else within
-        weights = (fed.weights()[:, None] * within).astype(losses.dtype)
+        weights = (fed.cohort_weights[:, None] * within).astype(losses.dtype)
         dual = problem.risk.dual(losses.reshape(-1), weights.reshape(-1))  # line 2
         x = tree.axpy(-self.eta, fed.average(self.weighted, key, dual), x)  # lines 3, 4
         return State(Lifted(x, getattr(dual, "eta", dual)) if problem.lifted else x)

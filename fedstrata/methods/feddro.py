@@ -32,7 +32,8 @@ import jax.numpy as jnp
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
-from fedstrata.core.method import BatchSize, Count, Fed, Fraction, Positive, Remember, method
+from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.method import BatchSize, Count, Fraction, Positive, method
 from fedstrata.core.types import Integer, Key, Phase, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional, level_mean

@@ -38,18 +38,8 @@ import numpy as np
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
-from fedstrata.core.method import (
-    BatchSize,
-    Count,
-    Fed,
-    Method,
-    Positive,
-    Reveals,
-    Steps,
-    Unit,
-    by_options,
-    method,
-)
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Count, Method, Positive, Reveals, Steps, Unit, by_options, method
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators import sequences

@@ -35,7 +35,8 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
-from fedstrata.core.method import BatchSize, Count, Fed, Positive, Steps, method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Count, Positive, Steps, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.compositional import chain_of, followed
 from fedstrata.estimators.gradients import gradient

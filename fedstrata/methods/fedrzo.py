@@ -30,7 +30,8 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
-from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, Reveals, Steps, by_options, method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Count, Method, Positive, Reveals, Steps, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import check_directions, combine, directions, estimate, theory_steps
 from fedstrata.problems.classes import Minimization
@@ -153,7 +154,7 @@ class FedRZO(Method):
         if self.messages == "vectors":
             return State(fed.average(self.local_steps, key, state.x, around=state.x))  # lines 1, 6
         scalars = fed.gather(self.local_scalars, key, state.x)
-        clients, weights = fed.indices(), fed.weights()
+        clients, weights = fed.cohort, fed.cohort_weights
 
         def add(x: PyTree, one: tuple[Any, Any, Any]) -> tuple[PyTree, None]:
             index, weight, of_client = one

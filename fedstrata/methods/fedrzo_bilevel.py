@@ -37,19 +37,8 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples, steps_of
 from fedstrata.core.counting import each, loop
-from fedstrata.core.method import (
-    BatchSize,
-    Count,
-    Fed,
-    Method,
-    Part,
-    Positive,
-    Remember,
-    Reveals,
-    Steps,
-    by_options,
-    method,
-)
+from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.method import BatchSize, Count, Method, Part, Positive, Reveals, Steps, by_options, method
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.curvature import hessian_product
@@ -197,7 +186,7 @@ class FedRZOBilevel(Method):
         solver = type(self.lower).__name__
         if Minimization not in self.lower.solves:
             raise ValueError(f"{name}: lower={solver} does not solve Minimization.")
-        if self.lower.memory(None, jnp.zeros(1), None) is not None or hasattr(self.lower, "start"):
+        if self.lower.memory(None, jnp.zeros(1), None) is not None or self.lower.starts():
             raise ValueError(f"{name}: lower={solver} needs clients that remember; use FedAvg, FedAC or LFD.")
         if self.lower_rounds is None:
             raise ValueError(f"{name}: say how many rounds of {solver} the lower level gets: lower_rounds=….")

@@ -34,14 +34,13 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import count, loop
+from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import (
     BatchSize,
     Count,
-    Fed,
     Method,
     NonNegative,
     Positive,
-    Remember,
     Reveals,
     Steps,
     by_options,
@@ -297,4 +296,4 @@ class FedRZOTwoStage(Method):
             index, weight, factors = one
             return tree.axpy(-self.gamma * weight, self.replay(key, index, factors, state.x), x), None
 
-        return State(jax.lax.scan(add, state.x, (fed.indices(), fed.weights(), replies))[0], k)
+        return State(jax.lax.scan(add, state.x, (fed.cohort, fed.cohort_weights, replies))[0], k)

@@ -21,7 +21,8 @@ import jax
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
-from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, Steps, method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Count, Method, Positive, Steps, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import sphere
 from fedstrata.problems.classes import Minimization

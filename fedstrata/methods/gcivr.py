@@ -27,7 +27,8 @@ from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
-from fedstrata.core.method import BatchSize, Count, Fed, Positive, Remember, method
+from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.method import BatchSize, Count, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.estimators.gradients import gradient

@@ -22,7 +22,8 @@ import jax
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
-from fedstrata.core.method import BatchSize, Count, Fed, Positive, method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Count, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.implicit import Implicit

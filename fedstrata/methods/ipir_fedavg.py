@@ -34,7 +34,8 @@ import jax.numpy as jnp
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
-from fedstrata.core.method import BatchSize, Count, Fed, Positive, method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Count, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.regularized import Regularized, Scale, Steps, direction, run_steps, server_step
 from fedstrata.methods.str_fedavg import averaged

@@ -26,7 +26,8 @@ import jax
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
-from fedstrata.core.method import BatchSize, Count, Fed, Method, Positive, Reveals, by_options, method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Count, Method, Positive, Reveals, by_options, method
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient

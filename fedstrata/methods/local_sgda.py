@@ -17,7 +17,8 @@ from typing import NamedTuple
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
-from fedstrata.core.method import BatchSize, Fed, Method, Positive, Steps, method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Method, Positive, Steps, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradients
 from fedstrata.problems.classes import Minimax

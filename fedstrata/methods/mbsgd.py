@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
-from fedstrata.core.method import BatchSize, Fed, Positive, method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional

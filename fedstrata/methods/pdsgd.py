@@ -25,7 +25,8 @@ import jax.numpy as jnp
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
-from fedstrata.core.method import BatchSize, Fed, Positive, method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.estimators.gradients import value_and_gradient

@@ -23,7 +23,8 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
-from fedstrata.core.method import BatchSize, Fed, Fraction, Method, Positive, Remember, method
+from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.method import BatchSize, Fraction, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization

@@ -25,7 +25,8 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
-from fedstrata.core.method import BatchSize, Fed, Method, Positive, Remember, Steps, method
+from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.method import BatchSize, Method, Positive, Steps, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
@@ -78,5 +79,5 @@ class SCAFFOLD(Method):
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         moved, changed = fed.average(self.local_steps, key, state.x, state.c)  # line 1
         x = tree.axpy(self.eta_g, moved, state.x)  # line 5
-        c = tree.axpy(fed.share(), changed, state.c)  # line 6
+        c = tree.axpy(fed.cohort_share, changed, state.c)  # line 6
         return State(x, c)

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.client import Client
-from fedstrata.core.method import BatchSize, Count, Fed, Positive, method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Count, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.regularized import Regularized, Scale, Steps, run_steps, server_step
 from fedstrata.problems.classes import Selection

@@ -26,7 +26,8 @@ import optax
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
-from fedstrata.core.method import BatchSize, Fed, Method, Positive, Steps, method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Method, Positive, Steps, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import sequences
 from fedstrata.estimators.hypergradient import Coupled

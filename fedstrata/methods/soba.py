@@ -18,7 +18,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fedstrata.core.client import Client
-from fedstrata.core.method import BatchSize, Fed, Positive, method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Positive, method
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import sequences

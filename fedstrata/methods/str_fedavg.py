@@ -45,7 +45,8 @@ import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
-from fedstrata.core.method import BatchSize, Count, Fed, NonNegative, Positive, method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Count, NonNegative, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.methods._shared.regularized import Regularized, Scale, Steps, run_steps, server_step
 from fedstrata.problems.classes import Selection

@@ -36,18 +36,8 @@ import numpy as np
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Oracle, steps_of
 from fedstrata.core.counting import count, loop
-from fedstrata.core.method import (
-    BatchSize,
-    Count,
-    Fed,
-    Method,
-    Positive,
-    Remember,
-    Reveals,
-    Steps,
-    by_options,
-    method,
-)
+from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.method import BatchSize, Count, Method, Positive, Reveals, Steps, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars
@@ -219,9 +209,9 @@ class ZOHFL(Method):
         return Remember(self.estimate(values, self.draw(key, x)), kept)  # line 5
 
     def round(self, problem: Personalized, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        x, clients = state.x, fed.indices()
+        x, clients = state.x, fed.cohort
         at_work = jnp.broadcast_to(jnp.asarray(self.H) > 0, (fed.clients,))[clients]
-        weights = jnp.where(at_work, fed.weights(), 0)
+        weights = jnp.where(at_work, fed.cohort_weights, 0)
         # Where everyone sits out, the mean is zero; the weights must not be.
         anyone = weights.sum() > 0
         weights = jnp.where(anyone, weights, 1) / jnp.where(anyone, weights.sum(), len(weights))
@@ -236,6 +226,7 @@ class ZOHFL(Method):
                 return tree.axpy(weight, self.estimate(of_client, v), total), None
 
             g = jax.lax.scan(add, tree.zeros_like(x), (clients, weights, values))[0]
+        assert fed.server is not None  # the problem has looked
         f = fed.server.mean(problem.server, jax.random.fold_in(key, fed.clients), self.server_batch_size)
         direction = tree.axpy(jnp.where(anyone, 1, 0), g, gradient(f, x))
         return State(tree.axpy(-self.gamma, direction, x))  # line 6

@@ -52,6 +52,17 @@ class Checkpoint:
         if not self.every_seconds >= 0:
             raise ValueError(f"Checkpoint: every_seconds must be ≥ 0, but is {self.every_seconds}.")
 
+    @classmethod
+    def of(cls, given: str | os.PathLike[str] | Checkpoint | None) -> Checkpoint | None:
+        """A user's argument: a path, a checkpoint, or none."""
+        return given if given is None or isinstance(given, Checkpoint) else cls(given)
+
+    def due(self, rounds: int, seconds: float) -> bool:
+        """Whether to save so many rounds and seconds after the last time."""
+        return seconds >= self.every_seconds or (
+            self.every_rounds is not None and rounds >= self.every_rounds
+        )
+
     @property
     def file(self) -> Path:
         """The file itself."""

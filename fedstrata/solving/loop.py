@@ -1,10 +1,11 @@
-"""The loop over rounds: metrics, ledger, checkpoints, progress, early stop, divergence.
+"""The loop over rounds: metrics, ledger, checkpoints, progress, early stop, divergence, interruption.
 
-The rounds themselves are compiled by the engine in chunks that end at evaluations. Between two chunks, which
-last about
-`PAUSE` seconds, the host looks: it moves the progress bar, calls the callbacks, saves, and stops on Ctrl-C. A
-chunk's length never recompiles anything and never changes a result: round r draws from ``fold_in(seed, r)``
-alone.
+The rounds themselves are compiled by the engine in chunks that end at evaluations. Between two chunks,
+which last about `PAUSE` seconds, the host looks: it moves the progress bar, calls the callbacks, saves, and
+stops on Ctrl-C. A chunk's length never recompiles anything and never changes a result: round r draws from
+``fold_in(seed, r)`` alone.
+
+`solve` has one run, `fedstrata.solving.sweep` several side by side, each in its own lane of the same loop.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import jax
@@ -26,13 +28,12 @@ import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.counting import Ledger
+from fedstrata.core.fed import Carry, Engine, Lane
 from fedstrata.core.federated import FederatedData
-from fedstrata.core.method import METHODS, Method
+from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree
 from fedstrata.engines import engine_of
-from fedstrata.engines.base import Carry, Setup
-from fedstrata.engines.simulated import EVALUATIONS
 from fedstrata.solving.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -41,8 +42,9 @@ from fedstrata.solving.checkpoint import (
     save_arrays,
     unflatten,
 )
+from fedstrata.solving.pose import Posed, pose
 from fedstrata.solving.progress import Progress
-from fedstrata.solving.result import BOOKKEEPING, Result, describe_method
+from fedstrata.solving.result import BOOKKEEPING, Result
 
 PAUSE = 0.5  # seconds between two looks at a running program
 
@@ -55,15 +57,27 @@ class Diverged(FloatingPointError):
         self.result = result
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in `fedstrata.solve` or `fedstrata.sweep`. ``result`` is what there is so far, and is saved."""
+
+    def __init__(self, message: str, result: Result | list[Result]) -> None:
+        super().__init__(message)
+        self.result = result
+
+
 @dataclass(frozen=True)
 class Progressed:
-    """What a callback sees after an evaluation: the round, the metrics so far, the state, the ledger."""
+    """What a callback sees after an evaluation: the round, the metrics so far, the state, the ledger.
+
+    ``lane`` is the run's number in a sweep.
+    """
 
     round: int
     rounds: int
     history: Mapping[str, list[float]]
     state: PyTree
     ledger: Ledger
+    lane: int = 0
 
 
 Callback = Callable[[Progressed], bool | None]
@@ -104,35 +118,6 @@ class EarlyStop:
         return bool(values[-self.patience :].min() > values[: -self.patience].min() - self.min_delta)
 
 
-@dataclass
-class Run:
-    """What a run has gathered so far."""
-
-    carry: Carry
-    round: int = 0
-    history: dict[str, list[float]] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-
-    def ledger(self) -> Ledger:
-        """The counts so far."""
-        return Ledger.from_counts(self.round, self.counts)
-
-    def record(self, values: dict[str, float], seconds: float) -> None:
-        """Add an evaluation to the history."""
-        ledger = self.ledger()
-        row = {
-            "round": self.round,
-            "exchanges": ledger.exchanges,
-            "bytes_up": ledger.bytes_up,
-            "bytes_down": ledger.bytes_down,
-            "seconds": seconds,
-            **values,
-        }
-        for name, value in row.items():
-            self.history.setdefault(name, []).append(value)
-
-
 def solve(
     problem: Problem,
     method: Method,
@@ -143,7 +128,7 @@ def solve(
     rounds: int,
     seed: int = 0,
     participation: float | int = 1.0,
-    engine: Any = "simulated",
+    engine: str | Engine = "simulated",
     metrics: Mapping[str, Callable[..., Any]] | None = None,
     eval_every: int = 1,
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
@@ -166,8 +151,7 @@ def solve(
         participation: a fraction of the clients (a float in (0, 1]) or a number of them (an int) per round.
         engine: ``"simulated"``, ``"sharded"``, ``"debug"``, or an engine object.
         metrics: name → function of ``(x, y)``, of the state (one argument), or of ``(x, y, data)``; each one
-            number.
-            They are added to the problem's own and evaluated inside the compiled program.
+            number. They are added to the problem's own and evaluated inside the compiled program.
         eval_every: rounds between two evaluations; the start and the last round are always evaluated.
         checkpoint: a path or a `Checkpoint`; the run is saved there now and then, on Ctrl-C and at the end.
         resume: continue from the checkpoint if there is one.
@@ -177,234 +161,304 @@ def solve(
         default_metrics: whether the problem's own metrics, full passes over the data, are evaluated.
 
     Returns:
-        A `Result`; what there is so far, where the run was stopped or interrupted.
+        A `Result`; what there is so far, where a callback stopped the run.
 
     Raises:
         Diverged: when the iterates are no longer finite.
+        Interrupted: on Ctrl-C, a `KeyboardInterrupt` that holds the result so far, after saving it.
         TypeError, ValueError: for arguments that do not fit together, before anything is computed.
     """
     began = time.perf_counter()
     engine = engine_of(engine)
-    setup = check_arguments(
-        problem, method, data, rounds, seed, participation, metrics, eval_every, weights, default_metrics
-    )
-    method = method.plan(rounds)
-    data = data.cast()
-    x0, y0 = tree.as_floats(problem.first(x0), "x0"), tree.as_floats(y0, "y0")
-    for name, point in (("x0", x0), ("y0", y0)):
-        if bad := tree.nonfinite_leaves(point):
-            raise ValueError(f"{name} is not finite in {', '.join(bad)}.")
-    y0 = check_point(problem, data, x0, y0)
-    carry = initial_carry(problem, method, x0, y0, data.clients)
-    saving = (
-        checkpoint if checkpoint is None or isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-    )
-    config = {
-        "problem": type(problem).__name__,
-        "method": describe_method(method),
-        "seed": seed,
-        "participants": setup.participants,
-        "weights": weights,
-        "eval_every": eval_every,
-        "clients": data.clients,
-    }
-    run = Run(carry)
-    if resume:
-        if saving is None:
-            raise ValueError("resume=True needs a checkpoint path.")
-        if saving.file.exists():
-            run = _load(saving, carry, config, rounds)
-    elif saving is not None and saving.file.exists() and not saving.overwrite:
-        raise CheckpointError(
-            f"{saving.file} exists already. Give resume=True to continue it, another path, or "
-            "Checkpoint(…, overwrite=True)."
-        )
-    placed = engine.place(data)
-    run.carry = engine.place_carry(run.carry, data.clients)
-    callbacks = tuple(callbacks)
+    posed = pose(
+        problem, method, data, x0, y0=y0, rounds=rounds, seed=seed, participation=participation,
+        metrics=metrics, eval_every=eval_every, weights=weights, default_metrics=default_metrics,
+    )  # fmt: skip
+    loop = Loop(posed, engine, began, Checkpoint.of(checkpoint), resume, tuple(callbacks))
+    stopped = loop.run(Progress(rounds, loop.round, enabled=progress))
+    (result,) = loop.results(stopped)
+    if loop.trouble[0] is not None:
+        raise Diverged(loop.trouble[0], result)
+    if stopped is not None:
+        raise interruption(stopped, loop, result)
+    return result
 
-    def result(status: str) -> Result:
-        host = engine.fetch(run.carry, data.clients)
-        x, y = method.output(jax.tree.map(jnp.asarray, host.state), jax.tree.map(jnp.asarray, host.memory))
-        history = {name: np.asarray(values) for name, values in run.history.items()}
-        return Result(x, y, history, run.ledger(), method, run.seconds, status, host.state, problem, data)
 
-    def save() -> None:
-        if saving is None:
+def interruption(number: int, loop: Loop, result: Result | list[Result]) -> Interrupted:
+    """What to raise after a signal.
+
+    SIGTERM goes to its former handler first: usually, the process ends here.
+    """
+    if number == signal.SIGTERM:
+        signal.raise_signal(number)
+    saved = "" if loop.saving is None else f" It is saved in {loop.saving.file}."
+    return Interrupted(
+        f"Interrupted after round {loop.round} of {loop.posed.rounds}.{saved} "
+        "The exception's .result is what there is.",
+        result,
+    )
+
+
+@dataclass
+class Trajectory:
+    """What one lane has gathered so far."""
+
+    round: int = 0
+    history: dict[str, list[float]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    status: str = "done"
+
+    def ledger(self) -> Ledger:
+        """The counts so far."""
+        return Ledger.from_counts(self.round, self.counts)
+
+    def record(self, values: dict[str, float], seconds: float) -> None:
+        """Add an evaluation to the history."""
+        ledger = self.ledger()
+        row = {
+            "round": self.round,
+            "exchanges": ledger.exchanges,
+            "bytes_up": ledger.bytes_up,
+            "bytes_down": ledger.bytes_down,
+            "seconds": seconds,
+            **values,
+        }
+        for name, value in row.items():
+            self.history.setdefault(name, []).append(value)
+
+
+class Loop:
+    """A posed run on its way through an engine. `run` it, then take the `results`.
+
+    Attributes:
+        lanes: what the runs have gathered.
+        trouble: why a lane diverged, or None.
+    """
+
+    def __init__(
+        self,
+        posed: Posed,
+        engine: Engine,
+        began: float,
+        saving: Checkpoint | None = None,
+        resume: bool = False,
+        callbacks: tuple[Callback, ...] = (),
+    ) -> None:
+        self.posed, self.engine, self.saving, self.callbacks = posed, engine, saving, callbacks
+        self.lanes = [Trajectory() for _ in posed.methods]
+        self.trouble: list[str | None] = [None for _ in posed.methods]
+        self.round, self.earlier, self.began = 0, 0.0, began
+        carry = posed.carry
+        if resume:
+            if saving is None:
+                raise ValueError("resume=True needs a checkpoint path.")
+            if saving.file.exists():
+                carry = self._load(saving)
+        elif saving is not None and saving.file.exists() and not saving.overwrite:
+            raise CheckpointError(
+                f"{saving.file} exists already. Give resume=True to continue it, another path, or "
+                "Checkpoint(…, overwrite=True)."
+            )
+        self.data = engine.place(posed.data)
+        self.carry = engine.place_carry(carry)
+
+    def run(self, bar: Progress) -> int | None:
+        """To the end, or until something stops it; returns the signal that asked for an end, if one did."""
+        with bar, _signals() as asked:
+            self._begin()
+            stopped = self._advance(bar, asked)
+            self._save()
+        return stopped
+
+    def seconds(self, now: float | None = None) -> float:
+        """Since the run began, with what an earlier part of it took."""
+        return self.earlier + (time.perf_counter() if now is None else now) - self.began
+
+    def _begin(self) -> None:
+        """Exchanges before the first round, where the method has any."""
+        if self.round > 0 or self.lanes[0].history or not self.posed.methods[0].starts():
             return
-        host = engine.fetch(run.carry, data.clients)  # with several processes, all must take part in this
-        if jax.process_index() == 0:
-            _save(saving, host, run, config)
+        setup, method, seed = self.posed.setup, self.posed.method, self.posed.seed
+        self.carry, counts = self.engine.begin(setup, method, self.carry, seed, self.data)
+        remarks: list[str] = []
+        for b, (lane, its) in enumerate(zip(self.lanes, counts, strict=True)):
+            lane.counts.update(its)
+            remarks += self.posed.methods[b].remarks(self._fetch(b).state)
+        for remark in dict.fromkeys(remarks):
+            warnings.warn(remark, stacklevel=4)
 
-    earlier = run.seconds
-    status, saved_round, saved_at, evaluations = "done", run.round, time.perf_counter(), 1
-    with Progress(rounds, run.round, enabled=progress) as bar, _interruptible() as interrupted:
-        if run.round == 0 and not run.history and hasattr(method, "start"):
-            run.carry, counts = engine.begin(setup, method, run.carry, seed, placed)
-            run.counts.update(counts)
-            for remark in method.remarks(engine.fetch(run.carry, data.clients).state):
-                warnings.warn(remark, stacklevel=2)
-        plan = plan_of(run.round, rounds, eval_every, first=not run.history)
-        while plan:
-            length = 1 if callbacks else _until_saving(plan[:evaluations], saving, run.round - saved_round)
-            these, plan = plan[:length], plan[length:]
+    def _advance(self, bar: Progress, asked: list[int]) -> int | None:
+        """Chunk after chunk; the signal that asked for an end, if one did."""
+        saved_round, saved_at, evaluations = self.round, time.perf_counter(), 1
+        agree, saving = self.engine.agree, self.saving
+        while these := self._next(evaluations, saved_round):
             started = time.perf_counter()
-            advanced = engine.advance(
-                setup, method, run.carry, seed, placed, run.round, np.array(these, np.int32)
-            )
-            now = started + engine.agree(time.perf_counter() - started)
-            trouble = _first_bad(setup, advanced, run.round, these)
-            if trouble is not None:
-                run.seconds = earlier + now - began
-                save()
-                raise Diverged(_explain(method, *trouble, advanced.carry), result("diverged"))
-            run.carry = advanced.carry
+            happened = self._chunk(np.array(these, np.int32))
+            now = started + agree(time.perf_counter() - started)
+            self._record(these, happened, started, now)
+            bar.update(self.round, self._latest())
+            evaluations = self._next_length(evaluations, now - started)
+            if saving is not None and agree(saving.due(self.round - saved_round, now - saved_at)):
+                self._save()
+                saved_round, saved_at = self.round, time.perf_counter()
+            self._call_back()
+            if agree(bool(asked)):
+                return asked[0] if asked else signal.SIGINT
+            if not any(lane.status == "done" for lane in self.lanes):
+                break
+        return None
+
+    def _next(self, evaluations: int, saved_round: int) -> list[int]:
+        """Rounds before each of the next evaluations, none of them past a checkpoint that is due."""
+        if self.callbacks:
+            evaluations = 1
+        first = not self.lanes[0].history
+        these, at = [0] * first, self.round
+        due = None if self.saving is None or self.saving.every_rounds is None else self.saving.every_rounds
+        while len(these) < evaluations and at < self.posed.rounds:
+            if due is not None and at - saved_round >= due:
+                break
+            stop = min(at - at % self.posed.eval_every + self.posed.eval_every, self.posed.rounds)
+            these.append(stop - at)
+            at = stop
+        return these
+
+    def _next_length(self, evaluations: int, seconds: float) -> int:
+        """How many evaluations to run before the next look, aiming at `PAUSE` seconds."""
+        if seconds > PAUSE:
+            return max(1, int(evaluations * PAUSE / seconds))
+        return min(self.engine.evaluations_at_once, 2 * evaluations)
+
+    def _chunk(self, rounds: np.ndarray) -> list[Lane]:
+        """Some rounds; a lane that has ended keeps its state, one that diverges its last finite one."""
+        posed, before = self.posed, self.carry
+        active = np.array([lane.status == "done" for lane in self.lanes])
+        self.carry, happened = self.engine.advance(
+            posed.setup, posed.method, before, posed.seed, self.data, self.round, rounds, active
+        )
+        user = {name for name, _ in posed.setup.metrics}
+        kept = []
+        for b, lane in enumerate(self.lanes):
+            if lane.status != "done":
+                continue
+            if (trouble := _first_bad(happened[b], user, self.round, rounds)) is not None:
+                lane.status = "diverged"
+                after = self.engine.lane(self.carry, b)
+                self.trouble[b] = _explain(posed.methods[b], *trouble, after)
+                kept.append(b)
+        if kept and len(self.lanes) == 1:
+            self.carry = before
+        elif kept:
+            rows = jnp.array(kept)
+            self.carry = jax.tree.map(lambda new, old: new.at[rows].set(old[rows]), self.carry, before)
+        return happened
+
+    def _record(self, these: list[int], happened: list[Lane], started: float, now: float) -> None:
+        for lane, its in zip(self.lanes, happened, strict=True):
+            if lane.status != "done":
+                continue
             for j, number in enumerate(these):
-                run.round += number
-                run.counts.update(advanced.counts[j])
+                lane.round += number
+                lane.counts.update(its.counts[j])
                 at = started + (now - started) * (j + 1) / len(these)
-                run.record({n: float(v[j]) for n, v in advanced.history.items()}, earlier + at - began)
-            run.seconds = earlier + now - began
-            bar.update(run.round, {n: v[-1] for n, v in run.history.items() if n not in BOOKKEEPING})
-            evaluations = next_length(evaluations, now - started)
-            if saving is not None and engine.agree(
-                now - saved_at >= saving.every_seconds
-                or (saving.every_rounds is not None and run.round - saved_round >= saving.every_rounds)
-            ):
-                save()
-                saved_round, saved_at = run.round, time.perf_counter()
-            progressed = Progressed(run.round, rounds, run.history, run.carry.state, run.ledger())
-            stops = [callback(progressed) for callback in callbacks]
-            if engine.agree(any(stops)):
-                status = "stopped"
-                break
-            if engine.agree(interrupted()):
-                status = "interrupted"
-                break
-    run.seconds = earlier + time.perf_counter() - began
-    save()
-    return result(status)
+                lane.record({n: float(v[j]) for n, v in its.history.items()}, self.seconds(at))
+        self.round = max(lane.round for lane in self.lanes)
 
+    def _latest(self) -> dict[str, float]:
+        """The last values of the metrics, of several lanes their mean."""
+        names = [name for name in self.lanes[0].history if name not in BOOKKEEPING]
+        last = {n: [lane.history[n][-1] for lane in self.lanes if lane.history.get(n)] for n in names}
+        return {name: float(np.mean(values)) for name, values in last.items() if values}
 
-def check_arguments(
-    problem: Any,
-    method: Any,
-    data: Any,
-    rounds: int,
-    seed: int,
-    participation: float | int,
-    metrics: Any,
-    eval_every: int,
-    weights: str,
-    default_metrics: bool,
-) -> Setup:
-    """What `solve` and `sweep` are given, checked before anything is computed."""
-    if not isinstance(problem, Problem):
-        raise TypeError(
-            f"problem must be a problem object such as fs.Minimization(loss), but is {problem!r}."
-        )
-    if isinstance(method, type) or not isinstance(method, Method):
-        raise TypeError(f"method must be a method object such as fs.FedAvg(gamma=0.1), but is {method!r}.")
-    if not isinstance(data, FederatedData):
-        raise TypeError("data must be FederatedData; build it with fs.FederatedData.from_clients([…]).")
-    if not isinstance(problem, method.solves):
-        fitting = sorted(name for name, cls in METHODS.items() if isinstance(problem, cls.solves))
-        raise TypeError(
-            f"{type(method).__name__} solves {', '.join(c.__name__ for c in method.solves)}, "
-            f"not {type(problem).__name__}. For that there are: {', '.join(fitting) or 'no methods yet'}."
-        )
-    for name, value, low in (("rounds", rounds, 0), ("eval_every", eval_every, 1), ("seed", seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
-            raise ValueError(f"{name} must be a whole number ≥ {low}, but is {value!r}.")
-    if weights not in ("uniform", "size"):
-        raise ValueError(f"weights must be 'uniform' or 'size', but is {weights!r}.")
-    participants = _participants(participation, data.clients)
-    if participants < data.clients and method.full_participation is not None:
-        raise ValueError(f"{type(method).__name__} needs participation=1.0: {method.full_participation}")
-    metrics = dict(metrics or {})
-    for name, metric in metrics.items():
-        if not callable(metric):
-            raise TypeError(
-                f"The metric {name!r} must be a function of (x, y) or of the state, but is {metric!r}."
+    def _call_back(self) -> None:
+        if not self.callbacks:
+            return
+        for b, lane in enumerate(self.lanes):
+            if lane.status != "done":
+                continue
+            state = self.engine.lane(self.carry, b).state
+            progressed = Progressed(lane.round, self.posed.rounds, lane.history, state, lane.ledger(), b)
+            stops = [callback(progressed) for callback in self.callbacks]
+            if self.engine.agree(any(stops)):
+                lane.status = "stopped"
+
+    def _fetch(self, b: int) -> Carry:
+        return self.engine.fetch(self.engine.lane(self.carry, b), self.posed.setup.clients)
+
+    def results(self, stopped: int | None = None) -> list[Result]:
+        """What there is, on the host; ``stopped`` is what `run` returned."""
+        found = []
+        for b, (lane, method) in enumerate(zip(self.lanes, self.posed.methods, strict=True)):
+            host = self._fetch(b)
+            x, y = method.output(*jax.tree.map(jnp.asarray, host))
+            history = {name: np.asarray(values) for name, values in lane.history.items()}
+            its = "interrupted" if stopped is not None and lane.status == "done" else lane.status
+            problem, data = self.posed.setup.problem, self.posed.data
+            found.append(
+                Result(x, y, history, lane.ledger(), method, self.seconds(), its, host.state, problem, data)
             )
-        if name in BOOKKEEPING:
-            raise ValueError(f"The metric name {name!r} is taken by the run's own history.")
-    method.check(problem, data.clients)
-    return Setup(problem, data.clients, participants, weights, tuple(metrics.items()), default_metrics)
+        return found
 
+    def _save(self) -> None:
+        if self.saving is None:
+            return
+        # with several processes, all must take part in this
+        host = self.engine.fetch(self.carry, self.posed.setup.clients)
+        if jax.process_index() != 0:
+            return
+        lanes = [
+            {"round": lane.round, "counts": lane.counts, "status": lane.status, "columns": list(lane.history)}
+            for lane in self.lanes
+        ]
+        config = self.posed.config()
+        facts = {"config": config, "round": self.round, "seconds": self.seconds(), "lanes": lanes}
+        arrays = {**flatten("state", host.state), **flatten("memory", host.memory)}
+        for b, lane in enumerate(self.lanes):
+            for name, values in lane.history.items():
+                arrays[f"history/{b}/{name}"] = np.asarray(values, np.float64)
+        save_arrays(self.saving.file, arrays, facts)
 
-def _participants(participation: float | int, clients: int) -> int:
-    if isinstance(participation, bool) or not isinstance(participation, int | float | np.number):
-        raise TypeError(
-            f"participation must be a fraction in (0, 1] or a number of clients, but is {participation!r}."
+    def _load(self, saving: Checkpoint) -> Carry:
+        """Take up what was saved: the lanes here, the carry as returned."""
+        arrays, facts = load_arrays(saving.file)
+        there, here = facts["config"], self.posed.config()
+        if other := [k for k in here if there.get(k) != here[k]]:
+            changes = "; ".join(f"{k}: {there.get(k)!r} there, {here[k]!r} here" for k in other)
+            raise CheckpointError(
+                f"{saving.file} belongs to another run ({changes}). Resume with the same arguments."
+            )
+        if facts["round"] > self.posed.rounds:
+            raise CheckpointError(
+                f"{saving.file} is already at round {facts['round']}, past rounds={self.posed.rounds}."
+            )
+        self.round, self.earlier = facts["round"], facts["seconds"]
+        for b, (lane, its) in enumerate(zip(self.lanes, facts["lanes"], strict=True)):
+            lane.round, lane.counts = its["round"], Counter(its["counts"])
+            lane.history = {name: _column(name, arrays[f"history/{b}/{name}"]) for name in its["columns"]}
+            if len(self.lanes) > 1:  # a run of its own is tried again; in a sweep the others go on
+                lane.status = its["status"]
+        like = self.posed.carry
+        return Carry(
+            unflatten("state", like.state, arrays, saving.file),
+            unflatten("memory", like.memory, arrays, saving.file),
         )
-    if isinstance(participation, int | np.integer):
-        if not 1 <= participation <= clients:
-            raise ValueError(f"participation={participation} clients is not between 1 and {clients}.")
-        return int(participation)
-    if not 0 < participation <= 1:
-        raise ValueError(f"participation must be a fraction in (0, 1], but is {participation}.")
-    return max(1, round(participation * clients))
 
 
-def check_point(problem: Problem, data: FederatedData, x: PyTree, y: PyTree) -> PyTree:
-    """Check the starting point against the problem's functions (shapes only); returns where y starts."""
-
-    def sample(stacked: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), stacked)
-
-    if tree.dimension(x) == 0:
-        raise ValueError("x0 has no numbers; give the point to start from.")
-    train = sample(data.train)
-    problem.check_sets(x)
-    problem.check(x, y, train, train if data.valid is None else sample(data.valid))
-    server = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data.server)
-    problem.check_server(x, server)
-    return problem.second(x, y, train)
+def _column(name: str, values: np.ndarray) -> list[float]:
+    """A column of the history as it was before it was saved: counts are whole numbers."""
+    return [int(v) for v in values] if name in BOOKKEEPING and name != "seconds" else values.tolist()
 
 
-def initial_carry(problem: Problem, method: Method, x0: PyTree, y0: PyTree, clients: int) -> Carry:
-    """State and memory before the first round, as strongly typed host arrays."""
-    y0 = method.second(problem, y0, clients)
-    state = jax.tree.map(np.asarray, method.init(problem, x0, y0))
-    memory = jax.tree.map(np.asarray, method.memory(problem, x0, y0))
-    return Carry(state, jax.tree.map(lambda leaf: np.broadcast_to(leaf, (clients, *leaf.shape)), memory))
+def _first_bad(lane: Lane, user: set[str], first: int, these: np.ndarray) -> tuple[int, str] | None:
+    """The round and the quantity of the first trouble in a chunk.
 
-
-def plan_of(done: int, rounds: int, eval_every: int, first: bool) -> list[int]:
-    """Rounds before each evaluation still to come; the start (0 rounds) and the last round are among them."""
-    stops = sorted({*range(done - done % eval_every + eval_every, rounds, eval_every), rounds} - {done})
-    stops = [stop for stop in stops if stop > done]
-    return (
-        [0] * first + [b - a for a, b in zip([done, *stops[:-1]], stops, strict=True)]
-        if stops
-        else [0] * first
-    )
-
-
-def _until_saving(plan: list[int], saving: Checkpoint | None, since: int) -> int:
-    """How many of the planned evaluations to run before a checkpoint is due, at least one."""
-    if saving is None or saving.every_rounds is None:
-        return len(plan)
-    within = int(np.searchsorted(since + np.cumsum(plan), saving.every_rounds)) + 1
-    return min(within, len(plan))
-
-
-def next_length(evaluations: int, seconds: float) -> int:
-    """How many evaluations to run before the next look, aiming at `PAUSE` seconds."""
-    if seconds > PAUSE:
-        return max(1, int(evaluations * PAUSE / seconds))
-    return min(EVALUATIONS, 2 * evaluations)
-
-
-def _first_bad(setup: Setup, advanced: Any, first: int, these: list[int]) -> tuple[int, str] | None:
-    """The round and the quantity of the first trouble in a chunk."""
-    user = {name for name, _ in setup.metrics}
+    A user's metric may be NaN: it is no iterate.
+    """
     troubles = []
-    if advanced.bad_round >= 0:
-        troubles.append((advanced.bad_round, "state"))
+    if lane.bad_round >= 0:
+        troubles.append((lane.bad_round, "state"))
     ends = first + np.cumsum(these)
-    for name, values in advanced.history.items():
+    for name, values in lane.history.items():
         bad = np.flatnonzero(~np.isfinite(values))
         if name not in user and bad.size:
             troubles.append((int(ends[bad[0]]) - 1, f"metric {name!r}"))
@@ -425,46 +479,22 @@ def _explain(method: Method, round_number: int, quantity: str, carry: Carry) -> 
     )
 
 
-def _save(saving: Checkpoint, host: Carry, run: Run, config: dict[str, Any]) -> None:
-    facts = {"config": config, "round": run.round, "counts": run.counts, "seconds": run.seconds}
-    history = {f"history/{name}": np.asarray(values, np.float64) for name, values in run.history.items()}
-    arrays = {**flatten("state", host.state), **flatten("memory", host.memory), **history}
-    save_arrays(saving.file, arrays, facts)
-
-
-def _load(saving: Checkpoint, like: Carry, config: dict[str, Any], rounds: int) -> Run:
-    arrays, facts = load_arrays(saving.file)
-    other = {k: (facts["config"].get(k), v) for k, v in config.items() if facts["config"].get(k) != v}
-    if other:
-        changes = "; ".join(f"{k}: {a!r} there, {b!r} here" for k, (a, b) in other.items())
-        raise CheckpointError(
-            f"{saving.file} belongs to another run ({changes}). Resume with the same arguments."
-        )
-    if facts["round"] > rounds:
-        raise CheckpointError(f"{saving.file} is already at round {facts['round']}, past rounds={rounds}.")
-    carry = Carry(
-        unflatten("state", like.state, arrays, saving.file),
-        unflatten("memory", like.memory, arrays, saving.file),
-    )
-    history = {n.removeprefix("history/"): a.tolist() for n, a in arrays.items() if n.startswith("history/")}
-    return Run(carry, facts["round"], history, Counter(facts["counts"]), facts["seconds"])
-
-
 @contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C asks for a stop at the next look; a second one raises at once."""
+def _signals() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM ask for an end at the next look; a second one ends at once."""
     asked: list[int] = []
 
-    def handle(number: int, frame: Any) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
 
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield asked
         return
-    before = signal.signal(signal.SIGINT, handle)
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -11,10 +11,9 @@ import pytest
 from scipy import optimize
 
 import fedstrata as fs
-from fedstrata.core import tree
-from fedstrata.engines.base import one_round
+from fedstrata.engines.rounds import one_round
 from fedstrata.engines.simulated import Simulated, SimulatedFed
-from fedstrata.solving.loop import check_arguments, check_point, initial_carry
+from fedstrata.solving.pose import pose
 
 solve = functools.partial(fs.solve, progress=False)
 X0 = np.array([0.3, -0.4])
@@ -209,19 +208,15 @@ every_pair = pytest.mark.parametrize(
 @every_pair
 def test_every_method_accepts_every_robust_problem(problem, method, grouped):
     """A round is traced, which needs no compiling: all shapes and structures fit."""
-    data = grouped.cast()
-    x0 = tree.as_floats(problem.first(X0), "x0")
-    y0 = check_point(problem, data, x0, None)
-    carry = initial_carry(problem, method, x0, y0, data.clients)
-    setup = check_arguments(problem, method, data, 1, 0, 1.0, None, 1, "uniform", True)
+    posed = pose(problem, method, grouped, X0, rounds=1)
     fed = functools.partial(SimulatedFed, Simulated())
     after = jax.eval_shape(
-        lambda *args: one_round(fed, setup, method, args[0], jax.random.key(0), *args[1:]),
-        carry,
-        data,
+        lambda *args: one_round(fed, posed.setup, method, args[0], jax.random.key(0), *args[1:]),
+        posed.carry,
+        posed.data,
         jnp.int32(0),
     )
-    assert jax.tree.map(jnp.shape, after.state) == jax.tree.map(jnp.shape, carry.state)
+    assert jax.tree.map(jnp.shape, after.state) == jax.tree.map(jnp.shape, posed.carry.state)
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.core import tree
-from fedstrata.engines.base import Setup, cohort_of
+from fedstrata.core.fed import Setup
+from fedstrata.engines.rounds import cohort_of
 
 pytestmark = pytest.mark.usefixtures("x64")
 

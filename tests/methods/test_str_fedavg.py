@@ -12,7 +12,7 @@ from scipy.linalg import null_space
 from scipy.optimize import linprog, minimize
 
 import fedstrata as fs
-from fedstrata.engines import simulated
+from fedstrata.engines.programs import kept
 
 TOY = fs.underdetermined()  # L_h = 1; the start has a component in the null space
 SIZE = np.linalg.norm(TOY.x_star)
@@ -298,13 +298,13 @@ def test_the_secondary_is_measured_on_validation_samples():
 
 def test_the_horizon_is_the_number_of_rounds():
     told = run(fs.StRFedAvg(R=40.0), 40)
-    before = set(simulated._programs)
+    before = kept()
     planned = run(fs.StRFedAvg(), 40)
     assert planned.method.R == 40
     np.testing.assert_array_equal(planned.x, told.x)
     shorter = run(fs.StRFedAvg(), 7)
     assert shorter.method.R == 7
-    assert set(simulated._programs) == before
+    assert kept() == before
     swept = fs.sweep(
         TOY.problem,
         [fs.StRFedAvg(gamma_g=g) for g in (1.0, 2.0)],

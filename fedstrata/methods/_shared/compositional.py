@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fedstrata.core.client import Client
-from fedstrata.core.method import BatchSize, Fed, Method, Remember, Reveals, by_options
+from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.method import BatchSize, Method, Reveals, by_options
 from fedstrata.core.types import Key, Phase, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.problems.classes import Composition
@@ -18,7 +19,7 @@ def level_mean(
     """The clients' mean on a level's own scale, for which the logarithmic one needs every reply."""
     if rule is ARITHMETIC:
         return fed.average(phase, key, *message, around=around)
-    return rule.mean(fed.gather(phase, key, *message, around=around), fed.weights())
+    return rule.mean(fed.gather(phase, key, *message, around=around), fed.cohort_weights)
 
 
 def revealed_by_levels(problem: Composition) -> Reveals:

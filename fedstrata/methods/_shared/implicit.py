@@ -19,7 +19,8 @@ import jax.numpy as jnp
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
-from fedstrata.core.method import Fed, Method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import Method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradients
 from fedstrata.estimators.hypergradient import PRODUCTS, mixed_product, product

@@ -30,7 +30,8 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import each
-from fedstrata.core.method import Fed, Method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import Method
 from fedstrata.core.types import Integer, Phase, PyTree
 from fedstrata.estimators.curvature import power_iteration
 from fedstrata.methods.fedac import FedAC

@@ -22,7 +22,8 @@ import numpy as np
 from fedstrata.core import counting, tree
 from fedstrata.core.client import Client, Oracle, Samples
 from fedstrata.core.counting import loop
-from fedstrata.core.method import Fed, Method
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import Method
 from fedstrata.core.types import Function, PyTree, Real
 from fedstrata.estimators.curvature import hessian_product, local_curvature, power_iteration
 from fedstrata.estimators.gradients import gradient

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,9 @@ from hypothesis import strategies as st
 
 import fedstrata as fs
 from fedstrata.core import counting
-from fedstrata.core.counting import Ledger, settle
-from fedstrata.engines.debug import total
-from fedstrata.engines.simulated import _add_words
+from fedstrata.core.counting import Ledger
 
-# A program is a nest of counts and loops; a loop's length is fixed, or traced from a number given at run
-# time.
+# A program is a nest of counts and loops, whose lengths are fixed or traced from a number.
 programs = st.recursive(
     st.integers(1, 4).map(lambda n: ("count", n)),
     lambda inner: st.tuples(
@@ -50,29 +48,21 @@ def run(program, one):
 @settings(max_examples=25)
 @given(programs)
 def test_nested_loops(program):
-    counted = []
-
-    @jax.jit
-    def traced(one):
-        with counting.collect() as inside:
-            run(program, one)
-        counted[:] = [inside]
-        return inside.factors
-
-    factors = traced(jnp.int32(1))
-    words = [(0, int(f)) for f in factors]
-    assert settle(counted[0], 1, words)["values"] == by_hand(program)
-    with jax.disable_jit(), counting.collect() as eager:
-        run(program, jnp.int32(1))
-    assert total(eager)["values"] == by_hand(program)
+    traced = counting.counted(lambda one: run(program, one))
+    _, tally = jax.jit(traced)(jnp.int32(1))
+    assert tally.total()["values"] == by_hand(program)
+    with jax.disable_jit():
+        _, eager = traced(jnp.int32(1))
+    assert eager.total()["values"] == by_hand(program)
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=12))
 def test_two_words_do_not_overflow(numbers):
-    words = jnp.zeros(2, jnp.uint32)
+    tally = counting.Tally(scaled=[(Counter(values=1), jnp.int32(0))])
+    words = counting.no_words(tally)
     for number in numbers:
-        words = _add_words(words, jnp.int32(number))
-    assert (int(words[0]) << 32) + int(words[1]) == sum(numbers)
+        words = counting.add_words(words, counting.Tally(scaled=[(Counter(values=1), jnp.int32(number))]))
+    assert counting.settle(words, 1)["values"] == sum(numbers)
 
 
 @settings(max_examples=8)
@@ -91,7 +81,7 @@ def test_ledger_of_fedavg_in_closed_form(sizes, H, rounds, sit_out):
         problem, fs.FedAvg(gamma=0.1, H=steps), data, np.zeros(2), rounds=rounds, progress=False
     )
     m = len(sizes)
-    traffic = {"exchanges": rounds, "floats_up": 2 * m * rounds, "floats_down": 2 * m * rounds}
+    traffic = {"exchanges": rounds, "gathers": 0, "floats_up": 2 * m * rounds, "floats_down": 2 * m * rounds}
     traffic |= {"bytes_up": 8 * m * rounds, "bytes_down": 8 * m * rounds}
     gradients = rounds * int((steps * np.array(sizes)).sum())
     assert result.ledger == Ledger(rounds=rounds, gradients=gradients, levels={"main": traffic}, **traffic)
@@ -103,3 +93,23 @@ def test_ledger_round_trip():
     )
     assert Ledger.from_dict(ledger.to_dict()) == ledger
     assert (ledger.exchanges, ledger.lower_rounds, ledger.oracle_calls) == (10, 7, 7)
+
+
+def solved(dimension, H, problem=None):
+    data = fs.FederatedData.from_clients([{"a": np.ones((n, dimension))} for n in (2, 3)])
+    problem = problem or fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
+    method = fs.SCAFFOLD(eta_l=0.1, K=H)
+    return fs.solve(problem, method, data, np.zeros(dimension), rounds=3, progress=False).ledger
+
+
+def test_threads_have_the_ledgers_of_a_serial_run():
+    """Different problems, each traced by its own thread, and then one problem that all of them share."""
+    jobs = [(n, 1 + n % 3) for n in range(1, 7)]
+    serial = [solved(*job) for job in jobs]
+    shared = fs.Minimization(lambda x, s: ((x - s["a"]) ** 2).sum())
+    alone = [solved(n, 2, shared) for n in range(1, 7)]
+    fresh = fs.Minimization(lambda x, s: ((x - s["a"]) ** 2).sum())
+    for _ in range(3):
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(lambda job: solved(*job), jobs)) == serial
+            assert list(pool.map(lambda n: solved(n, 2, fresh), range(1, 7))) == alone

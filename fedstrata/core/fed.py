@@ -1,0 +1,353 @@
+"""The verbs: all that passes between a method's text and its clients, and what an engine must do for it.
+
+    fed.average(phase, key, *message)   each client runs phase, the server gets the mean of the uploads
+    fed.gather (phase, key, *message)   the same, the server gets every upload
+    fed.sample (key, count)             who takes part
+    fed.repeat (times, body, carry)     a loop with communication inside
+
+A method is written against `Fed`; an `Engine` makes one for every round. An engine's own `Fed` says in one
+function, `Fed.exchange`, how an exchange is carried out; the verbs, the weights and the book-keeping are
+here.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.core import counting
+from fedstrata.core.client import Client, Samples
+from fedstrata.core.federated import FederatedData
+from fedstrata.core.types import Array, Function, Integer, Key, Phase, PyTree, Real
+
+if TYPE_CHECKING:
+    from fedstrata.core.method import Method
+    from fedstrata.core.problem import Problem
+
+
+class Remember(NamedTuple):
+    """A phase's reply where the client also keeps something for its next call."""
+
+    upload: PyTree
+    memory: PyTree
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is fixed for a run: the problem, who takes part, how replies are weighted, what is measured."""
+
+    problem: Problem
+    clients: int
+    participants: int
+    weights: str = "uniform"
+    metrics: tuple[tuple[str, Function], ...] = ()
+    measure_problem: bool = True
+
+
+class Carry(NamedTuple):
+    """What passes from round to round: the method's state and the clients' memory (leading axis: clients)."""
+
+    state: PyTree
+    memory: PyTree
+
+
+class Lane(NamedTuple):
+    """What happened to one run in some rounds; an engine that runs several side by side has a lane for each.
+
+    Attributes:
+        history: metric → values, one per evaluation.
+        counts: what was counted before each evaluation, since the one before it.
+        bad_round: the first round whose state was not finite, or −1.
+    """
+
+    history: dict[str, np.ndarray]
+    counts: list[Counter[str]]
+    bad_round: int
+
+
+class Advanced(NamedTuple):
+    """What an engine returns after some rounds: state and memory after the last one, and what happened."""
+
+    carry: Carry
+    lanes: list[Lane]
+
+
+class ClientError(RuntimeError):
+    """A phase failed; the message names round, phase and client."""
+
+
+class Engine(abc.ABC):
+    """Where a method runs. The defaults are those of one process, one device and one run."""
+
+    evaluations_at_once: ClassVar[int] = 64  # the most that one call of `advance` takes
+
+    def place(self, data: FederatedData) -> FederatedData:
+        """Put the data where the phases run."""
+        return jax.tree.map(jnp.asarray, data)
+
+    def place_carry(self, carry: Carry) -> Carry:
+        """Put state and memory where they belong."""
+        return jax.tree.map(jnp.asarray, carry)
+
+    def fetch(self, carry: Carry, clients: int) -> Carry:
+        """State and memory as host arrays, for results and checkpoints."""
+        return jax.tree.map(np.asarray, carry)
+
+    def lane(self, carry: Carry, number: int) -> Carry:
+        """One run's state and memory."""
+        return carry
+
+    def agree(self, value: Any) -> Any:
+        """The first process's value in every process: decisions that depend on clocks go through this."""
+        return value
+
+    @abc.abstractmethod
+    def begin(
+        self, setup: Setup, method: Method, carry: Carry, seed: int, data: FederatedData
+    ) -> tuple[Carry, list[Counter[str]]]:
+        """The method's exchanges before the first round, and their counts in each lane."""
+
+    @abc.abstractmethod
+    def advance(
+        self,
+        setup: Setup,
+        method: Method,
+        carry: Carry,
+        seed: int,
+        data: FederatedData,
+        first: int,
+        rounds: np.ndarray,
+        active: np.ndarray | None = None,
+    ) -> Advanced:
+        """``rounds[j]`` rounds before the j-th evaluation, from round ``first``, in lanes that are active."""
+
+
+class Exchange(NamedTuple):
+    """One exchange, as an engine gets it.
+
+    Attributes:
+        phase: what each client runs, ``phase(problem, client, key, *message) -> upload``.
+        key: folded with the client's index, so that a client draws the same in every engine.
+        message: what each client is sent.
+        of: the clients' indices, ascending; None is everyone, in order, which needs no look-up.
+        weights: of their uploads, summing to one; None where all are equal.
+        stacked: whether the server gets every upload, or their mean.
+        around: a point that both sides know, like the upload, to which a channel may send the difference;
+            or None. evaluation: whether it measures, in place of being a step of the method.
+    """
+
+    phase: Phase
+    key: Key
+    message: tuple[PyTree, ...]
+    of: Array | None
+    weights: Array | None
+    stacked: bool
+    around: PyTree = None
+    evaluation: bool = False
+
+
+class Fed(abc.ABC):
+    """The federation as a round sees it. It is made anew for every round and threads the clients' memory.
+
+    Attributes:
+        memory: what the clients remember; every exchange replaces it, and `repeat` carries it through its
+            loop.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        data: FederatedData,
+        memory: PyTree,
+        chosen: Array | None,
+        round_number: Integer = 0,
+    ) -> None:
+        self.setup = setup
+        self.data = data
+        self.memory = memory
+        self.round_number = round_number
+        self._chosen = chosen  # this round's clients; None is everyone
+        self._level = "main"
+
+    @abc.abstractmethod
+    def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
+        """Carry it out: the mean or the stack of the uploads, and the shape of one; replaces ``memory``."""
+
+    @property
+    def clients(self) -> int:
+        """The number m of all clients."""
+        return self.setup.clients
+
+    @property
+    def participants(self) -> int:
+        """How many clients take part in this round (static)."""
+        return self.setup.participants
+
+    @property
+    def everyone(self) -> Array:
+        """All clients' indices, for ``of=`` where participation does not apply."""
+        return jnp.arange(self.clients)
+
+    @property
+    def cohort(self) -> Array:
+        """This round's clients, ascending: the order in which `gather` stacks."""
+        return self.everyone if self._chosen is None else self._chosen
+
+    @property
+    def cohort_weights(self) -> Array:
+        """The weights of this round's clients in an average; they sum to one."""
+        return self.weights_of(self._chosen)
+
+    @property
+    def cohort_share(self) -> Real:
+        """Their part of the weight of all clients: what a mean over them counts in a mean over everyone."""
+        if self._chosen is None or self.setup.weights == "uniform":
+            return self.participants / self.clients
+        sizes = jnp.asarray(self.data.sizes)
+        return sizes[self._chosen].sum() / sizes[: self.clients].sum()
+
+    @property
+    def server(self) -> Samples | None:
+        """The server's own samples, or None."""
+        if self.data.server is None:
+            return None
+        return Samples(self.data.server, jax.tree.leaves(self.data.server)[0].shape[0])
+
+    def weights_of(self, of: Array | None, given: Array | None = None) -> Array:
+        """The weights of some clients (None: everyone) in an average, or given ones; they sum to one."""
+        weights = self._unequal(of, given)
+        number = self.clients if of is None else of.shape[0]
+        return jnp.full((number,), 1 / number) if weights is None else weights
+
+    def _unequal(self, of: Array | None, given: Array | None) -> Array | None:
+        """The same, but None where all are equal: a plain mean then is cheaper, and exact."""
+        if given is None:
+            if self.setup.weights == "uniform":
+                return None
+            sizes = jnp.asarray(self.data.sizes)
+            given = sizes[: self.clients] if of is None else sizes[of]
+        weights = jnp.asarray(given, jnp.result_type(float))
+        return weights / weights.sum()
+
+    def sample(self, key: Key, count: int) -> Array:
+        """``count`` of this round's clients, drawn without replacement, in ascending order."""
+        if not 1 <= count <= self.participants:
+            raise ValueError(f"Cannot sample {count} of {self.participants} clients that take part.")
+        return jnp.sort(jax.random.choice(key, self.cohort, (count,), replace=False))
+
+    def average(
+        self,
+        phase: Phase,
+        key: Key,
+        *message: PyTree,
+        of: Array | None = None,
+        weights: Array | None = None,
+        around: PyTree = None,
+    ) -> PyTree:
+        """Each client of ``of`` (None: this round's) runs ``phase``; the server gets the weighted mean.
+
+        Args:
+            phase: the client's part.
+            key: of its randomness.
+            message: what the server sends.
+            of: which clients.
+            weights: their weights, where they are not the run's; they need not sum to one.
+            around: where the upload is a point, one like it that both sides know before it is sent (x̄). It
+                changes nothing here; an engine that clips, compresses or masks acts on the difference to it.
+        """
+        return self._exchanged(phase, key, message, of, weights, False, around)
+
+    def gather(
+        self, phase: Phase, key: Key, *message: PyTree, of: Array | None = None, around: PyTree = None
+    ) -> PyTree:
+        """The same; the server gets every upload, stacked in the order of ``of``."""
+        return self._exchanged(phase, key, message, of, None, True, around)
+
+    def _exchanged(
+        self,
+        phase: Phase,
+        key: Key,
+        message: tuple[PyTree, ...],
+        of: Array | None,
+        weights: Array | None,
+        stacked: bool,
+        around: PyTree,
+    ) -> PyTree:
+        of = self._chosen if of is None else of
+        message = jax.tree.map(jnp.asarray, message)
+        unequal = None if stacked else self._unequal(of, weights)
+        exchange = Exchange(phase, key, message, of, unequal, stacked, around)
+        uploads, shape = self.exchange(exchange)
+        self.book(exchange, shape)
+        return uploads
+
+    def book(self, exchange: Exchange, upload: PyTree) -> None:
+        """Book what an exchange sends, by shapes.
+
+        An engine that sees it travel may count it there instead.
+        """
+        number = self.clients if exchange.of is None else exchange.of.shape[0]
+        known_singly = exchange.stacked or (number == 1 < self.clients)
+        counts = counting.traffic(self._level, exchange.message, upload, number, known_singly)
+        counting.book(counting.Tally(counts))
+
+    def repeat(self, times: Integer, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
+        """``carry ← body(t, carry)``, where the body may call verbs; ``times`` may be traced."""
+
+        # The memory belongs to this object, not to the method's carry: it goes along unseen.
+        def step(t: Integer, both: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+            carry, self.memory = both
+            carry = body(t, carry)
+            return carry, self.memory
+
+        carry, self.memory = counting.repeat(times, step, (carry, self.memory))
+        return carry
+
+    def mean(self, function: Function, *args: PyTree, part: str = "train", each: PyTree = None) -> PyTree:
+        """The full mean over all clients, for metrics, counted nowhere; see `fedstrata.core.problem.Mean`."""
+        if part == "server":
+            if self.server is None:
+                raise ValueError("The data has no part of the server's own.")
+            return self.server.full_mean(function).silent(*args)
+
+        def evaluation(problem: Problem, client: Client, key: Key, *args: PyTree) -> PyTree:
+            own = () if each is None else (client.memory,)
+            if part == "client":
+                return function(*args, *own, client)
+            return getattr(client, part).full_mean(function).silent(*args, *own)
+
+        own_mean = getattr(function, "own_mean", None)
+        unequal = None if own_mean is not None else self._unequal(None, None)
+        exchange = Exchange(
+            evaluation, jax.random.key(0), args, None, unequal, own_mean is not None, evaluation=True
+        )
+        saved, self.memory = self.memory, each  # a client's own slice of `each` reaches it as its memory
+        (value, _), _ = counting.counted(self.exchange)(exchange)
+        self.memory = saved
+        return value if own_mean is None else own_mean(value, self.weights_of(None))
+
+    @contextmanager
+    def level(self, name: str) -> Iterator[None]:
+        """Exchanges inside are booked under this name (``"lower"``, ``"step"``) in the ledger."""
+        outer, self._level = self._level, name
+        try:
+            yield
+        finally:
+            self._level = outer
+
+
+def visit(setup: Setup, exchange: Exchange, client: Client) -> tuple[Remember, counting.Tally]:
+    """Run an exchange's phase on one client; what it computed is counted apart."""
+    key = jax.random.fold_in(exchange.key, client.index)
+    reply, tally = counting.counted(exchange.phase)(setup.problem, client, key, *exchange.message)
+    if not isinstance(reply, Remember):
+        reply = Remember(reply, None)
+    return Remember(jax.tree.map(jnp.asarray, reply.upload), reply.memory), tally

@@ -1,0 +1,80 @@
+"""What every engine runs, whatever carries its exchanges: one round, the start before it, one measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata.core import counting
+from fedstrata.core.fed import Carry, Fed, Setup
+from fedstrata.core.federated import FederatedData
+from fedstrata.core.method import Method
+from fedstrata.core.problem import positional
+from fedstrata.core.types import Array, Integer, Key, PyTree
+
+MakeFed = Callable[[Setup, FederatedData, PyTree, Array | None, Integer], Fed]
+BEFORE = 2**31 - 1  # stands for "before round 0" where a key is folded with a round's number
+
+
+def cohort_of(setup: Setup, key: Key) -> Array | None:
+    """This round's clients: None is everyone."""
+    if setup.participants == setup.clients:
+        return None
+    return jnp.sort(jax.random.choice(key, setup.clients, (setup.participants,), replace=False))
+
+
+def one_round(
+    make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, key: Key, data: FederatedData, r: Integer
+) -> Carry:
+    """Round ``r``, which draws from ``fold_in(key, r)`` alone; a state's dtypes stay what they were."""
+    key_cohort, key_round = jax.random.split(jax.random.fold_in(key, r))
+    fed = make_fed(setup, data, carry.memory, cohort_of(setup, key_cohort), r)
+    state = method.at(r).round(setup.problem, fed, key_round, r, carry.state)
+    return Carry(_like(carry.state, state), fed.memory)
+
+
+def before_rounds(
+    make_fed: MakeFed, setup: Setup, method: Any, carry: Carry, key: Key, data: FederatedData
+) -> Carry:
+    """The method's exchanges before the first round, with all clients."""
+    fed = make_fed(setup, data, carry.memory, None, 0)
+    state = method.at(0).start(setup.problem, fed, jax.random.fold_in(key, BEFORE), carry.state)
+    return Carry(_like(carry.state, state), fed.memory)
+
+
+def _like(before: PyTree, after: PyTree) -> PyTree:
+    return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), after, before)
+
+
+def measure(
+    make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, data: FederatedData
+) -> dict[str, Array]:
+    """All metrics at the current point: the problem's own and the user's."""
+    x, y = method.output(carry.state, carry.memory)
+    values: dict[str, Any] = {}
+    with counting.collect():
+        if setup.measure_problem:
+            fed = make_fed(setup, data, carry.memory, None, 0)
+            values.update(setup.problem.measure(fed.mean, x, y))
+        for name, metric in setup.metrics:
+            arguments = {1: (carry.state,), 2: (x, y)}.get(positional(metric), (x, y, data))
+            try:
+                values[name] = metric(*arguments)
+            except Exception as error:
+                raise TypeError(
+                    f"The metric {name!r} cannot be evaluated: {type(error).__name__}: {error}\n"
+                    "A metric is a function of the state, of (x, y) or of (x, y, data)."
+                ) from error
+    for name, value in values.items():
+        if jnp.shape(value) != ():
+            raise TypeError(f"The metric {name!r} must be one number, but has the shape {jnp.shape(value)}.")
+    return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in values.items()}
+
+
+def finite(state: PyTree) -> Array:
+    """Whether every floating leaf of a state is finite."""
+    leaves = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all() if leaves else jnp.asarray(True)

@@ -1,0 +1,186 @@
+"""Arguments → a posed run: everything checked before anything is computed, the start on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedstrata.core import tree
+from fedstrata.core.fed import Carry, Setup
+from fedstrata.core.federated import FederatedData
+from fedstrata.core.method import METHODS, Method
+from fedstrata.core.problem import Problem
+from fedstrata.core.types import PyTree
+from fedstrata.solving.result import BOOKKEEPING
+
+MOST_ROUNDS = 2**31 - 2  # a round's number is a 32-bit integer, the last of which stands for "before round 0"
+MOST_SEEDS = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Posed:
+    """A run, or several side by side, that can begin.
+
+    Attributes:
+        setup: what is fixed, whichever engine it is.
+        methods: of each lane, with the horizon known to it.
+        seeds: of each lane.
+        method: what the engine takes: the method, or the lanes' methods stacked.
+        seed: likewise.
+        data: in JAX's float dtype.
+        carry: state and memory before the first round.
+        rounds, eval_every: how long, and how often to look.
+        x0, y0: where it starts.
+    """
+
+    setup: Setup
+    methods: list[Method]
+    seeds: list[int]
+    method: Method
+    seed: Any
+    data: FederatedData
+    carry: Carry
+    rounds: int
+    eval_every: int
+    x0: PyTree
+    y0: PyTree
+
+    def config(self) -> dict[str, Any]:
+        """What makes a run this one, as plain values: a checkpoint is resumed by the same one only."""
+        methods = [{"name": type(m).__name__, **m.describe()} for m in self.methods]
+        return {
+            "problem": type(self.setup.problem).__name__,
+            "method": methods[0] if len(methods) == 1 else methods,
+            "seed": self.seeds[0] if len(self.seeds) == 1 else self.seeds,
+            "participants": self.setup.participants,
+            "weights": self.setup.weights,
+            "eval_every": self.eval_every,
+            "clients": self.setup.clients,
+        }
+
+
+def pose(
+    problem: Problem,
+    method: Method,
+    data: FederatedData,
+    x0: PyTree,
+    *,
+    y0: PyTree = None,
+    rounds: int,
+    seed: int = 0,
+    participation: float | int = 1.0,
+    metrics: Mapping[str, Callable[..., Any]] | None = None,
+    eval_every: int = 1,
+    weights: str = "uniform",
+    default_metrics: bool = True,
+) -> Posed:
+    """Check the arguments of `fedstrata.solve` and make of them what an engine takes."""
+    _check_kinds(problem, method, data)
+    rounds = whole("rounds", rounds, 0, MOST_ROUNDS)
+    eval_every, seed = whole("eval_every", eval_every, 1), whole("seed", seed, 0, MOST_SEEDS)
+    if weights not in ("uniform", "size"):
+        raise ValueError(f"weights must be 'uniform' or 'size', but is {weights!r}.")
+    participants = _participants(participation, data.clients)
+    setup = Setup(problem, data.clients, participants, weights, _metrics(metrics), bool(default_metrics))
+    method = check_method(setup, method, rounds)
+    data = data.cast()
+    x0, y0 = _point(problem.first(x0), "x0"), _point(y0, "y0")
+    y0 = check_point(problem, data, x0, y0)
+    carry = initial_carry(problem, method, x0, y0, data.clients)
+    return Posed(setup, [method], [seed], method, seed, data, carry, rounds, eval_every, x0, y0)
+
+
+def _check_kinds(problem: Problem, method: Method, data: FederatedData) -> None:
+    if not isinstance(problem, Problem):
+        raise TypeError(
+            f"problem must be a problem object such as fs.Minimization(loss), but is {problem!r}."
+        )
+    if isinstance(method, type) or not isinstance(method, Method):
+        raise TypeError(f"method must be a method object such as fs.FedAvg(gamma=0.1), but is {method!r}.")
+    if not isinstance(data, FederatedData):
+        raise TypeError("data must be FederatedData; build it with fs.FederatedData.from_clients([…]).")
+    if not isinstance(problem, method.solves):
+        fitting = sorted(name for name, cls in METHODS.items() if isinstance(problem, cls.solves))
+        raise TypeError(
+            f"{type(method).__name__} solves {', '.join(c.__name__ for c in method.solves)}, "
+            f"not {type(problem).__name__}. For that there are: {', '.join(fitting) or 'no methods yet'}."
+        )
+
+
+def whole(name: str, value: int, low: int, high: int | None = None) -> int:
+    """A whole number in a range, or an error that says so."""
+    good = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not good or value < low or (high is not None and value > high):
+        limits = f"≥ {low}" if high is None else f"between {low} and {high}"
+        raise ValueError(f"{name} must be a whole number {limits}, but is {value!r}.")
+    return int(value)
+
+
+def _participants(participation: float | int, clients: int) -> int:
+    """A fraction or a number of clients, as a number."""
+    if isinstance(participation, bool) or not isinstance(participation, int | float | np.number):
+        raise TypeError(
+            f"participation must be a fraction in (0, 1] or a number of clients, but is {participation!r}."
+        )
+    if isinstance(participation, int | np.integer):
+        if not 1 <= participation <= clients:
+            raise ValueError(f"participation={participation} clients is not between 1 and {clients}.")
+        return int(participation)
+    if not 0 < participation <= 1:
+        raise ValueError(f"participation must be a fraction in (0, 1], but is {participation}.")
+    return max(1, round(participation * clients))
+
+
+def _metrics(metrics: Mapping[str, Callable[..., Any]] | None) -> tuple[tuple[str, Callable[..., Any]], ...]:
+    found = dict(metrics or {})
+    for name, metric in found.items():
+        if not callable(metric):
+            raise TypeError(
+                f"The metric {name!r} must be a function of (x, y) or of the state, but is {metric!r}."
+            )
+        if name in BOOKKEEPING:
+            raise ValueError(f"The metric name {name!r} is taken by the run's own history.")
+    return tuple(found.items())
+
+
+def _point(point: PyTree, name: str) -> PyTree:
+    point = tree.as_floats(point, name)
+    if bad := tree.nonfinite_leaves(point):
+        raise ValueError(f"{name} is not finite in {', '.join(bad)}.")
+    return point
+
+
+def check_point(problem: Problem, data: FederatedData, x: PyTree, y: PyTree) -> PyTree:
+    """Check the starting point against the problem's functions (shapes only); returns where y starts."""
+
+    def sample(stacked: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), stacked)
+
+    if tree.dimension(x) == 0:
+        raise ValueError("x0 has no numbers; give the point to start from.")
+    train = sample(data.train)
+    problem.check_sets(x)
+    problem.check(x, y, train, train if data.valid is None else sample(data.valid))
+    server = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data.server)
+    problem.check_server(x, server)
+    return problem.second(x, y, train)
+
+
+def check_method(setup: Setup, method: Method, rounds: int) -> Method:
+    """The method with its horizon, where it fits the problem and the federation."""
+    if setup.participants < setup.clients and method.full_participation is not None:
+        raise ValueError(f"{type(method).__name__} needs participation=1.0: {method.full_participation}")
+    method.check(setup.problem, setup.clients)
+    return method.plan(rounds)
+
+
+def initial_carry(problem: Problem, method: Method, x0: PyTree, y0: PyTree, clients: int) -> Carry:
+    """State and memory before the first round, as strongly typed host arrays."""
+    y0 = method.second(problem, y0, clients)
+    state = jax.tree.map(np.asarray, method.init(problem, x0, y0))
+    memory = jax.tree.map(np.asarray, method.memory(problem, x0, y0))
+    return Carry(state, jax.tree.map(lambda leaf: np.broadcast_to(leaf, (clients, *leaf.shape)), memory))
