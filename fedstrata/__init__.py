@@ -7,8 +7,8 @@ from fedstrata import data, engines, methods, problems
 from fedstrata.advice import diagnostics
 from fedstrata.advice.applicable import applicable
 from fedstrata.advice.diagnose import Diagnosis, diagnose
-from fedstrata.core.client import per_batch
 from fedstrata.core.counting import Ledger
+from fedstrata.core.term import per_batch
 from fedstrata.data import IID, ByKey, DataError, Dirichlet, FederatedData, OneClass, QuantitySkew
 from fedstrata.engines import ClientError
 from fedstrata.methods import *  # noqa: F403

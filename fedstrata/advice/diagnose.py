@@ -26,6 +26,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.problem import Projection
+from fedstrata.core.term import Term
 from fedstrata.core.types import Function, Integer, PyTree, Real
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Personalized
 from fedstrata.problems.conversions import as_bilevel
@@ -179,7 +180,7 @@ def _mean(function: Function, part: str, weights: str) -> Function:
     def mean(x: PyTree, y: PyTree, data: FederatedData) -> Any:
         which = part if part == "train" or data.valid is not None else "train"
         samples, shares = getattr(data, which), _shares(data, which, weights)
-        if getattr(function, "per_batch", False):
+        if Term.of(function).reads == "batch":
             equal = data.equal if which == "train" else data.valid_equal
             if equal is None:
                 raise ValueError(
@@ -220,7 +221,7 @@ def _personal(problem: Personalized, project: Any, weights: str) -> _Level:
         return jnp.arange(data.clients), data.sizes, data.train
 
     def client_of(data: FederatedData, index: Integer, size: Integer, train: PyTree) -> Client:
-        samples = Samples(train, size)
+        samples = Samples(train, data.equal or size)
         return Client(index, samples, samples, fraction=size / data.sizes.sum())
 
     def upper(x: PyTree, y: PyTree, data: FederatedData) -> Any:
@@ -228,7 +229,7 @@ def _personal(problem: Personalized, project: Any, weights: str) -> _Level:
             return problem.couple(x, y, client_of(data, *own))
 
         shares = _shares(data, "train", weights).sum(1)
-        server = jax.vmap(lambda sample: problem.server(x, sample))(data.server).mean()
+        server = Term.of(problem.server).over(data.server, None, x)
         return server + shares @ jax.vmap(one)(y, *clients(data))
 
     def lower(x: PyTree, y: PyTree, data: FederatedData) -> PyTree:

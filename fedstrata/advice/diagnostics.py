@@ -25,7 +25,8 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.problem import Problem
-from fedstrata.core.types import Integer, PyTree, Real
+from fedstrata.core.term import Term
+from fedstrata.core.types import Function, Integer, PyTree, Real
 from fedstrata.estimators.sphere import sphere, two_point
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Minimization
 
@@ -274,13 +275,14 @@ def consensus_error(stacked: PyTree) -> float:
     return float(sum(errors))
 
 
-def federated_mean(
-    function: Callable[..., Any], data: FederatedData, part: str = "train"
-) -> Callable[..., Any]:
+def federated_mean(function: Function, data: FederatedData, part: str = "train") -> Function:
     """The clients' mean of the full-batch mean of ``function(…, sample)``, as a function of the rest."""
+    term = Term.of(function)
 
     def mean(*args: PyTree) -> Any:
-        values = _each_client(data, lambda client: getattr(client, part).full_mean(function).silent(*args))
+        values = _each_client(data, lambda client: getattr(client, part).full_mean(term).silent(*args))
+        if term.mean is not None:
+            return term.mean(values, jnp.full((data.clients,), 1 / data.clients))
         return jax.tree.map(lambda leaf: leaf.mean(0), values)
 
     return mean

@@ -8,7 +8,6 @@ drawn and never counted. Each use of an oracle is booked in the open tally, in u
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,65 +15,35 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core.counting import count
-from fedstrata.core.types import Integer, PyTree
-
-
-def per_batch(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a function that sees a whole minibatch (batch statistics) in place of one sample.
-
-    With unequal clients and ``batch_size=None`` such a function is refused: it would see padding.
-
-    >>> import fedstrata as fs
-    >>> @fs.per_batch
-    ... def loss(x, batch):
-    ...     return ((batch["a"] - batch["a"].mean(0)) @ x).var()
-    """
-    function.per_batch = True  # type: ignore[attr-defined]
-    return function
+from fedstrata.core.term import Term, equal_weights
+from fedstrata.core.types import Function, Integer, Key, PyTree, Real
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """``f(·) = Σ_s w_s function(·, sample_s)``: a user's function averaged over drawn samples.
+    """``f(·) = Σ_s w_s term(·, sample_s)``: a user's function averaged over drawn samples.
 
-    A function may bring its own mean in place of the arithmetic one, ``function.own_mean(values, weights)``;
-    see
-    `fedstrata.problems.levels`.
     Calling it evaluates the mean and books function values. Derivatives are taken with the functions of
     `fedstrata.estimators`, which book gradients and products; ``silent`` is the same mean without booking.
     """
 
-    function: Callable[..., Any]
+    term: Term
     samples: PyTree
     weights: jax.Array | None
     size: Integer
 
     def silent(self, *args: PyTree) -> Any:
         """The mean, not booked."""
-        if getattr(self.function, "per_batch", False):
-            return self.function(*args, self.samples)
-        values = self._each(*args)
-        if (own_mean := getattr(self.function, "own_mean", None)) is not None:
-            return own_mean(values, self.weigh())
-        if self.weights is None:
-            return jax.tree.map(lambda v: v.mean(0), values)
-        weights = self.weights
-        return jax.tree.map(lambda v: jnp.tensordot(weights.astype(v.dtype), v, axes=1), values)
-
-    def _each(self, *args: PyTree) -> Any:
-        return jax.vmap(lambda sample: self.function(*args, sample))(self.samples)
+        return self.term.over(self.samples, self.weights, *args)
 
     def each(self, *args: PyTree) -> Any:
         """Every sample's value, stacked; weigh them with `weigh`."""
         self.book("values")
-        return self._each(*args)
+        return self.term.each(self.samples, *args)
 
     def weigh(self) -> jax.Array:
         """The weights of the samples: they sum to one, and padding has zero."""
-        if self.weights is not None:
-            return self.weights
-        length = jax.tree.leaves(self.samples)[0].shape[0]
-        return jnp.full((length,), 1.0 / length)
+        return equal_weights(self.samples) if self.weights is None else self.weights
 
     def book(self, kind: str, amount: int = 1) -> None:
         """Book ``amount`` oracle calls of ``kind`` for each sample."""
@@ -118,25 +87,26 @@ class Samples:
             return jax.tree.map(lambda leaf: leaf[positions], self.leaves)
         return jax.tree.map(lambda leaf: leaf[self.row, positions], self.leaves)
 
-    def mean(self, function: Callable[..., Any], key: jax.Array, batch_size: int | None) -> Oracle:
+    def mean(self, function: Function, key: Key, batch_size: int | None) -> Oracle:
         """``function`` averaged over ``batch_size`` samples drawn with replacement, or over all (None)."""
         if batch_size is None:
             return self.full_mean(function)
         positions = jax.random.randint(key, (batch_size,), 0, self.size, dtype=jnp.int32)
-        return Oracle(function, self.take(positions), None, batch_size)
+        return Oracle(Term.of(function), self.take(positions), None, batch_size)
 
-    def full_mean(self, function: Callable[..., Any]) -> Oracle:
+    def full_mean(self, function: Function) -> Oracle:
         """``function`` averaged over all real samples."""
+        term = Term.of(function)
         if isinstance(self.size, int):
-            return Oracle(function, self.data, None, self.size)
-        if getattr(function, "per_batch", False):
+            return Oracle(term, self.data, None, self.size)
+        if term.reads == "batch":
             raise ValueError(
                 "A loss marked per_batch sees the whole batch, so with clients of unequal size and a full "
                 "batch it would see padding. Give a batch_size, or clients of equal size."
             )
         real = jnp.arange(self.capacity) < self.size
         weights = jnp.where(real, 1.0 / self.size, 0.0)
-        return Oracle(function, self.data, weights, self.size)
+        return Oracle(term, self.data, weights, self.size)
 
 
 @dataclass(frozen=True)
@@ -156,7 +126,7 @@ class Client:
     train: Samples
     valid: Samples
     memory: PyTree = None
-    fraction: Any = None
+    fraction: Real | None = None
 
     @property
     def data(self) -> PyTree:
@@ -164,11 +134,11 @@ class Client:
         return self.train.data
 
     @property
-    def size(self) -> Any:
+    def size(self) -> Integer:
         """How many samples are real."""
         return self.train.size
 
-    def mean(self, function: Callable[..., Any], key: jax.Array, batch_size: int | None) -> Oracle:
+    def mean(self, function: Function, key: Key, batch_size: int | None) -> Oracle:
         """See `Samples.mean`."""
         return self.train.mean(function, key, batch_size)
 

@@ -26,6 +26,7 @@ import numpy as np
 from fedstrata.core import counting
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.federated import FederatedData
+from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, Key, Phase, PyTree, Real
 
 if TYPE_CHECKING:
@@ -324,7 +325,7 @@ class Fed(abc.ABC):
                 return function(*args, *own, client)
             return getattr(client, part).full_mean(function).silent(*args, *own)
 
-        own_mean = getattr(function, "own_mean", None)
+        own_mean = Term.of(function).mean
         unequal = None if own_mean is not None else self._unequal(None, None)
         exchange = Exchange(
             evaluation, jax.random.key(0), args, None, unequal, own_mean is not None, evaluation=True

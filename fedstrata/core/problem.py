@@ -7,13 +7,13 @@ clients, computed by the engine and not counted in the ledger.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Function, PyTree
 
 
@@ -27,19 +27,6 @@ class Mean(Protocol):
 
     def __call__(self, function: Function, *args: PyTree, part: str = "train", each: PyTree = None) -> Any:
         """The mean of ``function(*args, sample)``."""
-
-
-def positional(function: Function) -> int:
-    """How many positional arguments a function takes; a large number for ``*args``."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return 1_000
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return 1_000
-    return sum(
-        p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in parameters
-    )
 
 
 @dataclass(frozen=True)
@@ -85,17 +72,18 @@ class Projection:
 
 
 class Problem:
-    """Base of the problem classes: checks functions and wraps projections when an object is built."""
+    """Base of the problem classes: makes terms of functions and wraps projections when an object is built.
+
+    A field whose metadata is `FUNCTION` holds a `Term` then, or None where that is its default.
+    """
 
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, f.name)
+            value, name = getattr(self, f.name), f"{type(self).__name__}.{f.name}"
             if f.name.startswith("project"):
-                object.__setattr__(self, f.name, Projection.of(value, f"{type(self).__name__}.{f.name}"))
-            elif f.metadata.get("function", False) and not callable(value):
-                raise TypeError(
-                    f"{type(self).__name__}.{f.name} must be a function of (x, …, sample), but is {value!r}."
-                )
+                object.__setattr__(self, f.name, Projection.of(value, name))
+            elif f.metadata.get("function", False) and not (value is None and f.default is None):
+                object.__setattr__(self, f.name, Term.of(value, name))
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         """The default metrics at a point, by the engine's full ``mean``."""
@@ -120,21 +108,21 @@ class Problem:
     def check_server(self, x: PyTree, sample: PyTree) -> None:
         """The same for functions on the server's own data; ``sample`` is None where it has none."""
 
-    def first(self, x: PyTree) -> PyTree:
+    def start_x(self, x: PyTree) -> PyTree:
         """The main variable's start: the user's, with what the problem adds to it."""
         return x
 
-    def second(self, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
+    def start_y(self, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
         """The second variable's start: the user's, or zeros where it is the method's own."""
         return y
 
 
-FUNCTION = {"function": True}  # the metadata of a dataclass field that must be a function
+FUNCTION = {"function": True}  # the metadata of a dataclass field that is a user's function
 
 
 def shape_of(name: str, function: Function, args: tuple[PyTree, ...]) -> PyTree:
     """The shape of a value, or an error that shows the shapes of the arguments."""
-    if getattr(function, "per_batch", False):
+    if Term.of(function).reads == "batch":
         args = (*args[:-1], jax.tree.map(lambda s: jax.ShapeDtypeStruct((2, *s.shape), s.dtype), args[-1]))
     try:
         return jax.eval_shape(function, *args)

@@ -13,6 +13,7 @@ With N = 1 and a known f, v¹ = ∇f(z¹) is at hand and nothing but z¹ travels
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -20,10 +21,11 @@ from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
+from fedstrata.core.term import Term, known
 from fedstrata.core.types import Function, PyTree
 from fedstrata.estimators.gradients import gradient
-from fedstrata.problems.classes import Composition, known
-from fedstrata.problems.levels import ARITHMETIC, LogMeanExp, rule_of
+from fedstrata.problems.classes import Composition
+from fedstrata.problems.levels import ARITHMETIC, rule_of
 
 Values = tuple[PyTree, ...]
 
@@ -39,7 +41,7 @@ class Chain(NamedTuple):
         positions: which of the problem's levels the inner ones are.
     """
 
-    inner: tuple[Function, ...]
+    inner: tuple[Term, ...]
     outer: Function
     federated: bool
     plain: Function | None
@@ -53,12 +55,12 @@ class Chain(NamedTuple):
 
 def chain_of(problem: Composition) -> Chain:
     """The chain of a composition."""
-    inner: list[Function] = []
+    inner: list[Term] = []
     positions: list[int] = []
-    waiting: Function | None = None
-    for n, level in enumerate(problem.levels):
+    waiting: Term | None = None
+    for n, level in enumerate(map(Term.of, problem.levels)):
         if known(level):
-            waiting = level if waiting is None else _compose(waiting, level)
+            waiting = level if waiting is None else waiting.then(level)
         else:
             inner.append(level if waiting is None else _after(waiting, level))
             positions.append(n)
@@ -74,19 +76,9 @@ def _identity(z: PyTree) -> PyTree:
     return z
 
 
-def _compose(first: Function, second: Function) -> Function:
-    return lambda z: second(first(z))
-
-
-def _after(first: Function, level: Function) -> Function:
-    if isinstance(level, LogMeanExp):
-        return LogMeanExp(_after(first, level.function))
-
-    def merged(z: PyTree, sample: PyTree) -> PyTree:
-        return level(first(z), sample)
-
-    merged.per_batch = getattr(level, "per_batch", False)  # type: ignore[attr-defined]
-    return merged
+def _after(first: Term, level: Term) -> Term:
+    """A level of what a known function makes of its argument."""
+    return replace(level, function=lambda z, sample: level(first(z), sample))
 
 
 def followed(problem: Composition, y: Values) -> Values:
@@ -171,8 +163,7 @@ def _vjp(
     def scalar(z: PyTree, sample: PyTree) -> jax.Array:
         return tree.dot(v, rule.gap(level(z, sample), followed))
 
-    scalar.per_batch = getattr(level, "per_batch", False)  # type: ignore[attr-defined]
-    return gradient(client.train.mean(scalar, key, batch_size), z)
+    return gradient(client.train.mean(Term(scalar, level.reads), key, batch_size), z)
 
 
 def jacobian(
@@ -186,7 +177,6 @@ def jacobian(
     def gap(flat: jax.Array, sample: PyTree) -> jax.Array:
         return ravel_pytree(rule.gap(level(unravel(flat), sample), followed))[0]
 
-    gap.per_batch = getattr(level, "per_batch", False)  # type: ignore[attr-defined]
-    mean = client.train.mean(gap, key, batch_size)
+    mean = client.train.mean(Term(gap, level.reads), key, batch_size)
     mean.book("gradients", tree.dimension(followed))
     return jax.jacrev(mean.silent)(flat)

@@ -29,6 +29,7 @@ import jax
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Oracle
 from fedstrata.core.problem import Problem
+from fedstrata.core.term import Term
 from fedstrata.core.types import Function, PyTree
 from fedstrata.estimators.compositional import chain_of, followed
 from fedstrata.estimators.gradients import gradient, gradients
@@ -134,15 +135,14 @@ def draw(
     return general
 
 
-def gap(level: Function, client: Client, key: jax.Array, batch_size: int | None) -> Oracle:
+def gap(level: Term, client: Client, key: jax.Array, batch_size: int | None) -> Oracle:
     """A composition's level as ``(z, u) ↦ E[g(z, ξ)] − u``, or its rule's residual; zero at its value."""
     rule = rule_of(level)
 
     def residual(z: PyTree, u: PyTree, sample: PyTree) -> PyTree:
         return rule.gap(level(z, sample), u)
 
-    residual.per_batch = getattr(level, "per_batch", False)  # type: ignore[attr-defined]
-    return client.train.mean(residual, key, batch_size)
+    return client.train.mean(Term(residual, level.reads), key, batch_size)
 
 
 def linearised(g: Oracle, z: PyTree, u: PyTree) -> tuple[PyTree, Function]:

@@ -40,6 +40,7 @@ from fedstrata.core.counting import each, loop
 from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import BatchSize, Count, Method, Part, Positive, Reveals, Steps, by_options, method
 from fedstrata.core.problem import Problem
+from fedstrata.core.term import Term
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.curvature import hessian_product
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
@@ -237,8 +238,8 @@ class FedRZOBilevel(Method):
 
     def curve(self, problem: Any, client: Client, key: Key, x: PyTree, y: PyTree, v: PyTree) -> PyTree:
         """``∇²_yy h_i(x, y) v`` for stacked directions."""
-        loss = lower_level(self.bilevel(problem), x).loss
-        whole_client = not getattr(loss, "per_batch", False)
+        loss = Term.of(lower_level(self.bilevel(problem), x).loss)
+        whole_client = loss.reads == "sample"
         h = client.train.mean(loss, key, None if whole_client else self.solver.batch_size)
         return each(lambda v: hessian_product(h, y, v), v)
 

@@ -167,10 +167,6 @@ class FedRZOTwoStage(Method):
             )
         if self.lower == "solution" and problem.solution is None:
             raise ValueError("FedRZOTwoStage: lower='solution' needs MPEC(…, solution=…).")
-        if getattr(problem.leader, "per_batch", False):
-            raise ValueError(
-                "FedRZOTwoStage: every sample has its own equilibrium: the leader's loss cannot be per_batch."
-            )
         if self.messages not in ("vectors", "scalars"):
             raise ValueError(
                 f"FedRZOTwoStage: messages must be 'vectors' or 'scalars', but is {self.messages!r}."

@@ -14,10 +14,10 @@ from fedstrata.problems.classes import (
 )
 from fedstrata.problems.conversions import as_bilevel, as_multisequence
 from fedstrata.problems.cournot import cournot_game
+from fedstrata.problems.dro import risk_averse
 from fedstrata.problems.hyper import hypercleaning, hyperrepresentation, loss_tuning
 from fedstrata.problems.levels import LogMeanExp
 from fedstrata.problems.quadratic import quadratic_bilevel, quadratic_minimax
-from fedstrata.problems.risk_averse import risk_averse
 from fedstrata.problems.underdetermined import underdetermined
 
 __all__ = [

@@ -6,23 +6,22 @@ program calls back to the host for each value; everything else stays compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.types import PyTree
+from fedstrata.core.term import Term
+from fedstrata.core.types import Function, PyTree
 
 
 class BlackBoxError(RuntimeError):
     """A black-box function failed or returned something that is not a number."""
 
 
-def black_box(
-    function: Callable[..., Any], *, like: Callable[..., PyTree] | None = None, vectorized: bool = False
-) -> Callable[..., Any]:
+def black_box(function: Function, *, like: Function | None = None, vectorized: bool = False) -> Function:
     """Make a plain function usable as a loss in the zeroth-order methods, in every engine.
 
     Args:
@@ -61,5 +60,5 @@ def black_box(
         method = "expand_dims" if vectorized else "sequential"
         return jax.pure_callback(call, shape, *args, vmap_method=method)
 
-    wrapped.__name__ = getattr(function, "__name__", "black_box")
-    return wrapped
+    wrapped.__qualname__ = f"black_box({Term.of(function).name})"
+    return replace(function, function=wrapped) if isinstance(function, Term) else wrapped

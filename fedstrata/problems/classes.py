@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import jax
@@ -21,9 +20,9 @@ from fedstrata.core.problem import (
     PyTree,
     check_like,
     check_scalar,
-    positional,
     shape_of,
 )
+from fedstrata.core.term import Term, known, per_sample, positional
 from fedstrata.core.types import Integer
 from fedstrata.problems.prox import Indicator, Regularizer
 
@@ -122,12 +121,13 @@ class MPEC(Problem):
     follower: Function = field(metadata=FUNCTION)
     project_x: Any = None
     project_y: Any = None
-    solution: Function | None = None
+    solution: Function | None = field(default=None, metadata=FUNCTION)
 
     def __post_init__(self) -> None:
-        if self.solution is not None and not callable(self.solution):
-            raise TypeError(f"MPEC.solution must be a function of (x, sample), but is {self.solution!r}.")
         super().__post_init__()
+        for name in ("leader", "follower", "solution"):
+            if (function := getattr(self, name)) is not None:
+                per_sample(function, f"MPEC.{name}", "every sample has its own equilibrium")
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         solution = self.solution
@@ -153,7 +153,7 @@ class Objective:
         regularizer: with a proximal map, known to everyone.
     """
 
-    loss: Function | None = None
+    loss: Term | None = None
     known: Function | None = None
     regularizer: Regularizer | None = None
 
@@ -171,9 +171,10 @@ class Objective:
         regularizer = regularizers[0] if regularizers else None
         if not functions:
             return cls(regularizer=regularizer)
-        if known(functions[0]):
-            return cls(known=functions[0], regularizer=regularizer)
-        return cls(functions[0], regularizer=regularizer)
+        term = Term.of(functions[0], name, known=True)
+        if term.reads == "nothing":
+            return cls(known=term, regularizer=regularizer)
+        return cls(term, regularizer=regularizer)
 
     def measure(self, mean: Mean, x: PyTree, part: str = "train") -> Any:
         """The value at x. A set counts nothing: outside it the value would be infinite."""
@@ -209,6 +210,10 @@ class Selection(Problem):
             ``secondary(x)``.
         project: a set of x, ``project(x)`` or ``project(x, client)``.
 
+    Attributes:
+        h: the primary level.
+        f: the secondary level.
+
     >>> import fedstrata as fs
     >>> def residual(x, s):
     ...     return 0.5 * (s["a"] @ x - s["b"]) ** 2
@@ -219,21 +224,13 @@ class Selection(Problem):
     primary: Any = None
     secondary: Any = None
     project: Any = None
+    h: Objective = field(init=False, repr=False, compare=False)
+    f: Objective = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "h", Objective.of(self.primary, "Selection.primary"))
+        object.__setattr__(self, "f", Objective.of(self.secondary, "Selection.secondary"))
         super().__post_init__()
-        for name in ("primary", "secondary"):
-            Objective.of(getattr(self, name), f"Selection.{name}")
-
-    @cached_property
-    def h(self) -> Objective:
-        """The primary level."""
-        return Objective.of(self.primary, "primary")
-
-    @cached_property
-    def f(self) -> Objective:
-        """The secondary level."""
-        return Objective.of(self.secondary, "secondary")
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         return {"primary": self.h.measure(mean, x), "secondary": self.f.measure(mean, x, part="valid")}
@@ -263,9 +260,17 @@ class Personalized(Problem):
     """
 
     server: Function = field(metadata=FUNCTION)
-    coupling: Function = field(metadata=FUNCTION)
+    coupling: Function
     client: Function = field(metadata=FUNCTION)
     project_y: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.coupling) or isinstance(self.coupling, Term):
+            raise TypeError(
+                "Personalized.coupling must be a function of (x, y) or (x, y, client), which sees no sample, "
+                f"but is {self.coupling!r}."
+            )
 
     def couple(self, x: PyTree, y: PyTree, client: Any) -> Any:
         """f₂ of one client."""
@@ -315,18 +320,17 @@ class Composition(Problem):
     """
 
     levels: Sequence[Function] = ()
-    plain: Function | None = None
+    plain: Function | None = field(default=None, metadata=FUNCTION)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         levels = (self.levels,) if callable(self.levels) else tuple(self.levels)
-        object.__setattr__(self, "levels", levels)
         if not levels or not all(callable(level) for level in levels):
             raise TypeError(
                 f"Composition.levels must be functions, from the innermost on, but is {self.levels!r}."
             )
-        if self.plain is not None and not callable(self.plain):
-            raise TypeError(f"Composition.plain must be a function of (x, sample), but is {self.plain!r}.")
-        super().__post_init__()
+        terms = tuple(Term.of(f, f"levels[{n}]", known=True) for n, f in enumerate(levels))
+        object.__setattr__(self, "levels", terms)
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         z = x
@@ -334,11 +338,11 @@ class Composition(Problem):
             z = level(z) if known(level) else mean(level, z)
         return {"objective": z if self.plain is None else z + mean(self.plain, x)}
 
-    def second(self, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
+    def start_y(self, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
         """Zeros of the shapes of the inner values z¹, …, z^N, innermost first."""
         shapes, z = [], x
-        for level in self.levels[:-1]:
-            z = jax.eval_shape(level, *_arguments(level, z, sample))
+        for n, level in enumerate(self.levels[:-1]):
+            z = shape_of(f"levels[{n}]", level, _arguments(level, z, sample))
             shapes.append(z)
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tuple(shapes))
 
@@ -356,11 +360,6 @@ class Composition(Problem):
                 z = shape_of(name, level, _arguments(level, z, sample))
         if self.plain is not None:
             check_scalar("plain(x, sample)", self.plain, x, sample)
-
-
-def known(level: Function) -> bool:
-    """Whether a level of a composition is a function that everyone knows, ``f(z)``."""
-    return positional(level) == 1
 
 
 def _arguments(level: Function, z: PyTree, sample: PyTree) -> tuple[PyTree, ...]:
@@ -388,11 +387,11 @@ class MultiSequence(Problem):
     S: tuple[Function, ...] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         sequences = (self.S,) if callable(self.S) else tuple(self.S)
-        object.__setattr__(self, "S", sequences)
         if not sequences or not all(callable(s) for s in sequences):
             raise TypeError(f"MultiSequence.S must be one function per sequence, but is {self.S!r}.")
-        super().__post_init__()
+        object.__setattr__(self, "S", tuple(map(Term.of, sequences)))
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         """The norm of P, and of all S together."""

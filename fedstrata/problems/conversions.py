@@ -5,19 +5,23 @@
 
 Methods that list a class among those they solve take it as it is, and draw each level's samples apart; a
 converted problem is for methods (and questions) that know one form only. Equal problems convert to equal
-problems, so compiled programs are shared.
+problems, so compiled programs are shared. Where one of a problem's functions is marked per_batch, all of
+them are evaluated on batches: every map is linear in them, so that means over samples may be taken first.
 """
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from fedstrata.core import tree
-from fedstrata.core.problem import Function, Problem, PyTree
-from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence, known
+from fedstrata.core.problem import Problem
+from fedstrata.core.term import Term, alike, together
+from fedstrata.core.types import PyTree
+from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
 from fedstrata.problems.levels import ARITHMETIC, rule_of
 
 
@@ -46,17 +50,13 @@ def as_multisequence(problem: Problem) -> MultiSequence:
         return problem
     _refuse_sets(problem, "MultiSequence")
     if isinstance(problem, Bilevel):
-        return MultiSequence(
-            _BilevelP(problem.upper, problem.lower), (_BilevelS(problem.upper, problem.lower),)
-        )
+        f, g = alike(Term.of(problem.upper), Term.of(problem.lower))
+        return MultiSequence(Term(_BilevelP(f, g), f.reads), (Term(_BilevelS(f, g), f.reads),))
     if isinstance(problem, Minimax):
-        return MultiSequence(_MinimaxP(problem.payoff), (_MinimaxS(problem.payoff),))
+        payoff = Term.of(problem.payoff)
+        return MultiSequence(Term(_MinimaxP(payoff), payoff.reads), (Term(_MinimaxS(payoff), payoff.reads),))
     if isinstance(problem, Composition):
-        if rule_of(problem.levels[-1]) is not ARITHMETIC:  # the identity above it is the outermost level then
-            problem = Composition((*problem.levels, _identity), problem.plain)
-        if len(problem.levels) == 1:
-            raise ValueError("A composition of one level has no inner sequence: use Minimization.")
-        return MultiSequence(_CompositionP(problem), (_CompositionS(problem),))
+        return _sequences_of(problem)
     raise TypeError(f"{type(problem).__name__} is no MultiSequence: Bilevel, Minimax and Composition are.")
 
 
@@ -80,13 +80,16 @@ def as_bilevel(problem: Problem) -> Bilevel:
     if isinstance(problem, Bilevel):
         return problem
     if isinstance(problem, Minimax):
-        return Bilevel(problem.payoff, _Negative(problem.payoff), problem.project_x, problem.project_y)
+        payoff = Term.of(problem.payoff)
+        return Bilevel(payoff, payoff.then(operator.neg), problem.project_x, problem.project_y)
     if isinstance(problem, Composition):
         if len(problem.levels) != 2:
             raise ValueError(f"A composition of {len(problem.levels)} levels is not bilevel: two levels are.")
         if rule_of(problem.levels[0]) is not ARITHMETIC:
             raise ValueError("A level that is followed as its logarithm is no solution of least squares.")
-        return Bilevel(_Outer(problem.levels[1], problem.plain), _Tracking(problem.levels[0]))
+        inner, outer = map(Term.of, problem.levels)
+        upper = (outer,) if problem.plain is None else alike(outer, Term.of(problem.plain))
+        return Bilevel(Term(_Outer(*upper), together(*upper)), Term(_Tracking(inner), together(inner)))
     raise TypeError(f"{type(problem).__name__} is not bilevel: Minimax and two-level Composition are.")
 
 
@@ -103,17 +106,12 @@ def _identity(z: PyTree) -> PyTree:
     return z
 
 
-def _at(level: Function, sample: PyTree) -> Function:
-    """A level at one sample, as a function of z."""
-    return level if known(level) else lambda z: level(z, sample)
-
-
 @dataclass(frozen=True)
 class _BilevelP:
     """``∇_x f − ∇²_xw g·v``."""
 
-    upper: Function
-    lower: Function
+    upper: Term
+    lower: Term
 
     def __call__(self, x: PyTree, Z: PyTree, sample: PyTree) -> PyTree:
         ((w, v),) = Z
@@ -125,8 +123,8 @@ class _BilevelP:
 class _BilevelS:
     """``(∇_w g, ∇²_ww g·v − ∇_w f)``."""
 
-    upper: Function
-    lower: Function
+    upper: Term
+    lower: Term
 
     def __call__(self, x: PyTree, z: PyTree, sample: PyTree) -> PyTree:
         w, v = z
@@ -138,7 +136,7 @@ class _BilevelS:
 class _MinimaxP:
     """``∇_x f``."""
 
-    payoff: Function
+    payoff: Term
 
     def __call__(self, x: PyTree, Z: PyTree, sample: PyTree) -> PyTree:
         return jax.grad(self.payoff)(x, Z[0], sample)
@@ -148,71 +146,85 @@ class _MinimaxP:
 class _MinimaxS:
     """``−∇_y f``."""
 
-    payoff: Function
+    payoff: Term
 
     def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
         return tree.scale(-1, jax.grad(self.payoff, 1)(x, y, sample))
+
+
+def _sequences_of(problem: Composition) -> MultiSequence:
+    levels = tuple(map(Term.of, problem.levels))
+    if rule_of(levels[-1]) is not ARITHMETIC:  # the identity above it is the outermost level then
+        levels = (*levels, Term(_identity, "nothing"))
+    if len(levels) == 1:
+        raise ValueError("A composition of one level has no inner sequence: use Minimization.")
+    *inner, outer = levels
+    gaps = [Term(_Gap(level), level.reads) for level in inner]
+    plain = () if problem.plain is None else (Term.of(problem.plain),)
+    outer, *terms = alike(outer, *gaps, *plain)
+    chain = _Chain(tuple(terms[: len(gaps)]), outer, *terms[len(gaps) :])
+    reads = together(outer, *terms)
+    return MultiSequence(Term(_CompositionP(chain), reads), (Term(_CompositionS(chain), reads),))
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """``(z, u) ↦ gap(f(z), u)``, usually f(z) − u, whose mean over samples is zero at the level's value."""
+
+    level: Term
+
+    def __call__(self, z: PyTree, u: PyTree, *sample: PyTree) -> PyTree:
+        return rule_of(self.level).gap(self.level(z, *sample), u)
+
+
+class _Chain(NamedTuple):
+    """A composition's levels, all for use on the same samples."""
+
+    gaps: tuple[Term, ...]
+    outer: Term
+    plain: Term | None = None
 
 
 @dataclass(frozen=True)
 class _CompositionP:
     """``∇h + ∇f⁰(x) a¹``."""
 
-    problem: Composition
+    chain: _Chain
 
     def __call__(self, x: PyTree, Z: PyTree, sample: PyTree) -> PyTree:
         ((inner, adjoint),) = Z
-        (a,) = jax.vjp(_gap(self.problem.levels[0], inner[0], sample), x)[1](adjoint[0])
-        return _plus(self.problem, a, x, sample)
+        gap, plain = self.chain.gaps[0].at(sample), self.chain.plain
+        (a,) = jax.vjp(lambda x: gap(x, inner[0]), x)[1](adjoint[0])
+        return a if plain is None else tree.add(a, jax.grad(plain)(x, sample))
 
 
 @dataclass(frozen=True)
 class _CompositionS:
     """``zⁿ − f^{n−1}(z^{n−1})`` and ``aⁿ − ∇fⁿ(zⁿ) a^{n+1}``, for all n."""
 
-    problem: Composition
+    chain: _Chain
 
     def __call__(self, x: PyTree, z: PyTree, sample: PyTree) -> PyTree:
         inner, adjoint = z
-        *levels, outer = self.problem.levels
-        gaps = [_gap(level, u, sample) for level, u in zip(levels, inner, strict=True)]
-        S = tuple(tree.scale(-1, g(before)) for g, before in zip(gaps, (x, *inner), strict=False))
-        pairs = zip(gaps[1:], inner, adjoint[1:], strict=False)
-        targets = [jax.vjp(g, before)[1](a)[0] for g, before, a in pairs]
-        targets.append(jax.grad(_at(outer, sample))(inner[-1]))
+        levels = list(zip(self.chain.gaps, (x, *inner[:-1]), inner, strict=True))
+        S = tuple(tree.scale(-1, gap.at(sample)(before, u)) for gap, before, u in levels)
+        targets = [
+            jax.vjp(lambda z, gap=gap, u=u: gap.at(sample)(z, u), before)[1](a)[0]
+            for (gap, before, u), a in zip(levels[1:], adjoint[1:], strict=True)
+        ]
+        targets.append(jax.grad(self.chain.outer.at(sample))(inner[-1]))
         return S, tuple(map(tree.sub, adjoint, targets))
-
-
-def _gap(level: Function, u: PyTree, sample: PyTree) -> Function:
-    """``z ↦ gap(f(z), u)`` at one sample; usually f(z) − u."""
-    return lambda z: rule_of(level).gap(_at(level, sample)(z), u)
-
-
-def _plus(problem: Composition, direction: PyTree, x: PyTree, sample: PyTree) -> PyTree:
-    if problem.plain is None:
-        return direction
-    return tree.add(direction, jax.grad(problem.plain)(x, sample))
-
-
-@dataclass(frozen=True)
-class _Negative:
-    """``−f(x, y)``."""
-
-    payoff: Function
-
-    def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> Any:
-        return -self.payoff(x, y, sample)
 
 
 @dataclass(frozen=True)
 class _Outer:
     """``h(x) + f(y)``."""
 
-    level: Function
-    plain: Function | None
+    level: Term
+    plain: Term | None = None
 
     def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> Any:
-        value = _at(self.level, sample)(y)
+        value = self.level.at(sample)(y)
         return value if self.plain is None else value + self.plain(x, sample)
 
 
@@ -220,10 +232,10 @@ class _Outer:
 class _Tracking:
     """``½‖y − g(x)‖²``."""
 
-    level: Function
+    level: Term
 
     def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> Any:
-        return tree.norm(tree.sub(y, _at(self.level, sample)(x)), squared=True) / 2
+        return tree.norm(tree.sub(y, self.level.at(sample)(x)), squared=True) / 2
 
 
 __all__ = ["as_bilevel", "as_multisequence"]

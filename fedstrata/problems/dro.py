@@ -25,7 +25,7 @@ Where there is an η, the main variable is `Lifted` (x, η): start from a plain 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -33,8 +33,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.federated import DataError, FederatedData
-from fedstrata.core.problem import Function, Mean
-from fedstrata.core.types import PyTree, Real
+from fedstrata.core.problem import FUNCTION, Mean
+from fedstrata.core.term import per_sample
+from fedstrata.core.types import Function, PyTree, Real
 from fedstrata.problems import risks
 from fedstrata.problems._parameters import pytree
 from fedstrata.problems.classes import Composition, Minimax
@@ -72,15 +73,19 @@ class DRO(Composition):
         risk: the risk of the sample of losses, see `fedstrata.problems.risks`.
     """
 
-    loss: Any = None
-    risk: Any = None
+    loss: Function = field(metadata=FUNCTION, kw_only=True)
+    risk: risks.Risk = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _weighable(self.loss)
 
     @property
     def lifted(self) -> bool:
         """Whether the main variable is (x, η)."""
         return isinstance(self.risk, risks.Chi2Penalty | risks.Chi2Ball | risks.CVaR | risks.KLCVaR)
 
-    def first(self, x: PyTree) -> PyTree:
+    def start_x(self, x: PyTree) -> PyTree:
         """Add η = 0 where it is missing."""
         return x if isinstance(x, Lifted) or not self.lifted else Lifted(x, 0.0)
 
@@ -137,7 +142,7 @@ def kl(loss: Function, lam: float) -> DRO:
     >>> problem = fs.dro.kl(lambda x, s: (s["a"] @ x - s["b"]) ** 2, lam=0.5)
     """
     risk = risks.KL(lam)
-    return DRO((LogMeanExp(lambda x, sample: loss(x, sample) / lam), lambda u: lam * u), None, loss, risk)
+    return DRO((LogMeanExp(lambda x, sample: loss(x, sample) / lam), lambda u: lam * u), loss=loss, risk=risk)
 
 
 def chi2(loss: Function, lam: float, nonnegative: bool = False) -> DRO:
@@ -154,7 +159,7 @@ def chi2(loss: Function, lam: float, nonnegative: bool = False) -> DRO:
         value = loss(x, sample)
         return value + value**2 / (2 * lam)
 
-    return DRO((loss, lambda g: -(g**2) / (2 * lam)), plain, loss, risks.Chi2(lam))
+    return DRO((loss, lambda g: -(g**2) / (2 * lam)), plain, loss=loss, risk=risks.Chi2(lam))
 
 
 def cvar(loss: Function, level: float) -> DRO:
@@ -178,21 +183,69 @@ def chi2_ball(loss: Function, rho: float) -> DRO:
         tiny = jnp.finfo(z[1].dtype).tiny  # the root has no derivative at 0
         return z[0] + jnp.sqrt((1 + 2 * rho) * jnp.maximum(z[1], tiny))
 
-    return DRO((g, f), None, loss, risk)
+    return DRO((g, f), loss=loss, risk=risk)
 
 
 def mean_semideviation(loss: Function, lam: float, delta: float = 1e-6) -> DRO:
     """``min_x E ℓ + λ √(E(ℓ − E ℓ)₊² + δ)``; three levels, of which the first passes x on."""
-    risk = risks.Semideviation(lam, delta)
+    levels = (_Mean(loss), _Deviation(loss), _MeanAndRoot(lam, delta))
+    return DRO(levels, loss=loss, risk=risks.Semideviation(lam, delta))
 
-    def first(x: PyTree, sample: PyTree) -> tuple[PyTree, Any]:
-        return x, loss(x, sample)
 
-    def second(z: tuple[PyTree, Any], sample: PyTree) -> tuple[Any, Any]:
-        x, mean = z
-        return mean, jax.nn.relu(loss(x, sample) - mean) ** 2
+def risk_averse(U: Function, lam: float = 1.0, delta: float = 1e-3) -> DRO:
+    """The mean of a loss plus λ times its upper semideviation, `mean_semideviation` in FedMSA's symbols.
 
-    return DRO((first, second, lambda z: z[0] + lam * jnp.sqrt(jax.nn.relu(z[1]) + delta)), None, loss, risk)
+        min_x  E U(x, ξ) + λ √(E max(0, U(x, ξ) − E U)² + δ)
+
+    (FedMSA's text leaves out the square of the max, without which the root would be that of a mean.)
+
+    Args:
+        U: ``U(x, sample)``, the loss.
+        lam: λ ≥ 0, the aversion; 1 keeps the objective convex and monotone in U where U is convex.
+        delta: δ > 0, which keeps the root differentiable.
+
+    >>> import fedstrata as fs
+    >>> problem = fs.risk_averse(lambda x, s: (s["a"] @ x - s["b"]) ** 2, lam=0.5)
+    >>> len(problem.levels)
+    3
+    """
+    return mean_semideviation(U, lam, delta)
+
+
+@dataclass(frozen=True)
+class _Mean:
+    """``(ℓ, x)``."""
+
+    loss: Function
+
+    def __call__(self, x: PyTree, sample: PyTree) -> tuple[Any, PyTree]:
+        return self.loss(x, sample), x
+
+
+@dataclass(frozen=True)
+class _Deviation:
+    """``(ℓ̄, (ℓ − ℓ̄)₊²)``."""
+
+    loss: Function
+
+    def __call__(self, z: tuple[Any, PyTree], sample: PyTree) -> tuple[Any, Any]:
+        mean, x = z
+        return mean, jax.nn.relu(self.loss(x, sample) - mean) ** 2
+
+
+@dataclass(frozen=True)
+class _MeanAndRoot:
+    """``ℓ̄ + λ √(s + δ)``; a followed mean of squares may fall a little below zero."""
+
+    lam: float
+    delta: float
+
+    def __call__(self, z: tuple[Any, Any]) -> Any:
+        return z[0] + self.lam * jnp.sqrt(jax.nn.relu(z[1]) + self.delta)
+
+
+def _weighable(loss: Function) -> None:
+    per_sample(loss, "The loss of a robust problem", "every sample is weighed by its own loss")
 
 
 def _threshold(loss: Function, risk: Any) -> DRO:
@@ -201,17 +254,21 @@ def _threshold(loss: Function, risk: Any) -> DRO:
     def g(v: Lifted, sample: PyTree) -> tuple[Any, Any]:
         return v.eta, risk.excess(loss(v.x, sample) - v.eta)
 
-    return DRO((g, lambda z: z[0] + z[1]), None, loss, risk)
+    return DRO((g, lambda z: z[0] + z[1]), loss=loss, risk=risk)
 
 
 @dataclass(frozen=True)
 class GroupDRO(Composition):
     """The worst case of a loss over weights of groups; see `group`."""
 
-    loss: Any = None
-    groups: int = 0
-    lam: float = 1.0
-    group_of: Any = None
+    loss: Function = field(metadata=FUNCTION, kw_only=True)
+    groups: int = field(kw_only=True)
+    lam: float = field(kw_only=True)
+    group_of: Function = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _weighable(self.loss)
 
     def minimax(self, data: FederatedData) -> Dual:
         """``min_x max_q Σ_j q_j E[ℓ | j] − λ Σ_j q_j log(G q_j)``; groups' sizes are taken from the data."""
@@ -254,7 +311,7 @@ def group(
     def f(z: tuple[jax.Array, jax.Array]) -> jax.Array:
         return lam * (jax.nn.logsumexp(ratio(*z) / lam) - jnp.log(groups))
 
-    return GroupDRO((g, f), None, loss, groups, lam, group_of)
+    return GroupDRO((g, f), loss=loss, groups=groups, lam=lam, group_of=group_of)
 
 
 def ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ simplex, whose entry 0 belongs to no constraint.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.federated import DataError, FederatedData
-from fedstrata.core.problem import Function, Mean
-from fedstrata.core.types import PyTree
+from fedstrata.core.problem import FUNCTION, Mean
+from fedstrata.core.term import Term, alike, per_sample, together
+from fedstrata.core.types import Function, PyTree
 from fedstrata.problems.classes import Composition, Minimax
 from fedstrata.problems.dro import Dual, Floored, clients_mean, ratio
 
@@ -39,33 +40,33 @@ class Constrained(Composition):
         linear: ``linear(data)`` gives ``c(x, sample)`` whose mean is c(g(x)), for the minimax form; or None.
     """
 
-    inner: Any = None
-    constraints: Any = None
-    count: int = 0
-    rho: float = 1.0
-    lam: float = 0.01
-    linear: Any = None
+    inner: Function = field(metadata=FUNCTION, kw_only=True)
+    constraints: Function = field(kw_only=True)
+    count: int = field(kw_only=True)
+    rho: float = field(default=1.0, kw_only=True)
+    lam: float = field(default=0.01, kw_only=True)
+    linear: Function | None = field(default=None, kw_only=True)
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         """The objective, h alone, and the largest violation."""
-        g, loss = mean(self.inner, x), mean(self.plain, x)  # type: ignore[arg-type]
+        g, loss = mean(self.inner, x), mean(Term.of(self.plain), x)
         violation = jnp.max(jax.nn.relu(self.constraints(g)))
         return {"objective": loss + self.levels[-1](g), "loss": loss, "violation": violation}
 
     def minimax(self, data: FederatedData) -> Dual:
         """The form that has weights of the constraints for its second variable."""
-        plain: Any = self.plain
         rho, lam = self.rho, self.lam
         if self.linear is None:
             raise TypeError("These constraints are no means of samples: there is no minimax form of them.")
-        violation = self.linear(data)
+        plain, violation = alike(Term.of(self.plain), Term.of(self.linear(data)))
 
         def payoff(x: PyTree, q: jax.Array, sample: PyTree) -> jax.Array:
             gain = jnp.vdot(q[1:], violation(x, sample)) - lam * jax.scipy.special.xlogy(q, q).sum()
             return plain(x, sample) + rho * gain
 
         q0 = np.full(self.count + 1, 1 / (self.count + 1))
-        return Dual(Minimax(payoff, project_y=Floored(1e-8)), data, q0)
+        term = Term(payoff, together(plain, violation))
+        return Dual(Minimax(term, project_y=Floored(1e-8)), data, q0)
 
 
 def penalised(
@@ -94,7 +95,16 @@ def penalised(
         c = constraints(g) / lam
         return rho * lam * jax.nn.logsumexp(jnp.concatenate([jnp.zeros((1,), c.dtype), c]))
 
-    return Constrained((inner, penalty), loss, inner, constraints, count, rho, lam, linear)
+    return Constrained(
+        (inner, penalty),
+        loss,
+        inner=inner,
+        constraints=constraints,
+        count=count,
+        rho=rho,
+        lam=lam,
+        linear=linear,
+    )
 
 
 def label_of(sample: PyTree) -> Any:
@@ -140,6 +150,8 @@ def equal_opportunity(
             f"equal_opportunity: groups and proxies must be at least 1 and epsilon at least 0, "
             f"but they are {groups!r}, {proxies!r} and {epsilon!r}."
         )
+
+    score = per_sample(score, "equal_opportunity: score", "every sample counts in its own groups")
 
     def positives(sample: PyTree, dtype: Any) -> tuple[jax.Array, jax.Array]:
         """Whether the sample is positive, and that for each proxy and group it is in."""
@@ -188,6 +200,7 @@ def bounded_group_loss(
     group_of: Function = lambda sample: sample["group"],
 ) -> Constrained:
     """``min E ℓ  s.t.  E[ℓ | group j] ≤ bound`` for all groups j."""
+    loss = per_sample(loss, "bounded_group_loss: loss", "every sample counts in its own group")
 
     def inner(x: PyTree, sample: PyTree) -> tuple[jax.Array, jax.Array]:
         value = loss(x, sample)
@@ -247,6 +260,7 @@ def worst_violation(
     score: Function, groups: int, epsilon: float = 0.05, *, label_of: Function = label_of
 ) -> Callable[[PyTree, PyTree, FederatedData], jax.Array]:
     """A metric: the largest ``(tpr(all) − ε − tpr(group))₊`` on the test data, of decisions ``score > 0``."""
+    score = per_sample(score, "worst_violation: score", "every sample is decided by itself")
 
     def metric(x: PyTree, y: PyTree, data: FederatedData) -> jax.Array:
         hit = jax.vmap(score, in_axes=(None, 0))(x, data.test) > 0

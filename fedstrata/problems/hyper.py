@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedstrata.core.problem import Function, PyTree
+from fedstrata.core.term import per_sample
+from fedstrata.core.types import Function, PyTree
 from fedstrata.problems.classes import Bilevel
 
 cross_entropy = optax.softmax_cross_entropy_with_integer_labels
@@ -33,6 +34,7 @@ def loss_tuning(predict: Function) -> Bilevel:
     Args:
         predict: ``predict(y, features)``, the scores.
     """
+    _refuse_batches("loss_tuning: predict", predict)
     return Bilevel(_Weighted(predict), _Tuned(predict))
 
 
@@ -57,6 +59,7 @@ def hypercleaning(predict: Function, lam: float) -> Bilevel:
     """
     if lam <= 0:
         raise ValueError(f"hypercleaning needs lam > 0, but it is {lam!r}.")
+    _refuse_batches("hypercleaning: predict", predict)
     return Bilevel(_Plain(predict), _Cleaned(predict, lam))
 
 
@@ -73,7 +76,12 @@ def hyperrepresentation(features: Function, lam: float) -> Bilevel:
     """
     if lam <= 0:
         raise ValueError(f"hyperrepresentation needs lam > 0, but it is {lam!r}.")
+    _refuse_batches("hyperrepresentation: features", features)
     return Bilevel(_Head(features, 0.0), _Head(features, lam))
+
+
+def _refuse_batches(name: str, model: Function) -> None:
+    per_sample(model, name, "it sees one sample's features")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ they do with log g. A `Rule` says how:
 | ``ratio(u, u⁺)``: of units, for a Jacobian kept in units of u | 1 | exp(u − u⁺), or 0 |
 
 The derivative of ``gap`` by the level's argument, at a followed u, is that of g in the units in which u is
-kept: both rules have d gap/du = −1 in the mean at the level's value, so the chain rule of g and u is the
+kept: both have d gap/du = −1 in the mean at the level's value, so the chain rule of g and u is the
 same formula. On the logarithmic scale nothing overflows: exponents are cut at log(1/ε), ε the float's
 precision, beyond which weights count for nothing, and a followed value stays above ``floor`` times the
 newest estimate, so that it can be taken the logarithm of.
@@ -26,15 +26,15 @@ newest estimate, so that it can be taken the logarithm of.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
 from fedstrata.core import tree
-from fedstrata.core.types import PyTree, Real
+from fedstrata.core.term import MeanOf, Term, per_sample
+from fedstrata.core.types import Function, PyTree, Real
 
 
 class Rule(Protocol):
@@ -184,8 +184,8 @@ ARITHMETIC = Arithmetic()
 LOGARITHMIC = Logarithmic()
 
 
-@dataclass(frozen=True)
-class LogMeanExp:
+@dataclass(frozen=True, repr=False)
+class LogMeanExp(Term):
     """A level whose value is ``log mean exp function(z, sample)``, followed on the logarithmic scale.
 
     Args:
@@ -195,30 +195,18 @@ class LogMeanExp:
     >>> problem = fs.Composition([fs.LogMeanExp(lambda x, s: s["a"] @ x), lambda u: u])  # log E exp(aᵀx)
     """
 
-    function: Callable[..., Any]
-
-    @property
-    def rule(self) -> Rule:
-        """How the level is averaged and followed."""
-        return LOGARITHMIC
+    mean: MeanOf | None = field(default=LOGARITHMIC.mean, init=False)
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise TypeError(f"LogMeanExp takes a function of (z, sample), but got {self.function!r}.")
-        if getattr(self.function, "per_batch", False):
-            raise TypeError(
-                "LogMeanExp needs every sample's exponent; a function marked per_batch returns their mean."
-            )
-
-    def __call__(self, z: PyTree, sample: PyTree) -> PyTree:
-        """The exponent of one sample."""
-        return self.function(z, sample)
-
-    def own_mean(self, values: PyTree, weights: jax.Array) -> PyTree:
-        """The level's value from its samples'; engines use it in place of the arithmetic mean."""
-        return LOGARITHMIC.mean(values, weights)
+        exponent = per_sample(self.function, "LogMeanExp's function", "it needs every sample's exponent")
+        object.__setattr__(self, "function", exponent.function)
 
 
-def rule_of(level: Callable[..., Any]) -> Rule:
-    """How a level is averaged and followed: its ``rule``, or the arithmetic mean."""
-    return getattr(level, "rule", ARITHMETIC)
+def rule_of(level: Function) -> Rule:
+    """How a level is averaged and followed."""
+    term = Term.of(level)
+    if isinstance(term, LogMeanExp):
+        return LOGARITHMIC
+    if term.mean is not None:
+        raise TypeError(f"No method knows how to follow the mean of {term!r}; LogMeanExp's is known.")
+    return ARITHMETIC

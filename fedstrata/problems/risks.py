@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import jax
@@ -59,10 +59,10 @@ class Risk:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-                raise ValueError(
-                    f"{type(self).__name__}: {f.name} must be a positive number, but is {value!r}."
-                )
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not 0 <= value < math.inf or (value == 0 and not f.metadata.get("zero", False)):
+                words = "a number ≥ 0" if f.metadata.get("zero", False) else "a positive number"
+                raise ValueError(f"{type(self).__name__}: {f.name} must be {words}, but is {value!r}.")
             if f.name == "level" and value > 1:
                 raise ValueError(
                     f"{type(self).__name__}: level is a part of the samples, in (0, 1], but is {value!r}."
@@ -280,7 +280,7 @@ class Moments(NamedTuple):
 class Semideviation(Risk):
     """``mean ℓ + λ √(mean((ℓ − mean ℓ)₊²) + δ)``."""
 
-    lam: float  # λ
+    lam: float = field(metadata={"zero": True})  # λ
     delta: float = 1e-6  # δ
 
     def dual(self, losses: Array, weights: Array) -> Moments:  # noqa: D102

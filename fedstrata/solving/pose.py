@@ -88,7 +88,7 @@ def pose(
     setup = Setup(problem, data.clients, participants, weights, _metrics(metrics), bool(default_metrics))
     method = check_method(setup, method, rounds)
     data = data.cast()
-    x0, y0 = _point(problem.first(x0), "x0"), _point(y0, "y0")
+    x0, y0 = _point(problem.start_x(x0), "x0"), _point(y0, "y0")
     y0 = check_point(problem, data, x0, y0)
     carry = initial_carry(problem, method, x0, y0, data.clients)
     return Posed(setup, [method], [seed], method, seed, data, carry, rounds, eval_every, x0, y0)
@@ -167,7 +167,7 @@ def check_point(problem: Problem, data: FederatedData, x: PyTree, y: PyTree) -> 
     problem.check(x, y, train, train if data.valid is None else sample(data.valid))
     server = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data.server)
     problem.check_server(x, server)
-    return problem.second(x, y, train)
+    return problem.start_y(x, y, train)
 
 
 def check_method(setup: Setup, method: Method, rounds: int) -> Method:

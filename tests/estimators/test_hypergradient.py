@@ -88,7 +88,7 @@ def at_a_client(problem, adjoint):
     samples = Samples(leaves, 7)
     x, y = jax.tree.map(jnp.asarray, (m.x0, None if isinstance(problem, fs.Composition) else m.y0))
     sample = jax.tree.map(lambda leaf: leaf[0], leaves)
-    Z = sequences.start(problem, x, problem.second(x, y, sample), adjoint)
+    Z = sequences.start(problem, x, problem.start_y(x, y, sample), adjoint)
     Z = jax.tree.map(lambda leaf: leaf + 0.1 * np.arange(1, 1 + leaf.size).reshape(leaf.shape), Z)
     return Client(0, samples, samples), x, Z
 

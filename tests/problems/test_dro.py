@@ -65,11 +65,11 @@ def objective(problem, x, samples):
     """h(x) + f(g(x)) with means over the samples, as a method sees it."""
     z = x
     for level in problem.levels:
-        if fs.problems.classes.known(level):
+        if level.reads == "nothing":
             z = level(z)
             continue
         each = jax.vmap(lambda s, z=z, level=level: level(z, s))(samples)
-        own = getattr(level, "own_mean", None)
+        own = level.mean
         z = jax.tree.map(lambda v: v.mean(0), each) if own is None else own(each, jnp.full(N, 1 / N))
     plain = problem.plain
     return z if plain is None else z + jax.vmap(lambda s: plain(x, s))(samples).mean()
@@ -86,7 +86,7 @@ def test_objective_gradient_and_weights_are_those_of_the_inner_maximum(problem, 
     np.testing.assert_allclose(problem.weights(losses), q / N, atol=1e-6)
     np.testing.assert_allclose(problem.risk.value(losses), maximum, rtol=1e-9)
 
-    start = jax.tree.map(jnp.asarray, problem.first(x))
+    start = jax.tree.map(jnp.asarray, problem.start_x(x))
     if problem.lifted:  # η at its minimum, which the dual holds
         dual = problem.risk.dual(jnp.asarray(losses), jnp.full(N, 1 / N))
         start = start._replace(eta=getattr(dual, "eta", dual))

@@ -32,6 +32,7 @@ from fedstrata.core.client import Client
 from fedstrata.core.counting import each
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import Method
+from fedstrata.core.term import Term
 from fedstrata.core.types import Integer, Phase, PyTree
 from fedstrata.estimators.curvature import power_iteration
 from fedstrata.methods.fedac import FedAC
@@ -171,13 +172,12 @@ def lower_level(problem: Bilevel, x: PyTree) -> Minimization:
     def loss(y: PyTree, sample: PyTree) -> Any:
         return problem.lower(x, y, sample)
 
-    if getattr(problem.lower, "per_batch", False):
-        loss.per_batch = True  # type: ignore[attr-defined]
+    term = Term(loss, Term.of(problem.lower).reads)
     if problem.project_y.trivial:
-        return Minimization(loss)
+        return Minimization(term)
     if problem.project_y.arity > 2:
-        return Minimization(loss, lambda y, client: problem.project_y(y, x, client))
-    return Minimization(loss, lambda y: problem.project_y(y, x))
+        return Minimization(term, lambda y, client: problem.project_y(y, x, client))
+    return Minimization(term, lambda y: problem.project_y(y, x))
 
 
 def lower_levels(problem: Bilevel, x: PyTree) -> Minimization:

@@ -24,7 +24,8 @@ from fedstrata.core.client import Client, Oracle, Samples
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import Method
-from fedstrata.core.types import Function, PyTree, Real
+from fedstrata.core.term import Term
+from fedstrata.core.types import PyTree, Real
 from fedstrata.estimators.curvature import hessian_product, local_curvature, power_iteration
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Objective, Selection
@@ -228,8 +229,8 @@ def _is_smooth(level: Objective) -> bool:
     return level.loss is not None or level.known is not None
 
 
-def _full_mean(loss: Function, samples: Samples) -> Oracle:
-    if getattr(loss, "per_batch", False) and not isinstance(samples.size, int):
+def _full_mean(loss: Term, samples: Samples) -> Oracle:
+    if loss.reads == "batch" and not isinstance(samples.size, int):
         raise ValueError(
             "The curvature is estimated over all samples, where a loss marked per_batch would see padding of "
             "clients of unequal size. Give L_h yourself, or clients of equal size."
