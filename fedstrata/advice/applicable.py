@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import SupportsIndex, overload
 
 from fedstrata.core.method import METHODS, Method
 from fedstrata.core.problem import Problem
@@ -64,10 +64,10 @@ class Fits(tuple[Fit, ...]):
         return [fit.name for fit in self]
 
     @overload
-    def __getitem__(self, key: str) -> Fit: ...
+    def __getitem__(self, key: SupportsIndex | str) -> Fit: ...
     @overload
-    def __getitem__(self, key: Any) -> Any: ...
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: slice) -> tuple[Fit, ...]: ...
+    def __getitem__(self, key: SupportsIndex | slice | str) -> Fit | tuple[Fit, ...]:
         """By position, or by the method's name."""
         if not isinstance(key, str):
             return super().__getitem__(key)
@@ -128,7 +128,7 @@ def _fit(cls: type[Method], problem: Problem, via: str) -> Fit:
         name=cls.__name__,
         method=cls,
         needs=cls.needs_for(problem),
-        assumes=ASSUMES.get(type(problem), ""),
+        assumes=next((words for kind, words in ASSUMES.items() if isinstance(problem, kind)), ""),
         data="clients and server" if isinstance(problem, Personalized) else "clients",
         participation="any" if cls.full_participation is None else "all",
         reveals=cls.reveals_on(problem),

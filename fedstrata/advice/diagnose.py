@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,12 @@ from fedstrata.core.client import Client, Samples
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.problem import Projection
 from fedstrata.core.term import Term
-from fedstrata.core.types import Function, Integer, PyTree, Real
+from fedstrata.core.types import Array, Function, Integer, PyTree, Real
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Personalized
 from fedstrata.problems.conversions import as_bilevel
 from fedstrata.solving.result import Result
+
+TwoLevel: TypeAlias = Bilevel | Minimax | Personalized | MPEC
 
 NEWTON_STEPS = 50
 PROJECTED_STEPS = 20_000
@@ -80,7 +82,7 @@ class _Level:
 def diagnose(
     result: Result,
     *,
-    problem: Any = None,
+    problem: TwoLevel | None = None,
     data: FederatedData | None = None,
     tolerance: float = 1e-8,
     weights: str = "uniform",
@@ -107,12 +109,13 @@ def diagnose(
     >>> found.converged, found.hypergradient_norm < 1e-4
     (True, True)
     """
-    problem, data = problem or result.problem, data if data is not None else result.data
+    problem = result.problem if problem is None else problem
+    data = result.data if data is None else data
     if problem is None or data is None:
         raise ValueError(
             "This result was loaded, so it knows neither problem nor data: give problem= and data=."
         )
-    if not isinstance(problem, Bilevel | Minimax | Personalized | MPEC):
+    if not isinstance(problem, TwoLevel):
         raise TypeError(
             f"{type(problem).__name__} has no lower level; Bilevel, Minimax, Personalized and MPEC have."
         )
@@ -136,7 +139,7 @@ def _double(point: PyTree) -> PyTree:
 
 
 def _diagnose(
-    problem: Any, level: _Level, data: FederatedData, x: PyTree, y: PyTree, tolerance: float
+    problem: TwoLevel, level: _Level, data: FederatedData, x: PyTree, y: PyTree, tolerance: float
 ) -> Diagnosis:
     if level.project is None and level.symmetric:
         solved, first, last = _newton(level, data, x, y, tolerance)
@@ -193,7 +196,7 @@ def _mean(function: Function, part: str, weights: str) -> Function:
     return mean
 
 
-def _level(problem: Any, weights: str) -> _Level:
+def _level(problem: TwoLevel, weights: str) -> _Level:
     """The problem in the common form; the same object for the same problem, so that nothing recompiles."""
     try:
         return _cached_level(problem, weights)
@@ -202,19 +205,19 @@ def _level(problem: Any, weights: str) -> _Level:
 
 
 @lru_cache(maxsize=16)
-def _cached_level(problem: Any, weights: str) -> _Level:
-    project = None if problem.project_y.trivial else problem.project_y
+def _cached_level(problem: TwoLevel, weights: str) -> _Level:
     if isinstance(problem, Personalized):
-        return _personal(problem, project, weights)
+        return _personal(problem, weights)
     if isinstance(problem, MPEC):
-        return _per_sample(problem, project, weights)
+        return _per_sample(problem, weights)
+    project = problem.project_y
     bilevel = as_bilevel(problem)
     upper = _mean(bilevel.upper, "valid" if isinstance(problem, Bilevel) else "train", weights)
     lower = jax.grad(_mean(bilevel.lower, "train", weights), argnums=1)
-    return _Level(upper, lower, None if project is None else lambda y, x, data: project(y, x), True)
+    return _Level(upper, lower, None if project.trivial else lambda y, x, data: project(y, x), True)
 
 
-def _personal(problem: Personalized, project: Any, weights: str) -> _Level:
+def _personal(problem: Personalized, weights: str) -> _Level:
     """Y has a leading client axis, and the clients' lower levels are apart."""
 
     def clients(data: FederatedData) -> tuple[PyTree, ...]:
@@ -239,12 +242,12 @@ def _personal(problem: Personalized, project: Any, weights: str) -> _Level:
         return jax.vmap(one)(y, *clients(data))
 
     def onto(y: PyTree, x: PyTree, data: FederatedData) -> PyTree:
-        return jax.vmap(lambda y, *own: project(y, x, client_of(data, *own)))(y, *clients(data))
+        return jax.vmap(lambda y, *own: problem.project_y(y, x, client_of(data, *own)))(y, *clients(data))
 
-    return _Level(upper, lower, None if project is None else onto, True)
+    return _Level(upper, lower, None if problem.project_y.trivial else onto, True)
 
 
-def _per_sample(problem: MPEC, project: Any, weights: str) -> _Level:
+def _per_sample(problem: MPEC, weights: str) -> _Level:
     """Y has leading axes (clients, samples): every sample has its own variational inequality."""
 
     def upper(x: PyTree, y: PyTree, data: FederatedData) -> Any:
@@ -255,15 +258,17 @@ def _per_sample(problem: MPEC, project: Any, weights: str) -> _Level:
         return jax.vmap(jax.vmap(lambda y, sample: problem.follower(x, y, sample)))(y, data.train)
 
     def onto(y: PyTree, x: PyTree, data: FederatedData) -> PyTree:
-        return jax.vmap(jax.vmap(lambda y, sample: project(y, x, sample)))(y, data.train)
+        return jax.vmap(jax.vmap(lambda y, sample: problem.project_y(y, x, sample)))(y, data.train)
 
-    return _Level(upper, lower, None if project is None else onto, False)
+    return _Level(upper, lower, None if problem.project_y.trivial else onto, False)
 
 
 # Solving the lower level
 
 
-def _newton(level: _Level, data: Any, x: PyTree, y: PyTree, tolerance: float) -> tuple[PyTree, Any, Any]:
+def _newton(
+    level: _Level, data: FederatedData, x: PyTree, y: PyTree, tolerance: float
+) -> tuple[PyTree, Array, Array]:
     """Newton's method; a step is halved until the residual falls. y(x), the first and the last residual."""
     new, first, after = _newton_step(level, data, x, y, 1.0)
     last, aim = first, tolerance * (1 + first)
@@ -278,7 +283,9 @@ def _newton(level: _Level, data: Any, x: PyTree, y: PyTree, tolerance: float) ->
 
 
 @partial(jax.jit, static_argnums=0)
-def _newton_step(level: _Level, data: Any, x: PyTree, y: PyTree, aim: Any) -> tuple[PyTree, Any, Any]:
+def _newton_step(
+    level: _Level, data: FederatedData, x: PyTree, y: PyTree, aim: Real
+) -> tuple[PyTree, Array, Array]:
     """A step, and the residuals before and after it; ``aim`` is the residual that is wanted in the end."""
     slope = level.lower(x, y, data)
     before = tree.norm(slope)
@@ -286,19 +293,21 @@ def _newton_step(level: _Level, data: Any, x: PyTree, y: PyTree, aim: Any) -> tu
     accuracy = jnp.maximum(jnp.minimum(0.1, jnp.sqrt(before)), 0.1 * aim / jnp.maximum(before, aim))
     direction, _ = _cg(level, x, y, data, slope, accuracy)
 
-    def shorter(state: tuple[Any, PyTree, Any]) -> tuple[Any, PyTree, Any]:
+    def shorter(state: tuple[Array, PyTree, Array]) -> tuple[Array, PyTree, Array]:
         length = state[0] / 2
         new = tree.axpy(-length, direction, y)
         return length, new, tree.norm(level.lower(x, new, data))
 
-    def unfinished(state: tuple[Any, PyTree, Any]) -> jax.Array:
+    def unfinished(state: tuple[Array, PyTree, Array]) -> Array:
         return ~(state[2] < (1 - 1e-4 * state[0]) * before) & (state[0] > 1e-6)
 
     _, new, after = jax.lax.while_loop(unfinished, shorter, (jnp.asarray(2.0), y, before))
     return new, before, after
 
 
-def _cg(level: _Level, x: PyTree, y: PyTree, data: Any, b: PyTree, accuracy: Any) -> tuple[PyTree, Any]:
+def _cg(
+    level: _Level, x: PyTree, y: PyTree, data: FederatedData, b: PyTree, accuracy: Real
+) -> tuple[PyTree, Array]:
     """``[∇_y G]⁻¹ b`` and the relative residual."""
 
     def product(v: PyTree) -> PyTree:
@@ -312,19 +321,19 @@ def _cg(level: _Level, x: PyTree, y: PyTree, data: Any, b: PyTree, accuracy: Any
 
 @partial(jax.jit, static_argnums=0)
 def _extragradient(
-    level: _Level, data: Any, x: PyTree, y: PyTree, tolerance: Real
-) -> tuple[PyTree, Any, Any, Any]:
+    level: _Level, data: FederatedData, x: PyTree, y: PyTree, tolerance: Real
+) -> tuple[PyTree, Array, Array, Array]:
     """``ȳ = P(y − sG(y)), y ← P(y − sG(ȳ))``; s is halved where it is too long, and returned last."""
 
     def onto(y: PyTree) -> PyTree:
         return y if level.project is None else level.project(y, x, data)
 
-    def half_step(y: PyTree, s: Any) -> tuple[PyTree, PyTree, Any]:
+    def half_step(y: PyTree, s: Real) -> tuple[PyTree, PyTree, Array]:
         slope = level.lower(x, y, data)
         middle = onto(tree.axpy(-s, slope, y))
         return slope, middle, tree.norm(tree.sub(y, middle)) / s
 
-    def advance(state: PyTree) -> Any:
+    def advance(state: PyTree) -> PyTree:
         t, y, s, _ = state
         slope, middle, _ = half_step(y, s)
         ahead = level.lower(x, middle, data)
@@ -337,7 +346,7 @@ def _extragradient(
 
     first = half_step(y, 1.0)[2]
 
-    def unfinished(state: PyTree) -> jax.Array:
+    def unfinished(state: PyTree) -> Array:
         return (state[0] < PROJECTED_STEPS) & (state[3] > 0.1 * tolerance * (1 + first))
 
     _, y_new, s, last = jax.lax.while_loop(unfinished, advance, (0, y, jnp.asarray(1.0), first))
@@ -348,7 +357,9 @@ def _extragradient(
 
 
 @partial(jax.jit, static_argnums=0)
-def _adjoint(level: _Level, data: Any, x: PyTree, y: PyTree, tolerance: Real) -> tuple[PyTree, Any]:
+def _adjoint(
+    level: _Level, data: FederatedData, x: PyTree, y: PyTree, tolerance: Real
+) -> tuple[PyTree, Array]:
     f_x, f_y = jax.grad(level.upper, argnums=(0, 1))(x, y, data)
     v, relative = _cg(level, x, y, data, f_y, tolerance)
     (indirect,) = jax.vjp(lambda x: level.lower(x, y, data), x)[1](v)
@@ -357,8 +368,8 @@ def _adjoint(level: _Level, data: Any, x: PyTree, y: PyTree, tolerance: Real) ->
 
 @partial(jax.jit, static_argnums=0)
 def _forward(
-    level: _Level, data: Any, x: PyTree, y: PyTree, step: Real, tolerance: Real
-) -> tuple[PyTree, Any]:
+    level: _Level, data: FederatedData, x: PyTree, y: PyTree, step: Real, tolerance: Real
+) -> tuple[PyTree, Array]:
     """One linear system for every coordinate of x: projections need no derivative backwards."""
 
     def residual(x: PyTree, y: PyTree) -> PyTree:
@@ -373,7 +384,7 @@ def _forward(
     flat, unravel = ravel_pytree(x)
     f_x, f_y = jax.grad(level.upper, argnums=(0, 1))(x, y, data)
 
-    def one(direction: jax.Array) -> tuple[Any, Any]:
+    def one(direction: Array) -> tuple[Array, Array]:
         b = tree.scale(-1, jax.jvp(lambda x: residual(x, y), (x,), (unravel(direction),))[1])
         moved = lx.linear_solve(operator, b, solver, throw=False).value
         error = tree.norm(tree.sub(product(moved), b)) / jnp.maximum(tree.norm(b), 1.0)

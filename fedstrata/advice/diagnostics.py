@@ -148,7 +148,7 @@ def _norm(
     g = np.concatenate(rows, axis=1)
     total, squares = g.sum(0), (g**2).sum(1)
 
-    def unbiased(of_sum: Any, of_squares: Any, number: int) -> Any:
+    def unbiased(of_sum: np.ndarray, of_squares: np.ndarray, number: int) -> np.ndarray:
         return (of_sum - of_squares) / (number * (number - 1))
 
     squared = unbiased(total @ total, squares.sum(), BATCHES)

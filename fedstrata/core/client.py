@@ -1,9 +1,8 @@
 """What a phase sees: one client, its samples, and the mean of a user's function over them.
 
 A user's function takes one sample. `Samples.mean` draws a minibatch (or takes all real samples), and gives
-back an
-`Oracle`: the mean of that function over those samples, as a function of the other arguments. Padding is never
-drawn and never counted. Each use of an oracle is booked in the open tally, in units of samples.
+back an `Oracle`: the mean of that function over those samples, as a function of the other arguments. Padding
+is never drawn and never counted. Each use of an oracle is booked in the open tally, in units of samples.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ class Oracle:
     """``f(·) = Σ_s w_s term(·, sample_s)``: a user's function averaged over drawn samples.
 
     Calling it evaluates the mean and books function values. Derivatives are taken with the functions of
-    `fedstrata.estimators`, which book gradients and products; ``silent`` is the same mean without booking.
+    `fedstrata.estimators`, which book gradients and products; JAX's own, which would be booked as values, are
+    refused. ``silent`` is the same mean, differentiable and without booking.
     """
 
     term: Term
@@ -39,7 +39,7 @@ class Oracle:
     def each(self, *args: PyTree) -> Any:
         """Every sample's value, stacked; weigh them with `weigh`."""
         self.book("values")
-        return self.term.each(self.samples, *args)
+        return _undifferentiated(self.term.each(self.samples, *_undifferentiated(args)))
 
     def weigh(self) -> jax.Array:
         """The weights of the samples: they sum to one, and padding has zero."""
@@ -52,7 +52,22 @@ class Oracle:
     def __call__(self, *args: PyTree) -> Any:
         """The mean, booked as function values."""
         self.book("values")
-        return self.silent(*args)
+        return _undifferentiated(self.silent(*_undifferentiated(args)))
+
+
+@jax.custom_jvp
+def _undifferentiated(value: PyTree) -> PyTree:
+    """The value; an error where JAX differentiates through it. Compiled programs do not contain it."""
+    return value
+
+
+@_undifferentiated.defjvp
+def _refuse(primals: tuple[PyTree], tangents: tuple[PyTree]) -> tuple[PyTree, PyTree]:
+    raise TypeError(
+        "An oracle was differentiated by JAX, so that a gradient would be counted as a function value. Use "
+        "fedstrata.estimators.gradients.gradient(f, x), or f.silent(x), which counts nothing, and "
+        'f.book("gradients").'
+    )
 
 
 @dataclass(frozen=True)
@@ -60,8 +75,7 @@ class Samples:
     """A client's samples: ``leaves[client]`` of stacked arrays, of which the first ``size`` are real.
 
     ``row`` is None where the leaves are already this client's own. Otherwise rows are fetched from the stack
-    as
-    they are needed, so that a minibatch never copies a client's whole data.
+    as they are needed, so that a minibatch never copies a client's whole data.
     """
 
     leaves: PyTree

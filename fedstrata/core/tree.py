@@ -5,15 +5,11 @@ Scalars are cast to each leaf's dtype, so that a float64 step size never promote
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedstrata.core.types import Array, PyTree
-
-Scalar = Any
+from fedstrata.core.types import Array, PyTree, Real
 
 add = optax.tree.add
 sub = optax.tree.sub
@@ -22,17 +18,17 @@ norm = optax.tree.norm
 zeros_like = optax.tree.zeros_like
 
 
-def scale(factor: Scalar, tree: PyTree) -> PyTree:
+def scale(factor: Real, tree: PyTree) -> PyTree:
     """``factor · tree`` in the tree's own dtypes."""
     return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, tree)
 
 
-def axpy(factor: Scalar, x: PyTree, y: PyTree) -> PyTree:
+def axpy(factor: Real, x: PyTree, y: PyTree) -> PyTree:
     """``factor · x + y`` in the dtypes of ``y``."""
     return jax.tree.map(lambda a, b: (jnp.asarray(factor, b.dtype) * a + b).astype(b.dtype), x, y)
 
 
-def lerp(weight: Scalar, x: PyTree, y: PyTree) -> PyTree:
+def lerp(weight: Real, x: PyTree, y: PyTree) -> PyTree:
     """``(1 − weight) · x + weight · y``."""
     return axpy(weight, sub(y, x), x)
 
@@ -45,7 +41,7 @@ def dimension(tree: PyTree) -> int:
 def as_floats(tree: PyTree, name: str) -> PyTree:
     """Leaves as JAX arrays; integers become the default float; anything without numbers is an error."""
 
-    def convert(path: Any, leaf: Array) -> jax.Array:
+    def convert(path: tuple[jax.tree_util.KeyEntry, ...], leaf: Array) -> jax.Array:
         try:
             array = jnp.asarray(leaf)
         except (TypeError, ValueError) as error:
