@@ -3,30 +3,60 @@
 >>> import fedstrata as fs
 """
 
-from fedstrata import data, engines, methods, problems
-from fedstrata.advice import diagnostics
-from fedstrata.advice.applicable import applicable
-from fedstrata.advice.diagnose import Diagnosis, diagnose
-from fedstrata.core.counting import Ledger
-from fedstrata.core.term import per_batch
-from fedstrata.data import IID, ByKey, DataError, Dirichlet, FederatedData, OneClass, QuantitySkew
-from fedstrata.engines import ClientError
-from fedstrata.methods import *  # noqa: F403
-from fedstrata.methods import __all__ as _methods
-from fedstrata.problems import *  # noqa: F403
-from fedstrata.problems import __all__ as _problems
-from fedstrata.problems.black_box import black_box
-from fedstrata.solving.checkpoint import Checkpoint, CheckpointError
-from fedstrata.solving.loop import Diverged, EarlyStop, solve
-from fedstrata.solving.result import Result
-from fedstrata.solving.sweep import sweep
+from typing import TYPE_CHECKING
+
+from fedstrata.core.lazy import lazy
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "IID", "ByKey", "Checkpoint", "CheckpointError", "ClientError", "DataError", "Diagnosis", "Dirichlet",
-    "Diverged", "EarlyStop", "FederatedData", "Ledger", "OneClass", "QuantitySkew", "Result", "applicable",
-    "black_box", "data", "diagnose", "diagnostics", "engines", "methods", "per_batch", "problems", "solve",
-    "sweep",
-    *_methods, *_problems,
-]  # fmt: skip
+if TYPE_CHECKING:  # the same twice: for type checkers, and for Python, which imports a name when it is used
+    from fedstrata import data as data
+    from fedstrata import engines as engines
+    from fedstrata import methods as methods
+    from fedstrata import problems as problems
+    from fedstrata.advice import diagnostics as diagnostics
+    from fedstrata.advice.applicable import applicable as applicable
+    from fedstrata.advice.diagnose import Diagnosis as Diagnosis
+    from fedstrata.advice.diagnose import diagnose as diagnose
+    from fedstrata.core.counting import Ledger as Ledger
+    from fedstrata.core.fed import ClientError as ClientError
+    from fedstrata.core.federated import DataError as DataError
+    from fedstrata.core.federated import FederatedData as FederatedData
+    from fedstrata.core.term import per_batch as per_batch
+    from fedstrata.data.partition import IID as IID
+    from fedstrata.data.partition import ByKey as ByKey
+    from fedstrata.data.partition import Dirichlet as Dirichlet
+    from fedstrata.data.partition import OneClass as OneClass
+    from fedstrata.data.partition import QuantitySkew as QuantitySkew
+    from fedstrata.methods import *  # noqa: F403
+    from fedstrata.problems import *  # noqa: F403
+    from fedstrata.problems.black_box import black_box as black_box
+    from fedstrata.solving.checkpoint import Checkpoint as Checkpoint
+    from fedstrata.solving.checkpoint import CheckpointError as CheckpointError
+    from fedstrata.solving.loop import Diverged as Diverged
+    from fedstrata.solving.loop import EarlyStop as EarlyStop
+    from fedstrata.solving.loop import Interrupted as Interrupted
+    from fedstrata.solving.loop import solve as solve
+    from fedstrata.solving.result import Result as Result
+    from fedstrata.solving.sweep import sweep as sweep
+else:
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "fedstrata": ["data", "engines", "methods", "problems"],
+            "fedstrata.advice": ["diagnostics"],
+            "fedstrata.advice.applicable": ["applicable"],
+            "fedstrata.advice.diagnose": ["Diagnosis", "diagnose"],
+            "fedstrata.core.counting": ["Ledger"],
+            "fedstrata.core.fed": ["ClientError"],
+            "fedstrata.core.federated": ["DataError", "FederatedData"],
+            "fedstrata.core.term": ["per_batch"],
+            "fedstrata.data.partition": ["IID", "ByKey", "Dirichlet", "OneClass", "QuantitySkew"],
+            "fedstrata.problems.black_box": ["black_box"],
+            "fedstrata.solving.checkpoint": ["Checkpoint", "CheckpointError"],
+            "fedstrata.solving.loop": ["Diverged", "EarlyStop", "Interrupted", "solve"],
+            "fedstrata.solving.result": ["Result"],
+            "fedstrata.solving.sweep": ["sweep"],
+        },
+        whole=["fedstrata.methods", "fedstrata.problems"],
+    )

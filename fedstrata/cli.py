@@ -11,13 +11,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from fedstrata.experiments import Experiment
-    from fedstrata.experiments.runner import Plan
+    from fedstrata.experiments.runner import PreparedExperiment
 
 app = typer.Typer(
     help="Federated optimisation with levels: run experiments, reproduce the papers' tables, make reports.",
@@ -52,18 +53,22 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 @contextmanager
 def _messages(debug: bool = False) -> Iterator[None]:
     """User errors as one message on stderr and exit code 2; Ctrl-C as 130."""
-    from fedstrata.data import CorruptData, DataError, DataNotFound
-    from fedstrata.experiments.base import ExperimentError
-    from fedstrata.experiments.runner import Interrupted
-    from fedstrata.report import ReportError
-
     try:
         yield
-    except Interrupted as error:
+    except KeyboardInterrupt as error:
+        from fedstrata.experiments.runner import ExperimentInterrupted
+
+        if not isinstance(error, ExperimentInterrupted):
+            raise
         typer.echo(f"\nInterrupted: {error}", err=True)
         raise typer.Exit(130) from None
-    except (ExperimentError, ReportError, DataError, DataNotFound, CorruptData) as error:
-        if debug:
+    except Exception as error:
+        from fedstrata.data import CorruptData, DataError, DataNotFound
+        from fedstrata.experiments import ExperimentError
+        from fedstrata.report import ReportError
+
+        ours = (ExperimentError, ReportError, DataError, DataNotFound, CorruptData)
+        if debug or not isinstance(error, ours):
             raise
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
@@ -76,23 +81,21 @@ def list_() -> None:
     import rich.box
     from rich.table import Table
 
-    with _messages():
-        from fedstrata.experiments.registry import experiments
+    from fedstrata.experiments.registry import headline, names
 
-        table = Table(box=rich.box.SIMPLE_HEAD, header_style="bold")
-        for head in ("name", "what", "paper", "data"):
-            table.add_column(head, no_wrap=head == "name")
-        table.add_column("quick", justify="right", no_wrap=True)
-        for e in experiments().values():
-            data = ", ".join(e.needs) or "bundled"
-            if e.needs and e.fallback is not None:
-                data += f" (else {e.fallback.get('data', 'other')})"
-            quick = "–" if e.quick_seconds is None else f"{e.quick_seconds:.0f} s"
-            table.add_row(e.name, e.title, e.paper or "–", data, quick)
-        rich.print(table)
-        rich.print(
-            "[dim]fedstrata run NAME --quick tries one; fedstrata reproduce NAME runs it in full.[/dim]"
-        )
+    table = Table(box=rich.box.SIMPLE_HEAD, header_style="bold")
+    for head in ("name", "what", "paper", "data"):
+        table.add_column(head, no_wrap=head == "name")
+    table.add_column("quick", justify="right", no_wrap=True)
+    with _messages():
+        for one in map(headline, names()):
+            data = ", ".join(one.needs) or "bundled"
+            if one.needs and one.fallback is not None:
+                data += f" (else {one.fallback.get('data', 'other')})"
+            quick = "–" if one.quick_seconds is None else f"{one.quick_seconds:.0f} s"
+            table.add_row(one.name, one.title, one.paper or "–", data, quick)
+    rich.print(table)
+    rich.print("[dim]fedstrata run NAME --quick tries one; fedstrata reproduce NAME runs it in full.[/dim]")
 
 
 @app.command()
@@ -111,11 +114,12 @@ def run(
         from fedstrata.experiments.runner import prepare
 
         definition = load(experiment)
-        plan = prepare(definition, quick=quick, seeds=seeds, changes=parse(set_ or []))
+        prepared = prepare(definition, quick=quick, seeds=seeds, changes=parse(set_ or []))
         words = ["run", experiment, *["--quick"] * quick]
         words += [] if seeds is None else ["--seeds", str(seeds)]
         words += [word for change in set_ or [] for word in ("--set", change)]
-        _run(plan, words, out or Path("runs") / (definition.name + "-quick" * quick), fresh, together)
+        folder = out or Path("runs") / (definition.name + "-quick" * quick)
+        _run_and_show(prepared, words, folder, fresh, together)
 
 
 @app.command()
@@ -131,8 +135,8 @@ def reproduce(
         from fedstrata.experiments.registry import find
         from fedstrata.experiments.runner import prepare
 
-        definition = find(name)
-        _run(prepare(definition), ["reproduce", name], out or Path("runs") / definition.name, fresh, together)
+        prepared = prepare(find(name))
+        _run_and_show(prepared, ["reproduce", name], out or Path("runs") / name, fresh, together)
 
 
 @app.command()
@@ -154,24 +158,25 @@ def demo(
         from fedstrata.experiments.registry import find
         from fedstrata.experiments.runner import prepare
 
-        definition = find("demo")
         words = ["demo"] if seeds is None else ["demo", "--seeds", str(seeds)]
-        _run(prepare(definition, seeds=seeds), words, out or Path("runs") / "demo", fresh=True)
+        _run_and_show(prepare(find("demo"), seeds=seeds), words, out or Path("runs") / "demo", fresh=True)
 
 
-def _run(plan: Plan, words: list[str], folder: Path, fresh: bool, together: bool | None = None) -> None:
+def _run_and_show(
+    prepared: PreparedExperiment, words: list[str], folder: Path, fresh: bool, together: bool | None = None
+) -> None:
     import rich
     from rich.markup import escape
 
-    from fedstrata.experiments.runner import run
+    from fedstrata.experiments.runner import run_experiment
     from fedstrata.report import load_report
 
-    e = plan.experiment
+    e = prepared.experiment
     rich.print(f"[bold]{escape(e.title)}[/bold]\n{escape(e.description)}")
-    for remark in plan.remarks:
+    for remark in prepared.remarks:
         rich.print(f"[yellow]{escape(remark)}[/yellow]")
     command = shlex.join(["fedstrata", *words])
-    page = run(plan, folder, command=command, fresh=fresh, together=together)
+    page = run_experiment(prepared, folder, command=command, fresh=fresh, together=together)
     rich.print(load_report(folder).table.to_rich())
     typer.echo(f"Report: {page.resolve()}")
 
@@ -184,8 +189,7 @@ def load(name: str) -> Experiment:
     """
     from pydantic import ValidationError
 
-    from fedstrata.experiments import registry
-    from fedstrata.experiments.base import ExperimentError
+    from fedstrata.experiments import ExperimentError, registry
 
     file = Path(name)
     if file.suffix not in (".toml", ".py"):
@@ -197,15 +201,12 @@ def load(name: str) -> Experiment:
 
         return read(file)
     try:
-        found = registry.from_module(_import(file), name)
+        return registry.defined(_import(file), name)
     except ValidationError as error:
         raise ExperimentError(f"{name}: {error.errors()[0]['msg']}") from error
-    if len(found) > 1:
-        raise ExperimentError(f"{name} defines {len(found)} experiments; give one, as EXPERIMENT.")
-    return found[0]
 
 
-def _import(file: Path) -> Any:
+def _import(file: Path) -> ModuleType:
     import importlib.util
 
     name = f"fedstrata_file_{file.stem}"  # whatever the file is called, it hides no other module
@@ -227,7 +228,7 @@ def parse(assignments: list[str]) -> dict[str, Any]:
     >>> parse(["H=1,5", "eta=1e-3", "data=mnist", "warm=true", "beta=none"])
     {'H': [1, 5], 'eta': 0.001, 'data': 'mnist', 'warm': True, 'beta': None}
     """
-    from fedstrata.experiments.base import ExperimentError
+    from fedstrata.experiments import ExperimentError
 
     values: dict[str, Any] = {}
     for assignment in assignments:

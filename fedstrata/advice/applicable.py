@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import SupportsIndex, overload
 
-from fedstrata.core.method import METHODS, Method
 from fedstrata.core.problem import Problem
+from fedstrata.methods import METHODS, Method
 from fedstrata.problems.classes import (
     MPEC,
     Bilevel,

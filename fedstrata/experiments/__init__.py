@@ -1,23 +1,41 @@
 """The papers' tables and figures as definitions that the command line runs.
 
-A module of this folder that defines ``EXPERIMENT`` (or several, ``EXPERIMENTS``) is found by `registry`; the
-file's name is the experiment's, with ``_`` for ``-``.
+A definition is a file of `papers` with an ``EXPERIMENT``; `registry` finds it by its name, which is the
+experiment's with ``_`` for ``-``. The modules here are what definitions are made with, and what runs them.
 """
 
-from fedstrata.experiments.base import Experiment, ExperimentError, Setting, Task
-from fedstrata.report import Claim, Column, PaperClaims, PlotSpec, Reference, Run, Statement, TableSpec
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Claim",
-    "Column",
-    "Experiment",
-    "ExperimentError",
-    "PaperClaims",
-    "PlotSpec",
-    "Reference",
-    "Run",
-    "Setting",
-    "Statement",
-    "TableSpec",
-    "Task",
-]
+from fedstrata.core.lazy import lazy
+
+if TYPE_CHECKING:  # the same twice: for type checkers, and for Python, which imports a name when it is used
+    from fedstrata.experiments.base import Experiment as Experiment
+    from fedstrata.experiments.base import Setting as Setting
+    from fedstrata.experiments.base import Task as Task
+    from fedstrata.experiments.errors import ExperimentError as ExperimentError
+    from fedstrata.report import Claim as Claim
+    from fedstrata.report import Column as Column
+    from fedstrata.report import PaperClaims as PaperClaims
+    from fedstrata.report import PlotSpec as PlotSpec
+    from fedstrata.report import Reference as Reference
+    from fedstrata.report import RunRecord as RunRecord
+    from fedstrata.report import Statement as Statement
+    from fedstrata.report import TableSpec as TableSpec
+else:
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "fedstrata.experiments.base": ["Experiment", "Setting", "Task"],
+            "fedstrata.experiments.errors": ["ExperimentError"],
+            "fedstrata.report": [
+                "Claim",
+                "Column",
+                "PaperClaims",
+                "PlotSpec",
+                "Reference",
+                "RunRecord",
+                "Statement",
+                "TableSpec",
+            ],
+        },
+    )

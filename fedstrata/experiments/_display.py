@@ -10,7 +10,7 @@ from rich import progress as bars
 from rich.console import Console
 
 from fedstrata.experiments.base import Setting
-from fedstrata.report import Run
+from fedstrata.report import RunRecord
 from fedstrata.solving.result import BOOKKEEPING
 
 
@@ -68,7 +68,7 @@ class Display:
             words = self._latest(progressed.history)
             self._bar.update(self._one, completed=progressed.round, total=progressed.rounds, metrics=words)
 
-    def finished(self, setting: Setting, runs: Sequence[Run]) -> None:
+    def finished(self, setting: Setting, runs: Sequence[RunRecord]) -> None:
         """A run is stored."""
         self.done += 1
         if self._bar is not None:

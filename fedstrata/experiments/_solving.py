@@ -2,56 +2,56 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
+from fedstrata.core.federated import FederatedData
+from fedstrata.core.types import PyTree
 from fedstrata.experiments._display import Display
 from fedstrata.experiments._store import Store
-from fedstrata.experiments.base import Experiment, ExperimentError, Setting, Task
-from fedstrata.report import ReportError, Run
+from fedstrata.experiments.base import Experiment, Setting, Task
+from fedstrata.experiments.errors import ExperimentError
+from fedstrata.report import ReportError, RunRecord
 from fedstrata.solving.checkpoint import Checkpoint, CheckpointError
 from fedstrata.solving.loop import Diverged, solve
 from fedstrata.solving.result import BOOKKEEPING, Result
 from fedstrata.solving.sweep import sweep
 
 Pair = tuple[Setting, Task]
+Answer = TypeVar("Answer")
 
 
 def solve_all(
     experiment: Experiment, settings: Sequence[Setting], store: Store, display: Display, together: bool
-) -> Iterator[tuple[Setting, list[Run]]]:
+) -> Iterator[tuple[Setting, list[RunRecord]]]:
     """The runs of all settings, each as soon as it is there."""
-    if experiment.run is not None:
-        if settings:
-            for setting, runs in experiment.run(settings):
-                yield setting, _listed(runs)
-        return
-    groups: dict[Any, list[Pair]] = {}
+    groups: dict[Hashable, list[Pair]] = {}
     for setting in settings:
         display.started(setting)
         with _naming(setting, experiment):
-            built = experiment.build(setting)  # type: ignore[misc]  # one of run and build is there
-            if not isinstance(built, Task):
-                yield setting, _listed(built)
+            built = experiment.build(setting)
+            if isinstance(built, RunRecord):
+                yield setting, [built]
+            elif not isinstance(built, Task):
+                yield setting, list(built)
             elif together:
-                groups.setdefault(_alike(built), []).append((setting, built))
+                groups.setdefault(_program(built), []).append((setting, built))
             else:
                 yield setting, [_record(built, setting, _solve(built, setting, store, display))]
     for group in _products(groups.values()):
         display.started(group[0][0], others=len(group) - 1)
         with _naming(group[0][0], experiment):
-            for (setting, task), result in zip(group, _sweep(group), strict=True):
+            for (setting, task), result in zip(group, _sweep(group, store), strict=True):
                 yield setting, [_record(task, setting, result)]
-
-
-def _listed(runs: Run | Sequence[Run]) -> list[Run]:
-    return [runs] if isinstance(runs, Run) else list(runs)
 
 
 @contextmanager
@@ -78,22 +78,111 @@ def _arguments(task: Task) -> dict[str, Any]:
 
 
 def _solve(task: Task, setting: Setting, store: Store, display: Display) -> Result:
-    posed = (task.problem, task.method, task.data, task.x0)
     arguments = {**_arguments(task), "seed": setting.seed}
     arguments["callbacks"] = (display.advanced, *task.options.get("callbacks", ()))
-    saving = Checkpoint(store.checkpoint(setting), overwrite=True)
+    solver = functools.partial(solve, task.problem, task.method, task.data, task.x0, **arguments)
     try:
-        try:
-            result = solve(*posed, checkpoint=saving, resume=True, **arguments)
-        except CheckpointError:  # of an older version of the experiment
-            saving.file.unlink(missing_ok=True)
-            result = solve(*posed, checkpoint=saving, **arguments)
+        return _resumed(solver, store.checkpoint(setting))
     except Diverged as error:
-        result = replace(error.result, history=_cut(error.result.history, task.rounds))
-    if result.status == "interrupted":
-        raise KeyboardInterrupt
-    saving.file.unlink(missing_ok=True)
-    return result
+        return error.result
+
+
+def _resumed(solver: Callable[..., Answer], file: Path) -> Answer:
+    """What `solve` or `sweep` gives, from where it was interrupted."""
+    saving = Checkpoint(file, overwrite=True)
+    try:
+        answer = solver(checkpoint=saving, resume=True)
+    except CheckpointError:  # of an older version of the experiment
+        file.unlink(missing_ok=True)
+        answer = solver(checkpoint=saving)
+    file.unlink(missing_ok=True)
+    return answer
+
+
+def _program(task: Task) -> Hashable:
+    """Equal for tasks that differ at most in real hyper-parameters, seeds and who holds which samples."""
+    plain = (task.rounds, task.eval_every, task.participation, *map(repr, sorted(task.options.items())))
+    metrics, method = tuple(task.metrics.items()), jax.tree.structure(task.method)
+    return task.problem, metrics, method, plain, _bytes((task.x0, task.y0)), _form(task.data)
+
+
+def _bytes(tree: PyTree) -> str:
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+def _form(data: FederatedData) -> Hashable:
+    """The shapes of the data, but for the longest client's length where sizes are unequal: see `_padded`."""
+    parts = ((data.train, data.equal), (data.valid, data.valid_equal), ((data.test, data.server), True))
+    shapes = [
+        (leaf.dtype, leaf.shape[:1] + leaf.shape[1 if fixed else 2 :])
+        for part, fixed in parts
+        for leaf in jax.tree.leaves(part)
+    ]
+    return jax.tree.structure(data), *shapes
+
+
+def _padded(datasets: Sequence[FederatedData]) -> list[FederatedData]:
+    """Data of one shape: every client has room for as many samples as the longest of all."""
+
+    def pad(parts: Sequence[PyTree]) -> list[PyTree]:
+        longest = max((leaf.shape[1] for leaf in jax.tree.leaves(parts)), default=0)
+
+        def longer(leaf: np.ndarray) -> np.ndarray:
+            room = longest - leaf.shape[1]
+            return np.concatenate([leaf, np.repeat(leaf[:, :1], room, axis=1)], axis=1) if room else leaf
+
+        return [jax.tree.map(longer, part) for part in parts]
+
+    trains, valids = pad([data.train for data in datasets]), pad([data.valid for data in datasets])
+    every = zip(datasets, trains, valids, strict=True)
+    return [replace(data, train=train, valid=valid) for data, train, valid in every]
+
+
+def _lane(pair: Pair) -> tuple[int, int]:
+    """What a task has beside its method: the data and the seed."""
+    return id(pair[1].data), pair[0].seed
+
+
+def _products(groups: Iterable[list[Pair]]) -> Iterator[list[Pair]]:
+    """The parts of groups that are all combinations of some methods and some lanes; methods outermost."""
+    for group in groups:
+        by_method: dict[Hashable, dict[Hashable, Pair]] = {}
+        for pair in group:
+            times = itertools.count()  # one method may stand there twice, under two labels
+            while _lane(pair) in (lanes := by_method.setdefault((_bytes(pair[1].method), next(times)), {})):
+                pass
+            lanes[_lane(pair)] = pair
+        by_lanes: dict[Hashable, list[Pair]] = {}
+        for lanes in by_method.values():
+            by_lanes.setdefault(tuple(lanes), []).extend(lanes.values())
+        yield from by_lanes.values()
+
+
+def _sweep(group: Sequence[Pair], store: Store) -> list[Result]:
+    task = group[0][1]
+    lanes = group[: len(set(map(_lane, group)))]
+    methods, datasets = [each.method for _, each in group[:: len(lanes)]], [each.data for _, each in lanes]
+    data = task.data if all(data is task.data for data in datasets) else _padded(datasets)
+    arguments = {**_arguments(task), "seeds": [setting.seed for setting, _ in lanes]}
+    solver = functools.partial(sweep, task.problem, methods, data, task.x0, **arguments)
+    results = _resumed(solver, store.checkpoint(*(setting for setting, _ in group)))
+    return [replace(result, seconds=result.seconds / len(group)) for result in results]
+
+
+def _record(task: Task, setting: Setting, result: Result) -> RunRecord:
+    """The record of a result."""
+    if result.status == "diverged":
+        result = replace(result, history=_cut(result.history, task.rounds))
+    if task.derive is not None:
+        length = len(result.history["round"])
+        more = {name: np.broadcast_to(values, length) for name, values in task.derive(result).items()}
+        result = replace(result, history={**result.history, **more})
+    label = task.label or str(setting.get("method") or type(task.method).__name__)
+    cell = {key: value for key, value in setting.cell.items() if key != "method"}
+    return RunRecord.of(result, label, seed=setting.seed, setting=cell)
 
 
 def _cut(history: Mapping[str, np.ndarray], rounds: int) -> dict[str, np.ndarray]:
@@ -102,45 +191,3 @@ def _cut(history: Mapping[str, np.ndarray], rounds: int) -> dict[str, np.ndarray
         name: np.append(values, rounds if name == "round" else values[-1] if name in BOOKKEEPING else np.nan)
         for name, values in history.items()
     }
-
-
-def _alike(task: Task) -> Any:
-    """Equal for tasks that differ at most in real hyper-parameters and seeds."""
-    start = hashlib.sha256()
-    for leaf in jax.tree.leaves((task.x0, task.y0)):
-        start.update(np.asarray(leaf).tobytes())
-    plain = (task.rounds, task.eval_every, task.participation, *map(repr, sorted(task.options.items())))
-    metrics = tuple(task.metrics.items())
-    return task.problem, metrics, jax.tree.structure(task.method), id(task.data), plain, start.hexdigest()
-
-
-def _products(groups: Iterable[list[Pair]]) -> Iterator[list[Pair]]:
-    """The parts of groups that are all combinations of some methods and seeds; methods outermost."""
-    for group in groups:
-        by_method: dict[Any, list[Pair]] = {}
-        for pair in group:
-            leaves = tuple(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(pair[1].method))
-            by_method.setdefault(leaves, []).append(pair)
-        by_seeds: dict[Any, list[Pair]] = {}
-        for pairs in by_method.values():
-            by_seeds.setdefault(tuple(setting.seed for setting, _ in pairs), []).extend(pairs)
-        yield from by_seeds.values()
-
-
-def _sweep(group: Sequence[Pair]) -> list[Result]:
-    task = group[0][1]
-    seeds = list(dict.fromkeys(setting.seed for setting, _ in group))
-    methods = [other.method for _, other in group[:: len(seeds)]]
-    results = sweep(task.problem, methods, task.data, task.x0, seeds=seeds, **_arguments(task))
-    return [replace(result, seconds=result.seconds / len(group)) for result in results]
-
-
-def _record(task: Task, setting: Setting, result: Result) -> Run:
-    """The run of a result."""
-    if task.derive is not None:
-        length = len(result.history["round"])
-        more = {name: np.broadcast_to(values, length) for name, values in task.derive(result).items()}
-        result = replace(result, history={**result.history, **more})
-    label = task.label or str(setting.get("method") or type(task.method).__name__)
-    cell = {key: value for key, value in setting.cell.items() if key != "method"}
-    return Run.of(result, label, seed=setting.seed, setting=cell)

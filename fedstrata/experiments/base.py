@@ -23,22 +23,24 @@ A problem's functions and its metrics should be the same objects in every call (
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import keyword
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
-from fedstrata.report import PaperClaims, PlotSpec, Run, TableSpec
+from fedstrata.experiments.errors import ExperimentError, suggest
+from fedstrata.report import PaperClaims, PlotSpec, RunRecord, TableSpec
+from fedstrata.report.records import Scalar
 
-Scalar = bool | int | float | str | None
-
-
-class ExperimentError(ValueError):
-    """An experiment cannot be found, changed or run as asked; the message says why and what to do."""
+if TYPE_CHECKING:
+    from fedstrata.core.federated import FederatedData
+    from fedstrata.core.method import Method
+    from fedstrata.core.problem import Problem
+    from fedstrata.core.types import PyTree
+    from fedstrata.solving.result import Result
 
 
 class Setting(Mapping[str, Scalar]):
@@ -90,22 +92,21 @@ class Task:
         options: further arguments of `fedstrata.solve` (engine, weights, callbacks, default_metrics).
     """
 
-    problem: Any
-    method: Any
-    data: Any
-    x0: Any
-    y0: Any = None
+    problem: Problem
+    method: Method
+    data: FederatedData
+    x0: PyTree
+    y0: PyTree = None
     rounds: int = 100
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     eval_every: int = 1
     participation: float | int = 1.0
     label: str = ""
-    derive: Callable[[Any], Mapping[str, Any]] | None = None
+    derive: Callable[[Result], Mapping[str, Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-Build = Callable[[Setting], Task | Run | Sequence[Run]]
-RunAll = Callable[[Sequence[Setting]], Iterator[tuple[Setting, Run | Sequence[Run]]]]
+Build = Callable[[Setting], Task | RunRecord | Sequence[RunRecord]]
 Grid = dict[str, list[Scalar]]
 
 _GRID = TypeAdapter(list[Grid])
@@ -125,9 +126,8 @@ class Experiment(BaseModel):
             combinations; a key that some of them lack is None there. The key ``method`` gives the runs their
             label.
         parameters: key → one value, the same for all settings; `--set` changes it, or makes a grid of it.
-        build: setting → the `Task` to solve, or the `Run` (or several) where it does not go through `solve`.
-        run: in place of ``build``, to solve many at once: settings → pairs of a setting and its run (or
-            several), in any order. Only settings that are not stored yet are asked for.
+        build: setting → the `Task` to solve, or the `RunRecord` (or several) of what does not go through
+            `solve`.
         seeds: how many; 0, 1, … are taken.
         table: the headline table. Grid keys that neither its rows nor its columns name become rows.
         plots: the plots; likewise.
@@ -149,8 +149,7 @@ class Experiment(BaseModel):
     problem: str = ""
     grid: Any = Field(default_factory=dict, validate_default=True)
     parameters: dict[str, Scalar] = Field(default_factory=dict)
-    build: Build | None = None
-    run: RunAll | None = None
+    build: Build
     seeds: int = Field(default=5, ge=1)
     table: TableSpec
     plots: tuple[PlotSpec, ...] = ()
@@ -164,13 +163,11 @@ class Experiment(BaseModel):
 
     @field_validator("grid")
     @classmethod
-    def _blocks(cls, value: Any) -> list[Grid]:
+    def _blocks(cls, value: object) -> list[Grid]:
         return _GRID.validate_python([value] if isinstance(value, Mapping) else value)
 
     @model_validator(mode="after")
     def _check(self) -> Experiment:
-        if (self.build is None) == (self.run is None):
-            raise ValueError("give either build= or run=")
         if not self.grid:
             raise ValueError("grid is an empty list; {} is one setting, the parameters alone")
         for key in [*self.parameters, *self.grid_keys]:
@@ -232,13 +229,13 @@ class Experiment(BaseModel):
         return self.model_copy(update={"grid": grid, "parameters": parameters, "seeds": seeds})
 
 
-def check_value(experiment: Experiment, key: str, value: Any) -> list[Scalar]:
+def check_value(experiment: Experiment, key: str, value: Scalar | Sequence[Scalar]) -> list[Scalar]:
     """A value, or several, given for a key, as a list of the right type.
 
     Raises:
         ExperimentError: for an unknown key, or a value of another type than those the key has.
     """
-    values = list(value) if isinstance(value, list | tuple) else [value]
+    values = [value] if isinstance(value, Scalar) else list(value)
     if key == "seeds":
         if len(values) != 1 or isinstance(values[0], bool) or not isinstance(values[0], int) or values[0] < 1:
             raise ExperimentError(f"seeds must be a whole number ≥ 1, but is {value!r}.")
@@ -278,9 +275,3 @@ def _typed(key: str, value: Scalar, known: Sequence[Scalar]) -> Scalar:
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "none"}
     words = " or ".join(words for kind, words in names.items() if kind in types)
     raise ExperimentError(f"{key} must be {words} (such as {known[0]!r}), but is {value!r}.")
-
-
-def suggest(word: str, known: Sequence[str]) -> str:
-    """``". Did you mean 'x'?"`` where something is close, else a full stop."""
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    return f". Did you mean {' or '.join(map(repr, close))}?" if close else "."

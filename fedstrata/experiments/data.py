@@ -14,7 +14,7 @@ from typing import Any
 from fedstrata import data as loaders
 from fedstrata.data import FederatedData, Partitioner
 from fedstrata.data.fetch import ENVIRONMENT, FORMS
-from fedstrata.experiments.base import ExperimentError, suggest
+from fedstrata.experiments.errors import ExperimentError, suggest
 
 LOADERS: dict[str, Callable[..., FederatedData]] = {
     name: getattr(loaders, name) for name in ("digits", "breast_cancer", *FORMS)

@@ -1,69 +1,80 @@
-"""The experiments that there are. Nothing is imported before it is asked for."""
+"""The experiments that there are: the files of `papers`. None is imported before it is asked for."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Iterator
+import ast
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedstrata.experiments.base import Experiment, ExperimentError, suggest
+from fedstrata.experiments.errors import ExperimentError, suggest
+
+if TYPE_CHECKING:
+    from fedstrata.experiments.base import Experiment
 
 FOLDER = Path(__file__).parent / "papers"
-_MACHINERY = {"base", "registry", "runner", "toml", "models", "data"}
 
 
-def modules() -> list[str]:
-    """Names of the modules that may define experiments."""
-    names = sorted(module.name for module in pkgutil.iter_modules([str(FOLDER)]) if not module.ispkg)
-    return [name for name in names if name not in _MACHINERY and not name.startswith("_")]
-
-
-def experiments() -> dict[str, Experiment]:
-    """All experiments by name."""
-    found: dict[str, Experiment] = {}
-    for module in modules():
-        for experiment in _defined(importlib.import_module(f"fedstrata.experiments.papers.{module}")):
-            if experiment.name in found:
-                raise ExperimentError(f"Two experiments are called {experiment.name!r}.")
-            found[experiment.name] = experiment
-    return dict(sorted(found.items()))
+def names() -> list[str]:
+    """Of all experiments: those of their files, with ``-`` for ``_``."""
+    return sorted(file.stem.replace("_", "-") for file in FOLDER.glob("[a-z]*.py"))
 
 
 def find(name: str) -> Experiment:
-    """An experiment by name; only modules whose text has that name are imported.
+    """An experiment by name.
 
     Raises:
         ExperimentError: with suggestions, where there is none.
     """
-    for module in modules():
-        if f'"{name}"' in (FOLDER / f"{module}.py").read_text("utf-8"):
-            for experiment in _defined(importlib.import_module(f"fedstrata.experiments.papers.{module}")):
-                if experiment.name == name:
-                    return experiment
-    found = experiments()
-    if name not in found:
+    known = names()
+    if name not in known:
         raise ExperimentError(
-            f"There is no experiment {name!r}{suggest(name, list(found))} "
+            f"There is no experiment {name!r}{suggest(name, known)} "
             f"`fedstrata list` shows them all; a file of your own ends in .toml or .py."
         )
-    return found[name]
+    module = name.replace("-", "_")
+    return defined(import_module(f"fedstrata.experiments.papers.{module}"), f"{module}.py")
 
 
-def from_module(module: ModuleType, where: str) -> list[Experiment]:
-    """The experiments that a module defines.
+def defined(module: ModuleType, where: str) -> Experiment:
+    """The experiment that a module defines.
 
     Raises:
         ExperimentError: where it defines none.
     """
-    found = list(_defined(module))
-    if not found:
-        raise ExperimentError(f"{where} defines neither EXPERIMENT nor EXPERIMENTS.")
+    found: Experiment | None = getattr(module, "EXPERIMENT", None)
+    if found is None:
+        raise ExperimentError(f"{where} defines no EXPERIMENT.")
     return found
 
 
-def _defined(module: ModuleType) -> Iterator[Experiment]:
-    if (one := getattr(module, "EXPERIMENT", None)) is not None:
-        yield one
-    yield from getattr(module, "EXPERIMENTS", ())
+class Headline(NamedTuple):
+    """What a list says of an experiment; the fields are the experiment's own."""
+
+    name: str
+    title: str
+    paper: str = ""
+    needs: tuple[str, ...] = ()
+    fallback: Mapping[str, Any] | None = None
+    quick_seconds: float | None = None
+
+
+def headline(name: str) -> Headline:
+    """An experiment's headline, read off its file: to run the file would take JAX and a second.
+
+    Raises:
+        ExperimentError: where a field of the headline is computed, not written out.
+    """
+    file = FOLDER / f"{name.replace('-', '_')}.py"
+    for statement in ast.parse(file.read_bytes()).body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id="EXPERIMENT")], value=ast.Call(keywords=keywords)):
+                given = {word.arg: word.value for word in keywords if word.arg in Headline._fields}
+                try:
+                    return Headline(**{field: ast.literal_eval(value) for field, value in given.items()})
+                except ValueError as error:
+                    fields = ", ".join(Headline._fields)
+                    raise ExperimentError(f"{file.name}: {fields} must be literals ({error}).") from error
+    raise ExperimentError(f"{file.name} defines no EXPERIMENT.")

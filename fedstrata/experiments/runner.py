@@ -20,15 +20,15 @@ from fedstrata.experiments._solving import solve_all
 from fedstrata.experiments._store import Store
 from fedstrata.experiments.base import Experiment, Scalar
 from fedstrata.experiments.data import present
-from fedstrata.report import PlotSpec, ReportError, Run, TableSpec, write_report
+from fedstrata.report import PlotSpec, ReportError, RunRecord, TableSpec, write_report
 
 
-class Interrupted(KeyboardInterrupt):
+class ExperimentInterrupted(KeyboardInterrupt):
     """Ctrl-C; what was finished is stored."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class PreparedExperiment:
     """An experiment as it is to be run.
 
     Args:
@@ -48,7 +48,7 @@ def prepare(
     quick: bool = False,
     seeds: int | None = None,
     changes: Mapping[str, Scalar | Sequence[Scalar]] | None = None,
-) -> Plan:
+) -> PreparedExperiment:
     """Apply ``--quick``, ``--set``, ``--seeds``, and the fallback where data is missing.
 
     Raises:
@@ -57,23 +57,24 @@ def prepare(
     asked: dict[str, Any] = {**(experiment.quick if quick else {}), **(changes or {})}
     if seeds is not None:
         asked["seeds"] = seeds
-    plan, remarks = experiment.change(asked), []
+    changed, remarks = experiment.change(asked), []
     if quick:
         remarks.append("A quick run: it shows that all works, not what the methods can do.")
-    used = {value for block in plan.grid for value in block.get("data", [])} | {plan.parameters.get("data")}
+    used = {value for block in changed.grid for value in block.get("data", [])}
+    used |= {changed.parameters.get("data")}
     missing = [n for n in experiment.needs if (used == {None} or n in used) and not present(n)]
     wanted = "data" in (changes or {})  # data that the user names is downloaded, or its absence is an error
     if missing and experiment.fallback is not None and not wanted:
-        plan = plan.change({k: v for k, v in experiment.fallback.items() if k not in (changes or {})})
+        changed = changed.change({k: v for k, v in experiment.fallback.items() if k not in (changes or {})})
         instead = experiment.fallback.get("data", "other data")
         remarks.append(
             f"{', '.join(missing)} is not on this machine (FEDSTRATA_DATA); run on {instead} instead."
         )
-    return Plan(plan, plan.parameters != experiment.parameters, tuple(remarks))
+    return PreparedExperiment(changed, changed.parameters != experiment.parameters, tuple(remarks))
 
 
-def run(
-    plan: Plan | Experiment,
+def run_experiment(
+    prepared: PreparedExperiment | Experiment,
     folder: str | Path,
     *,
     command: str = "",
@@ -85,7 +86,7 @@ def run(
     """Run what is missing and write the report.
 
     Args:
-        plan: what `prepare` made of an experiment.
+        prepared: what `prepare` made of an experiment, or one as it is.
         folder: where runs and report go.
         command: stands on the page.
         fresh: forget the runs that are stored.
@@ -99,10 +100,10 @@ def run(
 
     Raises:
         ExperimentError: where a setting cannot be built.
-        Interrupted: on Ctrl-C; there is a report of the runs so far.
+        ExperimentInterrupted: on Ctrl-C; there is a report of the runs so far.
     """
-    plan = plan if isinstance(plan, Plan) else Plan(plan)
-    experiment, folder = plan.experiment, Path(folder)
+    prepared = PreparedExperiment(prepared) if isinstance(prepared, Experiment) else prepared
+    experiment, folder = prepared.experiment, Path(folder)
     store = Store(folder, experiment)
     if fresh:
         store.clear()
@@ -122,24 +123,24 @@ def run(
         except KeyboardInterrupt:
             so_far = f"{len(done)} of {len(settings)} runs"
             if done:
-                part = replace(plan, remarks=(*plan.remarks, f"Interrupted: {so_far}."))
+                part = replace(prepared, remarks=(*prepared.remarks, f"Interrupted: {so_far}."))
                 with contextlib.suppress(ReportError):
                     report(part, folder, _in_order(done), command)
             words = f"{so_far} are stored in {folder}; the same command goes on there."
-            raise Interrupted(words) from None
+            raise ExperimentInterrupted(words) from None
     store.tidy()
-    return report(plan, folder, _in_order(done), command)
+    return report(prepared, folder, _in_order(done), command)
 
 
-def _in_order(done: Mapping[int, list[Run]]) -> list[Run]:
+def _in_order(done: Mapping[int, list[RunRecord]]) -> list[RunRecord]:
     return [run for i in sorted(done) for run in done[i]]
 
 
-def report(plan: Plan, folder: Path, runs: Sequence[Run], command: str = "") -> Path:
+def report(prepared: PreparedExperiment, folder: Path, runs: Sequence[RunRecord], command: str = "") -> Path:
     """Write the report of some runs of an experiment; returns the path of its page."""
-    e = plan.experiment
-    notes = "\n\n".join([*(f"*{remark}*" for remark in plan.remarks), *filter(None, [e.notes])])
-    if plan.changed and e.claims is not None:
+    e = prepared.experiment
+    notes = "\n\n".join([*(f"*{remark}*" for remark in prepared.remarks), *filter(None, [e.notes])])
+    if prepared.changed and e.claims is not None:
         notes = "*Parameters differ from the paper's, so what it printed is not shown.*\n\n" + notes
     config = {
         "what": e.description,
@@ -162,20 +163,20 @@ def report(plan: Plan, folder: Path, runs: Sequence[Run], command: str = "") -> 
         config={key: value for key, value in config.items() if value},
         table=fit_table(e.table, runs),
         plots=[fit_plot(plot, runs) for plot in e.plots],
-        paper=None if plan.changed else claims,
+        paper=None if prepared.changed else claims,
         notes=notes,
         command=command,
     )
 
 
-def _keys(runs: Sequence[Run]) -> tuple[set[str], list[str]]:
+def _keys(runs: Sequence[RunRecord]) -> tuple[set[str], list[str]]:
     """The keys that runs have, and those among them (and the label) that vary."""
     keys = list(dict.fromkeys(key for run in runs for key in ("label", *run.setting)))
     varied = [key for key in keys if len({repr(run.value(key)) for run in runs}) > 1]
     return {*keys, "method"}, varied
 
 
-def fit_table(table: TableSpec, runs: Sequence[Run]) -> TableSpec:
+def fit_table(table: TableSpec, runs: Sequence[RunRecord]) -> TableSpec:
     """The table without keys that no run has, and with all that vary."""
     known, varied = _keys(runs)
     across = table.across if table.across in known else None
@@ -184,7 +185,7 @@ def fit_table(table: TableSpec, runs: Sequence[Run]) -> TableSpec:
     return replace(table, rows=(*rows, *(key for key in varied if key not in named)), across=across)
 
 
-def fit_plot(plot: PlotSpec, runs: Sequence[Run]) -> PlotSpec:
+def fit_plot(plot: PlotSpec, runs: Sequence[RunRecord]) -> PlotSpec:
     """The plot without keys that no run has, and with all that vary."""
     known, varied = _keys(runs)
     panels = plot.panels if plot.panels in known else None

@@ -48,8 +48,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedstrata.experiments import models
-from fedstrata.experiments.base import Experiment, ExperimentError, Scalar, Setting, Task, suggest
+from fedstrata.experiments.base import Experiment, Scalar, Setting, Task
 from fedstrata.experiments.data import LOADERS, PARTITIONS, federated
+from fedstrata.experiments.errors import ExperimentError, suggest
 from fedstrata.methods import METHODS, Method
 from fedstrata.problems import Minimization
 from fedstrata.report import Column, PaperClaims, PlotSpec, TableSpec
@@ -136,7 +137,7 @@ def define(content: Mapping[str, Any], name: str) -> Experiment:
     try:
         form = File.model_validate(content)
         _check(form)
-        rule = Rule(form)
+        build = FileBuild(form)
         columns = [
             Column("loss", better="low"),
             *(Column(m, better="high" if m == "accuracy" else "low") for m in form.metrics),
@@ -147,9 +148,9 @@ def define(content: Mapping[str, Any], name: str) -> Experiment:
             title=form.title,
             paper=form.paper,
             description=form.description or f"{form.problem.name} on {form.data.name}.",
-            grid=rule.blocks(),
-            parameters=rule.parameters(),
-            build=rule,
+            grid=build.blocks(),
+            parameters=build.parameters(),
+            build=build,
             seeds=form.seeds,
             table=form.table or TableSpec(tuple(columns), rows=("label", *form.grid)),
             plots=tuple(PlotSpec(m) for m in ("loss", *form.metrics)) if form.plots is None else form.plots,
@@ -173,7 +174,7 @@ class Place(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-class Rule:
+class FileBuild:
     """A setting's task, by the file: a key of the setting takes the place of what the file says there."""
 
     def __init__(self, form: File) -> None:
@@ -203,7 +204,7 @@ class Rule:
     def _names(self) -> dict[str, list[str]]:
         form = self.form
         return {
-            "run": ["rounds", "eval_every", "participation"],
+            "solve": ["rounds", "eval_every", "participation"],
             "data": ["clients", *_options(form.data.name)],
             "partition": _fields(PARTITIONS[form.data.partition.name]),
             "problem": _arguments(PROBLEMS[form.problem.name]),
@@ -269,7 +270,7 @@ class Rule:
             data,
             model.init(s.seed),
             metrics={name: model.metrics[name] for name in form.metrics},
-            **values("run", {}),
+            **values("solve", {}),
         )
 
 

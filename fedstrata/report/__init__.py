@@ -2,7 +2,7 @@
 
 from fedstrata.report.folder import Report, environment, load_report, rebuild, write_report
 from fedstrata.report.plots import plot_history
-from fedstrata.report.records import ReportError, Run
+from fedstrata.report.records import ReportError, RunRecord
 from fedstrata.report.specs import (
     Claim,
     Column,
@@ -24,7 +24,7 @@ __all__ = [
     "Reference",
     "Report",
     "ReportError",
-    "Run",
+    "RunRecord",
     "Statement",
     "Table",
     "TableSpec",

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedstrata.report.records import ReportError, Run, Scalar, union
+from fedstrata.report.records import ReportError, RunRecord, Scalar, union
 from fedstrata.report.specs import PlotSpec, Reference
 from fedstrata.report.statistics import LEVEL, Interval, check_keys, group, name, number, show, t_interval
 
@@ -62,7 +62,7 @@ class Plot:
     y_label: str
 
 
-def build_plot(runs: Sequence[Run], spec: PlotSpec) -> Plot:
+def build_plot(runs: Sequence[RunRecord], spec: PlotSpec) -> Plot:
     """The numbers of a plot.
 
     Args:
@@ -95,7 +95,7 @@ def build_plot(runs: Sequence[Run], spec: PlotSpec) -> Plot:
     return Plot(spec, panels, caption, x_label, y_label)
 
 
-def _looks(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, int]:
+def _looks(runs: Sequence[RunRecord], keys: Sequence[str]) -> dict[str, int]:
     """A number for every line: its colour and, in steps of the palette's length, its dashes.
 
     Where there are more lines than colours, the first key chooses the colour and the others the dashes.
@@ -127,29 +127,29 @@ def label_of(series: str) -> str:
     return known.get(series, series.replace("_", " "))
 
 
-def _drawable(run: Run, spec: PlotSpec) -> bool:
+def _drawable(run: RunRecord, spec: PlotSpec) -> bool:
     if spec.kind == "line":
         return spec.y in run.history and spec.x in run.history
     return number(run, spec.column) is not None
 
 
-def _hint(runs: Sequence[Run], spec: PlotSpec) -> str:
+def _hint(runs: Sequence[RunRecord], spec: PlotSpec) -> str:
     beside = f" beside {spec.x!r}" if spec.kind == "line" else ""
     return f"{beside}; the histories have {union(run.history for run in runs)}"
 
 
-def _name(run: Run, keys: Sequence[str]) -> str:
+def _name(run: RunRecord, keys: Sequence[str]) -> str:
     return ", ".join(name(key, run.value(key)) for key in keys)
 
 
-def _split(runs: Sequence[Run], key: str | None) -> dict[Scalar, list[Run]]:
-    panels: dict[Scalar, list[Run]] = {}
+def _split(runs: Sequence[RunRecord], key: str | None) -> dict[Scalar, list[RunRecord]]:
+    panels: dict[Scalar, list[RunRecord]] = {}
     for run in runs:
         panels.setdefault(run.value(key) if key else None, []).append(run)
     return panels
 
 
-def _lines(runs: Sequence[Run], spec: PlotSpec, colours: dict[str, int]) -> list[Curve]:
+def _lines(runs: Sequence[RunRecord], spec: PlotSpec, colours: dict[str, int]) -> list[Curve]:
     curves = []
     for members in group(runs, spec.lines).values():
         rounds = members[0].history["round"]
@@ -174,7 +174,7 @@ def _thin(length: int) -> np.ndarray:
     return np.unique(np.linspace(0, length - 1, min(length, POINTS)).round().astype(int))
 
 
-def _bars(runs: Sequence[Run], spec: PlotSpec, colours: dict[str, int]) -> list[Curve]:
+def _bars(runs: Sequence[RunRecord], spec: PlotSpec, colours: dict[str, int]) -> list[Curve]:
     categories = list(dict.fromkeys(show(run.value(spec.x)) for run in runs))
     cells: dict[str, dict[str, tuple[Interval, int]]] = {}
     keys = tuple(dict.fromkeys((*spec.lines, spec.x)))
@@ -190,7 +190,7 @@ def _bars(runs: Sequence[Run], spec: PlotSpec, colours: dict[str, int]) -> list[
     return curves
 
 
-def _grid(runs: Sequence[Run], spec: PlotSpec) -> Grid:
+def _grid(runs: Sequence[RunRecord], spec: PlotSpec) -> Grid:
     columns = list(dict.fromkeys(show(run.value(spec.x)) for run in runs))
     rows = list(dict.fromkeys(show(run.value(spec.down)) for run in runs))
     means = np.full((len(rows), len(columns)), np.nan)

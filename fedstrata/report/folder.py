@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedstrata.report.curves import build_plot
 from fedstrata.report.page import render
 from fedstrata.report.plots import draw, to_png, to_svg
-from fedstrata.report.records import ReportError, Run, read_runs, write_history, write_runs
+from fedstrata.report.records import ReportError, RunRecord, read_runs, write_history, write_runs
 from fedstrata.report.specs import Definition, PaperClaims, PlotSpec, TableSpec
 from fedstrata.report.tables import Table, build_table
 
@@ -47,14 +47,14 @@ class Report:
     """What a report's folder holds: its definition, its runs, and the table made of them."""
 
     definition: Definition
-    runs: list[Run]
+    runs: list[RunRecord]
     table: Table
 
 
 def write_report(
     folder: str | os.PathLike[str],
     title: str,
-    runs: Sequence[Run],
+    runs: Sequence[RunRecord],
     *,
     config: Mapping[str, Any],
     table: TableSpec,
@@ -156,7 +156,7 @@ def rebuild(folder: str | os.PathLike[str]) -> Path:
     return _put(Path(folder), _derived(report.definition, report.runs))
 
 
-def _derived(definition: Definition, runs: Sequence[Run]) -> dict[str, bytes]:
+def _derived(definition: Definition, runs: Sequence[RunRecord]) -> dict[str, bytes]:
     """Every file that follows from the definition and the runs."""
     table = build_table(runs, definition.table, definition.paper)
     files = {"table.csv": table.to_csv().encode(), "table.md": table.to_markdown().encode()}

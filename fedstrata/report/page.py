@@ -20,7 +20,7 @@ from plotly.offline import get_plotlyjs
 
 from fedstrata.report.curves import Plot
 from fedstrata.report.interactive import figure
-from fedstrata.report.records import Run
+from fedstrata.report.records import RunRecord
 from fedstrata.report.specs import Claim, Definition
 from fedstrata.report.statistics import name, show
 from fedstrata.report.tables import (
@@ -44,7 +44,7 @@ class Section:
 
 
 def render(
-    definition: Definition, runs: Sequence[Run], table: Table, plots: Mapping[str, tuple[Plot, bytes]]
+    definition: Definition, runs: Sequence[RunRecord], table: Table, plots: Mapping[str, tuple[Plot, bytes]]
 ) -> str:
     """The page.
 
@@ -102,7 +102,7 @@ def markdown(text: str) -> str:
     return str(reader.render(text))
 
 
-def _summary(definition: Definition, runs: Sequence[Run]) -> str:
+def _summary(definition: Definition, runs: Sequence[RunRecord]) -> str:
     methods, seeds = {run.method for run in runs}, {run.seed for run in runs}
     parts = [_count(len(runs), "run"), _count(len(methods), "method"), _count(len(seeds), "seed")]
     parts.append(f"{duration(sum(run.seconds for run in runs))} of computing")
@@ -149,7 +149,7 @@ def _value(value: Any) -> str:
     )
 
 
-def _results(runs: Sequence[Run], table: Table) -> str:
+def _results(runs: Sequence[RunRecord], table: Table) -> str:
     single = all(len(cell.values) < 2 for row in table.rows for cell in row.cells)
     words = "One seed each." if single else "Mean ± standard error over the seeds."
     if any(table.best(j) for j in range(len(table.heads))):
@@ -159,7 +159,7 @@ def _results(runs: Sequence[Run], table: Table) -> str:
     return _broken(runs) + _table(table, words)
 
 
-def _broken(runs: Sequence[Run]) -> str:
+def _broken(runs: Sequence[RunRecord]) -> str:
     """A warning about runs whose history is not finite."""
     found = [
         f"{run.label}{''.join(f', {name(k, v)}' for k, v in run.setting.items())}, seed {run.seed}: {series}"
@@ -213,7 +213,7 @@ def _figure(stem: str, plot: Plot, svg: bytes) -> str:
     )
 
 
-def _paper(definition: Definition, runs: Sequence[Run]) -> str:
+def _paper(definition: Definition, runs: Sequence[RunRecord]) -> str:
     paper = definition.paper
     if paper is None:
         return ""
@@ -254,7 +254,7 @@ def _compare(claim: Claim, table: Table) -> str:
     return f"<tr>{words}{''.join(f'<td>{_text(text)}</td>' for text in numbers)}</tr>"
 
 
-def _ledger(definition: Definition, runs: Sequence[Run]) -> str:
+def _ledger(definition: Definition, runs: Sequence[RunRecord]) -> str:
     spec = definition.table
     rows = [*spec.rows, *filter(None, [spec.across])]
     table, levels = ledger_table(runs, rows), ledger_table(runs, rows, by_level=True)
@@ -266,7 +266,7 @@ def _ledger(definition: Definition, runs: Sequence[Run]) -> str:
     return _table(table, words) + apart if table else ""
 
 
-def _reproduce(definition: Definition, runs: Sequence[Run]) -> str:
+def _reproduce(definition: Definition, runs: Sequence[RunRecord]) -> str:
     times = [run.seconds for run in runs]
     facts: dict[str, Any] = {
         "seeds": ", ".join(map(str, sorted({run.seed for run in runs}))),

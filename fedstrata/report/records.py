@@ -12,9 +12,14 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    from fedstrata.core.counting import Ledger
+    from fedstrata.solving.result import Result
 
 Scalar = bool | int | float | str | None
 
@@ -24,7 +29,7 @@ class ReportError(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RunRecord:
     """One solve of one method, setting and seed.
 
     Args:
@@ -40,7 +45,7 @@ class Run:
     Raises:
         ReportError: where a field has the wrong form.
 
-    >>> run = Run("FedAvg", {"H": 5}, 0, {"round": [0, 1], "loss": [2, 1.0]}, {"bytes_up": 80}, 0.1, "FedAvg")
+    >>> run = RunRecord("A", {"H": 5}, 0, {"round": [0, 1], "loss": [2, 1.0]}, {"bytes_up": 8}, 0.1, "FedAvg")
     >>> run.history["loss"]
     array([2., 1.])
     """
@@ -82,10 +87,12 @@ class Run:
         set_(self, "seconds", float(self.seconds))
 
     @classmethod
-    def of(cls, result: Any, label: str, *, seed: int, setting: Mapping[str, Scalar] | None = None) -> Run:
+    def of(
+        cls, result: Result, label: str, *, seed: int, setting: Mapping[str, Scalar] | None = None
+    ) -> Self:
         """The record of a `Result`: of its ``history``, ``ledger``, ``seconds`` and ``method``."""
         method = result.method["name"] if isinstance(result.method, dict) else type(result.method).__name__
-        return cls(label, setting or {}, seed, result.history, result.ledger, result.seconds, method)
+        return cls(label, setting or {}, seed, result.history, as_dict(result.ledger), result.seconds, method)
 
     def value(self, key: str) -> Scalar:
         """The run's label, method or seed, or its value of a setting (None where it has none)."""
@@ -94,12 +101,12 @@ class Run:
         return self.setting.get(key)
 
 
-def as_dict(ledger: Any) -> dict[str, Any]:
-    """A ledger's entries, whether it is a mapping or a `fedstrata.ledger.Ledger`."""
+def as_dict(ledger: Ledger | Mapping[str, Any]) -> dict[str, Any]:
+    """A ledger's entries, whether it is a mapping or a `Ledger`."""
     return dict(ledger) if isinstance(ledger, Mapping) else dict(ledger.to_dict())
 
 
-def write_runs(runs: Sequence[Run]) -> str:
+def write_runs(runs: Sequence[RunRecord]) -> str:
     """The text of `runs.csv`."""
     settings, ledger = union(run.setting for run in runs), union(run.ledger for run in runs)
     head = ["run", "label", "method", "seed", "seconds"]
@@ -113,7 +120,7 @@ def write_runs(runs: Sequence[Run]) -> str:
     return to_csv([head, *lines])
 
 
-def write_history(runs: Sequence[Run]) -> str:
+def write_history(runs: Sequence[RunRecord]) -> str:
     """The text of `history.csv`."""
     names = union(run.history for run in runs)
     lines: list[list[str]] = [["run", "label", "seed", *names]]
@@ -128,7 +135,7 @@ def write_history(runs: Sequence[Run]) -> str:
     return to_csv(lines)
 
 
-def read_runs(runs: str, history: str) -> list[Run]:
+def read_runs(runs: str, history: str) -> list[RunRecord]:
     """What `write_runs` and `write_history` wrote.
 
     Raises:
@@ -144,7 +151,7 @@ def read_runs(runs: str, history: str) -> list[Run]:
             raise ReportError(f"history.csv has no line of run {number!r}, which runs.csv lists")
         try:
             found.append(
-                Run(
+                RunRecord(
                     label=cells["label"],
                     setting=_decode_all(cells, "setting."),
                     seed=int(cells["seed"]),
@@ -225,7 +232,7 @@ def _decode_all(cells: Mapping[str, str], prefix: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): _decode(c) for key, c in cells.items() if key.startswith(prefix) and c}
 
 
-def _series(what: str, values: Any) -> np.ndarray:
+def _series(what: str, values: ArrayLike) -> np.ndarray:
     array = np.asarray(values)
     if array.ndim != 1:
         raise ReportError(f"{what} has shape {array.shape}; a series has one axis")

@@ -9,15 +9,15 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from fedstrata.report.records import ReportError, Run, Scalar, union
+from fedstrata.report.records import ReportError, RunRecord, Scalar, union
 from fedstrata.report.specs import Column
 
 LEVEL = 0.95
 
-Group = dict[tuple[Scalar, ...], list[Run]]
+Group = dict[tuple[Scalar, ...], list[RunRecord]]
 
 
-def check_keys(runs: Sequence[Run], keys: Iterable[str]) -> None:
+def check_keys(runs: Sequence[RunRecord], keys: Iterable[str]) -> None:
     """Refuse keys that no run has.
 
     Raises:
@@ -29,7 +29,7 @@ def check_keys(runs: Sequence[Run], keys: Iterable[str]) -> None:
             raise ReportError(f"no run has a {key!r}; runs can be told apart by {known}")
 
 
-def group(runs: Sequence[Run], keys: Sequence[str]) -> Group:
+def group(runs: Sequence[RunRecord], keys: Sequence[str]) -> Group:
     """Runs by their values of ``keys``, in order of appearance; within a group they must differ only in seed.
 
     A run without a key has None there: some lines of a plot may vary what others do not have.
@@ -66,7 +66,7 @@ def show(value: Scalar) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def number(run: Run, column: Column) -> float | None:
+def number(run: RunRecord, column: Column) -> float | None:
     """A run's number in a column, or None where the run has no such metric."""
     if column.reduce == "run":
         return run.seconds
@@ -91,7 +91,7 @@ def number(run: Run, column: Column) -> float | None:
             return float(series.min() if column.reduce == "min" else series.max())
 
 
-def _reach(run: Run, series: np.ndarray, column: Column) -> float | None:
+def _reach(run: RunRecord, series: np.ndarray, column: Column) -> float | None:
     if column.at not in run.history:
         return None
     met = series <= column.target if column.better == "low" else series >= column.target

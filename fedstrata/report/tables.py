@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.text import Text
 
-from fedstrata.report.records import ReportError, Run, Scalar, as_dict, to_csv, union
+from fedstrata.report.records import ReportError, RunRecord, Scalar, as_dict, to_csv, union
 from fedstrata.report.specs import Claim, Column, PaperClaims, TableSpec
 from fedstrata.report.statistics import check_keys, group, mean_error, number, show
 
@@ -191,7 +191,7 @@ class Blocks:
         return table
 
 
-def build_table(runs: Sequence[Run], spec: TableSpec, paper: PaperClaims | None = None) -> Table:
+def build_table(runs: Sequence[RunRecord], spec: TableSpec, paper: PaperClaims | None = None) -> Table:
     """The table of some runs.
 
     Args:
@@ -203,7 +203,7 @@ def build_table(runs: Sequence[Run], spec: TableSpec, paper: PaperClaims | None 
         ReportError: where a row would average over more than seeds; where a column, a key or a claim names
             nothing.
 
-    >>> loss = lambda seed, last: Run("A", {}, seed, {"round": [0, 1], "loss": [9, last]}, {}, 0.0, "A")
+    >>> loss = lambda seed, last: RunRecord("A", {}, seed, {"round": [0, 1], "loss": [9, last]}, {}, 0.0, "A")
     >>> table = build_table([loss(0, 1.0), loss(1, 2.0)], TableSpec((Column("loss"),)))
     >>> print(table.to_markdown())
     | label | seeds | loss |
@@ -253,7 +253,7 @@ def build_table(runs: Sequence[Run], spec: TableSpec, paper: PaperClaims | None 
     return Table(spec.rows, tuple(heads), tuple(rows))
 
 
-def check_claims(runs: Sequence[Run], spec: TableSpec, paper: PaperClaims | None) -> None:
+def check_claims(runs: Sequence[RunRecord], spec: TableSpec, paper: PaperClaims | None) -> None:
     """Refuse claims about columns or keys that the table does not have."""
     headings = [column.heading for column in spec.columns]
     for claim in paper.claims if paper else ():
@@ -262,14 +262,14 @@ def check_claims(runs: Sequence[Run], spec: TableSpec, paper: PaperClaims | None
         check_keys(runs, claim.where)
 
 
-def _claim(claims: Sequence[Claim], members: Sequence[Run], column: Column) -> Claim | None:
+def _claim(claims: Sequence[Claim], members: Sequence[RunRecord], column: Column) -> Claim | None:
     for claim in claims if members else ():
         if claim.column == column.heading and all(members[0].value(k) == v for k, v in claim.where.items()):
             return claim
     return None
 
 
-def _available(runs: Sequence[Run], column: Column) -> str:
+def _available(runs: Sequence[RunRecord], column: Column) -> str:
     if column.reduce == "ledger":
         return f"the ledgers have {union(run.ledger for run in runs)}"
     return f"the histories have {union(run.history for run in runs)}"
@@ -287,7 +287,7 @@ _TOTALS = (
 )
 
 
-def ledger_table(runs: Sequence[Run], rows: Sequence[str], *, by_level: bool = False) -> Table | None:
+def ledger_table(runs: Sequence[RunRecord], rows: Sequence[str], *, by_level: bool = False) -> Table | None:
     """What the ledgers counted, per row; None where there is nothing.
 
     Args:

@@ -84,7 +84,7 @@ def test_what_is_none_may_become_anything(experiment):
     ("fields", "message"),
     [
         ({"name": "No Spaces"}, "pattern"),
-        ({"build": None}, "either build= or run="),
+        ({"build": None}, "callable"),
         ({"grid": {"H": []}}, "no value of 'H'"),
         ({"grid": {"gamma": [1.0]}}, "both parameters and in the grid"),
         ({"grid": {"seed": [1]}}, "'seed' cannot be the name"),

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedstrata.experiments import registry
+from fedstrata.experiments import ExperimentError, registry
 from fedstrata.experiments.data import LOADERS
-from fedstrata.experiments.runner import prepare, run
+from fedstrata.experiments.runner import prepare, run_experiment
 from fedstrata.report import load_report
 
-ALL = registry.experiments()
+ALL = {name: registry.find(name) for name in registry.names()}
 DOCS = Path(__file__).parents[2] / "docs" / "experiments"
 
 
@@ -21,8 +21,20 @@ def test_there_are_experiments():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_find_gives_what_the_list_has(name):
-    assert registry.find(name) is ALL[name]
+def test_the_list_says_what_the_definition_says(name):
+    fields = [getattr(ALL[name], field) for field in registry.Headline._fields]
+    assert registry.headline(name) == tuple(fields)
+
+
+def test_a_headline_is_written_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "FOLDER", tmp_path)
+    (tmp_path / "a_b.py").write_text('EXPERIMENT = Experiment(name="a-b", title=TITLE)\n')
+    (tmp_path / "none.py").write_text("x = 1\n")
+    assert registry.names() == ["a-b", "none"]
+    with pytest.raises(ExperimentError, match=r"a_b\.py: .*title.* must be literals"):
+        registry.headline("a-b")
+    with pytest.raises(ExperimentError, match=r"none\.py defines no EXPERIMENT"):
+        registry.headline("none")
 
 
 QUICKEST = ("demo",)
@@ -34,7 +46,7 @@ QUICKEST = ("demo",)
 def test_quick(name, tmp_path):
     experiment = ALL[name]
     wall, own = time.perf_counter(), time.process_time()
-    page = run(prepare(experiment, quick=True), tmp_path, progress=False)
+    page = run_experiment(prepare(experiment, quick=True), tmp_path, progress=False)
     # On a busy machine the clock on the wall says nothing.
     taken = min(time.perf_counter() - wall, time.process_time() - own)
     assert page.stat().st_size > 1000

@@ -1,6 +1,7 @@
 """Running: results, what is stored, what is run again, Ctrl-C, divergence, reports that fit what was run."""
 
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -11,15 +12,27 @@ import pytest
 from rich.console import Console
 
 import fedstrata as fs
-from fedstrata.experiments import Claim, Column, ExperimentError, PaperClaims, PlotSpec, Run, TableSpec, Task
-from fedstrata.experiments.runner import Interrupted, Plan, prepare, run
+from fedstrata.experiments import (
+    Claim,
+    Column,
+    ExperimentError,
+    PaperClaims,
+    PlotSpec,
+    RunRecord,
+    TableSpec,
+    Task,
+    _solving,
+    _store,
+)
+from fedstrata.experiments.registry import find
+from fedstrata.experiments.runner import ExperimentInterrupted, PreparedExperiment, prepare, run_experiment
 from fedstrata.report import load_report
 
 from .conftest import build, make
 
 
 def quietly(experiment, folder, **options):
-    return run(experiment, folder, progress=False, **options)
+    return run_experiment(experiment, folder, progress=False, **options)
 
 
 def counting(calls, of=build):
@@ -66,6 +79,48 @@ def test_runs_side_by_side_are_the_same(experiment, tmp_path):
         assert a.ledger == b.ledger
 
 
+def test_splits_side_by_side_are_the_same(tmp_path, monkeypatch):
+    """Data of unequal sizes is padded to one shape; data and seeds are lanes of one program."""
+
+    @functools.cache
+    def split(seed):
+        rng = np.random.default_rng(seed)
+        return fs.FederatedData.from_clients([{"a": rng.normal(size=(n, 1))} for n in (2, 3 + 2 * seed)])
+
+    def lanes(s):
+        return dataclasses.replace(build(s), data=split(s.seed))
+
+    def watched(problem, methods, data, x0, *, seeds, **options):
+        swept.append((len(methods), seeds))
+        return fs.sweep(problem, methods, data, x0, seeds=seeds, **options)
+
+    swept = []
+    monkeypatch.setattr(_solving, "sweep", watched)
+    experiment = make(build=lanes).change({"gamma": [0.25, 0.5]})
+    quietly(experiment, tmp_path / "all", together=True)
+    assert swept == [(2, [0, 1]), (2, [0, 1])]  # of each H: both γ, both seeds
+    quietly(experiment, tmp_path / "one", together=False)
+    one, every = (load_report(tmp_path / name).runs for name in ("one", "all"))
+    for a, b in zip(one, every, strict=True):
+        assert (a.setting, a.seed, a.ledger) == (b.setting, b.seed, b.ledger)
+        np.testing.assert_allclose(a.history["x"], b.history["x"], rtol=1e-6)
+        np.testing.assert_allclose(a.history["loss"], b.history["loss"], rtol=1e-6)
+
+
+def test_one_method_may_stand_there_twice(tmp_path):
+    def twice(s):
+        return dataclasses.replace(build(s), label=f"{s.note}")
+
+    both = make(build=twice).change({"note": ["a", "b"]})
+    quietly(both, tmp_path, together=True)
+    assert [(r.label, r.history["x"][-1]) for r in load_report(tmp_path).runs if r.seed == 0] == [
+        ("a", 0.75),
+        ("b", 0.75),
+        ("a", 0.9375),
+        ("b", 0.9375),
+    ]
+
+
 def test_what_is_stored_is_not_run_again(tmp_path):
     calls = []
     experiment = make(build=counting(calls))
@@ -80,6 +135,12 @@ def test_what_is_stored_is_not_run_again(tmp_path):
     assert len(calls) == 10
     quietly(experiment, tmp_path, fresh=True)
     assert len(calls) == 14
+
+
+def test_what_definitions_share_is_part_of_them():
+    modules = {m.__name__.rpartition(".")[2] for m in _store._modules(find("strfedavg-sparse").build)}
+    assert modules == {"strfedavg_sparse", "_regression"}
+    assert [m.__name__ for m in _store._modules(build)] == [build.__module__]
 
 
 def test_a_damaged_file_is_run_again(tmp_path):
@@ -102,7 +163,7 @@ def test_after_an_interruption_only_the_rest_is_run(tmp_path):
 
     # The same function object finds what it stored.
     experiment = make(build=interrupted)
-    with pytest.raises(Interrupted, match=r"2 of 4 runs are stored in .*the same command goes on"):
+    with pytest.raises(ExperimentInterrupted, match=r"2 of 4 runs are stored in .*the same command goes on"):
         quietly(experiment, tmp_path)
     part = load_report(tmp_path)
     assert [(r.setting["H"], r.seed) for r in part.runs] == [(1, 0), (2, 0)]
@@ -115,7 +176,8 @@ def test_after_an_interruption_only_the_rest_is_run(tmp_path):
     assert "Interrupted" not in load_report(tmp_path).definition.notes
 
 
-def test_ctrl_c_within_a_run_goes_on_from_its_checkpoint(tmp_path):
+@pytest.mark.parametrize("together", [False, True])
+def test_ctrl_c_within_a_run_goes_on_from_its_checkpoint(tmp_path, together):
     rounds = 2_000
     seen = []
 
@@ -129,33 +191,35 @@ def test_ctrl_c_within_a_run_goes_on_from_its_checkpoint(tmp_path):
         return dataclasses.replace(task, options={"callbacks": (press,)})
 
     experiment = make(build=patient, seeds=1, grid={"H": [1]})
-    with pytest.raises(Interrupted, match="0 of 1 runs"):
-        quietly(experiment, tmp_path)
+    with pytest.raises(ExperimentInterrupted, match="0 of 1 runs"):
+        quietly(experiment, tmp_path, together=together)
     (checkpoint,) = (tmp_path / "unfinished").iterdir()
     assert checkpoint.suffix == ".safetensors"
     reached = seen[-1]
     assert 0 < reached < rounds
-    quietly(experiment, tmp_path)
+    quietly(experiment, tmp_path, together=together)
     assert seen[3] > reached
     (done,) = load_report(tmp_path).runs
     np.testing.assert_array_equal(done.history["round"], np.arange(0, rounds + 1, 10))
     assert not (tmp_path / "unfinished").exists()
 
 
-def test_a_run_that_diverges_is_kept_as_not_finite(tmp_path):
-    experiment = make(parameters={"rounds": 400, "gamma": 3.0}, grid={"H": [2]}, seeds=1, quick={})
-    page = quietly(experiment, tmp_path)
-    (diverged,) = load_report(tmp_path).runs
+@pytest.mark.parametrize("together", [False, True])
+def test_a_run_that_diverges_is_kept_as_not_finite(tmp_path, together):
+    experiment = make(parameters={"rounds": 400}, grid={"H": [2], "gamma": [3.0, 0.5]}, seeds=1, quick={})
+    page = quietly(experiment, tmp_path, together=together)
+    diverged, other = load_report(tmp_path).runs
     assert np.isnan(diverged.history["loss"][-1])
     assert diverged.history["round"][-1] == 400
     assert np.isfinite(diverged.history["loss"][:-1]).all()
+    assert np.isfinite(other.history["loss"]).all()
     assert "not finite" in page.read_text()
 
 
 def test_build_may_give_finished_runs(tmp_path):
     def exact(s):
         def line(label, value):
-            return Run(
+            return RunRecord(
                 label, {"H": s.H}, s.seed, {"round": [0, 1], "x": [0.0, value]}, {}, 0.1, "closed form"
             )
 
@@ -169,21 +233,6 @@ def test_build_may_give_finished_runs(tmp_path):
         (("high", 1), 2.0),
         (("low", 2), 3.0),
     ]
-
-
-def test_run_gets_all_settings_that_are_missing(tmp_path):
-    asked = []
-
-    def every(settings):
-        asked.append([(s.H, s.seed) for s in settings])
-        for s in reversed(settings):
-            yield s, Run("all", s.cell, s.seed, {"round": [0], "x": [float(s.H)]}, {}, 0.1, "all")
-
-    experiment = make(build=None, run=every, plots=())
-    quietly(experiment, tmp_path)
-    quietly(experiment.change({"seeds": 3}), tmp_path)
-    assert asked == [[(1, 0), (2, 0), (1, 1), (2, 1)], [(1, 2), (2, 2)]]
-    assert final(tmp_path) == {(h, seed): h for h in (1, 2) for seed in range(3)}
 
 
 def test_derived_series_join_the_history(tmp_path):
@@ -231,9 +280,9 @@ CLAIMS = PaperClaims("The paper", claims=(Claim({"H": 1}, "x", 0.75),))
 
 def test_claims_are_shown_only_for_the_papers_parameters(tmp_path):
     experiment = make(claims=CLAIMS)
-    run(prepare(experiment), tmp_path / "same", progress=False)
-    run(prepare(experiment, seeds=1), tmp_path / "seeds", progress=False)
-    run(prepare(experiment, changes={"gamma": 0.25}), tmp_path / "other", progress=False)
+    run_experiment(prepare(experiment), tmp_path / "same", progress=False)
+    run_experiment(prepare(experiment, seeds=1), tmp_path / "seeds", progress=False)
+    run_experiment(prepare(experiment, changes={"gamma": 0.25}), tmp_path / "other", progress=False)
     assert load_report(tmp_path / "same").definition.paper == CLAIMS
     assert load_report(tmp_path / "seeds").definition.paper == CLAIMS
     other = load_report(tmp_path / "other").definition
@@ -255,21 +304,21 @@ def test_missing_data_falls_back(monkeypatch, tmp_path):
     assert (named.experiment.parameters, named.remarks) == (parameters, ())
     assert prepare(make(parameters=parameters, needs=("mnist",))).experiment.parameters == parameters
     monkeypatch.setattr("fedstrata.experiments.runner.present", lambda name: True)
-    assert prepare(e) == Plan(e)
+    assert prepare(e) == PreparedExperiment(e)
 
 
 def test_lines_without_a_terminal_bars_in_one(experiment, tmp_path):
     text = io.StringIO()
-    run(experiment, tmp_path / "lines", console=Console(file=text, width=200))
+    run_experiment(experiment, tmp_path / "lines", console=Console(file=text, width=200))
     lines = text.getvalue().splitlines()
     assert len(lines) == 4
     assert lines[0].startswith("[1/4] H=1, seed 0 (")
     assert "x 0.75  loss" in lines[0]
     text = io.StringIO()
-    run(experiment, tmp_path / "lines", console=Console(file=text, width=200))
+    run_experiment(experiment, tmp_path / "lines", console=Console(file=text, width=200))
     assert text.getvalue() == "4 of 4 runs are there already.\n"
     text = io.StringIO()
-    run(experiment, tmp_path / "bars", console=Console(file=text, width=200, force_terminal=True))
+    run_experiment(experiment, tmp_path / "bars", console=Console(file=text, width=200, force_terminal=True))
     assert "compiling" in text.getvalue()
     assert "4/4" in text.getvalue()
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.experiments import ipirfedavg_lsp, selection_fair
+from fedstrata.experiments.papers import ipirfedavg_lsp, selection_fair
 from fedstrata.experiments.registry import find
 
 

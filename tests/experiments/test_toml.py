@@ -6,7 +6,7 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.experiments import ExperimentError
-from fedstrata.experiments.runner import prepare, run
+from fedstrata.experiments.runner import prepare, run_experiment
 from fedstrata.experiments.toml import METRICS, PROBLEMS, define, read
 from fedstrata.report import load_report
 
@@ -92,7 +92,7 @@ def test_a_fixed_seed_of_the_data_is_the_same_split(tmp_path):
 
 
 def test_a_file_runs(tmp_path):
-    run(prepare(read(written(tmp_path)), quick=True), tmp_path / "out", progress=False)
+    run_experiment(prepare(read(written(tmp_path)), quick=True), tmp_path / "out", progress=False)
     report = load_report(tmp_path / "out")
     assert report.table.keys == ("label", "mu")
     assert [row.values for row in report.table.rows] == [("FedAvg", None), ("pulled", 0.5), ("pulled", 1.0)]

@@ -5,6 +5,8 @@ import pytest
 
 from fedstrata.experiments.papers import _zohfl as zohfl
 from fedstrata.experiments.papers.zohfl_table1 import EXPERIMENT
+from fedstrata.experiments.runner import run_experiment
+from fedstrata.report import load_report
 
 
 def images(part, clients=None):
@@ -23,7 +25,7 @@ def total(*parts):
 
 
 def test_split():
-    data = zohfl.split("digits", alpha=0.1, seed=3, clients=10, shared=False)
+    data = zohfl.split("digits", alpha=0.1, seed=3, clients=10)
     assert len(data.test["y"]) == 179
     assert len(data.server["y"]) == round(0.3 * 1618)
     assert data.sizes.sum() == 1618 - 485
@@ -31,9 +33,11 @@ def test_split():
     everything = images(zohfl.pooled("digits"))
     mine = images(data, range(10))
     assert total(images(data.test), images(data.server), mine) == everything
-    shared = zohfl.split("digits", alpha=0.1, seed=3, clients=10, shared=True)
+    shared = zohfl.split("digits", alpha=0.1, seed=3, clients=10, server="shared")
     assert images(shared, range(10)) == total(mine, images(data.server))
     assert images(shared.test) == images(data.test)
+    alone = zohfl.split("digits", alpha=0.1, seed=3, clients=10, server="alone")
+    assert images(alone, range(1)) == images(data.server)
 
 
 def test_scores_are_of_standardised_images():
@@ -63,15 +67,16 @@ def test_cross_entropy():
         ["server data only"],
     ],
 )
-def test_side_by_side_is_one_by_one(rows):
+def test_side_by_side_is_one_by_one(rows, tmp_path):
     changes = {"data": ["digits"], "level": ["moderate"], "method": rows, "rounds": 6, "tau": 3.0, "seeds": 2}
-    settings = EXPERIMENT.change(changes).settings
-    together = [run for _, run in zohfl.solve(settings)]
-    for setting, run in zip(settings, together, strict=True):
-        ((_, alone),) = zohfl.solve([setting])
-        assert (alone.label, alone.seed, alone.ledger) == (run.label, run.seed, run.ledger)
+    experiment = EXPERIMENT.change(changes)
+    for together in (True, False):
+        run_experiment(experiment, tmp_path / str(together), together=together, progress=False)
+    every, one = (load_report(tmp_path / str(together)).runs for together in (True, False))
+    for a, b in zip(one, every, strict=True):
+        assert (a.label, a.seed, a.ledger) == (b.label, b.seed, b.ledger)
         for name in ("accuracy", "global_loss"):
-            np.testing.assert_allclose(run.history[name], alone.history[name], rtol=1e-4)
+            np.testing.assert_allclose(b.history[name], a.history[name], rtol=1e-4)
 
 
 def test_the_papers_table():

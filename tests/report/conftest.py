@@ -5,14 +5,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedstrata.report import Run
+from fedstrata.report import RunRecord
 
 LEDGER = {"rounds": 20, "exchanges": 40, "bytes_up": 1_600_000, "levels": {"main": {"exchanges": 20}}}
 
 
 def _make_runs(
     seeds: int = 4, labels: tuple[str, ...] = ("FedAvg", "FedMSA"), H: tuple[int, ...] = (1, 5)
-) -> list[Run]:
+) -> list[RunRecord]:
     rng = np.random.default_rng(0)
     runs = []
     for label in labels:
@@ -27,15 +27,15 @@ def _make_runs(
                     "bytes_up": rounds * 80_000,
                     "seconds": np.cumsum(rng.random(11)),
                 }
-                runs.append(Run(label, {"H": h}, seed, history, LEDGER, float(rng.random()), label))
+                runs.append(RunRecord(label, {"H": h}, seed, history, LEDGER, float(rng.random()), label))
     return runs
 
 
 @pytest.fixture(scope="session")
-def make_runs() -> Callable[..., list[Run]]:
+def make_runs() -> Callable[..., list[RunRecord]]:
     return _make_runs
 
 
 @pytest.fixture
-def runs() -> list[Run]:
+def runs() -> list[RunRecord]:
     return _make_runs()

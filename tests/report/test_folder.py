@@ -13,7 +13,7 @@ from fedstrata.report import (
     PaperClaims,
     PlotSpec,
     ReportError,
-    Run,
+    RunRecord,
     Statement,
     TableSpec,
     build_table,
@@ -197,7 +197,7 @@ def test_a_missing_folder_is_named(tmp_path):
         rebuild(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(ReportError, match="is a file"):
-        write(tmp_path / "file", [Run("FedMSA", {"H": 5}, 0, {"round": [0], "loss": [1.0]}, {}, 0.0, "A")])
+        write(tmp_path / "file", [RunRecord("A", {"H": 5}, 0, {"round": [0], "loss": [1.0]}, {}, 0.0, "A")])
 
 
 def test_bad_definitions_are_refused_before_anything_is_written(tmp_path, runs):
@@ -287,8 +287,8 @@ EVIL = """</script><script>alert("'1&")</script><img src=http://127.0.0.1:9/x on
 
 
 def test_everything_is_escaped(tmp_path):
-    run = Run(EVIL, {EVIL: EVIL}, 0, {"round": [0, 1], EVIL: [1.0, 2.0]}, {EVIL: 1}, 0.0, EVIL)
-    harmless = Run("A", {"B": "C"}, 0, {"round": [0, 1], "D": [1.0, 2.0]}, {"E": 1}, 0.0, "A")
+    run = RunRecord(EVIL, {EVIL: EVIL}, 0, {"round": [0, 1], EVIL: [1.0, 2.0]}, {EVIL: 1}, 0.0, EVIL)
+    harmless = RunRecord("A", {"B": "C"}, 0, {"round": [0, 1], "D": [1.0, 2.0]}, {"E": 1}, 0.0, "A")
 
     def page(run, word, key, metric):
         write_report(
@@ -327,7 +327,7 @@ def test_notes_are_markdown_without_pictures_or_tags():
 
 def test_runs_that_diverged_are_named(tmp_path):
     runs = [
-        Run("A", {"H": 1}, seed, {"round": [0, 1], "loss": [1.0, last]}, {}, 1.0, "A")
+        RunRecord("A", {"H": 1}, seed, {"round": [0, 1], "loss": [1.0, last]}, {}, 1.0, "A")
         for seed, last in enumerate([0.5, np.nan])
     ]
     words = " ".join(Page(write(tmp_path / "r", runs, paper=None).read_text()).text)

@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 import pytest
 from scipy import stats
 
-from fedstrata.report import Claim, Column, PlotSpec, Reference, ReportError, Run, plot_history
+from fedstrata.report import Claim, Column, PlotSpec, Reference, ReportError, RunRecord, plot_history
 from fedstrata.report.curves import POINTS, build_plot
 from fedstrata.report.interactive import figure
 from fedstrata.report.plots import PALETTE, draw, to_png, to_svg
@@ -76,7 +76,8 @@ def test_along_another_axis_points_are_averaged_round_by_round(runs):
 
 def test_seeds_that_recorded_different_rounds_meet_where_they_can():
     def run(seed, rounds):
-        return Run("A", {}, seed, {"round": rounds, "loss": np.array(rounds) + 10.0 * seed}, {}, 0.0, "A")
+        history = {"round": rounds, "loss": np.array(rounds) + 10.0 * seed}
+        return RunRecord("A", {}, seed, history, {}, 0.0, "A")
 
     curve = build_plot([run(0, [0, 1, 2, 4]), run(1, [0, 2, 3, 4])], PlotSpec("loss")).panels[0].curves[0]
     np.testing.assert_array_equal(curve.x, [0, 2, 4])
@@ -87,7 +88,7 @@ def test_seeds_that_recorded_different_rounds_meet_where_they_can():
 
 def test_a_logarithmic_axis_cuts_bands_above_zero():
     def run(seed, loss):
-        return Run("A", {}, seed, {"round": [0, 1], "loss": loss}, {}, 0.0, "A")
+        return RunRecord("A", {}, seed, {"round": [0, 1], "loss": loss}, {}, 0.0, "A")
 
     plot = build_plot([run(0, [1.0, 0.01]), run(1, [1.5, 3.0])], PlotSpec("loss", log_y=True))
     curve = plot.panels[0].curves[0]
@@ -98,7 +99,7 @@ def test_a_logarithmic_axis_cuts_bands_above_zero():
 
 def test_long_histories_are_thinned_and_say_so():
     rounds = np.arange(5000)
-    run = Run("A", {}, 0, {"round": rounds, "loss": 1.0 * rounds}, {}, 0.0, "A")
+    run = RunRecord("A", {}, 0, {"round": rounds, "loss": 1.0 * rounds}, {}, 0.0, "A")
     plot = build_plot([run], PlotSpec("loss"))
     x = plot.panels[0].curves[0].x
     assert (len(x), x[0], x[-1]) == (POINTS, 0, 4999)
@@ -148,7 +149,7 @@ def test_a_logarithmic_axis_begins_at_the_first_positive_point(runs):
 
 def test_a_wide_band_does_not_flatten_the_lines():
     def run(seed, last):
-        return Run("A", {}, seed, {"round": [0, 1], "accuracy": [0.1, last]}, {}, 0.0, "A")
+        return RunRecord("A", {}, seed, {"round": [0, 1], "accuracy": [0.1, last]}, {}, 0.0, "A")
 
     plot = build_plot([run(0, 0.9), run(1, 0.1)], PlotSpec("accuracy"))
     assert plot.panels[0].curves[0].y.high[-1] > 5
@@ -159,7 +160,7 @@ def test_a_wide_band_does_not_flatten_the_lines():
 
 def test_names_are_not_mathematics_or_markup():
     label = r"$\bad{$ <b>%{y}</b>"
-    run = Run(label, {"$a$": "$b"}, 0, {"round": [0, 1], "loss": [1.0, 2.0]}, {}, 0.0, "A")
+    run = RunRecord(label, {"$a$": "$b"}, 0, {"round": [0, 1], "loss": [1.0, 2.0]}, {}, 0.0, "A")
     plot = build_plot([run], PlotSpec("loss", panels="$a$", title="$x"))
     assert to_svg(draw(plot))
     trace = figure(plot)["data"][0]
@@ -170,7 +171,7 @@ def test_names_are_not_mathematics_or_markup():
 def test_runs_that_diverged_leave_gaps():
     def run(seed):
         history = {"round": [0, 1, 2], "loss": [1.0, np.inf, np.nan]}
-        return Run("A", {}, seed, history, {}, 0.0, "A")
+        return RunRecord("A", {}, seed, history, {}, 0.0, "A")
 
     runs = [run(0), run(1)]
     for spec in (PlotSpec("loss"), PlotSpec("loss", x="label", kind="bar"), PlotSpec("loss", log_y=True)):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstrata.core.counting import Ledger
-from fedstrata.report import ReportError, Run
+from fedstrata.report import ReportError, RunRecord
 from fedstrata.report.records import read_runs, write_history, write_runs
 
 FLOATS = st.floats(allow_nan=False, width=64)
@@ -17,7 +17,7 @@ NAMES = st.text("abc_,\"'é .", min_size=1, max_size=5)
 def run(**changes):
     fields = {"label": "A", "setting": {}, "seed": 0, "history": {"round": [0, 1]}}
     fields |= {"ledger": {}, "seconds": 0.5, "method": "A"}
-    return Run(**(fields | changes))
+    return RunRecord(**(fields | changes))
 
 
 @given(
@@ -80,7 +80,7 @@ def test_the_record_of_a_result():
         seconds=1.5,
         method=FedAvg(),
     )
-    record = Run.of(result, "FedAvg, H = 5", seed=3, setting={"H": np.int32(5)})
+    record = RunRecord.of(result, "FedAvg, H = 5", seed=3, setting={"H": np.int32(5)})
     assert (record.method, record.seed, record.setting, record.seconds) == ("FedAvg", 3, {"H": 5}, 1.5)
     assert record.history["loss"].dtype == np.float64
     assert record.ledger["oracle_calls"] == 6

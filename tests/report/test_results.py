@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import fedstrata as fs
-from fedstrata.report import Column, PlotSpec, Run, TableSpec, write_report
+from fedstrata.report import Column, PlotSpec, RunRecord, TableSpec, write_report
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_a_result_shows_itself(results):
 
 
 def test_results_make_a_report(results, tmp_path):
-    runs = [Run.of(result, "FedAvg", seed=seed, setting={"H": 2}) for seed, result in enumerate(results)]
+    runs = [RunRecord.of(result, "FedAvg", seed=k, setting={"H": 2}) for k, result in enumerate(results)]
     table = TableSpec((Column("distance"), Column("bytes_up", "ledger", format="bytes")))
     page = write_report(
         tmp_path / "report",
@@ -53,6 +53,6 @@ def test_results_make_a_report(results, tmp_path):
 
 def test_a_loaded_result_keeps_its_methods_name(results, tmp_path):
     results[0].save(tmp_path)
-    again = Run.of(fs.Result.load(tmp_path), "A", seed=0)
+    again = RunRecord.of(fs.Result.load(tmp_path), "A", seed=0)
     assert again.method == "FedAvg"
-    assert again.ledger == Run.of(results[0], "A", seed=0).ledger
+    assert again.ledger == RunRecord.of(results[0], "A", seed=0).ledger

@@ -13,7 +13,7 @@ from fedstrata.report import (
     Column,
     PaperClaims,
     ReportError,
-    Run,
+    RunRecord,
     TableSpec,
     build_table,
     history_table,
@@ -68,7 +68,7 @@ def test_means_and_standard_errors_are_numpys(runs, column):
 def test_reach_is_the_first_time_a_target_is_met():
     def run(seed, accuracy):
         history = {"round": [0, 5, 10], "accuracy": accuracy, "bytes_up": [0, 50, 100]}
-        return Run("A", {}, seed, history, {}, 0.0, "A")
+        return RunRecord("A", {}, seed, history, {}, 0.0, "A")
 
     column = Column("accuracy", "reach", better="high", target=0.9, at="bytes_up")
     both = build_table([run(0, [0, 0.95, 0.8]), run(1, [0, 0.5, 0.9])], TableSpec((column,)))
@@ -105,7 +105,7 @@ def test_a_mean_over_settings_is_not_taken_for_one_over_seeds(runs):
 
 def test_best_is_per_setting_and_follows_the_direction():
     def run(label, h, last):
-        return Run(label, {"H": h}, 0, {"round": [0], "m": [last]}, {}, 0.0, label)
+        return RunRecord(label, {"H": h}, 0, {"round": [0], "m": [last]}, {}, 0.0, label)
 
     runs = [run("A", 1, 1.0), run("B", 1, 2.0), run("A", 5, 8.0), run("B", 5, 4.0), run("C", 5, math.nan)]
     keys = ("label", "H")
@@ -178,7 +178,7 @@ def test_bad_tables_are_refused():
 
 
 def test_markdown_is_escaped():
-    run = Run("a|b*c", {}, 0, {"round": [0], "loss": [1.0]}, {}, 0.0, "A")
+    run = RunRecord("a|b*c", {}, 0, {"round": [0], "loss": [1.0]}, {}, 0.0, "A")
     assert r"| a\|b\*c |" in build_table([run], TableSpec((Column("loss"),))).to_markdown()
 
 
@@ -222,7 +222,7 @@ def test_equal_numbers_have_no_error():
 
 
 def test_a_label_in_brackets_is_no_markup():
-    run = Run("[red]A[/red]", {}, 0, {"round": [0], "loss": [1.0]}, {}, 0.0, "A")
+    run = RunRecord("[red]A[/red]", {}, 0, {"round": [0], "loss": [1.0]}, {}, 0.0, "A")
     assert "[red]A[/red]" in text(build_table([run], TableSpec((Column("loss"),))).to_rich())
 
 
@@ -233,7 +233,7 @@ def test_ledger_totals_and_levels(runs):
     ledger = Ledger(
         levels={"main": {"exchanges": 2, "bytes_up": 8}, "lower": {"exchanges": 6, "bytes_up": 4}}
     )
-    run = Run("A", {}, 0, {"round": [0]}, ledger, 0.0, "A")
+    run = RunRecord("A", {}, 0, {"round": [0]}, ledger, 0.0, "A")
     levels = ledger_table([run], ("label",), by_level=True)
     assert {head.title: cell.mean for head, cell in zip(levels.heads, levels.rows[0].cells, strict=True)} == {
         "main: exchanges": 2,
@@ -241,7 +241,7 @@ def test_ledger_totals_and_levels(runs):
         "lower: exchanges": 6,
         "lower: bytes up": 4,
     }
-    bare = Run("A", {}, 0, {"round": [0]}, {}, 0.0, "A")
+    bare = RunRecord("A", {}, 0, {"round": [0]}, {}, 0.0, "A")
     assert ledger_table([bare], ("label",)) is None
 
 

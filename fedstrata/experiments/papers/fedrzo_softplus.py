@@ -15,7 +15,7 @@ from typing import Any
 import fedstrata as fs
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.models import relu_network, train_mean
-from fedstrata.experiments.papers.fedrzo_relu import PAPER, PROBLEM, network
+from fedstrata.experiments.papers._relu import PROBLEM, network
 from fedstrata.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
 
 METHODS: dict[str, Callable[[Setting], fs.Method]] = {
@@ -52,7 +52,7 @@ def build(s: Setting) -> Task:
 EXPERIMENT = Experiment(
     name="fedrzo-softplus",
     title="FedRZO on a ReLU network, and gradient methods on a smoothed one",
-    paper=f"{PAPER}, Figure 2",
+    paper="Qiu, Shanbhag, Yousefian 2024, section 6.1, Figure 2",
     description=(
         "Gradient methods need a smooth rectifier; how much does it matter which? All are judged by the loss "
         "of the ReLU network."

@@ -22,8 +22,7 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
-from fedstrata.experiments.papers.strfedavg_sparse import (
-    PAPER,
+from fedstrata.experiments.papers._regression import (
     Regression,
     change,
     envelope,
@@ -32,7 +31,7 @@ from fedstrata.experiments.papers.strfedavg_sparse import (
     regression,
     residual,
 )
-from fedstrata.report import Column, PlotSpec, Run, TableSpec
+from fedstrata.report import Column, PlotSpec, RunRecord, TableSpec
 
 
 @functools.cache
@@ -98,7 +97,7 @@ def metrics(s: Setting) -> dict[str, Any]:
     }
 
 
-def build(s: Setting) -> Task | Run:
+def build(s: Setting) -> Task | RunRecord:
     """IPIR-FedAvg, or gradient descent on F_λ with exact projections."""
     toy, data = posed(s.data, s.clients, s.seed)
     if s.method == "exact projections":
@@ -129,7 +128,7 @@ def build(s: Setting) -> Task | Run:
     )
 
 
-def exact(s: Setting, toy: Regression, data: fs.FederatedData) -> Run:
+def exact(s: Setting, toy: Regression, data: fs.FederatedData) -> RunRecord:
     """The reference: nothing is inexact but the number of steps."""
     began = time.perf_counter()
     data, gamma, f = data.cast(), step_size(s.lam, s.mu), penalty(s.epsilon)
@@ -149,7 +148,9 @@ def exact(s: Setting, toy: Regression, data: fs.FederatedData) -> Run:
     history = {"round": np.arange(s.rounds + 1), **{name: np.asarray(v) for name, v in values.items()}}
     history["change"] = np.abs(np.diff(history["f"], prepend=0.0))
     seconds = time.perf_counter() - began
-    return Run(str(s.method), {"K": None}, s.seed, history, {"lower_rounds": 0}, seconds, "gradient descent")
+    return RunRecord(
+        str(s.method), {"K": None}, s.seed, history, {"lower_rounds": 0}, seconds, "gradient descent"
+    )
 
 
 def _takes_data(name: str) -> bool:
@@ -159,7 +160,7 @@ def _takes_data(name: str) -> bool:
 EXPERIMENT = Experiment(
     name="ipirfedavg-lsp",
     title="IPIR-FedAvg: sparse interpolation with the log-sum penalty",
-    paper=f"{PAPER}, section 5.2, Figure 2",
+    paper="Ebrahimi, Qiu, Cui, Yousefian 2026, section 5.2, Figure 2",
     description=(
         "Regression with more features than samples: among all coefficients that fit the training half, a "
         "stationary point of the log-sum penalty. The paper's inner rule with two readings of its steps, a "

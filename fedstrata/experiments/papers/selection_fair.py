@@ -30,7 +30,7 @@ import fedstrata as fs
 from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.data import federated
-from fedstrata.report import Column, PlotSpec, Run, TableSpec
+from fedstrata.report import Column, PlotSpec, RunRecord, TableSpec
 
 
 class Posed(NamedTuple):
@@ -157,7 +157,7 @@ METRICS = {
 }
 
 
-def build(s: Setting) -> Task | Run:
+def build(s: Setting) -> Task | RunRecord:
     """A method on the problem, the model in use, or the exact answer."""
     p = posed(s.data, s.clients, s.people, s.epsilon, s.rho, s.seed)
     if s.method == "the model in use":
@@ -180,7 +180,7 @@ def build(s: Setting) -> Task | Run:
     )
 
 
-def exact(s: Setting, p: Posed) -> Run:
+def exact(s: Setting, p: Posed) -> RunRecord:
     """The minimum of f under every client's tolerance, by quadratic programming on the pooled data."""
     began = time.perf_counter()
 
@@ -207,7 +207,7 @@ def exact(s: Setting, p: Posed) -> Run:
     return recorded(s, p, found.x, time.perf_counter() - began)
 
 
-def recorded(s: Setting, p: Posed, x: np.ndarray, seconds: float) -> Run:
+def recorded(s: Setting, p: Posed, x: np.ndarray, seconds: float) -> RunRecord:
     """A model that no method of ours found, as a run."""
     data, point = p.data.cast(), jnp.asarray(x, jnp.result_type(float))
     assert p.problem.f.known is not None
@@ -215,7 +215,7 @@ def recorded(s: Setting, p: Posed, x: np.ndarray, seconds: float) -> Run:
     values["secondary"] = float(p.problem.f.known(point))
     values["primary"] = float(jax.vmap(lambda part: excess(point, part))(data.train).mean())
     history = {"round": np.array([0, s.rounds]), **{name: np.full(2, v) for name, v in values.items()}}
-    return Run(str(s.method), {}, s.seed, history, {}, seconds, str(s.method))
+    return RunRecord(str(s.method), {}, s.seed, history, {}, seconds, str(s.method))
 
 
 EXPERIMENT = Experiment(

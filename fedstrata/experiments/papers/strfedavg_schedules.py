@@ -17,8 +17,8 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting
-from fedstrata.experiments.papers.strfedavg_sparse import PAPER, regression, residual
-from fedstrata.report import Column, PlotSpec, Run, TableSpec
+from fedstrata.experiments.papers._regression import regression, residual
+from fedstrata.report import Column, PlotSpec, RunRecord, TableSpec
 from fedstrata.solving.result import BOOKKEEPING
 
 
@@ -62,7 +62,7 @@ def problem_data(name: str, clients: int, curvature: float, seed: int) -> tuple[
     return fs.FederatedData.from_clients(parts, test={"solution": solution}), x0
 
 
-def build(s: Setting) -> Run:
+def build(s: Setting) -> RunRecord:
     """One run; what diverges has no error at its last round."""
     data, x0 = problem_data(s.data, s.clients, s.curvature, s.seed)
     method = REFERENCES.get(s.method)
@@ -85,7 +85,7 @@ def build(s: Setting) -> Run:
         except fs.Diverged as diverged:
             result = replace(diverged.result, history=_cut(diverged.result.history, s.R))
     cell = {key: value for key, value in s.cell.items() if key != "method"}
-    return Run.of(result, s.method, seed=s.seed, setting=cell)
+    return RunRecord.of(result, s.method, seed=s.seed, setting=cell)
 
 
 def _cut(history: dict[str, np.ndarray], rounds: int) -> dict[str, np.ndarray]:
@@ -98,7 +98,7 @@ def _cut(history: dict[str, np.ndarray], rounds: int) -> dict[str, np.ndarray]:
 EXPERIMENT = Experiment(
     name="strfedavg-schedules",
     title="StR-FedAvg: how η should fall, and what scaling does",
-    paper=f"{PAPER}, Algorithm 1 and Theorems 1 and 2",
+    paper="Ebrahimi, Qiu, Cui, Yousefian 2026, Algorithm 1 and Theorems 1 and 2",
     description=(
         "Under-determined regression whose shortest solution is known: the error of the paper's rules, of "
         "decreasing and geometric schedules, and of centralised methods, after R rounds; with the primary "

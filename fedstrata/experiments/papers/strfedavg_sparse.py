@@ -8,110 +8,32 @@ minimum; it must be ‖y‖₁.
 
 from __future__ import annotations
 
-import functools
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
-from fedstrata.experiments.data import federated
-from fedstrata.report import Column, PlotSpec, Run, TableSpec
+from fedstrata.experiments.papers._regression import (
+    Regression,
+    change,
+    envelope,
+    held_out,
+    nonzeros,
+    regression,
+    residual,
+)
+from fedstrata.report import Column, PlotSpec, RunRecord, TableSpec
 
-PAPER = "Ebrahimi, Qiu, Cui, Yousefian 2026"
 L1 = fs.prox.L1()
-
-
-class Regression(NamedTuple):
-    """Under-determined regression, spread over clients.
-
-    Attributes:
-        data: samples ``{"x": row, "y": number}``, times the root of the client's size: its mean over samples
-            is then the paper's sum.
-        A: all training rows, stacked.
-        b: their targets.
-        x0: a start with a component in the null space of A.
-        curvatures: the clients' L_i.
-    """
-
-    data: fs.FederatedData
-    A: np.ndarray
-    b: np.ndarray
-    x0: np.ndarray
-    curvatures: np.ndarray
-
-
-@functools.lru_cache(maxsize=8)
-def regression(name: str, clients: int, seed: int, start: float = 0.1) -> Regression:
-    """The training half of a data set.
-
-    Args:
-        name: ``"montevideo_bus"``, ``"wikimaths"`` or ``"synthetic"``.
-        clients: how many.
-        seed: of the split and the start.
-        start: the standard deviation of the start's entries.
-    """
-    if name == "synthetic":
-        train, test = _synthetic(seed, rows=20 * clients)
-        data = fs.FederatedData.from_arrays(train, clients, seed=seed, test=test)
-    else:
-        data = federated(name, clients, seed=seed)
-    rows = [
-        {key: np.asarray(leaf[i][:size], float) for key, leaf in data.train.items()}
-        for i, size in enumerate(data.sizes)
-    ]
-    summed = [{key: value * len(part["y"]) ** 0.5 for key, value in part.items()} for part in rows]
-    curvatures = np.array([np.linalg.norm(part["x"], 2) ** 2 for part in rows])
-    test = {key: np.asarray(value, float) for key, value in data.test.items()}
-    A, b = (np.concatenate([part[key] for part in rows]) for key in "xy")
-    x0 = np.random.default_rng((seed, 2)).normal(scale=start, size=A.shape[1:])
-    return Regression(fs.FederatedData.from_clients(summed, test=test), A, b, x0, curvatures)
-
-
-def _synthetic(seed: int, rows: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Rows with a few heavy directions and a sparse truth, for machines without the real data."""
-    rng = np.random.default_rng((seed, 3))
-    n = 2 * rows
-    x = rng.normal(size=(n, n)) @ (rng.normal(size=(n, n)) * np.linspace(1, 0.2, n)) / rows
-    y = x @ np.where(rng.random(n) < 0.05, rng.normal(size=n), 0)
-    return {"x": x[:rows], "y": y[:rows]}, {"x": x[rows:], "y": y[rows:]}
-
-
-def residual(x: PyTree, sample: PyTree) -> Any:
-    """½(uᵀx − v)²."""
-    return (sample["x"] @ x - sample["y"]) ** 2 / 2
-
-
-def held_out(x: PyTree, y: PyTree, data: Any) -> Any:
-    """The mean squared error on held-out rows, relative to the targets' mean square."""
-    test = data.test
-    return ((test["x"] @ x - test["y"]) ** 2).mean() / (test["y"] ** 2).mean()
-
-
-def nonzeros(x: PyTree, y: PyTree) -> Any:
-    """Entries larger than a thousandth of the largest."""
-    size = jnp.abs(x)
-    return (size > 1e-3 * size.max()).sum().astype(float)
-
-
-@functools.cache
-def envelope(penalty: fs.prox.Regularizer, mu: float) -> Any:
-    """The metric f: a penalty's envelope."""
-    return lambda x, y: penalty.envelope(x, mu)
 
 
 SPARSEST = fs.Selection(residual, L1)
 
 
-def change(result: Any) -> dict[str, np.ndarray]:
-    """|f(x̂_r) − f(x̂_{r−1})|, with f = 0 before the start."""
-    return {"change": np.abs(np.diff(result.history["f"], prepend=0.0))}
-
-
-def build(s: Setting) -> Task | Run:
+def build(s: Setting) -> Task | RunRecord:
     """StR-FedAvg, or the linear program."""
     toy = regression(s.data, s.clients, s.seed)
     if s.method == "linear program":
@@ -132,7 +54,7 @@ def build(s: Setting) -> Task | Run:
     return Task(SPARSEST, method, toy.data, toy.x0, rounds=s.rounds, metrics=metrics, derive=change)
 
 
-def linear_program(s: Setting, toy: Regression) -> Run:
+def linear_program(s: Setting, toy: Regression) -> RunRecord:
     """The exact answer, ``min ‖x‖₁ over Ax = b``, by HiGHS."""
     from scipy.optimize import linprog
 
@@ -148,13 +70,13 @@ def linear_program(s: Setting, toy: Regression) -> Run:
         "test_error": float(held_out(x, None, toy.data)),
     }
     history = {"round": np.array([0, s.rounds]), **{name: np.full(2, v) for name, v in values.items()}}
-    return Run(str(s.method), {"K": None}, s.seed, history, {}, time.perf_counter() - began, "linprog")
+    return RunRecord(str(s.method), {"K": None}, s.seed, history, {}, time.perf_counter() - began, "linprog")
 
 
 EXPERIMENT = Experiment(
     name="strfedavg-sparse",
     title="StR-FedAvg: the sparsest of all interpolating regressions",
-    paper=f"{PAPER}, section 5.1, Figure 1",
+    paper="Ebrahimi, Qiu, Cui, Yousefian 2026, section 5.1, Figure 1",
     description=(
         "Regression with more features than samples: among all coefficients that fit the training half, "
         "those with the smallest ℓ1 norm. How the number K of local steps matters, and how far the answers "

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fedstrata.experiments.base import Experiment
-from fedstrata.experiments.papers._zohfl import DATA, LEVELS, PAPER, PARAMETERS, run
+from fedstrata.experiments.papers._zohfl import DATA, LEVELS, PARAMETERS, build
 from fedstrata.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
 
 EXPERIMENT = Experiment(
     name="zohfl-convergence",
     title="ZO-HFL: do more local steps help?",
-    paper=f"{PAPER}, section IV, Figure 2",
+    paper="Qiu, Kim, Yousefian 2025, section IV, Figure 2",
     description=(
         "Softmax regression on images at three levels of heterogeneity, by ZO-HFL with H_r = ⌈τ√(r+1)⌉ local "
         "steps in round r. The global loss is f₁ + f₂ of the server's model and the clients' own."
@@ -17,7 +17,7 @@ EXPERIMENT = Experiment(
     problem="min_x f₁(x) + λ/2 Σ_i ρ_i ‖x − y_i(x)‖²,  y_i(x) = argmin_y CE_i(y) + μ/2 ‖x − y‖²",
     parameters={**PARAMETERS, "rounds": 200},
     grid={"method": ["ZO-HFL"], "data": list(DATA[1:]), "level": list(LEVELS), "tau": [5.0, 20.0, 50.0]},
-    run=run,
+    build=build,
     seeds=3,
     table=TableSpec(
         (
@@ -78,7 +78,7 @@ EXPERIMENT = Experiment(
             ),
         ),
     ),
-    needs=DATA[1:],
+    needs=("fashion_mnist", "cifar10"),
     fallback={"data": "digits"},
     full_time="90 s on one NVIDIA H200, by three processes",
     quick={

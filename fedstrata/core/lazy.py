@@ -1,0 +1,43 @@
+"""Packages whose names are imported when they are first used (PEP 562): ``fedstrata --help`` needs no JAX."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+
+def lazy(
+    package: str, homes: Mapping[str, Sequence[str]], whole: Sequence[str] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """A package's ``__getattr__``, which also gives its ``__all__``, and its ``__dir__``.
+
+    Args:
+        package: its name, ``__name__``.
+        homes: module → the names that the package takes from it, as ``from module import names`` would.
+        whole: modules all of whose public names the package has. They come with the first name that is asked
+            for, whichever it is: what they register is there from then on.
+    """
+    home = {name: module for module, names in homes.items() for name in names}
+
+    def get(name: str) -> Any:
+        public = name == "__all__" or not name.startswith("_")
+        shared = {n: module for module in map(import_module, whole if public else ()) for n in module.__all__}
+        value: Any
+        if name == "__all__":
+            value = sorted({*home, *shared})
+        elif name in shared:
+            value = getattr(shared[name], name)
+        elif name in home:
+            module = import_module(home[name])
+            value = vars(module)[name] if name in vars(module) else import_module(f"{home[name]}.{name}")
+        else:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        setattr(sys.modules[package], name, value)  # the next look-up does not come here
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *get("__all__")})
+
+    return get, names
