@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +22,13 @@ import lineax as lx
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from fedstrata.advice.diagnostics import Weights, client_weights, federated_mean
 from fedstrata.core import tree
-from fedstrata.core.client import Client, Samples
-from fedstrata.core.federated import FederatedData
+from fedstrata.core.client import Client
+from fedstrata.core.federated import FederatedData, each_client
 from fedstrata.core.problem import Projection
 from fedstrata.core.term import Term
-from fedstrata.core.types import Array, Function, Integer, PyTree, Real
+from fedstrata.core.types import Array, Function, PyTree, Real
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Personalized
 from fedstrata.problems.conversions import as_bilevel
 from fedstrata.solving.result import Result
@@ -85,7 +86,7 @@ def diagnose(
     problem: TwoLevel | None = None,
     data: FederatedData | None = None,
     tolerance: float = 1e-8,
-    weights: str = "uniform",
+    weights: Weights = "uniform",
 ) -> Diagnosis:
     """The exact hypergradient at a result's x, and how well its y solves the lower level.
 
@@ -168,35 +169,7 @@ def _diagnose(
 # The problems over their pooled data
 
 
-def _shares(data: FederatedData, part: str, weights: str) -> jax.Array:
-    """The weight of every sample, padding zero, in the shape (clients, longest)."""
-    sizes = data.sizes if part == "train" else data.valid_sizes
-    longest = jax.tree.leaves(getattr(data, part))[0].shape[1]
-    real = jnp.arange(longest) < sizes[:, None]
-    own = jnp.full(sizes.shape, 1 / sizes.shape[0]) if weights == "uniform" else data.sizes / data.sizes.sum()
-    return jnp.where(real, (own / sizes)[:, None], 0.0)
-
-
-def _mean(function: Function, part: str, weights: str) -> Function:
-    """``(x, y, data) ↦`` the clients' mean of the samples' mean, as one pass over all samples."""
-
-    def mean(x: PyTree, y: PyTree, data: FederatedData) -> Any:
-        which = part if part == "train" or data.valid is not None else "train"
-        samples, shares = getattr(data, which), _shares(data, which, weights)
-        if Term.of(function).reads == "batch":
-            equal = data.equal if which == "train" else data.valid_equal
-            if equal is None:
-                raise ValueError(
-                    "A function marked per_batch would see the padding of clients of unequal size."
-                )
-            return shares.sum(1) @ jax.vmap(lambda batch: function(x, y, batch))(samples)
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), samples)
-        return shares.reshape(-1) @ jax.vmap(lambda sample: function(x, y, sample))(flat)
-
-    return mean
-
-
-def _level(problem: TwoLevel, weights: str) -> _Level:
+def _level(problem: TwoLevel, weights: Weights) -> _Level:
     """The problem in the common form; the same object for the same problem, so that nothing recompiles."""
     try:
         return _cached_level(problem, weights)
@@ -205,54 +178,52 @@ def _level(problem: TwoLevel, weights: str) -> _Level:
 
 
 @lru_cache(maxsize=16)
-def _cached_level(problem: TwoLevel, weights: str) -> _Level:
+def _cached_level(problem: TwoLevel, weights: Weights) -> _Level:
     if isinstance(problem, Personalized):
         return _personal(problem, weights)
     if isinstance(problem, MPEC):
         return _per_sample(problem, weights)
     project = problem.project_y
     bilevel = as_bilevel(problem)
-    upper = _mean(bilevel.upper, "valid" if isinstance(problem, Bilevel) else "train", weights)
-    lower = jax.grad(_mean(bilevel.lower, "train", weights), argnums=1)
+    part: Literal["train", "valid"] = "valid" if isinstance(problem, Bilevel) else "train"
+
+    def upper(x: PyTree, y: PyTree, data: FederatedData) -> Array:
+        return federated_mean(bilevel.upper, data, part, weights)(x, y)
+
+    def lower(x: PyTree, y: PyTree, data: FederatedData) -> PyTree:
+        return jax.grad(federated_mean(bilevel.lower, data, weights=weights), argnums=1)(x, y)
+
     return _Level(upper, lower, None if project.trivial else lambda y, x, data: project(y, x), True)
 
 
-def _personal(problem: Personalized, weights: str) -> _Level:
+def _personal(problem: Personalized, weights: Weights) -> _Level:
     """Y has a leading client axis, and the clients' lower levels are apart."""
 
-    def clients(data: FederatedData) -> tuple[PyTree, ...]:
-        return jnp.arange(data.clients), data.sizes, data.train
-
-    def client_of(data: FederatedData, index: Integer, size: Integer, train: PyTree) -> Client:
-        samples = Samples(train, data.equal or size)
-        return Client(index, samples, samples, fraction=size / data.sizes.sum())
-
     def upper(x: PyTree, y: PyTree, data: FederatedData) -> Any:
-        def one(y: PyTree, *own: Any) -> Any:
-            return problem.couple(x, y, client_of(data, *own))
-
-        shares = _shares(data, "train", weights).sum(1)
+        coupling = each_client(lambda client: problem.couple(x, client.memory, client), data, y)
         server = Term.of(problem.server).over(data.server, None, x)
-        return server + shares @ jax.vmap(one)(y, *clients(data))
+        return server + client_weights(data, weights) @ coupling
 
     def lower(x: PyTree, y: PyTree, data: FederatedData) -> PyTree:
-        def one(y: PyTree, *own: Any) -> PyTree:
-            return jax.grad(client_of(data, *own).train.full_mean(problem.client).silent, argnums=1)(x, y)
+        def slope(client: Client) -> PyTree:
+            return jax.grad(client.train.full_mean(problem.client).silent, argnums=1)(x, client.memory)
 
-        return jax.vmap(one)(y, *clients(data))
+        return each_client(slope, data, y)
 
     def onto(y: PyTree, x: PyTree, data: FederatedData) -> PyTree:
-        return jax.vmap(lambda y, *own: problem.project_y(y, x, client_of(data, *own)))(y, *clients(data))
+        return each_client(lambda client: problem.project_y(client.memory, x, client), data, y)
 
     return _Level(upper, lower, None if problem.project_y.trivial else onto, True)
 
 
-def _per_sample(problem: MPEC, weights: str) -> _Level:
+def _per_sample(problem: MPEC, weights: Weights) -> _Level:
     """Y has leading axes (clients, samples): every sample has its own variational inequality."""
 
     def upper(x: PyTree, y: PyTree, data: FederatedData) -> Any:
         values = jax.vmap(jax.vmap(lambda y, sample: problem.leader(x, y, sample)))(y, data.train)
-        return jnp.vdot(_shares(data, "train", weights), values)
+        real = jnp.arange(values.shape[1]) < data.sizes[:, None]
+        own = jnp.where(real, values, 0.0).sum(1) / data.sizes
+        return client_weights(data, weights) @ own
 
     def lower(x: PyTree, y: PyTree, data: FederatedData) -> PyTree:
         return jax.vmap(jax.vmap(lambda y, sample: problem.follower(x, y, sample)))(y, data.train)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,16 @@ import numpy as np
 from scipy import special
 
 from fedstrata.core import tree
-from fedstrata.core.client import Client, Samples
-from fedstrata.core.federated import FederatedData
+from fedstrata.core.client import Client
+from fedstrata.core.federated import FederatedData, each_client
 from fedstrata.core.problem import Problem
 from fedstrata.core.term import Term
-from fedstrata.core.types import Function, Integer, PyTree, Real
+from fedstrata.core.types import Array, Function, PyTree, Real
 from fedstrata.estimators.sphere import sphere, two_point
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Minimization
+from fedstrata.problems.levels import ARITHMETIC
+
+Weights: TypeAlias = Literal["uniform", "size"]
 
 BATCHES = 32  # enough for a t-interval, few enough to keep a gradient of each
 
@@ -203,7 +206,7 @@ def stationarity(
         ValueError: where a solution is needed and not given.
     """
     x, data = tree.as_floats(x, "x"), data.cast()
-    outside = _each_client(data, lambda client: tree.sub(x, _set_of_x(problem)(x, client)))
+    outside = each_client(lambda client: tree.sub(x, _set_of_x(problem)(x, client)), data)
     shift = jax.tree.map(lambda leaf: leaf.mean(0) / eta, outside)
     return _norm(_Implicit(problem, solution), data, x, eta, samples, confidence, seed, shift)
 
@@ -219,7 +222,7 @@ def set_distances(problem: Problem, data: FederatedData, x: PyTree) -> np.ndarra
     """
     x, data = tree.as_floats(x, "x"), data.cast()
     project = _set_of_x(problem)
-    return np.asarray(_each_client(data, lambda client: tree.norm(tree.sub(x, project(x, client)))))
+    return np.asarray(each_client(lambda client: tree.norm(tree.sub(x, project(x, client))), data))
 
 
 def lower_residual(
@@ -275,30 +278,33 @@ def consensus_error(stacked: PyTree) -> float:
     return float(sum(errors))
 
 
-def federated_mean(function: Function, data: FederatedData, part: str = "train") -> Function:
+def federated_mean(
+    function: Function,
+    data: FederatedData,
+    part: Literal["train", "valid"] = "train",
+    weights: Weights = "uniform",
+) -> Function:
     """The clients' mean of the full-batch mean of ``function(…, sample)``, as a function of the rest."""
     term = Term.of(function)
 
+    def own(client: Client, *args: PyTree) -> PyTree:
+        samples = client.train if part == "train" else client.valid
+        return samples.full_mean(term).silent(*args)
+
     def mean(*args: PyTree) -> Any:
-        values = _each_client(data, lambda client: getattr(client, part).full_mean(term).silent(*args))
-        if term.mean is not None:
-            return term.mean(values, jnp.full((data.clients,), 1 / data.clients))
-        return jax.tree.map(lambda leaf: leaf.mean(0), values)
+        values = each_client(lambda client: own(client, *args), data)
+        if term.mean is None and weights == "uniform":
+            return jax.tree.map(lambda value: value.mean(0), values)
+        return (term.mean or ARITHMETIC.mean)(values, client_weights(data, weights))
 
     return mean
 
 
-def _each_client(data: FederatedData, function: Callable[[Client], PyTree]) -> PyTree:
-    """``function`` of every client, stacked."""
-    sizes = jnp.asarray(data.sizes)
-
-    def one(index: Integer, size: Integer, train: Any, valid: Any, valid_size: Any) -> PyTree:
-        own = Samples(train, data.equal or size)
-        held_out = own if valid is None else Samples(valid, data.valid_equal or valid_size)
-        return function(Client(index, own, held_out, None, size / sizes.sum()))
-
-    valid_sizes = None if data.valid_sizes is None else jnp.asarray(data.valid_sizes)
-    return jax.vmap(one)(jnp.arange(data.clients), sizes, data.train, data.valid, valid_sizes)
+def client_weights(data: FederatedData, weights: Weights) -> Array:
+    """The clients' weights in a mean over them."""
+    if weights == "uniform":
+        return jnp.full((data.clients,), 1 / data.clients)
+    return jnp.asarray(data.sizes / data.sizes.sum())
 
 
 def _set_of_x(problem: Problem) -> Any:

@@ -6,8 +6,8 @@ is as finite as on real data; padding is never drawn, and its weight in a full-b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -88,8 +88,8 @@ def _stack(clients: Sequence[PyTree], what: str) -> tuple[PyTree, np.ndarray]:
     return jax.tree.map(pad, *clients), sizes
 
 
-@jax.tree_util.register_pytree_node_class
-@dataclass(frozen=True)
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
 class FederatedData:
     """The clients' samples, and optionally validation, test and server data.
 
@@ -114,18 +114,9 @@ class FederatedData:
     valid_sizes: Any = None
     test: PyTree = None
     server: PyTree = None
-    equal: int | None = None
-    valid_equal: int | None = None
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Arrays are leaves; sizes known to be equal are static, so that full-batch means need no mask."""
-        children = (self.train, self.sizes, self.valid, self.valid_sizes, self.test, self.server)
-        return children, (self.equal, self.valid_equal)
-
-    @classmethod
-    def tree_unflatten(cls, static: tuple[Any, ...], children: tuple[Any, ...]) -> FederatedData:
-        """The inverse of `tree_flatten`."""
-        return cls(*children, *static)
+    # Sizes known to be equal are static, so that full-batch means need no mask.
+    equal: int | None = field(default=None, metadata={"static": True})
+    valid_equal: int | None = field(default=None, metadata={"static": True})
 
     @classmethod
     def from_clients(
@@ -277,3 +268,33 @@ def client_of(data: FederatedData, clients: int, index: Integer, memory: PyTree 
     if data.valid is not None:
         valid = Samples(data.valid, data.valid_equal or data.valid_sizes[index], index)
     return Client(index, train, valid, memory, data.sizes[index] / data.sizes[:clients].sum())
+
+
+def each_client(
+    visit: Callable[[Client], PyTree],
+    data: FederatedData,
+    memory: PyTree = None,
+    *,
+    clients: int | None = None,
+    indices: Array | None = None,
+) -> PyTree:
+    """``visit`` of every client, stacked, in one `vmap` over the data's own client axis: nothing is copied.
+
+    Args:
+        visit: a function of a client.
+        data: of all clients.
+        memory: what they remember, with a leading client axis.
+        clients: how many there are, if not all rows; see `client_of`.
+        indices: their numbers, where an engine lays them out.
+    """
+    total = data.sizes[:clients].sum()
+
+    def one(
+        index: Array, size: Array, train: PyTree, valid: PyTree, valid_size: Array, memory: PyTree
+    ) -> PyTree:
+        own = Samples(train, data.equal or size)
+        held_out = own if valid is None else Samples(valid, data.valid_equal or valid_size)
+        return visit(Client(index, own, held_out, memory, size / total))
+
+    indices = jnp.arange(data.sizes.shape[0]) if indices is None else indices
+    return jax.vmap(one)(indices, data.sizes, data.train, data.valid, data.valid_sizes, memory)

@@ -23,7 +23,7 @@ import numpy as np
 from fedstrata.core import counting, tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Fed, Lane, Setup, visit
-from fedstrata.core.federated import FederatedData, client_of
+from fedstrata.core.federated import FederatedData, client_of, each_client
 from fedstrata.core.method import Method
 from fedstrata.core.types import Array, Integer, PyTree
 from fedstrata.engines.programs import program
@@ -217,23 +217,18 @@ class SimulatedFed(Fed):
 
     def _side_by_side(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
         """Everyone in one `vmap`, over the data's own client axis. Rows past ``clients`` are padding."""
-        data, rows = self.data, self.data.sizes.shape[0]
-        total = data.sizes[: self.clients].sum()
+        rows = self.data.sizes.shape[0]
 
-        def one(
-            index: Array, size: Array, train: PyTree, valid: PyTree, valid_size: Array, memory: PyTree
-        ) -> tuple[PyTree, PyTree, counting.Tally]:
-            train_samples = Samples(train, data.equal or size)
-            valid_samples = train_samples
-            if valid is not None:
-                valid_samples = Samples(valid, data.valid_equal or valid_size)
-            client = Client(index, train_samples, valid_samples, memory, size / total)
+        def one(client: Client) -> tuple[PyTree, PyTree, counting.Tally]:
             reply, tally = visit(self.setup, exchange, client)
             return reply.upload, reply.memory, tally
 
-        indices = self.engine.over_clients(jnp.arange(rows))
-        uploads, memory, tallies = jax.vmap(one)(
-            indices, data.sizes, data.train, data.valid, data.valid_sizes, self.memory
+        uploads, memory, tallies = each_client(
+            one,
+            self.data,
+            self.memory,
+            clients=self.clients,
+            indices=self.engine.over_clients(jnp.arange(rows)),
         )
         if memory is not None:
             self.memory = self.engine.over_clients(memory)
