@@ -157,7 +157,7 @@ class Client:
         return self.train.mean(function, key, batch_size)
 
 
-def steps_of(H: Any, client: Client) -> Any:
+def steps_of(H: Any, client: Client) -> Integer:
     """A client's number of local steps, rounded up: ``H`` is one for all, or an array with one per client."""
     H = H[client.index] if getattr(H, "ndim", 0) == 1 else H
     return jnp.ceil(H).astype(jnp.int32) if jnp.issubdtype(jnp.result_type(H), jnp.floating) else H

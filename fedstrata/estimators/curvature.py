@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fedstrata.core import counting, tree
 from fedstrata.core.client import Oracle
-from fedstrata.core.types import PyTree
+from fedstrata.core.types import Integer, PyTree
 from fedstrata.estimators.sphere import sphere
 
 
@@ -39,7 +39,7 @@ def power_iteration(
         like: directions, stacked; only shapes matter.
     """
 
-    def body(_: Any, carry: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
+    def body(_: Integer, carry: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
         w = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0), product(carry[0]))
         size = jax.vmap(_norm)(w)
         unit = jnp.where(size > 0, size, 1)

@@ -202,14 +202,14 @@ class _Run(NamedTuple):
     k: jax.Array
     moved: jax.Array  # ‖y − P_Y(y − αG(y))‖
     alpha: jax.Array
-    more: Any = None
+    more: PyTree = None
 
 
 def _solve(
     step: Callable[[_Run], _Run],
     G: Map,
     y: PyTree,
-    more: Any,
+    more: PyTree,
     values_per_step: int,
     adapt: bool,
     alpha: Real | None,
@@ -245,7 +245,7 @@ def step_size(G: Map, y: PyTree, rule: Callable[[PyTree, PyTree], jax.Array]) ->
     # Wide enough that rounding errors do not show in the differences.
     radius = _epsilon(y) ** 0.25 * (1 + _norm(y))
 
-    def step(carry: tuple[PyTree, jax.Array], _: Any) -> tuple[tuple[PyTree, jax.Array], None]:
+    def step(carry: tuple[PyTree, jax.Array], _: None) -> tuple[tuple[PyTree, jax.Array], None]:
         direction, alpha = carry
         size = _norm(direction)
         direction = tree.scale(radius / jnp.where(size > 0, size, 1), direction)

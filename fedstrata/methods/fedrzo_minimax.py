@@ -11,13 +11,11 @@ Reveals what `FedRZOBilevel` does. Needs function values, and gradients in y.
 
 from __future__ import annotations
 
-from functools import wraps
-from typing import Any
-
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.method import method
 from fedstrata.methods.fedrzo_bilevel import FedRZOBilevel
 from fedstrata.problems.classes import Bilevel, Minimax
+from fedstrata.problems.conversions import as_bilevel
 
 
 @method
@@ -29,12 +27,7 @@ class FedRZOMinimax(FedRZOBilevel):
 
     def bilevel(self, problem: Minimax) -> Bilevel:
         """The payoff above, its negative below."""
-
-        @wraps(problem.payoff)
-        def lower(*args: Any) -> Any:
-            return -problem.payoff(*args)
-
-        return Bilevel(problem.payoff, lower, problem.project_x, problem.project_y)
+        return as_bilevel(problem)
 
     def samples(self, client: Client) -> Samples:
         """Both levels draw from the same samples."""

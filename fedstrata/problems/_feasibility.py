@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedstrata.core.tree import PyTree
+from fedstrata.core.types import PyTree
 from fedstrata.problems._parameters import vector
 
 

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.tree import PyTree
-from fedstrata.core.types import Array
+from fedstrata.core.types import Array, PyTree
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +13,15 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.problem import (
     FUNCTION,
-    Function,
     Mean,
     Problem,
     Projection,
-    PyTree,
     check_like,
     check_scalar,
     shape_of,
 )
 from fedstrata.core.term import Term, known, per_sample, positional
-from fedstrata.core.types import Integer
+from fedstrata.core.types import Function, Integer, PyTree, Real
 from fedstrata.problems.prox import Indicator, Regularizer
 
 
@@ -143,6 +141,10 @@ class MPEC(Problem):
             check_like("solution(x, sample)", y, self.solution, x, sample)
 
 
+# A user's level of a selection: a function, a regulariser, or a pair of both.
+Level: TypeAlias = Function | Regularizer | Sequence[Function | Regularizer]
+
+
 @dataclass(frozen=True)
 class Objective:
     """One level of a `Selection`, a sum of up to three parts; None is a part that is not there.
@@ -158,7 +160,7 @@ class Objective:
     regularizer: Regularizer | None = None
 
     @classmethod
-    def of(cls, given: Any, name: str) -> Objective:
+    def of(cls, given: Level, name: str) -> Objective:
         """Read a user's argument: a function, a regulariser, or a pair of both."""
         parts = given if isinstance(given, tuple | list) else (given,)
         regularizers = [part for part in parts if isinstance(part, Regularizer)]
@@ -221,8 +223,8 @@ class Selection(Problem):
     >>> smallest_lasso = fs.Selection((residual, fs.prox.L1(0.1)), lambda x: 0.5 * (x @ x))
     """
 
-    primary: Any = None
-    secondary: Any = None
+    primary: Level
+    secondary: Level
     project: Any = None
     h: Objective = field(init=False, repr=False, compare=False)
     f: Objective = field(init=False, repr=False, compare=False)
@@ -272,7 +274,7 @@ class Personalized(Problem):
                 f"but is {self.coupling!r}."
             )
 
-    def couple(self, x: PyTree, y: PyTree, client: Any) -> Any:
+    def couple(self, x: PyTree, y: PyTree, client: Client) -> Any:
         """f₂ of one client."""
         return self.coupling(x, y, client) if positional(self.coupling) == 3 else self.coupling(x, y)
 
@@ -289,7 +291,7 @@ class Personalized(Problem):
         number, part = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.result_type(float))
         only = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), sample)
 
-        def couple(x: PyTree, y: PyTree, index: Integer, fraction: Any, data: PyTree) -> Any:
+        def couple(x: PyTree, y: PyTree, index: Integer, fraction: Real, data: PyTree) -> Any:
             own = Samples(data, 1)
             return self.couple(x, y, Client(index, own, own, fraction=fraction))
 

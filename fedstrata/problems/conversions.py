@@ -93,7 +93,7 @@ def as_bilevel(problem: Problem) -> Bilevel:
     raise TypeError(f"{type(problem).__name__} is not bilevel: Minimax and two-level Composition are.")
 
 
-def _refuse_sets(problem: Any, name: str) -> None:
+def _refuse_sets(problem: Problem, name: str) -> None:
     for field in ("project_x", "project_y"):
         projection = getattr(problem, field, None)
         if projection is not None and not projection.trivial:

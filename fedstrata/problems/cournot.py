@@ -25,16 +25,18 @@ vertex is the global optimum.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.federated import FederatedData
+from fedstrata.core.types import Array, PyTree
 from fedstrata.problems.classes import MPEC
 from fedstrata.problems.sets import Box
 
-Array = Any
+Numbers: TypeAlias = np.ndarray | float
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +72,16 @@ class Cournot:
         eigenvalues = np.linalg.eigvalsh(np.diag(self.c + self.b) + self.b)
         return float(eigenvalues[0]), float(eigenvalues[-1])
 
-    def price(self, x: Array, a: Array) -> np.ndarray:
+    def price(self, x: Numbers, a: Numbers) -> np.ndarray:
         """The market's price at equilibrium, for arrays of x and of demands that broadcast."""
         knots, values = _knots(self.b, self.c, self.caps)
         return _inverse(np, knots, values, np.asarray(a, np.float64) - self.b * np.asarray(x, np.float64))
 
-    def equilibrium(self, x: Array, a: Array) -> np.ndarray:
+    def equilibrium(self, x: Numbers, a: Numbers) -> np.ndarray:
         """The followers' equilibrium y(x, ξ), for arrays of x and of demands; followers on the last axis."""
         return np.clip(self.price(x, a)[..., None] / (self.c + self.b), 0, self.caps)
 
-    def objective(self, x: Array) -> np.ndarray:
+    def objective(self, x: Numbers) -> np.ndarray:
         """The leader's exact objective, for an array of x."""
         x = np.asarray(x, np.float64)
         return self.c0 * x**2 / 2 - x * self.price(x[..., None], self.demands).mean(-1)
@@ -198,7 +200,7 @@ def _knots(b: float, c: np.ndarray, caps: np.ndarray) -> tuple[np.ndarray, np.nd
     return knots, knots + b * (np.append(0.0, full[:-1]) + knots * np.append(rest[-1], rest[-1] - rest[:-1]))
 
 
-def _inverse(xp: Any, knots: Array, values: Array, z: Array) -> Array:
+def _inverse(xp: ModuleType, knots: PyTree, values: PyTree, z: PyTree) -> PyTree:
     """φ⁻¹(z): an interpolation between the knots, of slope 1 outside."""
     return xp.interp(z, values, knots) + xp.minimum(z, 0) + xp.maximum(z - values[-1], 0)
 

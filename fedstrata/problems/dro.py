@@ -24,7 +24,6 @@ Where there is an η, the main variable is `Lifted` (x, η): start from a plain 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -35,7 +34,7 @@ import numpy as np
 from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.problem import FUNCTION, Mean
 from fedstrata.core.term import per_sample
-from fedstrata.core.types import Function, PyTree, Real
+from fedstrata.core.types import Array, Function, PyTree, Real
 from fedstrata.problems import risks
 from fedstrata.problems._parameters import pytree
 from fedstrata.problems.classes import Composition, Minimax
@@ -98,7 +97,7 @@ class DRO(Composition):
         variance = mean(lambda x, centre, sample: (loss(x, sample) - centre) ** 2, x, centre)
         return {"objective": centre + variance / (2 * self.risk.lam)}
 
-    def weights(self, losses: Any) -> jax.Array:
+    def weights(self, losses: Array) -> jax.Array:
         """The worst-case weights of samples with these losses; they sum to one."""
         return self.risk.weights(losses)
 
@@ -248,7 +247,7 @@ def _weighable(loss: Function) -> None:
     per_sample(loss, "The loss of a robust problem", "every sample is weighed by its own loss")
 
 
-def _threshold(loss: Function, risk: Any) -> DRO:
+def _threshold(loss: Function, risk: risks.Chi2Penalty | risks.CVaR | risks.KLCVaR) -> DRO:
     """``min_{x,η} η + E excess(ℓ − η)``."""
 
     def g(v: Lifted, sample: PyTree) -> tuple[Any, Any]:
@@ -273,9 +272,7 @@ class GroupDRO(Composition):
     def minimax(self, data: FederatedData) -> Dual:
         """``min_x max_q Σ_j q_j E[ℓ | j] − λ Σ_j q_j log(G q_j)``; groups' sizes are taken from the data."""
         loss, group_of, lam, G = self.loss, self.group_of, self.lam, self.groups
-        sizes = clients_mean(data, lambda sample: jax.nn.one_hot(group_of(sample), G))
-        if (sizes <= 0).any():
-            raise DataError(f"There are groups without samples: {np.flatnonzero(sizes <= 0).tolist()}.")
+        sizes = group_sizes(data, G, group_of)
 
         def payoff(x: PyTree, q: jax.Array, sample: PyTree) -> jax.Array:
             j = group_of(sample)
@@ -303,15 +300,35 @@ def group(
             f"group: groups must be at least 1 and lam positive, but they are {groups!r} and {lam!r}."
         )
 
-    def g(x: PyTree, sample: PyTree) -> tuple[jax.Array, jax.Array]:
-        value = loss(x, sample)
-        member = jax.nn.one_hot(group_of(sample), groups, dtype=value.dtype)
-        return member * value, member
-
     def f(z: tuple[jax.Array, jax.Array]) -> jax.Array:
         return lam * (jax.nn.logsumexp(ratio(*z) / lam) - jnp.log(groups))
 
-    return GroupDRO((g, f), loss=loss, groups=groups, lam=lam, group_of=group_of)
+    return GroupDRO(
+        (ByGroup(loss, groups, group_of), f), loss=loss, groups=groups, lam=lam, group_of=group_of
+    )
+
+
+@dataclass(frozen=True)
+class ByGroup:
+    """``ℓ·1_j`` and ``1_j`` of each group j: the ratio of their means is E[ℓ | j]."""
+
+    loss: Function
+    groups: int
+    group_of: Function
+
+    def __call__(self, x: PyTree, sample: PyTree) -> tuple[jax.Array, jax.Array]:
+        """A sample's part of both."""
+        value = self.loss(x, sample)
+        member = jax.nn.one_hot(self.group_of(sample), self.groups, dtype=value.dtype)
+        return member * value, member
+
+
+def group_sizes(data: FederatedData, groups: int, group_of: Function) -> np.ndarray:
+    """The groups' parts of the samples, in the clients' mean."""
+    sizes = clients_mean(data, lambda sample: jax.nn.one_hot(group_of(sample), groups))
+    if (sizes <= 0).any():
+        raise DataError(f"There are groups without samples: {np.flatnonzero(sizes <= 0).tolist()}.")
+    return sizes
 
 
 def ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
@@ -320,7 +337,7 @@ def ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
     return jnp.where(seen, numerator / jnp.where(seen, denominator, 1), 0)
 
 
-def clients_mean(data: FederatedData, function: Callable[[PyTree], Any]) -> np.ndarray:
+def clients_mean(data: FederatedData, function: Function) -> np.ndarray:
     """The clients' mean of the mean of ``function(sample)``."""
     means = [
         jax.vmap(function)(jax.tree.map(jnp.asarray, data.client(i))).mean(0) for i in range(data.clients)
@@ -353,7 +370,7 @@ class Densities(Set):
     def _project(self, v: jax.Array) -> jax.Array:
         w = jnp.asarray(self.shares, v.dtype)
 
-        def at(theta: Any) -> jax.Array:
+        def at(theta: Real) -> jax.Array:
             """The nearest point for a multiplier θ of the ball."""
 
             def q(mu: Real) -> jax.Array:

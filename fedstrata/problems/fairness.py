@@ -22,9 +22,9 @@ import numpy as np
 from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.problem import FUNCTION, Mean
 from fedstrata.core.term import Term, alike, per_sample, together
-from fedstrata.core.types import Function, PyTree
+from fedstrata.core.types import DType, Function, PyTree
 from fedstrata.problems.classes import Composition, Minimax
-from fedstrata.problems.dro import Dual, Floored, clients_mean, ratio
+from fedstrata.problems.dro import ByGroup, Dual, Floored, clients_mean, group_sizes, ratio
 
 
 @dataclass(frozen=True)
@@ -152,16 +152,31 @@ def equal_opportunity(
         )
 
     score = per_sample(score, "equal_opportunity: score", "every sample counts in its own groups")
+    rates = _Rates(score, groups, epsilon, label_of, groups_of)
+    return penalised(
+        loss, rates.inner, rates.constraints, proxies * groups, rho=rho, lam=lam, linear=rates.linear
+    )
 
-    def positives(sample: PyTree, dtype: Any) -> tuple[jax.Array, jax.Array]:
+
+@dataclass(frozen=True)
+class _Rates:
+    """True positive rates of all samples and of the groups, as ratios of means."""
+
+    score: Function
+    groups: int
+    epsilon: float
+    label_of: Function
+    groups_of: Function
+
+    def positives(self, sample: PyTree, dtype: DType) -> tuple[jax.Array, jax.Array]:
         """Whether the sample is positive, and that for each proxy and group it is in."""
-        positive = jnp.asarray(label_of(sample) == 1, dtype)
-        members = jax.nn.one_hot(groups_of(sample), groups, dtype=dtype).reshape(-1)
+        positive = jnp.asarray(self.label_of(sample) == 1, dtype)
+        members = jax.nn.one_hot(self.groups_of(sample), self.groups, dtype=dtype).reshape(-1)
         return positive, positive * members
 
-    def inner(x: PyTree, sample: PyTree) -> dict[str, jax.Array]:
-        hit = jax.nn.sigmoid(score(x, sample))
-        positive, members = positives(sample, hit.dtype)
+    def inner(self, x: PyTree, sample: PyTree) -> dict[str, jax.Array]:
+        hit = jax.nn.sigmoid(self.score(x, sample))
+        positive, members = self.positives(sample, hit.dtype)
         return {
             "hits": positive * hit,
             "positives": positive,
@@ -169,25 +184,23 @@ def equal_opportunity(
             "group positives": members,
         }
 
-    def constraints(g: dict[str, jax.Array]) -> jax.Array:
+    def constraints(self, g: dict[str, jax.Array]) -> jax.Array:
         rate, rates = ratio(g["hits"], g["positives"]), ratio(g["group hits"], g["group positives"])
-        return jnp.where(g["group positives"] > 0, rate - rates, 0) - epsilon
+        return jnp.where(g["group positives"] > 0, rate - rates, 0) - self.epsilon
 
-    def linear(data: FederatedData) -> Function:
+    def linear(self, data: FederatedData) -> Function:
         dtype = jnp.result_type(float)
-        positive = clients_mean(data, lambda sample: positives(sample, dtype)[0])
-        members = clients_mean(data, lambda sample: positives(sample, dtype)[1])
+        positive = clients_mean(data, lambda sample: self.positives(sample, dtype)[0])
+        members = clients_mean(data, lambda sample: self.positives(sample, dtype)[1])
         if positive <= 0 or (members <= 0).any():
             raise DataError("The minimax form needs positive samples in every group.")
 
         def violation(x: PyTree, sample: PyTree) -> jax.Array:
-            hit = jax.nn.sigmoid(score(x, sample))
-            one, mine = positives(sample, hit.dtype)
-            return hit * (one / positive - mine / members) - epsilon
+            hit = jax.nn.sigmoid(self.score(x, sample))
+            one, mine = self.positives(sample, hit.dtype)
+            return hit * (one / positive - mine / members) - self.epsilon
 
         return violation
-
-    return penalised(loss, inner, constraints, proxies * groups, rho=rho, lam=lam, linear=linear)
 
 
 def bounded_group_loss(
@@ -202,18 +215,13 @@ def bounded_group_loss(
     """``min E ℓ  s.t.  E[ℓ | group j] ≤ bound`` for all groups j."""
     loss = per_sample(loss, "bounded_group_loss: loss", "every sample counts in its own group")
 
-    def inner(x: PyTree, sample: PyTree) -> tuple[jax.Array, jax.Array]:
-        value = loss(x, sample)
-        member = jax.nn.one_hot(group_of(sample), groups, dtype=value.dtype)
-        return member * value, member
+    inner = ByGroup(loss, groups, group_of)
 
     def constraints(g: tuple[jax.Array, jax.Array]) -> jax.Array:
         return jnp.where(g[1] > 0, ratio(*g) - bound, 0)
 
     def linear(data: FederatedData) -> Function:
-        sizes = clients_mean(data, lambda sample: jax.nn.one_hot(group_of(sample), groups))
-        if (sizes <= 0).any():
-            raise DataError(f"There are groups without samples: {np.flatnonzero(sizes <= 0).tolist()}.")
+        sizes = group_sizes(data, groups, group_of)
 
         def violation(x: PyTree, sample: PyTree) -> jax.Array:
             return inner(x, sample)[0] / sizes - bound

@@ -26,8 +26,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
-from fedstrata.core.tree import PyTree
-from fedstrata.core.types import Real
+from fedstrata.core.types import PyTree, Real
 from fedstrata.problems._parameters import pytree, real, scalar, spread, static
 from fedstrata.problems.sets import HIGHEST, MoreauIndicator, Set, contains
 

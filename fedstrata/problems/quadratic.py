@@ -23,9 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.federated import FederatedData
+from fedstrata.core.types import Array
 from fedstrata.problems.classes import Bilevel, Minimax
-
-Array = Any
 
 
 class Quadratic(NamedTuple):
@@ -38,7 +37,7 @@ class Quadratic(NamedTuple):
         y_star: ``y(x_star)``.
     """
 
-    problem: Any
+    problem: Any  # Bilevel or Minimax
     data: FederatedData
     x_star: np.ndarray
     y_star: np.ndarray
@@ -142,7 +141,7 @@ def _lower(x: Array, y: Array, sample: dict[str, Array]) -> Array:
     return y @ (sample["A"] @ y) / 2 - y @ (sample["B"] @ x + sample["c"])
 
 
-def _solved(problem: Any, data: FederatedData, n: int) -> Quadratic:
+def _solved(problem: Bilevel | Minimax, data: FederatedData, n: int) -> Quadratic:
     unsolved = Quadratic(problem, data, np.zeros(n), np.zeros(0))
     S, s = unsolved._affine()
     T, t = np.concatenate([np.eye(n), S]), np.concatenate([np.zeros(n), s])

@@ -25,12 +25,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-Array = jax.Array
+from fedstrata.core.types import Array, Integer, PyTree
 
 
 def _mean(values: Array, weights: Array) -> Array:
@@ -40,7 +40,7 @@ def _mean(values: Array, weights: Array) -> Array:
 def bisect(decreasing: Callable[[Array], Array], low: Array, high: Array) -> Array:
     """The root of a decreasing function between two points, to the float's precision."""
 
-    def halve(_: Any, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(_: Integer, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bracket
         middle = low + (high - low) / 2
         above = decreasing(middle) > 0
@@ -68,11 +68,11 @@ class Risk:
                     f"{type(self).__name__}: level is a part of the samples, in (0, 1], but is {value!r}."
                 )
 
-    def dual(self, losses: Array, weights: Array) -> Any:
+    def dual(self, losses: Array, weights: Array) -> PyTree:
         """The numbers that describe the maximiser; ``weights`` sum to one, padding has zero."""
         raise NotImplementedError
 
-    def density(self, loss: Array, dual: Any) -> Array:
+    def density(self, loss: Array, dual: PyTree) -> Array:
         """The density q of a loss."""
         raise NotImplementedError
 
@@ -91,7 +91,7 @@ class Risk:
         """``η + mean(excess(ℓ − η))`` at the dual's η, where an error of η is of second order."""
         losses, weights = _sample(losses, weights)
         dual = self.dual(losses, weights)
-        eta = getattr(dual, "eta", dual)
+        eta = threshold_of(dual)
         return eta + _mean(excess(losses - eta), weights)
 
     def weights(self, losses: Array, weights: Array | None = None) -> Array:
@@ -171,6 +171,11 @@ class Threshold(NamedTuple):
 
     eta: Array
     more: Array
+
+
+def threshold_of(dual: PyTree) -> Array:
+    """η of a dual that has one."""
+    return dual.eta if isinstance(dual, Threshold) else dual
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
-from fedstrata.core.tree import PyTree
-from fedstrata.core.types import Real
+from fedstrata.core.types import PyTree, Real
 from fedstrata.problems._feasibility import Implied
 from fedstrata.problems._parameters import concrete, dimension, pytree, real, scalar, spread, static, vector
 
@@ -519,7 +518,7 @@ def _instantiate(tangent: PyTree) -> Any:
     return jnp.zeros(tangent.shape, tangent.dtype) if _is_zero(tangent) else tangent
 
 
-def _is_set(value: Any) -> bool:
+def _is_set(value: object) -> bool:
     return isinstance(value, Set)
 
 

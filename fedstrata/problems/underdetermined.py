@@ -8,15 +8,14 @@ finds x* without f; so a trial has to start off c + the row space, as `Underdete
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.federated import FederatedData
+from fedstrata.core.types import Array
 from fedstrata.problems.classes import Selection
-
-Array = Any
 
 
 class Underdetermined(NamedTuple):
