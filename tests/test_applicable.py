@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.core.method import METHODS
 
 
 def upper(x, y, s):
@@ -52,10 +51,10 @@ def test_server_data_is_named():
     assert fits["ZOHFL"].data == "clients and server"
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", sorted(fs.METHODS))
 def test_every_method_is_found(name):
     """Each method fits some problem class that it says it solves, and says what it needs."""
-    method = METHODS[name]
+    method = fs.METHODS[name]
     assert method.solves
     assert method.needs
 
@@ -69,3 +68,17 @@ def test_it_prints_a_table():
 def test_it_takes_problems():
     with pytest.raises(TypeError, match="problem object"):
         fs.applicable(upper)
+
+
+def test_what_is_revealed_depends_on_the_problem():
+    """A mean of exponentials is taken from every client's reply, a plain mean from their sum."""
+
+    def loss(x, s):
+        return x @ x
+
+    kl, chi2 = fs.applicable(fs.dro.kl(loss, 1.0)), fs.applicable(fs.dro.chi2(loss, 1.0))
+    for name in ("FedDRO", "DSFedDRO", "GCIVR", "MBSGD"):
+        assert (kl[name].reveals, chi2[name].reveals) == ("replies", "averages")
+    assert kl["FedMSA"].reveals == "replies"
+    assert chi2["FastDRO"].reveals == "replies"
+    assert kl["FedDRO"].assumes == "smooth levels"
