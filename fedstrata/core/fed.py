@@ -106,6 +106,13 @@ class Engine(abc.ABC):
         """One run's state and memory."""
         return carry
 
+    def output(self, method: Method, carry: Carry) -> tuple[PyTree, PyTree]:
+        """The result's ``(x, y)``, from what `fetch` returned."""
+        return method.output(*jax.tree.map(jnp.asarray, carry))
+
+    def saved(self, round_number: int) -> None:  # noqa: B027 (most engines need not know)
+        """A checkpoint was written after so many rounds; the run is never taken up before it."""
+
     def agree(self, value: Any) -> Any:
         """The first process's value in every process: decisions that depend on clocks go through this."""
         return value

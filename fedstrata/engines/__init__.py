@@ -1,13 +1,27 @@
-"""Where a method runs: simulated (default), sharded over devices, or one client at a time for debugging."""
+"""Where a method runs: simulated (default), sharded over devices, one client at a time, or at real sites."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from fedstrata.core.fed import ClientError, Engine
 from fedstrata.engines.debug import Debug
 from fedstrata.engines.sharded import Sharded
 from fedstrata.engines.simulated import Simulated
 
-ENGINES: dict[str, type[Engine]] = {"simulated": Simulated, "sharded": Sharded, "debug": Debug}
+
+def _network() -> Engine:
+    from fedstrata.engines.network import Network  # only who uses it waits for it
+
+    return Network()
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "simulated": Simulated,
+    "sharded": Sharded,
+    "debug": Debug,
+    "network": _network,
+}
 
 
 def engine_of(engine: str | Engine) -> Engine:

@@ -149,7 +149,7 @@ def solve(
         rounds: how many rounds; one round is one averaging of x.
         seed: of all randomness; the same seed gives the same iterates in every engine, up to rounding.
         participation: a fraction of the clients (a float in (0, 1]) or a number of them (an int) per round.
-        engine: ``"simulated"``, ``"sharded"``, ``"debug"``, or an engine object.
+        engine: ``"simulated"``, ``"sharded"``, ``"debug"``, ``"network"``, or an engine object.
         metrics: name → function of ``(x, y)``, of the state (one argument), or of ``(x, y, data)``; each one
             number. They are added to the problem's own and evaluated inside the compiled program.
         eval_every: rounds between two evaluations; the start and the last round are always evaluated.
@@ -390,7 +390,7 @@ class Loop:
         found = []
         for b, (lane, method) in enumerate(zip(self.lanes, self.posed.methods, strict=True)):
             host = self._fetch(b)
-            x, y = method.output(*jax.tree.map(jnp.asarray, host))
+            x, y = self.engine.output(method, host)
             history = {name: np.asarray(values) for name, values in lane.history.items()}
             its = "interrupted" if stopped is not None and lane.status == "done" else lane.status
             problem, data = self.posed.setup.problem, self.posed.data
@@ -417,6 +417,7 @@ class Loop:
             for name, values in lane.history.items():
                 arrays[f"history/{b}/{name}"] = np.asarray(values, np.float64)
         save_arrays(self.saving.file, arrays, facts)
+        self.engine.saved(self.round)
 
     def _load(self, saving: Checkpoint) -> Carry:
         """Take up what was saved: the lanes here, the carry as returned."""

@@ -1,0 +1,530 @@
+"""The server's side: the text compiled here, its exchanges carried out by sites.
+
+An exchange is an ordered callback inside the compiled round, so loops, levels and `lax` control flow work
+unchanged. What a message holds: program, position, round, attempt, sequence number, key, and the leaves.
+A round is a transaction: it is done by all of its clients, or taken back and done again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from fedstrata.core import counting
+from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Lane, Setup, visit
+from fedstrata.core.federated import FederatedData, client_of
+from fedstrata.core.method import Method
+from fedstrata.core.problem import positional
+from fedstrata.core.types import Array, PyTree
+from fedstrata.engines.network.site import Place, Site
+from fedstrata.engines.network.text import (
+    BEFORE,
+    Positioned,
+    Shell,
+    Text,
+    mean_dtype,
+    name_of,
+    reads,
+    run_text,
+    shapes,
+)
+from fedstrata.engines.network.transport import Failure, Local, Request, Transport
+from fedstrata.engines.rounds import finite
+
+log = logging.getLogger("fedstrata.network")
+
+
+class RoundFailed(RuntimeError):
+    """Some sites did not complete an exchange; ``failures`` says which and why."""
+
+    def __init__(self, where: str, failures: dict[str, Failure]) -> None:
+        words = "; ".join(f"{name}: {failure.why}" for name, failure in failures.items())
+        super().__init__(f"{where}: {words}")
+        self.failures = failures
+
+
+class TooFewSites(RuntimeError):
+    """Fewer sites are there than the run may go on with."""
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class AtSites:
+    """Stands for a variable that stays at the sites, such as personal models."""
+
+    where: str = "at the sites; `fedstrata net collect` fetches it where they allow it"
+
+    def __repr__(self) -> str:
+        return f"<{self.where}>"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What happens when a site does not answer.
+
+    Args:
+        missing: ``"wait"`` for it, or ``"drop"`` it and do the round again with those who are there.
+        after: seconds that an absent site is waited for before it is dropped.
+        min_sites: the fewest sites that a round is done with.
+        retries: how often a round is tried again when a site answers with an error or nonsense.
+        first_timeout: seconds for an exchange that a site has not done before, as it compiles.
+        timeout: the fewest seconds for any other; ten times the slowest answer so far, where that is more.
+    """
+
+    missing: str = "wait"
+    after: float = 30.0
+    min_sites: int = 1
+    retries: int = 3
+    first_timeout: float = 600.0
+    timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.missing not in ("wait", "drop"):
+            raise ValueError(f"Policy: missing must be 'wait' or 'drop', but is {self.missing!r}.")
+        for name in ("after", "first_timeout", "timeout"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"Policy: {name} must be positive, but is {getattr(self, name)!r}.")
+        if self.min_sites < 1 or self.retries < 0:
+            raise ValueError("Policy: min_sites must be at least 1, and retries at least 0.")
+
+
+@dataclass
+class Remote:
+    """Sites elsewhere that have joined a run.
+
+    Attributes:
+        transport: how to reach them.
+        members: of each site, the numbers of its clients.
+        sizes: of all clients.
+        form: one client's samples as (train, valid), each with a single made-up sample.
+    """
+
+    transport: Transport
+    members: Sequence[np.ndarray]
+    sizes: np.ndarray
+    form: FederatedData
+
+
+class Asked(NamedTuple):
+    """What is fixed about an exchange when the server's text is traced."""
+
+    program: str
+    k: int
+    phase: str
+    stacked: bool
+    evaluation: bool
+    uploads: tuple[Any, ...]
+
+
+class NetworkFed(Positioned):
+    """The verbs in the server's program: each exchange is a callback to the host."""
+
+    def __init__(self, engine: Network, program: str, cohort: Array | None, *args: Any) -> None:
+        super().__init__(*args)
+        self.engine, self.program = engine, program
+        if cohort is not None:
+            self._chosen = cohort
+
+    def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
+        """Out of the program, to the sites, and back."""
+        k, form = self.next_position(), self.engine.form
+
+        def one(memory: PyTree) -> PyTree:
+            return visit(self.setup, exchange, client_of(form, 1, 0, _row(memory)))[0].upload
+
+        shape = jax.eval_shape(one, self.memory)
+        uploads, structure = jax.tree.flatten(shape)
+        of = self.everyone if exchange.of is None else exchange.of
+        lead = (of.shape[0],) if exchange.stacked else ()
+        out = [
+            jax.ShapeDtypeStruct((*lead, *u.shape), u.dtype if exchange.stacked else mean_dtype(u.dtype))
+            for u in uploads
+        ]
+        weights = exchange.weights
+        if weights is None:
+            weights = jnp.full((of.shape[0],), 1 / of.shape[0])
+        asked = Asked(
+            self.program, k, name_of(exchange.phase), exchange.stacked, exchange.evaluation, tuple(out)
+        )
+        leaves = io_callback(
+            partial(self.engine.exchange, asked), out, jax.random.key_data(exchange.key), of, weights,
+            *jax.tree.leaves(exchange.message), ordered=True,
+        )  # fmt: skip
+        return jax.tree.unflatten(structure, leaves), shape
+
+
+class Network(Engine):
+    """Phases at sites, the method's text here.
+
+    Args:
+        remote: the sites, where they are elsewhere; None makes them in this process.
+        clients_per_site: in this process, how many clients share a site.
+        policy: what happens when a site does not answer.
+        checkpointed: whether the run is saved, so that sites keep what they need to go back there.
+
+    Attributes:
+        events: what happened to the network, in order: dicts with round, site and what.
+        waited: seconds that each site was waited for.
+    """
+
+    def __init__(
+        self,
+        remote: Remote | None = None,
+        *,
+        clients_per_site: int = 1,
+        policy: Policy | None = None,
+        checkpointed: bool = False,
+    ) -> None:
+        self.remote, self.clients_per_site = remote, clients_per_site
+        self.policy, self.checkpointed = policy or Policy(), checkpointed
+        self.events: list[dict[str, Any]] = []
+        self.waited: dict[str, float] = defaultdict(float)
+        self.failed: Counter[str] = Counter()
+        self.attempts = 0
+        self._clock = time.time_ns() // 1000  # numbers that also grow over restarts of the server
+        self._attempt, self._since, self._round = 0, BEFORE, BEFORE
+        self._counts: Counter[str] = Counter()
+        self._failure: BaseException | None = None
+        self._programs: dict[Any, Any] = {}
+        self._slowest: dict[tuple[int, str, int], float] = {}
+        self._absent: set[int] = set()
+        self._sites: list[Site] | None = None
+
+    # ---- the interface of an engine
+
+    def place(self, data: FederatedData) -> FederatedData:
+        """Sizes, and the server's own samples. The others stay where they are."""
+        server = jax.tree.map(jnp.asarray, data.server)
+        self._server = shapes(data.server)
+        if self.remote is None:
+            self._data, self.sizes = data, np.asarray(data.sizes)
+            self.form = jax.tree.map(jnp.asarray, single(data))
+            everyone = np.arange(data.clients, dtype=np.int32)
+            self.members: Sequence[np.ndarray] = [
+                everyone[i : i + self.clients_per_site] for i in range(0, data.clients, self.clients_per_site)
+            ]
+        else:
+            self.sizes, self.members = self.remote.sizes, self.remote.members
+            self.form = jax.tree.map(jnp.asarray, self.remote.form)
+            self.transport = self.remote.transport
+        self._site_of = np.zeros(len(self.sizes), np.int32)
+        for site, clients in enumerate(self.members):
+            self._site_of[clients] = site
+        self._sites = None
+        return Shell(jnp.asarray(self.sizes), server)  # type: ignore[return-value]
+
+    def place_carry(self, carry: Carry) -> Carry:
+        """The state; of the memory, one client's placeholder, as clients keep their own."""
+        self._memory = carry.memory
+        placeholder = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), carry.memory)
+        return Carry(jax.tree.map(jnp.asarray, carry.state), placeholder)
+
+    def fetch(self, carry: Carry, clients: int) -> Carry:
+        """The state; and the memory, where the sites are in this process. Elsewhere it is not a number."""
+        state = jax.tree.map(np.asarray, carry.state)
+        if self.remote is not None:
+            return Carry(state, jax.tree.map(partial(_unknown, clients), carry.memory))
+        if self._sites is None:
+            return Carry(state, jax.tree.map(np.asarray, self._memory))
+        return Carry(
+            state, jax.tree.map(lambda *rows: np.concatenate(rows), *(site.memory for site in self._sites))
+        )
+
+    def output(self, method: Method, carry: Carry) -> tuple[PyTree, PyTree]:
+        """See `Engine.output`; what reads the memory of sites elsewhere stays there."""
+        if self.remote is None:
+            return super().output(method, carry)
+        carry = jax.tree.map(jnp.asarray, carry)
+        parts = []
+        for j in (0, 1):
+            traced = jax.jit(lambda state, memory, j=j: method.output(state, memory)[j]).trace(*carry)
+            parts.append(AtSites() if reads(traced, tuple(carry), 1) else method.output(*carry)[j])
+        return parts[0], parts[1]
+
+    def saved(self, round_number: int) -> None:
+        """See `Engine.saved`: sites need not go back further than this."""
+        self._since = round_number
+
+    def begin(
+        self, setup: Setup, method: Method, carry: Carry, seed: int, data: FederatedData
+    ) -> tuple[Carry, list[Counter[str]]]:
+        """See `Engine.begin`."""
+        self._join(setup, method, carry)
+        self._counts = Counter()
+        carry = self._transaction("start", setup, method, carry, seed, data, BEFORE)
+        return carry, [+self._counts]
+
+    def advance(
+        self,
+        setup: Setup,
+        method: Method,
+        carry: Carry,
+        seed: int,
+        data: FederatedData,
+        first: int,
+        rounds: np.ndarray,
+        active: np.ndarray | None = None,
+    ) -> Advanced:
+        """See `Engine.advance`: a loop here, left at the first round whose state is not finite."""
+        self._join(setup, method, carry)
+        r, bad = first, -1
+        history: list[dict[str, Any]] = []
+        counts: list[Counter[str]] = []
+        for number in rounds:
+            self._counts = Counter()
+            for _ in range(int(number)):
+                carry = self._transaction("round", setup, method, carry, seed, data, r)
+                if not bool(finite(carry.state)):
+                    bad = r
+                    break
+                r += 1
+            counts.append(+self._counts)
+            history.append(self._transaction("measure", setup, method, carry, seed, data, r))
+            if bad >= 0:
+                break
+        stacked = {name: np.array([float(values[name]) for values in history]) for name in history[0]}
+        return Advanced(carry, [Lane(stacked, counts, bad)])
+
+    # ---- a program
+
+    def _join(self, setup: Setup, method: Method, carry: Carry) -> None:
+        """Before the first exchange: what cannot be run here is refused, sites in this process are made."""
+        for name, metric in setup.metrics:
+            if positional(metric) not in (1, 2):
+                raise ValueError(
+                    f"The metric {name!r} takes (x, y, data), but the server of a network has no data: "
+                    "samples stay at the sites. Give a function of (x, y) or of the state; what is a "
+                    "mean over the clients' samples is measured by the problem's own metrics."
+                )
+        if self.policy.missing == "drop" and method.full_participation is not None:
+            raise ValueError(
+                f"{type(method).__name__} cannot drop a site ({method.full_participation}): "
+                "use the policy 'wait'."
+            )
+        if self.remote is not None or self._sites is not None:
+            return
+        text = Text.of(setup, method, Carry(carry.state, self._memory), self._server)
+        total = int(self.sizes.sum())
+        self._sites, programs = [], {}  # type: ignore[var-annotated]
+        for clients in self.members:
+            site = Site(text, part(self._data, clients), Place(clients, total), programs=programs)
+            site.memory = jax.tree.map(lambda leaf, own=clients: np.asarray(leaf)[own], self._memory)
+            self._sites.append(site)
+        self.transport = Local(self._sites)
+
+    def _transaction(
+        self, program: str, setup: Setup, method: Method, carry: Carry, seed: int, data: Any, r: int
+    ) -> Any:
+        """A program of the text, tried until it is done by all of its clients."""
+        errors = 0
+        self._round = r
+        while True:
+            self._attempt = self._tick()
+            self.attempts += 1
+            before = self._counts.copy()
+            try:
+                return self._run(program, setup, method, carry, seed, data, r)
+            except RoundFailed as failed:
+                self._counts = before
+                errors += any(f.kind in ("error", "wrong") for f in failed.failures.values())
+                for name, failure in failed.failures.items():
+                    self.failed[name] += 1
+                    self.note(name, f"{failure.kind}: {failure.why}")
+                if errors > self.policy.retries:
+                    raise
+                self._recover(failed)
+
+    def _recover(self, failed: RoundFailed) -> None:
+        """Wait for those who are missing."""
+        missing = [self.transport.names.index(name) for name in failed.failures]
+        began = time.monotonic()
+        while back := set(missing) - set(self.transport.wait(missing, 5.0)):
+            names = ", ".join(self.transport.names[i] for i in sorted(back))
+            log.warning("waiting for %s since %.0f s", names, time.monotonic() - began)
+
+    def _run(
+        self, program: str, setup: Setup, method: Method, carry: Carry, seed: int, data: Any, r: int
+    ) -> Any:
+        arguments = (method, carry.state, np.uint32(seed), data, np.int32(max(r, 0)), carry.memory)
+        compiled = self._compiled(program, setup, arguments)
+        self._failure = None
+        value, tally = jax.block_until_ready(compiled(*arguments))
+        if self._failure is not None:
+            raise self._failure
+        self._counts.update(tally.total())
+        if program == "measure":
+            return value
+        return Carry(value, carry.memory)
+
+    def _compiled(self, program: str, setup: Setup, arguments: tuple[Any, ...]) -> Any:
+        """The executable; it must not read the placeholder of the memory."""
+        leaves, structure = jax.tree.flatten(arguments)
+        key = (program, id(setup), structure, tuple(jax.typeof(leaf) for leaf in leaves))
+        if key in self._programs:
+            return self._programs[key][0]
+
+        def text(method: Any, state: PyTree, seed: Any, data: Any, r: Any, memory: PyTree) -> Any:
+            make_fed: Any = partial(NetworkFed, self, program, None)
+            found = run_text(
+                program, make_fed, setup, method, Carry(state, memory), jax.random.key(seed), data, r
+            )
+            return found if program == "measure" else found.state
+
+        traced = jax.jit(counting.counted(text)).trace(*arguments)
+        if reads(traced, arguments, 5):
+            what = "A metric" if program == "measure" else "The method's text"
+            raise ValueError(
+                f"{what} reads what the clients remember (their personal models), which stays at the sites. "
+                "Measure it as a mean over clients, by the problem's own metrics."
+            )
+        compiled = traced.lower().compile()
+        self._programs[key] = compiled, setup  # the setup stays alive, so that its id is not used again
+        return compiled
+
+    # ---- an exchange, on the host, in the middle of a program
+
+    def exchange(self, asked: Asked, key: Any, of: Any, weights: Any, *leaves: Any) -> list[np.ndarray]:
+        """Ask the sites. What goes wrong is kept, and raised when the program has ended."""
+        if self._failure is None:
+            try:
+                return self._exchange(
+                    asked,
+                    np.asarray(key),
+                    np.asarray(of),
+                    np.asarray(weights),
+                    [np.asarray(u) for u in leaves],
+                )
+            except BaseException as error:
+                self._failure = error
+        return [np.zeros(u.shape, u.dtype) for u in asked.uploads]
+
+    def _exchange(
+        self, asked: Asked, key: np.ndarray, of: np.ndarray, weights: np.ndarray, leaves: list[np.ndarray]
+    ) -> list[np.ndarray]:
+        began = time.perf_counter()
+        number = self._tick()
+        header = {
+            "op": "exchange", "program": asked.program, "k": asked.k, "phase": asked.phase,
+            "round": self._round, "attempt": self._attempt, "seq": number,
+            "since": self._since if self.checkpointed else self._round,
+        }  # fmt: skip
+        sites = self._site_of[of]
+        rows = {int(i): np.flatnonzero(sites == i) for i in np.unique(sites)}
+        requests = {
+            i: Request(header, [of[at].astype(np.int32), weights[at], key, *leaves]) for i, at in rows.items()
+        }
+        replies, failures = self.transport.exchange(requests, self._timeout(asked, list(rows)))
+        strange = {}
+        for i, reply in replies.items():
+            if why := _wrong(asked, len(rows[i]), number, reply):
+                failures[i] = Failure("wrong", why)
+            elif not asked.evaluation and not all(_finite(u) for u in reply.arrays):
+                strange[i] = Failure("wrong", "its upload is not finite")
+            self.waited[self.transport.names[i]] += time.perf_counter() - began
+        if len(strange) < len(rows):  # where nobody's is finite, it is the method that diverges
+            failures.update(strange)
+        if failures:
+            where = f"round {self._round}, {asked.program} {asked.k} ({asked.phase})"
+            raise RoundFailed(where, {self.transport.names[i]: why for i, why in failures.items()})
+        for i, reply in replies.items():
+            self._counts.update(reply.header["counts"])
+            slot = (i, asked.program, asked.k)
+            self._slowest[slot] = max(self._slowest.get(slot, 0.0), time.perf_counter() - began)
+        return _together(asked, rows, replies)
+
+    def _timeout(self, asked: Asked, sites: Sequence[int]) -> float:
+        seen = [self._slowest.get((i, asked.program, asked.k)) for i in sites]
+        if any(one is None for one in seen):
+            return self.policy.first_timeout
+        return max(self.policy.timeout, 10 * max(one for one in seen if one is not None))
+
+    def _tick(self) -> int:
+        self._clock = max(self._clock + 1, time.time_ns() // 1000)
+        return self._clock
+
+    def note(self, site: str, what: str) -> None:
+        """Something happened to a site: for the log and the report."""
+        log.warning("round %d: %s: %s", self._round, site, what)
+        self.events.append({"round": self._round, "site": site, "what": what})
+
+
+def single(data: FederatedData) -> FederatedData:
+    """One client with one made-up sample of the same form, for shapes."""
+    client = client_of(data, data.clients, 0)
+    at = np.zeros(1, np.int32)
+
+    def blank(samples: Any) -> PyTree:
+        return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), samples.take(at))
+
+    valid = None if data.valid is None else [blank(client.valid)]
+    return FederatedData.from_clients([blank(client.train)], valid=valid)
+
+
+def part(data: FederatedData, clients: np.ndarray) -> FederatedData:
+    """Some clients' samples alone."""
+
+    def own(name: str) -> list[PyTree]:
+        found = []
+        for i in clients.tolist():
+            samples = getattr(client_of(data, data.clients, i), name)
+            at = np.arange(int(samples.size))
+            found.append(jax.tree.map(np.asarray, samples.take(at)))
+        return found
+
+    return FederatedData.from_clients(own("train"), valid=None if data.valid is None else own("valid"))
+
+
+def _row(stacked: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[0], stacked)
+
+
+def _unknown(clients: int, leaf: Any) -> np.ndarray:
+    """Stands for memory that is elsewhere: no engine can go on from it unnoticed."""
+    value = np.nan if np.issubdtype(leaf.dtype, np.inexact) else np.iinfo(leaf.dtype).max
+    return np.full((clients, *leaf.shape[1:]), value, leaf.dtype)
+
+
+def _finite(array: np.ndarray) -> bool:
+    return not np.issubdtype(array.dtype, np.inexact) or bool(np.isfinite(array).all())
+
+
+def _wrong(asked: Asked, number: int, seq: int, reply: Request) -> str | None:
+    """Why a reply cannot be used."""
+    lead = (number,) if asked.stacked else ()
+    wanted = [((*lead, *u.shape[len(lead) :]), np.dtype(u.dtype)) for u in asked.uploads]
+    found = [(u.shape, u.dtype) for u in reply.arrays]
+    if found != wanted:
+        return f"it sent {found}, where the text has {wanted}"
+    if reply.header.get("seq") != seq:
+        return "it answered another message"
+    counts = reply.header.get("counts")
+    if not isinstance(counts, dict) or not all(
+        name in counting.ORACLES and type(amount) is int and 0 <= amount < 2**62
+        for name, amount in counts.items()
+    ):
+        return "its counts are no counts"
+    return None
+
+
+def _together(asked: Asked, rows: dict[int, np.ndarray], replies: dict[int, Request]) -> list[np.ndarray]:
+    """The replies stacked in the clients' order, or the sum of the sites' weighted sums."""
+    found = []
+    for j, upload in enumerate(asked.uploads):
+        value = np.zeros(upload.shape, upload.dtype)
+        for i in sorted(rows):
+            if asked.stacked:
+                value[rows[i]] = replies[i].arrays[j]
+            else:
+                value += replies[i].arrays[j]
+        found.append(value)
+    return found

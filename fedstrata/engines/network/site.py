@@ -1,0 +1,380 @@
+"""A site: its clients' samples, what they remember, and the phases of its own copy of the text.
+
+Asked for exchange k of a program, a site replays its text on made-up values up to there and runs the phase
+that it finds on its own samples. The phase, the shapes of the message, whether replies are averaged: all of
+that is its own text's. So a site cannot be asked for anything that is not in its text.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.core import counting
+from fedstrata.core.fed import Carry, Exchange, visit
+from fedstrata.core.federated import FederatedData, client_of
+from fedstrata.core.types import Array, Integer, PyTree
+from fedstrata.engines.network import wire
+from fedstrata.engines.network.text import (
+    PROGRAMS,
+    Positioned,
+    Shell,
+    Text,
+    made_up,
+    mean_dtype,
+    name_of,
+    reads,
+    run_text,
+)
+from fedstrata.engines.network.wire import Arrays, Header
+
+
+class SiteRefused(RuntimeError):
+    """A site does not do what it is asked; it has changed nothing."""
+
+
+class Reached(Exception):
+    """The replay came to the exchange that is wanted."""
+
+    def __init__(self, exchange: Exchange, memory: PyTree) -> None:
+        super().__init__()
+        self.exchange, self.memory = exchange, memory
+
+
+class SiteFed(Positioned):
+    """The verbs of a replay: made-up replies up to the exchange that is wanted.
+
+    ``memory`` has a leading axis of the site's own clients.
+    """
+
+    def __init__(self, wanted: int, fake: Array, data: FederatedData, *args: Any) -> None:
+        super().__init__(*args)
+        self.wanted, self.fake, self.own = wanted, fake, data
+
+    def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
+        """Made-up replies, or the end of the replay."""
+        if self.next_position() == self.wanted:
+            raise Reached(exchange, self.memory)
+
+        def one(memory: PyTree) -> PyTree:
+            client = client_of(self.own, self.own.clients, 0, _row(memory, 0))
+            return visit(self.setup, exchange, client)[0].upload
+
+        shape = jax.eval_shape(one, self.memory)
+        number = self.clients if exchange.of is None else exchange.of.shape[0]
+
+        def reply(upload: Any) -> Array:
+            if exchange.stacked:
+                return made_up(jax.ShapeDtypeStruct((number, *upload.shape), upload.dtype), self.fake)
+            return made_up(jax.ShapeDtypeStruct(upload.shape, mean_dtype(upload.dtype)), self.fake)
+
+        return jax.tree.map(reply, shape), shape
+
+    def repeat(self, times: Integer, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
+        """One turn: every turn has the same exchanges."""
+        if not isinstance(times, jax.core.Tracer) and int(times) <= 0:
+            return carry
+        return body(self.fake.astype(jnp.int32), carry)
+
+
+class _Compiled(NamedTuple):
+    run: Any
+    stacked: bool
+    evaluation: bool
+
+
+@dataclass
+class Place:
+    """Where a site stands in a run.
+
+    Attributes:
+        clients: the numbers of its clients in the federation.
+        total: the samples of all clients together.
+    """
+
+    clients: np.ndarray
+    total: int
+
+
+class Site:
+    """One organisation in one run.
+
+    Args:
+        text: its own copy.
+        data: its clients' samples.
+        place: which clients they are.
+        folder: where memory is kept on disk; None keeps it in this process alone.
+        programs: compiled phases, to be shared by sites of one process that hold the same text.
+    """
+
+    def __init__(
+        self,
+        text: Text,
+        data: FederatedData,
+        place: Place,
+        folder: Path | None = None,
+        programs: dict[Any, Any] | None = None,
+    ) -> None:
+        self.text, self.place = text, place
+        self.setup = replace(text.setup, metrics=())  # a user's metrics have no exchanges
+        self.data = jax.tree.map(jnp.asarray, data)
+        self.locate = {int(index): j for j, index in enumerate(place.clients)}
+        self.folder = folder
+        self.at: tuple[int, int] | None = None  # the round and the attempt that are under way
+        self.kept: dict[int, PyTree] = {}  # round → what was remembered when it began
+        self.last: tuple[int, tuple[Header, Arrays]] | None = None
+        self.memory = self.first()
+        self._programs: dict[Any, _Compiled] = {} if programs is None else programs
+        leaves, structure = jax.tree.flatten(self.data)
+        self._form = structure, tuple(jax.typeof(leaf) for leaf in leaves)
+        self.known = folder is not None and self._restore()
+
+    def first(self) -> PyTree:
+        """What the clients remember before the first round."""
+        number = len(self.place.clients)
+        return jax.tree.map(lambda leaf: np.repeat(leaf[None], number, axis=0), self.text.memory)
+
+    def start_afresh(self) -> None:
+        """Forget everything: the run begins, or this site is taken anew."""
+        self.memory, self.at = self.first(), None
+        self._forget(list(self.kept))
+        self._write("now", self.memory)
+
+    def call(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
+        """Answer one request.
+
+        Raises:
+            SiteRefused: where it does not fit this site's text.
+            wire.WireError: where it is no request.
+        """
+        began = time.perf_counter()
+        number = wire.value(header, "seq", int)
+        if self.last is not None and number <= self.last[0]:
+            if number == self.last[0]:
+                return self.last[1]  # the same message: the same answer, and nothing changes twice
+            raise SiteRefused("An old message.")
+        program, k = wire.value(header, "program", str), wire.value(header, "k", int)
+        if program not in PROGRAMS:
+            raise SiteRefused(f"There is no program {program!r}.")
+        r, attempt = wire.value(header, "round", int), wire.value(header, "attempt", int)
+        if len(arrays) < 3:
+            raise SiteRefused("A request without clients, weights or key.")
+        clients, weights, key, *leaves = arrays
+        places = self._places(clients, weights)
+        if program != "measure":
+            self._open(r, attempt, wire.value(header, "since", int))
+        compiled, arguments = self._prepare(
+            program, k, wire.value(header, "phase", str), max(r, 0), clients, places, weights, key, leaves
+        )
+        uploads, memory, tally = compiled.run(*arguments)
+        uploads = [np.asarray(u) for u in uploads]
+        if compiled.stacked:
+            uploads = [u[: len(clients)] for u in uploads]
+        if memory is not None:
+            self.memory = jax.tree.map(np.asarray, memory)
+            self._write("now", self.memory)  # on disk before the server hears of it
+        counts = Counter({name: amount * len(clients) for name, amount in tally.fixed.items()})
+        counts.update(counting.Tally(scaled=tally.scaled).total())
+        reply = {
+            "seq": number,
+            "counts": {} if compiled.evaluation else dict(counts),
+            "seconds": time.perf_counter() - began,
+        }
+        self.last = number, (reply, uploads)
+        return self.last[1]
+
+    def _places(self, clients: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Where the clients are among this site's own."""
+        if clients.ndim != 1 or clients.dtype.kind != "i" or weights.shape != clients.shape:
+            raise SiteRefused("A request that does not say for which clients it is.")
+        asked = clients.tolist()
+        if not asked or sorted(set(asked)) != asked or any(i not in self.locate for i in asked):
+            raise SiteRefused("A request for clients that are not this site's.")
+        if weights.dtype.kind != "f" or not (np.isfinite(weights).all() and (weights >= 0).all()):
+            raise SiteRefused("A request whose weights are no weights.")
+        return np.array([self.locate[i] for i in asked], np.int32)
+
+    def _prepare(
+        self, program: str, k: int, phase: str, r: int, clients: np.ndarray, places: np.ndarray,
+        weights: np.ndarray, key: np.ndarray, leaves: Arrays,
+    ) -> tuple[_Compiled, tuple[Any, ...]]:  # fmt: skip
+        """The compiled phase and its arguments; clients are padded to a power of two, so that few compile."""
+        own, number = len(self.locate), len(clients)
+        padded = min(own, 1 << (number - 1).bit_length())
+        clients = np.pad(clients.astype(np.int32), (0, padded - number))
+        places = np.pad(places, (0, padded - number), constant_values=own)  # dropped where memory is written
+        weights = np.pad(weights.astype(jnp.result_type(float)), (0, padded - number))
+        form = jax.typeof(jax.random.key_data(jax.random.key(0)))
+        if key.shape != form.shape or key.dtype != form.dtype:
+            raise SiteRefused("A request whose key is no key.")
+        arguments = (
+            self.text.method, key, np.int32(r), np.int32(self.place.total), clients, places, weights,
+            leaves, self.memory, self.data, np.float32(0),
+        )  # fmt: skip
+        name = (
+            program,
+            k,
+            phase,
+            padded,
+            self._form,
+            tuple((leaf.shape, leaf.dtype.name) for leaf in leaves),
+        )
+        if name not in self._programs:
+            self._programs[name] = self._compile(program, k, phase, arguments)
+        return self._programs[name], arguments
+
+    def _compile(self, program: str, k: int, phase: str, arguments: tuple[Any, ...]) -> _Compiled:
+        found: list[Exchange] = []
+        traced = jax.jit(partial(self._answer, program, k, phase, found)).trace(*arguments)
+        if reads(traced, arguments, len(arguments) - 1):
+            raise SiteRefused(
+                f"The phase {phase!r} reads a value that only the server has. Send it in the message: a "
+                "phase may close over the round's number and what is fixed, and over nothing else."
+            )
+        return _Compiled(traced.lower().compile(), found[-1].stacked, found[-1].evaluation)
+
+    def _answer(
+        self, program: str, k: int, phase: str, found: list[Exchange], method: Any, key: Array, r: Array,
+        total: Array, clients: Array, places: Array, weights: Array, leaves: list[Array], memory: PyTree,
+        data: FederatedData, fake: Array,
+    ) -> tuple[list[Array], PyTree, counting.Tally]:  # fmt: skip
+        """What the site computes for exchange ``k``, as one traced function."""
+        exchange, memory_there = self._replay(program, k, phase, method, r, memory, data, fake)
+        found.append(exchange)
+        exchange = exchange._replace(
+            key=jax.random.wrap_key_data(key), message=_fitted(exchange, phase, leaves)
+        )
+        own = len(self.locate)
+
+        def one(index: Array, place: Array) -> tuple[PyTree, PyTree, counting.Tally]:
+            at = jnp.minimum(place, own - 1)
+            client = client_of(data, own, at, _row(memory_there, at))
+            client = replace(client, index=index, fraction=data.sizes[at] / total)
+            reply, tally = visit(self.setup, exchange, client)
+            return reply.upload, reply.memory, jax.tree.map(lambda f: jnp.where(place < own, f, 0), tally)
+
+        if clients.shape[0] == 1:  # without `vmap`, matrices stay matrices
+            uploads, news, tally = one(clients[0], places[0])
+            uploads, news = jax.tree.map(lambda leaf: leaf[None], (uploads, news))
+        else:
+            uploads, news, tally = jax.vmap(one)(clients, places)
+            tally = counting.summed(tally)
+        if news is not None:
+            news = jax.tree.map(lambda old, new: old.at[places].set(new, mode="drop"), memory, news)
+        stack = jax.tree.leaves(uploads)
+        if exchange.stacked:
+            return stack, news, tally
+        real = places < own
+
+        def weighted(u: Array) -> Array:
+            u = jnp.where(real.reshape(-1, *[1] * (u.ndim - 1)), u, 0).astype(mean_dtype(u.dtype))
+            return jnp.tensordot(weights.astype(u.dtype), u, axes=1)
+
+        return [weighted(u) for u in stack], news, tally
+
+    def _replay(
+        self, program: str, k: int, phase: str, method: Any, r: Array, memory: PyTree,
+        data: FederatedData, fake: Array,
+    ) -> tuple[Exchange, PyTree]:  # fmt: skip
+        sizes = made_up(jax.ShapeDtypeStruct((self.setup.clients,), jnp.int32), fake)
+        shell: Any = Shell(sizes, made_up(self.text.server, fake))
+        carry = Carry(made_up(self.text.state, fake), memory)
+        make_fed: Any = partial(SiteFed, k, fake, data)
+        try:
+            with counting.collect():
+                key = jax.random.key(fake.astype(jnp.uint32))
+                run_text(program, make_fed, self.setup, method, carry, key, shell, r)
+        except Reached as reached:
+            if name_of(reached.exchange.phase) != phase:
+                raise SiteRefused(
+                    f"Exchange {k} of {program!r} is {name_of(reached.exchange.phase)!r} in this site's "
+                    f"text, not {phase!r}: the server runs another text."
+                ) from None
+            return reached.exchange, reached.memory
+        raise SiteRefused(f"{program!r} has no exchange {k} in this site's text.")
+
+    # ---- what is remembered
+
+    def _open(self, r: int, attempt: int, since: int) -> None:
+        """A round begins, for the first time or again: back to what was remembered when it first began.
+
+        What is remembered at the start of round r is what was kept for the first round from r on in which
+        this site took part; if there is none, what is remembered now. One rule for a retry, for a server
+        that went back to its checkpoint (the round ``since``), for a site that was away or restarted.
+        """
+        if (r, attempt) == self.at:
+            return
+        if self.memory is not None:
+            later = [s for s in sorted(self.kept) if s >= r]
+            if later:
+                self.memory = self.kept[later[0]]
+            self._forget([s for s in self.kept if s > r or s < since])
+            if r not in self.kept:
+                self.kept[r] = self.memory
+                self._write(f"before_{r}", self.memory)
+        self.at = (r, attempt)
+
+    def _forget(self, rounds: list[int]) -> None:
+        for s in rounds:
+            del self.kept[s]
+            if self.folder is not None:
+                (self.folder / f"before_{s}").unlink(missing_ok=True)
+
+    def _write(self, name: str, memory: PyTree) -> None:
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / f".{name}"
+        with temporary.open("wb") as stream:
+            leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(memory)]
+            stream.write(wire.pack({"at": None if self.at is None else list(self.at)}, leaves, 2**62))
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(self.folder / name)
+
+    def _restore(self) -> bool:
+        """What the disk has, after a restart; whether it knows of this run."""
+        assert self.folder is not None
+        if not (self.folder / "now").exists():
+            return False
+        self.memory, at = self._read("now")
+        # Restarted within a round, it goes on there: what the exchanges so far changed is in `now`.
+        self.at = None if at is None else (int(at[0]), int(at[1]))
+        for file in self.folder.glob("before_*"):
+            self.kept[int(file.name.removeprefix("before_"))] = self._read(file.name)[0]
+        return True
+
+    def _read(self, name: str) -> tuple[PyTree, list[int] | None]:
+        assert self.folder is not None
+        leaves, structure = jax.tree.flatten(self.memory)
+        try:
+            header, arrays = wire.unpack((self.folder / name).read_bytes(), 2**62)
+        except wire.WireError as error:
+            raise SiteRefused(f"{self.folder / name} is damaged: {error}") from error
+        if [(a.shape, a.dtype) for a in arrays] != [(b.shape, b.dtype) for b in leaves]:
+            raise SiteRefused(f"{self.folder / name} belongs to another run.")
+        return jax.tree.unflatten(structure, arrays), header.get("at")
+
+
+def _row(stacked: PyTree, index: Integer) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[index], stacked)
+
+
+def _fitted(exchange: Exchange, phase: str, leaves: list[Array]) -> Any:
+    """The message, in the structure that this site's text has."""
+    like, structure = jax.tree.flatten(exchange.message)
+    wanted = [(leaf.shape, leaf.dtype) for leaf in like]
+    found = [(leaf.shape, leaf.dtype) for leaf in leaves]
+    if wanted != found:
+        raise SiteRefused(f"The message of {phase!r} is {found}, where this site's text has {wanted}.")
+    return jax.tree.unflatten(structure, leaves)

@@ -1,0 +1,138 @@
+"""What both sides hold: the text of a run, replayed by position; and a check that nothing leaks past it.
+
+A text is a program ("start", "round", "measure") of a posed run. Its exchanges are numbered as they are met,
+and the body of a loop has the same numbers at every turn. So "exchange 2 of the round" means the same to
+everyone who holds the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import partial_eval
+
+from fedstrata.core import counting
+from fedstrata.core.fed import Carry, Fed, Setup
+from fedstrata.core.method import Method
+from fedstrata.core.types import Array, Integer, Key, Phase, PyTree
+from fedstrata.engines.rounds import MakeFed, before_rounds, measure, one_round
+
+PROGRAMS = ("start", "round", "measure")
+BEFORE = -1  # the number of the round that "start" is, for what clients remember
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Shell:
+    """What a side may know of the federation's data: everyone's sizes, and the server's own samples."""
+
+    sizes: Any
+    server: Any
+
+    @property
+    def clients(self) -> int:
+        """The number of clients."""
+        return int(self.sizes.shape[0])
+
+
+@dataclass(frozen=True)
+class Text:
+    """A posed run, as both sides have it.
+
+    Attributes:
+        setup: what is fixed.
+        method: with its horizon.
+        state: a state, of which only shapes matter.
+        memory: what one client remembers before the first round.
+        server: shapes of the server's own samples, or None.
+    """
+
+    setup: Setup
+    method: Method
+    state: PyTree
+    memory: PyTree
+    server: PyTree = None
+
+    @classmethod
+    def of(cls, setup: Setup, method: Method, carry: Carry, server: PyTree = None) -> Text:
+        """From state and memory before the first round."""
+        first = jax.tree.map(lambda leaf: np.asarray(leaf[0]), carry.memory)
+        return cls(setup, method, shapes(carry.state), first, shapes(server))
+
+
+def shapes(tree: PyTree) -> PyTree:
+    """Shapes and dtypes alone."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), _dtype(leaf)), tree)
+
+
+def _dtype(leaf: Any) -> Any:
+    return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+
+
+def run_text(
+    program: str,
+    make_fed: MakeFed,
+    setup: Setup,
+    method: Method,
+    carry: Carry,
+    key: Key,
+    data: Any,
+    r: Integer,
+) -> PyTree:
+    """One program of the text: the carry after it, or the metrics."""
+    if program == "start":
+        return before_rounds(make_fed, setup, method, carry, key, data)
+    if program == "round":
+        return one_round(make_fed, setup, method, carry, key, data, r)
+    return measure(make_fed, setup, method, carry, data)
+
+
+def name_of(phase: Phase) -> str:
+    """A phase's name, for logs and for a check that both texts are the same."""
+    inner = phase.func if isinstance(phase, partial) else phase
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+class Positioned(Fed):
+    """Verbs that number the exchanges of a text."""
+
+    position = 0
+
+    def next_position(self) -> int:
+        """This exchange's number."""
+        self.position += 1
+        return self.position - 1
+
+    def repeat(self, times: Integer, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
+        """See `Fed.repeat`; no memory goes along, as it stays at the sites."""
+        first = self.position
+
+        def positioned(t: Any, carry: PyTree) -> PyTree:
+            self.position = first  # a body may be traced more than once
+            return body(t, carry)
+
+        return counting.repeat(times, positioned, carry)
+
+
+def mean_dtype(dtype: Any) -> Any:
+    """The dtype of a mean."""
+    return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
+
+
+def made_up(like: PyTree, fake: Array) -> PyTree:
+    """Values of the right shapes that mean nothing; whatever is computed from them can be told by `reads`."""
+    return jax.tree.map(lambda leaf: jnp.full(leaf.shape, fake).astype(leaf.dtype), like)
+
+
+def reads(traced: Any, arguments: tuple[Any, ...], which: int) -> bool:
+    """Whether a traced program's results, or what it sends, depend on one of its arguments."""
+    jaxpr = traced.jaxpr.jaxpr
+    _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    before = len(jax.tree.leaves(arguments[:which]))
+    return any(used[before : before + len(jax.tree.leaves(arguments[which]))])

@@ -1,0 +1,86 @@
+"""How requests reach sites and replies come back: one small interface, and the transport in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from fedstrata.engines.network import wire
+from fedstrata.engines.network.site import Site
+from fedstrata.engines.network.wire import Arrays, Header
+
+
+class Request(NamedTuple):
+    """What one site is asked, or what it answers."""
+
+    header: Header
+    arrays: Arrays
+
+
+class Failure(NamedTuple):
+    """Why a site did not answer.
+
+    Attributes:
+        kind: ``"away"`` (no connection, or it broke), ``"late"`` (no answer in time), ``"error"`` (the site
+            says so) or ``"wrong"`` (an answer that cannot be used).
+        why: in words.
+    """
+
+    kind: str
+    why: str
+
+
+Outcome = tuple[dict[int, Request], dict[int, Failure]]
+
+
+class Transport(Protocol):
+    """Carries requests to sites, which are numbered by their place in ``names``.
+
+    Attributes:
+        names: the sites.
+        sent, received: bytes on the wire, by site.
+    """
+
+    names: Sequence[str]
+    sent: list[int]
+    received: list[int]
+
+    def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
+        """Ask all of them at once: replies by site, failures by site."""
+
+    def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
+        """Wait until these sites are there, at most so long; those that are."""
+
+
+@dataclass
+class Local:
+    """Sites in this process. Messages go through the wire format all the same."""
+
+    sites: Sequence[Site]
+    names: Sequence[str] = ()
+    sent: list[int] = field(default_factory=list)
+    received: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.names = self.names or [f"site-{i}" for i in range(len(self.sites))]
+        self.sent, self.received = [0] * len(self.sites), [0] * len(self.sites)
+
+    def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
+        """See `Transport.exchange`; one site after the other, without a limit of time."""
+        replies, failures = {}, {}
+        for i, request in requests.items():
+            asked = wire.pack(*request)
+            self.sent[i] += len(asked)
+            try:
+                answer = wire.pack(*self.sites[i].call(*wire.unpack(asked)))
+            except Exception as error:
+                failures[i] = Failure("error", f"{type(error).__name__}: {error}")
+                continue
+            self.received[i] += len(answer)
+            replies[i] = Request(*wire.unpack(answer))
+        return replies, failures
+
+    def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
+        """See `Transport.wait`: they are always there."""
+        return list(sites)

@@ -1,0 +1,136 @@
+"""The wire format: a versioned header of plain values, and arrays. No pickle, no code, bounded in size.
+
+    4 bytes    b"FSN" and the version of the protocol
+    4 bytes    length of the header, little-endian
+    header     JSON: one object of plain values; "arrays" gives dtype and shape of each array
+    arrays     little-endian bytes, each array at a multiple of 8
+
+What arrives is checked before anything is made of it: an array is a view of the message, never more than its
+bytes, and whatever is wrong raises `WireError`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+VERSION = 1
+MAGIC = b"FSN" + bytes([VERSION])
+LIMIT = 2**28  # bytes of a message, unless told otherwise
+HEADER_LIMIT = 2**16
+DEEPEST = 4  # levels of nesting in a header
+
+Header = dict[str, Any]
+Arrays = list[np.ndarray]
+
+_NAMES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+          "float16", "float32", "float64", "complex64", "complex128")  # fmt: skip
+DTYPES = {name: np.dtype(name) for name in _NAMES} | {"bfloat16": np.dtype(jnp.bfloat16)}
+
+
+class WireError(ValueError):
+    """A message that cannot be read: damaged, too large, of another version, or not one of ours."""
+
+
+def pack(header: Header, arrays: Arrays, limit: int = LIMIT) -> bytes:
+    """A message as bytes.
+
+    Raises:
+        WireError: where it would be larger than ``limit``.
+    """
+    arrays = [np.require(array, requirements="C") for array in arrays]
+    form = [[array.dtype.name, list(array.shape)] for array in arrays]
+    head = json.dumps({**header, "arrays": form}, separators=(",", ":"), allow_nan=False).encode()
+    head += b" " * (-len(head) % 8)
+    size = 8 + len(head) + sum(_padded(array.nbytes) for array in arrays)
+    if size > limit or len(head) > HEADER_LIMIT:
+        raise WireError(
+            f"The message has {size} bytes (header {len(head)}), but the limit is {limit} "
+            f"({HEADER_LIMIT}). Raise the limit at every party, or send less."
+        )
+    parts: list[bytes | memoryview] = [MAGIC, struct.pack("<I", len(head)), head]
+    for array in arrays:
+        parts += [array.reshape(-1).view(np.uint8).data, bytes(-array.nbytes % 8)]
+    return b"".join(parts)
+
+
+def unpack(message: bytes, limit: int = LIMIT) -> tuple[Header, Arrays]:
+    """The inverse of `pack`; the arrays are read-only views of ``message``.
+
+    Raises:
+        WireError: for anything that `pack` would not have written.
+    """
+    if len(message) > limit:
+        raise WireError(f"A message of {len(message)} bytes, where the limit is {limit}.")
+    if len(message) < 8 or message[:3] != MAGIC[:3]:
+        raise WireError("Not a message of FedStrata.")
+    if message[3] != VERSION:
+        raise WireError(f"A message of protocol version {message[3]}; this is version {VERSION}.")
+    (length,) = struct.unpack_from("<I", message, 4)
+    if length > HEADER_LIMIT or 8 + length > len(message):
+        raise WireError("A message that is shorter than its header says, or a header that is too long.")
+    try:
+        header = json.loads(message[8 : 8 + length])
+    except (ValueError, RecursionError) as error:
+        raise WireError("A header that is no JSON.") from error
+    if not isinstance(header, dict) or not _plain(header, DEEPEST):
+        raise WireError("A header that is no object of plain values.")
+    return header, _arrays(header.pop("arrays", None), message, 8 + length)
+
+
+def value(header: Header, name: str, kind: type) -> Any:
+    """An entry of a header, which must be there and of this kind.
+
+    Raises:
+        WireError: where it is not.
+    """
+    found = header.get(name)
+    if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
+        raise WireError(f"A header whose entry {name!r} is missing or no {kind.__name__}.")
+    return found
+
+
+def _arrays(form: Any, message: bytes, at: int) -> Arrays:
+    if not isinstance(form, list):
+        raise WireError("A header that does not say which arrays follow.")
+    arrays = []
+    for entry in form:
+        if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
+            raise WireError("A header whose description of an array is wrong.")
+        name, shape = entry
+        if name not in DTYPES or not isinstance(shape, list) or len(shape) > 32:
+            raise WireError("An array of a dtype or a shape that is not allowed.")
+        if not all(type(n) is int and 0 <= n <= len(message) for n in shape):
+            raise WireError("An array of a shape that is not allowed.")
+        dtype, count = DTYPES[name], math.prod(shape)
+        if at + count * dtype.itemsize > len(message):
+            raise WireError("A message that is shorter than its header says.")
+        raw = np.frombuffer(message, np.uint8, count * dtype.itemsize, at)
+        try:
+            arrays.append(raw.view(dtype).reshape(shape))
+        except ValueError as error:  # a shape with a zero and more entries than an index can have
+            raise WireError("An array of a shape that is not allowed.") from error
+        if name == "bool" and (raw > 1).any():
+            raise WireError("An array of truth values that are neither 0 nor 1.")
+        at += _padded(count * dtype.itemsize)
+    if at != len(message):
+        raise WireError("A message that is longer than its header says.")
+    return arrays
+
+
+def _padded(size: int) -> int:
+    return size + -size % 8
+
+
+def _plain(entry: Any, depth: int) -> bool:
+    if isinstance(entry, dict | list):
+        inner = entry.values() if isinstance(entry, dict) else entry
+        return depth > 0 and all(_plain(one, depth - 1) for one in inner)
+    if isinstance(entry, float):
+        return math.isfinite(entry)
+    return True

@@ -1,0 +1,268 @@
+"""The network engine with sites in this process: the iterates, ledgers and refusals of every other engine."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from fedstrata.engines.network import (
+    Failure,
+    Local,
+    Network,
+    Place,
+    Policy,
+    RoundFailed,
+    Site,
+    SiteRefused,
+    Text,
+    WireError,
+)
+from fedstrata.engines.network.engine import part
+from fedstrata.solving.pose import pose
+
+from ..cases import all_cases, samples
+
+CASES = {case.name: case for case in all_cases()}
+QUICK = {"scaffold", "zohfl"}
+every_case = pytest.mark.parametrize(
+    "case", [pytest.param(c, id=n, marks=() if n in QUICK else pytest.mark.slow) for n, c in CASES.items()]
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_compiler():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def assert_same(a, b, tolerance):
+    for u, v in zip(jax.tree.leaves((a.x, a.y)), jax.tree.leaves((b.x, b.y)), strict=True):
+        assert np.abs(u - v).max() <= tolerance * max(1.0, np.abs(u).max())
+    assert a.history.keys() == b.history.keys()
+    assert a.ledger == b.ledger
+
+
+@every_case
+def test_equal_to_simulated(case):
+    assert_same(case.run(), case.run(engine="network"), 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_equal_in_float64(case, x64):
+    assert_same(case.run(), case.run(engine="network"), 1e-10)
+
+
+@pytest.mark.parametrize("name", ["scaffold", pytest.param("zohfl-scalars", marks=pytest.mark.slow)])
+def test_several_clients_at_a_site_and_partial_participation(name):
+    part = {"participation": 3, "rounds": 4, "weights": "size"}
+    engine = Network(clients_per_site=2)
+    assert_same(CASES[name].run(**part), CASES[name].run(engine=engine, **part), 1e-5)
+    assert len(engine.transport.names) == 3
+
+
+def test_a_site_sends_one_weighted_sum():
+    case = CASES["fedavg"]
+    alone, shared = Network(), Network(clients_per_site=5)
+    case.run(engine=alone, default_metrics=False)
+    case.run(engine=shared, default_metrics=False)
+    assert sum(shared.transport.received) < sum(alone.transport.received) / 3
+
+
+def test_headers_are_small():
+    case, engine = CASES["fedavg"], Network()
+    result = case.run(engine=engine, default_metrics=False)
+    messages = result.ledger.exchanges * 5
+    assert 0 < sum(engine.transport.sent) - result.ledger.bytes_down < 350 * messages
+    assert 0 < sum(engine.transport.received) - result.ledger.bytes_up < 350 * messages
+
+
+def test_resume_takes_memory_along(tmp_path):
+    case = CASES["scaffold"]
+    case.run(engine="network", rounds=1, checkpoint=tmp_path)
+    assert_same(case.run(), case.run(engine="network", checkpoint=tmp_path, resume=True), 1e-5)
+
+
+class Shaky(Local):
+    """Fails some exchanges before or after the sites have done their part."""
+
+    def __init__(self, local, failing):
+        super().__init__(local.sites)
+        self.failing, self.count = failing, 0
+
+    def exchange(self, requests, timeout):
+        self.count += 1
+        if self.count in self.failing:
+            some = dict(list(requests.items())[:3])
+            super().exchange(some, timeout)
+            return {}, {4: Failure("late", "made up")}
+        return super().exchange(requests, timeout)
+
+
+class ShakyNetwork(Network):
+    failing: tuple[int, ...] = ()
+
+    def _join(self, *args):
+        fresh = self._sites is None
+        super()._join(*args)
+        if fresh:
+            self.transport = Shaky(self.transport, self.failing)
+
+
+@pytest.mark.parametrize("name", ["scaffold", pytest.param("fednest", marks=pytest.mark.slow)])
+def test_a_failed_round_is_done_again_as_if_for_the_first_time(name):
+    engine = ShakyNetwork()
+    engine.failing = (2, 5, 6, 9)
+    case = CASES[name]
+    assert_same(case.run(rounds=4), case.run(rounds=4, engine=engine), 1e-5)
+    assert len(engine.events) == 4
+    assert engine.failed["site-4"] == 4
+
+
+def loss(x, sample):
+    return 0.5 * (sample["a"] @ x["w"] - sample["b"]) ** 2
+
+
+DATA = fs.FederatedData.from_clients(samples(0))
+X0 = {"w": np.zeros(3)}
+PROBLEM = fs.Minimization(loss)
+
+
+def run(method=None, **options):
+    arguments = {"rounds": 2, "progress": False, "engine": "network", **options}
+    return fs.solve(PROBLEM, method or fs.FedAvg(gamma=0.1, H=2), DATA, X0, **arguments)
+
+
+def test_metrics_that_need_samples_are_refused():
+    with pytest.raises(ValueError, match="samples stay at the sites"):
+        run(metrics={"size": lambda x, y, data: data.sizes.sum()})
+    assert run(metrics={"norm": lambda x, y: jnp.abs(x["w"]).sum()}).history["norm"][-1] > 0
+
+
+def test_metrics_that_read_personal_models_are_refused():
+    with pytest.raises(ValueError, match="stays at the sites"):
+        CASES["zohfl"].run(engine="network", metrics={"y": lambda x, y: y["c"].sum()})
+
+
+def test_divergence_is_told_as_elsewhere():
+    with pytest.raises(fs.Diverged):
+        run(fs.FedAvg(gamma=1e25, H=4), rounds=6)
+
+
+class Smuggler(fs.FedAvg):
+    """A wrong text: its phase reads the state without being sent it."""
+
+    def round(self, problem, fed, key, r, state):
+        return state._replace(x=fed.average(lambda problem, client, key: state.x, key))
+
+
+def test_a_phase_that_reads_the_server_is_refused():
+    jax.tree_util.register_pytree_node(Smuggler, lambda m: ([], m.H), lambda H, _: Smuggler(gamma=0.1, H=H))
+    with pytest.raises(RoundFailed, match="only the server has"):
+        run(Smuggler(gamma=0.1, H=2), engine=Network(policy=Policy(retries=0)))
+
+
+def posed_site(folder=None, clients=(0,)):
+    case = CASES["scaffold"]
+    posed = pose(case.problem, case.method, case.data, case.x0, rounds=3)
+    clients = np.array(clients, np.int32)
+    text = Text.of(posed.setup, posed.method, posed.carry)
+    return Site(text, part(posed.data, clients), Place(clients, int(np.sum(posed.data.sizes))), folder)
+
+
+@pytest.fixture(scope="module")
+def site():
+    return posed_site()
+
+
+def request(site, r=0, attempt=1, **changes):
+    """A valid request for the only exchange of SCAFFOLD's round, with changes."""
+    state = site.text.state
+    leaves = [np.ones(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((state.x, state.c))]
+    header = {
+        "op": "exchange", "program": "round", "k": 0, "phase": "local_steps", "round": r, "attempt": attempt,
+        "since": 0, "seq": 1 if site.last is None else site.last[0] + 1,
+    }  # fmt: skip
+    arrays = [np.array([0], np.int32), np.array([1.0], np.float32), np.zeros(2, np.uint32), *leaves]
+    for place, array in changes.pop("arrays", {}).items():
+        arrays[place] = array
+    return {**header, **changes}, arrays
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"program": "shutdown"},
+        {"k": 1},
+        {"k": -1},
+        {"phase": "other"},
+        {"seq": 0},
+        {"seq": None},
+        {"attempt": "1"},
+        {"arrays": {0: np.array([1], np.int32)}},
+        {"arrays": {0: np.array([0, 0], np.int32)}},
+        {"arrays": {0: np.zeros(0, np.int32)}},
+        {"arrays": {1: np.array([np.nan], np.float32)}},
+        {"arrays": {1: np.array([0.5, 0.5], np.float32)}},
+        {"arrays": {2: np.zeros(3, np.uint32)}},
+        {"arrays": {3: np.zeros((2, 2), np.float32)}},
+        {"arrays": {3: np.zeros(3, np.float64)}},
+    ],
+    ids=str,
+)
+def test_a_site_refuses_what_is_not_in_its_text(site, changes):
+    site.call(*request(site))
+    before = jax.tree.map(np.copy, site.memory)
+    with pytest.raises((SiteRefused, WireError)):
+        site.call(*request(site, **changes))
+    jax.tree.map(np.testing.assert_array_equal, before, site.memory)
+
+
+def test_the_same_message_twice_has_the_same_answer(site):
+    asked = request(site, r=7, attempt=3)
+    head, first = site.call(*asked)
+    memory = site.memory
+    again, second = site.call(*asked)
+    assert again == head
+    assert site.memory is memory
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+def test_memory_goes_back_with_the_round(tmp_path):
+    site = posed_site(tmp_path)
+    site.start_afresh()
+    assert not site.known
+    memories = [site.memory]
+    for r in range(3):
+        site.call(*request(site, r))
+        memories.append(site.memory)
+
+    def same(a, b):
+        return all(np.array_equal(u, v) for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+    assert not same(memories[2], memories[3])
+    site.call(*request(site, 2, attempt=2))  # a retry
+    assert same(site.memory, memories[3])
+    site.call(*request(site, 1, attempt=3))  # the server went back to its checkpoint
+    assert same(site.memory, memories[2])
+    restarted = posed_site(tmp_path)
+    assert restarted.known
+    restarted._programs = site._programs
+    assert same(restarted.memory, memories[2])
+    restarted.call(*request(restarted, 1, attempt=4))  # killed and asked again
+    assert same(restarted.memory, memories[2])
+    restarted.call(*request(restarted, 2, attempt=5, since=2))
+    assert same(restarted.memory, memories[3])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["before_2", "now"]
+
+
+def test_a_damaged_memory_is_refused(tmp_path):
+    site = posed_site(tmp_path)
+    site.start_afresh()
+    (tmp_path / "now").write_bytes(b"FSN?")
+    with pytest.raises(SiteRefused, match="damaged"):
+        posed_site(tmp_path)
