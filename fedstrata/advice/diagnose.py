@@ -26,7 +26,6 @@ from fedstrata.advice.diagnostics import Weights, client_weights, federated_mean
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.federated import FederatedData, each_client
-from fedstrata.core.problem import Projection
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree, Real
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Personalized
@@ -149,9 +148,8 @@ def _diagnose(
         solved, first, last, step = _extragradient(level, data, x, y, tolerance)
         gradient, relative = _forward(level, data, x, solved, step, tolerance)
     moved = tree.sub(x, gradient)
-    project_x = getattr(problem, "project_x", Projection())
-    if project_x.arity <= 1:
-        moved = project_x(moved)
+    if problem.set_of_x.shared:
+        moved = problem.set_of_x(moved)
     return Diagnosis(
         hypergradient=gradient,
         hypergradient_norm=float(tree.norm(gradient)),

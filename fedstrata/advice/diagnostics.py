@@ -206,7 +206,7 @@ def stationarity(
         ValueError: where a solution is needed and not given.
     """
     x, data = tree.as_floats(x, "x"), data.cast()
-    outside = each_client(lambda client: tree.sub(x, _set_of_x(problem)(x, client)), data)
+    outside = each_client(lambda client: tree.sub(x, problem.set_of_x(x, client)), data)
     shift = jax.tree.map(lambda leaf: leaf.mean(0) / eta, outside)
     return _norm(_Implicit(problem, solution), data, x, eta, samples, confidence, seed, shift)
 
@@ -221,7 +221,7 @@ def set_distances(problem: Problem, data: FederatedData, x: PyTree) -> np.ndarra
     [4.0, 4.0]
     """
     x, data = tree.as_floats(x, "x"), data.cast()
-    project = _set_of_x(problem)
+    project = problem.set_of_x
     return np.asarray(each_client(lambda client: tree.norm(tree.sub(x, project(x, client))), data))
 
 
@@ -305,13 +305,6 @@ def client_weights(data: FederatedData, weights: Weights) -> Array:
     if weights == "uniform":
         return jnp.full((data.clients,), 1 / data.clients)
     return jnp.asarray(data.sizes / data.sizes.sum())
-
-
-def _set_of_x(problem: Problem) -> Any:
-    for name in ("project_x", "project"):
-        if hasattr(problem, name):
-            return getattr(problem, name)
-    raise TypeError(f"{type(problem).__name__} has no set of x.")
 
 
 __all__ = [

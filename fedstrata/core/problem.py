@@ -85,6 +85,17 @@ class Problem:
             elif f.metadata.get("function", False) and not (value is None and f.default is None):
                 object.__setattr__(self, f.name, Term.of(value, name))
 
+    @property
+    def sets(self) -> dict[str, Projection]:
+        """The fields that are sets, by name."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {name: value for name, value in values.items() if isinstance(value, Projection)}
+
+    @property
+    def set_of_x(self) -> Projection:
+        """The set of the main variable; the whole space where the class has none."""
+        return self.sets.get("project", self.sets.get("project_x", Projection()))
+
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         """The default metrics at a point, by the engine's full ``mean``."""
         raise NotImplementedError
@@ -94,16 +105,16 @@ class Problem:
 
     def check_sets(self, x: PyTree) -> None:
         """Raise where the projection onto a set of x, the same for all clients, is no point like x."""
-        for name in ("project", "project_x"):
-            project = getattr(self, name, None)
-            if isinstance(project, Projection) and project.arity == 1 and project.function is not None:
-                found = jax.eval_shape(project.function, x)
-                shapes = [jax.tree.map(lambda leaf: list(leaf.shape), point) for point in (x, found)]
-                if shapes[0] != shapes[1]:
-                    raise TypeError(
-                        f"{type(self).__name__}.{name} must return a point like x, of shape {shapes[0]}, "
-                        f"but returns {shapes[1]}."
-                    )
+        if self.set_of_x.trivial or not self.set_of_x.shared:
+            return
+        found = jax.eval_shape(self.set_of_x, x)
+        shapes = [jax.tree.map(lambda leaf: list(leaf.shape), point) for point in (x, found)]
+        if shapes[0] != shapes[1]:
+            name = "project" if "project" in self.sets else "project_x"
+            raise TypeError(
+                f"{type(self).__name__}.{name} must return a point like x, of shape {shapes[0]}, "
+                f"but returns {shapes[1]}."
+            )
 
     def check_server(self, x: PyTree, sample: PyTree) -> None:
         """The same for functions on the server's own data; ``sample`` is None where it has none."""

@@ -94,9 +94,8 @@ def as_bilevel(problem: Problem) -> Bilevel:
 
 
 def _refuse_sets(problem: Problem, name: str) -> None:
-    for field in ("project_x", "project_y"):
-        projection = getattr(problem, field, None)
-        if projection is not None and not projection.trivial:
+    for field, projection in problem.sets.items():
+        if not projection.trivial:
             raise ValueError(
                 f"A {name} has no sets, but this {type(problem).__name__} has {field}. Leave it out."
             )
