@@ -12,7 +12,7 @@ from fedstrata.core import counting
 from fedstrata.core.fed import Carry, Fed, Setup
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
-from fedstrata.core.problem import positional
+from fedstrata.core.term import positional
 from fedstrata.core.types import Array, Integer, Key, PyTree
 
 MakeFed = Callable[[Setup, FederatedData, PyTree, Array | None, Integer], Fed]

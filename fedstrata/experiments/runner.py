@@ -18,9 +18,10 @@ from rich.console import Console
 from fedstrata.experiments._display import Display
 from fedstrata.experiments._solving import solve_all
 from fedstrata.experiments._store import Store
-from fedstrata.experiments.base import Experiment, Scalar
+from fedstrata.experiments.base import Experiment
 from fedstrata.experiments.data import present
 from fedstrata.report import PlotSpec, ReportError, RunRecord, TableSpec, write_report
+from fedstrata.report.records import Scalar
 
 
 class ExperimentInterrupted(KeyboardInterrupt):

@@ -48,12 +48,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedstrata.experiments import models
-from fedstrata.experiments.base import Experiment, Scalar, Setting, Task
+from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.data import LOADERS, PARTITIONS, federated
 from fedstrata.experiments.errors import ExperimentError, suggest
 from fedstrata.methods import METHODS, Method
 from fedstrata.problems import Minimization
 from fedstrata.report import Column, PaperClaims, PlotSpec, TableSpec
+from fedstrata.report.records import Scalar
 
 PROBLEMS: dict[str, Callable[..., models.Model]] = {
     "softmax": models.softmax,

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.report.curves import Curve, Panel, Plot
-from fedstrata.report.plots import DASHES, PALETTE
+from fedstrata.report.curves import DASHES, PALETTE, Curve, Panel, Plot
 from fedstrata.report.records import ReportError
 
 _DASH = dict(zip(DASHES, ("solid", "dash", "dot", "dashdot"), strict=True))

@@ -24,7 +24,7 @@ from fedstrata.core import counting
 from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Lane, Setup, visit
 from fedstrata.core.federated import FederatedData, client_of
 from fedstrata.core.method import Method
-from fedstrata.core.problem import positional
+from fedstrata.core.term import positional
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.network.site import Place, Site
 from fedstrata.engines.network.text import (
