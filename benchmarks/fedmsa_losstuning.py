@@ -85,9 +85,21 @@ def ours(data: fs.FederatedData, rounds: int) -> Callable[[], Any]:
     return run
 
 
+def padded(data: fs.FederatedData, part: str) -> Any:
+    """The clients' arrays, stacked and padded to the longest, as a program by hand would hold them."""
+    clients = [data.client(i, part) for i in range(data.clients)]
+    longest = max(len(own["y"]) for own in clients)
+
+    def pad(*leaves: np.ndarray) -> np.ndarray:
+        return np.stack([np.concatenate([a, np.repeat(a[:1], longest - len(a), 0)]) for a in leaves])
+
+    return jax.tree.map(pad, *clients)
+
+
 def by_hand(data: fs.FederatedData, rounds: int, over: str) -> Callable[[], Any]:
     """The paper's lines as they stand, clients by `vmap` or `lax.map`."""
-    arrays = jax.tree.map(jnp.asarray, (data.train, data.sizes, data.valid, data.valid_sizes))
+    arrays = (padded(data, "train"), data.sizes, padded(data, "valid"), data.valid_sizes)
+    arrays = jax.tree.map(jnp.asarray, arrays)
 
     def mean(losses: Any, size: Any) -> Any:
         return jnp.where(jnp.arange(losses.shape[0]) < size, losses, 0).sum() / size
@@ -191,7 +203,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args([] if argv is None else argv)
     on_cpu = jax.default_backend() == "cpu"
     rounds = options.rounds or (1 if on_cpu else 20)
-    data = clients(options.mnist).cast()
+    data = clients(options.mnist)
     programs = {"FedStrata": ours(data, rounds), "by hand, lax.map": by_hand(data, rounds, "map")}
     if not on_cpu:  # on a CPU the replies of all clients would not fit the caches
         programs["by hand, vmap"] = by_hand(data, rounds, "vmap")

@@ -152,7 +152,7 @@ def test_loss_tuning_goes_through_the_same_iterates(monkeypatch, capsys):
     }
     for name, value in small.items():
         monkeypatch.setattr(fedmsa_losstuning, name, value)
-    data = fedmsa_losstuning.clients(None).cast()
+    data = fedmsa_losstuning.clients(None)
     ours = fedmsa_losstuning.ours(data, 5)()
     for over in ("map", "vmap"):
         x, w, v = fedmsa_losstuning.by_hand(data, 5, over)()

@@ -16,6 +16,7 @@ import pytest
 import fedstrata as fs
 from fedstrata.core.fed import Carry, Remember, Setup
 from fedstrata.core.method import Method, method
+from fedstrata.core.storage import Group, Part, Placed
 from fedstrata.engines.simulated import CACHED, Simulated, trace_advance
 from fedstrata.methods.fedavg import State
 
@@ -30,7 +31,9 @@ problem = fs.Minimization(loss)
 def program_memory(clients, dimension, chunk, participants=None):
     """Bytes of temporaries of the compiled rounds, the data and the parameters aside."""
     shape = jax.ShapeDtypeStruct
-    data = fs.FederatedData({"a": shape((clients, 1, 1), jnp.float32)}, shape((clients,), jnp.int32), equal=1)
+    number = shape((clients,), jnp.int32)
+    part = Part({"a": shape((clients, 1), jnp.float32)}, number, number, clients, 1)
+    data = Placed(part, None, None, None, None, clients, 1, None, (Group(clients, 1, 0),))
     setup = Setup(problem, clients, participants or clients, measure_problem=False)
     carry = Carry(State(shape((dimension,), jnp.float32)), None)
     engine = Simulated(chunk=chunk)
@@ -195,9 +198,10 @@ def test_black_box_that_returns_nonsense_is_named():
 def test_sharded_uses_the_devices():
     engine = fs.engines.Sharded.over(jax.devices()[:4])
     placed = engine.place(memory_data)
-    assert len(placed.train["a"].sharding.device_set) == 4
-    assert placed.sizes.shape == (8,)  # five clients on four devices: three rows of padding
-    assert placed.train["a"].addressable_shards[0].data.shape[0] == 2
+    assert len(placed.training.leaves["a"].sharding.device_set) == 4
+    assert placed.training.sizes.shape == (8,)  # five clients on four devices: three rows of padding
+    assert placed.training.leaves["a"].addressable_shards[0].data.shape[0] == 2 * 3  # the longest has three
+    np.testing.assert_array_equal(placed.train["a"], memory_data.train["a"])
 
 
 PROCESS = """

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedstrata as fs
-from fedstrata.core.client import Samples
 
 sizes_strategy = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
@@ -25,7 +24,7 @@ def test_round_trip(sizes):
     clients = clients_of(sizes)
     data = fs.FederatedData.from_clients(clients)
     assert data.sizes.tolist() == sizes
-    assert data.equal == (sizes[0] if len(set(sizes)) == 1 else None)
+    assert data.train["a"].shape == (sum(sizes), 2)
     for i, client in enumerate(clients):
         jax.tree.map(np.testing.assert_array_equal, data.client(i), client)
 
@@ -33,24 +32,22 @@ def test_round_trip(sizes):
 @given(sizes_strategy, st.integers(0, 10))
 def test_full_batch_means_ignore_padding(sizes, seed):
     clients = clients_of(sizes, seed)
-    data = fs.FederatedData.from_clients(clients)
+    placed = fs.FederatedData.from_clients(clients).placed()
     for i, client in enumerate(clients):
-        oracle = Samples(data.train, data.sizes[i], i).full_mean(lambda sample: sample["a"].sum())
+        oracle = placed.client(jnp.int32(i)).train.full_mean(lambda sample: sample["a"].sum())
         np.testing.assert_allclose(oracle(), client["a"].sum(1).mean(), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(oracle.weigh().sum(), 1, rtol=1e-6)
 
 
 @given(sizes_strategy, st.integers(0, 10))
-def test_padding_is_never_drawn(sizes, seed):
-    clients = [{"a": np.arange(n)} for n in sizes]
-    data = fs.FederatedData.from_clients(clients)
-    for i, n in enumerate(sizes):
-        # Padding repeats the first sample, so mark the true positions instead of the values.
-        marked = {"a": np.arange(max(sizes))}
-        drawn = Samples(marked, jnp.int32(n)).mean(lambda s: s, jax.random.key(seed), 200).samples["a"]
-        assert int(drawn.max()) < n
-        assert set(np.asarray(drawn).tolist()) == set(range(n))
-        assert int(data.sizes[i]) == n
+def test_only_own_samples_are_drawn(sizes, seed):
+    first = np.cumsum(sizes) - sizes
+    placed = fs.FederatedData.from_clients(
+        [{"a": start + np.arange(n)} for start, n in zip(first, sizes, strict=True)]
+    ).placed()
+    for i, (start, n) in enumerate(zip(first, sizes, strict=True)):
+        drawn = placed.client(jnp.int32(i)).train.mean(lambda s: s, jax.random.key(seed), 200).samples["a"]
+        assert set(np.asarray(drawn).tolist()) == set(range(start, start + n))
 
 
 def test_weights_by_size():
@@ -76,7 +73,7 @@ def test_from_arrays_splits_off_server_and_validation():
     arrays = {"x": np.arange(100.0), "y": np.arange(100) % 4}
     data = fs.FederatedData.from_arrays(arrays, clients=4, valid_fraction=0.25, server_fraction=0.2, seed=3)
     held = np.concatenate([np.ravel(data.server["x"])] + [data.client(i)["x"] for i in range(4)])
-    valid = np.concatenate([data.valid["x"][i, : data.valid_sizes[i]] for i in range(4)])
+    valid = np.concatenate([data.client(i, "valid")["x"] for i in range(4)])
     assert sorted([*held, *valid]) == arrays["x"].tolist()
     assert len(data.server["x"]) == 20
     assert len(valid) == 20
@@ -109,5 +106,5 @@ def test_per_batch_is_refused_where_it_would_see_padding():
     rng = np.random.default_rng(0)
     even = fs.FederatedData.from_clients([{"a": rng.normal(size=(4, 3))} for _ in range(2)])
     result = fs.solve(fs.Minimization(loss), fs.FedAvg(gamma=0.1), even, np.ones(3), rounds=1)
-    expected = np.mean([((c - c.mean(0)) @ np.ones(3)).var() for c in even.train["a"]])
+    expected = np.mean([((c - c.mean(0)) @ np.ones(3)).var() for c in even.stacked()["a"]])
     np.testing.assert_allclose(result.history["loss"][0], expected, rtol=1e-5)

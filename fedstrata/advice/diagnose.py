@@ -22,10 +22,11 @@ import lineax as lx
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedstrata.advice.diagnostics import Weights, client_weights, federated_mean
+from fedstrata.advice.diagnostics import Weights, federated_mean
 from fedstrata.core import tree
 from fedstrata.core.client import Client
-from fedstrata.core.federated import FederatedData, each_client
+from fedstrata.core.federated import FederatedData
+from fedstrata.core.storage import Placed
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree, Real
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Personalized
@@ -126,12 +127,12 @@ def diagnose(
     if weights not in ("uniform", "size"):
         raise ValueError(f"weights must be 'uniform' or 'size', but is {weights!r}.")
     with jax.enable_x64(True):
-        data = jax.tree.map(jnp.asarray, data.cast())
+        placed = data.placed()
         x, y = _double(result.x), _double(result.y)
         if isinstance(problem, MPEC):  # every sample has its own y
-            shape = jax.tree.leaves(data.train)[0].shape[:2]
-            y = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), y)
-        return _diagnose(problem, _level(problem, weights), data, x, y, tolerance)
+            length = int(data.sizes.sum())
+            y = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (length, *leaf.shape)), y)
+        return _diagnose(problem, _level(problem, weights), placed, x, y, tolerance)
 
 
 def _double(point: PyTree) -> PyTree:
@@ -139,7 +140,7 @@ def _double(point: PyTree) -> PyTree:
 
 
 def _diagnose(
-    problem: TwoLevel, level: _Level, data: FederatedData, x: PyTree, y: PyTree, tolerance: float
+    problem: TwoLevel, level: _Level, data: Placed, x: PyTree, y: PyTree, tolerance: float
 ) -> Diagnosis:
     if level.project is None and level.symmetric:
         solved, first, last = _newton(level, data, x, y, tolerance)
@@ -185,10 +186,10 @@ def _cached_level(problem: TwoLevel, weights: Weights) -> _Level:
     bilevel = as_bilevel(problem)
     part: Literal["train", "valid"] = "valid" if isinstance(problem, Bilevel) else "train"
 
-    def upper(x: PyTree, y: PyTree, data: FederatedData) -> Array:
+    def upper(x: PyTree, y: PyTree, data: Placed) -> Array:
         return federated_mean(bilevel.upper, data, part, weights)(x, y)
 
-    def lower(x: PyTree, y: PyTree, data: FederatedData) -> PyTree:
+    def lower(x: PyTree, y: PyTree, data: Placed) -> PyTree:
         return jax.grad(federated_mean(bilevel.lower, data, weights=weights), argnums=1)(x, y)
 
     return _Level(upper, lower, None if project.trivial else lambda y, x, data: project(y, x), True)
@@ -197,37 +198,34 @@ def _cached_level(problem: TwoLevel, weights: Weights) -> _Level:
 def _personal(problem: Personalized, weights: Weights) -> _Level:
     """Y has a leading client axis, and the clients' lower levels are apart."""
 
-    def upper(x: PyTree, y: PyTree, data: FederatedData) -> Any:
-        coupling = each_client(lambda client: problem.couple(x, client.memory, client), data, y)
-        server = Term.of(problem.server).over(data.server, None, x)
-        return server + client_weights(data, weights) @ coupling
+    def upper(x: PyTree, y: PyTree, data: Placed) -> Any:
+        coupling = data.each_client(lambda client, y: problem.couple(x, y, client), y)
+        return Term.of(problem.server).over(data.server, None, x) + data.shares(weights) @ coupling
 
-    def lower(x: PyTree, y: PyTree, data: FederatedData) -> PyTree:
-        def slope(client: Client) -> PyTree:
-            return jax.grad(client.train.full_mean(problem.client).silent, argnums=1)(x, client.memory)
+    def lower(x: PyTree, y: PyTree, data: Placed) -> PyTree:
+        def slope(client: Client, y: PyTree) -> PyTree:
+            return jax.grad(client.train.full_mean(problem.client).silent, argnums=1)(x, y)
 
-        return each_client(slope, data, y)
+        return data.each_client(slope, y)
 
-    def onto(y: PyTree, x: PyTree, data: FederatedData) -> PyTree:
-        return each_client(lambda client: problem.project_y(client.memory, x, client), data, y)
+    def onto(y: PyTree, x: PyTree, data: Placed) -> PyTree:
+        return data.each_client(lambda client, y: problem.project_y(y, x, client), y)
 
     return _Level(upper, lower, None if problem.project_y.trivial else onto, True)
 
 
 def _per_sample(problem: MPEC, weights: Weights) -> _Level:
-    """Y has leading axes (clients, samples): every sample has its own variational inequality."""
+    """Y has a leading axis of all samples: each has its own variational inequality."""
 
-    def upper(x: PyTree, y: PyTree, data: FederatedData) -> Any:
-        values = jax.vmap(jax.vmap(lambda y, sample: problem.leader(x, y, sample)))(y, data.train)
-        real = jnp.arange(values.shape[1]) < data.sizes[:, None]
-        own = jnp.where(real, values, 0.0).sum(1) / data.sizes
-        return client_weights(data, weights) @ own
+    def upper(x: PyTree, y: PyTree, data: Placed) -> Any:
+        values = jax.vmap(lambda y, sample: problem.leader(x, y, sample))(y, data.train)
+        return data.sample_shares(data.shares(weights)) @ values
 
-    def lower(x: PyTree, y: PyTree, data: FederatedData) -> PyTree:
-        return jax.vmap(jax.vmap(lambda y, sample: problem.follower(x, y, sample)))(y, data.train)
+    def lower(x: PyTree, y: PyTree, data: Placed) -> PyTree:
+        return jax.vmap(lambda y, sample: problem.follower(x, y, sample))(y, data.train)
 
-    def onto(y: PyTree, x: PyTree, data: FederatedData) -> PyTree:
-        return jax.vmap(jax.vmap(lambda y, sample: problem.project_y(y, x, sample)))(y, data.train)
+    def onto(y: PyTree, x: PyTree, data: Placed) -> PyTree:
+        return jax.vmap(lambda y, sample: problem.project_y(y, x, sample))(y, data.train)
 
     return _Level(upper, lower, None if problem.project_y.trivial else onto, False)
 
@@ -236,7 +234,7 @@ def _per_sample(problem: MPEC, weights: Weights) -> _Level:
 
 
 def _newton(
-    level: _Level, data: FederatedData, x: PyTree, y: PyTree, tolerance: float
+    level: _Level, data: Placed, x: PyTree, y: PyTree, tolerance: float
 ) -> tuple[PyTree, Array, Array]:
     """Newton's method; a step is halved until the residual falls. y(x), the first and the last residual."""
     new, first, after = _newton_step(level, data, x, y, 1.0)
@@ -252,9 +250,7 @@ def _newton(
 
 
 @partial(jax.jit, static_argnums=0)
-def _newton_step(
-    level: _Level, data: FederatedData, x: PyTree, y: PyTree, aim: Real
-) -> tuple[PyTree, Array, Array]:
+def _newton_step(level: _Level, data: Placed, x: PyTree, y: PyTree, aim: Real) -> tuple[PyTree, Array, Array]:
     """A step, and the residuals before and after it; ``aim`` is the residual that is wanted in the end."""
     slope = level.lower(x, y, data)
     before = tree.norm(slope)
@@ -274,9 +270,7 @@ def _newton_step(
     return new, before, after
 
 
-def _cg(
-    level: _Level, x: PyTree, y: PyTree, data: FederatedData, b: PyTree, accuracy: Real
-) -> tuple[PyTree, Array]:
+def _cg(level: _Level, x: PyTree, y: PyTree, data: Placed, b: PyTree, accuracy: Real) -> tuple[PyTree, Array]:
     """``[∇_y G]⁻¹ b`` and the relative residual."""
 
     def product(v: PyTree) -> PyTree:
@@ -290,7 +284,7 @@ def _cg(
 
 @partial(jax.jit, static_argnums=0)
 def _extragradient(
-    level: _Level, data: FederatedData, x: PyTree, y: PyTree, tolerance: Real
+    level: _Level, data: Placed, x: PyTree, y: PyTree, tolerance: Real
 ) -> tuple[PyTree, Array, Array, Array]:
     """``ȳ = P(y − sG(y)), y ← P(y − sG(ȳ))``; s is halved where it is too long, and returned last."""
 
@@ -326,9 +320,7 @@ def _extragradient(
 
 
 @partial(jax.jit, static_argnums=0)
-def _adjoint(
-    level: _Level, data: FederatedData, x: PyTree, y: PyTree, tolerance: Real
-) -> tuple[PyTree, Array]:
+def _adjoint(level: _Level, data: Placed, x: PyTree, y: PyTree, tolerance: Real) -> tuple[PyTree, Array]:
     f_x, f_y = jax.grad(level.upper, argnums=(0, 1))(x, y, data)
     v, relative = _cg(level, x, y, data, f_y, tolerance)
     (indirect,) = jax.vjp(lambda x: level.lower(x, y, data), x)[1](v)
@@ -337,7 +329,7 @@ def _adjoint(
 
 @partial(jax.jit, static_argnums=0)
 def _forward(
-    level: _Level, data: FederatedData, x: PyTree, y: PyTree, step: Real, tolerance: Real
+    level: _Level, data: Placed, x: PyTree, y: PyTree, step: Real, tolerance: Real
 ) -> tuple[PyTree, Array]:
     """One linear system for every coordinate of x: projections need no derivative backwards."""
 

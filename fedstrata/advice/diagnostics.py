@@ -22,14 +22,12 @@ import numpy as np
 from scipy import special
 
 from fedstrata.core import tree
-from fedstrata.core.client import Client
-from fedstrata.core.federated import FederatedData, each_client
+from fedstrata.core.federated import FederatedData
 from fedstrata.core.problem import Problem
-from fedstrata.core.term import Term
-from fedstrata.core.types import Array, Function, PyTree, Real
+from fedstrata.core.storage import Placed
+from fedstrata.core.types import Function, PyTree, Real
 from fedstrata.estimators.sphere import sphere, two_point
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Minimization
-from fedstrata.problems.levels import ARITHMETIC
 
 Weights: TypeAlias = Literal["uniform", "size"]
 
@@ -98,32 +96,34 @@ class _Implicit:
 
     problem: Any
     solution: Callable[..., PyTree] | None
+    weights: Weights
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, _Implicit)
             and (self.problem is other.problem)
-            and self.solution == other.solution
+            and (self.solution, self.weights) == (other.solution, other.weights)
         )
 
     def __hash__(self) -> int:
-        return hash((id(self.problem), self.solution))
+        return hash((id(self.problem), self.solution, self.weights))
 
-    def __call__(self, x: PyTree, data: FederatedData) -> Any:
+    def __call__(self, x: PyTree, data: Placed) -> Any:
+        mean = partial(federated_mean, data=data, weights=self.weights)
         if isinstance(self.problem, Minimization):
-            return federated_mean(self.problem.loss, data)(x)
+            return mean(self.problem.loss)(x)
         solution = self.solution
         if solution is None:
             raise ValueError(
                 f"stationarity of {type(self.problem).__name__} needs the lower level's solution."
             )
         if isinstance(self.problem, Bilevel):
-            return federated_mean(self.problem.upper, data, "valid")(x, solution(x))
+            return mean(self.problem.upper, part="valid")(x, solution(x))
         if isinstance(self.problem, Minimax):
-            return federated_mean(self.problem.payoff, data)(x, solution(x))
+            return mean(self.problem.payoff)(x, solution(x))
         if isinstance(self.problem, MPEC):
             leader = self.problem.leader
-            return federated_mean(lambda x, sample: leader(x, solution(x, sample), sample), data)(x)
+            return mean(lambda x, sample: leader(x, solution(x, sample), sample))(x)
         raise TypeError(f"stationarity is not known for {type(self.problem).__name__}.")
 
 
@@ -189,6 +189,7 @@ def stationarity(
     samples: int = 3200,
     confidence: float = 0.95,
     seed: int = 0,
+    weights: Weights = "uniform",
 ) -> GradientNorm:
     """The norm of the smoothed problem's gradient at x, local sets included; zero is 2η-Clarke stationary.
 
@@ -201,14 +202,16 @@ def stationarity(
         samples: see `gradient_norm`.
         confidence: likewise.
         seed: likewise.
+        weights: of the clients, as in `fedstrata.solve`.
 
     Raises:
         ValueError: where a solution is needed and not given.
     """
-    x, data = tree.as_floats(x, "x"), data.cast()
-    outside = each_client(lambda client: tree.sub(x, problem.set_of_x(x, client)), data)
-    shift = jax.tree.map(lambda leaf: leaf.mean(0) / eta, outside)
-    return _norm(_Implicit(problem, solution), data, x, eta, samples, confidence, seed, shift)
+    x, placed = tree.as_floats(x, "x"), data.placed()
+    outside = placed.each_client(lambda client: tree.sub(x, problem.set_of_x(x, client)))
+    shares = placed.shares(weights)
+    shift = jax.tree.map(lambda leaf: jnp.tensordot(shares.astype(leaf.dtype), leaf, 1) / eta, outside)
+    return _norm(_Implicit(problem, solution, weights), placed, x, eta, samples, confidence, seed, shift)
 
 
 def set_distances(problem: Problem, data: FederatedData, x: PyTree) -> np.ndarray:
@@ -220,13 +223,18 @@ def set_distances(problem: Problem, data: FederatedData, x: PyTree) -> np.ndarra
     >>> set_distances(problem, data, np.array([3.0, 4.0])).tolist()
     [4.0, 4.0]
     """
-    x, data = tree.as_floats(x, "x"), data.cast()
+    x, placed = tree.as_floats(x, "x"), data.placed()
     project = problem.set_of_x
-    return np.asarray(each_client(lambda client: tree.norm(tree.sub(x, project(x, client))), data))
+    return np.asarray(placed.each_client(lambda client: tree.norm(tree.sub(x, project(x, client)))))
 
 
 def lower_residual(
-    problem: Bilevel | Minimax | MPEC, data: FederatedData, x: PyTree, y: PyTree, step: float = 1.0
+    problem: Bilevel | Minimax | MPEC,
+    data: FederatedData,
+    x: PyTree,
+    y: PyTree,
+    step: float = 1.0,
+    weights: Weights = "uniform",
 ) -> float:
     """``‖y − P_{Y(x)}(y − step · G)‖/step``, zero where y = y(x).
 
@@ -237,13 +245,14 @@ def lower_residual(
         y: the lower level's variable; for an `MPEC`, where every sample has an equilibrium of its own, a
             function ``y(x, sample)``, and the result is the mean over the clients' samples.
         step: of the residual.
+        weights: of the clients, as in `fedstrata.solve`.
 
     >>> import fedstrata as fs
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel()
     >>> lower_residual(problem, data, x_star, y_star) < 1e-5
     True
     """
-    x, data = tree.as_floats(x, "x"), data.cast()
+    x, placed = tree.as_floats(x, "x"), data.placed()
     if not isinstance(problem, Bilevel | Minimax | MPEC):
         raise TypeError(f"lower_residual is for Bilevel, Minimax and MPEC, not {type(problem).__name__}.")
     if isinstance(problem, MPEC):
@@ -255,16 +264,17 @@ def lower_residual(
             moved = tree.axpy(-step, problem.follower(x, at, sample), at)
             return tree.norm(tree.sub(at, problem.project_y(moved, x, sample))) / step
 
-        return float(jax.jit(lambda x, data: federated_mean(of_sample, data)(x))(x, data))
+        return float(jax.jit(lambda x, data: federated_mean(of_sample, data, weights=weights)(x))(x, placed))
     y = tree.as_floats(y, "y")
 
     @jax.jit
-    def G(x: PyTree, y: PyTree, data: FederatedData) -> PyTree:
+    def G(x: PyTree, y: PyTree, data: Placed) -> PyTree:
+        mean = partial(federated_mean, data=data, weights=weights)
         if isinstance(problem, Bilevel):
-            return jax.grad(federated_mean(problem.lower, data), argnums=1)(x, y)
-        return tree.scale(-1, jax.grad(federated_mean(problem.payoff, data), argnums=1)(x, y))
+            return jax.grad(mean(problem.lower), argnums=1)(x, y)
+        return tree.scale(-1, jax.grad(mean(problem.payoff), argnums=1)(x, y))
 
-    moved = problem.project_y(tree.axpy(-step, G(x, y, data), y), x)
+    moved = problem.project_y(tree.axpy(-step, G(x, y, placed), y), x)
     return float(tree.norm(tree.sub(y, moved)) / step)
 
 
@@ -280,31 +290,13 @@ def consensus_error(stacked: PyTree) -> float:
 
 def federated_mean(
     function: Function,
-    data: FederatedData,
+    data: FederatedData | Placed,
     part: Literal["train", "valid"] = "train",
     weights: Weights = "uniform",
 ) -> Function:
     """The clients' mean of the full-batch mean of ``function(…, sample)``, as a function of the rest."""
-    term = Term.of(function)
-
-    def own(client: Client, *args: PyTree) -> PyTree:
-        samples = client.train if part == "train" else client.valid
-        return samples.full_mean(term).silent(*args)
-
-    def mean(*args: PyTree) -> Any:
-        values = each_client(lambda client: own(client, *args), data)
-        if term.mean is None and weights == "uniform":
-            return jax.tree.map(lambda value: value.mean(0), values)
-        return (term.mean or ARITHMETIC.mean)(values, client_weights(data, weights))
-
-    return mean
-
-
-def client_weights(data: FederatedData, weights: Weights) -> Array:
-    """The clients' weights in a mean over them."""
-    if weights == "uniform":
-        return jnp.full((data.clients,), 1 / data.clients)
-    return jnp.asarray(data.sizes / data.sizes.sum())
+    placed = data.placed() if isinstance(data, FederatedData) else data
+    return partial(placed.mean, function, shares=placed.shares(weights), part=part)
 
 
 __all__ = [

@@ -8,6 +8,7 @@ is never drawn and never counted. Each use of an oracle is booked in the open ta
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -72,34 +73,38 @@ def _refuse(primals: tuple[PyTree], tangents: tuple[PyTree]) -> tuple[PyTree, Py
 
 @dataclass(frozen=True)
 class Samples:
-    """A client's samples: ``leaves[client]`` of stacked arrays, of which the first ``size`` are real.
+    """A client's samples among those of all: ``leaves[offset : offset + size]``, fetched as they are needed.
 
-    ``row`` is None where the leaves are already this client's own. Otherwise rows are fetched from the stack
-    as they are needed, so that a minibatch never copies a client's whole data.
+    Attributes:
+        leaves: flat arrays, the samples of all clients on their first axis; or this client's own.
+        size: how many are its own; a plain integer where it is known when a program is traced.
+        offset: where they begin.
+        capacity: how many rows `data` has; None where the leaves are this client's own, all of them.
     """
 
     leaves: PyTree
     size: Integer
-    row: Any = None
+    offset: Integer = 0
+    capacity: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows `data` has."""
+        return jax.tree.leaves(self.leaves)[0].shape[0] if self.capacity is None else self.capacity
 
     @property
     def data(self) -> PyTree:
-        """This client's arrays, padding included."""
-        if self.row is None:
+        """This client's arrays; rows past its size repeat the last sample, so that a loss is finite there."""
+        if self.capacity is None:
             return self.leaves
-        return jax.tree.map(lambda leaf: leaf[self.row], self.leaves)
-
-    @property
-    def capacity(self) -> int:
-        """The length of the padded sample axis."""
-        leaf = jax.tree.leaves(self.leaves)[0]
-        return leaf.shape[0 if self.row is None else 1]
+        if isinstance(self.size, int) and self.size == self.capacity:
+            slices = partial(jax.lax.dynamic_slice_in_dim, start_index=self.offset, slice_size=self.size)
+            return jax.tree.map(slices, self.leaves)
+        return self.take(jnp.minimum(jnp.arange(self.capacity), self.size - 1))
 
     def take(self, positions: jax.Array) -> PyTree:
         """The samples at these positions."""
-        if self.row is None:
-            return jax.tree.map(lambda leaf: leaf[positions], self.leaves)
-        return jax.tree.map(lambda leaf: leaf[self.row, positions], self.leaves)
+        return jax.tree.map(lambda leaf: leaf[self.offset + positions], self.leaves)
 
     def mean(self, function: Function, key: Key, batch_size: int | None) -> Oracle:
         """``function`` averaged over ``batch_size`` samples drawn with replacement, or over all (None)."""
@@ -118,7 +123,7 @@ class Samples:
                 "A loss marked per_batch sees the whole batch, so with clients of unequal size and a full "
                 "batch it would see padding. Give a batch_size, or clients of equal size."
             )
-        real = jnp.arange(self.capacity) < self.size
+        real = jnp.arange(self.rows) < self.size
         weights = jnp.where(real, 1.0 / self.size, 0.0)
         return Oracle(term, self.data, weights, self.size)
 

@@ -26,6 +26,7 @@ import numpy as np
 from fedstrata.core import counting
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.federated import FederatedData
+from fedstrata.core.storage import Placed
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, Key, Phase, PyTree, Real
 
@@ -90,9 +91,9 @@ class Engine(abc.ABC):
 
     evaluations_at_once: ClassVar[int] = 64  # the most that one call of `advance` takes
 
-    def place(self, data: FederatedData) -> FederatedData:
-        """Put the data where the phases run."""
-        return jax.tree.map(jnp.asarray, data)
+    def place(self, data: FederatedData) -> Placed:
+        """Put the data where the phases run: once, and kept with the object."""
+        return data.placed()
 
     def place_carry(self, carry: Carry) -> Carry:
         """Put state and memory where they belong."""
@@ -119,7 +120,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def begin(
-        self, setup: Setup, method: Method, carry: Carry, seed: int, data: FederatedData
+        self, setup: Setup, method: Method, carry: Carry, seed: int, data: Placed
     ) -> tuple[Carry, list[Counter[str]]]:
         """The method's exchanges before the first round, and their counts in each lane."""
 
@@ -130,7 +131,7 @@ class Engine(abc.ABC):
         method: Method,
         carry: Carry,
         seed: int,
-        data: FederatedData,
+        data: Placed,
         first: int,
         rounds: np.ndarray,
         active: np.ndarray | None = None,
@@ -173,7 +174,7 @@ class Fed(abc.ABC):
     def __init__(
         self,
         setup: Setup,
-        data: FederatedData,
+        data: Placed,
         memory: PyTree,
         chosen: Array | None,
         round_number: Integer = 0,
@@ -219,8 +220,8 @@ class Fed(abc.ABC):
         """Their part of the weight of all clients: what a mean over them counts in a mean over everyone."""
         if self._chosen is None or self.setup.weights == "uniform":
             return self.participants / self.clients
-        sizes = jnp.asarray(self.data.sizes)
-        return sizes[self._chosen].sum() / sizes[: self.clients].sum()
+        sizes = self.data.sizes
+        return sizes[self._chosen].sum() / sizes.sum()
 
     @property
     def server(self) -> Samples | None:
@@ -240,8 +241,7 @@ class Fed(abc.ABC):
         if given is None:
             if self.setup.weights == "uniform":
                 return None
-            sizes = jnp.asarray(self.data.sizes)
-            given = sizes[: self.clients] if of is None else sizes[of]
+            given = self.data.sizes if of is None else self.data.sizes[of]
         weights = jnp.asarray(given, jnp.result_type(float))
         return weights / weights.sum()
 

@@ -19,6 +19,7 @@ from fedstrata.core import counting
 from fedstrata.core.fed import Advanced, Carry, Engine, Setup
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
+from fedstrata.core.storage import Placed, alike
 from fedstrata.core.types import Array
 from fedstrata.engines.programs import program
 from fedstrata.engines.simulated import Simulated, lane_of, trace_advance, trace_begin
@@ -36,12 +37,19 @@ class Batched(Engine):
     inner: Simulated
     own_data: bool = False
 
+    def place(self, data: FederatedData | list[FederatedData]) -> Placed:
+        """See `Engine.place`; data of the runs' own are made alike and stacked."""
+        if isinstance(data, FederatedData):
+            return self.inner.place(data)
+        alike_data = alike([self.inner.place(d) for d in data])
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike_data)
+
     def lane(self, carry: Carry, number: int) -> Carry:
         """See `Engine.lane`."""
         return jax.tree.map(lambda leaf: leaf[number], carry)
 
     def begin(
-        self, setup: Setup, method: Method, carry: Carry, seed: Any, data: FederatedData
+        self, setup: Setup, method: Method, carry: Carry, seed: Any, data: Placed
     ) -> tuple[Carry, list[Counter[str]]]:
         """See `Engine.begin`."""
         args = (method, carry, np.asarray(seed, np.uint32), data)
@@ -55,7 +63,7 @@ class Batched(Engine):
         method: Method,
         carry: Carry,
         seed: Any,
-        data: FederatedData,
+        data: Placed,
         first: int,
         rounds: np.ndarray,
         active: np.ndarray | None = None,
@@ -74,7 +82,7 @@ def _at(stacked: Any, b: int) -> Any:
 
 
 def _trace_begin(
-    engine: Batched, setup: Setup, method: Method, carry: Carry, seed: Array, data: FederatedData
+    engine: Batched, setup: Setup, method: Method, carry: Carry, seed: Array, data: Placed
 ) -> Any:
     axes = (0, 0, 0, 0 if engine.own_data else None)
     return jax.vmap(partial(trace_begin, engine.inner, setup), axes)(method, carry, seed, data)
@@ -86,11 +94,11 @@ def _trace_advance(
     method: Method,
     carry: Carry,
     seed: Array,
-    data: FederatedData,
+    data: Placed,
     active: Array,
     *rounds: Array,
 ) -> Any:
-    def one(method: Method, carry: Carry, seed: Array, data: FederatedData, active: Array) -> Any:
+    def one(method: Method, carry: Carry, seed: Array, data: Placed, active: Array) -> Any:
         after, *happened = trace_advance(engine.inner, setup, method, carry, seed, data, *rounds)
         # A run that has stopped goes on being computed, for nothing: its carry stays what it was.
         return jax.tree.map(partial(jnp.where, active), after, carry), *happened

@@ -11,8 +11,8 @@ import numpy as np
 
 from fedstrata.core import counting, tree
 from fedstrata.core.fed import Advanced, Carry, ClientError, Engine, Exchange, Fed, Lane, Setup, visit
-from fedstrata.core.federated import FederatedData, client_of
 from fedstrata.core.method import Method
+from fedstrata.core.storage import Placed
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.rounds import before_rounds, finite, measure, one_round
 
@@ -22,7 +22,7 @@ class Debug(Engine):
     """Slow and talkative: nothing is compiled, every reply is looked at."""
 
     def begin(
-        self, setup: Setup, method: Method, carry: Carry, seed: int, data: FederatedData
+        self, setup: Setup, method: Method, carry: Carry, seed: int, data: Placed
     ) -> tuple[Carry, list[Counter[str]]]:
         """See `Engine.begin`."""
         with jax.disable_jit(), counting.collect() as tally:
@@ -35,7 +35,7 @@ class Debug(Engine):
         method: Method,
         carry: Carry,
         seed: int,
-        data: FederatedData,
+        data: Placed,
         first: int,
         rounds: np.ndarray,
         active: np.ndarray | None = None,
@@ -81,7 +81,7 @@ class DebugFed(Fed):
         where = f"round {int(self.round_number)}, phase {phase!r}, client {i}"
         mine = jax.tree.map(lambda leaf: leaf[i], self.memory)
         try:
-            reply, tally = visit(self.setup, exchange, client_of(self.data, self.clients, i, mine))
+            reply, tally = visit(self.setup, exchange, self.data.client(i, mine))
         except Exception as error:
             raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
         if bad := tree.nonfinite_leaves(reply.upload):

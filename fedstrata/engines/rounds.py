@@ -10,12 +10,12 @@ import jax.numpy as jnp
 
 from fedstrata.core import counting
 from fedstrata.core.fed import Carry, Fed, Setup
-from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
+from fedstrata.core.storage import Placed
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, Integer, Key, PyTree
 
-MakeFed = Callable[[Setup, FederatedData, PyTree, Array | None, Integer], Fed]
+MakeFed = Callable[[Setup, Placed, PyTree, Array | None, Integer], Fed]
 BEFORE = 2**31 - 1  # stands for "before round 0" where a key is folded with a round's number
 
 
@@ -27,7 +27,7 @@ def cohort_of(setup: Setup, key: Key) -> Array | None:
 
 
 def one_round(
-    make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, key: Key, data: FederatedData, r: Integer
+    make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, key: Key, data: Placed, r: Integer
 ) -> Carry:
     """Round ``r``, which draws from ``fold_in(key, r)`` alone; a state's dtypes stay what they were."""
     key_cohort, key_round = jax.random.split(jax.random.fold_in(key, r))
@@ -37,7 +37,7 @@ def one_round(
 
 
 def before_rounds(
-    make_fed: MakeFed, setup: Setup, method: Any, carry: Carry, key: Key, data: FederatedData
+    make_fed: MakeFed, setup: Setup, method: Any, carry: Carry, key: Key, data: Placed
 ) -> Carry:
     """The method's exchanges before the first round, with all clients."""
     fed = make_fed(setup, data, carry.memory, None, 0)
@@ -49,9 +49,7 @@ def _like(before: PyTree, after: PyTree) -> PyTree:
     return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), after, before)
 
 
-def measure(
-    make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, data: FederatedData
-) -> dict[str, Array]:
+def measure(make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, data: Placed) -> dict[str, Array]:
     """All metrics at the current point: the problem's own and the user's."""
     x, y = method.output(carry.state, carry.memory)
     values: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedstrata.core.fed import Carry
 from fedstrata.core.federated import FederatedData
+from fedstrata.core.storage import Part, Placed
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.simulated import Simulated
 
@@ -35,6 +36,7 @@ class Sharded(Simulated):
 
     chunk: int | str | None = None
     devices: tuple[Any, ...] | None = None
+    flat_passes: ClassVar[bool] = False  # tiles of flat arrays would cross devices
 
     @classmethod
     def over(cls, devices: Sequence[Any]) -> Sharded:
@@ -69,7 +71,7 @@ class Sharded(Simulated):
         state = jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, everywhere), carry.state)
         return Carry(state, self.over_clients(carry.memory))
 
-    def _spread(self, leaf: Array) -> jax.Array:
+    def _spread(self, leaf: Array | np.ndarray) -> jax.Array:
         """A leading client axis over the mesh, padded with copies of the first row."""
         rows = np.asarray(leaf)
         padding = -rows.shape[0] % self.multiple()
@@ -78,12 +80,36 @@ class Sharded(Simulated):
     def _copy(self, leaf: Array) -> jax.Array:
         return _put(np.asarray(leaf), self._layout())
 
-    def place(self, data: FederatedData) -> FederatedData:
-        """Clients' arrays over the mesh, all else on every device."""
-        over_clients = ("train", "sizes", "valid", "valid_sizes")
-        parts = {name: jax.tree.map(self._spread, getattr(data, name)) for name in over_clients}
-        parts |= {name: jax.tree.map(self._copy, getattr(data, name)) for name in ("test", "server")}
-        return replace(data, **parts)
+    def place(self, data: FederatedData) -> Placed:
+        """Clients' arrays over the mesh, all else on every device; made once, and kept with the data."""
+        return data.placed(self._lay_out, kind=self)
+
+    def _lay_out(self, data: FederatedData) -> Placed:
+        """A mesh divides arrays evenly, so clients are padded to one length, and rows fill up the mesh."""
+        host = data.place(np.asarray)
+        who = np.arange(-(-data.clients // self.multiple()) * self.multiple())
+        who[data.clients :] = 0
+
+        def part(of: Part | None, longest: int) -> Part | None:
+            if of is None:
+                return None
+            sizes, offsets = np.asarray(of.sizes)[who], np.asarray(of.offsets)[who]
+            rows = (offsets[:, None] + np.minimum(np.arange(longest), sizes[:, None] - 1)).reshape(-1)
+            leaves = jax.tree.map(lambda leaf: self._spread(np.asarray(leaf)[rows]), of.leaves)
+            starts = np.arange(len(who), dtype=np.int32) * longest
+            return Part(leaves, self._spread(sizes), self._spread(starts), of.samples, longest)
+
+        training = part(host.training, host.largest.train)
+        assert training is not None
+        return replace(
+            host,
+            training=training,
+            validation=part(host.validation, host.largest.valid),
+            test=jax.tree.map(self._copy, host.test),
+            server=jax.tree.map(self._copy, host.server),
+            order=None,
+            groups=(host.largest,),
+        )
 
     def place_carry(self, carry: Carry) -> Carry:
         """See `Engine.place_carry`."""

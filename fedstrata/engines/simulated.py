@@ -13,25 +13,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import counting, tree
-from fedstrata.core.client import Client, Samples
+from fedstrata.core.client import Samples
 from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Fed, Lane, Setup, visit
-from fedstrata.core.federated import FederatedData, client_of, each_client
+from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
-from fedstrata.core.types import Array, Integer, PyTree
+from fedstrata.core.storage import Group, Placed
+from fedstrata.core.term import Term
+from fedstrata.core.types import Array, Function, Integer, PyTree
 from fedstrata.engines.programs import program
 from fedstrata.engines.rounds import before_rounds, finite, measure, one_round
 
 CACHED = 320_000  # numbers of a block's clients on a CPU; measured where each of two cores has 1 MiB of L2
 MAP_FROM = 2_000  # numbers in a message from which a CPU evaluates one client after the other
 BLOCK_BYTES = 2**30  # what a block's uploads may take when the engine chooses its size
+BLOCKS = 8  # of a cohort's clients, at least, where sizes differ: each is padded to its own largest member
+TILE = {"cpu": 1_024, "gpu": 16_384}  # samples that an evaluation of a large model takes at once
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Simulated(Engine):
     """
 
     chunk: int | str | None = "auto"
+    flat_passes: ClassVar[bool] = True  # whether an evaluation goes over the flat arrays, or client by client
 
     def __post_init__(self) -> None:
         number = isinstance(self.chunk, int) and not isinstance(self.chunk, bool) and self.chunk >= 1
@@ -73,6 +78,16 @@ class Simulated(Engine):
         blocks = -(-number // max(most, 1))
         return -(-number // blocks)
 
+    def tile(self, message: PyTree, samples: PyTree) -> int | None:
+        """How many samples an evaluation takes at once; None, where model and data are small, is all."""
+        if tree.dimension(message) < MAP_FROM and tree.dimension(samples) <= 100 * CACHED:
+            return None
+        return TILE.get(jax.default_backend(), TILE["gpu"])
+
+    def place(self, data: FederatedData) -> Placed:
+        """See `Engine.place`: made once, and kept with the data."""
+        return data.placed()
+
     def over_clients(self, array: PyTree) -> PyTree:
         """How an array with a leading client axis is laid out inside the program; here, as it is."""
         return array
@@ -86,7 +101,7 @@ class Simulated(Engine):
         return 1
 
     def begin(
-        self, setup: Setup, method: Method, carry: Carry, seed: int, data: FederatedData
+        self, setup: Setup, method: Method, carry: Carry, seed: int, data: Placed
     ) -> tuple[Carry, list[Counter[str]]]:
         """See `Engine.begin`."""
         args = (method, carry, np.uint32(seed), data)
@@ -99,7 +114,7 @@ class Simulated(Engine):
         method: Method,
         carry: Carry,
         seed: int,
-        data: FederatedData,
+        data: Placed,
         first: int,
         rounds: np.ndarray,
         active: np.ndarray | None = None,
@@ -128,7 +143,7 @@ def lane_of(
 
 
 def trace_begin(
-    engine: Simulated, setup: Setup, method: Method, carry: Carry, seed: Integer, data: FederatedData
+    engine: Simulated, setup: Setup, method: Method, carry: Carry, seed: Integer, data: Placed
 ) -> tuple[Carry, counting.Tally]:
     """The method's exchanges before the first round, with their counts."""
     make_fed, key = partial(SimulatedFed, engine), jax.random.key(seed)
@@ -142,7 +157,7 @@ def trace_advance(
     method: Method,
     carry: Carry,
     seed: Integer,
-    data: FederatedData,
+    data: Placed,
     first: Integer,
     evaluations: Integer,
     rounds: Array,
@@ -188,48 +203,84 @@ class SimulatedFed(Fed):
 
     def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
         """Everyone in one `vmap` where they fit into one block, else block after block."""
+        data, message = self.data, exchange.message
         number = self.clients if exchange.of is None else exchange.of.shape[0]
-        whole = None if exchange.evaluation else partial(self._whole, exchange)
-        block = self.engine.block(number, exchange.message, whole)
-        if exchange.of is None and block >= number:
-            return self._side_by_side(exchange)
-        return self._in_blocks(exchange, block)
+        whole = self._whole(exchange)
+        numbers = None if exchange.evaluation else lambda: sum(whole().values())
+        if len(data.groups) == 1 or not whole():
+            block = self.engine.block(number, message, numbers)
+            if exchange.of is None and block >= number:
+                return self._side_by_side(exchange)
+            weights = self._weights(exchange)
+            return self._in_blocks(exchange, self._indices(exchange), weights, block, (data.largest,))
+        if exchange.of is None:
+            return self._by_groups(exchange, whole())
+        # Who takes part is known only when the program runs: blocks of like size choose their capacity then.
+        block = min(self.engine.block(number, message, numbers), -(-number // BLOCKS))
+        by_size = jnp.argsort(data.training.sizes[exchange.of])
+        weights = self._weights(exchange)[by_size]
+        replies, shape = self._in_blocks(exchange, exchange.of[by_size], weights, block, data.groups)
+        return (_row(replies, jnp.argsort(by_size)) if exchange.stacked else replies), shape
 
-    def _whole(self, exchange: Exchange) -> int:
-        """How many numbers of its data a client takes at once, found in an abstract pass."""
-        if tree.dimension((self.data.train, self.data.valid)) <= CACHED:
-            return 0
-        rows = self.data.sizes.shape[0]
-        taken: dict[str, int] = {}
+    def _indices(self, exchange: Exchange) -> Array:
+        return self.everyone if exchange.of is None else exchange.of
 
-        def watched(name: str, samples: Samples) -> Samples:
-            numbers = tree.dimension(samples.leaves) // rows
-            return _Watched(samples.leaves, samples.size, samples.row, lambda: taken.update({name: numbers}))
+    def _weights(self, exchange: Exchange) -> Array:
+        number = self.clients if exchange.of is None else exchange.of.shape[0]
+        return jnp.full((number,), 1 / number) if exchange.weights is None else exchange.weights
 
-        def one(index: Integer, memory: PyTree) -> PyTree:
-            client = client_of(self.data, self.clients, index, _row(memory, index))
-            train = watched("train", client.train)
-            valid = train if client.valid is client.train else watched("valid", client.valid)
-            return visit(self.setup, exchange, replace(client, train=train, valid=valid))[0].upload
+    def _whole(self, exchange: Exchange) -> Callable[[], dict[str, int]]:
+        """How many numbers of its data a client takes at once, by part, found in an abstract pass when asked.
 
-        jax.eval_shape(one, jnp.zeros((), jnp.int32), self.memory)
-        return sum(taken.values())
+        A phase that draws minibatches takes none: it needs no capacity, and only its messages count in the
+            cache.
+        """
+
+        @cache
+        def found() -> dict[str, int]:
+            data = self.data
+            if len(data.groups) == 1 and tree.dimension((data.train, data.valid)) <= CACHED:
+                return {}
+            taken: dict[str, int] = {}
+
+            def watched(name: str, samples: Samples) -> Samples:
+                numbers = tree.dimension(samples.leaves) // self.clients
+                tell = partial(taken.__setitem__, name, numbers)
+                return _Watched(samples.leaves, samples.size, samples.offset, samples.capacity, tell)
+
+            def one(index: Integer, memory: PyTree) -> PyTree:
+                client = data.client(index, _row(memory, index))
+                train = watched("train", client.train)
+                valid = train if client.valid is client.train else watched("valid", client.valid)
+                return visit(self.setup, exchange, replace(client, train=train, valid=valid))[0].upload
+
+            jax.eval_shape(one, jnp.zeros((), jnp.int32), self.memory)
+            return taken
+
+        return found
 
     def _side_by_side(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
-        """Everyone in one `vmap`, over the data's own client axis. Rows past ``clients`` are padding."""
-        rows = self.data.sizes.shape[0]
+        """Everyone in one `vmap`. Rows past ``clients`` are padding."""
+        data, rows = self.data, self.data.training.rows
+        parts = [part for part in (data.training, data.validation) if part is not None]
 
-        def one(client: Client) -> tuple[PyTree, PyTree, counting.Tally]:
+        def one(
+            index: Array, own: list[PyTree] | None, memory: PyTree
+        ) -> tuple[PyTree, PyTree, counting.Tally]:
+            client = data.client(index, memory)
+            if own is not None:
+                train = Samples(own[0], client.train.size)
+                valid = Samples(own[1], client.valid.size) if len(own) > 1 else train
+                client = replace(client, train=train, valid=valid)
             reply, tally = visit(self.setup, exchange, client)
             return reply.upload, reply.memory, tally
 
-        uploads, memory, tallies = each_client(
-            one,
-            self.data,
-            self.memory,
-            clients=self.clients,
-            indices=self.engine.over_clients(jnp.arange(rows)),
-        )
+        # Arrays that are a stack of clients' arrays are mapped over as they are, without a look-up.
+        own = None
+        if all(part.stride is not None for part in parts):
+            own = [part.stacked() for part in parts]
+        indices = self.engine.over_clients(jnp.arange(rows))
+        uploads, memory, tallies = jax.vmap(one)(indices, own, self.memory)
         if memory is not None:
             self.memory = self.engine.over_clients(memory)
         real = jax.tree.map(lambda factor: factor[: self.clients], tallies)
@@ -239,40 +290,67 @@ class SimulatedFed(Fed):
             return jax.tree.map(lambda u: u[: self.clients], uploads), shape
         if exchange.weights is None and rows == self.clients:
             return jax.tree.map(lambda u: u.mean(0), uploads), shape
-        weights = self.weights_of(None) if exchange.weights is None else exchange.weights
-        weights = jnp.pad(weights, (0, rows - self.clients))
+        weights = jnp.pad(self._weights(exchange), (0, rows - self.clients))
         return jax.tree.map(lambda u: jnp.tensordot(weights.astype(u.dtype), u, 1), uploads), shape
 
-    def _in_blocks(self, exchange: Exchange, block: int) -> tuple[PyTree, PyTree]:
-        """Blocks of clients one after the other, uploads added up on the way; a last block may be padded."""
-        of = self.everyone if exchange.of is None else exchange.of
-        number, rows = of.shape[0], self.data.sizes.shape[0]
+    def _by_groups(self, exchange: Exchange, whole: dict[str, int]) -> tuple[PyTree, PyTree]:
+        """Everyone, one group of like sizes after the other, each with its own capacity."""
+        data, weights, found, start = self.data, self._weights(exchange), [], 0
+        assert data.order is not None
+        rows = tree.dimension(data.training.leaves) // jax.tree.leaves(data.training.leaves)[0].shape[0]
+        shape: PyTree = None
+        for group in data.groups:
+            members = data.order[start : start + group.clients]
+            start += group.clients
+            numbers = rows * sum({"train": group.train, "valid": group.valid}[part] for part in whole)
+            block = self.engine.block(group.clients, exchange.message, partial(int, numbers))
+            replies, shape = self._in_blocks(exchange, members, weights[members], block, (group,))
+            found.append(replies)
+        if exchange.stacked:
+            replies = jax.tree.map(lambda *u: jnp.concatenate(u), *found)
+            return _row(replies, jnp.argsort(data.order)), shape
+        return jax.tree.map(lambda *u: sum(u[1:], u[0]), *found), shape
+
+    def _in_blocks(
+        self, exchange: Exchange, of: Array, weights: Array, block: int, groups: tuple[Group, ...]
+    ) -> tuple[PyTree, PyTree]:
+        """Blocks of clients one after the other, uploads added up on the way; a last block may be padded.
+
+        Of several ``groups``, in ascending order, a block takes the one that suffices for its largest member.
+        """
+        number, rows = of.shape[0], self.data.training.rows
         block = -(-block // self.engine.multiple()) * self.engine.multiple()
         blocks = -(-number // block)
         padding = blocks * block - number
         # Padding has the index `rows`: it computes what the last client does, and its memory is dropped.
         indices = jnp.pad(of, (0, padding), constant_values=rows).reshape(blocks, block)
-        weights = jnp.full((number,), 1 / number) if exchange.weights is None else exchange.weights
         weights = jnp.pad(weights, (0, padding)).reshape(blocks, block)
 
-        def one(index: Array, memory: PyTree) -> tuple[PyTree, PyTree, counting.Tally]:
+        def one(group: Group, index: Array, memory: PyTree) -> tuple[PyTree, PyTree, counting.Tally]:
             place = jnp.minimum(index, rows - 1)
-            client = client_of(self.data, self.clients, place, _row(memory, place))
-            reply, tally = visit(self.setup, exchange, client)
+            reply, tally = visit(self.setup, exchange, self.data.client(place, _row(memory, place), group))
             return reply.upload, reply.memory, jax.tree.map(lambda f: jnp.where(index < rows, f, 0), tally)
 
-        shape, _, counts = jax.eval_shape(one, indices[0, 0], self.memory)
+        def together(group: Group, index: Array, memory: PyTree) -> tuple[PyTree, PyTree, counting.Tally]:
+            if block == 1:  # without `vmap`, matrices stay matrices
+                uploads, news, counts = one(group, index[0], memory)
+                return *jax.tree.map(lambda leaf: leaf[None], (uploads, news)), counts
+            index = self.engine.over_clients(index)
+            uploads, news, counts = jax.vmap(partial(one, group), in_axes=(0, None))(index, memory)
+            return uploads, news, counting.summed(counts)
+
+        shape, _, counts = jax.eval_shape(partial(one, groups[0]), indices[0, 0], self.memory)
+        number_of = self._group_numbers() if len(groups) > 1 else None
 
         def step(carry: Any, block_of: tuple[Array, Array]) -> tuple[Any, PyTree]:
             total, memory, tally = carry
             index, weight = block_of
-            if block == 1:  # without `vmap`, matrices stay matrices
-                uploads, news, counts = one(index[0], memory)
-                uploads, news = jax.tree.map(lambda leaf: leaf[None], (uploads, news))
+            if number_of is None:
+                uploads, news, counts = together(groups[0], index, memory)
             else:
-                index = self.engine.over_clients(index)
-                uploads, news, counts = jax.vmap(one, in_axes=(0, None))(index, memory)
-                counts = counting.summed(counts)
+                which = number_of.at[index].get(mode="fill", fill_value=0).max()
+                choices = [partial(together, group) for group in groups]
+                uploads, news, counts = jax.lax.switch(which, choices, index, memory)
             if news is not None:
                 memory = jax.tree.map(lambda old, new: old.at[index].set(new, mode="drop"), memory, news)
             tally = jax.tree.map(jnp.add, tally, counts)
@@ -291,6 +369,23 @@ class SimulatedFed(Fed):
             replies = jax.tree.map(lambda u: u.reshape(-1, *u.shape[2:]), replies)
         counting.book(tally, number)
         return (jax.tree.map(lambda u: u[:number], replies) if exchange.stacked else total), shape
+
+    def _group_numbers(self) -> Array:
+        """The number of every client's group."""
+        assert self.data.order is not None
+        sizes = np.array([group.clients for group in self.data.groups])
+        numbers = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+        return jnp.zeros((self.clients,), jnp.int32).at[self.data.order].set(numbers)
+
+    def mean(self, function: Function, *args: PyTree, part: str = "train", each: PyTree = None) -> PyTree:
+        """See `Fed.mean`. What sees single samples at one point is a flat pass over all of them."""
+        flat = self.engine.flat_passes and part in ("train", "valid") and each is None
+        if not flat or Term.of(function).reads != "sample":
+            return super().mean(function, *args, part=part, each=each)
+        samples = self.data.train if part == "train" or self.data.valid is None else self.data.valid
+        tile = self.engine.tile(args, samples)
+        with counting.collect():
+            return self.data.mean(function, *args, shares=self.weights_of(None), part=part, tile=tile)
 
 
 @dataclass(frozen=True)

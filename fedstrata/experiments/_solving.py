@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from fedstrata.core.federated import FederatedData
 from fedstrata.core.types import PyTree
 from fedstrata.experiments._display import Display
 from fedstrata.experiments._store import Store
@@ -103,7 +102,7 @@ def _program(task: Task) -> Hashable:
     """Equal for tasks that differ at most in real hyper-parameters, seeds and who holds which samples."""
     plain = (task.rounds, task.eval_every, task.participation, *map(repr, sorted(task.options.items())))
     metrics, method = tuple(task.metrics.items()), jax.tree.structure(task.method)
-    return task.problem, metrics, method, plain, _bytes((task.x0, task.y0)), _form(task.data)
+    return task.problem, metrics, method, plain, _bytes((task.x0, task.y0)), task.data.form()
 
 
 def _bytes(tree: PyTree) -> str:
@@ -111,34 +110,6 @@ def _bytes(tree: PyTree) -> str:
     for leaf in jax.tree.leaves(tree):
         digest.update(np.asarray(leaf).tobytes())
     return digest.hexdigest()
-
-
-def _form(data: FederatedData) -> Hashable:
-    """The shapes of the data, but for the longest client's length where sizes are unequal: see `_padded`."""
-    parts = ((data.train, data.equal), (data.valid, data.valid_equal), ((data.test, data.server), True))
-    shapes = [
-        (leaf.dtype, leaf.shape[:1] + leaf.shape[1 if fixed else 2 :])
-        for part, fixed in parts
-        for leaf in jax.tree.leaves(part)
-    ]
-    return jax.tree.structure(data), *shapes
-
-
-def _padded(datasets: Sequence[FederatedData]) -> list[FederatedData]:
-    """Data of one shape: every client has room for as many samples as the longest of all."""
-
-    def pad(parts: Sequence[PyTree]) -> list[PyTree]:
-        longest = max((leaf.shape[1] for leaf in jax.tree.leaves(parts)), default=0)
-
-        def longer(leaf: np.ndarray) -> np.ndarray:
-            room = longest - leaf.shape[1]
-            return np.concatenate([leaf, np.repeat(leaf[:, :1], room, axis=1)], axis=1) if room else leaf
-
-        return [jax.tree.map(longer, part) for part in parts]
-
-    trains, valids = pad([data.train for data in datasets]), pad([data.valid for data in datasets])
-    every = zip(datasets, trains, valids, strict=True)
-    return [replace(data, train=train, valid=valid) for data, train, valid in every]
 
 
 def _lane(pair: Pair) -> tuple[int, int]:
@@ -165,7 +136,7 @@ def _sweep(group: Sequence[Pair], store: Store) -> list[Result]:
     task = group[0][1]
     lanes = group[: len(set(map(_lane, group)))]
     methods, datasets = [each.method for _, each in group[:: len(lanes)]], [each.data for _, each in lanes]
-    data = task.data if all(data is task.data for data in datasets) else _padded(datasets)
+    data = task.data if all(data is task.data for data in datasets) else datasets
     arguments = {**_arguments(task), "seeds": [setting.seed for setting, _ in lanes]}
     solver = functools.partial(sweep, task.problem, methods, data, task.x0, **arguments)
     results = _resumed(solver, store.checkpoint(*(setting for setting, _ in group)))

@@ -52,15 +52,14 @@ def test_mean(function: Callable[[PyTree, Any], Any]) -> Metric:
 test_mean.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's
 
 
+TILE = 4_096  # samples of the training data that a metric takes at once
+
+
 def train_mean(function: Callable[[PyTree, Any], Any]) -> Metric:
     """The metric that averages ``function(x, sample)`` over each client's training data, then over all."""
 
     def metric(x: PyTree, y: PyTree, data: Any) -> Any:
-        def of_client(samples: PyTree, size: Integer) -> Any:
-            values = jax.vmap(function, in_axes=(None, 0))(x, samples)
-            return jnp.where(jnp.arange(values.shape[0]) < size, values, 0.0).sum() / size
-
-        return jax.lax.map(lambda pair: of_client(*pair), (data.train, jnp.asarray(data.sizes))).mean()
+        return data.mean(function, x, shares=data.shares("uniform"), tile=TILE)
 
     return metric
 

@@ -258,7 +258,7 @@ class FileBuild:
         data = federated(
             form.data.name, **{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
         )
-        shape = {"features": data.train["x"][0, 0].size, "classes": 1 + int(max(np.max(data.train["y"]), 1))}
+        shape = {"features": data.train["x"][0].size, "classes": 1 + int(max(np.max(data.train["y"]), 1))}
         constructor = PROBLEMS[form.problem.name]
         sizes = {key: size for key, size in shape.items() if key in inspect.signature(constructor).parameters}
         model = constructor(**sizes, **values("problem", form.problem.parameters))

@@ -228,7 +228,7 @@ class FedRZOTwoStage(Method):
 
     def walk(self, problem: MPEC, client: Client, key: Key, x: PyTree, k: Integer) -> Walk:
         """The local steps."""
-        length = client.train.capacity if self.batch_size is None else self.batch_size
+        length = client.train.rows if self.batch_size is None else self.batch_size
         ends = 2 * self.directions if self.two_sided else 1 + self.directions
 
         def spread(y: PyTree, *shape: int) -> PyTree:

@@ -339,23 +339,16 @@ def ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
 
 def clients_mean(data: FederatedData, function: Function) -> np.ndarray:
     """The clients' mean of the mean of ``function(sample)``."""
-    means = [
-        jax.vmap(function)(jax.tree.map(jnp.asarray, data.client(i))).mean(0) for i in range(data.clients)
-    ]
-    return np.mean(np.stack(means), axis=0)
+    placed = data.placed()
+    return np.asarray(placed.mean(function, shares=placed.shares("uniform")))
 
 
 def _indexed(data: FederatedData) -> tuple[FederatedData, np.ndarray]:
     """The data with a number for every sample, and the samples' shares in the clients' mean of means."""
     if not isinstance(data.train, dict):
         raise DataError("The minimax form numbers the samples: they must be dicts, e.g. {'x': …, 'y': …}.")
-    sizes = np.asarray(data.sizes)
-    first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    longest = jax.tree.leaves(data.train)[0].shape[1]
-    within = np.where(np.arange(longest) < sizes[:, None], np.arange(longest), 0)
-    index = (first[:, None] + within).astype(np.int32)
-    shares = np.repeat(1 / (len(sizes) * sizes), sizes)
-    return replace(data, train={**data.train, "index": index}), shares
+    shares = np.repeat(1 / (data.clients * data.sizes), data.sizes)
+    return replace(data, train={**data.train, "index": np.arange(len(shares), dtype=np.int32)}), shares
 
 
 @pytree

@@ -254,12 +254,11 @@ def noisy_groups(
     flipped = (true + rng.integers(1, groups, true.shape)) % groups
     noisy = np.where(rng.random(true.shape) < noise, flipped, true)
     given_true = np.where(np.eye(groups, dtype=bool), 1 - noise, noise / (groups - 1))  # P(noisy | true)
-    real = np.arange(true.shape[1]) < np.asarray(data.sizes)[:, None]
-    prior = np.bincount(true[real], minlength=groups) / real.sum()
+    prior = np.bincount(true, minlength=groups) / len(true)
     joint = prior[:, None] * given_true
     cumulative = np.cumsum(joint / joint.sum(0), axis=0)  # P(true ≤ · | noisy)
     draws = rng.random((*true.shape, proxies, 1))
-    proxy = (draws > cumulative.T[noisy][:, :, None, :]).sum(-1).clip(0, groups - 1)
+    proxy = (draws > cumulative.T[noisy][:, None, :]).sum(-1).clip(0, groups - 1)
     train = {**data.train, "group": noisy.astype(np.int32), "proxy": proxy.astype(np.int32)}
     return replace(data, train=train)
 

@@ -43,7 +43,7 @@ class Quadratic(NamedTuple):
     y_star: np.ndarray
 
     def _mean(self, name: str) -> np.ndarray:
-        return np.asarray(self.data.train[name], np.float64).mean((0, 1))
+        return np.asarray(self.data.train[name], np.float64).mean(0)
 
     def _affine(self) -> tuple[np.ndarray, np.ndarray]:
         """S and s of ``y(x) = Sx + s``."""

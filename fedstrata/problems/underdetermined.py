@@ -58,11 +58,9 @@ class Underdetermined(NamedTuple):
         """H and q of ``h(x) = ½xᵀHx − qᵀx + …``."""
         rows = np.asarray(self.data.train["a"], np.float64)
         targets = np.asarray(self.data.train["b"], np.float64)
-        sizes = np.asarray(self.data.sizes, np.float64)
-        real = np.arange(rows.shape[1]) < sizes[:, None]
-        weights = real / sizes[:, None] / len(sizes)
-        H = np.einsum("is,isj,isk->jk", weights, rows, rows)
-        return H, np.einsum("is,isj,is->j", weights, rows, targets)
+        sizes = self.data.sizes
+        weights = np.repeat(1 / sizes / len(sizes), sizes)
+        return (rows.T * weights) @ rows, (rows.T * weights) @ targets
 
 
 def underdetermined(

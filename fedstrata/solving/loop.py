@@ -259,7 +259,7 @@ class Loop:
                 f"{saving.file} exists already. Give resume=True to continue it, another path, or "
                 "Checkpoint(…, overwrite=True)."
             )
-        self.data = engine.place(posed.data)
+        self.data = engine.place(posed.data)  # type: ignore[arg-type]  # a list only where lanes differ
         self.carry = engine.place_carry(carry)
 
     def run(self, bar: Progress) -> int | None:

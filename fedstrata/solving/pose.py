@@ -31,7 +31,7 @@ class Posed:
         seeds: of each lane.
         method: what the engine takes: the method, or the lanes' methods stacked.
         seed: likewise.
-        data: in JAX's float dtype.
+        data: the clients' samples; a list with one for each lane where they differ.
         carry: state and memory before the first round.
         rounds, eval_every: how long, and how often to look.
         x0, y0: where it starts.
@@ -42,7 +42,7 @@ class Posed:
     seeds: list[int]
     method: Method
     seed: Any
-    data: FederatedData
+    data: FederatedData | list[FederatedData]
     carry: Carry
     rounds: int
     eval_every: int
@@ -87,7 +87,6 @@ def pose(
     participants = _participants(participation, data.clients)
     setup = Setup(problem, data.clients, participants, weights, _metrics(metrics), bool(default_metrics))
     method = check_method(setup, method, rounds)
-    data = data.cast()
     x0, y0 = _point(problem.start_x(x0), "x0"), _point(y0, "y0")
     y0 = check_point(problem, data, x0, y0)
     carry = initial_carry(problem, method, x0, y0, data.clients)
@@ -156,17 +155,12 @@ def _point(point: PyTree, name: str) -> PyTree:
 
 def check_point(problem: Problem, data: FederatedData, x: PyTree, y: PyTree) -> PyTree:
     """Check the starting point against the problem's functions (shapes only); returns where y starts."""
-
-    def sample(stacked: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), stacked)
-
     if tree.dimension(x) == 0:
         raise ValueError("x0 has no numbers; give the point to start from.")
-    train = sample(data.train)
+    train = data.sample_of()
     problem.check_sets(x)
-    problem.check(x, y, train, train if data.valid is None else sample(data.valid))
-    server = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data.server)
-    problem.check_server(x, server)
+    problem.check(x, y, train, train if data.valid is None else data.sample_of("valid"))
+    problem.check_server(x, data.sample_of("server"))
     return problem.start_y(x, y, train)
 
 

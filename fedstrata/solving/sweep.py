@@ -113,14 +113,13 @@ def _side_by_side(
     planned = [first.methods[0], *(check_method(setup, m, first.rounds) for m in methods[1:])]
     starts = [initial_carry(problem, m, first.x0, first.y0, setup.clients) for m in planned]
     lanes = [(m, s) for m in range(len(planned)) for s in range(len(seeds))]
-    own = [d.cast() for d in datasets]
     return replace(
         first,
         methods=[planned[m] for m, _ in lanes],
         seeds=[seeds[s] for _, s in lanes],
         method=_stack([planned[m] for m, _ in lanes]),
         seed=np.array([seeds[s] for _, s in lanes], np.uint32),
-        data=_stack([own[s] for _, s in lanes]) if own else first.data,
+        data=[datasets[s] for _, s in lanes] if datasets else first.data,
         carry=_stack([starts[m] for m, _ in lanes]),
     )
 
@@ -142,9 +141,9 @@ def _check_alike(methods: list[Method], datasets: list[FederatedData], wanted: i
             "The methods of a sweep must be of one class and differ in real numbers only: counts, options, "
             f"schedules are part of the program. There are {len(structures)} structures: run them one by one."
         )
-    shapes = {
-        (jax.tree.structure(d), tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(d)))
-        for d in datasets
-    }
-    if len(shapes) > 1:
-        raise ValueError("The data sets of a sweep must have equal shapes; run those that differ one by one.")
+    forms = {d.form() for d in datasets}
+    if len(forms) > 1:
+        raise ValueError(
+            "The data sets of a sweep must agree in their numbers of clients and samples and in the form of "
+            "a sample; run those that differ one by one."
+        )

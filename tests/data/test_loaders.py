@@ -421,7 +421,7 @@ class TestLoaders:
         held_out = math.ceil(0.2 * total)
         assert len(data.test["y"]) == held_out
         assert data.sizes.sum() == total - held_out
-        assert data.train["x"].shape[2:] == (width,)
+        assert data.train["x"].shape[1:] == (width,)
         assert data.train["x"].dtype == np.float32
         assert data.train["y"].dtype == np.int32
 
@@ -578,7 +578,7 @@ class TestRealData:
         assert np.bincount(arrays["y_train"]).tolist() == [6000] * 10
         assert np.bincount(arrays["y_test"]).tolist() == [1000] * 10
         assert arrays["y_train"][:5].tolist() == [9, 0, 0, 3, 0]
-        assert fashion_mnist(4, data_dir=data_dir, limit=100).train["x"].shape == (4, 25, 784)
+        assert fashion_mnist(4, data_dir=data_dir, limit=100).train["x"].shape == (100, 784)
 
     def test_cifar10(self, data_dir):
         arrays = load("cifar10", data_dir)
@@ -620,4 +620,4 @@ class TestRealData:
         assert arrays["edges"].shape == (690, 2)
         assert arrays["weights"][0] == 172.2
         data = montevideo_bus(10, data_dir=data_dir)
-        assert data.train["x"].shape[2] == 743 > data.sizes.sum() == 337
+        assert data.train["x"].shape[1] == 743 > data.sizes.sum() == 337

@@ -30,7 +30,7 @@ def test_the_fairest_is_as_accurate_and_fairer():
 
 def test_projections_of_problem_16_are_exact():
     toy, data = ipirfedavg_lsp.posed("synthetic", 2, 0)
-    off = np.asarray(ipirfedavg_lsp.off(jnp.asarray(toy.x0, jnp.float32), data.cast()), float)
+    off = np.asarray(ipirfedavg_lsp.off(jnp.asarray(toy.x0, jnp.float32), data.placed()), float)
     np.testing.assert_allclose(toy.A @ (toy.x0 - off), toy.b, atol=1e-3)
     in_rows = toy.A.T @ np.linalg.lstsq(toy.A.T, off, rcond=None)[0]
     np.testing.assert_allclose(in_rows, off, atol=1e-3)

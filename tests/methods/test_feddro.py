@@ -538,7 +538,7 @@ def test_every_objective_is_stable_in_float32(name):
     clients = [{**c, "group": np.arange(6, dtype=np.int32) % 2, "y": np.ones(6, np.int32)} for c in LARGE]
 
     def both():
-        data = fs.FederatedData.from_clients(clients).cast()
+        data = fs.FederatedData.from_clients(clients)
         x = problem.start_x(jnp.array([1.0, -1.0]))
         x = x._replace(eta=jnp.asarray(500.0)) if getattr(problem, "lifted", False) else x
         value, slopes = jax.value_and_grad(full_objective(problem, data))(x)

@@ -38,7 +38,7 @@ def run(q, method, rounds, **options):
 
 def mean_maps(q, x, w, v):
     """P and S of the mean problem, from its matrices."""
-    A, B, c, M, b = (np.asarray(q.data.train[k]).mean((0, 1)) for k in "ABcMb")
+    A, B, c, M, b = (np.asarray(q.data.train[k]).mean(0) for k in "ABcMb")
     slope = M @ np.concatenate([x, w]) - b
     n = x.size
     return slope[:n] + B.T @ v, A @ w - B @ x - c, A @ v - slope[n:]
@@ -54,7 +54,7 @@ def test_heterogeneous_quadratic(quadratic, K, rounds):
 
 def test_the_map_is_the_hypergradient(quadratic):
     """P at the lower solution and the linear system's, against differences of F(x) = f(x, y(x))."""
-    A, B, c, M, b = (np.asarray(quadratic.data.train[k]).mean((0, 1)) for k in "ABcMb")
+    A, B, c, M, b = (np.asarray(quadratic.data.train[k]).mean(0) for k in "ABcMb")
     x = np.linspace(-1, 1, 5)
 
     def F(x):
@@ -117,7 +117,7 @@ def test_algorithm_1_by_hand(quadratic):
     """Four of ten clients in the first exchange, local steps of two of these: the paper's lines in NumPy."""
     alpha, beta, rho, K, rounds = 0.1, 0.2, 0.3, 3, 4
     result = run(quadratic, fs.FedMSA(alpha, beta, rho=rho, K=K, clients=2), rounds, participation=4)
-    A, B, c, M, b = (np.asarray(quadratic.data.train[k])[:, 0] for k in "ABcMb")
+    A, B, c, M, b = (np.asarray(quadratic.data.stacked()[k])[:, 0] for k in "ABcMb")
 
     def maps(i, z):
         x, w, v = z[:5], z[5:13], z[13:]
@@ -233,7 +233,7 @@ def risk():
 
 def risk_of(x, data):
     """The centralised objective."""
-    u = jax.vmap(jax.vmap(lambda s: U(x, s)))(jax.tree.map(jnp.asarray, data.train)).reshape(-1)
+    u = jax.vmap(lambda s: U(x, s))(jax.tree.map(jnp.asarray, data.train))
     return u.mean() + jnp.sqrt((jnp.maximum(0, u - u.mean()) ** 2).mean() + 0.1)
 
 

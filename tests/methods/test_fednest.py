@@ -23,7 +23,7 @@ def run(q, method, rounds, **options):
 
 
 def matrices(q):
-    return (np.asarray(q.data.train[k]).mean((0, 1)) for k in "ABcMb")
+    return (np.asarray(q.data.train[k]).mean(0) for k in "ABcMb")
 
 
 def inner_solution(q, x, steps, beta):
@@ -78,7 +78,7 @@ def test_the_random_series_is_the_whole_one_on_average(quadratic):
 
 def test_local_steps_of_fednest(quadratic):
     """SVRG steps by hand: τ = 3, clients that differ."""
-    A, B, c, M, b = (np.asarray(quadratic.data.train[k])[:, 0] for k in "ABcMb")
+    A, B, c, M, b = (np.asarray(quadratic.data.stacked()[k])[:, 0] for k in "ABcMb")
     result = run(quadratic, fs.FedNest(0.3, 0.6, T=1, tau=3, N=2, ell=4.0, inverse="series"), 1)
     x, y = np.zeros(3), np.zeros(4)
     q = (-c).mean(0)
@@ -118,7 +118,7 @@ def test_fednest_on_a_minimax_quadratic():
     np.testing.assert_allclose(result.x, q.x_star, atol=1e-10)
     np.testing.assert_allclose(result.y, q.y_star, atol=1e-10)
     one = run(q, fs.FedNest(0.2, 0.4, T=1, tau=1), 1)
-    P, Q, b = (np.asarray(q.data.train[k]).mean((0, 1)) for k in ("M", "B", "b"))
+    P, Q, b = (np.asarray(q.data.train[k]).mean(0) for k in ("M", "B", "b"))
     y = 0.4 * -b[2:]
     np.testing.assert_allclose(one.y, y, rtol=1e-12)
     np.testing.assert_allclose(one.x, -0.2 * (Q.T @ y - b[:2]), rtol=1e-10)
@@ -156,7 +156,7 @@ def test_fednest_refuses_deeper_compositions():
 
 def test_simfbo_in_closed_form(quadratic):
     """Two rounds of τ = 2 by hand, from the clients' matrices."""
-    A, B, c, M, b = (np.asarray(quadratic.data.train[k])[:, 0] for k in "ABcMb")
+    A, B, c, M, b = (np.asarray(quadratic.data.stacked()[k])[:, 0] for k in "ABcMb")
     method = fs.SimFBO(0.05, 0.1, 0.15, eta_x=0.02, eta_y=0.03, eta_v=0.04, tau=2, radius=0.5)
     result = run(quadratic, method, 2)
     x, y, v = np.zeros(3), np.zeros(4), np.zeros(4)

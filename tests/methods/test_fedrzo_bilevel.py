@@ -128,7 +128,7 @@ def test_one_round_by_hand(two_sided):
     y_ahead, y_behind = quadratic.solution(ahead), quadratic.solution(behind)
     ends = []
     for i in range(10):
-        sample = jax.tree.map(lambda leaf, i=i: leaf[i, 0], data.train)
+        sample = jax.tree.map(lambda leaf, i=i: leaf[i, 0], data.stacked())
         x = start
         for _ in range(H):
             difference = problem.upper(x + v, y_ahead, sample) - problem.upper(

@@ -90,7 +90,7 @@ def test_every_solver(game, lower):
     result = solve(game, method, rounds=60)
     assert_optimal(game, result)
     # The result's y are the clients' mean responses where they were last.
-    expected = game.equilibrium(game.optimum[0], np.asarray(game.data.train["a"])).mean(1)
+    expected = game.equilibrium(game.optimum[0], np.asarray(game.data.stacked()["a"])).mean(1)
     np.testing.assert_allclose(result.y, expected, rtol=1e-3)
     np.testing.assert_allclose(result.history["leader"][-1], game.optimum[1], rtol=1e-3)
 

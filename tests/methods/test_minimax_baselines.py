@@ -17,7 +17,7 @@ def saddle():
 
 def test_local_sgda_by_hand(saddle):
     """τ = 2 from the clients' matrices."""
-    M, b = (np.asarray(saddle.data.train[k])[:, 0] for k in "Mb")
+    M, b = (np.asarray(saddle.data.stacked()[k])[:, 0] for k in "Mb")
     method = fs.LocalSGDA(eta_x=0.05, eta_y=0.1, tau=2)
     result = fs.solve(
         saddle.problem, method, saddle.data, np.ones(2), y0=np.ones(3), rounds=1, progress=False

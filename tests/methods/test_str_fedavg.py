@@ -197,7 +197,7 @@ def test_any_units_are_scaled(factor):
 
 def test_one_client_with_large_data_does_not_diverge():
     """The mean's curvature is a fifth of that client's: K local steps of its size would diverge there."""
-    triples = zip([30, 1, 1, 1, 1], TOY.data.train["a"], TOY.data.train["b"], strict=True)
+    triples = zip([30, 1, 1, 1, 1], TOY.data.stacked()["a"], TOY.data.stacked()["b"], strict=True)
     parts = [{"a": factor * a, "b": factor * b} for factor, a, b in triples]
     toy = TOY._replace(data=fs.FederatedData.from_clients(parts))
     with pytest.warns(UserWarning, match="would diverge"):
@@ -288,7 +288,8 @@ def test_a_known_primary_is_scaled():
 def test_the_secondary_is_measured_on_validation_samples():
     valid = [{"a": np.ones((2, 40)), "b": np.full(2, float(i))} for i in range(5)]
     data = fs.FederatedData.from_clients(
-        [{"a": a, "b": b} for a, b in zip(TOY.data.train["a"], TOY.data.train["b"], strict=True)], valid=valid
+        [{"a": a, "b": b} for a, b in zip(TOY.data.stacked()["a"], TOY.data.stacked()["b"], strict=True)],
+        valid=valid,
     )
     problem = fs.Selection(lambda x, s: s["b"] * 0 + x @ x, lambda x, s: s["b"] + 0 * x.sum())
     method = fs.StRFedAvg(L_h=1.0)

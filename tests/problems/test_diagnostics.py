@@ -82,7 +82,7 @@ def test_lower_residual():
     y = quadratic.solution(x)
     assert lower_residual(problem, data, x, y) < 1e-12
     # unconstrained, it is the norm of the gradient, here of the quadratic −f(x, ·) with Hessian R
-    R = data.train["A"].mean((0, 1))
+    R = data.train["A"].mean(0)
     assert lower_residual(problem, data, x, y + 1.0) == pytest.approx(np.linalg.norm(R @ np.ones(3)))
     # with a set that cuts the solution off, the residual vanishes at the constrained one (KKT), not before
     below = lambda y: jnp.minimum(y, x.sum() - 5.0)  # noqa: E731

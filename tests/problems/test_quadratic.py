@@ -10,7 +10,7 @@ import fedstrata as fs
 
 def _mean(function, data):
     """The federated mean of ``function(x, y, sample)``, computed here."""
-    flat = jax.tree.map(lambda leaf: jnp.asarray(leaf).reshape(-1, *leaf.shape[2:]), data.train)
+    flat = jax.tree.map(jnp.asarray, data.train)
     return lambda x, y: jax.vmap(lambda sample: function(x, y, sample))(flat).mean()
 
 
@@ -38,7 +38,7 @@ def test_solution_is_stationary(build):
     np.testing.assert_allclose(quadratic.solution(x_star), y_star, rtol=1e-13)
     mu, L = quadratic.curvature
     hessians = jax.vmap(lambda s: jax.hessian(lambda y: y @ s["A"] @ y / 2)(y_star))(
-        jax.tree.map(lambda leaf: jnp.asarray(leaf[:, 0]), data.train)
+        jax.tree.map(lambda leaf: jnp.asarray(leaf[:, 0]), data.stacked())
     )
     assert jnp.allclose(jnp.linalg.eigvalsh(hessians).min(), mu)
     assert jnp.allclose(jnp.linalg.eigvalsh(hessians).max(), L)

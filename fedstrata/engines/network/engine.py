@@ -22,8 +22,9 @@ from jax.experimental import io_callback
 
 from fedstrata.core import counting
 from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Lane, Setup, visit
-from fedstrata.core.federated import FederatedData, client_of
+from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
+from fedstrata.core.storage import Placed
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.network.site import Place, Site
@@ -140,7 +141,7 @@ class NetworkFed(Positioned):
         k, form = self.next_position(), self.engine.form
 
         def one(memory: PyTree) -> PyTree:
-            return visit(self.setup, exchange, client_of(form, 1, 0, _row(memory)))[0].upload
+            return visit(self.setup, exchange, form.client(0, _row(memory)))[0].upload
 
         shape = jax.eval_shape(one, self.memory)
         uploads, structure = jax.tree.flatten(shape)
@@ -202,20 +203,21 @@ class Network(Engine):
 
     # ---- the interface of an engine
 
-    def place(self, data: FederatedData) -> FederatedData:
+    def place(self, data: FederatedData) -> Placed:
         """Sizes, and the server's own samples. The others stay where they are."""
-        server = jax.tree.map(jnp.asarray, data.server)
-        self._server = shapes(data.server)
+        form = data.sample_of("server")
+        server = jax.tree.map(lambda leaf, one: jnp.asarray(leaf, one.dtype), data.server, form)
+        self._server = shapes(server)
         if self.remote is None:
             self._data, self.sizes = data, np.asarray(data.sizes)
-            self.form = jax.tree.map(jnp.asarray, single(data))
+            self.form = single(data).placed()
             everyone = np.arange(data.clients, dtype=np.int32)
             self.members: Sequence[np.ndarray] = [
                 everyone[i : i + self.clients_per_site] for i in range(0, data.clients, self.clients_per_site)
             ]
         else:
             self.sizes, self.members = self.remote.sizes, self.remote.members
-            self.form = jax.tree.map(jnp.asarray, self.remote.form)
+            self.form = self.remote.form.placed()
             self.transport = self.remote.transport
         self._site_of = np.zeros(len(self.sizes), np.int32)
         for site, clients in enumerate(self.members):
@@ -256,7 +258,7 @@ class Network(Engine):
         self._since = round_number
 
     def begin(
-        self, setup: Setup, method: Method, carry: Carry, seed: int, data: FederatedData
+        self, setup: Setup, method: Method, carry: Carry, seed: int, data: Placed
     ) -> tuple[Carry, list[Counter[str]]]:
         """See `Engine.begin`."""
         self._join(setup, method, carry)
@@ -270,7 +272,7 @@ class Network(Engine):
         method: Method,
         carry: Carry,
         seed: int,
-        data: FederatedData,
+        data: Placed,
         first: int,
         rounds: np.ndarray,
         active: np.ndarray | None = None,
@@ -460,26 +462,20 @@ class Network(Engine):
 
 def single(data: FederatedData) -> FederatedData:
     """One client with one made-up sample of the same form, for shapes."""
-    client = client_of(data, data.clients, 0)
-    at = np.zeros(1, np.int32)
 
-    def blank(samples: Any) -> PyTree:
-        return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), samples.take(at))
+    def blank(part: str) -> PyTree:
+        return jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape), leaf.dtype), data.sample_of(part))
 
-    valid = None if data.valid is None else [blank(client.valid)]
-    return FederatedData.from_clients([blank(client.train)], valid=valid)
+    return FederatedData.from_clients(
+        [blank("train")], valid=None if data.valid is None else [blank("valid")]
+    )
 
 
 def part(data: FederatedData, clients: np.ndarray) -> FederatedData:
     """Some clients' samples alone."""
 
     def own(name: str) -> list[PyTree]:
-        found = []
-        for i in clients.tolist():
-            samples = getattr(client_of(data, data.clients, i), name)
-            at = np.arange(int(samples.size))
-            found.append(jax.tree.map(np.asarray, samples.take(at)))
-        return found
+        return [data.client(i, name) for i in clients.tolist()]
 
     return FederatedData.from_clients(own("train"), valid=None if data.valid is None else own("valid"))
 

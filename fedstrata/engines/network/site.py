@@ -22,7 +22,8 @@ import numpy as np
 
 from fedstrata.core import counting
 from fedstrata.core.fed import Carry, Exchange, visit
-from fedstrata.core.federated import FederatedData, client_of
+from fedstrata.core.federated import FederatedData
+from fedstrata.core.storage import Placed
 from fedstrata.core.types import Array, Integer, PyTree
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.text import (
@@ -57,7 +58,7 @@ class SiteFed(Positioned):
     ``memory`` has a leading axis of the site's own clients.
     """
 
-    def __init__(self, wanted: int, fake: Array, data: FederatedData, *args: Any) -> None:
+    def __init__(self, wanted: int, fake: Array, data: Placed, *args: Any) -> None:
         super().__init__(*args)
         self.wanted, self.fake, self.own = wanted, fake, data
 
@@ -67,7 +68,7 @@ class SiteFed(Positioned):
             raise Reached(exchange, self.memory)
 
         def one(memory: PyTree) -> PyTree:
-            client = client_of(self.own, self.own.clients, 0, _row(memory, 0))
+            client = self.own.client(0, _row(memory, 0))
             return visit(self.setup, exchange, client)[0].upload
 
         shape = jax.eval_shape(one, self.memory)
@@ -127,7 +128,7 @@ class Site:
     ) -> None:
         self.text, self.place = text, place
         self.setup = replace(text.setup, metrics=())  # a user's metrics have no exchanges
-        self.data = jax.tree.map(jnp.asarray, data)
+        self.data = data.placed()
         self.locate = {int(index): j for j, index in enumerate(place.clients)}
         self.folder = folder
         self.at: tuple[int, int] | None = None  # the round and the attempt that are under way
@@ -246,7 +247,7 @@ class Site:
     def _answer(
         self, program: str, k: int, phase: str, found: list[Exchange], method: Any, key: Array, r: Array,
         total: Array, clients: Array, places: Array, weights: Array, leaves: list[Array], memory: PyTree,
-        data: FederatedData, fake: Array,
+        data: Placed, fake: Array,
     ) -> tuple[list[Array], PyTree, counting.Tally]:  # fmt: skip
         """What the site computes for exchange ``k``, as one traced function."""
         exchange, memory_there = self._replay(program, k, phase, method, r, memory, data, fake)
@@ -258,7 +259,7 @@ class Site:
 
         def one(index: Array, place: Array) -> tuple[PyTree, PyTree, counting.Tally]:
             at = jnp.minimum(place, own - 1)
-            client = client_of(data, own, at, _row(memory_there, at))
+            client = data.client(at, _row(memory_there, at))
             client = replace(client, index=index, fraction=data.sizes[at] / total)
             reply, tally = visit(self.setup, exchange, client)
             return reply.upload, reply.memory, jax.tree.map(lambda f: jnp.where(place < own, f, 0), tally)
@@ -284,7 +285,7 @@ class Site:
 
     def _replay(
         self, program: str, k: int, phase: str, method: Any, r: Array, memory: PyTree,
-        data: FederatedData, fake: Array,
+        data: Placed, fake: Array,
     ) -> tuple[Exchange, PyTree]:  # fmt: skip
         sizes = made_up(jax.ShapeDtypeStruct((self.setup.clients,), jnp.int32), fake)
         shell: Any = Shell(sizes, made_up(self.text.server, fake))

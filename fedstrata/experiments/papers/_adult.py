@@ -72,20 +72,13 @@ def metrics(epsilon: float, proxies: int) -> dict[str, Any]:
     """Accuracies and violations: of the true groups in test data, of the proxy groups in training data."""
     one = problem(epsilon, 1.0, 1.0, proxies)
 
-    def rows_of(data: Any) -> tuple[Any, Any]:
-        """All training samples in one row, and which of them are real."""
-        real = jnp.arange(data.train["y"].shape[1]) < jnp.asarray(data.sizes)[:, None]
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), data.train), real.reshape(-1)
-
     def train_accuracy(x: PyTree, y: PyTree, data: Any) -> Any:
-        rows, real = rows_of(data)
-        right = (jax.vmap(score, in_axes=(None, 0))(x, rows) > 0) == (rows["y"] == 1)
-        return (right * real).sum() / real.sum()
+        right = (jax.vmap(score, in_axes=(None, 0))(x, data.train) > 0) == (data.train["y"] == 1)
+        return right.mean(dtype=jnp.result_type(float))
 
     def constraint(x: PyTree, y: PyTree, data: Any) -> Any:
-        rows, real = rows_of(data)
-        each = jax.vmap(one.inner, in_axes=(None, 0))(x, rows)
-        means = jax.tree.map(lambda leaf: jnp.tensordot(real / real.sum(), leaf, 1), each)
+        each = jax.vmap(one.inner, in_axes=(None, 0))(x, data.train)
+        means = jax.tree.map(lambda leaf: leaf.mean(0), each)
         return one.constraints(means).max()
 
     return {

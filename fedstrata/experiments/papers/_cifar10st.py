@@ -98,7 +98,7 @@ def metrics(model: Network, chunk: int = 500) -> dict[str, Any]:
         return by_class(x, data.test)
 
     def train(x: PyTree, y: PyTree, data: Any) -> Any:
-        hits, seen = by_class(x, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), data.train))
+        hits, seen = by_class(x, data.train)
         return hits.sum() / seen.sum()
 
     def ratio(hits: Any, seen: Any) -> Any:

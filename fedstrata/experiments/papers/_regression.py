@@ -48,8 +48,7 @@ def regression(name: str, clients: int, seed: int, start: float = 0.1) -> Regres
     else:
         data = federated(name, clients, seed=seed)
     rows = [
-        {key: np.asarray(leaf[i][:size], float) for key, leaf in data.train.items()}
-        for i, size in enumerate(data.sizes)
+        {key: np.asarray(leaf, float) for key, leaf in data.client(i).items()} for i in range(data.clients)
     ]
     summed = [{key: value * len(part["y"]) ** 0.5 for key, value in part.items()} for part in rows]
     curvatures = np.array([np.linalg.norm(part["x"], 2) ** 2 for part in rows])

@@ -54,19 +54,17 @@ def hospitals(clients: int, seed: int) -> fs.FederatedData:
     return fs.data.breast_cancer(clients, valid_fraction=0.5, seed=seed).with_client_index()
 
 
-def parts(stacked: Any, sizes: Any) -> Part:
+def parts(data: fs.FederatedData, part: str) -> Part:
     """Each client's inputs and signs, in float64."""
-    return [
-        (np.asarray(stacked["x"][i, :n], float), np.asarray(sign(stacked["y"][i, :n])))
-        for i, n in enumerate(map(int, sizes))
-    ]
+    clients = (data.client(i, part) for i in range(data.clients))
+    return [(np.asarray(own["x"], float), np.asarray(sign(own["y"]))) for own in clients]
 
 
 class Exact:
     """The validation loss F(λ) of the model trained to the optimum with mean weight λ, and its minimum."""
 
     def __init__(self, data: fs.FederatedData) -> None:
-        self.train, self.valid = parts(data.train, data.sizes), parts(data.valid, data.valid_sizes)
+        self.train, self.valid = parts(data, "train"), parts(data, "valid")
         found = minimize_scalar(lambda log: self(np.exp(log)), bounds=(-9, 1), method="bounded")
         self.best = float(found.fun)
 

@@ -41,10 +41,7 @@ def clients_data(name: str, clients: int, q: float, seed: int) -> fs.FederatedDa
     data = fs.FederatedData.from_arrays(
         arrays, clients, fs.OneClass(q), seed=seed, valid_fraction=0.2, test=test
     )
-    labels = data.valid["y"]
-    real = np.arange(labels.shape[1]) < np.asarray(data.valid_sizes)[:, None]
-    weight = np.zeros(labels.shape, np.float32)
-    weight[real] = balance(labels[real], 10)
+    weight = balance(data.valid["y"], 10).astype(np.float32)
     return replace(data, valid={**data.valid, "weight": weight})
 
 

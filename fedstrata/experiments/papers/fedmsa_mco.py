@@ -37,7 +37,7 @@ PROBLEM = fs.risk_averse(U, LAM, DELTA)
 
 def objective(x: PyTree, data: fs.FederatedData) -> Any:
     """The centralised objective, for its gradient."""
-    u = jax.vmap(jax.vmap(lambda sample: U(x, sample)))(data.train).reshape(-1)
+    u = jax.vmap(lambda sample: U(x, sample))(data.train)
     return u.mean() + LAM * jnp.sqrt((jnp.maximum(0, u - u.mean()) ** 2).mean() + DELTA)
 
 

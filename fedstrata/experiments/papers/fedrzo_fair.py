@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 
 import fedstrata as fs
-from fedstrata.core.types import Integer, PyTree
+from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.data import federated
-from fedstrata.experiments.models import Model, relu_network
+from fedstrata.experiments.models import TILE, Model, relu_network
 from fedstrata.report import Column, PlotSpec, TableSpec
 
 CLASSES = 10
@@ -56,13 +56,11 @@ def fair(features: int, neurons: int, lam: float) -> Fair:
     def implicit(x: PyTree, y: PyTree, data: Any) -> Any:
         """The maximum over y of the payoff, on the training data."""
 
-        def of_client(samples: PyTree, size: Integer) -> Any:
-            real = jnp.arange(samples["y"].shape[0]) < size
-            masked = {**samples, "y": jnp.where(real, samples["y"], CLASSES)}  # padding belongs to no class
-            return by_class(model.loss, x, masked) / size
+        def of_class(x: PyTree, sample: PyTree) -> Any:
+            return jnp.zeros(CLASSES).at[sample["y"]].set(model.loss(x, sample))
 
-        parts = jax.lax.map(lambda pair: of_client(*pair), (data.train, jnp.asarray(data.sizes)))
-        return (parts.mean(0) ** 2).sum() / (2 * lam)
+        parts = data.mean(of_class, x, shares=data.shares("uniform"), tile=TILE)
+        return (parts**2).sum() / (2 * lam)
 
     metrics = {
         "implicit": implicit,

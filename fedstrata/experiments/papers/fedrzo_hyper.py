@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -37,28 +36,19 @@ L = 3.0  # of a client's lower level on centred pixels: a quarter of the largest
 def clients_data(name: str, clients: int, train: int, valid: int, seed: int) -> fs.FederatedData:
     """Each client's first samples for training, the next for validation; inputs are centred."""
     data = federated(name, clients, seed=seed).with_client_index()
-    centre = data.train["x"].mean((0, 1))
+    centre = data.train["x"].mean(0)
 
     def centred(samples: PyTree) -> Any:
         return {**samples, "x": samples["x"] - centre}
 
-    def part(first: int, last: int) -> Any:
-        return centred(jax.tree.map(lambda leaf: leaf[:, first:last], data.train))
+    def part(first: int, last: int) -> list[Any]:
+        own = map(data.client, range(clients))
+        return [centred(jax.tree.map(lambda leaf: leaf[first:last], samples)) for samples in own]
 
-    def sizes(number: int) -> np.ndarray:
-        return np.full(clients, number, np.int32)
-
-    if data.train["y"].shape[1] < train + valid or min(data.sizes) < train + valid:
+    if data.sizes.min() < train + valid:
         raise ValueError(f"{name} has fewer than {train + valid} samples for each of {clients} clients.")
-    return replace(
-        data,
-        train=part(0, train),
-        sizes=sizes(train),
-        equal=train,
-        valid=part(train, train + valid),
-        valid_sizes=sizes(valid),
-        valid_equal=valid,
-        test=centred(data.test),
+    return fs.FederatedData.from_clients(
+        part(0, train), valid=part(train, train + valid), test=centred(data.test)
     )
 
 
@@ -110,7 +100,7 @@ class Exact:
             return U.reshape(-1, U.shape[-1]), np.asarray(sign(part["y"]), float).ravel()
 
         (U, self.v), (V, self.signs) = pooled(data.train), pooled(data.valid)
-        self.G, self.cross, self.N = U @ U.T, V @ U.T, data.train["y"].shape[1]
+        self.G, self.cross, self.N = U @ U.T, V @ U.T, int(data.sizes[0])
         found = minimize_scalar(lambda t: self(np.exp(t)), bounds=(np.log(mu), np.log(1e3)), method="bounded")
         self.weight, self.best = float(np.exp(found.x)), float(found.fun)
 

@@ -71,8 +71,7 @@ def seen_by_the_leader(problem: fs.MPEC, alpha: float, steps: int) -> Callable[.
         return problem.leader(x, found.y, sample)
 
     def metric(x: PyTree, y: PyTree, data: fs.FederatedData) -> Any:
-        samples = jax.tree.map(lambda leaf: leaf.reshape(-1), data.train)
-        return jax.vmap(lambda sample: loss(x, sample, 0 * y[0]))(samples).mean()
+        return jax.vmap(lambda sample: loss(x, sample, 0 * y[0]))(data.train).mean()
 
     return metric
 

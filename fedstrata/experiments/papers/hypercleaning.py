@@ -66,7 +66,7 @@ def metrics(features: int) -> dict[str, Any]:
     accuracy = softmax(features, 10).metrics["accuracy"]
 
     def found(x: PyTree, y: PyTree, data: Any) -> Any:
-        return jnp.mean((x > 0) == data.train["clean"].reshape(-1))
+        return jnp.mean((x > 0) == data.train["clean"])
 
     return {"accuracy": lambda x, y, data: accuracy(y, None, data), "found": found}
 
@@ -95,7 +95,7 @@ def build(s: Setting) -> Task:
     if s.method == "all labels":
         x0 = x0 + TRUSTED
     elif s.method == "right labels":
-        x0 = jnp.where(jnp.asarray(data.train["clean"]).reshape(-1), TRUSTED, -TRUSTED)
+        x0 = jnp.where(data.train["clean"], TRUSTED, -TRUSTED)
     return Task(
         problem(features, s.lam),
         method_of(s),

@@ -131,12 +131,12 @@ def build(s: Setting) -> Task | RunRecord:
 def exact(s: Setting, toy: Regression, data: fs.FederatedData) -> RunRecord:
     """The reference: nothing is inexact but the number of steps."""
     began = time.perf_counter()
-    data, gamma, f = data.cast(), step_size(s.lam, s.mu), penalty(s.epsilon)
+    placed, gamma, f = data.placed(), step_size(s.lam, s.mu), penalty(s.epsilon)
     measured = metrics(s)
 
     def step(y: PyTree, _: Any) -> Any:
         values = {
-            name: metric(y, y, data) if _takes_data(name) else metric(y, y)
+            name: metric(y, y, placed) if _takes_data(name) else metric(y, y)
             for name, metric in measured.items()
         }
         values["primary"] = ((data.test["A"] @ y - data.test["b"]) ** 2).sum() / (2 * s.clients)

@@ -60,8 +60,9 @@ def posed(name: str, clients: int, people: int, epsilon: float, rho: float, seed
         data = fs.FederatedData.from_arrays(train, clients, seed=seed, test=test)
     else:
         data = federated(name, clients, seed=seed, limit=people)
-    u, v = _with_one(data.train["x"]), 2.0 * np.asarray(data.train["y"], float) - 1
-    sex = np.asarray(data.train["sex"], float)
+    train = data.stacked()
+    u, v = _with_one(train["x"]), 2.0 * np.asarray(train["y"], float) - 1
+    sex = np.asarray(train["sex"], float)
     use = minimize(_loss, np.zeros(u.shape[-1]), args=(u, v), jac=True, method="L-BFGS-B", tol=1e-9).x
     allowed = np.array([_loss(use, *pair)[0] for pair in zip(u, v, strict=True)]) + epsilon
     g = ((sex - sex.mean())[..., None] * u).mean((0, 1))
@@ -140,7 +141,7 @@ def worst_loss(x: PyTree, y: PyTree, data: Any) -> Any:
         losses = (jax.nn.softplus(-part["v"] * (part["u"] @ z)).mean() for z in (x, data.test["use"]))
         return next(losses) - next(losses)
 
-    return jax.vmap(rise)(data.train).max()
+    return jax.vmap(rise)(data.training.stacked()).max()
 
 
 def covariance(x: PyTree, y: PyTree, data: Any) -> Any:
@@ -209,11 +210,11 @@ def exact(s: Setting, p: Posed) -> RunRecord:
 
 def recorded(s: Setting, p: Posed, x: np.ndarray, seconds: float) -> RunRecord:
     """A model that no method of ours found, as a run."""
-    data, point = p.data.cast(), jnp.asarray(x, jnp.result_type(float))
+    data, point = p.data.placed(), jnp.asarray(x, jnp.result_type(float))
     assert p.problem.f.known is not None
     values = {name: float(metric(point, None, data)) for name, metric in METRICS.items()}
     values["secondary"] = float(p.problem.f.known(point))
-    values["primary"] = float(jax.vmap(lambda part: excess(point, part))(data.train).mean())
+    values["primary"] = float(jax.vmap(lambda part: excess(point, part))(data.training.stacked()).mean())
     history = {"round": np.array([0, s.rounds]), **{name: np.full(2, v) for name, v in values.items()}}
     return RunRecord(str(s.method), {}, s.seed, history, {}, seconds, str(s.method))
 

@@ -53,10 +53,7 @@ def problem_data(name: str, clients: int, curvature: float, seed: int) -> tuple[
         parts, A, b, x0 = [{"x": a, "y": t} for a, t in pairs], toy.A, toy.b, toy.x0
     else:
         real = regression(name, clients, seed)
-        parts = [
-            {key: np.asarray(leaf[i][:size]) for key, leaf in real.data.train.items()}
-            for i, size in enumerate(real.data.sizes)
-        ]
+        parts = [real.data.client(i) for i in range(clients)]
         A, b, x0 = real.A, real.b, real.x0
     solution = np.linalg.lstsq(A, b, rcond=None)[0]
     return fs.FederatedData.from_clients(parts, test={"solution": solution}), x0

@@ -1,0 +1,250 @@
+"""Samples as engines hold them: one flat array per leaf for all clients, and where each client's begin.
+
+    client i of a part:   leaf[offset_i : offset_i + size_i]
+    a minibatch:          leaf[offset_i + randint(size_i)]
+    all of them:          leaf[offset_i + 0 … capacity − 1]; rows past size_i repeat the last, with weight
+    zero
+
+A program has fixed shapes, so a mean over all samples of a client needs a `capacity` that is known when it is
+traced. Clients of like size are therefore grouped: each group runs with the capacity of its largest member,
+and a full pass costs about what its samples cost, whatever the spread of sizes. Where all sizes are equal
+there is one group, and the flat arrays are a stack of clients' arrays that need no look-up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.core import tree
+from fedstrata.core.client import Client, Samples
+from fedstrata.core.term import Term
+from fedstrata.core.types import Array, Function, Integer, PyTree
+
+PADDING = 1.5  # rows that a group may hold for each real one before like sizes are put together
+
+
+class Group(NamedTuple):
+    """Clients of like size that run with the same capacities (static)."""
+
+    clients: int
+    train: int
+    valid: int
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("leaves", "sizes", "offsets"),
+    meta_fields=("samples", "stride"),
+)
+@dataclass(frozen=True)
+class Part:
+    """The training or the validation samples of all clients.
+
+    Attributes:
+        leaves: arrays of shape (samples of all clients, …).
+        sizes: how many samples a client has.
+        offsets: where its samples begin.
+        samples: how many there are of all clients.
+        stride: where offsets are multiples of one number, that number, and the arrays can be seen as a
+            stack: it is the size of every client or, over a device mesh, a length to which clients are
+            padded.
+    """
+
+    leaves: PyTree
+    sizes: Array
+    offsets: Array
+    samples: int
+    stride: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """The number of clients, with those that only fill up a mesh."""
+        return self.sizes.shape[0]
+
+    def stacked(self) -> PyTree:
+        """Arrays of shape (clients, stride, …), where there is a stride."""
+        return jax.tree.map(lambda leaf: leaf.reshape(self.rows, -1, *leaf.shape[1:]), self.leaves)
+
+    def flat(self, clients: int) -> PyTree:
+        """The samples of the first so many clients, one after the other, without padding."""
+        if jax.tree.leaves(self.leaves)[0].shape[0] == self.samples:
+            return self.leaves
+        sizes = self.sizes[:clients]
+        gaps = self.offsets[:clients] - (jnp.cumsum(sizes) - sizes)
+        rows = jnp.arange(self.samples) + jnp.repeat(gaps, sizes, total_repeat_length=self.samples)
+        return jax.tree.map(lambda leaf: leaf[rows], self.leaves)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("training", "validation", "test", "server", "order"),
+    meta_fields=("clients", "equal", "valid_equal", "groups"),
+)
+@dataclass(frozen=True)
+class Placed:
+    """A data set where phases run. It is an argument of compiled programs, so its structure is static.
+
+    Attributes:
+        training, validation: the clients' samples; ``validation`` is None where there are none of their own.
+        test, server: as in `FederatedData`.
+        order: the clients by size, in which `groups` are consecutive; None where there is one group.
+        clients: how many there are.
+        equal, valid_equal: the size of every client, where it is the same for all.
+        groups: clients of like size.
+    """
+
+    training: Part
+    validation: Part | None
+    test: PyTree
+    server: PyTree
+    order: Array | None
+    clients: int
+    equal: int | None
+    valid_equal: int | None
+    groups: tuple[Group, ...]
+
+    @property
+    def train(self) -> PyTree:
+        """All clients' training samples, flat."""
+        return self.training.flat(self.clients)
+
+    @property
+    def valid(self) -> PyTree:
+        """All clients' validation samples, flat, or None."""
+        return None if self.validation is None else self.validation.flat(self.clients)
+
+    @property
+    def sizes(self) -> Array:
+        """How many training samples each client has."""
+        return self.training.sizes[: self.clients]
+
+    @property
+    def largest(self) -> Group:
+        """The capacities that suffice for every client."""
+        return Group(self.clients, max(g.train for g in self.groups), max(g.valid for g in self.groups))
+
+    def client(self, index: Integer, memory: PyTree = None, group: Group | None = None) -> Client:
+        """Client ``index`` (may be traced), whose samples are fetched from the flat arrays as needed.
+
+        Args:
+            index: which one.
+            memory: what it remembers.
+            group: whose capacities it has; by default those that suffice for everyone.
+        """
+        group = group or self.largest
+        train = _samples(self.training, index, self.equal, group.train)
+        valid = train
+        if self.validation is not None:
+            valid = _samples(self.validation, index, self.valid_equal, group.valid)
+        return Client(index, train, valid, memory, self.training.sizes[index] / self.sizes.sum())
+
+    def shares(self, weights: str) -> Array:
+        """The clients' weights in a mean: ``"uniform"``, or by their training ``"size"``; they sum to one."""
+        if weights == "uniform":
+            return jnp.full((self.clients,), 1 / self.clients)
+        sizes = self.sizes.astype(jnp.result_type(float))
+        return sizes / sizes.sum()
+
+    def each_client(self, function: Function, *own: PyTree) -> PyTree:
+        """``function(client, *its slices of own)`` of every client, stacked."""
+        return jax.vmap(lambda index, *own: function(self.client(index), *own))(
+            jnp.arange(self.clients), *own
+        )
+
+    def sample_shares(self, shares: Array, part: str = "train") -> Array:
+        """The weight of every sample of a part, where clients have these shares."""
+        of = self._part(part)
+        length = jax.tree.leaves(of.leaves)[0].shape[0]
+        return jnp.repeat(shares / of.sizes, of.sizes, total_repeat_length=length)
+
+    def _part(self, name: str) -> Part:
+        return self.training if name == "train" or self.validation is None else self.validation
+
+    def mean(
+        self, function: Function, *args: PyTree, shares: Array, part: str = "train", tile: int | None = None
+    ) -> PyTree:
+        """The clients' mean of the mean over their samples: a flat pass over all samples, with weights.
+
+        Args:
+            function: ``function(*args, sample)``; one that reads batches sees a client's samples as one.
+            args: what comes before the sample.
+            shares: the clients' weights, see `shares`.
+            part: ``"train"`` or ``"valid"``, where there is one.
+            tile: how many samples are taken at once; None is all.
+        """
+        term = Term.of(function)
+        if term.reads == "batch":
+            values = self.each_client(lambda client: getattr(client, part).full_mean(term).silent(*args))
+            return jax.tree.map(lambda v: jnp.tensordot(shares.astype(v.dtype), v, 1), values)
+        leaves, weights = self._part(part).leaves, self.sample_shares(shares, part)
+        length = weights.shape[0]
+        tile = length if tile is None else min(tile, length)
+
+        def values_of(first: Integer, rows: int) -> PyTree:
+            some = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, rows), leaves)
+            return term.each(some if rows < length else leaves, *args)
+
+        def summed(first: Integer, rows: int) -> PyTree:
+            own = jax.lax.dynamic_slice_in_dim(weights, first, rows)
+            return jax.tree.map(lambda v: jnp.tensordot(own.astype(v.dtype), v, 1), values_of(first, rows))
+
+        if term.mean is not None:  # such a mean needs every value
+            found = [values_of(first, min(tile, length - first)) for first in range(0, length, tile)]
+            return term.mean(jax.tree.map(lambda *v: jnp.concatenate(v), *found), weights)
+        total = summed(0, tile)
+        full, rest = divmod(length, tile)
+        if full > 1:
+            total = jax.lax.fori_loop(1, full, lambda t, sum: tree.add(sum, summed(t * tile, tile)), total)
+        return tree.add(total, summed(full * tile, rest)) if rest else total
+
+
+def _samples(part: Part, index: Integer, equal: int | None, capacity: int) -> Samples:
+    return Samples(part.leaves, part.sizes[index] if equal is None else equal, part.offsets[index], capacity)
+
+
+def groups_of(
+    sizes: np.ndarray, valid_sizes: np.ndarray | None
+) -> tuple[np.ndarray | None, tuple[Group, ...]]:
+    """The clients by size and their groups; no order where one group is good enough."""
+    valid = np.zeros_like(sizes) if valid_sizes is None else valid_sizes
+    whole = Group(len(sizes), int(sizes.max()), int(valid.max()))
+    if len(sizes) * (whole.train + whole.valid) <= PADDING * (sizes.sum() + valid.sum()):
+        return None, (whole,)
+    order = np.argsort(sizes, kind="stable").astype(np.int32)
+    octave = np.ceil(np.log2(sizes[order])).astype(int)
+    starts = np.flatnonzero(np.diff(octave, prepend=-1))
+    parts = np.split(order, starts[1:])
+    return order, tuple(Group(len(p), int(sizes[p].max()), int(valid[p].max())) for p in parts)
+
+
+def alike(datasets: list[Placed]) -> list[Placed]:
+    """Data sets of one structure, so that one program serves them all: with common capacities.
+
+    They must agree in the numbers of clients and samples and in the form of a sample.
+    """
+    if len({jax.tree.structure(d) for d in datasets}) == 1:
+        return datasets
+    largest = [d.largest for d in datasets]
+    group = Group(datasets[0].clients, max(g.train for g in largest), max(g.valid for g in largest))
+
+    def without_stride(part: Part | None) -> Part | None:
+        return None if part is None else replace(part, stride=None)
+
+    return [
+        replace(
+            d,
+            training=replace(d.training, stride=None),
+            validation=without_stride(d.validation),
+            order=None,
+            equal=None,
+            valid_equal=None,
+            groups=(group,),
+        )
+        for d in datasets
+    ]

@@ -1,0 +1,192 @@
+"""Flat storage: groups of like sizes, cohorts, memory and means agree with each client by hand."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from fedstrata.core import federated, storage
+
+SIZES = (1, 40, 2, 3, 17, 1, 5, 2, 33, 1)
+RNG = np.random.default_rng(0)
+CLIENTS = [{"a": RNG.normal(size=(n, 2)), "b": RNG.normal(size=n)} for n in SIZES]
+DATA = fs.FederatedData.from_clients(CLIENTS)
+VALID = fs.FederatedData.from_clients(CLIENTS, valid=[CLIENTS[(i + 3) % 10] for i in range(10)])
+
+
+def loss(x, s):
+    return 0.5 * (s["a"] @ x - s["b"]) ** 2
+
+
+problem = fs.Minimization(loss)
+
+
+def scaffold_by_hand(rounds, cohorts, weights):
+    """SCAFFOLD with full batches and K = 2, one client at a time."""
+    x, c, own = np.zeros(2), np.zeros(2), np.zeros((10, 2))
+    sizes = np.array(SIZES, float)
+    for r in range(rounds):
+        of = cohorts[r]
+        w = np.full(len(of), 1 / len(of)) if weights == "uniform" else sizes[of] / sizes[of].sum()
+        share = len(of) / 10 if weights == "uniform" else sizes[of].sum() / sizes.sum()
+        dx, dc = np.zeros(2), np.zeros(2)
+        for i, weight in zip(of, w, strict=True):
+            A, b = CLIENTS[i]["a"], CLIENTS[i]["b"]
+            y = x.copy()
+            for _ in range(2):
+                y = y - 0.1 * (A.T @ (A @ y - b) / len(b) - own[i] + c)
+            new = own[i] - c + (x - y) / (2 * 0.1)
+            dx, dc = dx + weight * (y - x), dc + weight * (new - own[i])
+            own[i] = new
+        x, c = x + dx, c + share * dc
+    return x
+
+
+def test_sizes_that_differ_much_are_grouped():
+    placed = DATA.placed()
+    assert sum(group.clients for group in placed.groups) == 10
+    assert len(placed.groups) > 2
+    assert sum(group.clients * group.train for group in placed.groups) < 1.5 * sum(SIZES)
+    assert jax.tree.leaves(placed.train)[0].shape[0] == sum(SIZES)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+@pytest.mark.parametrize("participation", [10, 4])
+@pytest.mark.parametrize("engine", ["simulated", fs.engines.Simulated(chunk=3), "sharded"], ids=str)
+def test_full_batches_cohorts_and_memory_by_hand(weights, participation, engine, x64):
+    from fedstrata.core.fed import Setup
+    from fedstrata.engines.rounds import cohort_of
+
+    setup = Setup(problem, 10, participation)
+    cohorts = []
+    for r in range(3):
+        key = jax.random.split(jax.random.fold_in(jax.random.key(5), r))[0]
+        cohort = cohort_of(setup, key)
+        cohorts.append(np.arange(10) if cohort is None else np.asarray(cohort))
+    method = fs.SCAFFOLD(eta_l=0.1, K=2)
+    result = fs.solve(
+        problem, method, DATA, np.zeros(2), rounds=3, seed=5, participation=participation, weights=weights,
+        engine=engine, progress=False,
+    )  # fmt: skip
+    np.testing.assert_allclose(result.x, scaffold_by_hand(3, cohorts, weights), rtol=1e-9)
+    gradients = sum(2 * sum(SIZES[i] for i in cohort) for cohort in cohorts)
+    assert result.ledger.gradients == gradients
+    means = [
+        np.mean([loss(np.zeros(2), {"a": a, "b": b}) for a, b in zip(*c.values(), strict=True)])
+        for c in CLIENTS
+    ]
+    w = np.full(10, 0.1) if weights == "uniform" else np.array(SIZES) / sum(SIZES)
+    np.testing.assert_allclose(result.history["loss"][0], np.dot(w, means), rtol=1e-9)
+
+
+def test_gathered_replies_come_in_the_clients_order(x64):
+    """FedRZO's scalars are gathered: with groups they must be put back where they belong."""
+    arguments = {"rounds": 2, "seed": 3, "progress": False}
+    for part in (10, 5):
+        found = [
+            fs.solve(
+                problem, fs.FedRZO(gamma=0.05, eta=0.1, H=2, batch_size=None, messages=messages), DATA,
+                np.zeros(2), participation=part, **arguments,
+            ).x
+            for messages in ("scalars", "vectors")
+        ]  # fmt: skip
+        np.testing.assert_allclose(*found, rtol=1e-9)
+
+
+def test_validation_sizes_need_not_follow_the_training_sizes(x64):
+    bilevel = fs.Bilevel(
+        lambda x, y, s: 0.5 * (s["a"] @ y - s["b"]) ** 2, lambda x, y, s: loss(y, s) + x @ x + y @ y
+    )
+    method = fs.FedMSA(alpha=0.01, beta=0.1, K=2, clients=4)
+    grouped = fs.solve(bilevel, method, VALID, np.zeros(2), y0=np.zeros(2), rounds=2, progress=False)
+    eager = fs.solve(
+        bilevel, method, VALID, np.zeros(2), y0=np.zeros(2), rounds=2, progress=False, engine="debug"
+    )
+    np.testing.assert_allclose(grouped.y, eager.y, rtol=1e-9)
+    np.testing.assert_allclose(grouped.history["upper"], eager.history["upper"], rtol=1e-9)
+    assert grouped.ledger == eager.ledger
+
+
+def test_evaluation_in_tiles(monkeypatch, x64):
+    whole = fs.solve(
+        problem, fs.FedAvg(gamma=0.1), DATA, np.ones(2), rounds=1, weights="size", progress=False
+    )
+    monkeypatch.setattr(fs.engines.Simulated, "tile", lambda *args: 16)
+    tiled = fs.solve(
+        fs.Minimization(lambda x, s: loss(x, s)), fs.FedAvg(gamma=0.1), DATA, np.ones(2), rounds=1,
+        weights="size", progress=False,
+    )  # fmt: skip
+    np.testing.assert_allclose(tiled.history["loss"], whole.history["loss"], rtol=1e-12)
+
+
+def test_data_is_placed_once_and_freed_with_the_object():
+    data = fs.FederatedData.from_clients(CLIENTS)
+    assert data.placed_bytes == 0
+    assert data.placed() is data.placed()
+    assert data.placed_bytes == sum(SIZES) * 3 * 4 + 10 * 3 * 4  # float32 samples; sizes, offsets, order
+    before = len(federated._placed)
+    del data
+    gc.collect()
+    assert len(federated._placed) == before - 1
+    with pytest.raises(ValueError, match="read-only"):
+        DATA.train["a"][0] = 1.0
+
+
+def test_a_hundred_thousand_clients_are_built_quickly():
+    clients = [{"x": np.zeros((3, 4), np.float32), "y": np.zeros(3, np.int32)} for _ in range(100_000)]
+    began = time.process_time()
+    data = fs.FederatedData.from_clients(clients)
+    assert time.process_time() - began < 1.0  # 0.5 s on an idle machine
+    assert data.clients == 100_000
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: fs.FederatedData({"a": np.ones(3)}, np.array([99])), "add up to 99.* 3 samples"),
+        (lambda: fs.FederatedData({"a": np.ones(3)}, np.array([3, 0])), "whole numbers ≥ 1"),
+        (lambda: fs.FederatedData({"a": np.ones(3)}, np.array([3]), valid={"a": np.ones(1)}), "together"),
+        (lambda: fs.FederatedData.from_clients({"a": np.ones(3)}), "one dict"),
+        (lambda: fs.FederatedData.from_clients([{"a": np.ma.masked_array([1.0], [True])}]), "masked"),
+        (lambda: fs.FederatedData.from_clients([{"a": np.array([2**32 + 1])}]).placed(), "wrap around"),
+    ],
+)
+def test_data_that_would_go_wrong_is_refused(build, message):
+    with pytest.raises(fs.DataError, match=message):
+        build()
+
+
+def test_small_dtypes_stay_small():
+    data = fs.FederatedData.from_clients([{"image": np.zeros((2, 8), np.uint8), "y": np.zeros(2, np.int64)}])
+    placed = data.placed()
+    assert placed.train["image"].dtype == jnp.uint8
+    assert placed.train["y"].dtype == jnp.int32
+
+
+def test_sets_of_one_size_can_differ_in_their_split_in_a_sweep(x64):
+    """Each seed its own split: sizes differ, the program is one."""
+    rng = np.random.default_rng(1)
+    arrays = {"a": rng.normal(size=(60, 2)), "b": rng.normal(size=60), "y": np.arange(60) % 3}
+    splits = [fs.FederatedData.from_arrays(arrays, 4, fs.Dirichlet(0.3), seed=s) for s in range(3)]
+    method = fs.FedAvg(gamma=0.1, H=2)
+    together = fs.sweep(problem, method, splits, np.zeros(2), rounds=2, seeds=(0, 1, 2), progress=False)
+    for seed, (split, found) in enumerate(zip(splits, together, strict=True)):
+        alone = fs.solve(problem, method, split, np.zeros(2), rounds=2, seed=seed, progress=False)
+        np.testing.assert_allclose(found.x, alone.x, rtol=1e-9)
+        np.testing.assert_allclose(found.history["loss"], alone.history["loss"], rtol=1e-9)
+        assert found.ledger == alone.ledger
+
+
+def test_groups_cost_what_their_samples_cost():
+    """Rows that are computed for each real one, over sizes as they come."""
+    rng = np.random.default_rng(0)
+    for sizes in (rng.zipf(1.5, 400).clip(1, 2000), rng.integers(1, 2000, 100), np.full(10, 7)):
+        _, groups = storage.groups_of(sizes.astype(np.int32), None)
+        assert sum(g.clients for g in groups) == len(sizes)
+        assert sum(g.clients * g.train for g in groups) <= 1.5 * sizes.sum()
