@@ -35,6 +35,14 @@ def x64() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def quick_compiler() -> Iterator[None]:
+    """For hundreds of small programs: most of the time would go into optimising them."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of real data, which does not come with the project."""

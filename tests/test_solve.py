@@ -133,13 +133,16 @@ def test_bad_arguments_say_what_to_do(changes, error, message):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: fs.FedAvg(gamma=-0.1), "gamma must be a positive number, but is -0.1"),
+        (
+            lambda: fs.FedAvg(gamma=-0.1),
+            "gamma must be a positive number or a function of the round, but is -0.1",
+        ),
         (lambda: fs.FedAvg(gamma=0.1, H=0), "H must be a whole number ≥ 1"),
-        (lambda: fs.FedAvg(gamma=0.1, H=np.array([1, -2])), "whole numbers ≥ 0"),
+        (lambda: fs.FedAvg(gamma=0.1, H=np.array([1, -2])), r"an array with one \(≥ 0\) for each client"),
         (lambda: fs.FedAvg(gamma=float("nan")), "gamma must be"),
         (
             lambda: fs.FedAvg(gamma=0.1, batch_size=0),
-            "batch_size must be a whole number ≥ 1, None for the full",
+            "batch_size must be a whole number ≥ 1 or None for the full",
         ),
         (lambda: fs.Scaffnew(gamma=0.1, p=1.5), r"p must be a number in \(0, 1\]"),
         (lambda: fs.engines.Simulated(chunk=0), "chunk must be"),

@@ -16,17 +16,16 @@ runs, so a method's text never sees schedules.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import MethodType
 from typing import (
-    Annotated,
     Any,
     ClassVar,
     Concatenate,
     Generic,
     Literal,
     ParamSpec,
+    Self,
     TypeVar,
     dataclass_transform,
     get_type_hints,
@@ -35,68 +34,33 @@ from typing import (
 import jax
 import numpy as np
 
+from fedstrata.core import tree
 from fedstrata.core.fed import Fed
+from fedstrata.core.hyperparameters import (
+    BatchSize,
+    Count,
+    Counts,
+    Field,
+    Fraction,
+    LocalSteps,
+    NonNegative,
+    PerSequence,
+    Positive,
+    Unit,
+)
 from fedstrata.core.problem import Problem
-from fedstrata.core.types import Integer, PyTree
-
-Schedule = Callable[[Any], Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Leaf:
-    """A real hyper-parameter, its range, and whether a schedule is allowed."""
-
-    low: float = -math.inf
-    high: float = math.inf
-    open_low: bool = False
-    words: str = "a finite number"
-    optional: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class _Count:
-    """A static whole number; ``varied`` also takes one per client or a function of the round."""
-
-    low: int = 1
-    optional: bool = False
-    varied: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """A part that may be a method itself, whose hyper-parameters then are leaves of the whole."""
-
-    optional: bool = True
-
-
-_Kind = _Leaf | _Count | _Part
-
-Real = Annotated[Any, _Leaf()]
-Positive = Annotated[Any, _Leaf(0.0, open_low=True, words="a positive number")]
-NonNegative = Annotated[Any, _Leaf(0.0, words="a number ≥ 0")]
-Fraction = Annotated[Any, _Leaf(0.0, 1.0, open_low=True, words="a number in (0, 1]")]
-Unit = Annotated[Any, _Leaf(0.0, 1.0, words="a number in [0, 1]")]
-Count = Annotated[int, _Count(1)]
-Steps = Annotated[Any, _Count(0, varied=True)]
-BatchSize = Annotated[int | None, _Count(1, optional=True)]
-Part = Annotated[Any, _Part()]
-
-
-def _kind(annotation: Any) -> _Kind | None:
-    """The marker inside an annotation, also where it is one alternative of a union (``Positive | None``)."""
-    for marker in getattr(annotation, "__metadata__", ()):
-        if isinstance(marker, _Kind):
-            return marker
-    arguments = getattr(annotation, "__args__", ())
-    for argument in arguments:
-        if (marker := _kind(argument)) is not None:
-            return dataclasses.replace(marker, optional=True) if type(None) in arguments else marker
-    return None
-
+from fedstrata.core.types import Integer, Key, PyTree
 
 METHODS: dict[str, type[Method]] = {}
 
 Reveals = Literal["averages", "replies"]
+
+
+# Covariant, which mypy would rather not have in parameters, so that methods for different problems have a
+# type in common: that a problem fits is checked by `solve`, and a state goes back to where it came from.
+# mypy: disable-error-code="misc"
+ProblemT = TypeVar("ProblemT", bound=Problem, covariant=True)
+StateT = TypeVar("StateT", covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -109,65 +73,68 @@ class by_options(Generic[P, R]):
         self.__doc__ = function.__doc__
 
     def __get__(self, instance: object, owner: type) -> Callable[P, R]:
+        # a dataclass keeps a field's default as an attribute of the class, which is all that this needs
         return MethodType(self.function, owner if instance is None else instance)
 
 
-class Method:
+class Method(Generic[ProblemT, StateT]):
     """Base of all methods: argument checks, schedules, and defaults for the optional parts.
 
     Class attributes that a method's file sets:
         solves: the problem classes it is for.
         needs: what it asks of the problem's functions, in words for the documentation.
         full_participation: why it needs all clients in every round, or None if it does not.
+    and one that `method` sets:
+        hyperparameters: what each of its fields may be.
     """
 
     solves: ClassVar[tuple[type[Problem], ...]] = ()
     needs: ClassVar[str] = "gradients"
     full_participation: ClassVar[str | None] = None
-    _kinds: ClassVar[dict[str, _Kind]] = {}
+    hyperparameters: ClassVar[dict[str, Field]] = {}
 
     def __post_init__(self) -> None:
-        for name, kind in self._kinds.items():
-            _check(type(self).__name__, name, getattr(self, name), kind)
+        for name, field in self.hyperparameters.items():
+            value = field.check(type(self).__name__, name, getattr(self, name))
+            object.__setattr__(self, name, value)
 
-    def at(self, r: Integer) -> Any:
+    def at(self, r: Integer) -> Self:
         """This method with every schedule replaced by its value at round ``r``."""
         now = self.scheduled(r)
-        return self.having(now) if now else self
+        return self.replaced(now) if now else self
 
     def scheduled(self, r: Integer) -> dict[str, Any]:
         """The values at round ``r`` of those hyper-parameters that are schedules."""
-        names = (name for name, kind in self._kinds.items() if not isinstance(kind, _Part))
-        return {name: value(r) for name in names if callable(value := getattr(self, name))}
+        values = {name: getattr(self, name) for name in self.hyperparameters}
+        return {name: v(r) for name, v in values.items() if self.hyperparameters[name].scheduled(v)}
 
-    def having(self, values: dict[str, Any]) -> Any:
-        """A copy with some hyper-parameters replaced, without the checks (values may be traced)."""
+    def replaced(self, values: dict[str, Any]) -> Self:
+        """A copy with some hyper-parameters replaced by leaves, without the checks: they may be traced."""
         new = object.__new__(type(self))
-        for f in dataclasses.fields(self):  # type: ignore[arg-type]
-            object.__setattr__(new, f.name, values.get(f.name, getattr(self, f.name)))
-        object.__setattr__(new, "_leaves", _leaves(self) | values.keys())
+        for name in self.hyperparameters:
+            object.__setattr__(new, name, values.get(name, getattr(self, name)))
+        tree.fix_leaves(new, tree.leaf_names(self, _leaves) | values.keys())
         return new
 
-    def plan(self, rounds: int) -> Any:
+    def plan(self, rounds: int) -> Self:
         """This method told how many rounds there will be, for rules that need the horizon.
 
         What it fills in should be leaves, so that another horizon does not recompile. They are part of a
-        checkpoint's
-        configuration: such a run is resumed with the same ``rounds``.
+        checkpoint's configuration: such a run is resumed with the same ``rounds``.
         """
         return self
 
-    def remarks(self, state: PyTree) -> list[str]:
+    def remarks(self, state: StateT) -> list[str]:
         """What the user is to be warned of after `start`, whose state has values here."""
         return []
 
     @classmethod
-    def needs_for(cls, problem: Any) -> str:
+    def needs_for(cls, problem: ProblemT) -> str:
         """What it asks of this problem's functions, where that differs between the classes it solves."""
         return cls.needs
 
     @by_options
-    def reveals_on(self, problem: Any) -> Reveals:
+    def reveals_on(self, problem: ProblemT) -> Reveals:
         """What the server sees on this problem: ``"averages"`` alone, fit for secure aggregation, or replies.
 
         It follows from the verbs: `Fed.gather` reveals replies, and so does an average over one client. Asked
@@ -176,45 +143,55 @@ class Method:
         return "averages"
 
     @classmethod
-    def refuses(cls, problem: Any) -> str | None:
+    def refuses(cls, problem: ProblemT) -> str | None:
         """Why the method cannot be given this problem, whatever its hyper-parameters; or None."""
         return None
 
-    def check(self, problem: Any, clients: int) -> None:
-        """Raise where hyper-parameters do not fit the problem; called once before anything is compiled."""
+    def lengths(self, problem: ProblemT, clients: int) -> dict[str, int]:
+        """How many numbers an array of each axis must have, where that is known."""
+        return {"client": clients}
 
-    def second(self, problem: Any, y0: PyTree, clients: int) -> PyTree:
+    def check(self, problem: ProblemT, clients: int) -> None:
+        """Raise where hyper-parameters do not fit the problem; called once before anything is compiled."""
+        if (reason := self.refuses(problem)) is not None:
+            raise ValueError(reason)
+        lengths = self.lengths(problem, clients)
+        for name, field in self.hyperparameters.items():
+            field.check_length(type(self).__name__, name, getattr(self, name), lengths)
+
+    def start_y(self, problem: ProblemT, y0: PyTree, clients: int) -> PyTree:
         """The second variable's start, where the method has one that the problem has not; else as given."""
         return y0
 
-    def init(self, problem: Any, x0: PyTree, y0: PyTree) -> Any:
+    def init(self, problem: ProblemT, x0: PyTree, y0: PyTree) -> StateT:
         """The state before the first round."""
         raise NotImplementedError
 
-    def round(self, problem: Any, fed: Any, key: jax.Array, r: Integer, state: PyTree) -> Any:
-        """One round: the state after it."""
-        raise NotImplementedError
-
-    def start(self, problem: Any, fed: Fed, key: jax.Array, state: Any) -> Any:
-        """Exchanges with all clients before the first round; the state after them."""
+    def start(self, problem: ProblemT, fed: Fed, key: Key, state: StateT) -> StateT:
+        """Exchanges before the first round, with all clients: the state after them."""
         return state
 
     @classmethod
     def starts(cls) -> bool:
-        """Whether there are any."""
+        """Whether there are any; without them an engine needs no program for `start`."""
         return cls.start is not Method.start
 
-    def memory(self, problem: Any, x0: PyTree, y0: PyTree) -> PyTree:
+    def round(self, problem: ProblemT, fed: Fed, key: Key, r: Integer, state: StateT) -> StateT:
+        """One round: the state after it."""
+        raise NotImplementedError
+
+    def memory(self, problem: ProblemT, x0: PyTree, y0: PyTree) -> PyTree:
         """What every client remembers before the first round; None where clients remember nothing."""
         return None
 
-    def output(self, state: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
+    def output(self, state: StateT, memory: PyTree) -> tuple[PyTree, PyTree]:
         """``(x, y)`` as the result and the metrics see them; ``memory`` has a leading client axis."""
-        return state.x, getattr(state, "y", None)
+        at: Any = state  # a NamedTuple with the main variable x, and what else passes from round to round
+        return at.x, getattr(at, "y", None)
 
     def describe(self) -> dict[str, Any]:
         """Hyper-parameters as plain values, for configurations and tables."""
-        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {name: _plain(getattr(self, name)) for name in self.hyperparameters}
 
 
 def _plain(value: Any) -> Any:
@@ -227,82 +204,48 @@ def _plain(value: Any) -> Any:
     return repr(value)
 
 
-def _check(owner: str, name: str, value: Any, kind: _Kind) -> None:
-    if isinstance(kind, _Part):
-        return
-    if callable(value):
-        if isinstance(kind, _Count) and not kind.varied:
-            raise TypeError(f"{owner}: {name} must be a whole number, but is the function {value!r}.")
-        return
-    if value is None and kind.optional:
-        return
-    if isinstance(kind, _Leaf):
-        array = np.asarray(value)
-        if array.dtype.kind not in "iuf":
-            raise TypeError(
-                f"{owner}: {name} must be {kind.words} or a schedule of the round, but is {value!r}."
-            )
-        good = (
-            np.isfinite(array)
-            & (array <= kind.high)
-            & ((array > kind.low) if kind.open_low else (array >= kind.low))
-        )
-        if not good.all():
-            raise ValueError(f"{owner}: {name} must be {kind.words}, but is {value!r}.")
-        return
-    if kind.varied and getattr(value, "ndim", 0) == 1:
-        if not np.issubdtype(value.dtype, np.integer) or (np.asarray(value) < kind.low).any():
-            raise ValueError(f"{owner}: {name} must hold whole numbers ≥ {kind.low}, but is {value!r}.")
-        return
-    low = 1 if kind.varied else kind.low
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
-        also = ", None for the full batch" if kind.optional else ""
-        also = ", an array with one per client, or a function of the round" if kind.varied else also
-        raise ValueError(f"{owner}: {name} must be a whole number ≥ {low}{also}, but is {value!r}.")
+def _leaves(method: Method) -> set[str]:
+    """The fields that are leaves: numbers, arrays, and parts that are methods themselves."""
+    return {
+        name
+        for name, field in method.hyperparameters.items()
+        if field.is_leaf(value := getattr(method, name)) or isinstance(value, Method)
+    }
 
 
-def _leaves(method: Any) -> frozenset[str]:
-    """The names of the fields that are leaves: fixed when a tree is put together, else told by the values."""
-    fixed = getattr(method, "_leaves", None)
-    if fixed is not None:
-        return fixed
-    return frozenset(name for name, kind in method._kinds.items() if _is_leaf(getattr(method, name), kind))
-
-
-def _is_leaf(value: Any, kind: _Kind) -> bool:
-    if isinstance(kind, _Part):
-        return isinstance(value, Method)
-    if callable(value) or value is None:
-        return False
-    return isinstance(kind, _Leaf) or getattr(value, "ndim", 0) >= 1
-
-
-T = TypeVar("T", bound=type[Method])
+MethodT = TypeVar("MethodT", bound=type[Method])
 
 
 @dataclass_transform(frozen_default=True)
-def method(cls: T) -> T:
-    """Make a frozen dataclass of a method's class, register it as a pytree and in `METHODS`."""
+def method(cls: MethodT) -> MethodT:
+    """Make a frozen dataclass of a method's class, register it as a pytree and in `METHODS`.
+
+    What is a leaf depends on the value, not on the class alone: a schedule is a function, which is static,
+    and an optional number may be None.
+    """
     cls = dataclasses.dataclass(frozen=True)(cls)  # type: ignore[assignment]
     hints = get_type_hints(cls, include_extras=True)
-    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    cls._kinds = {name: kind for name in names if (kind := _kind(hints[name])) is not None}
-
-    def flatten(obj: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        leaves = _leaves(obj)
-        children = [getattr(obj, name) for name in names if name in leaves]
-        return children, tuple(
-            (name, name in leaves, None if name in leaves else getattr(obj, name)) for name in names
-        )
-
-    def unflatten(static: tuple[Any, ...], children: Any) -> Any:
-        obj = object.__new__(cls)
-        leaves: Iterator[Any] = iter(children)
-        for name, is_leaf, value in static:
-            object.__setattr__(obj, name, next(leaves) if is_leaf else value)
-        object.__setattr__(obj, "_leaves", frozenset(name for name, is_leaf, _ in static if is_leaf))
-        return obj
-
-    jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+    cls.hyperparameters = {f.name: Field.of(hints[f.name]) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    tree.register(cls, _leaves)
     METHODS[cls.__name__] = cls
     return cls
+
+
+__all__ = [
+    "METHODS",
+    "BatchSize",
+    "Count",
+    "Counts",
+    "Fraction",
+    "LocalSteps",
+    "Method",
+    "NonNegative",
+    "PerSequence",
+    "Positive",
+    "ProblemT",
+    "Reveals",
+    "StateT",
+    "Unit",
+    "by_options",
+    "method",
+]

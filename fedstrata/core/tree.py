@@ -5,6 +5,10 @@ Scalars are cast to each leaf's dtype, so that a float64 step size never promote
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -64,3 +68,38 @@ def nonfinite_leaves(tree: PyTree) -> list[str]:
         if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(jnp.isfinite(leaf).all()):
             found.append(jax.tree_util.keystr(path) or "(value)")
     return found
+
+
+def register(cls: type, leaves_of: Callable[[Any], Iterable[str]]) -> None:
+    """Make a pytree of a dataclass: the fields that ``leaves_of`` names are its children, the rest is static.
+
+    An object made of children skips ``__init__``, and is not asked for its leaves again: they may then be
+    tracers or placeholders, which no check understands, and by which nothing can be told.
+    """
+    names = tuple(f.name for f in fields(cls))
+
+    def flatten(obj: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        leaves = leaf_names(obj, leaves_of)
+        keyed = [(jax.tree_util.GetAttrKey(name), getattr(obj, name)) for name in names if name in leaves]
+        return keyed, (leaves, *(getattr(obj, name) for name in names if name not in leaves))
+
+    def unflatten(static: tuple[Any, ...], children: Iterable[Any]) -> Any:
+        obj: Any = object.__new__(cls)
+        leaves, values, rest = static[0], iter(children), iter(static[1:])
+        for name in names:
+            object.__setattr__(obj, name, next(values if name in leaves else rest))
+        fix_leaves(obj, leaves)
+        return obj
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
+
+
+def leaf_names(obj: Any, leaves_of: Callable[[Any], Iterable[str]]) -> frozenset[str]:
+    """The leaves of a registered object: those that were fixed, else by ``leaves_of``."""
+    fixed = vars(obj).get("_leaves")
+    return frozenset(leaves_of(obj)) if fixed is None else fixed
+
+
+def fix_leaves(obj: Any, leaves: Iterable[str]) -> None:
+    """Say which fields of a registered object are its leaves, whatever values they hold."""
+    object.__setattr__(obj, "_leaves", frozenset(leaves))

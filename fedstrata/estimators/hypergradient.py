@@ -9,7 +9,7 @@ together: about the arithmetic of two gradients, and the memory of no more than 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from fedstrata.core.client import Oracle
 from fedstrata.core.types import PyTree
 from fedstrata.estimators.gradients import gradients
 
-PRODUCTS = ("exact", "differences")
+Products = Literal["exact", "differences"]
 
 
 class Curvature(NamedTuple):
@@ -37,7 +37,7 @@ class Coupled(NamedTuple):
     v: PyTree  # the solution of the linear system
 
 
-def curvature(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: str = "exact") -> Curvature:
+def curvature(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: Products = "exact") -> Curvature:
     """∇_w g, ∇²_ww g·v and ∇²_xw g·v from one linearisation.
 
     Args:
@@ -52,17 +52,17 @@ def curvature(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: str = "exact
     return _curvature(g, x, w, v, products)
 
 
-def product(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: str = "exact") -> PyTree:
+def product(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: Products = "exact") -> PyTree:
     """∇²_ww g·v alone; see `curvature`."""
     return _curvature(g, x, w, v, products).product
 
 
-def mixed_product(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: str = "exact") -> PyTree:
+def mixed_product(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: Products = "exact") -> PyTree:
     """∇²_xw g·v alone; see `curvature`."""
     return _curvature(g, x, w, v, products).mixed
 
 
-def _curvature(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: str) -> Curvature:
+def _curvature(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: Products) -> Curvature:
     def slopes(w: PyTree) -> tuple[PyTree, PyTree]:
         return jax.grad(g.silent, argnums=(0, 1))(x, w)
 
@@ -85,7 +85,7 @@ def difference_step(w: PyTree, v: PyTree) -> jax.Array:
 
 
 def bilevel_maps(
-    f: Oracle, g: Oracle, x: PyTree, z: Coupled, products: str = "exact"
+    f: Oracle, g: Oracle, x: PyTree, z: Coupled, products: Products = "exact"
 ) -> tuple[PyTree, Coupled]:
     """The maps of FedMSA, SOBA and SimFBO.
 
@@ -109,9 +109,9 @@ def bilevel_maps(
 
 
 __all__ = [
-    "PRODUCTS",
     "Coupled",
     "Curvature",
+    "Products",
     "bilevel_maps",
     "curvature",
     "difference_step",

@@ -33,7 +33,7 @@ from fedstrata.core.term import Term
 from fedstrata.core.types import Function, PyTree
 from fedstrata.estimators.compositional import chain_of, followed
 from fedstrata.estimators.gradients import gradient, gradients
-from fedstrata.estimators.hypergradient import Coupled, bilevel_maps
+from fedstrata.estimators.hypergradient import Coupled, Products, bilevel_maps
 from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
 from fedstrata.problems.levels import rule_of
 
@@ -92,7 +92,7 @@ def second(Z: tuple[PyTree, ...]) -> PyTree:
 
 
 def draw(
-    problem: Problem, client: Client, key: jax.Array, batch_size: int | None, products: str = "exact"
+    problem: Problem, client: Client, key: jax.Array, batch_size: int | None, products: Products = "exact"
 ) -> Maps:
     """The maps ``(x, Z) ↦ (P, (S¹, …, S^N))`` at samples drawn now.
 

@@ -23,7 +23,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Method, Positive, Reveals, Steps, by_options, method
+from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
@@ -37,12 +37,12 @@ class State(NamedTuple):
 
 
 @method
-class AFL(Method):
+class AFL(Method[Minimization, State]):
     """``H`` local steps of size ``gamma`` in x, one of size ``eta_lam`` in the clients' weights."""
 
     gamma: Positive  # γ
     eta_lam: Positive  # η_λ
-    H: Steps = 1
+    H: LocalSteps = 1
     batch_size: BatchSize = None
 
     solves = (Minimization,)
@@ -52,7 +52,7 @@ class AFL(Method):
     def reveals_on(self, problem: Minimization) -> Reveals:
         return "replies"
 
-    def second(self, problem: Minimization, y0: PyTree, clients: int) -> jax.Array:
+    def start_y(self, problem: Minimization, y0: PyTree, clients: int) -> jax.Array:
         if y0 is None:
             return jnp.full((clients,), 1 / clients)
         good = jnp.shape(y0) == (clients,) and bool((y0 >= 0).all()) and abs(float(y0.sum()) - 1) < 1e-5

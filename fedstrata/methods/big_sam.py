@@ -16,7 +16,7 @@ Reveals only averages. Needs gradients, and products for the scale.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ class State(NamedTuple):
 
 
 @method
-class BiGSAM(Regularized):
+class BiGSAM(Regularized[State]):
     """Averages of a gradient step on f and one on h, the first with a weight that falls like 1/k.
 
     Args:
@@ -61,7 +61,7 @@ class BiGSAM(Regularized):
 
     needs = "gradients, products"
 
-    def check(self, problem: Any, clients: int) -> None:
+    def check(self, problem: Selection, clients: int) -> None:
         super().check(problem, clients)
         if problem.f.regularizer is not None and self.mu is None:
             raise ValueError(

@@ -18,7 +18,7 @@ products with g's Jacobian.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 
@@ -40,18 +40,13 @@ class State(NamedTuple):
 
 
 @method
-class CompositionalFedAvg(Compositional):
+class CompositionalFedAvg(Compositional[State]):
     """Federated averaging with ``I`` local steps of size ``eta`` on the clients' own compositions."""
 
     eta: Positive  # η
     I: Count = 1
-    case: int = 1
+    case: Literal[1, 2] = 1
     batch_size: BatchSize = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.case not in (1, 2):
-            raise ValueError(f"CompositionalFedAvg: case must be 1 or 2, but is {self.case!r}.")
 
     @by_options
     def reveals_on(self, problem: Composition) -> Reveals:
@@ -63,7 +58,14 @@ class CompositionalFedAvg(Compositional):
     def memory(self, problem: Composition, x0: PyTree, y0: PyTree) -> PyTree:
         return x0 if self.case == 2 else None
 
-    def step(self, chain: c.Chain, client: Client, key: Key, x: PyTree, used: Any = None) -> PyTree:
+    def step(
+        self,
+        chain: c.Chain,
+        client: Client,
+        key: Key,
+        x: PyTree,
+        used: tuple[c.Values, c.Values] | None = None,
+    ) -> PyTree:
         if used is None:
             y: c.Values = ()
             for n in range(len(chain.inner)):

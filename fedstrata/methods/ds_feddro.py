@@ -24,7 +24,7 @@ with g's Jacobian.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -39,8 +39,6 @@ from fedstrata.methods._shared.compositional import Compositional
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import ARITHMETIC, rule_of
 
-EMBEDDINGS = ("server", "local")
-
 
 class State(NamedTuple):
     """The server's iterate and embedding."""
@@ -50,7 +48,7 @@ class State(NamedTuple):
 
 
 @method
-class DSFedDRO(Compositional):
+class DSFedDRO(Compositional[State]):
     """``I`` local steps ``eta`` with momentum ``beta``, then the server's steps ``gamma_x``, ``gamma_y``."""
 
     eta: Positive  # η
@@ -58,13 +56,8 @@ class DSFedDRO(Compositional):
     I: Count = 1
     gamma_x: Positive = 1.0  # γ_x
     gamma_y: Positive = 1.0  # γ_y
-    embedding: str = "server"
+    embedding: Literal["server", "local"] = "server"
     batch_size: BatchSize = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.embedding not in EMBEDDINGS:
-            raise ValueError(f"DSFedDRO: embedding must be one of {EMBEDDINGS}, but is {self.embedding!r}.")
 
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
         return State(x0, c.followed(problem, y0))

@@ -22,7 +22,7 @@ Reveals only averages. Needs gradients. With one client and K = 1 it is accelera
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
@@ -31,8 +31,7 @@ from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, Method, Positive, method
-from fedstrata.core.problem import Problem
-from fedstrata.core.types import Integer, Key, PyTree
+from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
 
@@ -45,7 +44,7 @@ class State(NamedTuple):
 
 
 @method
-class FedAC(Method):
+class FedAC(Method[Minimization, State]):
     """``K`` accelerated local steps.
 
     Args:
@@ -60,18 +59,14 @@ class FedAC(Method):
     mu: Positive  # μ
     K: Count = 1
     batch_size: BatchSize = None
-    variant: str = "I"
+    variant: Literal["I", "II"] = "I"
 
     solves = (Minimization,)
-
-    def check(self, problem: Problem, clients: int) -> None:
-        if self.variant not in ("I", "II"):
-            raise ValueError(f"FedAC: variant must be 'I' or 'II', but is {self.variant!r}.")
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0, x0)
 
-    def coupling(self) -> tuple[Any, Any, Any]:
+    def coupling(self) -> tuple[Real, Real, Real]:
         """α, β and γ."""
         gamma = jnp.maximum(self.eta, jnp.sqrt(self.eta / (self.mu * self.K)))
         if self.variant == "I":
@@ -80,7 +75,9 @@ class FedAC(Method):
         alpha = 3 / (2 * gamma * self.mu) - 0.5
         return alpha, (2 * alpha**2 - 1) / (alpha - 1), gamma
 
-    def local_steps(self, problem: Minimization, client: Client, key: Key, w: PyTree, w_ag: PyTree) -> Any:
+    def local_steps(
+        self, problem: Minimization, client: Client, key: Key, w: PyTree, w_ag: PyTree
+    ) -> tuple[PyTree, ...]:
         """Lines 2 to 5."""
         alpha, beta, gamma = self.coupling()
 

@@ -19,7 +19,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Method, Positive, Steps, method
+from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
@@ -32,11 +32,11 @@ class State(NamedTuple):
 
 
 @method
-class FedAvg(Method):
+class FedAvg(Method[Minimization, State]):
     """Federated averaging with ``H`` local steps of size ``gamma``."""
 
     gamma: Positive  # γ
-    H: Steps = 1
+    H: LocalSteps = 1
     batch_size: BatchSize = None
 
     solves = (Minimization,)

@@ -52,11 +52,11 @@ class Memory(NamedTuple):
     """What a client keeps between the exchanges: the point it embedded last, and the step of the round."""
 
     x: PyTree  # x_k
-    step: Any  # t
+    step: jax.Array  # t
 
 
 @method
-class FedDRO(Compositional):
+class FedDRO(Compositional[State]):
     """``I`` local steps of size ``eta``, in each of which an embedding of momentum ``beta`` is averaged."""
 
     eta: Positive  # η

@@ -33,28 +33,27 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Count, Method, Positive, Reveals, Steps, Unit, by_options, method
+from fedstrata.core.method import (
+    BatchSize,
+    Count,
+    LocalSteps,
+    PerSequence,
+    Positive,
+    Reveals,
+    Unit,
+    by_options,
+    method,
+)
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators import sequences
-from fedstrata.estimators.compositional import chain_of, pull, value
-from fedstrata.estimators.hypergradient import PRODUCTS
-from fedstrata.methods._shared.compositional import level_mean, revealed_by_levels
-from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
-from fedstrata.problems.levels import rule_of
-
-
-class Point(NamedTuple):
-    """The main variable and the sequences; also a direction of both."""
-
-    x: PyTree
-    Z: tuple[PyTree, ...]
+from fedstrata.estimators.hypergradient import Products
+from fedstrata.methods._shared.sequences import Point, Sequences, step
 
 
 class State(NamedTuple):
@@ -66,57 +65,8 @@ class State(NamedTuple):
     direction: Point  # (h_{r−1}, q_{r−1})
 
 
-class Sequences(Method):
-    """What the methods of coupled sequences share."""
-
-    solves = sequences.SOLVES
-    needs = "gradients, in bilevel problems Hessian-vector products"
-    server_steps = False
-
-    @classmethod
-    def needs_for(cls, problem: Any) -> str:
-        return needs_of(problem)
-
-    @classmethod
-    def refuses(cls, problem: Any) -> str | None:
-        return refused_sets(cls.__name__, problem, cls.server_steps)
-
-    @by_options
-    def reveals_on(self, problem: Problem) -> Reveals:
-        return revealed_by_levels(problem) if isinstance(problem, Composition) else "averages"
-
-    def output(self, state: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
-        return state.x, sequences.second(state.Z)
-
-    def inner_value(self, problem: Composition, client: Client, key: Key, at: Any) -> PyTree:
-        """A phase: gⁿ on all samples; ``at`` is z^{n−1} behind n − 1 times None."""
-        return value(chain_of(problem), client, key, None, len(at) - 1, at[-1])
-
-    def inner_adjoint(
-        self, problem: Composition, client: Client, key: Key, values: PyTree, pulled: PyTree
-    ) -> PyTree:
-        """A phase: the adjoint below those in ``pulled``, on all samples."""
-        return pull(chain_of(problem), client, key, None, values, pulled)
-
-    def exact_start(self, problem: Problem, fed: Fed, key: Key, x: PyTree, Z: PyTree) -> PyTree:
-        """A composition's values and adjoints at x, one exchange for each; other problems keep their Z."""
-        if not isinstance(problem, Composition) or not Z:
-            return Z
-        chain = chain_of(problem)
-        values: tuple[PyTree, ...] = ()
-        pulled: tuple[PyTree, ...] = ()
-        for n, level in enumerate(chain.inner):
-            at = (*[None] * n, values[-1] if n else x)
-            values = (*values, level_mean(fed, rule_of(level), self.inner_value, key, at))
-        if not isinstance(Z[0], sequences.Tracked):
-            return values
-        for _ in range(chain.pulls):
-            pulled = (*pulled, fed.average(self.inner_adjoint, key, values, pulled))
-        return sequences.compose(problem, values, pulled)
-
-
 @method
-class FedMSA(Sequences):
+class FedMSA(Sequences[State]):
     """Multi-sequence stochastic approximation with ``K`` local steps of ``clients`` chosen clients.
 
     Args:
@@ -133,12 +83,12 @@ class FedMSA(Sequences):
     """
 
     alpha: Positive  # α
-    beta: Positive  # β_n
+    beta: PerSequence[Positive]  # β_n
     rho: Unit = 0.5  # ρ
-    K: Steps = 1
+    K: LocalSteps = 1
     clients: Count = 1
     adjoint: bool = True
-    products: str = "exact"
+    products: Products = "exact"
     batch_size: BatchSize = None
 
     @by_options
@@ -146,7 +96,7 @@ class FedMSA(Sequences):
         return "replies" if self.clients == 1 else super().reveals_on(problem)
 
     def check(self, problem: Problem, clients: int) -> None:
-        check_sequences("FedMSA", problem, self.beta, self.products)
+        super().check(problem, clients)
         if self.clients > clients:
             raise ValueError(f"FedMSA: {self.clients} clients are to be chosen of {clients}.")
 
@@ -163,7 +113,7 @@ class FedMSA(Sequences):
         return Point(*sequences.draw(problem, client, key, self.batch_size, self.products)(*now))
 
     def momentum(
-        self, problem: Problem, client: Client, key: Key, keep: Any, now: Point, before: Point
+        self, problem: Problem, client: Client, key: Key, keep: Real, now: Point, before: Point
     ) -> Point:
         """Line 2 without h_{r−1}, which the server adds."""
         maps = sequences.draw(problem, client, key, self.batch_size, self.products)
@@ -176,7 +126,7 @@ class FedMSA(Sequences):
         return step(problem, factor * self.alpha, factor * jnp.asarray(self.beta), point, direction, client)
 
     def local_steps(
-        self, problem: Problem, client: Client, key: Key, begun: Any, point: Point, direction: Point
+        self, problem: Problem, client: Client, key: Key, begun: Integer, point: Point, direction: Point
     ) -> Point:
         """Lines 4 to 6; ``begun`` is 0 in round 0, else 1."""
         K = steps_of(self.K, client)
@@ -214,48 +164,3 @@ class FedMSA(Sequences):
         begun = jnp.asarray(r > 0, jnp.int32)  # line 1
         x, Z = fed.average(self.local_steps, key_local, begun, now, direction, of=chosen, around=now)
         return State(x, Z, now, direction)  # lines 4, 7
-
-
-def check_sequences(name: str, problem: Any, beta: Real, products: str, *, server: bool = False) -> None:
-    """Arguments that methods of coupled sequences share; ``server``: the server makes the steps."""
-    if products not in PRODUCTS:
-        raise ValueError(f"{name}: products must be one of {PRODUCTS}, but is {products!r}.")
-    if reason := refused_sets(name, problem, server):
-        raise ValueError(reason)
-    N = sequences.number(problem)
-    if not callable(beta) and np.ndim(beta) == 1 and np.shape(beta)[0] != N:
-        raise ValueError(f"{name}: beta has {np.shape(beta)[0]} numbers where there are {N} sequences.")
-
-
-def refused_sets(name: str, problem: Any, server: bool) -> str | None:
-    """Why a set cannot be had: implicit differentiation is wrong on it, or the server does not know it."""
-    project_x = getattr(problem, "project_x", None)
-    if server and project_x is not None and project_x.arity > 1:
-        return f"{name}: the server makes the steps, so it cannot use a client's own project_x(x, client)."
-    if isinstance(problem, Bilevel) and not problem.project_y.trivial:
-        return (
-            f"{name} takes ∇_y = 0 for the solution of the lower level, which a set of y makes false. "
-            "Leave project_y out, or use a zeroth-order method (FedRZOBilevel)."
-        )
-    if isinstance(problem, Minimax) and problem.project_y.arity > 1:
-        return f"{name}: ∇_x f is no descent direction where the set of y depends on x. Use FedRZOMinimax."
-    return None
-
-
-def needs_of(problem: Any) -> str:
-    """What the maps of a problem evaluate."""
-    if isinstance(problem, Bilevel):
-        return "gradients, Hessian-vector products"
-    return "values of P and S" if isinstance(problem, MultiSequence) else "gradients"
-
-
-def step(problem: Any, alpha: Real, beta: Real, at: Point, direction: Point, *client: Client) -> Point:
-    """``x ← P_X(x − αh)``, ``zⁿ ← zⁿ − β_n qⁿ``, and ``y ← P_Y(…)`` in a minimax problem."""
-    x = tree.axpy(-alpha, direction.x, at.x)
-    if hasattr(problem, "project_x"):
-        x = problem.project_x(x, *client)
-    betas = jnp.broadcast_to(jnp.asarray(beta), (len(at.Z),))
-    Z = tuple(tree.axpy(-betas[n], q, z) for n, (q, z) in enumerate(zip(direction.Z, at.Z, strict=True)))
-    if isinstance(problem, Minimax):
-        Z = (sequences.Follower(problem.project_y(Z[0].y)),)
-    return Point(x, Z)

@@ -21,7 +21,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Method, Positive, Steps, method
+from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
@@ -34,12 +34,12 @@ class State(NamedTuple):
 
 
 @method
-class FedMSPP(Method):
+class FedMSPP(Method[Minimization, State]):
     """Proximal steps of parameter ``eta`` on one minibatch per round, by ``H`` steps of size ``gamma``."""
 
     eta: Positive  # η
     gamma: Positive  # γ
-    H: Steps = 10
+    H: LocalSteps = 10
     batch_size: BatchSize = None
 
     solves = (Minimization,)

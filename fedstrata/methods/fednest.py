@@ -27,7 +27,7 @@ problems Hessian-vector products, a strongly convex lower level and ℓ ≥ its 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,16 +36,19 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Count, Positive, Steps, method
+from fedstrata.core.method import BatchSize, Count, LocalSteps, Positive, method
+from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.compositional import chain_of, followed
 from fedstrata.estimators.gradients import gradient
+from fedstrata.estimators.hypergradient import Products
 from fedstrata.estimators.sequences import gap, linearised
-from fedstrata.methods._shared.implicit import Implicit
+from fedstrata.methods._shared.implicit import Implicit, Inverse
 from fedstrata.problems.classes import Bilevel, Composition, Minimax
 
 Direction = Callable[[PyTree], PyTree]
-Draw = Callable[[Any], Direction]
+Draw = Callable[[Key], Direction]
+Nested = Bilevel | Minimax | Composition
 
 
 class State(NamedTuple):
@@ -57,7 +60,7 @@ class State(NamedTuple):
 
 
 @method
-class FedNest(Implicit):
+class FedNest(Implicit[Nested, State]):
     """Nested loops: ``T`` inner averagings of ``tau`` SVRG steps in y, then ``tau`` SVRG steps in x.
 
     Args:
@@ -75,30 +78,27 @@ class FedNest(Implicit):
     alpha: Positive  # α
     beta: Positive  # β
     T: Count = 1
-    tau: Steps = 1  # τ
+    tau: LocalSteps = 1  # τ
     N: Count = 5
     ell: Positive = 1.0  # ℓ
-    inverse: str = "neumann"
-    products: str = "exact"
+    inverse: Inverse = "neumann"
+    products: Products = "exact"
     batch_size: BatchSize = None
 
     solves = (Bilevel, Minimax, Composition)
     needs = "gradients, in bilevel problems Hessian-vector products"
 
     @classmethod
-    def refuses(cls, problem: Any) -> str | None:
+    def refuses(cls, problem: Problem) -> str | None:
         if isinstance(problem, Composition) and (N := len(chain_of(problem).inner)) != 1:
             return f"FedNest's composition has one inner mean, and this one has {N}: use FedMSA."
         return super().refuses(problem)
 
-    def check(self, problem: Any, clients: int) -> None:
-        self.check_implicit(problem)
-
-    def init(self, problem: Any, x0: PyTree, y0: PyTree) -> State:
+    def init(self, problem: Nested, x0: PyTree, y0: PyTree) -> State:
         y = followed(problem, y0)[0] if isinstance(problem, Composition) else y0
         return State(x0, y, tree.zeros_like(y))
 
-    def lower_direction(self, problem: Any, client: Client, key: Key, x: PyTree) -> Direction:
+    def lower_direction(self, problem: Nested, client: Client, key: Key, x: PyTree) -> Direction:
         """``y ↦ ∇_y g_i(x, y)`` at samples drawn now."""
         if isinstance(problem, Composition):
             residual = gap(chain_of(problem).inner[0], client, key, self.batch_size)
@@ -109,7 +109,7 @@ class FedNest(Implicit):
         g = client.train.mean(problem.lower, key, self.batch_size)
         return lambda y: gradient(g, x, y, wrt=1)
 
-    def upper_direction(self, problem: Any, client: Client, key: Key, y: PyTree, p: PyTree) -> Direction:
+    def upper_direction(self, problem: Nested, client: Client, key: Key, y: PyTree, p: PyTree) -> Direction:
         """``x ↦ ∇_x f_i(x, y)`` at samples drawn now; in a composition ∇h_i(x) + ∇g_i(x) p."""
         if isinstance(problem, Composition):
             chain = chain_of(problem)
@@ -150,10 +150,12 @@ class FedNest(Implicit):
 
         return loop(tau, one, key, start)
 
-    def inner_mean(self, problem: Any, client: Client, key: Key, x: PyTree, y: PyTree) -> PyTree:
+    def inner_mean(self, problem: Nested, client: Client, key: Key, x: PyTree, y: PyTree) -> PyTree:
         return self.lower_direction(problem, client, key, x)(y)
 
-    def inner_steps(self, problem: Any, client: Client, key: Key, x: PyTree, y: PyTree, q: PyTree) -> PyTree:
+    def inner_steps(
+        self, problem: Nested, client: Client, key: Key, x: PyTree, y: PyTree, q: PyTree
+    ) -> PyTree:
         def draw(key: Key) -> Direction:
             return self.lower_direction(problem, client, key, x)
 
@@ -162,11 +164,13 @@ class FedNest(Implicit):
 
         return self.local_svrg(client, key, draw, y, q, self.beta, project)
 
-    def outer_mean(self, problem: Any, client: Client, key: Key, x: PyTree, y: PyTree, p: PyTree) -> PyTree:
+    def outer_mean(
+        self, problem: Nested, client: Client, key: Key, x: PyTree, y: PyTree, p: PyTree
+    ) -> PyTree:
         return self.upper_direction(problem, client, key, y, p)(x)
 
     def outer_steps(
-        self, problem: Any, client: Client, key: Key, x: PyTree, y: PyTree, p: PyTree, h: PyTree
+        self, problem: Nested, client: Client, key: Key, x: PyTree, y: PyTree, p: PyTree, h: PyTree
     ) -> PyTree:
         def draw(key: Key) -> Direction:
             return self.upper_direction(problem, client, key, y, p)
@@ -187,7 +191,7 @@ class FedNest(Implicit):
         with fed.level("lower"):
             return fed.average(self.outer_slope, key, y)
 
-    def round(self, problem: Any, fed: Fed, key: Key, r: Integer, state: State) -> State:
+    def round(self, problem: Nested, fed: Fed, key: Key, r: Integer, state: State) -> State:
         x = state.x
         key_inner, key_slope, key_system, key_h, key_outer = jax.random.split(key, 5)
 

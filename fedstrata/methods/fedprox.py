@@ -19,7 +19,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Method, NonNegative, Positive, Steps, method
+from fedstrata.core.method import BatchSize, LocalSteps, Method, NonNegative, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
@@ -32,12 +32,12 @@ class State(NamedTuple):
 
 
 @method
-class FedProx(Method):
+class FedProx(Method[Minimization, State]):
     """Federated averaging of ``H`` proximal-gradient-like local steps of size ``gamma``, with pull ``mu``."""
 
     gamma: Positive  # γ
     mu: NonNegative = 0.1  # μ
-    H: Steps = 1
+    H: LocalSteps = 1
     batch_size: BatchSize = None
 
     solves = (Minimization,)

@@ -22,7 +22,7 @@ Reveals only averages (the scalars: every reply). Needs function values only.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Count, Method, Positive, Reveals, Steps, by_options, method
+from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import check_directions, combine, directions, estimate, theory_steps
 from fedstrata.problems.classes import Minimization
@@ -44,7 +44,7 @@ class State(NamedTuple):
 
 
 @method
-class FedRZO(Method):
+class FedRZO(Method[Minimization, State]):
     """``H`` local steps of size ``gamma`` along two-point estimates of radius ``eta``, with local sets.
 
     Args:
@@ -60,9 +60,9 @@ class FedRZO(Method):
 
     gamma: Positive  # γ
     eta: Positive  # η
-    H: Steps = 1
+    H: LocalSteps = 1
     batch_size: BatchSize = 1
-    messages: str = "vectors"
+    messages: Literal["vectors", "scalars"] = "vectors"
     two_sided: bool = False
     directions: Count = 1
     orthogonal: bool = False
@@ -98,9 +98,8 @@ class FedRZO(Method):
     def reveals_on(self, problem: Minimization) -> Reveals:
         return "replies" if self.messages == "scalars" else "averages"
 
-    def check(self, problem: Any, clients: int) -> None:
-        if self.messages not in ("vectors", "scalars"):
-            raise ValueError(f"FedRZO: messages must be 'vectors' or 'scalars', but is {self.messages!r}.")
+    def check(self, problem: Minimization, clients: int) -> None:
+        super().check(problem, clients)
         if self.messages == "scalars" and not problem.project.trivial:
             raise ValueError(
                 "FedRZO: with local sets the server cannot replay the steps; use messages='vectors'."
@@ -116,7 +115,7 @@ class FedRZO(Method):
 
     def scalar_step(
         self, problem: Minimization, client: Client, key: Key, x: PyTree
-    ) -> tuple[Any, PyTree, PyTree]:
+    ) -> tuple[jax.Array, PyTree, PyTree]:
         """One local step: the scalars, their directions, and the next point."""
         key_xi, key_v = jax.random.split(key)
         f = client.mean(problem.loss, key_xi, self.batch_size)  # line 3

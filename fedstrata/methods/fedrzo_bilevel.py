@@ -29,7 +29,7 @@ level and gradients of the lower one.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,24 +38,42 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples, steps_of
 from fedstrata.core.counting import each, loop
 from fedstrata.core.fed import Fed, Remember
-from fedstrata.core.method import BatchSize, Count, Method, Part, Positive, Reveals, Steps, by_options, method
+from fedstrata.core.method import (
+    BatchSize,
+    Count,
+    Counts,
+    LocalSteps,
+    Method,
+    Positive,
+    Reveals,
+    by_options,
+    method,
+)
 from fedstrata.core.problem import Problem
 from fedstrata.core.term import Term
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.curvature import hessian_product
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
 from fedstrata.methods._shared.lower import (
-    RULES,
+    TUNED,
     Constants,
     LowerSolver,
     PointwiseFed,
     estimate_constants,
     lower_level,
     pointwise,
-    run,
+    solve_pointwise,
     whole,
 )
-from fedstrata.problems.classes import Bilevel, Minimization
+from fedstrata.problems.classes import Bilevel, Minimax, Minimization
+from fedstrata.problems.conversions import as_bilevel
+
+Implicit = Bilevel | Minimax
+Lower = (
+    Literal["local_sgd", "fedac", "lfd"]
+    | Annotated[Method, "a method for Minimization"]
+    | Annotated[LowerSolver, "an object with solve(problem, fed, key, r, x, y)"]
+)
 
 
 class State(NamedTuple):
@@ -64,11 +82,11 @@ class State(NamedTuple):
     x: PyTree  # x̂
     y: PyTree  # y⁰ of the last round
     y0: PyTree
-    constants: tuple[Any, Any] | None  # μ_h and κ_h, where nobody gave them
+    constants: tuple[jax.Array, jax.Array] | None  # μ_h and κ_h, where nobody gave them
 
 
 @method
-class FedRZOBilevel(Method):
+class FedRZOBilevel(Method[Implicit, State]):
     """``H`` local steps along a shared two-point estimate of the implicit objective.
 
     The result's ``y`` is the lower-level solution at the x̂ with which the last round began.
@@ -100,15 +118,15 @@ class FedRZOBilevel(Method):
 
     gamma: Positive  # γ
     eta: Positive  # η
-    H: Steps = 1
+    H: LocalSteps = 1
     batch_size: BatchSize = 1
-    lower: Part = "local_sgd"
-    lower_rounds: Steps | None = None
-    lower_batch_size: Any = "same"
+    lower: Lower = "local_sgd"
+    lower_rounds: Counts | None = None
+    lower_batch_size: BatchSize | Literal["same"] = "same"
     warm_start: bool = False
     mu_h: Positive | None = None  # μ_h
     kappa_h: Positive | None = None  # κ_h
-    messages: str = "vectors"
+    messages: Literal["vectors", "scalars"] = "vectors"
     two_sided: bool = False
     directions: Count = 1
     orthogonal: bool = False
@@ -149,68 +167,56 @@ class FedRZOBilevel(Method):
         return cls(gamma, eta, H, mu_h=mu_h, kappa_h=kappa_h, **options)
 
     @by_options
-    def reveals_on(self, problem: Any) -> Reveals:
+    def reveals_on(self, problem: Implicit) -> Reveals:
         if isinstance(self.lower, str):
             return "averages"
         if isinstance(self.lower, Method):
             return self.lower.reveals_on(Minimization(lambda y, sample: 0.0))
         return "replies"  # a solver of the user's may gather
 
-    def check(self, problem: Any, clients: int) -> None:
+    def check(self, problem: Implicit, clients: int) -> None:
         """Whether the options fit each other and the problem."""
         name = type(self).__name__
-        if self.messages not in ("vectors", "scalars"):
-            raise ValueError(f"{name}: messages must be 'vectors' or 'scalars', but is {self.messages!r}.")
+        super().check(problem, clients)
         if self.messages == "scalars" and not problem.project_x.trivial:
             raise ValueError(
                 f"{name}: with local sets the steps are not along v alone; use messages='vectors'."
             )
         if (self.mu_h is None) != (self.kappa_h is None):
             raise ValueError(f"{name}: give both mu_h and kappa_h, or neither, to have them estimated.")
-        size = self.lower_batch_size
-        if size not in ("same", None) and (not isinstance(size, int) or size < 1):
-            raise ValueError(f"{name}: lower_batch_size must be a number ≥ 1, None or 'same', not {size!r}.")
         if isinstance(self.lower, Method):
-            self._check_method(name, clients)
-        elif isinstance(self.lower, str):
-            if self.lower not in RULES:
-                raise ValueError(f"{name}: lower must be one of {', '.join(RULES)}, but is {self.lower!r}.")
-        elif not isinstance(self.lower, LowerSolver):
-            raise TypeError(
-                f"{name}: lower must be one of {', '.join(RULES)}, a method for Minimization or an object "
-                f"with solve(problem, fed, key, r, x, y), but is {self.lower!r}."
-            )
-        elif self.lower_rounds is not None:
+            self._check_method(name, self.lower, clients)
+        elif not isinstance(self.lower, str) and self.lower_rounds is not None:
             raise ValueError(f"{name}: lower_rounds means nothing to a solver of your own; leave it out.")
 
-    def _check_method(self, name: str, clients: int) -> None:
-        solver = type(self.lower).__name__
-        if Minimization not in self.lower.solves:
+    def _check_method(self, name: str, lower: Method, clients: int) -> None:
+        solver = type(lower).__name__
+        if Minimization not in lower.solves:
             raise ValueError(f"{name}: lower={solver} does not solve Minimization.")
-        if self.lower.memory(None, jnp.zeros(1), None) is not None or self.lower.starts():
+        level = Minimization(lambda y, sample: 0.0)
+        if lower.memory(level, jnp.zeros(1), None) is not None or lower.starts():
             raise ValueError(f"{name}: lower={solver} needs clients that remember; use FedAvg, FedAC or LFD.")
         if self.lower_rounds is None:
             raise ValueError(f"{name}: say how many rounds of {solver} the lower level gets: lower_rounds=….")
-        self.lower.check(Minimization(lambda y, sample: 0.0), clients)
+        lower.check(level, clients)
 
-    def bilevel(self, problem: Any) -> Bilevel:
-        """The problem as a bilevel one."""
-        return problem
+    def bilevel(self, problem: Implicit) -> Bilevel:
+        """The problem as a bilevel one: a payoff above, its negative below."""
+        return as_bilevel(problem)
 
-    def samples(self, client: Client) -> Samples:
-        """Where the upper level draws."""
-        return client.valid
+    def samples(self, problem: Implicit, client: Client) -> Samples:
+        """Where the upper level draws; a payoff's levels are one, and draw alike."""
+        return client.valid if isinstance(problem, Bilevel) else client.train
 
     @property
     def solver(self) -> Any:
         """The lower level's solver; for a rule, one whose hyper-parameters the rule will replace."""
         if not isinstance(self.lower, str):
             return self.lower
-        return RULES[self.lower][1](
-            self.batch_size if self.lower_batch_size == "same" else self.lower_batch_size
-        )
+        size = self.lower_batch_size
+        return TUNED[self.lower].solver(self.batch_size if size == "same" else size)
 
-    def init(self, problem: Any, x0: PyTree, y0: PyTree) -> State:
+    def init(self, problem: Implicit, x0: PyTree, y0: PyTree) -> State:
         """Nothing is solved yet."""
         check_directions(type(self).__name__, self.directions, self.orthogonal, x0)
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(y0)))
@@ -221,7 +227,7 @@ class FedRZOBilevel(Method):
         """Whether a rule needs μ_h and κ_h, and nobody gave them."""
         return isinstance(self.lower, str) and self.mu_h is None
 
-    def start(self, problem: Any, fed: Fed, key: Key, state: State) -> State:
+    def start(self, problem: Implicit, fed: Fed, key: Key, state: State) -> State:
         """Estimate μ_h and κ_h, where they are needed."""
         if not self.estimates:
             return state
@@ -236,14 +242,14 @@ class FedRZOBilevel(Method):
             constants=jax.tree.map(lambda new, old: new.astype(old.dtype), found, state.constants)
         )
 
-    def curve(self, problem: Any, client: Client, key: Key, x: PyTree, y: PyTree, v: PyTree) -> PyTree:
+    def curve(self, problem: Implicit, client: Client, key: Key, x: PyTree, y: PyTree, v: PyTree) -> PyTree:
         """``∇²_yy h_i(x, y) v`` for stacked directions."""
         loss = Term.of(lower_level(self.bilevel(problem), x).loss)
         whole_client = loss.reads == "sample"
         h = client.train.mean(loss, key, None if whole_client else self.solver.batch_size)
         return each(lambda v: hessian_product(h, y, v), v)
 
-    def memory(self, problem: Any, x0: PyTree, y0: PyTree) -> PyTree:
+    def memory(self, problem: Implicit, x0: PyTree, y0: PyTree) -> PyTree:
         """x̂ and the directions of the round."""
         return x0, jax.tree.map(lambda leaf: jnp.zeros((self.directions, *leaf.shape), leaf.dtype), x0)
 
@@ -251,15 +257,21 @@ class FedRZOBilevel(Method):
         """The directions of a round, stacked."""
         return directions(jax.random.wrap_key_data(seed), x, self.eta, self.directions, self.orthogonal)
 
-    def keep(self, problem: Any, client: Client, key: Key, x: PyTree, v: PyTree) -> Remember:
+    def keep(self, problem: Implicit, client: Client, key: Key, x: PyTree, v: PyTree) -> Remember:
         """Line 1; no reply is needed."""
         return Remember((), (x, self.draw(v, x) if self.messages == "scalars" else v))
 
     def at_points(
-        self, problem: Any, client: Client, key: Key, values: dict[str, Any], *message: PyTree, phase: str
+        self,
+        problem: Implicit,
+        client: Client,
+        key: Key,
+        values: dict[str, Any],
+        *message: PyTree,
+        phase: str,
     ) -> PyTree:
         """Line 2: one phase of the lower level's solver, at all points."""
-        solver = self.solver.having(values) if values else self.solver
+        solver = self.solver.replaced(values) if values else self.solver
         x, v = client.memory
         return pointwise(
             getattr(solver, phase),
@@ -271,7 +283,7 @@ class FedRZOBilevel(Method):
             self.common_random_numbers,
         )
 
-    def local_steps(self, problem: Any, client: Client, key: Key, y: PyTree) -> PyTree:
+    def local_steps(self, problem: Implicit, client: Client, key: Key, y: PyTree) -> PyTree:
         """Lines 4 to 7; ``y`` has the solution at every point. The upload is x, or the sum of the scalars."""
         bilevel = self.bilevel(problem)
         x_hat, v = client.memory
@@ -279,7 +291,7 @@ class FedRZOBilevel(Method):
 
         def step(carry: tuple[PyTree, jax.Array], key: Key) -> tuple[PyTree, jax.Array]:
             x, total = carry
-            f = self.samples(client).mean(bilevel.upper, key, self.batch_size)  # line 5
+            f = self.samples(problem, client).mean(bilevel.upper, key, self.batch_size)  # line 5
             s = scalars(each(f, points(x, v, self.two_sided), y), n, self.eta, self.two_sided)
             pull = tree.scale(1 / self.eta, tree.sub(x, bilevel.project_x(x, client)))
             x = tree.axpy(-self.gamma, tree.add(combine(s, v), pull), x)  # lines 6, 7
@@ -290,23 +302,23 @@ class FedRZOBilevel(Method):
         return x if self.messages == "vectors" else total
 
     def solve_lower(
-        self, problem: Any, fed: Fed, key: Key, r: Integer, state: State, x: PyTree, y: PyTree
+        self, problem: Implicit, fed: Fed, key: Key, r: Integer, state: State, x: PyTree, y: PyTree
     ) -> PyTree:
         """Line 2: the solutions at the points ``x``, from ``y``."""
         pointwise_fed = PointwiseFed(fed, self.at_points, {})
-        rounds = self.lower_rounds
+        rounds: Any = self.lower_rounds
         if rounds is not None and not isinstance(rounds, int):
             rounds = whole(rounds)
         if isinstance(self.lower, str):
             mu_h, kappa_h = state.constants or (self.mu_h, self.kappa_h)
-            rounds, values = RULES[self.lower][0](Constants(fed.participants, r, mu_h, kappa_h, rounds))
+            rounds, values = TUNED[self.lower].tune(Constants(fed.participants, r, mu_h, kappa_h, rounds))
         elif isinstance(self.lower, Method):
             values = self.lower.scheduled
         else:
-            return self.lower.solve(problem, pointwise_fed, key, r, x, y)
-        return run(self.solver, rounds, values, self.bilevel(problem), pointwise_fed, key, x, y)
+            return self.lower.solve(problem, pointwise_fed.verbs, key, r, x, y)
+        return solve_pointwise(self.solver, rounds, values, self.bilevel(problem), pointwise_fed, key, x, y)
 
-    def round(self, problem: Any, fed: Fed, key: Key, r: Integer, state: State) -> State:
+    def round(self, problem: Implicit, fed: Fed, key: Key, r: Integer, state: State) -> State:
         """Lines 1 to 8."""
         key_v, key_keep, key_lower, key_steps = jax.random.split(key, 4)
         x, seed = state.x, jax.random.key_data(key_v)
@@ -324,7 +336,7 @@ class FedRZOBilevel(Method):
             reply = tree.axpy(-self.gamma, combine(reply, v), x)
         return state._replace(x=reply, y=self.at_centre(problem, x, y))  # line 8
 
-    def at_centre(self, problem: Any, x: PyTree, y: PyTree) -> PyTree:
+    def at_centre(self, problem: Implicit, x: PyTree, y: PyTree) -> PyTree:
         """The solution at x̂; two-sided, the middle of those around it, put into Y(x̂) if all share that."""
         if not self.two_sided:
             return jax.tree.map(lambda leaf: leaf[0], y)

@@ -11,11 +11,9 @@ Reveals what `FedRZOBilevel` does. Needs function values, and gradients in y.
 
 from __future__ import annotations
 
-from fedstrata.core.client import Client, Samples
 from fedstrata.core.method import method
 from fedstrata.methods.fedrzo_bilevel import FedRZOBilevel
-from fedstrata.problems.classes import Bilevel, Minimax
-from fedstrata.problems.conversions import as_bilevel
+from fedstrata.problems.classes import Minimax
 
 
 @method
@@ -24,11 +22,3 @@ class FedRZOMinimax(FedRZOBilevel):
 
     solves = (Minimax,)
     needs = "function values, gradients in y"
-
-    def bilevel(self, problem: Minimax) -> Bilevel:
-        """The payoff above, its negative below."""
-        return as_bilevel(problem)
-
-    def samples(self, client: Client) -> Samples:
-        """Both levels draw from the same samples."""
-        return client.train

@@ -26,7 +26,8 @@ The result's ``y`` holds each client's mean response where it was last.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,18 +39,24 @@ from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import (
     BatchSize,
     Count,
+    LocalSteps,
     Method,
     NonNegative,
     Positive,
     Reveals,
-    Steps,
     by_options,
     method,
 )
-from fedstrata.core.types import Integer, Key, PyTree
+from fedstrata.core.types import Function, Integer, Key, PyTree
 from fedstrata.estimators import vi
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
 from fedstrata.problems.classes import MPEC
+
+Solver = Callable[[Function, Function, PyTree], PyTree]
+Lower = (
+    Literal["projection", "extragradient", "accelerated", "solution"]
+    | Annotated[Solver, "a function (G, project, y) -> y"]
+)
 
 
 class State(NamedTuple):
@@ -76,7 +83,7 @@ class Walk(NamedTuple):
 
 
 @method
-class FedRZOTwoStage(Method):
+class FedRZOTwoStage(Method[MPEC, State]):
     """``H`` local steps of size ``gamma`` along two-point estimates of radius ``eta``, at equilibria.
 
     Args:
@@ -99,15 +106,15 @@ class FedRZOTwoStage(Method):
 
     gamma: Positive  # γ
     eta: Positive  # η
-    H: Steps = 1
-    lower: Any = "projection"
+    H: LocalSteps = 1
+    lower: Lower = "projection"
     alpha: Positive | None = None  # α
     tau: NonNegative | None = None  # τ
     tol: Positive = 1e-6
     max_steps: Count = vi.MAX_STEPS
     warm_start: bool = False
     batch_size: BatchSize = 1
-    messages: str = "vectors"
+    messages: Literal["vectors", "scalars"] = "vectors"
     two_sided: bool = False
     directions: Count = 1
     orthogonal: bool = False
@@ -159,18 +166,10 @@ class FedRZOTwoStage(Method):
     def reveals_on(self, problem: MPEC) -> Reveals:
         return "replies" if self.messages == "scalars" else "averages"
 
-    def check(self, problem: Any, clients: int) -> None:
-        names = (*vi.SOLVERS, "solution")
-        if not callable(self.lower) and self.lower not in names:
-            raise ValueError(
-                f"FedRZOTwoStage: lower must be a function or one of {', '.join(names)}, not {self.lower!r}."
-            )
+    def check(self, problem: MPEC, clients: int) -> None:
+        super().check(problem, clients)
         if self.lower == "solution" and problem.solution is None:
             raise ValueError("FedRZOTwoStage: lower='solution' needs MPEC(…, solution=…).")
-        if self.messages not in ("vectors", "scalars"):
-            raise ValueError(
-                f"FedRZOTwoStage: messages must be 'vectors' or 'scalars', but is {self.messages!r}."
-            )
         if self.messages == "scalars" and not problem.project_x.trivial:
             raise ValueError(
                 "FedRZOTwoStage: with sets of x the server cannot replay the steps; use messages='vectors'."
@@ -195,15 +194,16 @@ class FedRZOTwoStage(Method):
     ) -> tuple[PyTree, Any]:
         """The equilibria (line 4) at stacked points for stacked samples, and how often G was evaluated."""
 
-        def everywhere(function: Any) -> Any:  # of (x, y, sample), over points and samples
+        def everywhere(function: Function) -> Function:  # of (x, y, sample), over points and samples
             return jax.vmap(jax.vmap(function, in_axes=(None, 0, 0)), in_axes=(0, 0, None))
 
         solution = problem.solution
         if self.lower == "solution" and solution is not None:
             return everywhere(lambda x, y, s: solution(x, s))(x, start, samples), 0
-        if callable(self.lower):
+        lower = self.lower
+        if not isinstance(lower, str):
             own = everywhere(
-                lambda x, y, s: self.lower(
+                lambda x, y, s: lower(
                     lambda y: problem.follower(x, y, s), lambda y: problem.project_y(y, x, s), y
                 )
             )
@@ -215,7 +215,7 @@ class FedRZOTwoStage(Method):
         def project(y: PyTree) -> PyTree:
             return everywhere(lambda x, y, s: problem.project_y(y, x, s))(x, y, samples)
 
-        solver = vi.SOLVERS[self.lower]
+        solver = vi.SOLVERS[lower]
         if self.tau is not None:
             steps = jnp.ceil(self.tau * jnp.log1p(jnp.asarray(k, float))).astype(jnp.int32)
             found = solver(G, project, start, alpha=self.alpha, steps=steps)
@@ -236,7 +236,7 @@ class FedRZOTwoStage(Method):
 
         y0 = spread(client.memory.y0, ends, length)
 
-        def step(walk: Walk, key: Key, h: Any) -> Walk:
+        def step(walk: Walk, key: Key, h: Integer) -> Walk:
             key_xi, key_v = jax.random.split(key)
             f = client.mean(problem.leader, key_xi, self.batch_size)  # line 3
             v = directions(key_v, walk.x, self.eta, self.directions, self.orthogonal)

@@ -22,7 +22,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Count, Method, Positive, Steps, method
+from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import sphere
 from fedstrata.problems.classes import Minimization
@@ -35,12 +35,12 @@ class State(NamedTuple):
 
 
 @method
-class FedZO(Method):
+class FedZO(Method[Minimization, State]):
     """``H`` local steps of size ``eta`` along differences of width ``mu`` in ``b`` directions."""
 
     eta: Positive  # η
     mu: Positive  # μ
-    H: Steps = 1
+    H: LocalSteps = 1
     b: Count = 1
     batch_size: BatchSize = None
 

@@ -29,7 +29,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import BatchSize, Count, Positive, method
-from fedstrata.core.types import Integer, Key, PyTree
+from fedstrata.core.types import Function, Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.compositional import Compositional, level_mean
@@ -54,7 +54,7 @@ class Memory(NamedTuple):
 
 
 @method
-class GCIVR(Compositional):
+class GCIVR(Compositional[State]):
     """Steps of size ``eta`` along recursive estimates, made anew on the full batch every ``tau`` rounds."""
 
     eta: Positive  # η
@@ -114,9 +114,9 @@ class GCIVR(Compositional):
         problem: Composition,
         client: Client,
         key: Key,
-        batch_size: Any,
+        batch_size: int | None,
         x: PyTree,
-        below: Any,
+        below: c.Values,
         y: PyTree,
     ) -> PyTree:
         chain = c.chain_of(problem)
@@ -165,6 +165,6 @@ class GCIVR(Compositional):
         return state._replace(x=tree.axpy(-self.eta, step, state.x))  # line 4
 
 
-def _units(level: Any, before: PyTree, now: PyTree) -> jax.Array:
+def _units(level: Function, before: PyTree, now: PyTree) -> jax.Array:
     """A column of the factors by which the rows of a level's Jacobian change with its units."""
     return ravel_pytree(rule_of(level).ratio(before, now))[0][:, None]

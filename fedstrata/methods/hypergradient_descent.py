@@ -16,7 +16,7 @@ Reveals only averages. Needs gradients and Hessian-vector products, and a strong
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -26,7 +26,8 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods._shared.implicit import Implicit
+from fedstrata.estimators.hypergradient import Products
+from fedstrata.methods._shared.implicit import Implicit, Inverse
 from fedstrata.problems.classes import Bilevel
 
 
@@ -39,7 +40,7 @@ class State(NamedTuple):
 
 
 @method
-class HypergradientDescent(Implicit):
+class HypergradientDescent(Implicit[Bilevel, State]):
     """Gradient descent on F(x) = f(x, y(x)).
 
     Args:
@@ -58,16 +59,13 @@ class HypergradientDescent(Implicit):
     T: Count = 10
     N: Count = 10
     ell: Positive = 1.0  # ℓ
-    inverse: str = "cg"
-    products: str = "exact"
+    inverse: Inverse = "cg"
+    products: Products = "exact"
     batch_size: BatchSize = None
 
     solves = (Bilevel,)
     needs = "gradients, Hessian-vector products"
     server_steps = True
-
-    def check(self, problem: Any, clients: int) -> None:
-        self.check_implicit(problem)
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, tree.zeros_like(y0))

@@ -27,7 +27,7 @@ Reveals only averages. Needs gradients, and products for the scale.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,12 +36,17 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, Positive, method
-from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.methods._shared.regularized import Regularized, Scale, Steps, direction, run_steps, server_step
+from fedstrata.core.types import Integer, Key, PyTree, Real
+from fedstrata.methods._shared.regularized import (
+    Regularized,
+    Scale,
+    StepSizes,
+    direction,
+    regularized_steps,
+    server_step,
+)
 from fedstrata.methods.str_fedavg import averaged
 from fedstrata.problems.classes import Objective, Selection
-
-INNER = ("paper", "warm")
 
 
 class State(NamedTuple):
@@ -59,7 +64,7 @@ class State(NamedTuple):
 
 
 @method
-class IPIRFedAvg(Regularized):
+class IPIRFedAvg(Regularized[State]):
     """Gradient steps on f and on the distance to argmin h, whose projection is found by inner rounds.
 
     Args:
@@ -78,7 +83,7 @@ class IPIRFedAvg(Regularized):
 
     gamma: Positive  # γ
     lam: Positive  # λ
-    inner: str = "paper"
+    inner: Literal["paper", "warm"] = "paper"
     inner_rounds: Count = 30
     K: Count = 1
     gamma_g: Positive = 1.0  # γ_g
@@ -90,12 +95,7 @@ class IPIRFedAvg(Regularized):
 
     needs = "gradients, products"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.inner not in INNER:
-            raise ValueError(f"IPIRFedAvg: inner must be one of {', '.join(INNER)}, but is {self.inner!r}.")
-
-    def tuned(self, t: Integer) -> tuple[Any, Any, Any]:
+    def tuned(self, t: Integer) -> tuple[Integer, Real, Real]:
         """R_t, γ̃_t and η_t, by the table."""
         later = jnp.maximum(t, 2)
         eta = 1 / (t + 10) if self.inner == "warm" else 2 * jnp.log(later) * later ** (-5 / 12)
@@ -117,9 +117,11 @@ class IPIRFedAvg(Regularized):
         return state._replace(scale=scale._replace(L_f=state.scale.L_f))
 
     def local_steps(
-        self, problem: Selection, client: Client, key: Key, x: PyTree, anchor: PyTree, steps: Steps
+        self, problem: Selection, client: Client, key: Key, x: PyTree, anchor: PyTree, steps: StepSizes
     ) -> PyTree:
-        return run_steps(problem, _distance(anchor), client, key, x, steps, self.K, self.batch_size, None)
+        return regularized_steps(
+            problem, _distance(anchor), client, key, x, steps, self.K, self.batch_size, None
+        )
 
     def secondary_gradient(self, problem: Selection, client: Client, key: Key, y: PyTree) -> PyTree:
         return direction(problem.f, client.valid, key, self.batch_size, y, self.mu)
@@ -128,10 +130,10 @@ class IPIRFedAvg(Regularized):
         """Line 2."""
         rounds, gamma, eta = self.tuned(t)
         anchor, g = state.x, _distance(state.x)
-        steps = self.steps(gamma, eta, state.scale, safe=True)
+        steps = self.step_sizes(gamma, eta, state.scale, safe=True)
         shrink = self.gamma_g * self.K * steps.f / 2  # ηγ̃/2
 
-        def body(j: Any, carry: tuple[PyTree, PyTree, Any]) -> tuple[PyTree, PyTree, Any]:
+        def body(j: Integer, carry: tuple[PyTree, PyTree, Real]) -> tuple[PyTree, PyTree, Real]:
             x, average, weight = carry
             key_cohort, key_j = jax.random.split(jax.random.fold_in(key, j))
             moved = fed.average(self.local_steps, key_j, x, anchor, steps, of=_cohort(fed, key_cohort))

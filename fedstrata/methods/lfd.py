@@ -28,7 +28,6 @@ from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, Method, Positive, Reveals, by_options, method
-from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
@@ -41,7 +40,7 @@ class State(NamedTuple):
 
 
 @method
-class LFD(Method):
+class LFD(Method[Minimization, State]):
     """Local descent on sampled devices, averaged every ``tau`` steps.
 
     Args:
@@ -62,7 +61,8 @@ class LFD(Method):
     def reveals_on(self, problem: Minimization) -> Reveals:
         return "replies" if self.devices == 1 else "averages"
 
-    def check(self, problem: Problem, clients: int) -> None:
+    def check(self, problem: Minimization, clients: int) -> None:
+        super().check(problem, clients)
         if self.devices is not None and self.devices > clients:
             raise ValueError(f"LFD: devices={self.devices} is more than the {clients} clients.")
 

@@ -18,7 +18,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Method, Positive, Steps, method
+from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradients
 from fedstrata.problems.classes import Minimax
@@ -32,12 +32,12 @@ class State(NamedTuple):
 
 
 @method
-class LocalSGDA(Method):
+class LocalSGDA(Method[Minimax, State]):
     """``tau`` local steps of descent in x (``eta_x``) and ascent in y (``eta_y``), then the mean."""
 
     eta_x: Positive  # η_x
     eta_y: Positive  # η_y
-    tau: Steps = 1  # τ
+    tau: LocalSteps = 1  # τ
     batch_size: BatchSize = None
 
     solves = (Minimax,)

@@ -35,7 +35,7 @@ class State(NamedTuple):
 
 
 @method
-class MBSGD(Compositional):
+class MBSGD(Compositional[State]):
     """Steps of size ``eta`` along the gradient of the composition of minibatch means."""
 
     eta: Positive  # η

@@ -18,7 +18,7 @@ with g's Jacobian.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,19 +44,14 @@ class State(NamedTuple):
 
 
 @method
-class PDSGD(Compositional):
+class PDSGD(Compositional[State]):
     """Primal steps ``alpha``, dual steps ``rho``, and the augmented Lagrangian's ``beta``."""
 
     alpha: Positive  # α
     rho: Positive  # ρ
     beta: Positive  # β
-    constraints: str = "sampled"
+    constraints: Literal["sampled", "all"] = "sampled"
     batch_size: BatchSize = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.constraints not in ("sampled", "all"):
-            raise ValueError(f"PDSGD: constraints must be 'sampled' or 'all', but is {self.constraints!r}.")
 
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
         count = problem.count if isinstance(problem, Constrained) else 1
@@ -65,11 +60,13 @@ class PDSGD(Compositional):
     def memory(self, problem: Composition, x0: PyTree, y0: PyTree) -> PyTree:
         return x0
 
-    def outer(self, problem: Composition, client: Client, key: Key, y: PyTree) -> Any:
+    def outer(self, problem: Composition, client: Client, key: Key, y: c.Values) -> tuple[jax.Array, PyTree]:
         """The value and the gradient of f where it is a mean over clients."""
         return value_and_gradient(client.train.mean(c.chain_of(problem).outer, key, self.batch_size), y[-1])
 
-    def pull(self, problem: Composition, client: Client, key: Key, values: Any, pulled: Any) -> PyTree:
+    def pull(
+        self, problem: Composition, client: Client, key: Key, values: c.Values, pulled: c.Values
+    ) -> PyTree:
         return c.pull(self._chain(problem), client, key, self.batch_size, values, pulled)
 
     def direction(self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree) -> PyTree:

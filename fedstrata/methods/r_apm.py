@@ -41,7 +41,7 @@ class State(NamedTuple):
 
 
 @method
-class RAPM(Regularized):
+class RAPM(Regularized[State]):
     """Accelerated proximal gradient on ``h + ηf`` with η tuned to the number of rounds.
 
     Args:
@@ -81,7 +81,7 @@ class RAPM(Regularized):
     def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         g_h, g_f = fed.average(self.gradients, key, state.z)
         eta = jnp.asarray(self.R) ** -self.b if self.eta is None else self.eta
-        steps = self.steps(1.0, eta, state.scale, safe=True)
+        steps = self.step_sizes(1.0, eta, state.scale, safe=True)
         moved = tree.scale(-1, tree.axpy(steps.h, g_h, tree.scale(steps.f, g_f)))
         x = server_step(problem, problem.f, state.z, moved, steps, 1, 1.0, self.mu)  # line 1
         theta = (1 + jnp.sqrt(1 + 4 * state.theta**2)) / 2  # line 2

@@ -15,7 +15,7 @@ gradients. p = 1 is parallel gradient descent.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,11 +41,11 @@ class Memory(NamedTuple):
 
     h: PyTree
     x_hat: PyTree
-    pull: Any
+    pull: jax.Array
 
 
 @method
-class Scaffnew(Method):
+class Scaffnew(Method[Minimization, State]):
     """Local steps of size ``gamma`` that communicate with probability ``p`` after each."""
 
     gamma: Positive  # γ
@@ -55,11 +55,11 @@ class Scaffnew(Method):
     solves = (Minimization,)
     full_participation = "its control variates sum to zero only over all clients."
 
-    def check(self, problem: Minimization, clients: int) -> None:
-        if not problem.project.trivial:
-            raise ValueError(
-                "Scaffnew's control variates assume the whole space: use FedAvg or FedRZO with a set."
-            )
+    @classmethod
+    def refuses(cls, problem: Minimization) -> str | None:
+        if problem.project.trivial:
+            return None
+        return "Scaffnew's control variates assume the whole space: use FedAvg or FedRZO with a set."
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)
@@ -67,7 +67,7 @@ class Scaffnew(Method):
     def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> Memory:
         return Memory(tree.zeros_like(x0), x0, jnp.zeros(()))
 
-    def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree, T: Any) -> Remember:
+    def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree, T: Integer) -> Remember:
         before: Memory = client.memory
         h = tree.axpy(before.pull, tree.sub(x, before.x_hat), before.h)  # line 2
 

@@ -26,7 +26,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed, Remember
-from fedstrata.core.method import BatchSize, Method, Positive, Steps, method
+from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
@@ -40,21 +40,21 @@ class State(NamedTuple):
 
 
 @method
-class SCAFFOLD(Method):
+class SCAFFOLD(Method[Minimization, State]):
     """``K`` local steps of size ``eta_l``, corrected by control variates; a server step ``eta_g``."""
 
     eta_l: Positive  # η_l
     eta_g: Positive = 1.0  # η_g
-    K: Steps = 1
+    K: LocalSteps = 1
     batch_size: BatchSize = None
 
     solves = (Minimization,)
 
-    def check(self, problem: Minimization, clients: int) -> None:
-        if not problem.project.trivial:
-            raise ValueError(
-                "SCAFFOLD's control variates assume the whole space: use FedAvg or FedRZO with a set."
-            )
+    @classmethod
+    def refuses(cls, problem: Minimization) -> str | None:
+        if problem.project.trivial:
+            return None
+        return "SCAFFOLD's control variates assume the whole space: use FedAvg or FedRZO with a set."
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0, tree.zeros_like(x0))

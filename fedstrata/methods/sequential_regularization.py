@@ -15,7 +15,7 @@ those of `StRFedAvg`. Reveals only averages. Needs gradients, and products for t
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,16 @@ import numpy as np
 
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
+from fedstrata.core.hyperparameters import POSITIVE, Axis
 from fedstrata.core.method import BatchSize, Count, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.methods._shared.regularized import Regularized, Scale, Steps, run_steps, server_step
+from fedstrata.methods._shared.regularized import (
+    Regularized,
+    Scale,
+    StepSizes,
+    regularized_steps,
+    server_step,
+)
 from fedstrata.problems.classes import Selection
 
 
@@ -44,7 +51,7 @@ class State(NamedTuple):
 
 
 @method
-class SequentialRegularization(Regularized):
+class SequentialRegularization(Regularized[State]):
     """FedAvg on ``h + ηf`` for a grid of η, one after the other.
 
     Args:
@@ -60,7 +67,7 @@ class SequentialRegularization(Regularized):
         batch_size: samples of each of the two gradients; None is all.
     """
 
-    eta: Positive = (1.0, 0.1, 0.01, 0.001)  # η
+    eta: Annotated[Any, POSITIVE, Axis("stage")] = (1.0, 0.1, 0.01, 0.001)  # η
     K: Count = 1
     gamma: Positive | None = None  # γ̃
     gamma_g: Positive = 1.0  # γ_g
@@ -72,17 +79,12 @@ class SequentialRegularization(Regularized):
     batch_size: BatchSize = None
 
     needs = "gradients, products"
-    rows = ("eta",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if callable(self.eta):
-            raise TypeError("SequentialRegularization: eta must be a grid of numbers, but is a function.")
         grid = np.atleast_1d(np.asarray(self.eta, float))
-        if grid.ndim > 1 or grid.size == 0:
-            raise ValueError(
-                f"SequentialRegularization: eta must be one row of numbers, but has shape {grid.shape}."
-            )
+        if grid.size == 0:
+            raise ValueError("SequentialRegularization: eta must be one row of numbers, but is empty.")
         object.__setattr__(self, "eta", grid)
 
     def plan(self, rounds: int) -> SequentialRegularization:
@@ -93,7 +95,7 @@ class SequentialRegularization(Regularized):
             )
         return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))
 
-    def stage(self, r: Integer) -> Any:
+    def stage(self, r: Integer) -> jax.Array:
         """The number of the η of round ``r``."""
         count = self.eta.shape[0]
         return jnp.clip(jnp.floor((r + 0.5) * count / self.R).astype(int), 0, count - 1)
@@ -110,8 +112,10 @@ class SequentialRegularization(Regularized):
     def start(self, problem: Selection, fed: Fed, key: Key, state: State) -> State:
         return state._replace(scale=self.scale(problem, fed, key, state.x))
 
-    def local_steps(self, problem: Selection, client: Client, key: Key, x: PyTree, steps: Steps) -> PyTree:
-        return run_steps(problem, problem.f, client, key, x, steps, self.K, self.batch_size, self.mu)
+    def local_steps(
+        self, problem: Selection, client: Client, key: Key, x: PyTree, steps: StepSizes
+    ) -> PyTree:
+        return regularized_steps(problem, problem.f, client, key, x, steps, self.K, self.batch_size, self.mu)
 
     def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         stage, x = self.stage(r), state.x
@@ -119,7 +123,7 @@ class SequentialRegularization(Regularized):
             fresh = stage != self.stage(r - 1)
             x = jax.tree.map(lambda a, b: jnp.where(fresh, a, b), state.x0, x)  # line 2
         gamma, eta = 1.0 if self.gamma is None else self.gamma, jnp.asarray(self.eta)[stage]
-        steps = self.steps(gamma, eta, state.scale, safe=self.gamma is None)
+        steps = self.step_sizes(gamma, eta, state.scale, safe=self.gamma is None)
         moved = fed.average(self.local_steps, key, x, steps)  # line 3
         x = server_step(problem, problem.f, x, moved, steps, self.K, self.gamma_g, self.mu)
         solutions = jax.tree.map(lambda all_, one: all_.at[stage].set(one), state.solutions, x)  # line 4

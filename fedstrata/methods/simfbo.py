@@ -18,7 +18,7 @@ Reveals only averages. Needs gradients and Hessian-vector products, and a strong
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import optax
@@ -27,11 +27,11 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Method, Positive, Steps, method
+from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import sequences
-from fedstrata.estimators.hypergradient import Coupled
-from fedstrata.methods.fedmsa import check_sequences, refused_sets
+from fedstrata.estimators.hypergradient import Coupled, Products
+from fedstrata.methods._shared.sequences import refused_sets
 from fedstrata.problems.classes import Bilevel
 
 
@@ -44,7 +44,7 @@ class State(NamedTuple):
 
 
 @method
-class SimFBO(Method):
+class SimFBO(Method[Bilevel, State]):
     """Simultaneous local steps of x, y and v, and server steps along the mean directions.
 
     Args:
@@ -62,20 +62,17 @@ class SimFBO(Method):
     eta_x: Positive  # η_x
     eta_y: Positive  # η_y
     eta_v: Positive  # η_v
-    tau: Steps = 1  # τ
+    tau: LocalSteps = 1  # τ
     radius: Positive = 1e4  # r
-    products: str = "exact"
+    products: Products = "exact"
     batch_size: BatchSize = None
 
     solves = (Bilevel,)
     needs = "gradients, Hessian-vector products"
 
     @classmethod
-    def refuses(cls, problem: Any) -> str | None:
+    def refuses(cls, problem: Bilevel) -> str | None:
         return refused_sets(cls.__name__, problem, server=True)
-
-    def check(self, problem: Any, clients: int) -> None:
-        check_sequences("SimFBO", problem, 1.0, self.products, server=True)
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, tree.zeros_like(y0))

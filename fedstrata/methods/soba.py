@@ -15,15 +15,16 @@ Needs what FedMSA needs.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Positive, method
+from fedstrata.core.method import BatchSize, PerSequence, Positive, method
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import sequences
-from fedstrata.methods.fedmsa import Point, Sequences, check_sequences, step
+from fedstrata.estimators.hypergradient import Products
+from fedstrata.methods._shared.sequences import Point, Sequences, step
 
 
 class State(NamedTuple):
@@ -34,7 +35,7 @@ class State(NamedTuple):
 
 
 @method
-class SOBA(Sequences):
+class SOBA(Sequences[State]):
     """One simultaneous step of all sequences per exchange.
 
     Args:
@@ -46,15 +47,12 @@ class SOBA(Sequences):
     """
 
     alpha: Positive  # α
-    beta: Positive  # β_n
+    beta: PerSequence[Positive]  # β_n
     adjoint: bool = True
-    products: str = "exact"
+    products: Products = "exact"
     batch_size: BatchSize = None
 
     server_steps = True
-
-    def check(self, problem: Problem, clients: int) -> None:
-        check_sequences("SOBA", problem, self.beta, self.products, server=True)
 
     def init(self, problem: Problem, x0: PyTree, y0: PyTree) -> State:
         return State(x0, sequences.start(problem, x0, y0, self.adjoint))
@@ -65,6 +63,6 @@ class SOBA(Sequences):
     def maps(self, problem: Problem, client: Client, key: Key, x: PyTree, Z: PyTree) -> Point:
         return Point(*sequences.draw(problem, client, key, self.batch_size, self.products)(x, Z))
 
-    def round(self, problem: Any, fed: Fed, key: Key, r: Integer, state: State) -> State:
+    def round(self, problem: Problem, fed: Fed, key: Key, r: Integer, state: State) -> State:
         direction = fed.average(self.maps, key, state.x, state.Z)  # line 1
         return State(*step(problem, self.alpha, self.beta, Point(*state), direction))  # line 2

@@ -37,7 +37,7 @@ iteratively regularised gradient method (Solodov 2007).
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,11 +48,16 @@ from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, NonNegative, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
-from fedstrata.methods._shared.regularized import Regularized, Scale, Steps, run_steps, server_step
+from fedstrata.methods._shared.regularized import (
+    Regularized,
+    Scale,
+    StepSizes,
+    regularized_steps,
+    server_step,
+)
 from fedstrata.problems.classes import Selection
 
 PAPER = ("convex", "strongly_convex", "weak_sharp")
-RULES = (*PAPER, "decreasing", "geometric")
 
 
 class State(NamedTuple):
@@ -75,7 +80,7 @@ class State(NamedTuple):
 
 
 @method
-class StRFedAvg(Regularized):
+class StRFedAvg(Regularized[State]):
     """Federated averaging on ``h + ηf`` with η tuned to the number of rounds.
 
     Args:
@@ -107,7 +112,7 @@ class StRFedAvg(Regularized):
     Array([0.6, 0.8], dtype=float32)
     """
 
-    rule: str = "convex"
+    rule: Literal["convex", "strongly_convex", "weak_sharp", "decreasing", "geometric"] = "convex"
     K: Count = 1
     gamma_g: Positive = 1.0  # γ_g
     mu_f: Positive | None = None  # μ_f
@@ -122,14 +127,12 @@ class StRFedAvg(Regularized):
     L_h: Positive | None = None
     power_steps: Count = 20
     batch_size: BatchSize = None
-    returns: str | None = None
+    returns: Literal["average", "last"] | None = None
 
     needs = "gradients, products"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rule not in RULES:
-            raise ValueError(f"StRFedAvg: rule must be one of {', '.join(RULES)}, but is {self.rule!r}.")
         if self.rule == "weak_sharp" and self.eta is None:
             raise ValueError(
                 "StRFedAvg: the rule 'weak_sharp' keeps η constant below its threshold; give eta."
@@ -138,19 +141,17 @@ class StRFedAvg(Regularized):
             raise ValueError("StRFedAvg: the rule 'geometric' is a schedule itself; give eta as a number.")
         if self.rule == "geometric" and self.eta is not None and not np.all(self.eta > 0):
             raise ValueError("StRFedAvg: the rule 'geometric' goes down from eta, which must be positive.")
-        if self.returns not in (None, "average", "last"):
-            raise ValueError(f"StRFedAvg: returns must be 'average' or 'last', but is {self.returns!r}.")
 
     def plan(self, rounds: int) -> StRFedAvg:
         return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))
 
-    def tuned(self, r: Integer) -> tuple[Any, Any]:
+    def tuned(self, r: Integer) -> tuple[Real, Real]:
         """γ̃ and η in round ``r``, by the table."""
         R, mu_f = jnp.asarray(self.R), 1.0 if self.mu_f is None else self.mu_f
         a, b = (2 / 3, 1 / 3) if self.rule == "strongly_convex" else (1 / 2, 1 / 4)
         a, b = a if self.a is None else self.a, b if self.b is None else self.b
         gamma: Real
-        eta: Real | None
+        eta: Any  # "weak_sharp" has one of the user's
         if self.rule == "strongly_convex":
             gamma, eta = (mu_f * R) ** -a, self.p * jnp.log(R) / (mu_f * R) ** b
         elif self.rule == "weak_sharp" and self.mu_f is not None:
@@ -176,14 +177,16 @@ class StRFedAvg(Regularized):
     def start(self, problem: Selection, fed: Fed, key: Key, state: State) -> State:
         return state._replace(scale=self.scale(problem, fed, key, state.x))
 
-    def local_steps(self, problem: Selection, client: Client, key: Key, x: PyTree, steps: Steps) -> PyTree:
-        return run_steps(
+    def local_steps(
+        self, problem: Selection, client: Client, key: Key, x: PyTree, steps: StepSizes
+    ) -> PyTree:
+        return regularized_steps(
             problem, problem.f, client, key, x, steps, self.K, self.batch_size, self.mu
         )  # lines 3–6
 
     def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         gamma, eta = self.tuned(r)
-        steps = self.steps(gamma, eta, state.scale, safe=self.gamma is None)  # line 1
+        steps = self.step_sizes(gamma, eta, state.scale, safe=self.gamma is None)  # line 1
         moved = fed.average(self.local_steps, key, state.x, steps)  # line 2
         x = server_step(problem, problem.f, state.x, moved, steps, self.K, self.gamma_g, self.mu)  # line 8
         shrink = self.gamma_g * self.K * steps.f * self.modulus / 2  # ηγ̃μ_f/2
@@ -191,7 +194,7 @@ class StRFedAvg(Regularized):
         return State(x, average, weight, state.scale)
 
     @property
-    def modulus(self) -> Any:
+    def modulus(self) -> Real:
         """The μ_f of θ."""
         if self.rule == "strongly_convex":
             return 1.0 if self.mu_f is None else self.mu_f
@@ -202,7 +205,7 @@ class StRFedAvg(Regularized):
         return (state.average if returns == "average" else state.x), None
 
 
-def averaged(average: PyTree, weight: Real, x: PyTree, shrink: Any) -> tuple[PyTree, Any]:
+def averaged(average: PyTree, weight: Real, x: PyTree, shrink: Real) -> tuple[PyTree, jax.Array]:
     """One more point of an average with the weights θ, θ², …, where θ = 1/(1 − shrink).
 
     ``weight`` is Σ_{j≤r} θ^j/θ^r, so that the newest point's part is its reciprocal: weight ← 1 + weight/θ.

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, Oracle, steps_of
 from fedstrata.core.counting import count, loop
 from fedstrata.core.fed import Fed, Remember
-from fedstrata.core.method import BatchSize, Count, Method, Positive, Reveals, Steps, by_options, method
+from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars
@@ -71,7 +71,7 @@ class State(NamedTuple):
 
 
 @method
-class ZOHFL(Method):
+class ZOHFL(Method[Personalized, State]):
     """A server and clients with models of their own: y_i by SGD, x by gradients and two-point estimates.
 
     Args:
@@ -91,12 +91,12 @@ class ZOHFL(Method):
 
     gamma: Positive  # γ_r
     eta: Positive  # η
-    H: Steps = 1
+    H: LocalSteps = 1
     gamma_client: Positive = 0.1  # γ̃
     Gamma: Positive = 1.0  # Γ
     batch_size: BatchSize = None
     server_batch_size: BatchSize = None
-    messages: str = "vectors"
+    messages: Literal["vectors", "scalars"] = "vectors"
     common_random_numbers: bool = True
     directions: Count = 1
     orthogonal: bool = False
@@ -148,13 +148,6 @@ class ZOHFL(Method):
     @by_options
     def reveals_on(self, problem: Personalized) -> Reveals:
         return "replies" if self.messages == "scalars" else "averages"
-
-    def check(self, problem: Any, clients: int) -> None:
-        if self.messages not in ("vectors", "scalars"):
-            raise ValueError(f"ZOHFL: messages must be 'vectors' or 'scalars', but is {self.messages!r}.")
-        H = jax.eval_shape(self.H, jnp.int32(0)) if callable(self.H) else self.H
-        if jnp.shape(H) not in ((), (clients,)):
-            raise ValueError(f"ZOHFL: H has the shape {jnp.shape(H)}, but there are {clients} clients.")
 
     def init(self, problem: Personalized, x0: PyTree, y0: PyTree) -> State:
         check_directions("ZOHFL", self.directions, self.orthogonal, x0)

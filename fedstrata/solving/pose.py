@@ -174,7 +174,7 @@ def check_method(setup: Setup, method: Method, rounds: int) -> Method:
 
 def initial_carry(problem: Problem, method: Method, x0: PyTree, y0: PyTree, clients: int) -> Carry:
     """State and memory before the first round, as strongly typed host arrays."""
-    y0 = method.second(problem, y0, clients)
+    y0 = method.start_y(problem, y0, clients)
     state = jax.tree.map(np.asarray, method.init(problem, x0, y0))
     memory = jax.tree.map(np.asarray, method.memory(problem, x0, y0))
     return Carry(state, jax.tree.map(lambda leaf: np.broadcast_to(leaf, (clients, *leaf.shape)), memory))

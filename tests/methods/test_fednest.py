@@ -228,16 +228,11 @@ def test_a_set_of_x(quadratic):
     np.testing.assert_allclose(slope / np.linalg.norm(slope), -points[0] / 0.3, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("method", "match"),
-    [
-        (fs.FedNest(0.1, 0.1, inverse="exact"), "inverse must be one of"),
-        (fs.HypergradientDescent(0.1, 0.1, products="none"), "products must be one of"),
-    ],
-)
-def test_mistakes(quadratic, method, match):
-    with pytest.raises(ValueError, match=match):
-        run(quadratic, method, 1)
+def test_mistakes(quadratic):
+    with pytest.raises(ValueError, match="inverse must be 'neumann', 'series', 'cg' or 'none'"):
+        fs.FedNest(0.1, 0.1, inverse="exact")
+    with pytest.raises(ValueError, match="products must be 'exact' or 'differences'"):
+        fs.HypergradientDescent(0.1, 0.1, products="none")
     own = fs.Bilevel(quadratic.problem.upper, quadratic.problem.lower, project_x=lambda x, client: x)
     with pytest.raises(ValueError, match="client's own"):
         run(quadratic._replace(problem=own), fs.SOBA(0.1, 0.1), 1)

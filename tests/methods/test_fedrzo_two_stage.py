@@ -215,7 +215,7 @@ def test_sets_of_followers_may_move_with_x_and_sample():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"lower": "newton"}, "projection, extragradient, accelerated, solution"),
+        ({"lower": "newton"}, "'projection', 'extragradient', 'accelerated', 'solution' or a function"),
         ({"messages": "letters"}, "'vectors' or 'scalars'"),
         ({"messages": "scalars"}, "sets of x"),
         ({"directions": 2, "orthogonal": True}, "as many dimensions"),

@@ -9,7 +9,7 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.core import counting
-from fedstrata.methods._shared.lower import RULES, Constants, estimate_constants
+from fedstrata.methods._shared.lower import TUNED, Constants, estimate_constants
 
 rng = np.random.default_rng(0)
 H = np.diag(np.geomspace(0.01, 1.0, 6))  # κ = 100
@@ -98,13 +98,13 @@ def test_variant_is_checked():
         fs.solve(problem, fs.FedAC(1.0, 0.1, variant="III"), data, np.zeros(6), rounds=1, progress=False)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", TUNED)
 def test_rules_do_the_steps_they_say(name):
     """Rounds times local steps is T = 2 a ln a, rounded up, with the papers' number of exchanges."""
     for m, r in ((10, 0), (10, 500), (100, 3)):
         a = max(m, 40, r) + 1
         T = 2 * a * np.log(a)
-        rounds, values = RULES[name][0](Constants(m, r, 0.1, 10.0))
+        rounds, values = TUNED[name].tune(Constants(m, r, 0.1, 10.0))
         local = "K" if name == "fedac" else "tau"
         steps = int(values(0)[local])
         assert T <= int(rounds) * steps < T + steps
@@ -113,15 +113,15 @@ def test_rules_do_the_steps_they_say(name):
         assert steps <= np.ceil(T / exchanges)
         size = values(0)["eta" if name == "fedac" else "gamma"]
         assert size <= 1.0 + 1e-12  # 1/L_h = 1/(κ_h μ_h)
-    assert RULES["lfd"][0](Constants(10, 0, 0.1, 10.0)).values(5)["gamma"] < 4 / (0.1 * 41)
+    assert TUNED["lfd"].tune(Constants(10, 0, 0.1, 10.0)).values(5)["gamma"] < 4 / (0.1 * 41)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", TUNED)
 def test_rules_divide_their_steps_among_the_exchanges_asked_for(name):
     T = 2 * 41 * np.log(41)
     local = "K" if name == "fedac" else "tau"
     for exchanges in (1, 7, 50, 1000):
-        rounds, values = RULES[name][0](Constants(10, 0, 0.1, 10.0, exchanges))
+        rounds, values = TUNED[name].tune(Constants(10, 0, 0.1, 10.0, exchanges))
         assert rounds == exchanges
         assert int(values(0)[local]) == np.ceil(T / exchanges)
 

@@ -332,12 +332,12 @@ def test_resume_keeps_the_horizon(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"rule": "fast"}, "rule must be one of"),
+        ({"rule": "fast"}, "rule must be 'convex', 'strongly_convex'"),
         ({"rule": "weak_sharp"}, "give eta"),
         ({"rule": "geometric", "eta": lambda r: 0.1}, "as a number"),
         ({"rule": "geometric", "eta": 0.0}, "must be positive"),
-        ({"eta": np.ones(3)}, "eta must be one number"),
-        ({"returns": "best"}, "'average' or 'last'"),
+        ({"eta": np.ones(3)}, r"eta must be a number ≥ 0, .*the shape \(3,\)"),
+        ({"returns": "best"}, "'average', 'last' or None"),
         ({"K": 0}, "K must be"),
         ({"mu_f": -1.0}, "mu_f must be"),
     ],

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed, Remember
-from fedstrata.core.method import BatchSize, Method, Reveals, by_options
+from fedstrata.core.method import BatchSize, Method, Reveals, StateT, by_options
 from fedstrata.core.types import Key, Phase, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.problems.classes import Composition
@@ -28,7 +26,7 @@ def revealed_by_levels(problem: Composition) -> Reveals:
     return "averages" if plain else "replies"
 
 
-class Compositional(Method):
+class Compositional(Method[Composition, StateT]):
     """Base of the methods for ``h(x) + f(g(x))``; see `fedstrata.estimators.compositional`."""
 
     batch_size: BatchSize
@@ -37,7 +35,7 @@ class Compositional(Method):
     needs = "gradients, products with the Jacobian of g"
 
     @classmethod
-    def refuses(cls, problem: Any) -> str | None:
+    def refuses(cls, problem: Composition) -> str | None:
         if c.chain_of(problem).inner:
             return None
         return (
@@ -49,11 +47,7 @@ class Compositional(Method):
     def reveals_on(self, problem: Composition) -> Reveals:
         return revealed_by_levels(problem)
 
-    def check(self, problem: Any, clients: int) -> None:
-        if reason := self.refuses(problem):
-            raise ValueError(reason)
-
-    def value_of_level(self, problem: Composition, client: Client, key: Key, at: Any) -> PyTree:
+    def value_of_level(self, problem: Composition, client: Client, key: Key, at: c.Values) -> PyTree:
         """gⁿ on a client's samples; ``at`` is z^{n−1} behind n − 1 times None."""
         return c.value(c.chain_of(problem), client, key, self.batch_size, len(at) - 1, at[-1])
 
@@ -61,7 +55,9 @@ class Compositional(Method):
         """g¹ on a client's samples; the client keeps x."""
         return Remember(self.value_of_level(problem, client, key, (x,)), x)
 
-    def pull(self, problem: Composition, client: Client, key: Key, values: Any, pulled: Any) -> PyTree:
+    def pull(
+        self, problem: Composition, client: Client, key: Key, values: c.Values, pulled: c.Values
+    ) -> PyTree:
         """The next cotangent on a client's samples."""
         return c.pull(c.chain_of(problem), client, key, self.batch_size, values, pulled)
 

@@ -12,7 +12,8 @@ minibatches give one consistent system. The exchanges are booked as lower-level 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,47 +21,38 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import Method
-from fedstrata.core.types import Integer, Key, PyTree
+from fedstrata.core.method import Method, ProblemT, StateT
+from fedstrata.core.problem import Problem
+from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradients
-from fedstrata.estimators.hypergradient import PRODUCTS, mixed_product, product
-from fedstrata.methods.fedmsa import needs_of, refused_sets
+from fedstrata.estimators.hypergradient import Products, mixed_product, product
+from fedstrata.methods._shared.sequences import needs_of, refused_sets
 from fedstrata.problems.classes import Bilevel
 
-INVERSES = ("neumann", "series", "cg", "none")
+Inverse = Literal["neumann", "series", "cg", "none"]
 
 
-class Implicit(Method):
+class Implicit(Method[ProblemT, StateT]):
     """Base of methods that solve the linear system with ``N`` products, ``inverse`` saying how.
 
     A method that uses it has the fields ``N``, ``ell``, ``inverse``, ``products`` and ``batch_size``.
     """
 
-    N: Any
-    ell: Any
-    inverse: Any
-    products: Any
-    batch_size: Any
+    N: int
+    ell: Real
+    inverse: Inverse
+    products: Products
+    batch_size: int | None
 
     server_steps = False
 
     @classmethod
-    def needs_for(cls, problem: Any) -> str:
+    def needs_for(cls, problem: Problem) -> str:
         return needs_of(problem)
 
     @classmethod
-    def refuses(cls, problem: Any) -> str | None:
+    def refuses(cls, problem: Problem) -> str | None:
         return refused_sets(cls.__name__, problem, cls.server_steps)
-
-    def check_implicit(self, problem: Any) -> None:
-        """The arguments that these methods share."""
-        name = type(self).__name__
-        if self.inverse not in INVERSES:
-            raise ValueError(f"{name}: inverse must be one of {INVERSES}, but is {self.inverse!r}.")
-        if self.products not in PRODUCTS:
-            raise ValueError(f"{name}: products must be one of {PRODUCTS}, but is {self.products!r}.")
-        if reason := self.refuses(problem):
-            raise ValueError(reason)
 
     def upper_gradients(self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree) -> PyTree:
         """A phase: ``(∇_x f, ∇_y f)``."""
@@ -107,7 +99,9 @@ class Implicit(Method):
             return fed.repeat(self.N - 1, add, (first, first))[1]
 
 
-def conjugate_gradients(fed: Fed, product: Any, b: PyTree, v: PyTree, steps: int) -> PyTree:
+def conjugate_gradients(
+    fed: Fed, product: Callable[[PyTree], PyTree], b: PyTree, v: PyTree, steps: int
+) -> PyTree:
     """``steps`` of conjugate gradients for ``A v = b``, where ``product(v) = A v`` is an exchange."""
     residual = tree.sub(b, product(v))
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from fedstrata.core.counting import each
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import Method
 from fedstrata.core.term import Term
-from fedstrata.core.types import Integer, Phase, PyTree
+from fedstrata.core.types import Integer, Phase, PyTree, Real
 from fedstrata.estimators.curvature import power_iteration
 from fedstrata.methods.fedac import FedAC
 from fedstrata.methods.lfd import LFD
@@ -71,11 +71,14 @@ class LowerSolver(Protocol):
         """
 
 
-class Plan(NamedTuple):
+Values = Callable[[Integer], dict[str, Any]]
+
+
+class Tuning(NamedTuple):
     """A rule's choice for one round of the upper level."""
 
-    rounds: Any  # exchanges
-    values: Callable[[Any], dict[str, Any]]  # hyper-parameters by the lower level's round
+    rounds: Integer  # exchanges
+    values: Values  # hyper-parameters by the lower level's round
 
 
 @dataclass(frozen=True)
@@ -86,19 +89,19 @@ class Constants:
     r: Integer
     mu: Any
     kappa: Any
-    exchanges: Any = None
+    exchanges: Integer | None = None
 
     @property
-    def a(self) -> Any:
+    def a(self) -> jax.Array:
         """a_r = max{m, 4κ_h, r} + 1."""
         return jnp.maximum(jnp.maximum(self.m, 4 * self.kappa), self.r) + 1
 
     @property
-    def T(self) -> Any:
+    def T(self) -> jax.Array:
         """2 a_r ln a_r local steps."""
         return 2 * self.a * jnp.log(self.a)
 
-    def split(self, local: Any) -> tuple[Any, Any]:
+    def split(self, local: Real) -> tuple[Integer, Integer]:
         """Exchanges, and local steps before each: about ``local``, unless the user chose the exchanges."""
         if self.exchanges is not None:
             return self.exchanges, whole(self.T / self.exchanges)
@@ -106,34 +109,41 @@ class Constants:
         return whole(self.T / local), local
 
 
-def whole(number: Any) -> Any:
+def whole(number: Real) -> jax.Array:
     """Rounded up, as an integer."""
     return jnp.ceil(number).astype(jnp.int32)
 
 
-def local_sgd(c: Constants) -> Plan:
+def local_sgd(c: Constants) -> Tuning:
     """Algorithm 3: γ = 1/(μ_h a_r), ⌈T/m⌉ local steps."""
     exchanges, tau = c.split(c.T / c.m)
-    return Plan(exchanges, lambda t: {"gamma": 1 / (c.mu * c.a), "tau": tau})
+    return Tuning(exchanges, lambda t: {"gamma": 1 / (c.mu * c.a), "tau": tau})
 
 
-def fedac(c: Constants) -> Plan:
+def fedac(c: Constants) -> Tuning:
     """About m^⅓ exchanges; η such that the contraction over T steps is exp(−2 ln T), at most 1/L_h."""
     exchanges, K = c.split(c.T / whole(c.m ** (1 / 3)))
     eta = jnp.minimum(1 / (c.kappa * c.mu), 4 * K * jnp.log(c.T) ** 2 / (c.mu * c.T**2))
-    return Plan(exchanges, lambda t: {"eta": eta, "mu": c.mu, "K": K})
+    return Tuning(exchanges, lambda t: {"eta": eta, "mu": c.mu, "K": K})
 
 
-def lfd(c: Constants) -> Plan:
+def lfd(c: Constants) -> Tuning:
     """About (mT)^⅓ exchanges; γ decreases from 4/(μ_h a_r)."""
     exchanges, tau = c.split(c.T / whole((c.m * c.T) ** (1 / 3)))
-    return Plan(exchanges, lambda t: {"gamma": 4 / (c.mu * (c.a + t * tau)), "tau": tau})
+    return Tuning(exchanges, lambda t: {"gamma": 4 / (c.mu * (c.a + t * tau)), "tau": tau})
 
 
-RULES: dict[str, tuple[Callable[[Constants], Plan], Callable[[int | None], Method]]] = {
-    "local_sgd": (local_sgd, lambda batch_size: LFD(1.0, batch_size=batch_size)),  # with all devices
-    "fedac": (fedac, lambda batch_size: FedAC(1.0, 1.0, batch_size=batch_size)),
-    "lfd": (lfd, lambda batch_size: LFD(1.0, batch_size=batch_size)),
+class Tuned(NamedTuple):
+    """A solver with a paper's rule, which replaces the hyper-parameters that the solver is made with."""
+
+    tune: Callable[[Constants], Tuning]
+    solver: Callable[[int | None], Method]  # of the batch size
+
+
+TUNED = {
+    "local_sgd": Tuned(local_sgd, lambda batch_size: LFD(1.0, batch_size=batch_size)),  # with all devices
+    "fedac": Tuned(fedac, lambda batch_size: FedAC(1.0, 1.0, batch_size=batch_size)),
+    "lfd": Tuned(lfd, lambda batch_size: LFD(1.0, batch_size=batch_size)),
 }
 
 
@@ -201,8 +211,8 @@ class PointwiseFed:
     client needs to know the solver only.
     """
 
-    fed: Any
-    at_points: Callable[..., Any]
+    fed: Fed
+    at_points: Phase
     values: dict[str, Any]
 
     def average(self, phase: Phase, key: jax.Array, *message: PyTree, **options: Any) -> PyTree:
@@ -218,9 +228,14 @@ class PointwiseFed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.fed, name)
 
+    @property
+    def verbs(self) -> Fed:
+        """This object: it has all that a round asks of a `Fed`, though it is none."""
+        return cast(Fed, self)
+
 
 def pointwise(
-    phase: Callable[..., Any],
+    phase: Phase,
     problem: Bilevel,
     client: Client,
     key: jax.Array,
@@ -238,10 +253,10 @@ def pointwise(
     )
 
 
-def run(
+def solve_pointwise(
     method: Method,
-    rounds: Any,
-    values: Callable[[Any], dict[str, Any]],
+    rounds: Integer,
+    values: Values,
     problem: Bilevel,
     fed: PointwiseFed,
     key: jax.Array,
@@ -253,7 +268,7 @@ def run(
 
     def body(t: Integer, state: PyTree) -> Any:
         now = values(t)
-        step = method.having(now) if now else method
-        return step.round(levels, replace(fed, values=now), jax.random.fold_in(key, t), t, state)
+        step = method.replaced(now) if now else method
+        return step.round(levels, replace(fed, values=now).verbs, jax.random.fold_in(key, t), t, state)
 
     return method.output(fed.repeat(rounds, body, method.init(levels, y, None)), None)[0]

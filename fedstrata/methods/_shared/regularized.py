@@ -13,7 +13,7 @@ clients' steps.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from fedstrata.core import counting, tree
 from fedstrata.core.client import Client, Oracle, Samples
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import Method
+from fedstrata.core.method import Method, StateT
 from fedstrata.core.term import Term
 from fedstrata.core.types import PyTree, Real
 from fedstrata.estimators.curvature import hessian_product, local_curvature, power_iteration
@@ -41,11 +41,11 @@ class Scale(NamedTuple):
     L_max: jax.Array
 
 
-class Steps(NamedTuple):
+class StepSizes(NamedTuple):
     """A client's step on h and on f: γ_ℓ/L_h and γ_ℓ η."""
 
-    h: Any
-    f: Any
+    h: Real
+    f: Real
 
 
 def direction(
@@ -76,13 +76,13 @@ def both_gradients(
     return g_h, direction(problem.f, client.valid, key_f, batch_size, x, mu)
 
 
-def run_steps(
+def regularized_steps(
     problem: Selection,
     f: Objective,
     client: Client,
     key: jax.Array,
     x: PyTree,
-    steps: Steps,
+    steps: StepSizes,
     K: int,
     batch_size: int | None,
     mu: Real | None,
@@ -104,7 +104,7 @@ def server_step(
     f: Objective,
     x: PyTree,
     moved: PyTree,
-    steps: Steps,
+    steps: StepSizes,
     K: int,
     gamma_g: Real,
     mu: Real | None,
@@ -123,27 +123,20 @@ def _own_set(problem: Selection) -> bool:
     return problem.project.arity > 1
 
 
-class Regularized(Method):
+class Regularized(Method[Selection, StateT]):
     """Base of these methods, which have the fields below."""
 
     K: int = 1
-    gamma_g: Any = 1.0
+    gamma_g: Real = 1.0
     mu: Real | None
-    L_h: Any
+    L_h: Real | None
     power_steps: int
     batch_size: int | None
 
     solves = (Selection,)
-    rows: ClassVar[tuple[str, ...]] = ()  # hyper-parameters that are several numbers
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in self._kinds.keys() - set(self.rows):
-            value = getattr(self, name)
-            if not callable(value) and np.ndim(value) > 0:
-                raise ValueError(f"{type(self).__name__}: {name} must be one number, but is {value!r}.")
-
-    def check(self, problem: Any, clients: int) -> None:
+    def check(self, problem: Selection, clients: int) -> None:
+        super().check(problem, clients)
         name, proximal = type(self).__name__, [problem.h.regularizer is not None]
         proximal += [problem.f.regularizer is not None and self.mu is None, not problem.project.trivial]
         if sum(proximal) > 1:
@@ -192,13 +185,15 @@ class Regularized(Method):
             found.append(counting.each(lambda x, v, l=level, s=samples: _product(l, s, x, v), points, mine))
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
 
-    def own_curvature(self, problem: Selection, client: Client, key: jax.Array, x: PyTree, unit: Any) -> Any:
+    def own_curvature(
+        self, problem: Selection, client: Client, key: jax.Array, x: PyTree, unit: Real
+    ) -> jax.Array:
         """The phase of the largest L_i: (L_i/unit)^8, since the 8th root of a sum is near the maximum."""
         assert problem.h.loss is not None
         h = _full_mean(problem.h.loss, client.train)
         return (local_curvature(h, _points(x), self.power_steps, key) / unit) ** POWER
 
-    def steps(self, gamma: Real, eta: Real, scale: Scale, safe: bool) -> Steps:
+    def step_sizes(self, gamma: Real, eta: Real, scale: Scale, safe: bool) -> StepSizes:
         """A client's steps, by γ̃ = γ_g γ_ℓ K and η; if ``safe``, bounded by estimated curvatures."""
         safe = safe and self.L_h is None
         if safe:
@@ -206,7 +201,7 @@ class Regularized(Method):
         local = gamma / (self.gamma_g * self.K)
         if safe:
             local = jnp.minimum(local, 1 / (scale.L_max / scale.L_h + eta * scale.L_f))
-        return Steps(local / scale.L_h, local * eta)
+        return StepSizes(local / scale.L_h, local * eta)
 
     def unscaled(self, scale: Scale, gamma: Real) -> list[str]:
         """The warning that is due where the step would have diverged on the primary loss as it is."""

@@ -1,0 +1,238 @@
+"""What a hyper-parameter may be: the annotations of a method's fields, and the checks that follow from them.
+
+    float, Positive, NonNegative, Fraction, Unit    a number, or a schedule: a function of the round
+    PerSequence[Positive]                           also an array, with one number for each sequence
+    int, Count                                      a whole number; one ≥ 1
+    Counts                                          also a function of the round
+    LocalSteps                                      also an array with one for each client, where 0 sits out
+    BatchSize                                       samples of a minibatch; None is the full batch
+    Literal["a", "b"], bool                         an option
+    a class, a protocol, a ``Callable``             an object of it: a method is then a part of the whole;
+                                                    ``Annotated[cls, "an object that …"]`` gives it words
+
+and unions of these. A field is checked when an object is built; the lengths of arrays when the clients and
+the problem are known, see `Method.check`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.core.words import listed, suggest
+
+Fault = type[TypeError] | type[ValueError] | None
+
+
+class Kind(Protocol):
+    """One thing that a value may be, in words for the user, and what is wrong with a value that is not."""
+
+    @property
+    def words(self) -> str:
+        """As in "gamma must be …"."""
+
+    def fault(self, value: object) -> Fault:
+        """None where the value is one."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """Real numbers in a range; leaves of a method, so that another value does not recompile."""
+
+    words: str = "a finite number"
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+
+    def fault(self, value: object) -> Fault:  # noqa: D102
+        array = np.asarray(value)
+        if array.dtype.kind not in "iuf":
+            return TypeError
+        above = array > self.low if self.open_low else array >= self.low
+        return None if (np.isfinite(array) & above & (array <= self.high)).all() else ValueError
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Whole numbers; static, unless they are an array."""
+
+    low: float = 1
+
+    @property
+    def words(self) -> str:  # noqa: D102
+        return "a whole number" if self.low == -math.inf else f"a whole number ≥ {self.low}"
+
+    def fault(self, value: object) -> Fault:  # noqa: D102
+        array = np.asarray(value)
+        if callable(value):
+            return TypeError
+        low = min(self.low, 0) if array.ndim else self.low
+        return None if array.dtype.kind in "iu" and (array >= low).all() else ValueError
+
+
+@dataclass(frozen=True)
+class Option:
+    """One value of a `Literal`, or a truth value."""
+
+    value: Any
+
+    @property
+    def words(self) -> str:  # noqa: D102
+        return repr(self.value)
+
+    def fault(self, value: object) -> Fault:  # noqa: D102
+        if not isinstance(value, type(self.value)):
+            return TypeError
+        return None if value == self.value else ValueError
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An object of a class; `Callable` is one, too."""
+
+    cls: type
+    words: str
+
+    def fault(self, value: object) -> Fault:  # noqa: D102
+        return None if isinstance(value, self.cls) else TypeError
+
+
+@dataclass(frozen=True)
+class OfRound(Instance):
+    """A function of the round; `Method.at` puts in the round's value."""
+
+    cls: type = Callable  # type: ignore[assignment]
+    words: str = "a function of the round"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What the numbers of an array belong to, so that their number can be checked."""
+
+    name: Literal["client", "sequence", "stage"]
+    numbers: str = "one"
+
+    @property
+    def words(self) -> str:
+        """As in "H must be …"."""
+        return f"an array with {self.numbers} for each {self.name}"
+
+
+T = TypeVar("T")
+PerClient = Annotated[T, Axis("client", "one (≥ 0)")]
+PerSequence = Annotated[T, Axis("sequence")]
+
+POSITIVE = Number("a positive number", 0.0, open_low=True)
+Positive = Annotated[Any, POSITIVE, OfRound()]
+NonNegative = Annotated[Any, Number("a number ≥ 0", 0.0), OfRound()]
+Fraction = Annotated[Any, Number("a number in (0, 1]", 0.0, 1.0, open_low=True), OfRound()]
+Unit = Annotated[Any, Number("a number in [0, 1]", 0.0, 1.0), OfRound()]
+Count = Annotated[int, Whole()]
+Counts = Annotated[Any, Whole(), OfRound()]
+LocalSteps = PerClient[Counts]
+BatchSize = Annotated[int | None, Whole(), Instance(NoneType, "None for the full batch")]
+
+
+@dataclass(frozen=True)
+class Field:
+    """All that a hyper-parameter may be; anything, where there are no kinds."""
+
+    kinds: tuple[Kind, ...]
+    axis: Axis | None = None
+
+    @classmethod
+    def of(cls, annotation: object) -> Field:
+        """From a field's annotation."""
+        found = list(_kinds(annotation))
+        axes = [one for one in found if isinstance(one, Axis)]
+        return cls(tuple(one for one in found if not isinstance(one, Axis)), axes[0] if axes else None)
+
+    def check(self, owner: str, name: str, value: Any) -> Any:
+        """The value in the form that methods see, or an error that says what it must be."""
+        if isinstance(value, list | tuple) and self.axis is not None:
+            value = np.asarray(value)
+        value = bool(value) if isinstance(value, np.bool_) else value
+        faults = {kind: kind.fault(value) for kind in self.kinds}
+        fitting = [kind for kind, fault in faults.items() if fault is None]
+        if faults and not fitting:
+            options = [kind.value for kind in self.kinds if isinstance(kind, Option)]
+            end = suggest(value, options) if isinstance(value, str) else "."
+            error = ValueError if ValueError in faults.values() else TypeError
+            raise error(f"{owner}: {name} must be {self.words}, but is {value!r}{end}")
+        if not any(isinstance(kind, Number | Whole) for kind in fitting):
+            return value
+        if np.ndim(value) > (self.axis is not None):
+            raise ValueError(f"{owner}: {name} must be {self.words}, but has the shape {np.shape(value)}.")
+        # a count is static, and decides about programs: NumPy's would be another than Python's
+        static = np.ndim(value) == 0 and any(isinstance(kind, Whole) for kind in fitting)
+        return int(value) if static else value
+
+    @property
+    def words(self) -> str:
+        """What the value must be."""
+        words = [kind.words for kind in self.kinds]
+        if self.axis is not None:
+            words.insert(1, self.axis.words)
+        return listed(words)
+
+    def scheduled(self, value: object) -> bool:
+        """Whether the value is a schedule."""
+        return callable(value) and any(isinstance(kind, OfRound) for kind in self.kinds)
+
+    def is_leaf(self, value: object) -> bool:
+        """Whether the value is an array of the compiled program: a real number, or an array of counts."""
+        if any(isinstance(kind, Number) and kind.fault(value) is None for kind in self.kinds):
+            return True
+        return self.axis is not None and getattr(value, "ndim", 0) == 1
+
+    def check_length(self, owner: str, name: str, value: Any, lengths: Mapping[str, int]) -> None:
+        """Raise where an array, or what a schedule returns, has not one number for each of its axis."""
+        shape = np.shape(value)
+        if self.scheduled(value):
+            try:
+                shape = jax.eval_shape(value, jnp.int32(0)).shape
+            except Exception as error:
+                raise TypeError(
+                    f"{owner}: {name} must be {self.words}, but fails at a traced round: "
+                    f"{type(error).__name__}: {error}\nWrite it with jnp functions: jnp.where in place of if."
+                ) from error
+            if len(shape) > (self.axis is not None):
+                raise ValueError(f"{owner}: {name} must be {self.words}, but returns the shape {shape}.")
+        if shape and self.axis is not None and shape[0] != (wanted := lengths.get(self.axis.name, shape[0])):
+            axis = self.axis.name
+            raise ValueError(f"{owner}: {name} has {shape[0]} numbers, but there are {wanted} {axis}s.")
+
+
+def _kinds(annotation: object) -> Iterable[Any]:
+    """The kinds and the axis in an annotation; nothing where it says nothing that can be checked."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        base, *notes = arguments
+        if isinstance(notes[0], str):  # the words for a class
+            return [Instance(get_origin(base) or base, notes[0])]
+        return notes
+    if origin in (Union, UnionType):
+        return [kind for argument in arguments for kind in _kinds(argument)]
+    if origin is Literal:
+        return [Option(value) for value in arguments]
+    if annotation in PLAIN:
+        return PLAIN[annotation]
+    cls = origin or annotation
+    return [Instance(cls, cls.__name__)] if isinstance(cls, type) else []
+
+
+PLAIN: dict[Any, list[Kind]] = {
+    Any: [Instance(object, "anything")],
+    None: [Instance(NoneType, "None")],
+    NoneType: [Instance(NoneType, "None")],
+    bool: [Option(True), Option(False)],
+    float: [Number(), OfRound()],
+    int: [Whole(-math.inf)],
+}

@@ -1,0 +1,112 @@
+"""What the methods of coupled sequences share; the maps P and S are in `fedstrata.estimators.sequences`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import Method, Reveals, StateT, by_options
+from fedstrata.core.problem import Problem
+from fedstrata.core.types import Key, PyTree, Real
+from fedstrata.estimators import sequences
+from fedstrata.estimators.compositional import chain_of, pull, value
+from fedstrata.methods._shared.compositional import level_mean, revealed_by_levels
+from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
+from fedstrata.problems.levels import rule_of
+
+
+class Point(NamedTuple):
+    """The main variable and the sequences; also a direction of both."""
+
+    x: PyTree
+    Z: tuple[PyTree, ...]
+
+
+class Sequences(Method[Problem, StateT]):
+    """What the methods of coupled sequences share."""
+
+    solves = sequences.SOLVES
+    needs = "gradients, in bilevel problems Hessian-vector products"
+    server_steps = False
+
+    @classmethod
+    def needs_for(cls, problem: Problem) -> str:
+        return needs_of(problem)
+
+    @classmethod
+    def refuses(cls, problem: Problem) -> str | None:
+        return refused_sets(cls.__name__, problem, cls.server_steps)
+
+    @by_options
+    def reveals_on(self, problem: Problem) -> Reveals:
+        return revealed_by_levels(problem) if isinstance(problem, Composition) else "averages"
+
+    def lengths(self, problem: Problem, clients: int) -> dict[str, int]:
+        return {**super().lengths(problem, clients), "sequence": sequences.number(problem)}
+
+    def output(self, state: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
+        return state.x, sequences.second(state.Z)
+
+    def inner_value(self, problem: Composition, client: Client, key: Key, at: tuple[PyTree, ...]) -> PyTree:
+        """A phase: gⁿ on all samples; ``at`` is z^{n−1} behind n − 1 times None."""
+        return value(chain_of(problem), client, key, None, len(at) - 1, at[-1])
+
+    def inner_adjoint(
+        self, problem: Composition, client: Client, key: Key, values: PyTree, pulled: PyTree
+    ) -> PyTree:
+        """A phase: the adjoint below those in ``pulled``, on all samples."""
+        return pull(chain_of(problem), client, key, None, values, pulled)
+
+    def exact_start(self, problem: Problem, fed: Fed, key: Key, x: PyTree, Z: PyTree) -> PyTree:
+        """A composition's values and adjoints at x, one exchange for each; other problems keep their Z."""
+        if not isinstance(problem, Composition) or not Z:
+            return Z
+        chain = chain_of(problem)
+        values: tuple[PyTree, ...] = ()
+        pulled: tuple[PyTree, ...] = ()
+        for n, level in enumerate(chain.inner):
+            at = (*[None] * n, values[-1] if n else x)
+            values = (*values, level_mean(fed, rule_of(level), self.inner_value, key, at))
+        if not isinstance(Z[0], sequences.Tracked):
+            return values
+        for _ in range(chain.pulls):
+            pulled = (*pulled, fed.average(self.inner_adjoint, key, values, pulled))
+        return sequences.compose(problem, values, pulled)
+
+
+def refused_sets(name: str, problem: Problem, server: bool) -> str | None:
+    """Why a set cannot be had: implicit differentiation is wrong on it, or the server does not know it."""
+    project_x = getattr(problem, "project_x", None)
+    if server and project_x is not None and project_x.arity > 1:
+        return f"{name}: the server makes the steps, so it cannot use a client's own project_x(x, client)."
+    if isinstance(problem, Bilevel) and not problem.project_y.trivial:
+        return (
+            f"{name} takes ∇_y = 0 for the solution of the lower level, which a set of y makes false. "
+            "Leave project_y out, or use a zeroth-order method (FedRZOBilevel)."
+        )
+    if isinstance(problem, Minimax) and problem.project_y.arity > 1:
+        return f"{name}: ∇_x f is no descent direction where the set of y depends on x. Use FedRZOMinimax."
+    return None
+
+
+def needs_of(problem: Problem) -> str:
+    """What the maps of a problem evaluate."""
+    if isinstance(problem, Bilevel):
+        return "gradients, Hessian-vector products"
+    return "values of P and S" if isinstance(problem, MultiSequence) else "gradients"
+
+
+def step(problem: Problem, alpha: Real, beta: Real, at: Point, direction: Point, *client: Client) -> Point:
+    """``x ← P_X(x − αh)``, ``zⁿ ← zⁿ − β_n qⁿ``, and ``y ← P_Y(…)`` in a minimax problem."""
+    x = tree.axpy(-alpha, direction.x, at.x)
+    if hasattr(problem, "project_x"):
+        x = problem.project_x(x, *client)
+    betas = jnp.broadcast_to(jnp.asarray(beta), (len(at.Z),))
+    Z = tuple(tree.axpy(-betas[n], q, z) for n, (q, z) in enumerate(zip(direction.Z, at.Z, strict=True)))
+    if isinstance(problem, Minimax):
+        Z = (sequences.Follower(problem.project_y(Z[0].y)),)
+    return Point(x, Z)
