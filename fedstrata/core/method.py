@@ -26,13 +26,13 @@ from typing import (
     Literal,
     ParamSpec,
     Self,
-    TypeVar,
     dataclass_transform,
     get_type_hints,
 )
 
 import jax
 import numpy as np
+from typing_extensions import TypeVar  # with defaults, which the standard library has from 3.13
 
 from fedstrata.core import tree
 from fedstrata.core.fed import Fed
@@ -59,8 +59,8 @@ Reveals = Literal["averages", "replies"]
 # Covariant, which mypy would rather not have in parameters, so that methods for different problems have a
 # type in common: that a problem fits is checked by `solve`, and a state goes back to where it came from.
 # mypy: disable-error-code="misc"
-ProblemT = TypeVar("ProblemT", bound=Problem, covariant=True)
-StateT = TypeVar("StateT", covariant=True)
+ProblemT = TypeVar("ProblemT", bound=Problem, covariant=True, default=Any)
+StateT = TypeVar("StateT", covariant=True, default=Any)
 P = ParamSpec("P")
 R = TypeVar("R")
 
