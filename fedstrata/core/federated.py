@@ -6,10 +6,10 @@ engines hold them. A data set is cast and copied to a device once and kept there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import jax
@@ -19,12 +19,18 @@ import numpy as np
 from fedstrata.core.storage import Part, Placed, groups_of
 from fedstrata.core.types import Array, PyTree
 
-if TYPE_CHECKING:
-    from fedstrata.data.partition import Partitioner
-
 
 class DataError(ValueError):
     """The data cannot be used as given; the message says which client, which array and what to do."""
+
+
+class Splits(Protocol):
+    """A way to divide samples among clients, see `fedstrata.data.partition`."""
+
+    def split(
+        self, arrays: Mapping[str, np.ndarray], clients: int, rng: np.random.Generator, label: str = "y"
+    ) -> list[np.ndarray]:
+        """One array of sample indices per client."""
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: what is placed is remembered with the object
@@ -101,7 +107,7 @@ class FederatedData:
         cls,
         arrays: dict[str, Any],
         clients: int,
-        partition: Partitioner | None = None,
+        partition: Splits | None = None,
         *,
         label: str = "y",
         seed: int = 0,
@@ -134,12 +140,9 @@ class FederatedData:
             server = {name: array[order[:kept]] for name, array in arrays.items()}
             arrays = {name: array[order[kept:]] for name, array in arrays.items()}
         if partition is None:
-            from fedstrata.data.partition import (
-                IID,  # a partition is data's affair; only the default is not given
-            )
-
-            partition = IID()
-        parts = partition.split(arrays, clients, rng, label=label)
+            parts = _evenly(length if server is None else length - kept, clients, rng)
+        else:
+            parts = partition.split(arrays, clients, rng, label=label)
         train, valid = [], []
         for i, part in enumerate(parts):
             part = rng.permutation(part)
@@ -276,6 +279,13 @@ class FederatedData:
 # What is placed lives as long as its data set: an entry goes when the object does.
 _placed: WeakKeyDictionary[FederatedData, dict[Hashable, Placed]] = WeakKeyDictionary()
 _lock = Lock()
+
+
+def _evenly(total: int, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """A random sample of the whole for every client; sizes differ by at most one."""
+    if not 1 <= clients <= total:
+        raise DataError(f"{total} samples cannot be split over {clients} clients.")
+    return [rng.permutation(part) for part in np.array_split(rng.permutation(total), clients)]
 
 
 def _common(sizes: np.ndarray) -> int | None:

@@ -2,8 +2,7 @@
 
     client i of a part:   leaf[offset_i : offset_i + size_i]
     a minibatch:          leaf[offset_i + randint(size_i)]
-    all of them:          leaf[offset_i + 0 … capacity − 1]; rows past size_i repeat the last, with weight
-    zero
+    all of them:          leaf[offset_i + 0 … capacity − 1], where rows past size_i have weight zero
 
 A program has fixed shapes, so a mean over all samples of a client needs a `capacity` that is known when it is
 traced. Clients of like size are therefore grouped: each group runs with the capacity of its largest member,

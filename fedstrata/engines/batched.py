@@ -37,6 +37,11 @@ class Batched(Engine):
     inner: Simulated
     own_data: bool = False
 
+    @classmethod
+    def of(cls, chunk: int | str | None, own_data: bool) -> Batched:
+        """Simulated runs in blocks of so many clients."""
+        return cls(Simulated(chunk=chunk), own_data)
+
     def place(self, data: FederatedData | list[FederatedData]) -> Placed:
         """See `Engine.place`; data of the runs' own are made alike and stacked."""
         if isinstance(data, FederatedData):

@@ -2,8 +2,7 @@
 
 The text is the simulated engine's; only the layout differs. Where the number of clients is no multiple of the
 devices, rows of padding with weight zero fill up the mesh. Over several processes (`jax.distributed`), every
-process
-calls `solve` with the same arguments and gets the same result.
+process calls `solve` with the same arguments and gets the same result.
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ class Result:
         x: the main variable.
         y: the second variable (lower level, maximiser, personal models with a leading client axis), or None.
         history: name → values at the evaluations; ``"round"``, ``"exchanges"``, ``"bytes_up"``,
-            ``"bytes_down"`` and
-            ``"seconds"`` (cumulative) are always among them.
+            ``"bytes_down"`` and ``"seconds"`` (cumulative) are always among them.
         ledger: what travelled and what was computed.
         method: the method with its hyper-parameters (a description, where the result was loaded).
         seconds: wall-clock time, compilation included.

@@ -16,8 +16,7 @@ from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree
-from fedstrata.engines import batched
-from fedstrata.engines.simulated import Simulated
+from fedstrata.engines.batched import Batched
 from fedstrata.solving.checkpoint import Checkpoint
 from fedstrata.solving.loop import Callback, Loop, interruption
 from fedstrata.solving.pose import MOST_SEEDS, Posed, check_method, initial_carry, pose, whole
@@ -94,7 +93,7 @@ def sweep(
     posed = _side_by_side(
         first, methods, [whole("seed", seed, 0, MOST_SEEDS) for seed in seeds], datasets if per_seed else []
     )
-    engine = batched.Batched(Simulated(chunk=chunk), own_data=per_seed)
+    engine = Batched.of(chunk, own_data=per_seed)
     loop = Loop(posed, engine, began, Checkpoint.of(checkpoint), resume, tuple(callbacks))
     label = f"{len(posed.methods)} runs"
     stopped = loop.run(Progress(rounds, loop.round, enabled=progress, label=label))

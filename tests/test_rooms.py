@@ -1,0 +1,58 @@
+"""The arrows between the rooms: who may import whom. A change that needs one turned round is in the wrong room."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "fedstrata"
+BELOW = {
+    "core": set(),
+    "problems": {"core"},
+    "data": {"core"},
+    "engines": {"core"},
+    "estimators": {"core", "problems"},
+    "methods": {"core", "problems", "estimators"},
+    "solving": {"core", "engines"},
+    "advice": {"core", "problems", "estimators", "methods", "solving"},
+    "report": {"core", "solving"},
+}
+BELOW["experiments"] = set(BELOW)
+# What is only needed when it is asked for: a result draws itself.
+WHEN_ASKED = {("solving", "report")}
+MODULES = sorted(path for room in BELOW for path in (PACKAGE / room).rglob("*.py"))
+
+
+def imports(path):
+    """``(room, names, whether inside a function)`` of every import of the package's own."""
+    tree = ast.parse(path.read_text("utf-8"))
+    top = set(map(id, tree.body)) | {
+        id(node) for block in tree.body if isinstance(block, ast.If) for node in block.body
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedstrata":
+            parts, names = node.module.split(".")[1:], [alias.name for alias in node.names]
+            if parts:
+                yield parts[0], [*parts[1:], *names], id(node) not in top
+            else:
+                yield from ((name, [], id(node) not in top) for name in names)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    own = path.relative_to(PACKAGE).parts[0]
+    for room, names, inside in imports(path):
+        if room == own or room not in BELOW:
+            assert room in BELOW or own == "experiments", f"{own} imports {room}"
+            continue
+        allowed = room in BELOW[own] or (inside and (own, room) in WHEN_ASKED)
+        assert allowed, f"{own} must not import {room} ({', '.join(names)})"
+        assert not any(name.startswith("_") for name in names), f"{own} uses {room}'s own {names}"
+        if own == "solving" and room == "engines":
+            assert names[0] in {"engine_of", "batched"}, f"solving looks into an engine: {names}"
+
+
+def test_there_is_no_module_without_a_room():
+    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py", "cli.py"}
