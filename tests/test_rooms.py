@@ -1,4 +1,4 @@
-"""The arrows between the rooms: who may import whom. A change that needs one turned round is in the wrong room."""
+"""The arrows between the rooms: who may import whom."""
 
 from __future__ import annotations
 
