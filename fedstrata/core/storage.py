@@ -25,7 +25,8 @@ from fedstrata.core.client import Client, Samples
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, PyTree
 
-PADDING = 1.5  # rows that a group may hold for each real one before like sizes are put together
+PADDING = 1.5  # rows for each real one up to which clients stay in one group
+JOINED = 1.2  # the same, up to which groups of like sizes are joined again
 
 
 class Group(NamedTuple):
@@ -213,13 +214,32 @@ def groups_of(
     """The clients by size and their groups; no order where one group is good enough."""
     valid = np.zeros_like(sizes) if valid_sizes is None else valid_sizes
     whole = Group(len(sizes), int(sizes.max()), int(valid.max()))
-    if len(sizes) * (whole.train + whole.valid) <= PADDING * (sizes.sum() + valid.sum()):
+    real = int(sizes.sum() + valid.sum())
+    if _rows([whole]) <= PADDING * real:
         return None, (whole,)
     order = np.argsort(sizes, kind="stable").astype(np.int32)
     octave = np.ceil(np.log2(sizes[order])).astype(int)
-    starts = np.flatnonzero(np.diff(octave, prepend=-1))
-    parts = np.split(order, starts[1:])
-    return order, tuple(Group(len(p), int(sizes[p].max()), int(valid[p].max())) for p in parts)
+    parts = np.split(order, np.flatnonzero(np.diff(octave)) + 1)
+    caps = np.maximum.accumulate([valid[p].max() for p in parts])  # a later group suffices for an earlier one
+    groups = [Group(len(p), int(sizes[p].max()), int(v)) for p, v in zip(parts, caps, strict=True)]
+    # Each group is a copy of the phase to compile: the cheapest to join are joined while little is lost.
+    allowed = max(1.02 * _rows(groups), JOINED * real)
+    while len(groups) > 1:
+        joined = [[*groups[:g], _join(*groups[g : g + 2]), *groups[g + 2 :]] for g in range(len(groups) - 1)]
+        best = min(joined, key=_rows)
+        if _rows(best) > allowed:
+            break
+        groups = best
+    return order, tuple(groups)
+
+
+def _rows(groups: list[Group]) -> int:
+    """How many rows a pass over everyone goes through."""
+    return sum(g.clients * (g.train + g.valid) for g in groups)
+
+
+def _join(small: Group, large: Group) -> Group:
+    return Group(small.clients + large.clients, large.train, large.valid)
 
 
 def alike(datasets: list[Placed]) -> list[Placed]:
