@@ -244,6 +244,8 @@ def test_a_logarithmic_level_beside_a_batch():
     expected = a * jax.grad(mean_exp)(x) / jnp.exp(u) + jax.grad(over_clients, 1)(spread, x)
     same(mean_of(sequences.P, x, (((u,), (a,)),)), expected, rtol=1e-10)
     value = 0.5 * np.log(mean_exp(x)) + over_clients(spread, x)
+    batches = Term.of(problem.levels[0]).on_batches()
+    same(fs.diagnostics.federated_mean(batches, DATA)(x), np.log(mean_exp(x)))
     assert measured(problem, X)["objective"] == pytest.approx(float(value))
     assert solved(problem, X)["objective"] == pytest.approx(float(value))
 
@@ -331,10 +333,11 @@ def on_batches(problem):
 
 
 def of_equal_size(data):
-    def first(stack):
-        return None if stack is None else [{k: v[i][:2] for k, v in stack.items()} for i in range(5)]
+    def first(part):
+        return [jax.tree.map(lambda leaf: leaf[:2], data.client(i, part)) for i in range(data.clients)]
 
-    return fs.FederatedData.from_clients(first(data.train), first(data.valid), server=data.server)
+    valid = None if data.valid is None else first("valid")
+    return fs.FederatedData.from_clients(first("train"), valid, server=data.server)
 
 
 CASES = [c for c in all_cases() if not isinstance(c.problem, fs.MPEC | DRO | GroupDRO)]
