@@ -25,7 +25,7 @@ from fedstrata.core.term import Term, known
 from fedstrata.core.types import Function, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Composition
-from fedstrata.problems.levels import ARITHMETIC, rule_of
+from fedstrata.problems.levels import ARITHMETIC, tracker_of
 
 Values = tuple[PyTree, ...]
 
@@ -67,7 +67,7 @@ def chain_of(problem: Composition) -> Chain:
             waiting = None
     if waiting is not None:
         return Chain(tuple(inner), waiting, False, problem.plain, tuple(positions))
-    if rule_of(inner[-1]) is not ARITHMETIC:  # its gradient is no mean of the clients' gradients
+    if tracker_of(inner[-1]) is not ARITHMETIC:  # its gradient is no mean of the clients' gradients
         return Chain(tuple(inner), _identity, False, problem.plain, tuple(positions))
     return Chain(tuple(inner[:-1]), inner[-1], True, problem.plain, tuple(positions[:-1]))
 
@@ -158,10 +158,10 @@ def _vjp(
 ) -> PyTree:
     """``∇gⁿ⁺¹(z)ᵀ v`` in the units of the followed value; booked as a gradient."""
     level = chain.inner[n]
-    rule = rule_of(level)
+    tracker = tracker_of(level)
 
     def scalar(z: PyTree, sample: PyTree) -> jax.Array:
-        return tree.dot(v, rule.gap(level(z, sample), followed))
+        return tree.dot(v, tracker.gap(level(z, sample), followed))
 
     return gradient(client.train.mean(Term(scalar, level.reads), key, batch_size), z)
 
@@ -171,11 +171,11 @@ def jacobian(
 ) -> jax.Array:
     """``∇gⁿ⁺¹(z)`` as a matrix, flattened value by flattened argument, in the followed value's units."""
     level = chain.inner[n]
-    rule = rule_of(level)
+    tracker = tracker_of(level)
     flat, unravel = ravel_pytree(z)
 
     def gap(flat: jax.Array, sample: PyTree) -> jax.Array:
-        return ravel_pytree(rule.gap(level(unravel(flat), sample), followed))[0]
+        return ravel_pytree(tracker.gap(level(unravel(flat), sample), followed))[0]
 
     mean = client.train.mean(Term(gap, level.reads), key, batch_size)
     mean.book("gradients", tree.dimension(followed))

@@ -35,7 +35,7 @@ from fedstrata.estimators.compositional import chain_of, followed
 from fedstrata.estimators.gradients import gradient, gradients
 from fedstrata.estimators.hypergradient import Coupled, Products, bilevel_maps
 from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
-from fedstrata.problems.levels import rule_of
+from fedstrata.problems.levels import tracker_of
 
 Maps = Callable[[PyTree, tuple[PyTree, ...]], tuple[PyTree, tuple[PyTree, ...]]]
 
@@ -136,11 +136,11 @@ def draw(
 
 
 def gap(level: Term, client: Client, key: jax.Array, batch_size: int | None) -> Oracle:
-    """A composition's level as ``(z, u) ↦ E[g(z, ξ)] − u``, or its rule's residual; zero at its value."""
-    rule = rule_of(level)
+    """A composition's level as ``(z, u) ↦ E[g(z, ξ)] − u``, or its tracker's residual; zero at its value."""
+    tracker = tracker_of(level)
 
     def residual(z: PyTree, u: PyTree, sample: PyTree) -> PyTree:
-        return rule.gap(level(z, sample), u)
+        return tracker.gap(level(z, sample), u)
 
     return client.train.mean(Term(residual, level.reads), key, batch_size)
 

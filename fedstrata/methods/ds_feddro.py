@@ -37,7 +37,7 @@ from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional
 from fedstrata.problems.classes import Composition
-from fedstrata.problems.levels import ARITHMETIC, rule_of
+from fedstrata.problems.levels import ARITHMETIC, tracker_of
 
 
 class State(NamedTuple):
@@ -76,7 +76,7 @@ class DSFedDRO(Compositional[State]):
         floor: Real,
     ) -> PyTree:
         chain = c.chain_of(problem)
-        rules = [rule_of(level) for level in chain.inner]
+        trackers = [tracker_of(level) for level in chain.inner]
 
         def step(carry: Any, key_t: Key, t: Integer) -> Any:
             x_k, y_k, _ = carry
@@ -86,36 +86,38 @@ class DSFedDRO(Compositional[State]):
                 used, slopes = y_k, c.pull_locally(chain, client, key_t, self.batch_size, y_k)
             if floor is not None:
                 now = c.value(chain, client, key_t, self.batch_size, 0, x_k)
-                used = (rules[0].guard(used[0], now, floor), *used[1:])
+                used = (trackers[0].guard(used[0], now, floor), *used[1:])
             towards = c.direction(chain, client, key_t, self.batch_size, x_k, used, slopes)
             x_k = tree.axpy(-self.eta, towards, x_k)  # line 4
             points = (x_k, *(y if self.embedding == "server" else y_k))
             newest = [
-                c.value(chain, client, next_key, self.batch_size, n, points[n]) for n in range(len(rules))
+                c.value(chain, client, next_key, self.batch_size, n, points[n]) for n in range(len(trackers))
             ]
-            blends = (rule.blend(self.beta, *pair) for rule, *pair in zip(rules, y_k, newest, strict=True))
+            blends = (
+                tracker.blend(self.beta, *pair) for tracker, *pair in zip(trackers, y_k, newest, strict=True)
+            )
             return x_k, tuple(blends), tuple(newest)  # line 5
 
         x_k, y_k, newest = loop(self.I, step, key, (x, y, y), indexed=True)  # line 3
-        return x_k, tuple(rule.report(*pair) for rule, *pair in zip(rules, y_k, newest, strict=True))
+        return x_k, tuple(tracker.report(*pair) for tracker, *pair in zip(trackers, y_k, newest, strict=True))
 
     def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
         x, y = state
-        rules = [rule_of(level) for level in c.chain_of(problem).inner]
+        trackers = [tracker_of(level) for level in c.chain_of(problem).inner]
         key_local, key_pull = jax.random.split(key)
         pulled = self.cotangents(problem, fed, key_pull, y) if self.embedding == "server" else ()
-        plain = all(rule is ARITHMETIC for rule in rules)
+        plain = all(tracker is ARITHMETIC for tracker in trackers)
         floor = None if plain else self.beta / fed.participants
-        known = (x, tuple(rule.report(old, old) for rule, old in zip(rules, y, strict=True)))
+        known = (x, tuple(tracker.report(old, old) for tracker, old in zip(trackers, y, strict=True)))
         message = (self.local_steps, key_local, x, y, pulled, floor)  # line 2
         if plain:
             x_k, y_k = fed.average(*message, around=known)
         else:
             (x_k, y_k), weights = fed.gather(*message, around=known), fed.cohort_weights
             x_k = ARITHMETIC.mean(x_k, weights)
-            y_k = tuple(rule.mean(report, weights) for rule, report in zip(rules, y_k, strict=True))
+            y_k = tuple(tracker.mean(report, weights) for tracker, report in zip(trackers, y_k, strict=True))
         new = (
-            rule.step(self.gamma_y, old, mean, self.beta)
-            for rule, old, mean in zip(rules, y, y_k, strict=True)
+            tracker.step(self.gamma_y, old, mean, self.beta)
+            for tracker, old, mean in zip(trackers, y, y_k, strict=True)
         )
         return State(tree.lerp(self.gamma_x, x, x_k), tuple(new))  # line 6

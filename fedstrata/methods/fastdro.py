@@ -31,6 +31,7 @@ from fedstrata.estimators.gradients import gradient
 from fedstrata.methods.mbsgd import MBSGD, State
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.dro import DRO, Lifted
+from fedstrata.problems.risks import threshold_of
 
 
 @method
@@ -72,4 +73,4 @@ class FastDRO(MBSGD):
         weights = (fed.cohort_weights[:, None] * within).astype(losses.dtype)
         dual = problem.risk.dual(losses.reshape(-1), weights.reshape(-1))  # line 2
         x = tree.axpy(-self.eta, fed.average(self.weighted, key, dual), x)  # lines 3, 4
-        return State(Lifted(x, getattr(dual, "eta", dual)) if problem.lifted else x)
+        return State(Lifted(x, threshold_of(dual)) if problem.lifted else x)

@@ -38,7 +38,7 @@ from fedstrata.core.types import Integer, Key, Phase, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional, level_mean
 from fedstrata.problems.classes import Composition
-from fedstrata.problems.levels import rule_of
+from fedstrata.problems.levels import tracker_of
 
 
 class State(NamedTuple):
@@ -83,7 +83,7 @@ class FedDRO(Compositional[State]):
         """Line 3 without ȳ, at level n + 1."""
         chain = c.chain_of(problem)
         g_before, g_now = c.at_two(chain, client, key, self.batch_size, n, before, now)
-        return rule_of(chain.inner[n]).change(self.beta, g_before, g_now)
+        return tracker_of(chain.inner[n]).change(self.beta, g_before, g_now)
 
     def move(self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree) -> PyTree:
         """Line 5."""
@@ -122,10 +122,10 @@ class FedDRO(Compositional[State]):
                 if n > 0:
                     before, now = ((*[None] * (n - 1), z[n - 1]) for z in (y, new))
                     phase, key, message = self.embed_above, above, (before, now)
-                rule = rule_of(level)
-                still = rule.change(self.beta, y[n], y[n])  # what a level that does not change would send
-                change = level_mean(fed, rule, phase, key, *message, around=still)
-                new = (*new, rule.follow(self.beta, y[n], change))
+                tracker = tracker_of(level)
+                still = tracker.change(self.beta, y[n], y[n])  # what a level that does not change would send
+                change = level_mean(fed, tracker, phase, key, *message, around=still)
+                new = (*new, tracker.follow(self.beta, y[n], change))
             return new, self.cotangents(problem, fed, slopes, new)
 
     def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:

@@ -176,7 +176,7 @@ class FedNest(Implicit[Nested, State]):
             return self.upper_direction(problem, client, key, y, p)
 
         def project(x: PyTree) -> PyTree:
-            return problem.project_x(x, client) if hasattr(problem, "project_x") else x
+            return problem.set_of_x(x, client)
 
         return self.local_svrg(client, key, draw, x, h, self.alpha, project)
 

@@ -34,7 +34,7 @@ from fedstrata.estimators import compositional as c
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.compositional import Compositional, level_mean
 from fedstrata.problems.classes import Composition
-from fedstrata.problems.levels import rule_of
+from fedstrata.problems.levels import tracker_of
 
 
 class State(NamedTuple):
@@ -77,7 +77,9 @@ class GCIVR(Compositional[State]):
     def keep(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:
         """The client keeps x, and sends g_B there and at x⁻."""
         pair = c.at_two(c.chain_of(problem), client, key, self.batch_size, 0, client.memory.x, x)
-        return Remember(rule_of(c.chain_of(problem).inner[0]).change(0.0, *pair), Memory(x, client.memory.x))
+        return Remember(
+            tracker_of(c.chain_of(problem).inner[0]).change(0.0, *pair), Memory(x, client.memory.x)
+        )
 
     def keep_full(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:
         """The client keeps x, and sends g there."""
@@ -87,7 +89,7 @@ class GCIVR(Compositional[State]):
         self, problem: Composition, client: Client, key: Key, before: PyTree, now: PyTree
     ) -> PyTree:
         chain, n = c.chain_of(problem), len(now)
-        return rule_of(chain.inner[n]).change(
+        return tracker_of(chain.inner[n]).change(
             0.0, *c.at_two(chain, client, key, self.batch_size, n, before[-1], now[-1])
         )
 
@@ -132,20 +134,20 @@ class GCIVR(Compositional[State]):
             phase, message = cast(Any, self.keep_full), state.x
             if n > 0:
                 phase, message = self.full_above, (*[None] * (n - 1), y[-1])
-            y = (*y, level_mean(fed, rule_of(level), phase, key, message, around=state.y[n]))
+            y = (*y, level_mean(fed, tracker_of(level), phase, key, message, around=state.y[n]))
         return State(state.x, y, *fed.average(self.full_slopes, key, y))
 
     def update(self, problem: Composition, fed: Fed, key: Key, state: State) -> State:
         """Lines 2 and 3."""
-        rules = [rule_of(level) for level in c.chain_of(problem).inner]
+        trackers = [tracker_of(level) for level in c.chain_of(problem).inner]
         y: c.Values = ()
-        for n, rule in enumerate(rules):
+        for n, tracker in enumerate(trackers):
             phase, message = cast(Any, self.keep), cast(Any, (state.x,))
             if n > 0:
                 phase, message = self.change_above, tuple((*[None] * (n - 1), v[n - 1]) for v in (state.y, y))
-            still = rule.change(0.0, state.y[n], state.y[n])
-            change = level_mean(fed, rule, phase, key, *message, around=still)
-            y = (*y, rule.follow(0.0, state.y[n], change, floor=1 / self.tau))
+            still = tracker.change(0.0, state.y[n], state.y[n])
+            change = level_mean(fed, tracker, phase, key, *message, around=still)
+            y = (*y, tracker.follow(0.0, state.y[n], change, floor=1 / self.tau))
         units = [_units(*three) for three in zip(c.chain_of(problem).inner, state.y, y, strict=True)]
         z = tuple(unit * z for unit, z in zip(units, state.z, strict=True))
         return State(state.x, y, *tree.add((z, state.w), fed.average(self.slopes, key, state.y, y)))
@@ -167,4 +169,4 @@ class GCIVR(Compositional[State]):
 
 def _units(level: Function, before: PyTree, now: PyTree) -> jax.Array:
     """A column of the factors by which the rows of a level's Jacobian change with its units."""
-    return ravel_pytree(rule_of(level).ratio(before, now))[0][:, None]
+    return ravel_pytree(tracker_of(level).ratio(before, now))[0][:, None]

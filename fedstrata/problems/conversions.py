@@ -22,7 +22,7 @@ from fedstrata.core.problem import Problem
 from fedstrata.core.term import Term, alike, together
 from fedstrata.core.types import PyTree
 from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
-from fedstrata.problems.levels import ARITHMETIC, rule_of
+from fedstrata.problems.levels import ARITHMETIC, tracker_of
 
 
 def as_multisequence(problem: Problem) -> MultiSequence:
@@ -85,7 +85,7 @@ def as_bilevel(problem: Problem) -> Bilevel:
     if isinstance(problem, Composition):
         if len(problem.levels) != 2:
             raise ValueError(f"A composition of {len(problem.levels)} levels is not bilevel: two levels are.")
-        if rule_of(problem.levels[0]) is not ARITHMETIC:
+        if tracker_of(problem.levels[0]) is not ARITHMETIC:
             raise ValueError("A level that is followed as its logarithm is no solution of least squares.")
         inner, outer = map(Term.of, problem.levels)
         upper = (outer,) if problem.plain is None else alike(outer, Term.of(problem.plain))
@@ -153,7 +153,7 @@ class _MinimaxS:
 
 def _sequences_of(problem: Composition) -> MultiSequence:
     levels = tuple(map(Term.of, problem.levels))
-    if rule_of(levels[-1]) is not ARITHMETIC:  # the identity above it is the outermost level then
+    if tracker_of(levels[-1]) is not ARITHMETIC:  # the identity above it is the outermost level then
         levels = (*levels, Term(_identity, "nothing"))
     if len(levels) == 1:
         raise ValueError("A composition of one level has no inner sequence: use Minimization.")
@@ -173,7 +173,7 @@ class _Gap:
     level: Term
 
     def __call__(self, z: PyTree, u: PyTree, *sample: PyTree) -> PyTree:
-        return rule_of(self.level).gap(self.level(z, *sample), u)
+        return tracker_of(self.level).gap(self.level(z, *sample), u)
 
 
 class _Chain(NamedTuple):

@@ -3,7 +3,7 @@
 A level's value g(z) is a mean over samples and clients. Usually that is the arithmetic mean of ``level(z,
 sample)``. Where such values overflow, as KL's exp(ℓ/λ) does, a level is written with its exponent and
 marked `LogMeanExp`: its value is then ``u = log mean exp level(z, sample)``, and all that methods do with g
-they do with log g. A `Rule` says how:
+they do with log g. A `Tracker` says how:
 
 | | arithmetic | logarithmic, g = exp u |
 |---|---|---|
@@ -37,7 +37,7 @@ from fedstrata.core.term import MeanOf, Term, per_sample
 from fedstrata.core.types import Function, PyTree, Real
 
 
-class Rule(Protocol):
+class Tracker(Protocol):
     """How a level's values are averaged and followed; see the module's table."""
 
     def mean(self, values: PyTree, weights: jax.Array) -> PyTree:
@@ -202,7 +202,7 @@ class LogMeanExp(Term):
         object.__setattr__(self, "function", exponent.function)
 
 
-def rule_of(level: Function) -> Rule:
+def tracker_of(level: Function) -> Tracker:
     """How a level is averaged and followed."""
     term = Term.of(level)
     if isinstance(term, LogMeanExp):

@@ -213,7 +213,7 @@ def test_every_method_accepts_every_robust_problem(problem, method, grouped):
     after = jax.eval_shape(
         lambda *args: one_round(fed, posed.setup, method, args[0], jax.random.key(0), *args[1:]),
         posed.carry,
-        posed.data,
+        posed.data.placed(),
         jnp.int32(0),
     )
     assert jax.tree.map(jnp.shape, after.state) == jax.tree.map(jnp.shape, posed.carry.state)

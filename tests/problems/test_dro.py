@@ -12,6 +12,7 @@ from scipy.special import softmax, xlogy
 import fedstrata as fs
 from fedstrata.problems import risks
 from fedstrata.problems.dro import Densities, HalfBall, Lifted
+from fedstrata.problems.risks import threshold_of
 
 N = 8
 
@@ -89,7 +90,7 @@ def test_objective_gradient_and_weights_are_those_of_the_inner_maximum(problem, 
     start = jax.tree.map(jnp.asarray, problem.start_x(x))
     if problem.lifted:  # η at its minimum, which the dual holds
         dual = problem.risk.dual(jnp.asarray(losses), jnp.full(N, 1 / N))
-        start = start._replace(eta=getattr(dual, "eta", dual))
+        start = start._replace(eta=threshold_of(dual))
     value, slope = jax.value_and_grad(lambda x: objective(problem, x, samples))(start)
     each = jax.vmap(jax.grad(squared), (None, 0))(x, samples)
     np.testing.assert_allclose(value, maximum, rtol=1e-7)

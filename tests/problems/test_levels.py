@@ -1,4 +1,4 @@
-"""The two rules of levels are one rule, on two scales; and the logarithmic one has no overflow."""
+"""The two trackers of levels are one rule, on two scales; and the logarithmic one has no overflow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.problems.levels import ARITHMETIC, LOGARITHMIC, rule_of
+from fedstrata.problems.levels import ARITHMETIC, LOGARITHMIC, tracker_of
 
 WEIGHTS = np.array([0.1, 0.2, 0.3, 0.4, 0.0])
 
@@ -45,20 +45,20 @@ def test_the_rules_agree_where_both_can_be_evaluated():
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("rule", [ARITHMETIC, LOGARITHMIC])
-def test_the_gap_is_zero_in_the_mean_at_the_value_with_slope_minus_one(rule):
+@pytest.mark.parametrize("tracker", [ARITHMETIC, LOGARITHMIC])
+def test_the_gap_is_zero_in_the_mean_at_the_value_with_slope_minus_one(tracker):
     outs = jnp.log(values(4, 4, 3))
     weights = jnp.asarray(WEIGHTS[:4])
-    value = rule.mean(outs, weights)
+    value = tracker.mean(outs, weights)
 
     def mean_gap(value):
-        return ARITHMETIC.mean(jax.vmap(lambda out: rule.gap(out, value))(outs), weights)
+        return ARITHMETIC.mean(jax.vmap(lambda out: tracker.gap(out, value))(outs), weights)
 
     np.testing.assert_allclose(mean_gap(value), 0, atol=1e-14)
     np.testing.assert_allclose(jax.jacobian(mean_gap)(value), -np.eye(3), atol=1e-14)
     # so that the derivative of the value by a common shift of the outputs is that of the gap
-    shifted = jax.jvp(lambda t: rule.mean(outs + t, weights), (0.0,), (1.0,))[1]
-    gaps = jax.jvp(lambda t: ARITHMETIC.mean(rule.gap(outs + t, value), weights), (0.0,), (1.0,))[1]
+    shifted = jax.jvp(lambda t: tracker.mean(outs + t, weights), (0.0,), (1.0,))[1]
+    gaps = jax.jvp(lambda t: ARITHMETIC.mean(tracker.gap(outs + t, value), weights), (0.0,), (1.0,))[1]
     np.testing.assert_allclose(gaps, shifted, rtol=1e-12)
 
 
@@ -92,7 +92,7 @@ def test_measures_log_mean_exp_over_unequal_clients():
     rng = np.random.default_rng(5)
     clients = [{"a": 1e3 * rng.normal(size=n)} for n in (3, 5)]
     problem = fs.Composition([fs.LogMeanExp(lambda x, s: x * s["a"]), lambda u: 0.1 * u])
-    assert rule_of(problem.levels[0]) is LOGARITHMIC
+    assert tracker_of(problem.levels[0]) is LOGARITHMIC
     data = fs.FederatedData.from_clients(clients)
     result = fs.solve(problem, fs.MBSGD(1e-9), data, 2.0, rounds=0, progress=False)
     exponents = [2 * c["a"] for c in clients]

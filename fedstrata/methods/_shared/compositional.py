@@ -8,21 +8,21 @@ from fedstrata.core.method import BatchSize, Method, Reveals, StateT, by_options
 from fedstrata.core.types import Key, Phase, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.problems.classes import Composition
-from fedstrata.problems.levels import ARITHMETIC, Rule, rule_of
+from fedstrata.problems.levels import ARITHMETIC, Tracker, tracker_of
 
 
 def level_mean(
-    fed: Fed, rule: Rule, phase: Phase, key: Key, *message: PyTree, around: PyTree = None
+    fed: Fed, tracker: Tracker, phase: Phase, key: Key, *message: PyTree, around: PyTree = None
 ) -> PyTree:
     """The clients' mean on a level's own scale, for which the logarithmic one needs every reply."""
-    if rule is ARITHMETIC:
+    if tracker is ARITHMETIC:
         return fed.average(phase, key, *message, around=around)
-    return rule.mean(fed.gather(phase, key, *message, around=around), fed.cohort_weights)
+    return tracker.mean(fed.gather(phase, key, *message, around=around), fed.cohort_weights)
 
 
 def revealed_by_levels(problem: Composition) -> Reveals:
     """What `level_mean` reveals of a composition."""
-    plain = all(rule_of(level) is ARITHMETIC for level in c.chain_of(problem).inner)
+    plain = all(tracker_of(level) is ARITHMETIC for level in c.chain_of(problem).inner)
     return "averages" if plain else "replies"
 
 
@@ -67,7 +67,7 @@ class Compositional(Method[Composition, StateT]):
         for n, level in enumerate(c.chain_of(problem).inner):
             if n > 0:
                 phase, message = self.value_of_level, (*[None] * n, values[-1])
-            values = (*values, level_mean(fed, rule_of(level), phase, key, message))
+            values = (*values, level_mean(fed, tracker_of(level), phase, key, message))
         return values
 
     def cotangents(self, problem: Composition, fed: Fed, key: Key, values: c.Values) -> c.Values:

@@ -16,7 +16,7 @@ from fedstrata.estimators import sequences
 from fedstrata.estimators.compositional import chain_of, pull, value
 from fedstrata.methods._shared.compositional import level_mean, revealed_by_levels
 from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
-from fedstrata.problems.levels import rule_of
+from fedstrata.problems.levels import tracker_of
 
 
 class Point(NamedTuple):
@@ -70,7 +70,7 @@ class Sequences(Method[Problem, StateT]):
         pulled: tuple[PyTree, ...] = ()
         for n, level in enumerate(chain.inner):
             at = (*[None] * n, values[-1] if n else x)
-            values = (*values, level_mean(fed, rule_of(level), self.inner_value, key, at))
+            values = (*values, level_mean(fed, tracker_of(level), self.inner_value, key, at))
         if not isinstance(Z[0], sequences.Tracked):
             return values
         for _ in range(chain.pulls):
@@ -80,8 +80,7 @@ class Sequences(Method[Problem, StateT]):
 
 def refused_sets(name: str, problem: Problem, server: bool) -> str | None:
     """Why a set cannot be had: implicit differentiation is wrong on it, or the server does not know it."""
-    project_x = getattr(problem, "project_x", None)
-    if server and project_x is not None and project_x.arity > 1:
+    if server and not problem.set_of_x.shared:
         return f"{name}: the server makes the steps, so it cannot use a client's own project_x(x, client)."
     if isinstance(problem, Bilevel) and not problem.project_y.trivial:
         return (
@@ -102,9 +101,7 @@ def needs_of(problem: Problem) -> str:
 
 def step(problem: Problem, alpha: Real, beta: Real, at: Point, direction: Point, *client: Client) -> Point:
     """``x ← P_X(x − αh)``, ``zⁿ ← zⁿ − β_n qⁿ``, and ``y ← P_Y(…)`` in a minimax problem."""
-    x = tree.axpy(-alpha, direction.x, at.x)
-    if hasattr(problem, "project_x"):
-        x = problem.project_x(x, *client)
+    x = problem.set_of_x(tree.axpy(-alpha, direction.x, at.x), *client)
     betas = jnp.broadcast_to(jnp.asarray(beta), (len(at.Z),))
     Z = tuple(tree.axpy(-betas[n], q, z) for n, (q, z) in enumerate(zip(direction.Z, at.Z, strict=True)))
     if isinstance(problem, Minimax):
