@@ -1,0 +1,55 @@
+"""A grid of 32 step sizes × 4 seeds in one program, beside one run of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedstrata as fs
+
+CLIENTS, SAMPLES, FEATURES, ROUNDS = 20, 50, 32, 200
+STEPS, SEEDS = np.geomspace(0.01, 1.0, 32), range(4)
+
+
+def loss(x: Any, sample: Any) -> Any:
+    return jax.nn.softplus(-sample["y"] * (sample["a"] @ x)) + 0.01 * jnp.vdot(x, x)
+
+
+def least(run: Callable[[], Any], repetitions: int = 5) -> float:
+    run()
+    times = []
+    for _ in range(repetitions):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def main() -> None:
+    """Print the ratio."""
+    rng = np.random.default_rng(0)
+    clients = [
+        {"a": rng.standard_normal((SAMPLES, FEATURES)), "y": rng.choice([-1.0, 1.0], SAMPLES)}
+        for _ in range(CLIENTS)
+    ]
+    data, problem = fs.FederatedData.from_clients(clients), fs.Minimization(loss)
+    arguments: dict[str, Any] = {"rounds": ROUNDS, "eval_every": 10, "progress": False}
+    grid = [fs.FedAvg(gamma=float(g), H=5, batch_size=8) for g in STEPS]
+    x0 = np.zeros(FEATURES)
+    one = least(lambda: fs.solve(problem, grid[0], data, x0, **arguments))
+    all_of_them = least(lambda: fs.sweep(problem, grid, data, x0, seeds=list(SEEDS), **arguments))
+    number = len(STEPS) * len(SEEDS)
+    print(f"## Sweeps\n\n{CLIENTS} clients × {SAMPLES} × {FEATURES}, FedAvg, {ROUNDS} rounds of 5 steps\n")
+    print("| | s | ratio to one run |\n|---|---:|---:|")
+    print(
+        f"| one run | {one:.3f} | 1 |\n| {number} runs in one program | {all_of_them:.3f} | {all_of_them / one:.1f} |\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
