@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
-from fedstrata.experiments.errors import ExperimentError, suggest
+from fedstrata.core.words import suggest
+from fedstrata.experiments.errors import ExperimentError
 from fedstrata.report import PaperClaims, PlotSpec, RunRecord, TableSpec
 from fedstrata.report.records import Scalar
 
