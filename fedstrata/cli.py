@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedstrata.net_cli import net
+
 if TYPE_CHECKING:
     from fedstrata.experiments import Experiment
     from fedstrata.experiments.runner import PreparedExperiment
@@ -26,6 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(net, name="net")
 
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="The folder for runs and report; default runs/NAME.")
@@ -149,7 +152,10 @@ def report(folder: Annotated[Path, typer.Argument(help="The folder of a run.")])
 
 
 @app.command()
-def demo(out: Out = None, seeds: Seeds = None) -> None:
+def demo(
+    out: Out = None,
+    seeds: Seeds = None,
+) -> None:
     """A problem with two levels on real data, two methods, a table and a page."""
     with _messages():
         from fedstrata.experiments.registry import find

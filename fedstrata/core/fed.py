@@ -82,6 +82,10 @@ class Advanced(NamedTuple):
     lanes: list[Lane]
 
 
+class Unfinished(RuntimeError):
+    """An engine cannot go on. What there was before is saved where the run has a checkpoint."""
+
+
 class ClientError(RuntimeError):
     """A phase failed; the message names round, phase and client."""
 

@@ -26,11 +26,17 @@ def cohort_of(setup: Setup, key: Key) -> Array | None:
     return jnp.sort(jax.random.choice(key, setup.clients, (setup.participants,), replace=False))
 
 
+def keys_of(key: Key, r: Integer) -> tuple[Key, Key]:
+    """What round ``r`` draws its clients from, and the method's own key."""
+    key_cohort, key_round = jax.random.split(jax.random.fold_in(key, r))
+    return key_cohort, key_round
+
+
 def one_round(
     make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, key: Key, data: Placed, r: Integer
 ) -> Carry:
     """Round ``r``, which draws from ``fold_in(key, r)`` alone; a state's dtypes stay what they were."""
-    key_cohort, key_round = jax.random.split(jax.random.fold_in(key, r))
+    key_cohort, key_round = keys_of(key, r)
     fed = make_fed(setup, data, carry.memory, cohort_of(setup, key_cohort), r)
     state = method.at(r).round(setup.problem, fed, key_round, r, carry.state)
     return Carry(_like(carry.state, state), fed.memory)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -82,22 +81,19 @@ def _solve(task: Task, setting: Setting, store: Store, display: Display) -> Resu
     arguments["callbacks"] = (display.advanced, *task.options.get("callbacks", ()))
     solver = functools.partial(solve, task.problem, task.method, task.data, task.x0, **arguments)
     try:
-        return _resumed(solver, store.checkpoint(setting), task.silent)
+        return _resumed(solver, store.checkpoint(setting))
     except Diverged as error:
         return error.result
 
 
-def _resumed(solver: Callable[..., Answer], file: Path, silent: bool) -> Answer:
+def _resumed(solver: Callable[..., Answer], file: Path) -> Answer:
     """What `solve` or `sweep` gives, from where it was interrupted."""
     saving = Checkpoint(file, overwrite=True)
-    with warnings.catch_warnings():
-        if silent:
-            warnings.simplefilter("ignore", UserWarning)
-        try:
-            answer = solver(checkpoint=saving, resume=True)
-        except CheckpointError:  # of an older version of the experiment
-            file.unlink(missing_ok=True)
-            answer = solver(checkpoint=saving)
+    try:
+        answer = solver(checkpoint=saving, resume=True)
+    except CheckpointError:  # of an older version of the experiment
+        file.unlink(missing_ok=True)
+        answer = solver(checkpoint=saving)
     file.unlink(missing_ok=True)
     return answer
 
@@ -143,7 +139,7 @@ def _sweep(group: Sequence[Pair], store: Store) -> list[Result]:
     data = task.data if all(data is task.data for data in datasets) else datasets
     arguments = {**_arguments(task), "seeds": [setting.seed for setting, _ in lanes]}
     solver = functools.partial(sweep, task.problem, methods, data, task.x0, **arguments)
-    results = _resumed(solver, store.checkpoint(*(setting for setting, _ in group)), task.silent)
+    results = _resumed(solver, store.checkpoint(*(setting for setting, _ in group)))
     return [replace(result, seconds=result.seconds / len(group)) for result in results]
 
 
@@ -156,7 +152,8 @@ def _record(task: Task, setting: Setting, result: Result) -> RunRecord:
         more = {name: np.broadcast_to(values, length) for name, values in task.derive(result).items()}
         result = replace(result, history={**result.history, **more})
     label = task.label or str(setting.get("method") or type(task.method).__name__)
-    return RunRecord.of(result, label, seed=setting.seed, setting=setting.coordinates)
+    cell = {key: value for key, value in setting.cell.items() if key != "method"}
+    return RunRecord.of(result, label, seed=setting.seed, setting=cell)
 
 
 def _cut(history: Mapping[str, np.ndarray], rounds: int) -> dict[str, np.ndarray]:

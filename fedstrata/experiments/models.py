@@ -10,22 +10,19 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedstrata.core.storage import Placed
-from fedstrata.core.types import Array, Function, Integer, PyTree
+from fedstrata.core.types import Function, Integer, PyTree
 
-Metric = Callable[[PyTree, PyTree, Placed], Any]
+Metric = Callable[[PyTree, PyTree, Any], Any]
 
 
-@dataclass(frozen=True, eq=False)
-class Model:
+class Model(NamedTuple):
     """A model.
 
     Attributes:
@@ -46,7 +43,7 @@ class Model:
 def test_mean(function: Callable[[PyTree, Any], Any]) -> Metric:
     """The metric that averages ``function(x, sample)`` over the test data."""
 
-    def metric(x: PyTree, y: PyTree, data: Placed) -> Any:
+    def metric(x: PyTree, y: PyTree, data: Any) -> Any:
         return jax.vmap(function, in_axes=(None, 0))(x, data.test).mean()
 
     return metric
@@ -61,24 +58,13 @@ TILE = 4_096  # samples of the training data that a metric takes at once
 def train_mean(function: Callable[[PyTree, Any], Any]) -> Metric:
     """The metric that averages ``function(x, sample)`` over each client's training data, then over all."""
 
-    def metric(x: PyTree, y: PyTree, data: Placed) -> Any:
+    def metric(x: PyTree, y: PyTree, data: Any) -> Any:
         return data.mean(function, x, shares=data.shares("uniform"), tile=TILE)
 
     return metric
 
 
-def of_second(metric: Metric) -> Metric:
-    """The metric of a model that is the second variable."""
-    return lambda x, y, data: metric(y, None, data)
-
-
-def mean_by_class(values: Array, labels: Array, classes: int) -> Array:
-    """The mean of each class's values; zero where there is none."""
-    sums, numbers = (jax.ops.segment_sum(v, labels, classes) for v in (values, jnp.ones_like(values)))
-    return sums / jnp.maximum(numbers, 1)
-
-
-def sign(label: Integer) -> Any:
+def sign(label: Any) -> Any:
     """The sign v of a label: +1 for even ones, −1 for odd ones."""
     return 1.0 - 2.0 * (label % 2)
 
@@ -105,14 +91,9 @@ def softmax(features: int, classes: int, lam: float = 0.0) -> Model:
         return u @ x["W"] + x["b"]
 
     def loss(x: PyTree, sample: PyTree) -> Any:
-        return cross_entropy(predict(x, sample["x"]), sample["y"]) + lam / 2 * squares(x["W"])
+        return _cross_entropy(predict(x, sample["x"]), sample["y"]) + lam / 2 * squares(x["W"])
 
-    return classifier(init, predict, loss)
-
-
-def logistic_loss(x: PyTree, sample: PyTree) -> Any:
-    """``log(1 + exp(−v uᵀx))``, v = ±1."""
-    return jax.nn.softplus(-sign(sample["y"]) * (sample["x"] @ x))
+    return _classifier(init, predict, loss)
 
 
 @functools.cache
@@ -126,7 +107,7 @@ def logistic(features: int, lam: float = 0.0) -> Model:
         return u @ x
 
     def loss(x: PyTree, sample: PyTree) -> Any:
-        return logistic_loss(x, sample) + lam / 2 * squares(x)
+        return jax.nn.softplus(-sign(sample["y"]) * predict(x, sample["x"])) + lam / 2 * squares(x)
 
     return _signs(init, predict, loss)
 
@@ -181,35 +162,29 @@ def mlp(features: int, classes: int, hidden: int = 200, lam: float = 0.0) -> Mod
         return inner @ x["output"]["W"] + x["output"]["b"]
 
     def loss(x: PyTree, sample: PyTree) -> Any:
-        return cross_entropy(predict(x, sample["x"]), sample["y"]) + lam / 2 * squares(x)
+        regular = lam / 2 * squares(x) if lam else 0.0
+        return _cross_entropy(predict(x, sample["x"]), sample["y"]) + regular
 
-    return classifier(init, predict, loss if lam else None)
+    return _classifier(init, predict, loss)
 
 
-def cross_entropy(scores: Array, label: Integer) -> Array:
-    """−log softmax(scores)_label."""
+def _cross_entropy(scores: Any, label: Any) -> Any:
     return optax.softmax_cross_entropy_with_integer_labels(scores, label)
 
 
-def classifier(init: Callable[[int], PyTree], predict: Function, loss: Function | None = None) -> Model:
-    """A model by its scores; without a loss of its own it has the cross-entropy."""
-
-    def plain(x: PyTree, sample: PyTree) -> Any:
-        return cross_entropy(predict(x, sample["x"]), sample["y"])
-
+def _classifier(init: Any, predict: Function, loss: Function) -> Model:
     def correct(x: PyTree, sample: PyTree) -> Any:
         return (predict(x, sample["x"]).argmax() == sample["y"]).astype(float)
 
-    return _model(init, predict, loss or plain, correct)
+    return Model(init, predict, loss, correct, _metrics(loss, correct))
 
 
-def _signs(init: Callable[[int], PyTree], predict: Function, loss: Function) -> Model:
+def _signs(init: Any, predict: Function, loss: Function) -> Model:
     def correct(x: PyTree, sample: PyTree) -> Any:
         return ((predict(x, sample["x"]) > 0) == (sign(sample["y"]) > 0)).astype(float)  # a score of 0 is −1
 
-    return _model(init, predict, loss, correct)
+    return Model(init, predict, loss, correct, _metrics(loss, correct))
 
 
-def _model(init: Callable[[int], PyTree], predict: Function, loss: Function, correct: Function) -> Model:
-    metrics = {"accuracy": test_mean(correct), "test_loss": test_mean(loss)}
-    return Model(init, predict, loss, correct, metrics)
+def _metrics(loss: Function, correct: Any) -> dict[str, Metric]:
+    return {"accuracy": test_mean(correct), "test_loss": test_mean(loss)}

@@ -9,8 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedstrata.core.words import suggest
-from fedstrata.experiments.errors import ExperimentError
+from fedstrata.experiments.errors import ExperimentError, suggest
 
 if TYPE_CHECKING:
     from fedstrata.experiments.base import Experiment

@@ -13,15 +13,33 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from fedstrata.core.types import DType, PyTree
-from fedstrata.experiments.models import Model, classifier
+from fedstrata.core.types import PyTree
 
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10's training images
+
+
+class Network(NamedTuple):
+    """A classifier of images.
+
+    Attributes:
+        init: seed → parameters.
+        scores: ``scores(x, image)``, one image of bytes.
+        loss: ``loss(x, sample)``, the cross-entropy of ``{"x": image, "y": label}``.
+        correct: ``correct(x, sample)``, 0 or 1.
+    """
+
+    init: Callable[[int], PyTree]
+    scores: Callable[[PyTree, Any], Any]
+    loss: Callable[[PyTree, Any], Any]
+    correct: Callable[[PyTree, Any], Any]
 
 
 def convolve(u: jax.Array, w: jax.Array, stride: int = 1, conv: str = "lax") -> jax.Array:
@@ -55,7 +73,9 @@ def _norm(channels: int) -> PyTree:
 
 
 @functools.cache
-def resnet(blocks: int = 3, width: int = 16, classes: int = 10, conv: str = "lax", groups: int = 8) -> Model:
+def resnet(
+    blocks: int = 3, width: int = 16, classes: int = 10, conv: str = "lax", groups: int = 8
+) -> Network:
     """Three stages of ``blocks`` residual blocks, of 1, 2 and 4 ``width`` channels: 6·blocks + 2 layers.
 
     >>> sum(leaf.size for leaf in jax.tree.leaves(resnet().init(0)))  # ResNet20
@@ -92,11 +112,11 @@ def resnet(blocks: int = 3, width: int = 16, classes: int = 10, conv: str = "lax
             u = jax.nn.relu(u + v)
         return u.mean((0, 1)) @ x["head"]["W"] + x["head"]["b"]
 
-    return classifier(init, scores)
+    return _network(init, scores)
 
 
 @functools.cache
-def small_cnn(width: int = 8, classes: int = 10, conv: str = "lax") -> Model:
+def small_cnn(width: int = 8, classes: int = 10, conv: str = "lax") -> Network:
     """Two convolutions of stride 2, and a mean over what is left; a few thousand parameters, for trials."""
 
     def init(seed: int) -> PyTree:
@@ -109,8 +129,18 @@ def small_cnn(width: int = 8, classes: int = 10, conv: str = "lax") -> Model:
         u = jax.nn.relu(convolve(u, x["second"], 2, conv))
         return u.mean((0, 1)) @ x["head"]["W"] + x["head"]["b"]
 
-    return classifier(init, scores)
+    return _network(init, scores)
 
 
-def _as_float(image: jax.Array, dtype: DType) -> jax.Array:
+def _as_float(image: jax.Array, dtype: Any) -> jax.Array:
     return (image.astype(dtype) / 255 - jnp.asarray(MEAN, dtype)) / jnp.asarray(DEVIATION, dtype)
+
+
+def _network(init: Callable[[int], PyTree], scores: Callable[[PyTree, Any], Any]) -> Network:
+    def loss(x: PyTree, sample: PyTree) -> Any:
+        return optax.softmax_cross_entropy_with_integer_labels(scores(x, sample["x"]), sample["y"])
+
+    def correct(x: PyTree, sample: PyTree) -> Any:
+        return (scores(x, sample["x"]).argmax() == sample["y"]).astype(float)
+
+    return Network(init, scores, loss, correct)

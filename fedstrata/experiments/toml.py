@@ -47,11 +47,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedstrata.core.words import suggest
 from fedstrata.experiments import models
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.data import LOADERS, PARTITIONS, federated
-from fedstrata.experiments.errors import ExperimentError
+from fedstrata.experiments.errors import ExperimentError, suggest
 from fedstrata.methods import METHODS, Method
 from fedstrata.problems import Minimization
 from fedstrata.report import Column, PaperClaims, PlotSpec, TableSpec

@@ -28,7 +28,7 @@ import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.counting import Ledger
-from fedstrata.core.fed import Carry, Engine, Lane
+from fedstrata.core.fed import Carry, Engine, Lane, Unfinished
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
@@ -265,8 +265,12 @@ class Loop:
     def run(self, bar: Progress) -> int | None:
         """To the end, or until something stops it; returns the signal that asked for an end, if one did."""
         with bar, _signals() as asked:
-            self._begin()
-            stopped = self._advance(bar, asked)
+            try:
+                self._begin()
+                stopped = self._advance(bar, asked)
+            except Unfinished:
+                self._save()
+                raise
             self._save()
         return stopped
 

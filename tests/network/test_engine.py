@@ -185,7 +185,7 @@ def request(site, r=0, attempt=1, **changes):
     leaves = [np.ones(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((state.x, state.c))]
     header = {
         "op": "exchange", "program": "round", "k": 0, "phase": "local_steps", "round": r, "attempt": attempt,
-        "since": 0, "seq": 1 if site.last is None else site.last[0] + 1,
+        "since": 0, "participants": 5, "seq": 1 if site.last is None else site.last[0] + 1,
     }  # fmt: skip
     arrays = [np.array([0], np.int32), np.array([1.0], np.float32), np.zeros(2, np.uint32), *leaves]
     for place, array in changes.pop("arrays", {}).items():

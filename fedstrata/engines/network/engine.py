@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from fedstrata.core import counting
-from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Lane, Setup, visit
+from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Lane, Setup, Unfinished, visit
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.storage import Placed
@@ -40,12 +40,12 @@ from fedstrata.engines.network.text import (
     shapes,
 )
 from fedstrata.engines.network.transport import Failure, Local, Request, Transport
-from fedstrata.engines.rounds import finite
+from fedstrata.engines.rounds import cohort_of, finite, keys_of
 
 log = logging.getLogger("fedstrata.network")
 
 
-class RoundFailed(RuntimeError):
+class RoundFailed(Unfinished):
     """Some sites did not complete an exchange; ``failures`` says which and why."""
 
     def __init__(self, where: str, failures: dict[str, Failure]) -> None:
@@ -54,7 +54,7 @@ class RoundFailed(RuntimeError):
         self.failures = failures
 
 
-class TooFewSites(RuntimeError):
+class TooFewSites(Unfinished):
     """Fewer sites are there than the run may go on with."""
 
 
@@ -107,13 +107,15 @@ class Remote:
         transport: how to reach them.
         members: of each site, the numbers of its clients.
         sizes: of all clients.
-        form: one client's samples as (train, valid), each with a single made-up sample.
+        form: one client with a single made-up sample.
+        fresh: is told whether the run begins, or goes on from a checkpoint.
     """
 
     transport: Transport
     members: Sequence[np.ndarray]
     sizes: np.ndarray
     form: FederatedData
+    fresh: Callable[[bool], None] = lambda fresh: None
 
 
 class Asked(NamedTuple):
@@ -228,6 +230,9 @@ class Network(Engine):
     def place_carry(self, carry: Carry) -> Carry:
         """The state; of the memory, one client's placeholder, as clients keep their own."""
         self._memory = carry.memory
+        if self.remote is not None:
+            # What was saved of a run has no memory: it goes on where the sites are. Else, all begin afresh.
+            self.remote.fresh(not _is_unknown(carry.memory))
         placeholder = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), carry.memory)
         return Carry(jax.tree.map(jnp.asarray, carry.state), placeholder)
 
@@ -255,7 +260,7 @@ class Network(Engine):
 
     def saved(self, round_number: int) -> None:
         """See `Engine.saved`: sites need not go back further than this."""
-        self._since = round_number
+        self._since = round_number or BEFORE
 
     def begin(
         self, setup: Setup, method: Method, carry: Carry, seed: int, data: Placed
@@ -291,11 +296,22 @@ class Network(Engine):
                     break
                 r += 1
             counts.append(+self._counts)
-            history.append(self._transaction("measure", setup, method, carry, seed, data, r))
+            history.append(self._measured(setup, method, carry, seed, data, r))
             if bad >= 0:
                 break
         stacked = {name: np.array([float(values[name]) for values in history]) for name in history[0]}
         return Advanced(carry, [Lane(stacked, counts, bad)])
+
+    def _measured(
+        self, setup: Setup, method: Method, carry: Carry, seed: int, data: Any, r: int
+    ) -> dict[str, Any]:
+        values = self._transaction("measure", setup, method, carry, seed, data, r)
+        if self.policy.missing == "wait":
+            return values
+        there = {
+            f"present/{name}": float(i not in self._absent) for i, name in enumerate(self.transport.names)
+        }
+        return {**values, **there}
 
     # ---- a program
 
@@ -328,8 +344,8 @@ class Network(Engine):
         self, program: str, setup: Setup, method: Method, carry: Carry, seed: int, data: Any, r: int
     ) -> Any:
         """A program of the text, tried until it is done by all of its clients."""
-        errors = 0
-        self._round = r
+        errors, self._round = 0, r
+        self._readmit()
         while True:
             self._attempt = self._tick()
             self.attempts += 1
@@ -342,22 +358,51 @@ class Network(Engine):
                 for name, failure in failed.failures.items():
                     self.failed[name] += 1
                     self.note(name, f"{failure.kind}: {failure.why}")
-                if errors > self.policy.retries:
-                    raise
-                self._recover(failed)
+                self._recover(failed, errors > self.policy.retries)
 
-    def _recover(self, failed: RoundFailed) -> None:
-        """Wait for those who are missing."""
-        missing = [self.transport.names.index(name) for name in failed.failures]
+    def _recover(self, failed: RoundFailed, hopeless: bool) -> None:
+        """Wait for those who are missing, or drop them."""
+        missing = {self.transport.names.index(name): why.kind for name, why in failed.failures.items()}
+        # Who is dropped and asked all the same is indispensable there: the text asks everyone.
+        droppable = self.policy.missing == "drop" and not missing.keys() & self._absent
+        if hopeless and not droppable:
+            raise failed
+        if not droppable:
+            self._wait(list(missing))
+            return
+        there = self.transport.wait(list(missing), self.policy.after)
+        gone = {i for i, kind in missing.items() if i not in there or kind == "late" or hopeless}
+        for i in sorted(gone):
+            self._absent.add(i)
+            self.note(self.transport.names[i], "dropped")
+        left = len(self.transport.names) - len(self._absent)
+        if left < self.policy.min_sites:
+            raise TooFewSites(
+                f"round {self._round}: {left} sites are left, and the run may not go on with fewer than "
+                f"{self.policy.min_sites}. Bring them back and resume. Last: {failed}"
+            ) from failed
+
+    def _wait(self, missing: list[int]) -> None:
         began = time.monotonic()
-        while back := set(missing) - set(self.transport.wait(missing, 5.0)):
-            names = ", ".join(self.transport.names[i] for i in sorted(back))
+        while away := set(missing) - set(self.transport.wait(missing, 5.0)):
+            names = ", ".join(self.transport.names[i] for i in sorted(away))
             log.warning("waiting for %s since %.0f s", names, time.monotonic() - began)
+
+    def _readmit(self) -> None:
+        """Who was dropped and is back takes part again."""
+        for i in self.transport.wait(sorted(self._absent), 0.0) if self._absent else ():
+            self._absent.discard(i)
+            self.note(self.transport.names[i], "readmitted")
 
     def _run(
         self, program: str, setup: Setup, method: Method, carry: Carry, seed: int, data: Any, r: int
     ) -> Any:
-        arguments = (method, carry.state, np.uint32(seed), data, np.int32(max(r, 0)), carry.memory)
+        cohort = None
+        if program == "round" and self._absent:
+            cohort = self._present(setup, seed, r)
+            setup = replace(setup, participants=len(cohort))
+        self._participants = setup.participants
+        arguments = (method, carry.state, np.uint32(seed), data, np.int32(max(r, 0)), cohort, carry.memory)
         compiled = self._compiled(program, setup, arguments)
         self._failure = None
         value, tally = jax.block_until_ready(compiled(*arguments))
@@ -368,29 +413,40 @@ class Network(Engine):
             return value
         return Carry(value, carry.memory)
 
+    def _present(self, setup: Setup, seed: int, r: int) -> np.ndarray:
+        """This round's clients whose sites are there."""
+        chosen = cohort_of(setup, keys_of(jax.random.key(seed), r)[0])
+        cohort = np.arange(setup.clients) if chosen is None else np.asarray(chosen)
+        cohort = cohort[~np.isin(self._site_of[cohort], list(self._absent))].astype(np.int32)
+        if not len(cohort):
+            raise TooFewSites(f"round {r}: none of this round's clients is there. Resume when they are back.")
+        return cohort
+
     def _compiled(self, program: str, setup: Setup, arguments: tuple[Any, ...]) -> Any:
         """The executable; it must not read the placeholder of the memory."""
         leaves, structure = jax.tree.flatten(arguments)
-        key = (program, id(setup), structure, tuple(jax.typeof(leaf) for leaf in leaves))
+        key = (program, _identity(setup), structure, tuple(jax.typeof(leaf) for leaf in leaves))
         if key in self._programs:
             return self._programs[key][0]
 
-        def text(method: Any, state: PyTree, seed: Any, data: Any, r: Any, memory: PyTree) -> Any:
-            make_fed: Any = partial(NetworkFed, self, program, None)
+        def text(
+            method: Any, state: PyTree, seed: Any, data: Any, r: Any, cohort: Any, memory: PyTree
+        ) -> Any:
+            make_fed: Any = partial(NetworkFed, self, program, cohort)
             found = run_text(
                 program, make_fed, setup, method, Carry(state, memory), jax.random.key(seed), data, r
             )
             return found if program == "measure" else found.state
 
         traced = jax.jit(counting.counted(text)).trace(*arguments)
-        if reads(traced, arguments, 5):
+        if reads(traced, arguments, 6):
             what = "A metric" if program == "measure" else "The method's text"
             raise ValueError(
                 f"{what} reads what the clients remember (their personal models), which stays at the sites. "
                 "Measure it as a mean over clients, by the problem's own metrics."
             )
         compiled = traced.lower().compile()
-        self._programs[key] = compiled, setup  # the setup stays alive, so that its id is not used again
+        self._programs[key] = compiled, setup  # kept alive, so that no id is used again
         return compiled
 
     # ---- an exchange, on the host, in the middle of a program
@@ -418,9 +474,12 @@ class Network(Engine):
         header = {
             "op": "exchange", "program": asked.program, "k": asked.k, "phase": asked.phase,
             "round": self._round, "attempt": self._attempt, "seq": number,
-            "since": self._since if self.checkpointed else self._round,
+            "since": self._since if self.checkpointed else self._round, "participants": self._participants,
         }  # fmt: skip
         sites = self._site_of[of]
+        if asked.evaluation and not asked.stacked and self._absent:  # the mean of those who are there
+            there = ~np.isin(sites, list(self._absent))
+            sites, of, weights = sites[there], of[there], weights[there] / weights[there].sum()
         rows = {int(i): np.flatnonzero(sites == i) for i in np.unique(sites)}
         requests = {
             i: Request(header, [of[at].astype(np.int32), weights[at], key, *leaves]) for i, at in rows.items()
@@ -488,6 +547,16 @@ def _unknown(clients: int, leaf: Any) -> np.ndarray:
     """Stands for memory that is elsewhere: no engine can go on from it unnoticed."""
     value = np.nan if np.issubdtype(leaf.dtype, np.inexact) else np.iinfo(leaf.dtype).max
     return np.full((clients, *leaf.shape[1:]), value, leaf.dtype)
+
+
+def _is_unknown(memory: PyTree) -> bool:
+    leaves = jax.tree.leaves(memory)
+    return bool(leaves) and all(np.array_equal(u, _unknown(len(u), u), equal_nan=True) for u in leaves)
+
+
+def _identity(setup: Setup) -> Any:
+    """Which setup it is: a problem may hold what cannot be hashed."""
+    return id(setup.problem), setup.participants, setup.weights, setup.metrics, setup.measure_problem
 
 
 def _finite(array: np.ndarray) -> bool:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import counting
-from fedstrata.core.fed import Carry, Exchange, visit
+from fedstrata.core.fed import Carry, Exchange, Setup, visit
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.storage import Placed
 from fedstrata.core.types import Array, Integer, PyTree
@@ -86,6 +86,15 @@ class SiteFed(Positioned):
         if not isinstance(times, jax.core.Tracer) and int(times) <= 0:
             return carry
         return body(self.fake.astype(jnp.int32), carry)
+
+
+class Wanted(NamedTuple):
+    """Which exchange of the text: of a program, at a position, by its phase's name, in a round of so many."""
+
+    program: str
+    k: int
+    phase: str
+    participants: int
 
 
 class _Compiled(NamedTuple):
@@ -164,19 +173,22 @@ class Site:
             if number == self.last[0]:
                 return self.last[1]  # the same message: the same answer, and nothing changes twice
             raise SiteRefused("An old message.")
-        program, k = wire.value(header, "program", str), wire.value(header, "k", int)
-        if program not in PROGRAMS:
-            raise SiteRefused(f"There is no program {program!r}.")
+        wanted = Wanted(
+            wire.value(header, "program", str), wire.value(header, "k", int),
+            wire.value(header, "phase", str), wire.value(header, "participants", int),
+        )  # fmt: skip
+        if wanted.program not in PROGRAMS:
+            raise SiteRefused(f"There is no program {wanted.program!r}.")
+        if not 1 <= wanted.participants <= self.setup.clients:
+            raise SiteRefused("A round of more clients than there are, or of none.")
         r, attempt = wire.value(header, "round", int), wire.value(header, "attempt", int)
         if len(arrays) < 3:
             raise SiteRefused("A request without clients, weights or key.")
         clients, weights, key, *leaves = arrays
         places = self._places(clients, weights)
-        if program != "measure":
+        if wanted.program != "measure":
             self._open(r, attempt, wire.value(header, "since", int))
-        compiled, arguments = self._prepare(
-            program, k, wire.value(header, "phase", str), max(r, 0), clients, places, weights, key, leaves
-        )
+        compiled, arguments = self._prepare(wanted, max(r, 0), clients, places, weights, key, leaves)
         uploads, memory, tally = compiled.run(*arguments)
         uploads = [np.asarray(u) for u in uploads]
         if compiled.stacked:
@@ -206,8 +218,8 @@ class Site:
         return np.array([self.locate[i] for i in asked], np.int32)
 
     def _prepare(
-        self, program: str, k: int, phase: str, r: int, clients: np.ndarray, places: np.ndarray,
-        weights: np.ndarray, key: np.ndarray, leaves: Arrays,
+        self, wanted: Wanted, r: int, clients: np.ndarray, places: np.ndarray, weights: np.ndarray,
+        key: np.ndarray, leaves: Arrays,
     ) -> tuple[_Compiled, tuple[Any, ...]]:  # fmt: skip
         """The compiled phase and its arguments; clients are padded to a power of two, so that few compile."""
         own, number = len(self.locate), len(clients)
@@ -222,38 +234,32 @@ class Site:
             self.text.method, key, np.int32(r), np.int32(self.place.total), clients, places, weights,
             leaves, self.memory, self.data, np.float32(0),
         )  # fmt: skip
-        name = (
-            program,
-            k,
-            phase,
-            padded,
-            self._form,
-            tuple((leaf.shape, leaf.dtype.name) for leaf in leaves),
-        )
+        name = (wanted, padded, self._form, tuple((leaf.shape, leaf.dtype.name) for leaf in leaves))
         if name not in self._programs:
-            self._programs[name] = self._compile(program, k, phase, arguments)
+            self._programs[name] = self._compile(wanted, arguments)
         return self._programs[name], arguments
 
-    def _compile(self, program: str, k: int, phase: str, arguments: tuple[Any, ...]) -> _Compiled:
+    def _compile(self, wanted: Wanted, arguments: tuple[Any, ...]) -> _Compiled:
         found: list[Exchange] = []
-        traced = jax.jit(partial(self._answer, program, k, phase, found)).trace(*arguments)
+        traced = jax.jit(partial(self._answer, wanted, found)).trace(*arguments)
         if reads(traced, arguments, len(arguments) - 1):
             raise SiteRefused(
-                f"The phase {phase!r} reads a value that only the server has. Send it in the message: a "
-                "phase may close over the round's number and what is fixed, and over nothing else."
+                f"The phase {wanted.phase!r} reads a value that only the server has. Send it in the message: "
+                "a phase may close over the round's number and what is fixed, and over nothing else."
             )
         return _Compiled(traced.lower().compile(), found[-1].stacked, found[-1].evaluation)
 
     def _answer(
-        self, program: str, k: int, phase: str, found: list[Exchange], method: Any, key: Array, r: Array,
-        total: Array, clients: Array, places: Array, weights: Array, leaves: list[Array], memory: PyTree,
+        self, wanted: Wanted, found: list[Exchange], method: Any, key: Array, r: Array, total: Array,
+        clients: Array, places: Array, weights: Array, leaves: list[Array], memory: PyTree,
         data: Placed, fake: Array,
     ) -> tuple[list[Array], PyTree, counting.Tally]:  # fmt: skip
-        """What the site computes for exchange ``k``, as one traced function."""
-        exchange, memory_there = self._replay(program, k, phase, method, r, memory, data, fake)
+        """What the site computes for an exchange, as one traced function."""
+        setup = replace(self.setup, participants=wanted.participants)
+        exchange, memory_there = self._replay(setup, wanted, method, r, memory, data, fake)
         found.append(exchange)
         exchange = exchange._replace(
-            key=jax.random.wrap_key_data(key), message=_fitted(exchange, phase, leaves)
+            key=jax.random.wrap_key_data(key), message=_fitted(exchange, wanted.phase, leaves)
         )
         own = len(self.locate)
 
@@ -261,7 +267,7 @@ class Site:
             at = jnp.minimum(place, own - 1)
             client = data.client(at, _row(memory_there, at))
             client = replace(client, index=index, fraction=data.sizes[at] / total)
-            reply, tally = visit(self.setup, exchange, client)
+            reply, tally = visit(setup, exchange, client)
             return reply.upload, reply.memory, jax.tree.map(lambda f: jnp.where(place < own, f, 0), tally)
 
         if clients.shape[0] == 1:  # without `vmap`, matrices stay matrices
@@ -284,25 +290,26 @@ class Site:
         return [weighted(u) for u in stack], news, tally
 
     def _replay(
-        self, program: str, k: int, phase: str, method: Any, r: Array, memory: PyTree,
-        data: Placed, fake: Array,
+        self, setup: Setup, wanted: Wanted, method: Any, r: Array, memory: PyTree, data: Placed,
+        fake: Array,
     ) -> tuple[Exchange, PyTree]:  # fmt: skip
         sizes = made_up(jax.ShapeDtypeStruct((self.setup.clients,), jnp.int32), fake)
         shell: Any = Shell(sizes, made_up(self.text.server, fake))
         carry = Carry(made_up(self.text.state, fake), memory)
-        make_fed: Any = partial(SiteFed, k, fake, data)
+        make_fed: Any = partial(SiteFed, wanted.k, fake, data)
         try:
             with counting.collect():
                 key = jax.random.key(fake.astype(jnp.uint32))
-                run_text(program, make_fed, self.setup, method, carry, key, shell, r)
+                run_text(wanted.program, make_fed, setup, method, carry, key, shell, r)
         except Reached as reached:
-            if name_of(reached.exchange.phase) != phase:
+            mine = name_of(reached.exchange.phase)
+            if mine != wanted.phase:
                 raise SiteRefused(
-                    f"Exchange {k} of {program!r} is {name_of(reached.exchange.phase)!r} in this site's "
-                    f"text, not {phase!r}: the server runs another text."
+                    f"Exchange {wanted.k} of {wanted.program!r} is {mine!r} in this site's text, not "
+                    f"{wanted.phase!r}: the server runs another text."
                 ) from None
             return reached.exchange, reached.memory
-        raise SiteRefused(f"{program!r} has no exchange {k} in this site's text.")
+        raise SiteRefused(f"{wanted.program!r} has no exchange {wanted.k} in this site's text.")
 
     # ---- what is remembered
 

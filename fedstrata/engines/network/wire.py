@@ -23,7 +23,7 @@ VERSION = 1
 MAGIC = b"FSN" + bytes([VERSION])
 LIMIT = 2**28  # bytes of a message, unless told otherwise
 HEADER_LIMIT = 2**16
-DEEPEST = 4  # levels of nesting in a header
+DEEPEST = 5  # levels of nesting in a header
 
 Header = dict[str, Any]
 Arrays = list[np.ndarray]

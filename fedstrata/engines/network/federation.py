@@ -1,0 +1,177 @@
+"""Sites in a run: opened, joined, and joined again by whoever was away, before anything is asked of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedstrata.core.federated import FederatedData
+from fedstrata.engines.network import wire
+from fedstrata.engines.network.engine import Remote, RoundFailed
+from fedstrata.engines.network.host import blank
+from fedstrata.engines.network.transport import Failure, Outcome, Request, Transport
+
+log = logging.getLogger("fedstrata.network")
+
+
+class Connected(Transport, Protocol):
+    """A transport whose sites come and go."""
+
+    def session(self, site: int) -> int | None:
+        """The number of a site's connection, or None where it has none."""
+
+
+class Federation:
+    """One run over a transport. It is the transport that an engine sees.
+
+    Args:
+        transport: to the sites.
+        run: the run's name, unlike any other.
+        number: of the run in the text.
+        fingerprint: of the text.
+        anew: whether a site that has forgotten the run is taken anew.
+        patience: seconds for a site to open or join.
+    """
+
+    def __init__(
+        self,
+        transport: Connected,
+        run: str,
+        number: int,
+        fingerprint: str,
+        anew: bool = False,
+        patience: float = 600.0,
+    ) -> None:
+        self.inner, self.run, self.number, self.fingerprint = transport, run, number, fingerprint
+        self.anew, self.patience = anew, patience
+        self.names = transport.names
+        self.sent, self.received = transport.sent, transport.received
+        self.fresh = True
+        self._joined: dict[int, int] = {}  # site → the connection through which it has joined
+        self._known: set[int] = set()  # sites that have joined since the run is fresh
+        self._sizes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._forms: dict[int, Any] = {}
+        self._posed: dict[str, Any] = {}
+
+    def gather(self) -> Remote:
+        """Open the run at every site, wait for those who are not there, and learn what data there is."""
+        everyone = list(range(len(self.names)))
+        while missing := sorted(set(everyone) - set(self.inner.wait(everyone, 5.0))):
+            log.warning("waiting for %s", ", ".join(self.names[i] for i in missing))
+        _, failures = self._open(everyone)
+        if failures:
+            raise RoundFailed(
+                f"run {self.number}", {self.names[i]: failure for i, failure in failures.items()}
+            )
+        if len({repr(form) for form in self._forms.values()}) > 1:
+            raise ValueError(
+                "The sites' samples differ in form: "
+                + "; ".join(f"{self.names[i]}: {form}" for i, form in self._forms.items())
+            )
+        members, first = [], 0
+        for i in everyone:
+            members.append(np.arange(first, first + len(self._sizes[i][0]), dtype=np.int32))
+            first += len(members[-1])
+        sizes = np.concatenate([self._sizes[i][0] for i in everyone])
+        self.members, self.form = members, self._forms[0]
+        return Remote(self, members, sizes, made_up(self._forms[0], 1), self._begin)
+
+    def _begin(self, fresh: bool) -> None:
+        self.fresh, self._joined, self._known = fresh, {}, set()
+
+    def pose(self, total: int, clients: int, server: Any, fingerprint: str) -> None:
+        """How the run is posed, which every site checks against its own text when it joins."""
+        self._posed = {"total": total, "clients": clients, "server": server, "fingerprint": fingerprint}
+
+    def _open(self, sites: Sequence[int]) -> Outcome:
+        header = {"op": "open", "run": self.run, "number": self.number, "fingerprint": self.fingerprint}
+        replies, failures = self._ask({i: Request(header, []) for i in sites})
+        for i, reply in list(replies.items()):
+            try:
+                sizes, form = _described(reply)
+            except wire.WireError as error:
+                failures[i] = Failure("wrong", str(error))
+                continue
+            before = self._sizes.get(i)
+            if before is not None and not all(map(np.array_equal, before, sizes)):
+                failures[i] = Failure("error", "it came back with other data")
+                continue
+            self._sizes[i], self._forms[i] = sizes, form
+        return replies, failures
+
+    def _join(self, sites: Sequence[int]) -> dict[int, Failure]:
+        """Open and join at sites whose connection is new."""
+        sessions = {i: self.inner.session(i) for i in sites}
+        new = [i for i in sites if sessions[i] is not None and self._joined.get(i) != sessions[i]]
+        if not new:
+            return {}
+        _, failures = self._open(new)
+        requests = {}
+        for i in new:
+            if i not in failures:
+                fresh = self.fresh and i not in self._known
+                header = {"op": "join", "run": self.run, "fresh": fresh, "anew": self.anew, **self._posed}
+                requests[i] = Request(header, [self.members[i]])
+        replies, others = self._ask(requests)
+        for i in replies:
+            self._joined[i] = sessions[i]  # type: ignore[assignment]
+            self._known.add(i)
+        return {**failures, **others}
+
+    def _ask(self, requests: Mapping[int, Request]) -> Outcome:
+        if not requests:
+            return {}, {}
+        number = time.time_ns() // 1000
+        numbered = {i: Request({**r.header, "seq": number}, r.arrays) for i, r in requests.items()}
+        return self.inner.exchange(numbered, self.patience)
+
+    def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
+        """See `Transport.exchange`."""
+        failures = self._join(list(requests))
+        asked = {
+            i: Request({**request.header, "run": self.run}, request.arrays)
+            for i, request in requests.items()
+            if i not in failures
+        }
+        replies, others = self.inner.exchange(asked, timeout)
+        return replies, {**failures, **others}
+
+    def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
+        """See `Transport.wait`."""
+        return self.inner.wait(sites, seconds)
+
+    def memory(self) -> Outcome:
+        """What the clients remember, of the sites that allow it."""
+        everyone = list(range(len(self.names)))
+        failures = self._join(everyone)
+        header = {"op": "memory", "run": self.run}
+        replies, others = self._ask({i: Request(header, []) for i in everyone if i not in failures})
+        return replies, {**failures, **others}
+
+
+def _described(reply: Request) -> tuple[tuple[np.ndarray, np.ndarray], Any]:
+    """Sizes and form, as a site says them."""
+    arrays, form = reply.arrays, reply.header.get("form")
+    if len(arrays) != 2 or any(a.ndim != 1 or a.dtype != np.int32 for a in arrays):
+        raise wire.WireError("Sizes that are no sizes.")
+    train, valid = arrays
+    if len(train) == 0 or (train < 1).any() or (valid < 1).any() or len(valid) not in (0, len(train)):
+        raise wire.WireError("Sizes that are no sizes.")
+    if not isinstance(form, dict) or "train" not in form or ("valid" in form) != (len(valid) > 0):
+        raise wire.WireError("A form that is no form.")
+    made_up(form, 1)
+    return (np.array(train), np.array(valid)), form
+
+
+def made_up(form: Any, clients: int) -> FederatedData:
+    """Data of a form, one sample of zeros for each client: for checks and shapes."""
+
+    def one(name: str) -> dict[str, np.ndarray]:
+        return {k: v[None] for k, v in blank(form[name]).items()}
+
+    valid = [one("valid")] * clients if "valid" in form else None
+    return FederatedData.from_clients([one("train")] * clients, valid=valid)

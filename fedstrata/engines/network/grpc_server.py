@@ -1,0 +1,193 @@
+"""The server's end of gRPC: sites dial in with a certificate, keep a stream, and are asked through it."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from fedstrata.engines.network import wire
+from fedstrata.engines.network.kits import read
+from fedstrata.engines.network.transport import Failure, Outcome, Request
+
+log = logging.getLogger("fedstrata.network")
+SERVICE, METHOD = "fedstrata.Network", "Serve"
+UNASKED = 16  # messages that nobody asked for, after which a site is cut off
+
+
+def options(limit: int) -> list[tuple[str, int]]:
+    """Of both ends: the limit of a message, and pings that notice a dead peer."""
+    return [
+        ("grpc.max_send_message_length", limit),
+        ("grpc.max_receive_message_length", limit),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+class Stream:
+    """One site's connection."""
+
+    def __init__(self, session: int) -> None:
+        self.session, self.outbox, self.unasked = session, queue.SimpleQueue[bytes | None](), 0
+
+
+class GrpcServer:
+    """A transport: sites are known by the common name of their certificate.
+
+    Args:
+        names: the sites of the federation.
+        kit: the server's folder, with its certificate.
+        address: where to listen; the port 0 takes a free one, see ``port``.
+        limit: bytes of a message.
+    """
+
+    def __init__(
+        self, names: Sequence[str], kit: Path, address: str = "127.0.0.1:0", limit: int = wire.LIMIT
+    ) -> None:
+        self.names: Sequence[str] = list(names)
+        self.limit = limit
+        self.sent, self.received = [0] * len(names), [0] * len(names)
+        self._streams: dict[int, Stream] = {}
+        self._sessions = 0
+        self._awaited: dict[int, int] = {}  # site → the number of the message it owes an answer to
+        self._answers: dict[int, bytes] = {}
+        self._changed = threading.Condition()
+        authority, certificate, key = read(kit)
+        credentials = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
+        most = 4 * len(names) + 8
+        self._server = grpc.server(
+            ThreadPoolExecutor(most, thread_name_prefix="fedstrata-site"),
+            options=options(limit),
+            maximum_concurrent_rpcs=most,
+        )
+        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        generic = grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})
+        self._server.add_generic_rpc_handlers((generic,))
+        try:
+            self.port = self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise OSError(f"Cannot listen on {address}: is another server running there?") from error
+        self._server.start()
+
+    def close(self) -> None:
+        """Hang up."""
+        with self._changed:
+            for stream in self._streams.values():
+                stream.outbox.put(None)
+        self._server.stop(grace=1.0).wait(3.0)
+
+    def session(self, site: int) -> int | None:
+        """The number of a site's connection, or None where it has none."""
+        with self._changed:
+            stream = self._streams.get(site)
+            return None if stream is None else stream.session
+
+    def _serve(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """One connection of a site; what is yielded is sent."""
+        name = context.auth_context().get("x509_common_name", [b""])[0].decode(errors="replace")
+        if name not in self.names:
+            log.warning("refused %r: not a site of this federation", name)
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "not a site of this federation")
+        i = self.names.index(name)
+        with self._changed:
+            if i in self._streams:
+                self._streams[i].outbox.put(None)  # a site has one connection: the newest
+            self._sessions += 1
+            stream = self._streams[i] = Stream(self._sessions)
+            self._changed.notify_all()
+        log.info("%s is there", name)
+        threading.Thread(target=self._listen, args=(i, stream, incoming), daemon=True).start()
+        while (message := stream.outbox.get()) is not None:
+            yield message
+        context.cancel()
+
+    def _listen(self, i: int, stream: Stream, incoming: Iterator[bytes]) -> None:
+        why = "it hung up"
+        try:
+            for message in incoming:
+                if not self._take(i, stream, message):
+                    why = "it sent too much that nobody asked for"
+                    break
+        except Exception as error:  # gRPC's own, whatever ended the stream
+            why = str(getattr(error, "details", lambda: None)() or type(error).__name__)
+        with self._changed:
+            if self._streams.get(i) is stream:
+                del self._streams[i]
+                log.warning("%s is gone: %s", self.names[i], why)
+            stream.outbox.put(None)
+            self._changed.notify_all()
+
+    def _take(self, i: int, stream: Stream, message: bytes) -> bool:
+        """A message has come; whether to go on listening."""
+        with self._changed:
+            self.received[i] += len(message)
+            if self._streams.get(i) is stream and i in self._awaited and i not in self._answers:
+                self._answers[i] = message
+                self._changed.notify_all()
+                return True
+            stream.unasked += 1
+            return stream.unasked <= UNASKED
+
+    def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
+        """See `Transport.exchange`."""
+        packed = {i: wire.pack(*request, self.limit) for i, request in requests.items()}
+        numbers = {i: request.header["seq"] for i, request in requests.items()}
+        end, asked = time.monotonic() + timeout, {}
+        replies: dict[int, Request] = {}
+        failures: dict[int, Failure] = {}
+        with self._changed:
+            self._answers, self._awaited = {}, dict(numbers)
+            for i in requests:
+                if (stream := self._streams.get(i)) is None:
+                    failures[i] = Failure("away", "it is not connected")
+                    continue
+                asked[i] = stream
+                stream.outbox.put(packed[i])
+                self.sent[i] += len(packed[i])
+            while open_ := [i for i in asked if i not in replies and i not in failures]:
+                for i in open_:
+                    if i in self._answers:
+                        self._read(i, numbers[i], self._answers.pop(i), replies, failures)
+                    elif self._streams.get(i) is not asked[i]:
+                        failures[i] = Failure("away", "the connection broke")
+                    elif time.monotonic() > end:
+                        failures[i] = Failure("late", f"no answer in {timeout:.1f} s")
+                if any(i not in replies and i not in failures and i not in self._answers for i in asked):
+                    self._changed.wait(max(0.0, min(1.0, end - time.monotonic())) + 0.001)
+            self._awaited = {}
+        return replies, failures
+
+    def _read(
+        self, i: int, number: int, message: bytes, replies: dict[int, Request], failures: dict[int, Failure]
+    ) -> None:
+        try:
+            reply = Request(*wire.unpack(message, self.limit))
+        except wire.WireError as error:
+            failures[i] = Failure("wrong", str(error))
+            return
+        if reply.header.get("seq") != number:
+            self._streams[i].unasked += 1  # late, from an earlier attempt
+        elif "error" in reply.header:
+            failures[i] = Failure("error", str(reply.header["error"])[:500])
+        else:
+            replies[i] = reply
+
+    def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
+        """See `Transport.wait`."""
+        end = time.monotonic() + seconds
+        with self._changed:
+            while not all(i in self._streams for i in sites) and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+            return [i for i in sites if i in self._streams]

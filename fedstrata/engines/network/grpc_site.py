@@ -1,0 +1,62 @@
+"""A site's end of gRPC: it dials out, so that it needs no open port, and dials again for ever."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+
+from fedstrata.engines.network import wire
+from fedstrata.engines.network.grpc_server import METHOD, SERVICE, options
+from fedstrata.engines.network.host import Ended, Host
+from fedstrata.engines.network.kits import read
+
+log = logging.getLogger("fedstrata.network")
+LONGEST_PAUSE = 30.0
+
+
+def serve(
+    host: Host,
+    kit: Path,
+    address: str,
+    limit: int = wire.LIMIT,
+    ended: Callable[[], bool] = lambda: False,
+) -> None:
+    """Answer the server until it says that all is done, through whatever happens to the connection."""
+    authority, certificate, key = read(kit)
+    credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+    pause = 0.25
+    while not ended():
+        began = time.monotonic()
+        try:
+            with grpc.secure_channel(address, credentials, options(limit)) as channel:
+                _answer(host, channel, limit)
+        except Ended:
+            log.info("the server says that all is done")
+            return
+        except grpc.RpcError as error:
+            details = f"{error.code().name}: {error.details()}"
+            log.warning("no connection to %s (%s)", address, details)
+            if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                pause = LONGEST_PAUSE
+        if time.monotonic() - began > 10:
+            pause = 0.25
+        time.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _answer(host: Host, channel: grpc.Channel, limit: int) -> None:
+    """One connection."""
+    outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    stream = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(outbox.get, None))
+    try:
+        for message in stream:
+            outbox.put(host.answer(message, limit))
+    finally:
+        outbox.put(None)
+        stream.cancel()

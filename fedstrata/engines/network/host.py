@@ -1,0 +1,211 @@
+"""What a site does apart from its phases: it opens runs of its own text, joins them, answers, and says no.
+
+The server's requests, by their ``op``:
+
+    open      a run by its number in the text; the reply says how much data of which form there is
+    join      which clients these are, and where the run stands
+    exchange  see `fedstrata.engines.network.site`
+    memory    what the clients remember, where the site allows it
+    done      nothing more will be asked
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.core.types import PyTree
+from fedstrata.engines.network import wire
+from fedstrata.engines.network.site import Place, Site, SiteRefused
+from fedstrata.engines.network.text import Text
+from fedstrata.engines.network.wire import Arrays, Header
+
+log = logging.getLogger("fedstrata.network")
+
+
+class Ended(Exception):
+    """The server has said that nothing more will be asked."""
+
+
+class Opened(Protocol):
+    """One run of a site's own text, with its own samples."""
+
+    @property
+    def data(self) -> FederatedData:
+        """Its samples."""
+
+    def text(self, clients: int, server: PyTree) -> tuple[Text, str]:
+        """The posed run in a federation of so many clients, and its fingerprint."""
+
+
+class Host:
+    """A site's process.
+
+    Args:
+        fingerprint: of this site's text.
+        opens: a run of the text by its number.
+        folder: where memory is kept.
+        share: whether what clients remember may be fetched.
+        once: whether it ends when the server says that nothing more will be asked.
+    """
+
+    def __init__(
+        self,
+        fingerprint: str,
+        opens: Callable[[int], Opened],
+        folder: Path,
+        share: bool = False,
+        once: bool = False,
+    ) -> None:
+        self.fingerprint, self.opens, self.folder = fingerprint, opens, folder
+        self.share, self.once = share, once
+        self.run: str | None = None
+        self.number = -1
+        self.opened: Opened | None = None
+        self.site: Site | None = None
+
+    def answer(self, message: bytes, limit: int = wire.LIMIT) -> bytes:
+        """A reply to whatever comes.
+
+        Raises:
+            Ended: when the server says so.
+        """
+        number = None
+        try:
+            header, arrays = wire.unpack(message, limit)
+            number = wire.value(header, "seq", int)
+            reply, leaves = self.call(header, arrays)
+            return wire.pack({**reply, "seq": number}, leaves, limit)
+        except Ended:
+            raise
+        except (SiteRefused, wire.WireError) as error:
+            log.warning("refused: %s", error)
+            words = str(error)
+        except Exception as error:
+            # The words of another exception may hold samples: they stay here, in this site's log.
+            log.exception("failed")
+            words = f"{type(error).__name__}; the site's log says more"
+        return wire.pack({"seq": number, "error": words[:500]}, [], limit)
+
+    def call(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
+        """Answer one request."""
+        op = wire.value(header, "op", str)
+        if op == "exchange":
+            if self.site is None or header.get("run") != self.run:
+                raise SiteRefused("A request for a run that was not joined.")
+            return self.site.call(header, arrays)
+        if op == "open":
+            return self._open(header)
+        if op == "join":
+            return self._join(header, arrays)
+        if op == "memory":
+            return self._memory(header)
+        if op == "done":
+            if self.once:
+                raise Ended
+            return {}, []
+        raise SiteRefused(f"There is no request {op!r}.")
+
+    def _open(self, header: Header) -> tuple[Header, Arrays]:
+        theirs = wire.value(header, "fingerprint", str)
+        if theirs != self.fingerprint:
+            raise SiteRefused(
+                f"The server runs another text ({theirs[:12]}) than this site ({self.fingerprint[:12]}): "
+                "the package, the experiment or its parameters differ."
+            )
+        run, number = wire.value(header, "run", str), wire.value(header, "number", int)
+        if not run.replace("-", "").isalnum() or len(run) > 80:
+            raise SiteRefused("A run whose name is no name.")
+        if (run, number) != (self.run, self.number) or self.opened is None:  # else, it has only dialled again
+            self.run, self.number, self.opened, self.site = run, number, self.opens(number), None
+        data = self.opened.data
+        train, valid = sizes_of(data)
+        return {"form": form_of(data)}, [train, valid]
+
+    def _join(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
+        if self.opened is None or self.run is None or header.get("run") != self.run:
+            raise SiteRefused("A run that was not opened.")
+        clients = wire.value(header, "clients", int)
+        if len(arrays) != 1 or arrays[0].dtype != np.int32 or arrays[0].shape != (self.opened.data.clients,):
+            raise SiteRefused("The server counts this site's clients otherwise.")
+        own = np.array(arrays[0])
+        if not ((own >= 0).all() and (own < clients).all() and len(set(own.tolist())) == len(own)):
+            raise SiteRefused("The server counts this site's clients otherwise.")
+        server = blank(header.get("server"))
+        text, fingerprint = self.opened.text(clients, server)
+        if fingerprint != wire.value(header, "fingerprint", str):
+            raise SiteRefused("The server poses this run otherwise than this site: another text.")
+        place = Place(own, wire.value(header, "total", int))
+        site = self.site
+        if site is None or site.place.total != place.total or not np.array_equal(site.place.clients, own):
+            site = Site(text, self.opened.data, place, self.folder / self.run)
+        known = site.known or self.site is site
+        if wire.value(header, "fresh", bool):
+            site.start_afresh()
+        elif not known and text.memory is not None:
+            if not wire.value(header, "anew", bool):
+                raise SiteRefused(
+                    f"This site remembers nothing of the run {self.run} that has begun (an empty disk?). "
+                    "Bring back its folder, or let the policy take it anew."
+                )
+            log.warning("taken anew: nothing was remembered")
+            site.start_afresh()
+        self.site = site
+        return {"known": known}, []
+
+    def _memory(self, header: Header) -> tuple[Header, Arrays]:
+        if not self.share:
+            raise SiteRefused("This site does not give away what its clients remember (`--share`).")
+        if self.site is None or header.get("run") != self.run:
+            raise SiteRefused("A request for a run that was not joined.")
+        return {}, [np.asarray(leaf) for leaf in jax.tree.leaves(self.site.memory)]
+
+
+Form = dict[str, Any]
+
+
+def sizes_of(data: FederatedData) -> tuple[np.ndarray, np.ndarray]:
+    """The clients' numbers of samples, and of validation samples (none: an empty array)."""
+    none = np.zeros(0, np.int32)
+    valid = none if data.valid_sizes is None else np.asarray(data.valid_sizes, np.int32)
+    return np.asarray(data.sizes, np.int32), valid
+
+
+def form_of(data: FederatedData) -> Form:
+    """Names, dtypes and shapes of a sample's arrays, for the header of a message."""
+    found: Form = {}
+    for part in ("train", "valid"):
+        sample = data.sample_of(part)
+        if sample is None:
+            continue
+        if not isinstance(sample, dict) or any(isinstance(leaf, dict) for leaf in sample.values()):
+            raise DataError("Samples on a network are dicts of arrays, such as {'x': …, 'y': …}.")
+        found[part] = {str(k): [np.dtype(v.dtype).name, list(v.shape)] for k, v in sample.items()}
+    return found
+
+
+def blank(form: Any) -> PyTree:
+    """Arrays of zeros of a form ``{name: [dtype, shape]}``; None of None.
+
+    Raises:
+        wire.WireError: where it is no form.
+    """
+    if form is None:
+        return None
+    if not isinstance(form, dict):
+        raise wire.WireError("A form that is no form.")
+    arrays = {}
+    for name, entry in form.items():
+        good = isinstance(entry, list) and len(entry) == 2 and entry[0] in wire.DTYPES
+        if not good or not isinstance(entry[1], list) or not all(type(n) is int and n >= 0 for n in entry[1]):
+            raise wire.WireError("A form that is no form.")
+        if np.prod([float(n) for n in entry[1]]) > wire.LIMIT:
+            raise wire.WireError("A form that is too large.")
+        arrays[name] = np.broadcast_to(np.zeros((), wire.DTYPES[entry[0]]), tuple(entry[1]))
+    return arrays

@@ -1,0 +1,141 @@
+"""Faults of real processes on 127.0.0.1: the final iterate is that of a run without them."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import time
+import types
+
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from fedstrata.experiments.base import Setting
+
+from .faults import EXPERIMENT, Federation
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """The same run, simulated."""
+    module = types.ModuleType("faults_text")
+    sys.modules["faults_text"] = module
+    exec(EXPERIMENT, module.__dict__)
+    task = module.build(Setting(module.EXPERIMENT.parameters, {"method": "SCAFFOLD"}, seed=0))
+    result = fs.solve(
+        task.problem, task.method, task.data, task.x0, rounds=task.rounds, seed=0, progress=False
+    )
+    return {name: values[-1] for name, values in module.final(result).items()}
+
+
+@pytest.fixture
+def federation(tmp_path, request):
+    made = Federation(tmp_path, getattr(request, "param", ""))
+    yield made
+    made.close()
+
+
+def assert_same(found, wanted):
+    """The same point, and nothing counted twice."""
+    for name in ("x0", "x1", "x2"):
+        assert abs(found[name] - wanted[name]) < 1e-5
+    assert found["gradients"] == wanted["gradients"]
+    assert found["up"] == wanted["up"]
+
+
+def past(federation, r):
+    return lambda: federation.round() >= r
+
+
+def test_an_exception_and_killed_sites_and_server_change_nothing(federation, undisturbed):
+    for name in ("berlin", "lyon", "turin"):
+        federation.start_site(name)
+    federation.start_server()
+    federation.until(lambda: "fits" in federation.log("berlin"))
+    (federation.folder / "boom-berlin").touch()
+    federation.until(past(federation, 5))
+    assert "ZeroDivisionError" in federation.log("server")
+    assert "patient 17" not in federation.log("server")  # what an exception says stays at the site
+    federation.signal("lyon", signal.SIGKILL)  # somewhere between exchanges, or within one
+    federation.start_site("lyon")
+    federation.until(past(federation, federation.round() + 20))
+    federation.signal("turin", signal.SIGSTOP)
+    time.sleep(0.5)  # within an exchange: the others have answered
+    federation.signal("turin", signal.SIGKILL)
+    federation.start_site("turin")
+    federation.until(past(federation, federation.round() + 20))
+    federation.signal("server", signal.SIGKILL)
+    federation.signal("berlin", signal.SIGKILL)
+    federation.start_site("berlin")
+    federation.start_server("--resume")
+    assert_same(federation.finish(), undisturbed)
+    assert "turin: away" in federation.log("server")
+
+
+@pytest.mark.parametrize("federation", ["timeout = 2.0"], indirect=True)
+def test_a_site_that_sleeps_longer_than_the_timeout_is_waited_for(federation, undisturbed):
+    federation.start()
+    federation.until(past(federation, 10))
+    federation.signal("turin", signal.SIGSTOP)
+    time.sleep(6)
+    federation.signal("turin", signal.SIGCONT)
+    assert_same(federation.finish(), undisturbed)
+    assert "turin: late" in federation.log("server")
+
+
+@pytest.mark.parametrize("federation", ['missing = "drop"\nafter = 0.2\ntimeout = 2.0'], indirect=True)
+def test_a_site_that_is_away_is_dropped_and_readmitted(federation):
+    federation.start()
+    federation.until(past(federation, 10))
+    federation.signal("lyon", signal.SIGKILL)
+    federation.until(lambda: "lyon: dropped" in federation.log("server"))
+    federation.until(past(federation, federation.round() + 5))
+    federation.start_site("lyon")
+    federation.until(lambda: "lyon: readmitted" in federation.log("server"))
+    federation.finish()
+    present = np.array([row["present/lyon"] for row in federation.history()])
+    assert present[:10].all()
+    assert present[-1] == 1
+    assert 5 <= (present == 0).sum() < len(present)
+    assert all(row["present/turin"] == 1 for row in federation.history())
+
+
+@pytest.mark.parametrize(
+    "federation", ['missing = "drop"\nafter = 0.2\nmin_sites = 3\ntimeout = 5.0'], indirect=True
+)
+def test_too_few_sites_stop_the_run_with_a_checkpoint(federation, undisturbed):
+    federation.start()
+    federation.until(past(federation, 10))
+    federation.signal("lyon", signal.SIGKILL)
+    assert federation.processes["server"].wait(60) == 3
+    assert "may not go on with fewer than 3" in federation.log("server")
+    assert list((federation.out / "unfinished").iterdir())
+    federation.start_site("lyon")
+    federation.start_server("--resume")
+    assert_same(federation.finish(), undisturbed)
+
+
+def test_a_site_with_an_empty_disk_is_refused_and_one_with_another_text_too(federation, undisturbed):
+    federation.start()
+    federation.until(past(federation, 10))
+    federation.signal("lyon", signal.SIGKILL)
+    state = federation.folder / "kits" / "lyon" / "state"
+    shutil.move(state, federation.folder / "kept")
+    federation.start_site("lyon")
+    assert federation.processes["server"].wait(120) == 3
+    assert "remembers nothing" in federation.log("server")
+    federation.signal("lyon", signal.SIGKILL)
+    shutil.rmtree(state, ignore_errors=True)
+    shutil.move(federation.folder / "kept", state)
+    federation.start_site("lyon", "--set", "rounds=7")
+    federation.start_server("--resume")
+    assert federation.processes["server"].wait(120) == 3
+    assert "another text" in federation.log("server")
+    federation.signal("lyon", signal.SIGKILL)
+    federation.start_site("lyon")
+    federation.start_server("--resume")
+    assert_same(federation.finish(), undisturbed)

@@ -1,0 +1,195 @@
+"""Real sockets with mutual TLS: who is let in, what is refused, and what reaches the other side."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+
+from fedstrata.engines.network import Failure, Request, WireError, wire
+from fedstrata.engines.network.grpc_server import METHOD, SERVICE, UNASKED, GrpcServer, options
+from fedstrata.engines.network.kits import KitError, make, name_of, read
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kits")
+    make(folder, ["berlin", "lyon"], ["localhost", "127.0.0.1"])
+    make(folder / "foreign", ["berlin"], ["localhost"])
+    return folder
+
+
+@pytest.fixture
+def server(kits):
+    server = GrpcServer(["berlin", "lyon"], kits / "server", limit=2**20)
+    yield server
+    server.close()
+
+
+class Dialled:
+    """A raw connection, which answers as it is told."""
+
+    def __init__(self, server, kit, answer, limit=2**24):
+        import queue
+
+        self.outbox = queue.SimpleQueue()
+        credentials = grpc.ssl_channel_credentials(*(read(kit)[i] for i in (0, 2, 1))) if kit else None
+        address = f"localhost:{server.port}"
+        self.channel = (
+            grpc.secure_channel(address, credentials, options(limit))
+            if kit
+            else grpc.insecure_channel(address)
+        )
+        self.stream = self.channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(self.outbox.get, None))
+        self.ended = None
+        self.thread = threading.Thread(target=self._listen, args=(answer,), daemon=True)
+        self.thread.start()
+
+    def _listen(self, answer):
+        try:
+            for message in self.stream:
+                for reply in answer(message):
+                    self.outbox.put(reply)
+        except grpc.RpcError as error:
+            self.ended = error.code()
+
+    def close(self):
+        self.outbox.put(None)
+        self.stream.cancel()
+        self.channel.close()
+        self.thread.join(5)
+
+
+def echo(message):
+    header, arrays = wire.unpack(message)
+    return [wire.pack({"seq": header["seq"]}, arrays)]
+
+
+def ask(server, site=0, size=3, timeout=5.0, seq=1):
+    return server.exchange({site: Request({"seq": seq}, [np.arange(size, dtype=np.float32)])}, timeout)
+
+
+def test_a_site_is_asked_and_bytes_are_counted(server, kits):
+    site = Dialled(server, kits / "berlin", echo)
+    assert server.wait([0], 10) == [0]
+    assert server.wait([1], 0.1) == []
+    replies, failures = ask(server)
+    assert not failures
+    np.testing.assert_array_equal(replies[0].arrays[0], np.arange(3))
+    assert server.sent[0] == server.received[0] > 0
+    _, failures = ask(server, site=1)
+    assert failures[1].kind == "away"
+    site.close()
+
+
+@pytest.mark.parametrize("who", [None, "foreign/berlin"])
+def test_no_certificate_or_another_authoritys_is_refused(server, kits, who):
+    stranger = Dialled(server, who and kits / who, echo)
+    stranger.thread.join(10)
+    assert stranger.ended is grpc.StatusCode.UNAVAILABLE
+    assert server.wait([0, 1], 0.2) == []
+    stranger.close()
+
+
+def test_a_sites_certificate_is_its_name_and_the_servers_is_no_sites(server, kits):
+    site = Dialled(server, kits / "lyon", echo)
+    assert server.wait([0, 1], 1.0) == [1]
+    site.close()
+    posing = Dialled(server, kits / "server", echo)
+    posing.thread.join(10)
+    assert posing.ended in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.PERMISSION_DENIED)
+    posing.close()
+
+
+def test_a_site_does_not_talk_to_a_server_of_another_authority(kits):
+    server = GrpcServer(["berlin"], kits / "foreign" / "server")
+    site = Dialled(server, kits / "berlin", echo)
+    site.thread.join(10)
+    assert site.ended is grpc.StatusCode.UNAVAILABLE
+    site.close()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (lambda m: [b"noise"], "wrong"),
+        (lambda m: [m[:20]], "wrong"),
+        (lambda m: [m[:3] + b"\x09" + m[4:]], "wrong"),
+        (lambda m: [bytes(2**21)], "away"),
+        (lambda m: [], "late"),
+        (lambda m: [wire.pack({"seq": 0}, [])], "late"),
+        (lambda m: [wire.pack({"seq": 1, "error": "no"}, [])], "error"),
+    ],
+    ids=["noise", "truncated", "version", "oversized", "silent", "another-number", "error"],
+)
+def test_bad_answers_are_one_sites_failure_and_the_rest_is_unharmed(server, kits, answer, kind):
+    bad, good = Dialled(server, kits / "berlin", answer), Dialled(server, kits / "lyon", echo)
+    assert server.wait([0, 1], 10) == [0, 1]
+    requests = {i: Request({"seq": 1}, [np.ones(2)]) for i in (0, 1)}
+    replies, failures = server.exchange(requests, 1.0)
+    assert list(replies) == [1]
+    assert failures[0].kind == kind
+    bad.close()
+    good.close()
+
+
+def test_a_site_that_floods_is_cut_off(server, kits):
+    flood = Dialled(server, kits / "berlin", echo)
+    good = Dialled(server, kits / "lyon", echo)
+    server.wait([0, 1], 10)
+    for _ in range(UNASKED + 50):
+        flood.outbox.put(wire.pack({"seq": 1}, []))
+    flood.thread.join(10)
+    assert not flood.thread.is_alive()
+    assert server.session(0) is None
+    assert not ask(server, site=1)[1]
+    flood.close()
+    good.close()
+
+
+def test_the_newest_connection_counts_and_a_broken_one_is_noticed(server, kits):
+    first = Dialled(server, kits / "berlin", echo)
+    server.wait([0], 10)
+    before = server.session(0)
+    second = Dialled(server, kits / "berlin", lambda m: [])
+    end = time.monotonic() + 10
+    while server.session(0) == before and time.monotonic() < end:
+        time.sleep(0.01)
+    threading.Timer(0.3, second.close).start()
+    began = time.monotonic()
+    _, failures = ask(server, timeout=20)
+    assert failures[0] == Failure("away", "the connection broke")
+    assert time.monotonic() - began < 10
+    first.close()
+
+
+def test_what_is_too_large_is_not_sent(server, kits):
+    with pytest.raises(WireError, match="limit"):
+        ask(server, size=2**20)
+
+
+def test_kits_hold_what_a_party_needs_and_no_more(kits, tmp_path):
+    assert sorted(p.name for p in (kits / "lyon").iterdir()) == [
+        "authority.pem",
+        "certificate.pem",
+        "key.pem",
+    ]
+    assert name_of(kits / "lyon") == "lyon"
+    assert all(p.stat().st_mode & 0o077 == 0 for p in (kits / "lyon").iterdir())
+    with pytest.raises(KitError, match="already"):
+        make(kits, ["a"], ["localhost"])
+    with pytest.raises(KitError, match="no kit"):
+        read(tmp_path)
+    startup = tmp_path / "startup"
+    startup.mkdir()
+    for ours, theirs in (
+        ("authority.pem", "rootCA.pem"),
+        ("certificate.pem", "client.crt"),
+        ("key.pem", "client.key"),
+    ):
+        (startup / theirs).write_bytes((kits / "lyon" / ours).read_bytes())
+    assert read(tmp_path) == read(kits / "lyon")
