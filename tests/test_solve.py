@@ -88,7 +88,7 @@ def test_valid_data_is_where_upper_levels_sample():
     bilevel = fs.Bilevel(upper=lambda x, y, s: s["a"].sum(), lower=lambda x, y, s: s["a"].sum())
     federated = fs.FederatedData.from_clients([{"a": A}], valid=[{"a": 10 * A}])
     setup = Setup(bilevel, 1, 1)
-    fed = fs.engines.debug.DebugFed(setup, federated, None, None)
+    fed = fs.engines.debug.DebugFed(setup, federated.placed(), None, None)
     values = bilevel.measure(fed.mean, jnp.zeros(2), jnp.zeros(2))
     np.testing.assert_allclose(
         [values["upper"], values["lower"]], [10 * A.sum(1).mean(), A.sum(1).mean()], rtol=1e-6

@@ -111,9 +111,9 @@ class Engine(abc.ABC):
         """One run's state and memory."""
         return carry
 
-    def output(self, method: Method, carry: Carry) -> tuple[PyTree, PyTree]:
-        """The result's ``(x, y)``, from what `fetch` returned."""
-        return method.output(*jax.tree.map(jnp.asarray, carry))
+    def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
+        """The result's ``(x, y)`` of a run's carry; ``host`` is what `fetch` returned of it."""
+        return method.output(*jax.tree.map(jnp.asarray, host))
 
     def saved(self, round_number: int) -> None:  # noqa: B027 (most engines need not know)
         """A checkpoint was written after so many rounds; the run is never taken up before it."""

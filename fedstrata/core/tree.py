@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedstrata.core.types import Array, PyTree, Real
@@ -65,7 +66,8 @@ def nonfinite_leaves(tree: PyTree) -> list[str]:
     """The paths of leaves that hold a NaN or an infinity."""
     found = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(jnp.isfinite(leaf).all()):
+        # on the host: on a device each leaf would be two small programs
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(np.isfinite(np.asarray(leaf)).all()):
             found.append(jax.tree_util.keystr(path) or "(value)")
     return found
 

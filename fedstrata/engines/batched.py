@@ -20,7 +20,7 @@ from fedstrata.core.fed import Advanced, Carry, Engine, Setup
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.storage import Placed, alike
-from fedstrata.core.types import Array
+from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.programs import program
 from fedstrata.engines.simulated import Simulated, lane_of, trace_advance, trace_begin
 
@@ -48,6 +48,10 @@ class Batched(Engine):
             return self.inner.place(data)
         alike_data = alike([self.inner.place(d) for d in data])
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike_data)
+
+    def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
+        """See `Engine.output`."""
+        return self.inner.output(method, carry, host)
 
     def lane(self, carry: Carry, number: int) -> Carry:
         """See `Engine.lane`."""

@@ -17,8 +17,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fedstrata.core.fed import Carry
+from fedstrata.core.fed import Carry, Engine
 from fedstrata.core.federated import FederatedData
+from fedstrata.core.method import Method
 from fedstrata.core.storage import Part, Placed
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.simulated import Simulated
@@ -113,6 +114,10 @@ class Sharded(Simulated):
     def place_carry(self, carry: Carry) -> Carry:
         """See `Engine.place_carry`."""
         return Carry(jax.tree.map(self._copy, carry.state), jax.tree.map(self._spread, carry.memory))
+
+    def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
+        """See `Engine.output`: from the host, without the rows that fill up the mesh."""
+        return Engine.output(self, method, carry, host)
 
     def agree(self, value: Any) -> Any:
         """See `Engine.agree`."""

@@ -23,12 +23,11 @@ from types import FrameType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.counting import Ledger
-from fedstrata.core.fed import Carry, Engine, Lane, Unfinished
+from fedstrata.core.fed import Advanced, Carry, Engine, Lane, Unfinished
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
@@ -293,7 +292,8 @@ class Loop:
 
     def _advance(self, bar: Progress, asked: list[int]) -> int | None:
         """Chunk after chunk; the signal that asked for an end, if one did."""
-        saved_round, saved_at, evaluations = self.round, time.perf_counter(), 1
+        saved_round, saved_at = self.round, time.perf_counter()
+        evaluations = 2  # the start, and what comes first: one call of the program
         agree, saving = self.engine.agree, self.saving
         while these := self._next(evaluations, saved_round):
             started = time.perf_counter()
@@ -333,39 +333,42 @@ class Loop:
             return max(1, int(evaluations * PAUSE / seconds))
         return min(self.engine.evaluations_at_once, 2 * evaluations)
 
-    def _chunk(self, rounds: np.ndarray) -> list[Lane]:
-        """Some rounds; a lane that has ended keeps its state, one that diverges its last finite one."""
-        posed, before = self.posed, self.carry
+    def _chunk(self, rounds: np.ndarray) -> list[Lane | None]:
+        """Some rounds, and what happened in the lanes that were at it: up to the last finite evaluation."""
+        posed, before, first = self.posed, self.carry, self.round
         active = np.array([lane.status == "done" for lane in self.lanes])
-        self.carry, happened = self.engine.advance(
-            posed.setup, posed.method, before, posed.seed, self.data, self.round, rounds, active
-        )
+
+        def advance(number: int) -> Advanced:
+            return self.engine.advance(
+                posed.setup, posed.method, before, posed.seed, self.data, first, rounds[:number], active
+            )
+
+        self.carry, lanes = advance(len(rounds))
+        happened = [lane if active[b] else None for b, lane in enumerate(lanes)]
         user = {name for name, _ in posed.setup.metrics}
-        kept = []
-        for b, lane in enumerate(self.lanes):
-            if lane.status != "done":
+        for b in np.flatnonzero(active).tolist():
+            trouble = _first_bad(lanes[b], user, first, rounds)
+            if trouble is None:
                 continue
-            if (trouble := _first_bad(happened[b], user, self.round, rounds)) is not None:
-                lane.status = "diverged"
-                after = self.engine.lane(self.carry, b)
-                self.trouble[b] = _explain(posed.methods[b], *trouble, after)
-                kept.append(b)
-        if kept and len(self.lanes) == 1:
-            self.carry = before
-        elif kept:
-            rows = jnp.array(kept)
-            self.carry = jax.tree.map(lambda new, old: new.at[rows].set(old[rows]), self.carry, before)
+            self.lanes[b].status = "diverged"
+            self.trouble[b] = _explain(posed.methods[b], *trouble, self.engine.lane(self.carry, b))
+            # The same rounds again, but no further: they come out the same.
+            good = int((first + np.cumsum(rounds) <= trouble[0]).sum())
+            kept, again = advance(good) if good else (before, lanes)
+            happened[b] = again[b] if good else None
+            if len(self.lanes) == 1:
+                self.carry = kept
+            else:
+                self.carry = jax.tree.map(lambda new, old, b=b: new.at[b].set(old[b]), self.carry, kept)
         return happened
 
-    def _record(self, these: list[int], happened: list[Lane], started: float, now: float) -> None:
+    def _record(self, these: list[int], happened: list[Lane | None], started: float, now: float) -> None:
         for lane, its in zip(self.lanes, happened, strict=True):
-            if lane.status != "done":
-                continue
-            for j, number in enumerate(these):
-                lane.round += number
-                lane.counts.update(its.counts[j])
+            for j, counts in enumerate([] if its is None else its.counts):
+                lane.round += these[j]
+                lane.counts.update(counts)
                 at = started + (now - started) * (j + 1) / len(these)
-                lane.record({n: float(v[j]) for n, v in its.history.items()}, self.seconds(at))
+                lane.record({n: float(v[j]) for n, v in its.history.items()}, self.seconds(at))  # type: ignore[union-attr]
         self.round = max(lane.round for lane in self.lanes)
 
     def _latest(self) -> dict[str, float]:
@@ -393,8 +396,9 @@ class Loop:
         """What there is, on the host; ``stopped`` is what `run` returned."""
         found = []
         for b, (lane, method) in enumerate(zip(self.lanes, self.posed.methods, strict=True)):
-            host = self._fetch(b)
-            x, y = self.engine.output(method, host)
+            mine = self.engine.lane(self.carry, b)
+            host = self.engine.fetch(mine, self.posed.setup.clients)
+            x, y = self.engine.output(method, mine, host)
             history = {name: np.asarray(values) for name, values in lane.history.items()}
             its = "interrupted" if stopped is not None and lane.status == "done" else lane.status
             problem, data = self.posed.setup.problem, self.posed.data

@@ -247,11 +247,11 @@ class Network(Engine):
             state, jax.tree.map(lambda *rows: np.concatenate(rows), *(site.memory for site in self._sites))
         )
 
-    def output(self, method: Method, carry: Carry) -> tuple[PyTree, PyTree]:
+    def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
         """See `Engine.output`; what reads the memory of sites elsewhere stays there."""
         if self.remote is None:
-            return super().output(method, carry)
-        carry = jax.tree.map(jnp.asarray, carry)
+            return super().output(method, carry, host)
+        carry = jax.tree.map(jnp.asarray, host)
         parts = []
         for j in (0, 1):
             traced = jax.jit(lambda state, memory, j=j: method.output(state, memory)[j]).trace(*carry)
