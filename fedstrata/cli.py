@@ -69,8 +69,9 @@ def _messages(debug: bool = False) -> Iterator[None]:
         from fedstrata.data import CorruptData, DataError, DataNotFound
         from fedstrata.experiments import ExperimentError
         from fedstrata.report import ReportError
+        from fedstrata.solving.checkpoint import CheckpointError
 
-        ours = (ExperimentError, ReportError, DataError, DataNotFound, CorruptData)
+        ours = (ExperimentError, ReportError, DataError, DataNotFound, CorruptData, CheckpointError, OSError)
         if debug or not isinstance(error, ours):
             raise
         typer.echo(f"Error: {error}", err=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from threading import Lock
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.core.digest import tree_digest
 from fedstrata.core.storage import Part, Placed, groups_of
 from fedstrata.core.types import Array, PyTree
 
@@ -251,6 +253,12 @@ class FederatedData:
             None if self.valid_sizes is None else _common(self.valid_sizes),
             groups,
         )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of all that is held, by which a run knows its data again."""
+        parts = (self.train, self.sizes, self.valid, self.valid_sizes, self.test, self.server)
+        return tree_digest(parts)
 
     @property
     def nbytes(self) -> int:

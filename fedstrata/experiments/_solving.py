@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -20,7 +20,8 @@ from fedstrata.experiments._store import Store
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.errors import ExperimentError
 from fedstrata.report import ReportError, RunRecord
-from fedstrata.solving.checkpoint import Checkpoint, CheckpointError
+from fedstrata.solving.checkpoint import Checkpoint
+from fedstrata.solving.identity import described, differences, identity_of
 from fedstrata.solving.loop import Diverged, solve
 from fedstrata.solving.result import BOOKKEEPING, Result
 from fedstrata.solving.sweep import sweep
@@ -29,9 +30,45 @@ Pair = tuple[Setting, Task]
 Answer = TypeVar("Answer")
 
 
+class Solved(NamedTuple):
+    """A setting's runs, and what they were made of where that can be told without making them."""
+
+    setting: Setting
+    runs: list[RunRecord]
+    identity: dict[str, Any] | None = None
+
+
+def check_stored(experiment: Experiment, setting: Setting, stored: dict[str, Any], file: Path) -> None:
+    """Raise where a stored run was made of other things than it would be now: data, functions, a start.
+
+    Raises:
+        ExperimentError: with what differs.
+    """
+    with _naming(setting, experiment):
+        built = experiment.build(setting)
+        here = _identity(built, setting) if isinstance(built, Task) else {}
+    if other := differences(stored, here):
+        raise ExperimentError(
+            f"{setting.words or experiment.name}: the stored run {file} is of something else "
+            f"({'; '.join(other)}). Give another folder (--out), or forget what is stored (--fresh)."
+        )
+
+
+def _identity(task: Task, setting: Setting) -> dict[str, Any]:
+    asked = {key: task.options[key] for key in ("weights", "default_metrics") if key in task.options}
+    plain = {"rounds": task.rounds, "eval_every": task.eval_every, "participation": task.participation}
+    return {
+        **identity_of(task.problem, [task.method], [task.data], task.x0, task.y0, task.metrics),
+        **plain,
+        **asked,
+        "seed": setting.seed,
+        "derive": described(task.derive),
+    }
+
+
 def solve_all(
     experiment: Experiment, settings: Sequence[Setting], store: Store, display: Display, together: bool
-) -> Iterator[tuple[Setting, list[RunRecord]]]:
+) -> Iterator[Solved]:
     """The runs of all settings, each as soon as it is there."""
     groups: dict[Hashable, list[Pair]] = {}
     for setting in settings:
@@ -39,18 +76,19 @@ def solve_all(
         with _naming(setting, experiment):
             built = experiment.build(setting)
             if isinstance(built, RunRecord):
-                yield setting, [built]
+                yield Solved(setting, [built])
             elif not isinstance(built, Task):
-                yield setting, list(built)
+                yield Solved(setting, list(built))
             elif together:
                 groups.setdefault(_program(built), []).append((setting, built))
             else:
-                yield setting, [_record(built, setting, _solve(built, setting, store, display))]
+                runs = [_record(built, setting, _solve(built, setting, store, display))]
+                yield Solved(setting, runs, _identity(built, setting))
     for group in _products(groups.values()):
         display.started(group[0][0], others=len(group) - 1)
         with _naming(group[0][0], experiment):
             for (setting, task), result in zip(group, _sweep(group, store), strict=True):
-                yield setting, [_record(task, setting, result)]
+                yield Solved(setting, [_record(task, setting, result)], _identity(task, setting))
 
 
 @contextmanager
@@ -88,12 +126,7 @@ def _solve(task: Task, setting: Setting, store: Store, display: Display) -> Resu
 
 def _resumed(solver: Callable[..., Answer], file: Path) -> Answer:
     """What `solve` or `sweep` gives, from where it was interrupted."""
-    saving = Checkpoint(file, overwrite=True)
-    try:
-        answer = solver(checkpoint=saving, resume=True)
-    except CheckpointError:  # of an older version of the experiment
-        file.unlink(missing_ok=True)
-        answer = solver(checkpoint=saving)
+    answer = solver(checkpoint=Checkpoint(file, overwrite=True), resume=True)
     file.unlink(missing_ok=True)
     return answer
 

@@ -11,12 +11,29 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import fedstrata
 from fedstrata.experiments.base import Build, Experiment, Setting
 from fedstrata.report import RunRecord
 from fedstrata.report.records import read_runs, write_history, write_runs
-from fedstrata.solving.checkpoint import write_atomically
+from fedstrata.solving.checkpoint import (
+    UNSEALED,
+    VERSION,
+    CheckpointError,
+    clear_strays,
+    is_whole,
+    sealed,
+    try_to_write,
+    write_atomically,
+)
+
+
+class Finished(NamedTuple):
+    """A setting's runs and what they were made of; None where that is not known without making them anew."""
+
+    runs: list[RunRecord]
+    identity: dict[str, Any] | None
 
 
 class Store:
@@ -26,7 +43,18 @@ class Store:
         self.folder = folder
         text = "".join(map(_source, _modules(experiment.build)))
         text += getattr(experiment.build, "content", "")  # a TOML file's
-        self._origin = [experiment.name, fedstrata.__version__, hashlib.sha256(text.encode()).hexdigest()]
+        source = hashlib.sha256(text.encode()).hexdigest()
+        self._origin = [experiment.name, fedstrata.__version__, VERSION, source]
+
+    def prepare(self) -> None:
+        """Find out before anything is computed whether runs can be kept, and tidy up after a kill.
+
+        Raises:
+            CheckpointError: where the folder cannot be written.
+        """
+        for name in ("finished", "unfinished"):
+            clear_strays(self.folder / name)
+        try_to_write(self.folder / "finished" / "a.json")
 
     def digest(self, *settings: Setting) -> str:
         """Changes with the settings, the parameters, the experiment's modules and the version."""
@@ -41,23 +69,34 @@ class Store:
         """Where a run that is not finished is kept, or several that are solved together."""
         return self.folder / "unfinished" / f"{self.digest(*settings)}.safetensors"
 
-    def save(self, setting: Setting, runs: Sequence[RunRecord]) -> None:
+    def save(self, setting: Setting, runs: Sequence[RunRecord], identity: dict[str, Any] | None) -> None:
         """Keep a setting's runs: all of them or, if this is interrupted, none."""
         content = {
+            "sha256": UNSEALED,
             "setting": dict(setting),
             "seed": setting.seed,
+            "identity": identity,
             "runs": write_runs(runs),
             "history": write_history(runs),
         }
-        write_atomically(self.file(setting), json.dumps(content, ensure_ascii=False).encode())
+        write_atomically(self.file(setting), sealed(json.dumps(content, ensure_ascii=False).encode()))
 
-    def load(self, setting: Setting) -> list[RunRecord] | None:
-        """A setting's runs, or None where they are missing or damaged."""
-        try:
-            content = json.loads(self.file(setting).read_text("utf-8"))
-            return read_runs(content["runs"], content["history"])
-        except (OSError, ValueError, KeyError):
+    def load(self, setting: Setting) -> Finished | None:
+        """A setting's runs, or None where there are none.
+
+        Raises:
+            CheckpointError: where the file is damaged.
+        """
+        file = self.file(setting)
+        if not file.exists():
             return None
+        content = file.read_bytes()
+        if not is_whole(content):
+            raise CheckpointError(
+                f"{file} is damaged: it is not what was written. Delete it, and its run is done again."
+            )
+        found = json.loads(content)
+        return Finished(read_runs(found["runs"], found["history"]), found["identity"])
 
     def tidy(self) -> None:
         """Remove the folder of checkpoints, where none is left."""

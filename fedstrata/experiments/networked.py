@@ -32,6 +32,7 @@ from fedstrata.engines.network.federation import Connected, Federation, made_up
 from fedstrata.engines.network.host import form_of
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.errors import ExperimentError
+from fedstrata.solving.identity import readable
 from fedstrata.solving.pose import Posed, pose
 
 Entry = Callable[[], FederatedData]
@@ -83,7 +84,8 @@ def _posed(task: Task, setting: Setting, data: FederatedData) -> Posed:
 
 def _digest(posed: Posed) -> str:
     """Equal for two parties that pose a run in the same way."""
-    digest = hashlib.sha256(json.dumps(posed.config(), sort_keys=True, default=str).encode())
+    plain = readable(posed.identity)  # a party has data of its own, and perhaps another version of Python
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
     for leaf in jax.tree.leaves((posed.x0, posed.y0)):
         array = np.asarray(leaf)
         digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())

@@ -16,7 +16,7 @@ import jax
 from rich.console import Console
 
 from fedstrata.experiments._display import Display
-from fedstrata.experiments._solving import solve_all
+from fedstrata.experiments._solving import check_stored, solve_all
 from fedstrata.experiments._store import Store
 from fedstrata.experiments.base import Experiment
 from fedstrata.experiments.data import present
@@ -100,7 +100,8 @@ def run_experiment(
         The path of the page.
 
     Raises:
-        ExperimentError: where a setting cannot be built.
+        ExperimentError: where a setting cannot be built, or what is stored of it is of other data.
+        CheckpointError: where the folder cannot be written, or what is stored is damaged.
         ExperimentInterrupted: on Ctrl-C; there is a report of the runs so far.
     """
     prepared = PreparedExperiment(prepared) if isinstance(prepared, Experiment) else prepared
@@ -108,8 +109,14 @@ def run_experiment(
     store = Store(folder, experiment)
     if fresh:
         store.clear()
+    store.prepare()
     settings = experiment.settings
-    done = {i: runs for i, setting in enumerate(settings) if (runs := store.load(setting)) is not None}
+    done = {}
+    for i, setting in enumerate(settings):
+        if (stored := store.load(setting)) is not None:
+            if stored.identity is not None:
+                check_stored(experiment, setting, stored.identity, store.file(setting))
+            done[i] = stored.runs
     numbers = {id(setting): i for i, setting in enumerate(settings)}
     # Seed by seed: an interrupted experiment has something of every setting, and data is split once a seed.
     missing = sorted((s for i, s in enumerate(settings) if i not in done), key=lambda s: s.seed)
@@ -117,9 +124,9 @@ def run_experiment(
     metrics = [column.metric for column in experiment.table.columns if column.reduce not in ("ledger", "run")]
     with Display(len(settings), len(done), metrics, console, progress) as display:
         try:
-            for setting, runs in solve_all(experiment, missing, store, display, side_by_side):
+            for setting, runs, identity in solve_all(experiment, missing, store, display, side_by_side):
                 done[numbers[id(setting)]] = runs
-                store.save(setting, runs)
+                store.save(setting, runs, identity)
                 display.finished(setting, runs)
         except KeyboardInterrupt:
             so_far = f"{len(done)} of {len(settings)} runs"

@@ -1,8 +1,8 @@
 """Checkpoints without pickle: a safetensors file with the arrays, all else as JSON in its header.
 
 A write goes to a temporary file beside the target, is flushed to disk and then moved over it, so that a kill
-at any moment leaves either the old checkpoint or the new one. A digest in the header finds bytes that
-changed.
+at any moment leaves either the old checkpoint or the new one. The file holds a digest of the whole of it
+(with zeros in the digest's place), so that a byte that changed anywhere is found.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import re
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from fedstrata.core.types import PyTree
 
-VERSION = 1
+VERSION = 2
+UNSEALED = "0" * 64  # what stands for the digest while it is computed
+_SEAL = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')
 
 
 class CheckpointError(RuntimeError):
@@ -73,32 +75,82 @@ class Checkpoint:
 def write_atomically(file: Path, content: bytes) -> None:
     """Replace ``file`` by ``content``, or leave it as it was."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    temporary = file.parent / f".{file.name}.{os.getpid()}.{secrets.token_hex(4)}"
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with open(temporary, "xb") as stream:  # made by `open`, so that its mode follows the umask
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, file)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
 
 
-def _digest(arrays: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
-    return digest.hexdigest()
+def clear_strays(folder: Path, name: str = "*") -> None:
+    """Remove the temporary files of writers that were killed, of one file or of all in a folder."""
+    for stray in folder.glob(f".{name}.*"):
+        *_, pid, _ = ("", *stray.name.split("."))
+        if not (pid.isdigit() and _alive(int(pid))):
+            with contextlib.suppress(OSError):
+                stray.unlink()
+
+
+def _alive(pid: int) -> bool:
+    if pid == os.getpid():  # another thread may be writing
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
+
+
+def try_to_write(file: Path) -> None:
+    """Raise where ``file`` could not be written, before anything is computed for it.
+
+    Raises:
+        CheckpointError: with the reason.
+    """
+    try:
+        if file.is_dir():
+            raise IsADirectoryError("it is a folder")
+        trial = file.with_name(f"{file.name}.trial")
+        write_atomically(trial, b"")
+        trial.unlink()
+    except OSError as error:
+        raise CheckpointError(
+            f"{file} cannot be written ({error.strerror or error}). Give another path, or make room there."
+        ) from error
+
+
+def sealed(content: bytes) -> bytes:
+    """The content, which has ``"sha256": UNSEALED`` in it, with its digest there."""
+    found = _SEAL.search(content)
+    assert found is not None
+    digest = hashlib.sha256(content).hexdigest().encode()
+    return content[: found.start(1)] + digest + content[found.end(1) :]
+
+
+def is_whole(content: bytes) -> bool:
+    """Whether content that was sealed is as it was."""
+    found = _SEAL.search(content)
+    if found is None:
+        return False
+    digest = hashlib.sha256(content[: found.start(1)])
+    digest.update(UNSEALED.encode())
+    digest.update(memoryview(content)[found.end(1) :])
+    return digest.hexdigest().encode() == found[1]
 
 
 def save_arrays(file: Path, arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> None:
     """Write named arrays and JSON-able facts, atomically."""
     arrays = {name: np.require(array, requirements="C") for name, array in arrays.items()}
-    header = {"fedstrata": str(VERSION), "facts": json.dumps(facts), "sha256": _digest(arrays)}
-    write_atomically(file, save(arrays, metadata=header))
+    header = {"fedstrata": str(VERSION), "facts": json.dumps(facts), "sha256": UNSEALED}
+    write_atomically(file, sealed(save(arrays, metadata=header)))
 
 
 def load_arrays(file: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -110,21 +162,29 @@ def load_arrays(file: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     if not file.exists():
         raise CheckpointError(f"There is no checkpoint at {file}.")
     try:
-        with safe_open(file, framework="numpy") as stream:
-            header = stream.metadata() or {}
-            arrays = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, ValueError) as error:
+        content = file.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read ({error.strerror or error}).") from error
+    try:
+        header = _header(content)
+        version = header["fedstrata"]
+        whole = version == "1" or is_whole(content)  # of the first version, each array had its digest
+    except (ValueError, KeyError, TypeError, RecursionError):
+        whole = False
+    if not whole:
+        raise CheckpointError(f"{file} is damaged: it is not what was written. Delete it to start afresh.")
+    if version != str(VERSION):
         raise CheckpointError(
-            f"{file} is damaged and cannot be read ({error}). Delete it to start afresh."
-        ) from error
-    if header.get("fedstrata") != str(VERSION):
-        raise CheckpointError(
-            f"{file} has the format {header.get('fedstrata', 'unknown')}, this version reads {VERSION}. "
+            f"{file} has the format {version}, this version reads {VERSION}. "
             "Delete it to start afresh, or use the version that wrote it."
         )
-    if header.get("sha256") != _digest(arrays):
-        raise CheckpointError(f"{file} is damaged (its digest does not match). Delete it to start afresh.")
-    return arrays, json.loads(header["facts"])
+    return load(content), json.loads(header["facts"])
+
+
+def _header(content: bytes) -> dict[str, str]:
+    """What a safetensors file says of itself: eight bytes with a length, then so much JSON."""
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length])["__metadata__"]
 
 
 def flatten(prefix: str, tree: PyTree) -> dict[str, np.ndarray]:

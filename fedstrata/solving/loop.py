@@ -36,11 +36,14 @@ from fedstrata.engines import engine_of
 from fedstrata.solving.checkpoint import (
     Checkpoint,
     CheckpointError,
+    clear_strays,
     flatten,
     load_arrays,
     save_arrays,
+    try_to_write,
     unflatten,
 )
+from fedstrata.solving.identity import differences
 from fedstrata.solving.pose import Posed, pose
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import BOOKKEEPING, Result
@@ -190,7 +193,7 @@ def interruption(number: int, loop: Loop, result: Result | list[Result]) -> Inte
     """
     if number == signal.SIGTERM:
         signal.raise_signal(number)
-    saved = "" if loop.saving is None else f" It is saved in {loop.saving.file}."
+    saved = f" It is saved in {loop.saving.file}." if loop.saving is not None and loop.saved else ""
     return Interrupted(
         f"Interrupted after round {loop.round} of {loop.posed.rounds}.{saved} "
         "The exception's .result is what there is.",
@@ -232,6 +235,7 @@ class Loop:
     Attributes:
         lanes: what the runs have gathered.
         trouble: why a lane diverged, or None.
+        saved: whether the last attempt to save succeeded.
     """
 
     def __init__(
@@ -246,8 +250,10 @@ class Loop:
         self.posed, self.engine, self.saving, self.callbacks = posed, engine, saving, callbacks
         self.lanes = [Trajectory() for _ in posed.methods]
         self.trouble: list[str | None] = [None for _ in posed.methods]
-        self.round, self.earlier, self.began = 0, 0.0, began
+        self.round, self.earlier, self.began, self.saved = 0, 0.0, began, False
         carry = posed.carry
+        if saving is not None:
+            self._prepare(saving)
         if resume:
             if saving is None:
                 raise ValueError("resume=True needs a checkpoint path.")
@@ -260,6 +266,18 @@ class Loop:
             )
         self.data = engine.place(posed.data)  # type: ignore[arg-type]  # a list only where lanes differ
         self.carry = engine.place_carry(carry)
+
+    def _prepare(self, saving: Checkpoint) -> None:
+        """Find out now whether the run can be saved, and tidy up after one that was killed."""
+        trouble: CheckpointError | None = None
+        if jax.process_index() == 0:
+            clear_strays(saving.file.parent, saving.file.name)
+            try:
+                try_to_write(saving.file)
+            except CheckpointError as error:
+                trouble = error
+        if self.engine.agree(trouble is not None):
+            raise trouble or CheckpointError(f"The first process cannot write {saving.file}.")
 
     def run(self, bar: Progress) -> int | None:
         """To the end, or until something stops it; returns the signal that asked for an end, if one did."""
@@ -418,23 +436,40 @@ class Loop:
             {"round": lane.round, "counts": lane.counts, "status": lane.status, "columns": list(lane.history)}
             for lane in self.lanes
         ]
-        config = self.posed.config()
-        facts = {"config": config, "round": self.round, "seconds": self.seconds(), "lanes": lanes}
+        facts = {
+            "identity": self.posed.identity,
+            "round": self.round,
+            "seconds": self.seconds(),
+            "lanes": lanes,
+        }
         arrays = {**flatten("state", host.state), **flatten("memory", host.memory)}
         for b, lane in enumerate(self.lanes):
             for name, values in lane.history.items():
                 arrays[f"history/{b}/{name}"] = np.asarray(values, np.float64)
-        save_arrays(self.saving.file, arrays, facts)
+        try:
+            save_arrays(self.saving.file, arrays, facts)
+        except OSError as error:  # a full disk must not cost what was computed
+            self.saved = False
+            warnings.warn(
+                f"{self.saving.file} could not be written after round {self.round} "
+                f"({error.strerror or error}). "
+                "The run goes on without it, and tries again when the next one is due.",
+                stacklevel=5,
+            )
+            return
+        self.saved = True
         self.engine.saved(self.round)
 
     def _load(self, saving: Checkpoint) -> Carry:
         """Take up what was saved: the lanes here, the carry as returned."""
         arrays, facts = load_arrays(saving.file)
-        there, here = facts["config"], self.posed.config()
-        if other := [k for k in here if there.get(k) != here[k]]:
-            changes = "; ".join(f"{k}: {there.get(k)!r} there, {here[k]!r} here" for k in other)
+        if "identity" not in facts:
+            raise CheckpointError(f"{saving.file} is a saved result, not a run that can be resumed.")
+        if other := differences(facts["identity"], self.posed.identity):
             raise CheckpointError(
-                f"{saving.file} belongs to another run ({changes}). Resume with the same arguments."
+                f"{saving.file} belongs to another run ({'; '.join(other)}). Resume with the same arguments, "
+                "or give another path. A function that is the same for you can be named: "
+                "function.fingerprint = '…'."
             )
         if facts["round"] > self.posed.rounds:
             raise CheckpointError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import METHODS, Method
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree
+from fedstrata.solving.identity import identity_of
 from fedstrata.solving.result import BOOKKEEPING
 
 MOST_ROUNDS = 2**31 - 2  # a round's number is a 32-bit integer, the last of which stands for "before round 0"
@@ -49,17 +51,18 @@ class Posed:
     x0: PyTree
     y0: PyTree
 
-    def config(self) -> dict[str, Any]:
+    @cached_property
+    def identity(self) -> dict[str, Any]:
         """What makes a run this one, as plain values: a checkpoint is resumed by the same one only."""
-        methods = [{"name": type(m).__name__, **m.describe()} for m in self.methods]
+        setup, datasets = self.setup, self.data if isinstance(self.data, list) else [self.data]
         return {
-            "problem": type(self.setup.problem).__name__,
-            "method": methods[0] if len(methods) == 1 else methods,
+            **identity_of(setup.problem, self.methods, datasets, self.x0, self.y0, setup.metrics),
             "seed": self.seeds[0] if len(self.seeds) == 1 else self.seeds,
-            "participants": self.setup.participants,
-            "weights": self.setup.weights,
+            "clients": setup.clients,
+            "participants": setup.participants,
+            "weights": setup.weights,
             "eval_every": self.eval_every,
-            "clients": self.setup.clients,
+            "default_metrics": setup.measure_problem,
         }
 
 

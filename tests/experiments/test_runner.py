@@ -35,12 +35,17 @@ def quietly(experiment, folder, **options):
     return run_experiment(experiment, folder, progress=False, **options)
 
 
-def counting(calls, of=build):
-    def build(s):
-        calls.append((s.H, s.seed))
-        return of(s)
+@pytest.fixture
+def solved(monkeypatch):
+    """The tasks that are solved, not only built."""
+    done = []
 
-    return build
+    def solve(problem, method, *args, **options):
+        done.append((method.H, options["seed"]))
+        return fs.solve(problem, method, *args, **options)
+
+    monkeypatch.setattr(_solving, "solve", solve)
+    return done
 
 
 def final(folder):
@@ -121,20 +126,39 @@ def test_one_method_may_stand_there_twice(tmp_path):
     ]
 
 
-def test_what_is_stored_is_not_run_again(tmp_path):
-    calls = []
-    experiment = make(build=counting(calls))
+def test_what_is_stored_is_not_run_again(tmp_path, solved):
+    experiment = make(build=build)
     quietly(experiment, tmp_path)
     quietly(experiment, tmp_path)
-    assert calls == [(1, 0), (2, 0), (1, 1), (2, 1)]
+    assert solved == [(1, 0), (2, 0), (1, 1), (2, 1)]
     before = final(tmp_path)
     quietly(experiment.change({"seeds": 3}), tmp_path)
-    assert calls[4:] == [(1, 2), (2, 2)]
+    assert solved[4:] == [(1, 2), (2, 2)]
     assert before.items() <= final(tmp_path).items()
     quietly(experiment.change({"gamma": 0.25}), tmp_path)
-    assert len(calls) == 10
+    assert len(solved) == 10
     quietly(experiment, tmp_path, fresh=True)
-    assert len(calls) == 14
+    assert len(solved) == 14
+
+
+def test_a_stored_run_of_other_data_is_refused(tmp_path, solved):
+    shift = [0.0]
+
+    def shifted(s):
+        task = build(s)
+        clients = [{"a": task.data.client(i)["a"] + shift[0]} for i in range(task.data.clients)]
+        return dataclasses.replace(task, data=fs.FederatedData.from_clients(clients))
+
+    experiment = make(build=shifted)
+    quietly(experiment, tmp_path)
+    before = final(tmp_path)
+    shift[0] = 1.0
+    with pytest.raises(ExperimentError, match=r"H=1: the stored run .*data: other contents.*--fresh"):
+        quietly(experiment, tmp_path)
+    assert len(solved) == 4
+    quietly(experiment, tmp_path, fresh=True)
+    assert len(solved) == 8
+    assert all(final(tmp_path)[key] != before[key] for key in before)
 
 
 def test_what_definitions_share_is_part_of_them():
@@ -143,23 +167,40 @@ def test_what_definitions_share_is_part_of_them():
     assert [m.__name__ for m in _store._modules(build)] == [build.__module__]
 
 
-def test_a_damaged_file_is_run_again(tmp_path):
-    calls = []
-    experiment = make(build=counting(calls))
+def test_a_damaged_file_is_named(tmp_path, solved):
+    experiment = make(build=build)
     quietly(experiment, tmp_path)
     broken = sorted((tmp_path / "finished").iterdir())[0]
-    broken.write_bytes(broken.read_bytes()[:40])
+    content = broken.read_bytes()
+    for damaged in (content[:40], content.replace(b"0.5", b"0.6", 1), content + b" ", b""):
+        assert damaged != content
+        broken.write_bytes(damaged)
+        with pytest.raises(fs.CheckpointError, match=rf"{broken.name} is damaged.*Delete it"):
+            quietly(experiment, tmp_path)
+    assert len(solved) == 4
+    broken.unlink()
     quietly(experiment, tmp_path)
-    assert len(calls) == 5
+    assert len(solved) == 5
 
 
-def test_after_an_interruption_only_the_rest_is_run(tmp_path):
-    calls = []
+def test_strays_are_removed_and_the_folder_is_tried(tmp_path, solved):
+    (tmp_path / "finished").mkdir()
+    (tmp_path / "finished" / ".abc.json.x1y2").write_bytes(b"half")
+    quietly(make(build=build), tmp_path)
+    assert len(list((tmp_path / "finished").iterdir())) == 4
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(fs.CheckpointError, match="cannot be written"):
+        quietly(make(build=build), tmp_path / "file" / "below")
+    assert len(solved) == 4
+
+
+def test_after_an_interruption_only_the_rest_is_run(tmp_path, solved):
+    stop = [True]
 
     def interrupted(s):
-        if len(calls) == 2:
+        if stop[0] and len(solved) == 2:
             raise KeyboardInterrupt
-        return counting(calls)(s)
+        return build(s)
 
     # The same function object finds what it stored.
     experiment = make(build=interrupted)
@@ -169,11 +210,16 @@ def test_after_an_interruption_only_the_rest_is_run(tmp_path):
     assert [(r.setting["H"], r.seed) for r in part.runs] == [(1, 0), (2, 0)]
     assert "Interrupted: 2 of 4 runs." in part.definition.notes
     assert len(list((tmp_path / "finished").iterdir())) == 2
-    calls.append("go on")
+    stop[0] = False
     quietly(experiment, tmp_path)
-    assert calls == [(1, 0), (2, 0), "go on", (1, 1), (2, 1)]
+    assert solved == [(1, 0), (2, 0), (1, 1), (2, 1)]
     assert len(load_report(tmp_path).runs) == 4
     assert "Interrupted" not in load_report(tmp_path).definition.notes
+
+
+def lines_without_seconds(folder):
+    head, *lines = [line.split(",") for line in (folder / "history.csv").read_text().splitlines()]
+    return [head, *([c for n, c in zip(head, line, strict=True) if n != "seconds"] for line in lines)]
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -202,6 +248,8 @@ def test_ctrl_c_within_a_run_goes_on_from_its_checkpoint(tmp_path, together):
     (done,) = load_report(tmp_path).runs
     np.testing.assert_array_equal(done.history["round"], np.arange(0, rounds + 1, 10))
     assert not (tmp_path / "unfinished").exists()
+    quietly(experiment, tmp_path / "undisturbed", together=together)
+    assert lines_without_seconds(tmp_path) == lines_without_seconds(tmp_path / "undisturbed")
 
 
 @pytest.mark.parametrize("together", [False, True])
