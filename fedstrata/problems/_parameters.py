@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.core import tree
 from fedstrata.core.types import Array, PyTree
 
 T = TypeVar("T")
@@ -22,25 +23,10 @@ def static(**options: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field, static))
 def pytree(cls: type[T]) -> type[T]:
-    """A frozen dataclass registered as a pytree; equal only to itself, since arrays do not compare.
-
-    Unflattening skips ``__init__``: leaves may then be tracers or placeholders, which no check understands.
-    """
+    """A frozen dataclass registered as a pytree; equal only to itself, since arrays do not compare."""
     cls = dataclass(frozen=True, eq=False)(cls)
-    leaves = tuple(f.name for f in fields(cls) if not f.metadata.get("static"))  # type: ignore[arg-type]
-    rest = tuple(f.name for f in fields(cls) if f.metadata.get("static"))  # type: ignore[arg-type]
-
-    def flatten(self: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-        keyed = [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in leaves]
-        return keyed, tuple(getattr(self, name) for name in rest)
-
-    def unflatten(meta: tuple[Any, ...], data: Any) -> Any:
-        self = object.__new__(cls)
-        for name, value in (*zip(leaves, data, strict=True), *zip(rest, meta, strict=True)):
-            object.__setattr__(self, name, value)
-        return self
-
-    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
+    leaves = [f.name for f in fields(cls) if not f.metadata.get("static")]  # type: ignore[arg-type]
+    tree.register(cls, lambda _: leaves)
     return cls
 
 
