@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.core.fed import Carry
+from fedstrata.engines.debug import DebugFed
 from fedstrata.engines.network import (
     Failure,
     Local,
@@ -18,9 +22,11 @@ from fedstrata.engines.network import (
     Site,
     SiteRefused,
     Text,
+    TooFewSites,
     WireError,
 )
 from fedstrata.engines.network.engine import part
+from fedstrata.engines.rounds import keys_of
 from fedstrata.solving.pose import pose
 
 from ..cases import all_cases, samples
@@ -266,3 +272,60 @@ def test_a_damaged_memory_is_refused(tmp_path):
     (tmp_path / "now").write_bytes(b"FSN?")
     with pytest.raises(SiteRefused, match="damaged"):
         posed_site(tmp_path)
+
+
+class Away(Local):
+    """A site that is not there in some rounds."""
+
+    def __init__(self, local, away):
+        super().__init__(local.sites)
+        self.away, self.round = away, 0
+
+    def exchange(self, requests, timeout):
+        self.round = next(iter(requests.values())).header["round"]
+        gone = {i: Failure("away", "made up") for i in requests if i == 1 and self.round in self.away}
+        there = {i: request for i, request in requests.items() if i not in gone}
+        replies, failures = super().exchange(there, timeout)
+        return replies, {**failures, **gone}
+
+    def wait(self, sites, seconds):
+        back = self.round + (seconds == 0) not in self.away  # asked before the next round, or within one
+        return [i for i in sites if i != 1 or back]
+
+
+class AwayNetwork(Network):
+    def _join(self, *args):
+        fresh = self._sites is None
+        super()._join(*args)
+        if fresh:
+            self.transport = Away(self.transport, {1, 2})
+
+
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+def test_dropping_a_site_is_the_same_participation(weights):
+    """Rounds 1 and 2 without client 1, by hand: the text with that cohort, one client at a time."""
+    case = CASES["scaffold"]
+    engine = AwayNetwork(policy=Policy("drop", after=0.01))
+    result = case.run(engine=engine, rounds=4, weights=weights, eval_every=4, default_metrics=False)
+    posed = pose(case.problem, case.method, case.data, case.x0, rounds=4, weights=weights)
+    carry, data = jax.tree.map(jnp.asarray, posed.carry), posed.data.placed()
+    for r in range(4):
+        cohort = jnp.array([0, 2, 3, 4] if r in (1, 2) else [0, 1, 2, 3, 4])
+        setup = dataclasses.replace(posed.setup, participants=len(cohort))
+        fed = DebugFed(setup, data, carry.memory, cohort, r)
+        state = posed.method.at(r).round(setup.problem, fed, keys_of(jax.random.key(1), r)[1], r, carry.state)
+        carry = Carry(state, fed.memory)
+    jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, rtol=1e-5, atol=1e-6), carry.state.x, result.x)
+    told = [(event["round"], event["what"]) for event in engine.events if "made up" not in event["what"]]
+    assert told == [(1, "dropped"), (3, "readmitted")]
+
+
+def test_too_few_sites_stop_the_run_and_it_is_saved(tmp_path):
+    case = CASES["scaffold"]
+    engine = AwayNetwork(policy=Policy("drop", after=0.01, min_sites=5))
+    with pytest.raises(TooFewSites, match="fewer than 5"):
+        case.run(engine=engine, rounds=4, checkpoint=tmp_path)
+    resumed = case.run(engine=Network(policy=Policy("drop")), rounds=4, checkpoint=tmp_path, resume=True)
+    assert all(resumed.history[f"present/site-{i}"].tolist() == [1] * 5 for i in range(5))
+    history = {name: values for name, values in resumed.history.items() if "present" not in name}
+    assert_same(case.run(rounds=4), dataclasses.replace(resumed, history=history), 1e-5)

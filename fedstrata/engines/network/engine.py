@@ -197,6 +197,7 @@ class Network(Engine):
         self._clock = time.time_ns() // 1000  # numbers that also grow over restarts of the server
         self._attempt, self._since, self._round = 0, BEFORE, BEFORE
         self._counts: Counter[str] = Counter()
+        self._finite, self._stretch = True, 1
         self._failure: BaseException | None = None
         self._programs: dict[Any, Any] = {}
         self._slowest: dict[tuple[int, str, int], float] = {}
@@ -228,24 +229,23 @@ class Network(Engine):
         return Shell(jnp.asarray(self.sizes), server)  # type: ignore[return-value]
 
     def place_carry(self, carry: Carry) -> Carry:
-        """The state; of the memory, one client's placeholder, as clients keep their own."""
-        self._memory = carry.memory
+        """The state; of the memory, which clients keep, one client's placeholder stands in the programs.
+
+        Where the sites are in this process, the carry holds a copy of what they remember at its round.
+        """
         if self.remote is not None:
             # What was saved of a run has no memory: it goes on where the sites are. Else, all begin afresh.
             self.remote.fresh(not _is_unknown(carry.memory))
-        placeholder = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), carry.memory)
-        return Carry(jax.tree.map(jnp.asarray, carry.state), placeholder)
+        blank = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), carry.memory)
+        self._placeholder = blank
+        return Carry(jax.tree.map(jnp.asarray, carry.state), carry.memory if self.remote is None else blank)
 
     def fetch(self, carry: Carry, clients: int) -> Carry:
         """The state; and the memory, where the sites are in this process. Elsewhere it is not a number."""
         state = jax.tree.map(np.asarray, carry.state)
         if self.remote is not None:
             return Carry(state, jax.tree.map(partial(_unknown, clients), carry.memory))
-        if self._sites is None:
-            return Carry(state, jax.tree.map(np.asarray, self._memory))
-        return Carry(
-            state, jax.tree.map(lambda *rows: np.concatenate(rows), *(site.memory for site in self._sites))
-        )
+        return Carry(state, jax.tree.map(np.asarray, carry.memory))
 
     def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
         """See `Engine.output`; what reads the memory of sites elsewhere stays there."""
@@ -291,7 +291,7 @@ class Network(Engine):
             self._counts = Counter()
             for _ in range(int(number)):
                 carry = self._transaction("round", setup, method, carry, seed, data, r)
-                if not bool(finite(carry.state)):
+                if not self._finite:
                     bad = r
                     break
                 r += 1
@@ -331,12 +331,12 @@ class Network(Engine):
             )
         if self.remote is not None or self._sites is not None:
             return
-        text = Text.of(setup, method, Carry(carry.state, self._memory), self._server)
+        text = Text.of(setup, method, carry, self._server)
         total = int(self.sizes.sum())
         self._sites, programs = [], {}  # type: ignore[var-annotated]
         for clients in self.members:
             site = Site(text, part(self._data, clients), Place(clients, total), programs=programs)
-            site.memory = jax.tree.map(lambda leaf, own=clients: np.asarray(leaf)[own], self._memory)
+            site.memory = jax.tree.map(lambda leaf, own=clients: np.asarray(leaf)[own], carry.memory)
             self._sites.append(site)
         self.transport = Local(self._sites)
 
@@ -344,7 +344,7 @@ class Network(Engine):
         self, program: str, setup: Setup, method: Method, carry: Carry, seed: int, data: Any, r: int
     ) -> Any:
         """A program of the text, tried until it is done by all of its clients."""
-        errors, self._round = 0, r
+        errors, self._round, self._stretch = 0, r, 1
         self._readmit()
         while True:
             self._attempt = self._tick()
@@ -355,8 +355,13 @@ class Network(Engine):
             except RoundFailed as failed:
                 self._counts = before
                 errors += any(f.kind in ("error", "wrong") for f in failed.failures.values())
+                if any(f.kind == "late" for f in failed.failures.values()):
+                    self._stretch *= 2  # it may have become slower than it ever was
                 for name, failure in failed.failures.items():
                     self.failed[name] += 1
+                    if failure.kind == "away":  # a site that was restarted compiles again
+                        i = self.transport.names.index(name)
+                        self._slowest = {s: v for s, v in self._slowest.items() if s[0] != i}
                     self.note(name, f"{failure.kind}: {failure.why}")
                 self._recover(failed, errors > self.policy.retries)
 
@@ -402,16 +407,28 @@ class Network(Engine):
             cohort = self._present(setup, seed, r)
             setup = replace(setup, participants=len(cohort))
         self._participants = setup.participants
-        arguments = (method, carry.state, np.uint32(seed), data, np.int32(max(r, 0)), cohort, carry.memory)
+        arguments = (
+            method,
+            carry.state,
+            np.uint32(seed),
+            data,
+            np.int32(max(r, 0)),
+            cohort,
+            self._placeholder,
+        )
         compiled = self._compiled(program, setup, arguments)
         self._failure = None
-        value, tally = jax.block_until_ready(compiled(*arguments))
+        (value, good), tally = jax.block_until_ready(compiled(*arguments))
         if self._failure is not None:
             raise self._failure
+        self._finite = bool(good)
         self._counts.update(tally.total())
         if program == "measure":
             return value
-        return Carry(value, carry.memory)
+        if self._sites is None:
+            return Carry(value, carry.memory)
+        memories = [site.memory for site in self._sites]
+        return Carry(value, jax.tree.map(lambda *rows: np.concatenate(rows), *memories))
 
     def _present(self, setup: Setup, seed: int, r: int) -> np.ndarray:
         """This round's clients whose sites are there."""
@@ -436,7 +453,8 @@ class Network(Engine):
             found = run_text(
                 program, make_fed, setup, method, Carry(state, memory), jax.random.key(seed), data, r
             )
-            return found if program == "measure" else found.state
+            found = found if program == "measure" else found.state
+            return found, finite(found)
 
         traced = jax.jit(counting.counted(text)).trace(*arguments)
         if reads(traced, arguments, 6):
@@ -500,14 +518,15 @@ class Network(Engine):
         for i, reply in replies.items():
             self._counts.update(reply.header["counts"])
             slot = (i, asked.program, asked.k)
-            self._slowest[slot] = max(self._slowest.get(slot, 0.0), time.perf_counter() - began)
+            taken = time.perf_counter() - began if slot in self._slowest else 0.0  # the first compiles
+            self._slowest[slot] = max(self._slowest.get(slot, 0.0), taken)
         return _together(asked, rows, replies)
 
     def _timeout(self, asked: Asked, sites: Sequence[int]) -> float:
         seen = [self._slowest.get((i, asked.program, asked.k)) for i in sites]
         if any(one is None for one in seen):
             return self.policy.first_timeout
-        return max(self.policy.timeout, 10 * max(one for one in seen if one is not None))
+        return self._stretch * max(self.policy.timeout, 10 * max(one for one in seen if one is not None))
 
     def _tick(self) -> int:
         self._clock = max(self._clock + 1, time.time_ns() // 1000)

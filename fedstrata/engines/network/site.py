@@ -145,6 +145,8 @@ class Site:
         self.last: tuple[int, tuple[Header, Arrays]] | None = None
         self.memory = self.first()
         self._programs: dict[Any, _Compiled] = {} if programs is None else programs
+        words = jax.random.key_data(jax.random.key(0))
+        self._key = words.shape, words.dtype
         leaves, structure = jax.tree.flatten(self.data)
         self._form = structure, tuple(jax.typeof(leaf) for leaf in leaves)
         self.known = folder is not None and self._restore()
@@ -227,8 +229,7 @@ class Site:
         clients = np.pad(clients.astype(np.int32), (0, padded - number))
         places = np.pad(places, (0, padded - number), constant_values=own)  # dropped where memory is written
         weights = np.pad(weights.astype(jnp.result_type(float)), (0, padded - number))
-        form = jax.typeof(jax.random.key_data(jax.random.key(0)))
-        if key.shape != form.shape or key.dtype != form.dtype:
+        if (key.shape, key.dtype) != self._key:
             raise SiteRefused("A request whose key is no key.")
         arguments = (
             self.text.method, key, np.int32(r), np.int32(self.place.total), clients, places, weights,
