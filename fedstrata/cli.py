@@ -205,9 +205,26 @@ def load(name: str) -> Experiment:
 
         return read(file)
     try:
-        return registry.defined(_import(file), name)
+        module = _import(file)
     except ValidationError as error:
         raise ExperimentError(f"{name}: {error.errors()[0]['msg']}") from error
+    except ExperimentError:
+        raise
+    except Exception as error:  # whatever a user's file does wrong; --debug shows where
+        at = _line(error, file)
+        raise ExperimentError(f"{name}{at}: {type(error).__name__}: {error}") from error
+    return registry.defined(module, name)
+
+
+def _line(error: Exception, file: Path) -> str:
+    """Where in a file an error arose, as words."""
+    numbers = [error.lineno] if isinstance(error, SyntaxError) else []
+    trace = error.__traceback__
+    while trace is not None:
+        if Path(trace.tb_frame.f_code.co_filename) == file.absolute():
+            numbers.append(trace.tb_lineno)
+        trace = trace.tb_next
+    return f", line {numbers[-1]}" if numbers else ""
 
 
 def _import(file: Path) -> ModuleType:

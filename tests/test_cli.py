@@ -154,6 +154,49 @@ def test_mistakes_get_a_message_and_code_2(invoke, words, message):
     assert "Traceback" not in result.output
 
 
+BAD = {
+    "deep.toml": (f"a = {'[' * 5000}{']' * 5000}", "deep.toml is nested too deeply"),
+    "deeper.toml": (FILE + f"grid = {{ H = {'[' * 200}{']' * 200} }}", "deeper.toml"),
+    "nan.toml": (
+        FILE.replace('"logistic"', '"logistic", lam = nan'),
+        "logistic: lam must be a finite number ≥ 0",
+    ),
+    "text.toml": (
+        FILE.replace('"logistic"', '"logistic", lam = "a"'),
+        "logistic: lam must be a finite number",
+    ),
+    "long.toml": (FILE.replace("rounds = 2", f"rounds = {10**21}"), "rounds must be a whole number between"),
+    "missing.py": ("\nimport no_such_module", "missing.py, line 2: ModuleNotFoundError: No module named"),
+    "wrong.py": ("x = 1\ndef (", "wrong.py, line 2: SyntaxError"),
+    "failing.py": ("def f():\n    1 / 0\nf()", "failing.py, line 2: ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_get_a_message_and_code_2(invoke, name):
+    text, message = BAD[name]
+    Path(name).write_text(text)
+    result = invoke("run", name, code=2)
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_bad_values_and_folders_get_a_message_and_code_2(invoke, tmp_path, monkeypatch):
+    Path("mine.toml").write_text(FILE)
+    assert "gamma must be a positive number" in invoke("run", "mine.toml", "--set", "gamma=-1", code=2).stderr
+    Path("file").write_text("")
+    assert "cannot be written" in invoke("run", "mine.toml", "--out", "file/below", code=2).stderr
+    invoke("run", "mine.toml", "--out", "out")
+    Path("out/config.json").write_text("[" * 100_000)
+    assert "nested too deeply" in invoke("report", "out", code=2).stderr
+
+    def broken(*args, **options):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("fedstrata.experiments.runner.write_report", broken)
+    assert "Input/output error" in invoke("run", "mine.toml", "--out", "other", code=2).stderr
+
+
 def test_missing_data_says_how_to_get_it(invoke, tmp_path, monkeypatch):
     import pooch
 

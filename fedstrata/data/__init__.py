@@ -3,6 +3,7 @@
 from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.data.fetch import DataNotFound
 from fedstrata.data.formats import CorruptData
+from fedstrata.data.labels import check_labels, count_classes
 from fedstrata.data.loaders import (
     adult,
     breast_cancer,
@@ -29,7 +30,9 @@ __all__ = [
     "QuantitySkew",
     "adult",
     "breast_cancer",
+    "check_labels",
     "cifar10",
+    "count_classes",
     "digits",
     "fashion_mnist",
     "load",

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.data.fetch import FORMS, read
+from fedstrata.data.labels import check_labels
 from fedstrata.data.partition import IID, Partitioner
 
 Arrays = dict[str, np.ndarray]
@@ -147,7 +148,7 @@ def breast_cancer(
     """
     train, test = _held_out(load("breast_cancer", options.pop("data_dir", None)), 0.2, seed)
     train["x"], test["x"] = _standardized(train["x"], test["x"])
-    return _federate(train, test, clients, partition, seed, **options)
+    return check_labels(_federate(train, test, clients, partition, seed, **options), 2)
 
 
 def adult(
@@ -160,7 +161,7 @@ def adult(
     by: `group` (race: 0 white, 1 black, 2 other) and `sex` (1 male, 0 female).
     """
     train, test = _parts(load("adult", options.pop("data_dir", None)))
-    return _federate(train, test, clients, partition, seed, **options)
+    return check_labels(_federate(train, test, clients, partition, seed, **options), 2)
 
 
 def montevideo_bus(
@@ -240,7 +241,8 @@ def _images(
 
     # Sampling comes first: floats take four times the room of bytes.
     train, test = (prepare(_sample(part, limit, seed)) for part in parts)
-    return _federate(train, test, clients, partition, seed, dtype=dtype, **options)
+    federated = _federate(train, test, clients, partition, seed, dtype=dtype, **options)
+    return check_labels(federated, 10)
 
 
 def _mean_and_std(normalize: tuple[Any, Any], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:

@@ -178,6 +178,9 @@ def _sweep(group: Sequence[Pair], store: Store) -> list[Result]:
 
 def _record(task: Task, setting: Setting, result: Result) -> RunRecord:
     """The record of a result."""
+    if not result.history:
+        name = type(task.method).__name__
+        raise ValueError(f"{name}: a metric is not finite at the start, before the first round.")
     if result.status == "diverged":
         result = replace(result, history=_cut(result.history, task.rounds))
     if task.derive is not None:

@@ -83,6 +83,7 @@ def softmax(features: int, classes: int, lam: float = 0.0) -> Model:
     >>> float(model.loss(x, {"x": np.ones(64), "y": 3}))
     2.3025851249694824
     """
+    _check("softmax", features=features, classes=classes, lam=lam)
 
     def init(seed: int) -> PyTree:
         return {"W": jnp.zeros((features, classes)), "b": jnp.zeros(classes)}
@@ -99,6 +100,7 @@ def softmax(features: int, classes: int, lam: float = 0.0) -> Model:
 @functools.cache
 def logistic(features: int, lam: float = 0.0) -> Model:
     """Logistic regression for two classes: ``log(1 + exp(−v uᵀw)) + λ/2 ‖w‖²``, v = ±1."""
+    _check("logistic", features=features, lam=lam)
 
     def init(seed: int) -> PyTree:
         return jnp.zeros(features)
@@ -122,6 +124,9 @@ def relu_network(features: int, neurons: int = 4, lam: float = 0.01, beta: float
         lam: λ.
         beta: σ is ``max(0, ·)``, or with a number β the softplus ``ln(1 + exp(β ·))/β``.
     """
+    _check("relu_network", features=features, neurons=neurons, lam=lam)
+    if beta is not None and not 0 < beta < math.inf:
+        raise ValueError(f"relu_network: beta must be a positive number or None, but is {beta!r}.")
 
     def rectify(t: Integer) -> Any:
         return jax.nn.relu(t) if beta is None else jax.nn.softplus(beta * t) / beta
@@ -147,6 +152,7 @@ def relu_network(features: int, neurons: int = 4, lam: float = 0.01, beta: float
 @functools.cache
 def mlp(features: int, classes: int, hidden: int = 200, lam: float = 0.0) -> Model:
     """A network with one hidden layer of ReLUs and softmax: ``−log softmax(f(u))_label + λ/2 ‖x‖²``."""
+    _check("mlp", features=features, classes=classes, hidden=hidden, lam=lam)
 
     def init(seed: int) -> PyTree:
         rng = np.random.default_rng(seed)
@@ -169,7 +175,24 @@ def mlp(features: int, classes: int, hidden: int = 200, lam: float = 0.0) -> Mod
 
 
 def _cross_entropy(scores: Any, label: Any) -> Any:
-    return optax.softmax_cross_entropy_with_integer_labels(scores, label)
+    """``−log softmax(scores)_label``; NaN for a label that no score belongs to, where JAX would take another."""
+    value = optax.softmax_cross_entropy_with_integer_labels(scores, label)
+    return jnp.where((label >= 0) & (label < scores.shape[-1]), value, jnp.nan)
+
+
+def _check(model: str, **given: Any) -> None:
+    """Raise for parameters that no model has: sizes are whole numbers ≥ 1, the others finite and ≥ 0."""
+    for name, value in given.items():
+        size = name in ("features", "classes", "neurons", "hidden")
+        kinds = (int, np.integer) if size else (int, float, np.number)
+        good = (
+            isinstance(value, kinds)
+            and not isinstance(value, bool)
+            and (1 if size else 0) <= value < math.inf
+        )
+        if not good:
+            words = "a whole number ≥ 1" if size else "a finite number ≥ 0"
+            raise ValueError(f"{model}: {name} must be {words}, but is {value!r}.")
 
 
 def _classifier(init: Any, predict: Function, loss: Function) -> Model:

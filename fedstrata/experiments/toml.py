@@ -44,9 +44,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedstrata.data import count_classes
 from fedstrata.experiments import models
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.data import LOADERS, PARTITIONS, federated
@@ -126,11 +126,15 @@ def read(file: str | Path) -> Experiment:
         content = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ExperimentError(f"{path} is no TOML: {error}") from error
+    except RecursionError as error:
+        raise ExperimentError(f"{path} is nested too deeply to be read.") from error
     name = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "experiment"
     try:
         return define(content, name)
     except ExperimentError as error:
         raise ExperimentError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise ExperimentError(f"{path} is nested too deeply to be read.") from error
 
 
 def define(content: Mapping[str, Any], name: str) -> Experiment:
@@ -258,7 +262,7 @@ class FileBuild:
         data = federated(
             form.data.name, **{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
         )
-        shape = {"features": data.train["x"][0].size, "classes": 1 + int(max(np.max(data.train["y"]), 1))}
+        shape = {"features": data.train["x"][0].size, "classes": max(2, count_classes(data))}
         constructor = PROBLEMS[form.problem.name]
         sizes = {key: size for key, size in shape.items() if key in inspect.signature(constructor).parameters}
         model = constructor(**sizes, **values("problem", form.problem.parameters))

@@ -123,6 +123,8 @@ def load_report(folder: str | os.PathLike[str]) -> Report:
         definition = _ADAPTER.validate_python(json.loads(text))
     except json.JSONDecodeError as error:
         raise ReportError(f"{place / 'config.json'} is no JSON: {error}") from error
+    except RecursionError as error:
+        raise ReportError(f"{place / 'config.json'} is nested too deeply to be read") from error
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(map(str, first["loc"])) or "the whole"

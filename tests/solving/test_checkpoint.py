@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -147,3 +148,27 @@ def test_a_resumed_history_is_the_undisturbed_one(tmp_path):
         if name != "seconds":
             assert resumed.history[name].tobytes() == whole.history[name].tobytes()
     assert resumed.ledger == whole.ledger
+
+
+def test_long_runs_begin_at_once():
+    """Nothing is laid out for all rounds before the first one."""
+    began = time.perf_counter()
+    first = solve(rounds=3 * 10**8, callbacks=[lambda progressed: True])
+    assert (first.status, first.ledger.rounds) == ("stopped", 0)
+    (lane,) = fs.sweep(
+        problem, fs.FedAvg(0.1), data, np.zeros(2), rounds=3 * 10**8, progress=False,
+        callbacks=[lambda progressed: True],
+    )  # fmt: skip
+    assert lane.status == "stopped"
+    assert time.perf_counter() - began < 20
+    with pytest.raises(ValueError, match="rounds must be a whole number between 0 and"):
+        solve(rounds=10**21)
+
+
+def test_every_method_plans_for_any_horizon_at_once():
+    from tests.cases import all_cases
+
+    began = time.perf_counter()
+    for case in all_cases():
+        case.method.plan(2**31 - 2)
+    assert time.perf_counter() - began < 20

@@ -1,0 +1,68 @@
+"""Labels as losses read them: whole numbers 0 … K−1. JAX takes another entry for an index that is outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedstrata.core.federated import DataError, FederatedData
+
+
+def check_labels(data: FederatedData, classes: int | None = None, label: str = "y") -> FederatedData:
+    """The data as it is, where all its labels are whole numbers in 0 … ``classes`` − 1 (None: from 0 on).
+
+    Raises:
+        DataError: with the first label that is none, and whose it is.
+
+    >>> import numpy as np, fedstrata as fs
+    >>> data = fs.FederatedData.from_clients([{"y": np.array([1, 2])}])
+    >>> check_labels(data, 2)
+    Traceback (most recent call last):
+        ...
+    fedstrata.core.federated.DataError: Client 0 has the label 2 in sample 1 of train['y'], where labels are
+    whole numbers from 0 to 1. Number the classes from 0.
+    """
+    for part, labels, sizes in _parts(data, label):
+        bad = labels < 0
+        if labels.dtype.kind == "f":
+            bad = bad | (labels != np.floor(labels))
+        if classes is not None:
+            bad = bad | (labels >= classes)
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            who = f"The {part} data"
+            if sizes is not None:
+                ends = np.cumsum(sizes)
+                client = int(np.searchsorted(ends, row, side="right"))
+                who, sample = f"Client {client}", row - int(ends[client] - sizes[client])
+            else:
+                sample = row
+            range_ = "from 0 on" if classes is None else f"from 0 to {classes - 1}"
+            raise DataError(
+                f"{who} has the label {labels[row]} in sample {sample} of {part}[{label!r}], where labels are "
+                f"whole numbers {range_}. Number the classes from 0."
+            )
+    return data
+
+
+def count_classes(data: FederatedData, label: str = "y") -> int:
+    """How many classes K there are, where labels are 0 … K−1; of all parts, so that no label is outside.
+
+    Raises:
+        DataError: for labels that are no whole numbers ≥ 0.
+    """
+    check_labels(data, label=label)
+    return 1 + max(int(labels.max()) for _, labels, _ in _parts(data, label))
+
+
+def _parts(data: FederatedData, label: str) -> Iterator[tuple[str, np.ndarray, np.ndarray | None]]:
+    for part, sizes in (
+        ("train", data.sizes),
+        ("valid", data.valid_sizes),
+        ("test", None),
+        ("server", None),
+    ):
+        samples = getattr(data, part)
+        if isinstance(samples, dict) and label in samples:
+            yield part, np.asarray(samples[label]), sizes
