@@ -22,13 +22,13 @@ import lineax as lx
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedstrata.advice.diagnostics import Weights, federated_mean
+from fedstrata.advice.diagnostics import federated_mean
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import Term
-from fedstrata.core.types import Array, Function, PyTree, Real
+from fedstrata.core.types import Array, Function, PyTree, Real, Weights
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Personalized
 from fedstrata.problems.conversions import as_bilevel
 from fedstrata.solving.result import Result
@@ -86,7 +86,7 @@ def diagnose(
     problem: TwoLevel | None = None,
     data: FederatedData | None = None,
     tolerance: float = 1e-8,
-    weights: Weights = "uniform",
+    weights: Weights | None = None,
 ) -> Diagnosis:
     """The exact hypergradient at a result's x, and how well its y solves the lower level.
 
@@ -96,10 +96,10 @@ def diagnose(
         data: likewise.
         tolerance: of the lower level (relative to 1 + its residual at the start) and of the linear system
             (relative).
-        weights: ``"uniform"`` or ``"size"``, as given to `fedstrata.solve`.
+        weights: of the clients, ``"uniform"`` or ``"size"``, where they are not to be the run's own.
 
     Raises:
-        ValueError: where the result knows neither problem nor data, and they are not given.
+        ValueError: where the result does not know problem, data or weights, and they are not given.
         TypeError: for problems without a lower level.
 
     >>> import fedstrata as fs, numpy as np
@@ -124,8 +124,10 @@ def diagnose(
         raise TypeError("A set of y that differs between clients is no set of the common y.")
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be in (0, 1), but is {tolerance!r}.")
-    if weights not in ("uniform", "size"):
-        raise ValueError(f"weights must be 'uniform' or 'size', but is {weights!r}.")
+    weights = result.weights if weights is None else weights
+    if weights is None:
+        raise ValueError("This result does not know the clients' weights of its run: give weights=.")
+    problem.check_weights(weights)
     with jax.enable_x64(True):
         placed = data.placed()
         x, y = _double(result.x), _double(result.y)

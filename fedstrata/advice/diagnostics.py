@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +25,9 @@ from fedstrata.core import tree
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.problem import Problem
 from fedstrata.core.storage import Placed
-from fedstrata.core.types import Function, PyTree, Real
+from fedstrata.core.types import Function, PyTree, Real, Weights
 from fedstrata.estimators.sphere import sphere, two_point
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Minimization
-
-Weights: TypeAlias = Literal["uniform", "size"]
 
 BATCHES = 32  # enough for a t-interval, few enough to keep a gradient of each
 
@@ -202,11 +200,12 @@ def stationarity(
         samples: see `gradient_norm`.
         confidence: likewise.
         seed: likewise.
-        weights: of the clients, as in `fedstrata.solve`.
+        weights: of the clients, as given to `fedstrata.solve`; a result knows them, ``result.weights``.
 
     Raises:
         ValueError: where a solution is needed and not given.
     """
+    problem.check_weights(weights)
     x, placed = tree.as_floats(x, "x"), data.placed()
     outside = placed.each_client(lambda client: tree.sub(x, problem.set_of_x(x, client)))
     shares = placed.shares(weights)
@@ -245,7 +244,7 @@ def lower_residual(
         y: the lower level's variable; for an `MPEC`, where every sample has an equilibrium of its own, a
             function ``y(x, sample)``, and the result is the mean over the clients' samples.
         step: of the residual.
-        weights: of the clients, as in `fedstrata.solve`.
+        weights: of the clients, as given to `fedstrata.solve`; a result knows them, ``result.weights``.
 
     >>> import fedstrata as fs
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel()
@@ -255,6 +254,7 @@ def lower_residual(
     x, placed = tree.as_floats(x, "x"), data.placed()
     if not isinstance(problem, Bilevel | Minimax | MPEC):
         raise TypeError(f"lower_residual is for Bilevel, Minimax and MPEC, not {type(problem).__name__}.")
+    problem.check_weights(weights)
     if isinstance(problem, MPEC):
         if not callable(y):
             raise TypeError("lower_residual of an MPEC needs a function y(x, sample).")

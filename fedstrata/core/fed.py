@@ -28,7 +28,7 @@ from fedstrata.core.client import Client, Samples
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import Term
-from fedstrata.core.types import Array, Function, Integer, Key, Phase, PyTree, Real
+from fedstrata.core.types import Array, Function, Integer, Key, Phase, PyTree, Real, Weights
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Method
@@ -49,7 +49,7 @@ class Setup:
     problem: Problem
     clients: int
     participants: int
-    weights: str = "uniform"
+    weights: Weights = "uniform"
     metrics: tuple[tuple[str, Function], ...] = ()
     measure_problem: bool = True
 

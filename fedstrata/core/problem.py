@@ -8,13 +8,13 @@ clients, computed by the engine and not counted in the ledger.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
 
 from fedstrata.core.term import Term, positional
-from fedstrata.core.types import Function, PyTree
+from fedstrata.core.types import Function, PyTree, Weights
 
 
 class Mean(Protocol):
@@ -75,7 +75,12 @@ class Problem:
     """Base of the problem classes: makes terms of functions and wraps projections when an object is built.
 
     A field whose metadata is `FUNCTION` holds a `Term` then, or None where that is its default.
+
+    Attributes:
+        made_for: the clients' weights that are part of the problem's functions; None where it has any.
     """
+
+    made_for: Weights | None = None
 
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]
@@ -103,6 +108,16 @@ class Problem:
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
         """Raise a clear error where a function does not fit the point or the sample (shapes only)."""
 
+    def check_weights(self, weights: str) -> None:
+        """Raise where there are no such weights of clients, or the problem was made for others."""
+        known_weights(weights)
+        if self.made_for not in (None, weights):
+            raise ValueError(
+                f"This {type(self).__name__} was made for weights={self.made_for!r}: its samples' shares are "
+                f"those. With weights={weights!r} it is another problem: make it for them, "
+                f"problem.minimax(data, weights={weights!r}), or give weights={self.made_for!r}."
+            )
+
     def check_sets(self, x: PyTree) -> None:
         """Raise where the projection onto a set of x, the same for all clients, is no point like x."""
         if self.set_of_x.trivial or not self.set_of_x.shared:
@@ -126,6 +141,12 @@ class Problem:
     def start_y(self, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
         """The second variable's start: the user's, or zeros where it is the method's own."""
         return y
+
+
+def known_weights(weights: str) -> None:
+    """Raise where clients are not weighed like this."""
+    if weights not in get_args(Weights):
+        raise ValueError(f"weights must be 'uniform' or 'size', but is {weights!r}.")
 
 
 FUNCTION = {"function": True}  # the metadata of a dataclass field that is a user's function

@@ -7,12 +7,13 @@ Integer    a whole number, known or traced: a round, a client's index or size
 Function   a user's function, of ``(x, …, sample)``
 Phase      a client's part of an exchange: ``phase(problem, client, key, *message) -> upload``
 Schedule   a hyper-parameter as a function of the round
+Weights    of the clients in a mean over them: all alike, or by their numbers of training samples
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -26,3 +27,4 @@ Function: TypeAlias = Callable[..., Any]
 Phase: TypeAlias = Callable[..., Any]
 Schedule: TypeAlias = Callable[[Integer], Any]
 DType: TypeAlias = np.dtype
+Weights: TypeAlias = Literal["uniform", "size"]

@@ -21,7 +21,7 @@ from fedstrata.core.problem import (
     shape_of,
 )
 from fedstrata.core.term import Term, known, per_sample, positional
-from fedstrata.core.types import Function, Integer, PyTree, Real
+from fedstrata.core.types import Function, Integer, PyTree, Real, Weights
 from fedstrata.problems.prox import Indicator, Regularizer
 
 
@@ -56,12 +56,14 @@ class Bilevel(Problem):
         lower: ``lower(x, y, sample)``, on training samples.
         project_x: the set of x, ``project_x(x)`` or ``project_x(x, client)``.
         project_y: the set of y, ``project_y(y)``, ``project_y(y, x)`` or ``project_y(y, x, client)``.
+        made_for: the clients' weights that are part of the functions, see `fedstrata.dro`.
     """
 
     upper: Function = field(metadata=FUNCTION)
     lower: Function = field(metadata=FUNCTION)
     project_x: Any = None
     project_y: Any = None
+    made_for: Weights | None = field(default=None, kw_only=True)
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         return {"upper": mean(self.upper, x, y, part="valid"), "lower": mean(self.lower, x, y)}
@@ -80,11 +82,13 @@ class Minimax(Problem):
         payoff: ``payoff(x, y, sample)``; x makes it small, y makes it large.
         project_x: the set of x, ``project_x(x)`` or ``project_x(x, client)``.
         project_y: the set of y, ``project_y(y)`` or ``project_y(y, x)``.
+        made_for: the clients' weights that are part of the payoff, see `fedstrata.dro`.
     """
 
     payoff: Function = field(metadata=FUNCTION)
     project_x: Any = None
     project_y: Any = None
+    made_for: Weights | None = field(default=None, kw_only=True)
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         return {"payoff": mean(self.payoff, x, y)}

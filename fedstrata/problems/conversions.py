@@ -81,7 +81,8 @@ def as_bilevel(problem: Problem) -> Bilevel:
         return problem
     if isinstance(problem, Minimax):
         payoff = Term.of(problem.payoff)
-        return Bilevel(payoff, payoff.then(operator.neg), problem.project_x, problem.project_y)
+        levels = payoff, payoff.then(operator.neg)
+        return Bilevel(*levels, problem.project_x, problem.project_y, made_for=problem.made_for)
     if isinstance(problem, Composition):
         if len(problem.levels) != 2:
             raise ValueError(f"A composition of {len(problem.levels)} levels is not bilevel: two levels are.")

@@ -7,7 +7,7 @@
 
 Each returns a `Composition` ``h(x) + f(g(x))``, for FedDRO, DSFedDRO, GCIVR, MBSGD, FedMSA and PDSGD (as an
 epigraph); FastDRO uses its `Risk`. ``problem.minimax(data)`` is the same problem as a `Minimax`, for
-methods of that class.
+methods of that class; ``problem.minimax(data, weights="size")`` where `fedstrata.solve` has those weights.
 
 | | h | g | f | variables |
 |---|---|---|---|---|
@@ -32,9 +32,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.federated import DataError, FederatedData
-from fedstrata.core.problem import FUNCTION, Mean
+from fedstrata.core.problem import FUNCTION, Mean, known_weights
 from fedstrata.core.term import per_sample
-from fedstrata.core.types import Array, Function, PyTree, Real
+from fedstrata.core.types import Array, Function, PyTree, Real, Weights
 from fedstrata.problems import risks
 from fedstrata.problems._parameters import pytree
 from fedstrata.problems.classes import Composition, Minimax
@@ -53,7 +53,7 @@ class Dual(NamedTuple):
     """A minimax form: ``fs.solve(problem, method, data, x0, y0=y0, …)``.
 
     Attributes:
-        problem: the `Minimax`.
+        problem: the `Minimax`; it knows the clients' weights that it was made for.
         data: the data whose samples know their place in y.
         y0: the dual variable of equal weights.
     """
@@ -101,9 +101,14 @@ class DRO(Composition):
         """The worst-case weights of samples with these losses; they sum to one."""
         return self.risk.weights(losses)
 
-    def minimax(self, data: FederatedData) -> Dual:
-        """``min_x max_y``, where y has an entry for every sample: its density q (of a semideviation, ζ)."""
-        data, shares = _indexed(data)
+    def minimax(self, data: FederatedData, weights: Weights = "uniform") -> Dual:
+        """``min_x max_y``, where y has an entry for every sample: its density q (of a semideviation, ζ).
+
+        Args:
+            data: the clients' samples.
+            weights: of the clients, as given to `fedstrata.solve`: they are the samples' shares in y's set.
+        """
+        data, shares = _indexed(data, weights)
         risk, loss = self.risk, self.loss
         if isinstance(risk, risks.Semideviation):
             lam = risk.lam
@@ -112,7 +117,8 @@ class DRO(Composition):
                 q = 1 + lam * (zeta[sample["index"]] - jnp.vdot(jnp.asarray(shares, zeta.dtype), zeta))
                 return q * loss(x, sample)
 
-            return Dual(Minimax(deviation, project_y=HalfBall(shares)), data, np.zeros(len(shares)))
+            halves = HalfBall(shares)
+            return Dual(Minimax(deviation, None, halves, made_for=weights), data, np.zeros(len(shares)))
 
         def payoff(x: PyTree, q: jax.Array, sample: PyTree) -> jax.Array:
             mine = q[sample["index"]]
@@ -127,9 +133,8 @@ class DRO(Composition):
         )
         upper = 1 / risk.level if isinstance(risk, risks.CVaR | risks.KLCVaR) else np.inf
         radius = 2 * risk.rho if isinstance(risk, risks.Chi2Ball) else np.inf
-        return Dual(
-            Minimax(payoff, project_y=Densities(shares, lower, upper, radius)), data, np.ones(len(shares))
-        )
+        densities = Densities(shares, lower, upper, radius)
+        return Dual(Minimax(payoff, None, densities, made_for=weights), data, np.ones(len(shares)))
 
 
 def kl(loss: Function, lam: float) -> DRO:
@@ -269,10 +274,15 @@ class GroupDRO(Composition):
         super().__post_init__()
         _weighable(self.loss)
 
-    def minimax(self, data: FederatedData) -> Dual:
-        """``min_x max_q Σ_j q_j E[ℓ | j] − λ Σ_j q_j log(G q_j)``; groups' sizes are taken from the data."""
+    def minimax(self, data: FederatedData, weights: Weights = "uniform") -> Dual:
+        """``min_x max_q Σ_j q_j E[ℓ | j] − λ Σ_j q_j log(G q_j)``; groups' sizes are taken from the data.
+
+        Args:
+            data: the clients' samples.
+            weights: of the clients, as given to `fedstrata.solve`: the groups' sizes depend on them.
+        """
         loss, group_of, lam, G = self.loss, self.group_of, self.lam, self.groups
-        sizes = group_sizes(data, G, group_of)
+        sizes = group_sizes(data, G, group_of, weights)
 
         def payoff(x: PyTree, q: jax.Array, sample: PyTree) -> jax.Array:
             j = group_of(sample)
@@ -281,7 +291,7 @@ class GroupDRO(Composition):
                 - lam * (risks.entropy(G * q) / G).sum()
             )
 
-        return Dual(Minimax(payoff, project_y=Floored(1e-8)), data, np.full(G, 1 / G))
+        return Dual(Minimax(payoff, None, Floored(1e-8), made_for=weights), data, np.full(G, 1 / G))
 
 
 def group(
@@ -323,9 +333,9 @@ class ByGroup:
         return member * value, member
 
 
-def group_sizes(data: FederatedData, groups: int, group_of: Function) -> np.ndarray:
+def group_sizes(data: FederatedData, groups: int, group_of: Function, weights: Weights) -> np.ndarray:
     """The groups' parts of the samples, in the clients' mean."""
-    sizes = clients_mean(data, lambda sample: jax.nn.one_hot(group_of(sample), groups))
+    sizes = clients_mean(data, lambda sample: jax.nn.one_hot(group_of(sample), groups), weights)
     if (sizes <= 0).any():
         raise DataError(f"There are groups without samples: {np.flatnonzero(sizes <= 0).tolist()}.")
     return sizes
@@ -337,17 +347,20 @@ def ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
     return jnp.where(seen, numerator / jnp.where(seen, denominator, 1), 0)
 
 
-def clients_mean(data: FederatedData, function: Function) -> np.ndarray:
+def clients_mean(data: FederatedData, function: Function, weights: Weights) -> np.ndarray:
     """The clients' mean of the mean of ``function(sample)``."""
+    known_weights(weights)
     placed = data.placed()
-    return np.asarray(placed.mean(function, shares=placed.shares("uniform")))
+    return np.asarray(placed.mean(function, shares=placed.shares(weights)))
 
 
-def _indexed(data: FederatedData) -> tuple[FederatedData, np.ndarray]:
+def _indexed(data: FederatedData, weights: Weights) -> tuple[FederatedData, np.ndarray]:
     """The data with a number for every sample, and the samples' shares in the clients' mean of means."""
+    known_weights(weights)
     if not isinstance(data.train, dict):
         raise DataError("The minimax form numbers the samples: they must be dicts, e.g. {'x': …, 'y': …}.")
-    shares = np.repeat(1 / (data.clients * data.sizes), data.sizes)
+    own = 1 / data.clients if weights == "uniform" else data.sizes / data.sizes.sum()
+    shares = np.repeat(own / data.sizes, data.sizes)
     return replace(data, train={**data.train, "index": np.arange(len(shares), dtype=np.int32)}), shares
 
 

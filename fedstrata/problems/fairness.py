@@ -22,7 +22,7 @@ import numpy as np
 from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.problem import FUNCTION, Mean
 from fedstrata.core.term import Term, alike, per_sample, together
-from fedstrata.core.types import DType, Function, PyTree
+from fedstrata.core.types import DType, Function, PyTree, Weights
 from fedstrata.problems.classes import Composition, Minimax
 from fedstrata.problems.dro import ByGroup, Dual, Floored, clients_mean, group_sizes, ratio
 
@@ -37,7 +37,8 @@ class Constrained(Composition):
         count: how many constraints there are.
         rho: ρ, the penalty.
         lam: λ, its smoothing.
-        linear: ``linear(data)`` gives ``c(x, sample)`` whose mean is c(g(x)), for the minimax form; or None.
+        linear: for the minimax form, ``linear(data, weights)`` gives ``c(x, sample)`` whose mean over clients
+            of these weights is c(g(x)); or None.
     """
 
     inner: Function = field(metadata=FUNCTION, kw_only=True)
@@ -53,12 +54,17 @@ class Constrained(Composition):
         violation = jnp.max(jax.nn.relu(self.constraints(g)))
         return {"objective": loss + self.levels[-1](g), "loss": loss, "violation": violation}
 
-    def minimax(self, data: FederatedData) -> Dual:
-        """The form that has weights of the constraints for its second variable."""
+    def minimax(self, data: FederatedData, weights: Weights = "uniform") -> Dual:
+        """The form that has weights of the constraints for its second variable.
+
+        Args:
+            data: the clients' samples.
+            weights: of the clients, as given to `fedstrata.solve`: the groups' sizes depend on them.
+        """
         rho, lam = self.rho, self.lam
         if self.linear is None:
             raise TypeError("These constraints are no means of samples: there is no minimax form of them.")
-        plain, violation = alike(Term.of(self.plain), Term.of(self.linear(data)))
+        plain, violation = alike(Term.of(self.plain), Term.of(self.linear(data, weights)))
 
         def payoff(x: PyTree, q: jax.Array, sample: PyTree) -> jax.Array:
             gain = jnp.vdot(q[1:], violation(x, sample)) - lam * jax.scipy.special.xlogy(q, q).sum()
@@ -66,7 +72,7 @@ class Constrained(Composition):
 
         q0 = np.full(self.count + 1, 1 / (self.count + 1))
         term = Term(payoff, together(plain, violation))
-        return Dual(Minimax(term, project_y=Floored(1e-8)), data, q0)
+        return Dual(Minimax(term, None, Floored(1e-8), made_for=weights), data, q0)
 
 
 def penalised(
@@ -188,10 +194,10 @@ class _Rates:
         rate, rates = ratio(g["hits"], g["positives"]), ratio(g["group hits"], g["group positives"])
         return jnp.where(g["group positives"] > 0, rate - rates, 0) - self.epsilon
 
-    def linear(self, data: FederatedData) -> Function:
+    def linear(self, data: FederatedData, weights: Weights) -> Function:
         dtype = jnp.result_type(float)
-        positive = clients_mean(data, lambda sample: self.positives(sample, dtype)[0])
-        members = clients_mean(data, lambda sample: self.positives(sample, dtype)[1])
+        positive = clients_mean(data, lambda sample: self.positives(sample, dtype)[0], weights)
+        members = clients_mean(data, lambda sample: self.positives(sample, dtype)[1], weights)
         if positive <= 0 or (members <= 0).any():
             raise DataError("The minimax form needs positive samples in every group.")
 
@@ -220,8 +226,8 @@ def bounded_group_loss(
     def constraints(g: tuple[jax.Array, jax.Array]) -> jax.Array:
         return jnp.where(g[1] > 0, ratio(*g) - bound, 0)
 
-    def linear(data: FederatedData) -> Function:
-        sizes = group_sizes(data, groups, group_of)
+    def linear(data: FederatedData, weights: Weights) -> Function:
+        sizes = group_sizes(data, groups, group_of, weights)
 
         def violation(x: PyTree, sample: PyTree) -> jax.Array:
             return inner(x, sample)[0] / sizes - bound

@@ -31,7 +31,7 @@ from fedstrata.core.fed import Advanced, Carry, Engine, Lane, Unfinished
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
-from fedstrata.core.types import PyTree
+from fedstrata.core.types import PyTree, Weights
 from fedstrata.engines import engine_of
 from fedstrata.solving.checkpoint import (
     Checkpoint,
@@ -136,7 +136,7 @@ def solve(
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
     resume: bool = False,
     progress: bool = True,
-    weights: str = "uniform",
+    weights: Weights = "uniform",
     callbacks: Iterable[Callback] = (),
     default_metrics: bool = True,
 ) -> Result:
@@ -158,7 +158,9 @@ def solve(
         checkpoint: a path or a `Checkpoint`; the run is saved there now and then, on Ctrl-C and at the end.
         resume: continue from the checkpoint if there is one.
         progress: show a progress bar when it takes longer than two seconds.
-        weights: ``"uniform"`` (as in the papers) or ``"size"``: the clients' weights in averages.
+        weights: ``"uniform"`` (as in the papers) or ``"size"``, in proportion to the clients' *training*
+            samples: their weights in all averages, the upper level's too, whose validation samples may be
+            divided otherwise.
         callbacks: called after each evaluation; a true return stops the run. See `EarlyStop`.
         default_metrics: whether the problem's own metrics, full passes over the data, are evaluated.
 
@@ -419,10 +421,9 @@ class Loop:
             x, y = self.engine.output(method, mine, host)
             history = {name: np.asarray(values) for name, values in lane.history.items()}
             its = "interrupted" if stopped is not None and lane.status == "done" else lane.status
-            problem, data = self.posed.setup.problem, self.posed.data
-            found.append(
-                Result(x, y, history, lane.ledger(), method, self.seconds(), its, host.state, problem, data)
-            )
+            setup, ledger, seconds = self.posed.setup, lane.ledger(), self.seconds()
+            solved = setup.problem, self.posed.data, setup.weights
+            found.append(Result(x, y, history, ledger, method, seconds, its, host.state, *solved))
         return found
 
     def _save(self) -> None:

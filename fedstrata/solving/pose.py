@@ -15,7 +15,7 @@ from fedstrata.core.fed import Carry, Setup
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import METHODS, Method
 from fedstrata.core.problem import Problem
-from fedstrata.core.types import PyTree
+from fedstrata.core.types import PyTree, Weights
 from fedstrata.solving.identity import identity_of
 from fedstrata.solving.result import BOOKKEEPING
 
@@ -78,15 +78,14 @@ def pose(
     participation: float | int = 1.0,
     metrics: Mapping[str, Callable[..., Any]] | None = None,
     eval_every: int = 1,
-    weights: str = "uniform",
+    weights: Weights = "uniform",
     default_metrics: bool = True,
 ) -> Posed:
     """Check the arguments of `fedstrata.solve` and make of them what an engine takes."""
     _check_kinds(problem, method, data)
     rounds = whole("rounds", rounds, 0, MOST_ROUNDS)
     eval_every, seed = whole("eval_every", eval_every, 1), whole("seed", seed, 0, MOST_SEEDS)
-    if weights not in ("uniform", "size"):
-        raise ValueError(f"weights must be 'uniform' or 'size', but is {weights!r}.")
+    problem.check_weights(weights)
     participants = _participants(participation, data.clients)
     setup = Setup(problem, data.clients, participants, weights, _metrics(metrics), bool(default_metrics))
     method = check_method(setup, method, rounds)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.counting import Ledger
-from fedstrata.core.types import PyTree
+from fedstrata.core.types import PyTree, Weights
 from fedstrata.solving.checkpoint import CheckpointError, flatten, load_arrays, save_arrays
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Result:
         state: the method's full state.
         problem: the problem that was solved; None where the result was loaded.
         data: the data it was solved on; None where the result was loaded.
+        weights: of the clients, as given to `fedstrata.solve`; None where an older file does not say.
     """
 
     x: PyTree
@@ -48,6 +49,7 @@ class Result:
     state: PyTree = field(default=None, repr=False)
     problem: Any = field(default=None, repr=False)
     data: Any = field(default=None, repr=False)
+    weights: Weights | None = "uniform"
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:
@@ -80,6 +82,7 @@ class Result:
             "method": self.method if isinstance(self.method, dict) else describe_method(self.method),
             "seconds": self.seconds,
             "status": self.status,
+            "weights": self.weights,
         }
         save_arrays(file, {**arrays, **flatten("x", self.x), **flatten("y", self.y)}, facts)
         return file
@@ -100,6 +103,7 @@ class Result:
                 method=facts["method"],
                 seconds=facts["seconds"],
                 status=facts["status"],
+                weights=facts.get("weights"),
             )
         except KeyError as error:
             raise CheckpointError(f"{file} is not a saved result: it has no {error}.") from error

@@ -15,7 +15,7 @@ import numpy as np
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
-from fedstrata.core.types import PyTree
+from fedstrata.core.types import PyTree, Weights
 from fedstrata.engines.batched import Batched
 from fedstrata.solving.checkpoint import Checkpoint
 from fedstrata.solving.loop import Callback, Loop, interruption
@@ -39,7 +39,7 @@ def sweep(
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
     resume: bool = False,
     progress: bool = True,
-    weights: str = "uniform",
+    weights: Weights = "uniform",
     callbacks: Iterable[Callback] = (),
     default_metrics: bool = True,
     chunk: int | str | None = "auto",

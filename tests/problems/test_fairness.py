@@ -48,7 +48,7 @@ def test_rates_are_those_counted():
 
     # the minimax form: its maximum over weights of the constraints is the penalty
     minimax, same, q0 = problem.minimax(data)
-    linear = problem.linear(data)
+    linear = problem.linear(data, "uniform")
     means = np.mean([jax.vmap(lambda s: linear(x, s))(same.client(i)).mean(0) for i in range(2)], axis=0)
     np.testing.assert_allclose(means, c, rtol=1e-9)
     q = jax.nn.softmax(jnp.concatenate([jnp.zeros(1), c / 0.05]))
