@@ -109,6 +109,15 @@ class Federation:
             self.start_site(name)
         self.start_server()
 
+    def command(self, *words: str, fails: bool = False) -> str:
+        """Run a command to its end; what it prints."""
+        done = subprocess.run(
+            [sys.executable, "-m", "fedstrata", "net", *words], cwd=self.folder, env=environment(),
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert (done.returncode != 0) == fails, done.stderr
+        return done.stdout + done.stderr
+
     def signal(self, name: str, number: int) -> None:
         os.kill(self.processes[name].pid, number)
         if number == signal.SIGKILL:

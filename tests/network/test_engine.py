@@ -18,6 +18,7 @@ from fedstrata.engines.network import (
     Network,
     Place,
     Policy,
+    Request,
     RoundFailed,
     Site,
     SiteRefused,
@@ -329,3 +330,57 @@ def test_too_few_sites_stop_the_run_and_it_is_saved(tmp_path):
     assert all(resumed.history[f"present/site-{i}"].tolist() == [1] * 5 for i in range(5))
     history = {name: values for name, values in resumed.history.items() if "present" not in name}
     assert_same(case.run(rounds=4), dataclasses.replace(resumed, history=history), 1e-5)
+
+
+class Liar(Local):
+    """One site's replies are altered."""
+
+    def __init__(self, local, alter):
+        super().__init__(local.sites)
+        self.alter = alter
+
+    def exchange(self, requests, timeout):
+        replies, failures = super().exchange(requests, timeout)
+        if 2 in replies:
+            header, arrays = replies[2]
+            replies[2] = Request(*self.alter(dict(header), [np.array(a) for a in arrays]))
+        return replies, failures
+
+
+class LyingNetwork(Network):
+    alter = None
+
+    def _join(self, *args):
+        fresh = self._sites is None
+        super()._join(*args)
+        if fresh:
+            self.transport = Liar(self.transport, self.alter)
+
+
+@pytest.mark.parametrize(
+    ("alter", "words"),
+    [
+        (lambda h, a: (h, [np.full_like(u, np.nan) for u in a]), "not finite"),
+        (lambda h, a: (h, [u[None] for u in a]), "where the text has"),
+        (lambda h, a: (h, [u.astype(np.float64) for u in a]), "where the text has"),
+        (lambda h, a: (h, a[:-1]), "where the text has"),
+        (lambda h, a: ({**h, "counts": {"gradients": -5}}, a), "no counts"),
+        (lambda h, a: ({**h, "counts": {"other": 5}}, a), "no counts"),
+        (lambda h, a: ({**h, "seq": 1}, a), "another message"),
+    ],
+    ids=["nan", "shape", "dtype", "fewer", "negative", "unknown", "number"],
+)
+def test_a_site_that_lies_is_named_and_can_be_dropped(alter, words):
+    engine = LyingNetwork(policy=Policy(retries=1))
+    engine.alter = alter
+    with pytest.raises(RoundFailed, match=f"site-2: .*{words}"):
+        run(engine=engine, default_metrics=False)
+    assert engine.failed == {"site-2": 2}
+
+
+def test_a_site_that_lies_is_dropped_where_the_policy_says_so():
+    engine = LyingNetwork(policy=Policy("drop", retries=0, after=0.01))
+    engine.alter = lambda header, arrays: (header, [np.full_like(u, np.nan) for u in arrays])
+    result = run(engine=engine, rounds=1, default_metrics=False)
+    assert np.isfinite(result.x["w"]).all()
+    assert engine.events[-1] == {"round": 0, "site": "site-2", "what": "dropped"}

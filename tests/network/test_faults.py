@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ import pytest
 import fedstrata as fs
 from fedstrata.experiments.base import Setting
 
-from .faults import EXPERIMENT, Federation
+from .faults import EXPERIMENT, Federation, environment
 
 pytestmark = pytest.mark.slow
 
@@ -139,3 +142,33 @@ def test_a_site_with_an_empty_disk_is_refused_and_one_with_another_text_too(fede
     federation.start_site("lyon")
     federation.start_server("--resume")
     assert_same(federation.finish(), undisturbed)
+
+
+def test_status_stop_resume_and_collect(federation, undisturbed):
+    for name in ("berlin", "turin"):
+        federation.start_site(name)
+    federation.start_site("lyon", "--share")
+    federation.start_server()
+    federation.until(past(federation, 10))
+    assert "lyon: connected" in federation.command("status", "out")
+    assert "Asked process" in federation.command("stop", "out")
+    assert federation.processes["server"].wait(60) == 130
+    assert "No run is under way" in federation.command("status", "out", fails=True)
+    words = (str(federation.experiment), "kits/server", "--out", "out")
+    assert "--resume" in federation.command("run", *words, fails=True)
+    federation.start_server("--resume")
+    assert_same(federation.finish(), undisturbed)
+    told = federation.command("collect", *words)
+    assert "berlin: This site does not give away" in told
+    assert [file.name for file in (federation.out / "collected" / "run-0").iterdir()] == ["lyon.safetensors"]
+
+
+def test_the_demo_works_in_one_command(tmp_path):
+    words = [sys.executable, "-m", "fedstrata", "net", "try", "demo", "--quick", "--set", "rounds=4"]
+    done = subprocess.run(
+        [*words, "--out", "out"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr
+    assert "The network" in (tmp_path / "out" / "report.html").read_text("utf-8")
+    for pid in re.findall(r"\d+", re.search(r"processes (.*)", done.stdout)[1]):
+        assert not Path(f"/proc/{pid}").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
@@ -193,3 +194,44 @@ def test_kits_hold_what_a_party_needs_and_no_more(kits, tmp_path):
     ):
         (startup / theirs).write_bytes((kits / "lyon" / ours).read_bytes())
     assert read(tmp_path) == read(kits / "lyon")
+
+
+class Proxy:
+    """Passes a connection on, and counts its bytes."""
+
+    def __init__(self, port):
+        self.up = self.down = 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self._accept, args=(port,), daemon=True).start()
+
+    def _accept(self, port):
+        try:
+            while True:
+                near, _ = self.listener.accept()
+                far = socket.create_connection(("127.0.0.1", port))
+                threading.Thread(target=self._pass, args=(near, far, "up"), daemon=True).start()
+                threading.Thread(target=self._pass, args=(far, near, "down"), daemon=True).start()
+        except OSError:
+            return
+
+    def _pass(self, source, target, way):
+        try:
+            while data := source.recv(2**16):
+                setattr(self, way, getattr(self, way) + len(data))
+                target.sendall(data)
+        except OSError:
+            return
+
+
+def test_bytes_at_the_socket_agree_with_what_the_transport_says(server, kits):
+    proxy = Proxy(server.port)
+    site = Dialled(proxy, kits / "berlin", echo)
+    assert server.wait([0], 10) == [0]
+    for seq in range(20):
+        assert not ask(server, size=20_000, seq=seq)[1]
+    for told, seen in ((server.sent[0], proxy.down), (server.received[0], proxy.up)):
+        assert told > 20 * 80_000
+        assert told < seen < 1.02 * told + 10_000  # TLS and HTTP/2 add a little
+    site.close()
+    proxy.listener.close()

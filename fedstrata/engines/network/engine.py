@@ -201,7 +201,8 @@ class Network(Engine):
         self._failure: BaseException | None = None
         self._programs: dict[Any, Any] = {}
         self._slowest: dict[tuple[int, str, int], float] = {}
-        self._absent: set[int] = set()
+        self._absent: set[int] = set()  # dropped
+        self._out: set[int] = set()  # of these, for what they answered: for good
         self._sites: list[Site] | None = None
 
     # ---- the interface of an engine
@@ -379,6 +380,8 @@ class Network(Engine):
         gone = {i for i, kind in missing.items() if i not in there or kind == "late" or hopeless}
         for i in sorted(gone):
             self._absent.add(i)
+            if hopeless:
+                self._out.add(i)
             self.note(self.transport.names[i], "dropped")
         left = len(self.transport.names) - len(self._absent)
         if left < self.policy.min_sites:
@@ -394,8 +397,9 @@ class Network(Engine):
             log.warning("waiting for %s since %.0f s", names, time.monotonic() - began)
 
     def _readmit(self) -> None:
-        """Who was dropped and is back takes part again."""
-        for i in self.transport.wait(sorted(self._absent), 0.0) if self._absent else ():
+        """Who was dropped and is back takes part again; not who was dropped for its answers."""
+        hoped_for = sorted(self._absent - self._out)
+        for i in self.transport.wait(hoped_for, 0.0) if hoped_for else ():
             self._absent.discard(i)
             self.note(self.transport.names[i], "readmitted")
 
