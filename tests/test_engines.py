@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import jax
@@ -221,29 +222,36 @@ np.savez(f"{sys.argv[3]}/process{number}.npz", x=together.x, loss=together.histo
 """
 
 
-def test_two_processes(tmp_path):
-    program = tmp_path / "process.py"
-    program.write_text(textwrap.dedent(PROCESS))
+def start_two(program, *words):
+    """Two processes of one program on this machine."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "JAX_NUM_CPU_DEVICES": "2"}
     environment["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
-    command = [sys.executable, str(program)]
     address = f"127.0.0.1:{free_port()}"
-    processes = [
+    return [
         subprocess.Popen(
-            [*command, str(i), address, str(tmp_path)],
+            [sys.executable, str(program), str(i), address, *words],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
         for i in range(2)
     ]
-    outputs = []
+
+
+def end(processes):
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_two_processes(tmp_path):
+    program = tmp_path / "process.py"
+    program.write_text(textwrap.dedent(PROCESS))
+    processes, outputs = start_two(program, str(tmp_path)), []
     try:
         outputs = [process.communicate(timeout=180)[0] for process in processes]
     finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+        end(processes)
     assert [process.returncode for process in processes] == [0, 0], b"\n".join(outputs).decode()
     data = fs.FederatedData.from_clients(
         [{"a": np.random.default_rng(i).normal(size=(3 + i, 2))} for i in range(5)]
@@ -254,6 +262,56 @@ def test_two_processes(tmp_path):
         found = np.load(tmp_path / f"process{i}.npz")
         np.testing.assert_allclose(found["x"], alone.x, rtol=1e-5)
         np.testing.assert_allclose(found["loss"], alone.history["loss"], rtol=1e-5)
+
+
+LASTING = """
+import sys, time, numpy as np
+import fedstrata as fs
+fs.engines.connect(sys.argv[2], 2, int(sys.argv[1]))
+data = fs.FederatedData.from_clients([{"a": np.random.default_rng(i).normal(size=(3, 2))} for i in range(5)])
+problem = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
+result = fs.solve(
+    problem, fs.SCAFFOLD(eta_l=0.01, K=2, batch_size=2), data, np.zeros(2), rounds=200, engine="sharded",
+    checkpoint=fs.Checkpoint(sys.argv[3], every_rounds=5), resume=True, progress=False,
+    callbacks=[lambda progressed: time.sleep(float(sys.argv[4]))],
+)
+print("done", result.ledger.rounds, *np.asarray(result.x).tolist())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [1, 0], ids=["another", "the first"])
+def test_a_lost_process_is_told_and_a_restart_resumes(victim, tmp_path):
+    program, run = tmp_path / "lasting.py", tmp_path / "run"
+    program.write_text(LASTING)
+    processes = start_two(program, str(run), "0.1")
+    try:
+        until = time.monotonic() + 90
+        while not (run / "checkpoint.safetensors").exists():
+            assert time.monotonic() < until
+            assert [process.poll() for process in processes] == [None, None]
+            time.sleep(0.1)
+        processes[victim].kill()
+        words, _ = processes[1 - victim].communicate(timeout=30)
+    finally:
+        end(processes)
+    assert b"lost another one" in words
+    assert b"resume=True" in words
+    assert processes[1 - victim].returncode != 0
+    again, outputs = start_two(program, str(run), "0"), []
+    try:
+        outputs = [process.communicate(timeout=120)[0].decode() for process in again]
+    finally:
+        end(again)
+    data = fs.FederatedData.from_clients(
+        [{"a": np.random.default_rng(i).normal(size=(3, 2))} for i in range(5)]
+    )
+    method = fs.SCAFFOLD(eta_l=0.01, K=2, batch_size=2)
+    alone = fs.solve(problem, method, data, np.zeros(2), rounds=200, progress=False)
+    for output in outputs:
+        (done,) = [line.split() for line in output.splitlines() if line.startswith("done")]
+        assert done[1] == "200"
+        np.testing.assert_allclose([float(v) for v in done[2:]], alone.x, rtol=1e-5)
 
 
 def free_port():

@@ -40,8 +40,8 @@ def check_labels(data: FederatedData, classes: int | None = None, label: str = "
                 sample = row
             range_ = "from 0 on" if classes is None else f"from 0 to {classes - 1}"
             raise DataError(
-                f"{who} has the label {labels[row]} in sample {sample} of {part}[{label!r}], where labels are "
-                f"whole numbers {range_}. Number the classes from 0."
+                f"{who} has the label {labels[row]} in sample {sample} of {part}[{label!r}], where labels "
+                f"are whole numbers {range_}. Number the classes from 0."
             )
     return data
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fedstrata.core.fed import ClientError, Engine
 from fedstrata.engines.debug import Debug
-from fedstrata.engines.sharded import Sharded
+from fedstrata.engines.sharded import PeerLost, Sharded, connect
 from fedstrata.engines.simulated import Simulated
 
 
@@ -37,4 +37,14 @@ def engine_of(engine: str | Engine) -> Engine:
     return ENGINES[engine]()
 
 
-__all__ = ["ENGINES", "ClientError", "Debug", "Engine", "Sharded", "Simulated", "engine_of"]
+__all__ = [
+    "ENGINES",
+    "ClientError",
+    "Debug",
+    "Engine",
+    "PeerLost",
+    "Sharded",
+    "Simulated",
+    "connect",
+    "engine_of",
+]

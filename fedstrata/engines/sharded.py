@@ -1,13 +1,18 @@
 """The simulated program with the client axis laid over a device mesh, on one host or several.
 
 The text is the simulated engine's; only the layout differs. Where the number of clients is no multiple of the
-devices, rows of padding with weight zero fill up the mesh. Over several processes (`jax.distributed`), every
-process calls `solve` with the same arguments and gets the same result.
+devices, rows of padding with weight zero fill up the mesh. Over several processes, each joins the others by
+`connect`, calls `solve` with the same arguments and gets the same result. Where one of them is lost, the
+others say so and end; started again with ``resume=True``, all go on from the last checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -17,12 +22,53 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fedstrata.core.fed import Carry, Engine
+from fedstrata.core.fed import Advanced, Carry, Engine, Setup
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.storage import Part, Placed
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.simulated import Simulated
+
+NOTICED = 20  # seconds without a sign of life after which a process counts as lost
+_LOST = re.compile(r"gloo|nccl|connection (reset|closed|refused)|socket closed|heartbeat|UNAVAILABLE", re.I)
+
+
+class PeerLost(RuntimeError):
+    """Another process of a run is gone; the message says how to go on."""
+
+
+def connect(address: str, processes: int, number: int) -> None:
+    """Join the processes of a run, before JAX is used otherwise.
+
+    It is `jax.distributed.initialize` with settings by which the loss of a process is noticed, and told.
+
+    Args:
+        address: ``host:port`` of the first process, the same in all.
+        processes: how many there are.
+        number: of this one, from 0.
+    """
+    jax.config.update("jax_enable_recoverability", True)  # else JAX ends this process before it can say why
+    jax.distributed.initialize(
+        address, processes, number, heartbeat_timeout_seconds=NOTICED, shutdown_timeout_seconds=NOTICED
+    )
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """What JAX says of a lost process, in words that help."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1 or not _LOST.search(str(error)):
+            raise
+        message = (
+            f"Process {jax.process_index()} of {jax.process_count()} lost another one, which has ended or "
+            "cannot be reached, and cannot go on alone. Start all processes again, with a checkpoint and "
+            "resume=True: the run goes on from the last one that was saved."
+        )
+        # JAX ends this process too where the lost one was the first: perhaps before the exception is shown.
+        print(f"PeerLost: {message}", file=sys.stderr, flush=True)
+        raise PeerLost(f"{message} ({str(error).splitlines()[0]})") from error
 
 
 @dataclass(frozen=True)
@@ -111,6 +157,28 @@ class Sharded(Simulated):
             groups=(host.largest,),
         )
 
+    def begin(
+        self, setup: Setup, method: Method, carry: Carry, seed: int, data: Placed
+    ) -> tuple[Carry, list[Counter[str]]]:
+        """See `Engine.begin`."""
+        with _together():
+            return super().begin(setup, method, carry, seed, data)
+
+    def advance(
+        self,
+        setup: Setup,
+        method: Method,
+        carry: Carry,
+        seed: int,
+        data: Placed,
+        first: int,
+        rounds: np.ndarray,
+        active: np.ndarray | None = None,
+    ) -> Advanced:
+        """See `Engine.advance`."""
+        with _together():
+            return super().advance(setup, method, carry, seed, data, first, rounds, active)
+
     def place_carry(self, carry: Carry) -> Carry:
         """See `Engine.place_carry`."""
         return Carry(jax.tree.map(self._copy, carry.state), jax.tree.map(self._spread, carry.memory))
@@ -123,7 +191,8 @@ class Sharded(Simulated):
         """See `Engine.agree`."""
         if jax.process_count() == 1:
             return value
-        return multihost_utils.broadcast_one_to_all(np.float64(value)).item()
+        with _together():
+            return multihost_utils.broadcast_one_to_all(np.float64(value)).item()
 
     def fetch(self, carry: Carry, clients: int) -> Carry:
         """See `Engine.fetch`; rows that other processes hold are brought here."""
@@ -133,7 +202,8 @@ class Sharded(Simulated):
                 leaf = multihost_utils.process_allgather(leaf, tiled=True)
             return np.asarray(leaf)[:clients]
 
-        return Carry(jax.tree.map(np.asarray, carry.state), jax.tree.map(rows, carry.memory))
+        with _together():
+            return Carry(jax.tree.map(np.asarray, carry.state), jax.tree.map(rows, carry.memory))
 
 
 def _put(array: np.ndarray, layout: NamedSharding) -> jax.Array:

@@ -175,7 +175,7 @@ def mlp(features: int, classes: int, hidden: int = 200, lam: float = 0.0) -> Mod
 
 
 def _cross_entropy(scores: Any, label: Any) -> Any:
-    """``−log softmax(scores)_label``; NaN for a label that no score belongs to, where JAX would take another."""
+    """``−log softmax(scores)_label``; NaN for a label without a score, where JAX may take another."""
     value = optax.softmax_cross_entropy_with_integer_labels(scores, label)
     return jnp.where((label >= 0) & (label < scores.shape[-1]), value, jnp.nan)
 
