@@ -275,7 +275,7 @@ def _execute(server: Server, plan: PreparedExperiment, out: Path, command: str, 
         status.unlink(missing_ok=True)
     notes = "\n\n".join(filter(None, [networked.notes, server.remarks()]))
     told = replace(plan, experiment=networked.model_copy(update={"notes": notes}))
-    page = runner.report(told, out, load_report(out).runs, command)
+    page = runner.report_runs(told, out, load_report(out).runs, command)
     rich.print(load_report(out).table.to_rich())
     typer.echo(f"Report: {page.resolve()}")
 

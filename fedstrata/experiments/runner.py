@@ -133,18 +133,20 @@ def run_experiment(
             if done:
                 part = replace(prepared, remarks=(*prepared.remarks, f"Interrupted: {so_far}."))
                 with contextlib.suppress(ReportError):
-                    report(part, folder, _in_order(done), command)
+                    report_runs(part, folder, _in_order(done), command)
             words = f"{so_far} are stored in {folder}; the same command goes on there."
             raise ExperimentInterrupted(words) from None
     store.tidy()
-    return report(prepared, folder, _in_order(done), command)
+    return report_runs(prepared, folder, _in_order(done), command)
 
 
 def _in_order(done: Mapping[int, list[RunRecord]]) -> list[RunRecord]:
     return [run for i in sorted(done) for run in done[i]]
 
 
-def report(prepared: PreparedExperiment, folder: Path, runs: Sequence[RunRecord], command: str = "") -> Path:
+def report_runs(
+    prepared: PreparedExperiment, folder: Path, runs: Sequence[RunRecord], command: str = ""
+) -> Path:
     """Write the report of some runs of an experiment; returns the path of its page."""
     e = prepared.experiment
     notes = "\n\n".join([*(f"*{remark}*" for remark in prepared.remarks), *filter(None, [e.notes])])
