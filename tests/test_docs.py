@@ -24,7 +24,7 @@ def test_site_builds_without_warnings(tmp_path):
     assert built.returncode == 0, built.stderr
 
     api = (tmp_path / "api" / "solve" / "index.html").read_text(encoding="utf-8")
-    assert 'id="fedstrata.solve.solve"' in api
+    assert 'id="fedstrata.solving.loop.solve"' in api
 
     # Nothing is fetched when a page is opened.
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
