@@ -38,6 +38,34 @@ def inner_solution(q, x, steps, beta):
 # FedNest
 
 
+@pytest.mark.parametrize("inverse", ["series", "neumann", "cg"])
+def test_minibatches_leave_the_mean_of_the_series(inverse):
+    """E p = H⁻¹ b: the factors' samples are independent. CG has one batch, hence E[H_B⁻¹] b."""
+    curves = [np.array([[0.5, 2.0], [1.5, 1.0]]), np.array([[0.2, 1.2], [0.8, 0.6], [0.5, 0.9]])]
+    data = fs.FederatedData.from_clients([{"c": c} for c in curves])
+    problem = fs.Bilevel(
+        upper=lambda x, y, s: x + y["a"] + 2 * y["b"],
+        lower=lambda x, y, s: (s["c"][0] * y["a"] ** 2 + s["c"][1] * y["b"] ** 2) / 2,
+    )
+    method = fs.FedNest(0.1, 0.1, N=2 if inverse == "cg" else 8, ell=2.0, inverse=inverse, batch_size=1)
+    number = 3000 if inverse == "neumann" else 500
+    start = {"x0": np.zeros(()), "y0": {"a": np.zeros(()), "b": np.zeros(())}}
+    runs = fs.sweep(
+        problem, method, data, **start, rounds=1, seeds=range(number), weights="size", progress=False,
+        default_metrics=False,
+    )  # fmt: skip
+    p = np.array([[run.state.p["a"], run.state.p["b"]] for run in runs])
+    H, b = np.concatenate(curves).mean(0), np.array([1.0, 2.0])
+    if inverse == "cg":
+        pairs = [0.4 * one + 0.6 * other for one in curves[0] for other in curves[1]]
+        expected = np.mean([b / h for h in pairs], axis=0)
+    else:
+        expected = (1 - (1 - H / 2) ** 8) * b / H
+    error = p.std(0) / np.sqrt(number)
+    assert (error < 0.04 * expected).all()
+    assert (np.abs(p.mean(0) - expected) < 4 * error).all()
+
+
 @pytest.mark.parametrize("inverse", ["series", "cg", "none", "neumann"])
 def test_the_first_round_of_fednest(quadratic, inverse):
     """τ = 1, from x = 0: gradient steps in y, the linear system as asked for, one hypergradient step."""

@@ -6,8 +6,10 @@
     cg        N steps of conjugate gradients, from the last v: an inexact implicit step  N + 1 exchanges
     none      v = 0: the hypergradient without its indirect part, ∇_x f                  no exchange
 
-Every exchange sends one vector of y's size each way; the products of one solve share their samples, so that
-minibatches give one consistent system. The exchanges are booked as lower-level ones.
+Every exchange sends one vector of y's size each way, booked as a lower-level one. With minibatches every
+factor of a series has samples of its own, so that the mean of v is that of the full batch: E ∏(I − H_B/ℓ) =
+(I − H/ℓ)ⁿ, where one batch B for all would give E[H_B⁻¹] b, too long. Conjugate gradients need one matrix in
+all their steps, so they keep their samples, and that bias. Clients that sit out do so for all factors.
 """
 
 from __future__ import annotations
@@ -76,11 +78,11 @@ class Implicit(Method[ProblemT, StateT]):
         """``v ≈ [∇²_yy g]⁻¹ b``, starting from ``v`` where that helps."""
         key_products, key_length = jax.random.split(key)
 
-        def times(u: PyTree) -> PyTree:
-            return fed.average(self.lower_product, key_products, x, y, u)
+        def times(u: PyTree, key: Key = key_products) -> PyTree:
+            return fed.average(self.lower_product, key, x, y, u)
 
         def shrink(t: Integer, u: PyTree) -> PyTree:
-            return tree.axpy(-1 / self.ell, times(u), u)
+            return tree.axpy(-1 / self.ell, times(u, jax.random.fold_in(key_products, t)), u)
 
         if self.inverse == "none":
             return tree.zeros_like(v)
