@@ -9,11 +9,14 @@
     5      y_k ← (1−β) y_k + β g_k(x_k; ζ_{t+1})
     6  server: x ← x − γ_x mean(x − x_k);  y ← y − γ_y mean(y − y_k)
 
-The paper leaves open which ŷ enters line 4. ``embedding="server"``: ŷ = y, frozen through the round; the
-method then has the right fixed points. ``embedding="local"``: ŷ = y_k; where clients differ, its fixed
-point is biased, on the paper's own counterexample to about 6β/(1 + 4.5β) in place of 0.
+The paper leaves open which ŷ enters line 4. ``embedding="server"``: ŷ = y, frozen through the round. Line 5
+evaluates g_k where client k has gone, so that y stays behind g(x) by about η mean ∇g_k(∇h_k + ∇g_kᵀ∇f): where
+clients differ, ‖∇Φ‖ at the limit is proportional to ηI, with I = 1 too. ``embedding="anchored"`` (not the
+paper's): line 5 has g_k(x; ζ_{t+1}), at the server's x; with I = 1 the fixed points are those of ∇Φ = 0, and
+with more steps line 4 alone drifts, by η(I − 1). ``embedding="local"``: ŷ = y_k; where clients differ, its
+fixed point is biased whatever η is, on the paper's own counterexample to about 6β/(1 + 4.5β) in place of 0.
 
-Beyond the paper, f may be a mean over clients and g may have several levels: with the server's embedding
+Beyond the paper, f may be a mean over clients and g may have several levels: but for the local embedding
 the cotangents at y are averaged in exchanges of their own before line 3. A level in the log domain
 (`LogMeanExp`) is followed as log g; y stays above β times the newest estimate, which γ_y > 1 could pass, and
 in line 4 above β/K of g_k(x_k; ζ_t), so that a y which has fallen behind lets no sample weigh more than K/β.
@@ -56,7 +59,7 @@ class DSFedDRO(Compositional[State]):
     I: Count = 1
     gamma_x: Positive = 1.0  # γ_x
     gamma_y: Positive = 1.0  # γ_y
-    embedding: Literal["server", "local"] = "server"
+    embedding: Literal["server", "anchored", "local"] = "server"
     batch_size: BatchSize = None
 
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
@@ -89,7 +92,7 @@ class DSFedDRO(Compositional[State]):
                 used = (trackers[0].guard(used[0], now, floor), *used[1:])
             towards = c.direction(chain, client, key_t, self.batch_size, x_k, used, slopes)
             x_k = tree.axpy(-self.eta, towards, x_k)  # line 4
-            points = (x_k, *(y if self.embedding == "server" else y_k))
+            points = (x if self.embedding == "anchored" else x_k, *(y_k if self.embedding == "local" else y))
             newest = [
                 c.value(chain, client, next_key, self.batch_size, n, points[n]) for n in range(len(trackers))
             ]
@@ -105,7 +108,7 @@ class DSFedDRO(Compositional[State]):
         x, y = state
         trackers = [tracker_of(level) for level in c.chain_of(problem).inner]
         key_local, key_pull = jax.random.split(key)
-        pulled = self.cotangents(problem, fed, key_pull, y) if self.embedding == "server" else ()
+        pulled = () if self.embedding == "local" else self.cotangents(problem, fed, key_pull, y)
         plain = all(tracker is ARITHMETIC for tracker in trackers)
         floor = None if plain else self.beta / fed.participants
         known = (x, tuple(tracker.report(old, old) for tracker, old in zip(trackers, y, strict=True)))

@@ -20,9 +20,9 @@ levels, h(x) + f(g(x))): line 2 has q ← mean (y − g_i(x)); lines 5 to 8 have
 
 The indirect part of h is fixed in line 8: where f does not depend on x directly, more local steps than one
 change nothing. ``inverse`` offers other solvers of the linear system (`fedstrata.methods._shared.implicit`).
-With minibatches every factor of line 6 has samples of its own, as the paper's analysis asks; CG has one batch.
-Exchanges of lines 2 to 6 are booked as lower-level ones. Reveals only averages. Needs gradients, for bilevel
-problems Hessian-vector products, a strongly convex lower level and ℓ ≥ its largest curvature.
+With minibatches every factor of line 6 has samples of its own, as the paper's analysis asks; CG has one
+batch. Exchanges of lines 2 to 6 are booked as lower-level ones. Reveals only averages. Needs gradients, for
+bilevel problems Hessian-vector products, a strongly convex lower level and ℓ ≥ its largest curvature.
 """
 
 from __future__ import annotations

@@ -90,6 +90,58 @@ def test_the_local_reading_of_ds_feddro_has_a_biased_limit(two_clients, beta):
     np.testing.assert_allclose(predicted[0], 6 * beta / (1 + 4.5 * beta), rtol=0.2)
 
 
+def test_where_ds_feddro_ends(x64):
+    """g_k = A_k x + b_k, f = ½‖y − d‖², h_k = ½ q_k‖x − c_k‖², I = 1: a linear system for every embedding.
+
+    With the server's embedding the fixed point has y = Σ w_k g_k(x − ηG_k), G_k = ∇h_k + A_kᵀ(y − d): ‖∇Φ‖
+    there is linear in η. Anchored, it is zero.
+    """
+    rng = np.random.default_rng(3)
+    sizes, d = (1, 2, 5), np.array([0.5, -1.0])
+    A = [rng.normal(size=(2, 2)) * 0.4 + 0.4 * k * np.eye(2) for k in range(3)]
+    b, centre = rng.normal(size=(3, 2)), rng.normal(size=(3, 2)) * 2
+    q = [0.5, 1.0, 1.5]
+    own = [{"A": A[k], "b": b[k], "c": centre[k], "q": np.asarray(q[k])} for k in range(3)]
+    clients = [{k: np.stack([v] * n) for k, v in c.items()} for c, n in zip(own, sizes, strict=True)]
+    problem = fs.Composition(
+        [lambda x, s: {"g": s["A"] @ x["w"] + s["b"]}, lambda y: ((y["g"] - d) ** 2).sum() / 2],
+        lambda x, s: s["q"] * ((x["w"] - s["c"]) ** 2).sum() / 2,
+    )
+    data = fs.FederatedData.from_clients(clients)
+    w = np.array(sizes) / sum(sizes)
+    mean_A, mean_b = (sum(w[k] * v[k] for k in range(3)) for v in (A, b))
+
+    def gradient(x):
+        """∇Φ."""
+        return sum(w[k] * q[k] * (x - centre[k]) for k in range(3)) + mean_A.T @ (mean_A @ x + mean_b - d)
+
+    def limit(drift):
+        """(x, y) with Σ w_k G_k = 0, y = Σ w_k (A_k (x − drift·G_k) + b_k)."""
+
+        def residual(z):
+            x, y = z[:2], z[2:]
+            G = [q[k] * (x - centre[k]) + A[k].T @ (y - d) for k in range(3)]
+            top = sum(w[k] * G[k] for k in range(3))
+            return np.append(top, y - sum(w[k] * (A[k] @ (x - drift * G[k]) + b[k]) for k in range(3)))
+
+        zero = residual(np.zeros(4))
+        return np.linalg.solve(np.stack([residual(e) - zero for e in np.eye(4)], axis=1), -zero)[:2]
+
+    left = {}
+    for embedding in ("server", "anchored"):
+        for eta in (0.2, 0.1):
+            method = fs.DSFedDRO(eta, 0.5, gamma_x=0.9, gamma_y=1.1, embedding=embedding)
+            x0 = {"w": np.zeros(2)}
+            x = solve(problem, method, data, x0, rounds=500, eval_every=500, weights="size").x["w"]
+            np.testing.assert_allclose(x, limit(eta if embedding == "server" else 0.0), atol=1e-12)
+            left[embedding, eta] = np.linalg.norm(gradient(x))
+    assert max(left["anchored", 0.2], left["anchored", 0.1]) < 1e-12
+    # closed forms: the paper's limit halves with η
+    small = [np.linalg.norm(gradient(limit(eta))) for eta in (0.2, 0.1, 0.05, 0.025)]
+    np.testing.assert_allclose(np.array(small[:-1]) / small[1:], 2, rtol=0.1)
+    assert left["server", 0.2] > 1e-2
+
+
 def ds_round(eta, beta, I, gamma_x=1.3, gamma_y=1.4):
     """A round of Algorithm 3 with the server's y; f' is frozen, so x_k moves on a line."""
 
