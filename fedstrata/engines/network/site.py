@@ -232,8 +232,8 @@ class Site:
         if (key.shape, key.dtype) != self._key:
             raise SiteRefused("A request whose key is no key.")
         arguments = (
-            self.text.method, key, np.int32(r), np.int32(self.place.total), clients, places, weights,
-            leaves, self.memory, self.data, np.float32(0),
+            self.text.method, key, np.int32(r), np.asarray(self.place.total, jnp.result_type(int)), clients,
+            places, weights, leaves, self.memory, self.data, np.float32(0),
         )  # fmt: skip
         name = (wanted, padded, self._form, tuple((leaf.shape, leaf.dtype.name) for leaf in leaves))
         if name not in self._programs:
