@@ -153,10 +153,7 @@ def report(folder: Annotated[Path, typer.Argument(help="The folder of a run.")])
 
 
 @app.command()
-def demo(
-    out: Out = None,
-    seeds: Seeds = None,
-) -> None:
+def demo(out: Out = None, seeds: Seeds = None) -> None:
     """A problem with two levels on real data, two methods, a table and a page."""
     with _messages():
         from fedstrata.experiments.registry import find

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedstrata.experiments.base import Setting
 from fedstrata.report import RunRecord
+from fedstrata.solving.loop import Progressed
 from fedstrata.solving.result import BOOKKEEPING
 
 
@@ -62,7 +63,7 @@ class Display:
             words = _words(setting) + (f" and {others} more" if others else "")
             self._bar.reset(self._one, total=None, description=words, metrics="compiling")
 
-    def advanced(self, progressed: Any) -> None:
+    def advanced(self, progressed: Progressed) -> None:
         """A run goes on; a callback of `solve`."""
         if self._bar is not None:
             words = self._latest(progressed.history)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -119,14 +120,17 @@ def _solve(task: Task, setting: Setting, store: Store, display: Display) -> Resu
     arguments["callbacks"] = (display.advanced, *task.options.get("callbacks", ()))
     solver = functools.partial(solve, task.problem, task.method, task.data, task.x0, **arguments)
     try:
-        return _resumed(solver, store.checkpoint(setting))
+        return _resumed(solver, store.checkpoint(setting), task.silent)
     except Diverged as error:
         return error.result
 
 
-def _resumed(solver: Callable[..., Answer], file: Path) -> Answer:
+def _resumed(solver: Callable[..., Answer], file: Path, silent: bool) -> Answer:
     """What `solve` or `sweep` gives, from where it was interrupted."""
-    answer = solver(checkpoint=Checkpoint(file, overwrite=True), resume=True)
+    with warnings.catch_warnings():
+        if silent:
+            warnings.simplefilter("ignore", UserWarning)
+        answer = solver(checkpoint=Checkpoint(file, overwrite=True), resume=True)
     file.unlink(missing_ok=True)
     return answer
 
@@ -172,7 +176,7 @@ def _sweep(group: Sequence[Pair], store: Store) -> list[Result]:
     data = task.data if all(data is task.data for data in datasets) else datasets
     arguments = {**_arguments(task), "seeds": [setting.seed for setting, _ in lanes]}
     solver = functools.partial(sweep, task.problem, methods, data, task.x0, **arguments)
-    results = _resumed(solver, store.checkpoint(*(setting for setting, _ in group)))
+    results = _resumed(solver, store.checkpoint(*(setting for setting, _ in group)), task.silent)
     return [replace(result, seconds=result.seconds / len(group)) for result in results]
 
 
@@ -188,8 +192,7 @@ def _record(task: Task, setting: Setting, result: Result) -> RunRecord:
         more = {name: np.broadcast_to(values, length) for name, values in task.derive(result).items()}
         result = replace(result, history={**result.history, **more})
     label = task.label or str(setting.get("method") or type(task.method).__name__)
-    cell = {key: value for key, value in setting.cell.items() if key != "method"}
-    return RunRecord.of(result, label, seed=setting.seed, setting=cell)
+    return RunRecord.of(result, label, seed=setting.seed, setting=setting.coordinates)
 
 
 def _cut(history: Mapping[str, np.ndarray], rounds: int) -> dict[str, np.ndarray]:

@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
 from fedstrata.experiments.errors import ExperimentError, suggest
@@ -75,6 +77,11 @@ class Setting(Mapping[str, Scalar]):
         return f"Setting({', '.join(f'{k}={v!r}' for k, v in self._all.items())}, seed={self.seed})"
 
     @property
+    def coordinates(self) -> dict[str, Scalar]:
+        """The cell but for the method, which is a run's label."""
+        return {key: value for key, value in self.cell.items() if key != "method"}
+
+    @property
     def words(self) -> str:
         """The cell for people: ``FedRZO, H=5``."""
         parts = [str(v) if k == "method" else f"{k}={v}" for k, v in self.cell.items() if v is not None]
@@ -90,6 +97,7 @@ class Task:
         label: what tables and legends call it; if empty, the setting's ``method`` or else the method's class.
         derive: further series (or numbers, the same in every row) for the history, from the `Result`.
         options: further arguments of `fedstrata.solve` (engine, weights, callbacks, default_metrics).
+        silent: keep warnings back, where what they warn of is what is shown.
     """
 
     problem: Problem
@@ -104,13 +112,33 @@ class Task:
     label: str = ""
     derive: Callable[[Result], Mapping[str, Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    silent: bool = False
+
+
+def record(
+    s: Setting, values: Mapping[str, ArrayLike], seconds: float, method: str = "", **ledger: int
+) -> RunRecord:
+    """The record of an answer that does not come from `solve`.
+
+    Args:
+        s: the setting.
+        values: of the metrics: one each, or one for each of the rounds 0, 1, ….
+        seconds: how long it took.
+        method: what found it; the setting's ``method`` where it is empty.
+        ledger: what was counted.
+    """
+    length = max(2, *(np.size(series) for series in values.values()))
+    history = {name: np.broadcast_to(series, length) for name, series in values.items()}
+    history["round"] = np.linspace(0, s.rounds, length).astype(int)
+    label = str(s.method)
+    return RunRecord(label, s.coordinates, s.seed, history, ledger, seconds, method or label)
 
 
 Build = Callable[[Setting], Task | RunRecord | Sequence[RunRecord]]
 Grid = dict[str, list[Scalar]]
 
 _GRID = TypeAdapter(list[Grid])
-_TAKEN = {"seed", "seeds", "label", "cell", "words", *dir(Mapping)}
+_TAKEN = {"seeds", "label", "seed", "cell", *dir(Setting)}
 
 
 class Experiment(BaseModel):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import numpy as np
 
@@ -39,18 +38,16 @@ def images(name: str) -> tuple[Part, Part]:
     return prepare(parts[0]), prepare(parts[1])
 
 
-def long_tail(part: Part, ratio: float, rng: np.random.Generator) -> Part:
-    """Classes of falling size: of class c, n_c = min(N_c, ⌊N/C · ratio^{c/(C−1)}⌋ + 1) images at random.
+def falling(first: float, ratio: float, classes: int = 10) -> np.ndarray:
+    """Sizes of classes that fall geometrically, ⌊first · ratio^{c/(C−1)}⌋.
 
-    >>> train = {"x": np.zeros((60_000, 1)), "y": np.arange(60_000) % 10}
-    >>> np.bincount(long_tail(train, 0.01, np.random.default_rng(0))["y"])
-    array([6000, 3597, 2157, 1293,  775,  465,  279,  167,  101,   61])
+    >>> falling(6000, 0.01)
+    array([6000, 3596, 2156, 1292,  774,  464,  278,  166,  100,   60])
     """
-    labels = part["y"]
-    classes = int(labels.max()) + 1
-    rows = []
-    for c in range(classes):
-        members = rng.permutation(np.flatnonzero(labels == c))
-        rows.append(members[: math.floor(len(labels) / classes * ratio ** (c / (classes - 1))) + 1])
-    chosen = np.concatenate(rows)
-    return {name: array[chosen] for name, array in part.items()}
+    return np.floor(first * ratio ** (np.arange(classes) / (classes - 1))).astype(int)
+
+
+def long_tail(part: Part, sizes: np.ndarray, rng: np.random.Generator) -> Part:
+    """Of class c ``sizes[c]`` images at random, or all where there are fewer."""
+    members = [rng.permutation(np.flatnonzero(part["y"] == c))[:size] for c, size in enumerate(sizes)]
+    return {name: array[np.concatenate(members)] for name, array in part.items()}

@@ -10,19 +10,22 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedstrata.core.types import Function, Integer, PyTree
+from fedstrata.core.storage import Placed
+from fedstrata.core.types import Array, Function, Integer, PyTree
 
-Metric = Callable[[PyTree, PyTree, Any], Any]
+Metric = Callable[[PyTree, PyTree, Placed], Any]
 
 
-class Model(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Model:
     """A model.
 
     Attributes:
@@ -43,7 +46,7 @@ class Model(NamedTuple):
 def test_mean(function: Callable[[PyTree, Any], Any]) -> Metric:
     """The metric that averages ``function(x, sample)`` over the test data."""
 
-    def metric(x: PyTree, y: PyTree, data: Any) -> Any:
+    def metric(x: PyTree, y: PyTree, data: Placed) -> Any:
         return jax.vmap(function, in_axes=(None, 0))(x, data.test).mean()
 
     return metric
@@ -58,13 +61,24 @@ TILE = 4_096  # samples of the training data that a metric takes at once
 def train_mean(function: Callable[[PyTree, Any], Any]) -> Metric:
     """The metric that averages ``function(x, sample)`` over each client's training data, then over all."""
 
-    def metric(x: PyTree, y: PyTree, data: Any) -> Any:
+    def metric(x: PyTree, y: PyTree, data: Placed) -> Any:
         return data.mean(function, x, shares=data.shares("uniform"), tile=TILE)
 
     return metric
 
 
-def sign(label: Any) -> Any:
+def of_second(metric: Metric) -> Metric:
+    """The metric of a model that is the second variable."""
+    return lambda x, y, data: metric(y, None, data)
+
+
+def mean_by_class(values: Array, labels: Array, classes: int) -> Array:
+    """The mean of each class's values; zero where there is none."""
+    sums, numbers = (jax.ops.segment_sum(v, labels, classes) for v in (values, jnp.ones_like(values)))
+    return sums / jnp.maximum(numbers, 1)
+
+
+def sign(label: Integer) -> Any:
     """The sign v of a label: +1 for even ones, −1 for odd ones."""
     return 1.0 - 2.0 * (label % 2)
 
@@ -92,9 +106,14 @@ def softmax(features: int, classes: int, lam: float = 0.0) -> Model:
         return u @ x["W"] + x["b"]
 
     def loss(x: PyTree, sample: PyTree) -> Any:
-        return _cross_entropy(predict(x, sample["x"]), sample["y"]) + lam / 2 * squares(x["W"])
+        return cross_entropy(predict(x, sample["x"]), sample["y"]) + lam / 2 * squares(x["W"])
 
-    return _classifier(init, predict, loss)
+    return classifier(init, predict, loss)
+
+
+def logistic_loss(x: PyTree, sample: PyTree) -> Any:
+    """``log(1 + exp(−v uᵀx))``, v = ±1."""
+    return jax.nn.softplus(-sign(sample["y"]) * (sample["x"] @ x))
 
 
 @functools.cache
@@ -109,7 +128,7 @@ def logistic(features: int, lam: float = 0.0) -> Model:
         return u @ x
 
     def loss(x: PyTree, sample: PyTree) -> Any:
-        return jax.nn.softplus(-sign(sample["y"]) * predict(x, sample["x"])) + lam / 2 * squares(x)
+        return logistic_loss(x, sample) + lam / 2 * squares(x)
 
     return _signs(init, predict, loss)
 
@@ -168,19 +187,18 @@ def mlp(features: int, classes: int, hidden: int = 200, lam: float = 0.0) -> Mod
         return inner @ x["output"]["W"] + x["output"]["b"]
 
     def loss(x: PyTree, sample: PyTree) -> Any:
-        regular = lam / 2 * squares(x) if lam else 0.0
-        return _cross_entropy(predict(x, sample["x"]), sample["y"]) + regular
+        return cross_entropy(predict(x, sample["x"]), sample["y"]) + lam / 2 * squares(x)
 
-    return _classifier(init, predict, loss)
+    return classifier(init, predict, loss if lam else None)
 
 
-def _cross_entropy(scores: Any, label: Any) -> Any:
+def cross_entropy(scores: Array, label: Integer) -> Array:
     """``−log softmax(scores)_label``; NaN for a label without a score, where JAX may take another."""
     value = optax.softmax_cross_entropy_with_integer_labels(scores, label)
     return jnp.where((label >= 0) & (label < scores.shape[-1]), value, jnp.nan)
 
 
-def _check(model: str, **given: Any) -> None:
+def _check(model: str, **given: object) -> None:
     """Raise for parameters that no model has: sizes are whole numbers ≥ 1, the others finite and ≥ 0."""
     for name, value in given.items():
         size = name in ("features", "classes", "neurons", "hidden")
@@ -195,19 +213,25 @@ def _check(model: str, **given: Any) -> None:
             raise ValueError(f"{model}: {name} must be {words}, but is {value!r}.")
 
 
-def _classifier(init: Any, predict: Function, loss: Function) -> Model:
+def classifier(init: Callable[[int], PyTree], predict: Function, loss: Function | None = None) -> Model:
+    """A model by its scores; without a loss of its own it has the cross-entropy."""
+
+    def plain(x: PyTree, sample: PyTree) -> Any:
+        return cross_entropy(predict(x, sample["x"]), sample["y"])
+
     def correct(x: PyTree, sample: PyTree) -> Any:
         return (predict(x, sample["x"]).argmax() == sample["y"]).astype(float)
 
-    return Model(init, predict, loss, correct, _metrics(loss, correct))
+    return _model(init, predict, loss or plain, correct)
 
 
-def _signs(init: Any, predict: Function, loss: Function) -> Model:
+def _signs(init: Callable[[int], PyTree], predict: Function, loss: Function) -> Model:
     def correct(x: PyTree, sample: PyTree) -> Any:
         return ((predict(x, sample["x"]) > 0) == (sign(sample["y"]) > 0)).astype(float)  # a score of 0 is −1
 
-    return Model(init, predict, loss, correct, _metrics(loss, correct))
+    return _model(init, predict, loss, correct)
 
 
-def _metrics(loss: Function, correct: Any) -> dict[str, Metric]:
-    return {"accuracy": test_mean(correct), "test_loss": test_mean(loss)}
+def _model(init: Callable[[int], PyTree], predict: Function, loss: Function, correct: Function) -> Model:
+    metrics = {"accuracy": test_mean(correct), "test_loss": test_mean(loss)}
+    return Model(init, predict, loss, correct, metrics)

@@ -13,33 +13,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from fedstrata.core.types import PyTree
+from fedstrata.core.types import DType, PyTree
+from fedstrata.experiments.models import Model, classifier
 
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10's training images
-
-
-class Network(NamedTuple):
-    """A classifier of images.
-
-    Attributes:
-        init: seed → parameters.
-        scores: ``scores(x, image)``, one image of bytes.
-        loss: ``loss(x, sample)``, the cross-entropy of ``{"x": image, "y": label}``.
-        correct: ``correct(x, sample)``, 0 or 1.
-    """
-
-    init: Callable[[int], PyTree]
-    scores: Callable[[PyTree, Any], Any]
-    loss: Callable[[PyTree, Any], Any]
-    correct: Callable[[PyTree, Any], Any]
 
 
 def convolve(u: jax.Array, w: jax.Array, stride: int = 1, conv: str = "lax") -> jax.Array:
@@ -73,9 +55,7 @@ def _norm(channels: int) -> PyTree:
 
 
 @functools.cache
-def resnet(
-    blocks: int = 3, width: int = 16, classes: int = 10, conv: str = "lax", groups: int = 8
-) -> Network:
+def resnet(blocks: int = 3, width: int = 16, classes: int = 10, conv: str = "lax", groups: int = 8) -> Model:
     """Three stages of ``blocks`` residual blocks, of 1, 2 and 4 ``width`` channels: 6·blocks + 2 layers.
 
     >>> sum(leaf.size for leaf in jax.tree.leaves(resnet().init(0)))  # ResNet20
@@ -112,11 +92,11 @@ def resnet(
             u = jax.nn.relu(u + v)
         return u.mean((0, 1)) @ x["head"]["W"] + x["head"]["b"]
 
-    return _network(init, scores)
+    return classifier(init, scores)
 
 
 @functools.cache
-def small_cnn(width: int = 8, classes: int = 10, conv: str = "lax") -> Network:
+def small_cnn(width: int = 8, classes: int = 10, conv: str = "lax") -> Model:
     """Two convolutions of stride 2, and a mean over what is left; a few thousand parameters, for trials."""
 
     def init(seed: int) -> PyTree:
@@ -129,18 +109,8 @@ def small_cnn(width: int = 8, classes: int = 10, conv: str = "lax") -> Network:
         u = jax.nn.relu(convolve(u, x["second"], 2, conv))
         return u.mean((0, 1)) @ x["head"]["W"] + x["head"]["b"]
 
-    return _network(init, scores)
+    return classifier(init, scores)
 
 
-def _as_float(image: jax.Array, dtype: Any) -> jax.Array:
+def _as_float(image: jax.Array, dtype: DType) -> jax.Array:
     return (image.astype(dtype) / 255 - jnp.asarray(MEAN, dtype)) / jnp.asarray(DEVIATION, dtype)
-
-
-def _network(init: Callable[[int], PyTree], scores: Callable[[PyTree, Any], Any]) -> Network:
-    def loss(x: PyTree, sample: PyTree) -> Any:
-        return optax.softmax_cross_entropy_with_integer_labels(scores(x, sample["x"]), sample["y"])
-
-    def correct(x: PyTree, sample: PyTree) -> Any:
-        return (scores(x, sample["x"]).argmax() == sample["y"]).astype(float)
-
-    return Network(init, scores, loss, correct)

@@ -197,7 +197,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     def plain(other: Any) -> Any:
         if isinstance(other, np.ndarray | np.generic) or hasattr(other, "tolist"):
             return other.tolist()

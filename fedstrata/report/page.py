@@ -92,7 +92,7 @@ def _scripts() -> str:
     return f'<script type="text/plain" id="plotly">{packed}</script>\n<script>\n{_asset("page.js")}</script>'
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return html.escape(str(value))
 
 
@@ -136,7 +136,7 @@ def _definitions(config: Mapping[str, Any]) -> str:
     return f"<dl>{''.join(items)}</dl>"
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, Mapping):
         pairs = (f"<li><span>{_text(key)}</span> {_value(inner)}</li>" for key, inner in value.items())
         return f'<ul class="pairs">{"".join(pairs)}</ul>' if value else "–"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import rich.table
@@ -17,6 +17,9 @@ from rich.text import Text
 from fedstrata.report.records import ReportError, RunRecord, Scalar, as_dict, to_csv, union
 from fedstrata.report.specs import Claim, Column, PaperClaims, TableSpec
 from fedstrata.report.statistics import check_keys, group, mean_error, number, show
+
+if TYPE_CHECKING:
+    from fedstrata.core.counting import Ledger
 
 
 @dataclass(frozen=True)
@@ -318,7 +321,11 @@ def _form(entry: str) -> str:
 
 
 def history_table(
-    history: Mapping[str, Any], ledger: Any = None, *, title: str = "", rows: int = 11
+    history: Mapping[str, Any],
+    ledger: Ledger | Mapping[str, Any] | None = None,
+    *,
+    title: str = "",
+    rows: int = 11,
 ) -> rich.table.Table:
     """A run's history for the terminal: some rounds, evenly chosen, the first and the last among them.
 

@@ -4,9 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import minimize
 
 import fedstrata as fs
 from fedstrata.experiments import models
+from fedstrata.experiments.images import long_tail
+from fedstrata.experiments.papers._regularised import Exact
 
 RNG = np.random.default_rng(0)
 U = RNG.normal(size=(7, 5)).astype(np.float32)
@@ -96,7 +99,7 @@ def test_metrics_are_means_over_real_samples():
     arrays = {"x": U, "y": LABELS}
     test = {"x": U[:4], "y": LABELS[:4]}
     clients = [{k: a[:2] for k, a in arrays.items()}, {k: a[2:] for k, a in arrays.items()}]
-    data = fs.FederatedData.from_clients(clients, test=test)
+    data = fs.FederatedData.from_clients(clients, test=test).placed()
     model = models.softmax(5, 3, 0.1)
     x = random_like(model.init(0))
     losses = [float(model.loss(x, s)) for s in samples()]
@@ -105,3 +108,38 @@ def test_metrics_are_means_over_real_samples():
     np.testing.assert_allclose(model.metrics["accuracy"](x, None, data), np.mean(hits[:4]), rtol=1e-6)
     by_client = np.mean([np.mean(losses[:2]), np.mean(losses[2:])])
     np.testing.assert_allclose(models.train_mean(model.loss)(x, None, data), by_client, rtol=1e-5)
+
+
+def test_means_by_class():
+    values, labels = jnp.array([1.0, 2.0, 4.0]), jnp.array([0, 2, 2])
+    np.testing.assert_array_equal(models.mean_by_class(values, labels, 4), [1, 0, 3, 0])
+
+
+def test_a_long_tail_has_the_sizes_asked_for():
+    part = {"x": np.arange(60), "y": np.arange(60) % 3}
+    tail = long_tail(part, np.array([30, 5, 1]), np.random.default_rng(0))
+    assert np.bincount(tail["y"]).tolist() == [20, 5, 1]
+    assert len(set(tail["x"])) == 26
+    assert (part["y"][tail["x"]] == tail["y"]).all()
+
+
+def test_the_best_regulariser_is_that_of_the_trained_models():
+    """Against the model itself, trained by L-BFGS; clients differ in size and still count alike."""
+    rng = np.random.default_rng(0)
+
+    def client(n):
+        return {"x": rng.normal(size=(n, 3)), "y": rng.integers(0, 2, n)}
+
+    train, valid = [client(n) for n in (4, 9)], [client(n) for n in (8, 5)]
+    F = Exact(fs.FederatedData.from_clients(train, valid=valid), 1e-3, 1e3)
+
+    def mean(parts, y):
+        return np.mean([np.logaddexp(0, -(1 - 2 * part["y"]) * (part["x"] @ y)).mean() for part in parts])
+
+    def trained(lam):
+        found = minimize(lambda y: mean(train, y) + lam / 2 * y @ y, np.zeros(3), tol=1e-10)
+        return mean(valid, found.x)
+
+    for lam in (0.01, 0.3, F.weight):
+        np.testing.assert_allclose(F(lam), trained(lam), rtol=1e-5)
+    assert F.best <= min(trained(lam) for lam in np.geomspace(1e-3, 1e3, 20)) + 1e-6

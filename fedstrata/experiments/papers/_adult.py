@@ -22,8 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Setting, Task
+from fedstrata.experiments.papers._schedules import dropped, mean_first
 from fedstrata.report import Column
 
 GROUPS = 3
@@ -39,7 +41,7 @@ def loss(x: PyTree, sample: PyTree) -> Any:
     return jax.nn.softplus(jnp.where(sample["y"] == 1, -1.0, 1.0) * score(x, sample))
 
 
-def accuracy(x: PyTree, y: PyTree, data: Any) -> Any:
+def accuracy(x: PyTree, y: PyTree, data: Placed) -> Any:
     """On the test data."""
     return ((jax.vmap(score, in_axes=(None, 0))(x, data.test) > 0) == (data.test["y"] == 1)).mean()
 
@@ -72,11 +74,11 @@ def metrics(epsilon: float, proxies: int) -> dict[str, Any]:
     """Accuracies and violations: of the true groups in test data, of the proxy groups in training data."""
     one = problem(epsilon, 1.0, 1.0, proxies)
 
-    def train_accuracy(x: PyTree, y: PyTree, data: Any) -> Any:
+    def train_accuracy(x: PyTree, y: PyTree, data: Placed) -> Any:
         right = (jax.vmap(score, in_axes=(None, 0))(x, data.train) > 0) == (data.train["y"] == 1)
         return right.mean(dtype=jnp.result_type(float))
 
-    def constraint(x: PyTree, y: PyTree, data: Any) -> Any:
+    def constraint(x: PyTree, y: PyTree, data: Placed) -> Any:
         each = jax.vmap(one.inner, in_axes=(None, 0))(x, data.train)
         means = jax.tree.map(lambda leaf: leaf.mean(0), each)
         return one.constraints(means).max()
@@ -92,18 +94,6 @@ def metrics(epsilon: float, proxies: int) -> dict[str, Any]:
 UNCONSTRAINED = fs.Minimization(loss)
 
 
-@functools.cache
-def dropped(eta: float, at: int) -> Any:
-    """η, and a tenth of it from round ``at`` on."""
-    return lambda r: jnp.where(r < at, eta, eta / 10)
-
-
-@functools.cache
-def momentum(beta: float) -> Any:
-    """β, but a mean over all minibatches so far as long as these are few."""
-    return lambda r: jnp.maximum(beta, 1 / (1.0 + r))
-
-
 STEPS = {  # for I = 1, for larger I
     "FedDRO": (0.05, 0.01),
     "DS-FedDRO": (0.5, 0.1),
@@ -115,7 +105,7 @@ STEPS = {  # for I = 1, for larger I
 def build(s: Setting) -> Task:
     """One of the methods."""
     data = noisy(s.data, s.clients, s.seed, s.noise, s.proxies)
-    eta, beta = dropped(STEPS[s.method][s.I > 1], s.rounds * 3 // 4), momentum(s.beta)
+    eta, beta = dropped(STEPS[s.method][s.I > 1], s.rounds * 3 // 4), mean_first(s.beta)
     method = {
         "FedDRO": lambda: fs.FedDRO(eta, beta, I=s.I, batch_size=s.batch_size),
         "DS-FedDRO": lambda: fs.DSFedDRO(eta, beta, s.I, 1.3, 1.4, batch_size=s.batch_size),

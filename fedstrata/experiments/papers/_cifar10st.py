@@ -9,12 +9,13 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.core.types import PyTree
-from fedstrata.experiments.resnet import Network, resnet, small_cnn
+from fedstrata.core.storage import Placed
+from fedstrata.core.types import PyTree, Schedule
+from fedstrata.experiments.models import Metric, Model, mean_by_class
+from fedstrata.experiments.resnet import resnet, small_cnn
 
 CLASSES = 10
 
@@ -38,13 +39,13 @@ def federated(arrays: dict[str, np.ndarray], clients: int, seed: int) -> fs.Fede
 
 
 @functools.cache
-def network(name: str, conv: str = "lax") -> Network:
+def network(name: str, conv: str = "lax") -> Model:
     """``resnet20``, or ``cnn`` for trials."""
     return resnet(conv=conv) if name == "resnet20" else small_cnn(conv=conv)
 
 
 @functools.cache
-def problems(model: Network, lam: float, bound: float) -> dict[str, Any]:
+def problems(model: Model, lam: float, bound: float) -> dict[str, Any]:
     """What each method solves."""
     kl = fs.dro.kl(model.loss, lam)
     return {
@@ -59,7 +60,7 @@ def problems(model: Network, lam: float, bound: float) -> dict[str, Any]:
     }
 
 
-def method(name: str, eta: float, I: int, beta: float, batch_size: int) -> Any:
+def method(name: str, eta: float | Schedule, I: int, beta: float, batch_size: int) -> Any:
     """A method with its step; two-sided steps and the rest as the paper has them, where it says."""
     return {
         "average loss": lambda: fs.FedAvg(eta, H=I, batch_size=batch_size),
@@ -72,41 +73,25 @@ def method(name: str, eta: float, I: int, beta: float, batch_size: int) -> Any:
 
 
 @functools.cache
-def metrics(model: Network, chunk: int = 500) -> dict[str, Any]:
+def metrics(model: Model, chunk: int = 500) -> dict[str, Metric]:
     """Accuracies on training and test images: overall, of the rare classes, of the worst class."""
 
-    def model_of(x: PyTree) -> Any:
-        return x.x if isinstance(x, fs.dro.Lifted) else x
+    def hits(x: PyTree, samples: PyTree) -> jax.Array:
+        x = x.x if isinstance(x, fs.dro.Lifted) else x
+        return jax.lax.map(lambda sample: model.correct(x, sample), samples, batch_size=chunk)
 
-    def by_class(x: PyTree, samples: PyTree) -> Any:
-        number = samples["y"].shape[0]
-        padded = -number % chunk
-        places = jnp.arange(number + padded) % number
-        rows = jax.tree.map(lambda leaf: leaf[places].reshape(-1, chunk, *leaf.shape[1:]), samples)
-        real = (jnp.arange(number + padded) < number).reshape(-1, chunk)
+    def train(x: PyTree, y: PyTree, data: Placed) -> jax.Array:
+        return hits(x, data.train).mean()
 
-        def block(pair: Any) -> Any:
-            part, keep = pair
-            hits = jax.vmap(model.correct, in_axes=(None, 0))(model_of(x), part)
-            both = jnp.stack([jnp.where(keep, hits, 0.0), keep.astype(hits.dtype)], axis=1)
-            return jax.ops.segment_sum(both, part["y"], CLASSES)
+    def rare(x: PyTree, y: PyTree, data: Placed) -> jax.Array:
+        return hits(x, data.test).mean(where=data.test["y"] < CLASSES // 2)
 
-        hits, seen = jax.lax.map(block, (rows, real)).sum(0).T
-        return hits, jnp.maximum(seen, 1)
-
-    def test(x: PyTree, data: Any) -> Any:
-        return by_class(x, data.test)
-
-    def train(x: PyTree, y: PyTree, data: Any) -> Any:
-        hits, seen = by_class(x, data.train)
-        return hits.sum() / seen.sum()
-
-    def ratio(hits: Any, seen: Any) -> Any:
-        return hits.sum() / seen.sum()
+    def worst(x: PyTree, y: PyTree, data: Placed) -> jax.Array:
+        return mean_by_class(hits(x, data.test), data.test["y"], CLASSES).min()
 
     return {
         "train_accuracy": train,
-        "accuracy": lambda x, y, data: ratio(*test(x, data)),
-        "rare_accuracy": lambda x, y, data: ratio(*(part[:5] for part in test(x, data))),
-        "worst_accuracy": lambda x, y, data: jnp.divide(*test(x, data)).min(),
+        "accuracy": lambda x, y, data: hits(x, data.test).mean(),
+        "rare_accuracy": rare,
+        "worst_accuracy": worst,
     }

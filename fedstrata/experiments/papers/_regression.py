@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
 from fedstrata.experiments.data import federated
 
@@ -47,9 +49,7 @@ def regression(name: str, clients: int, seed: int, start: float = 0.1) -> Regres
         data = fs.FederatedData.from_arrays(train, clients, seed=seed, test=test)
     else:
         data = federated(name, clients, seed=seed)
-    rows = [
-        {key: np.asarray(leaf, float) for key, leaf in data.client(i).items()} for i in range(data.clients)
-    ]
+    rows = [jax.tree.map(lambda leaf: np.asarray(leaf, float), data.client(i)) for i in range(clients)]
     summed = [{key: value * len(part["y"]) ** 0.5 for key, value in part.items()} for part in rows]
     curvatures = np.array([np.linalg.norm(part["x"], 2) ** 2 for part in rows])
     test = {key: np.asarray(value, float) for key, value in data.test.items()}
@@ -72,7 +72,7 @@ def residual(x: PyTree, sample: PyTree) -> Any:
     return (sample["x"] @ x - sample["y"]) ** 2 / 2
 
 
-def held_out(x: PyTree, y: PyTree, data: Any) -> Any:
+def held_out(x: PyTree, y: PyTree, data: Placed | fs.FederatedData) -> Any:
     """The mean squared error on held-out rows, relative to the targets' mean square."""
     test = data.test
     return ((test["x"] @ x - test["y"]) ** 2).mean() / (test["y"] ** 2).mean()
@@ -90,6 +90,6 @@ def envelope(penalty: fs.prox.Regularizer, mu: float) -> Any:
     return lambda x, y: penalty.envelope(x, mu)
 
 
-def change(result: Any) -> dict[str, np.ndarray]:
+def change(result: fs.Result) -> dict[str, np.ndarray]:
     """|f(x̂_r) − f(x̂_{r−1})|, with f = 0 before the start."""
     return {"change": np.abs(np.diff(result.history["f"], prepend=0.0))}

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Setting, Task
 from fedstrata.methods.zohfl import RootDecay, RootGrowth
@@ -116,17 +117,17 @@ def personalized(clients: int, lam: float, mu: float) -> fs.Personalized:
 MINIMIZATION = fs.Minimization(cross_entropy)
 
 
-def accuracy(x: jax.Array, y: PyTree, data: fs.FederatedData) -> jax.Array:
+def accuracy(x: jax.Array, y: PyTree, data: Placed) -> jax.Array:
     """Of the global model, on the test data."""
     return (scores(x, data.test).argmax(1) == data.test["y"]).mean()
 
 
-def loss_on_test(x: jax.Array, y: PyTree, data: fs.FederatedData) -> jax.Array:
+def loss_on_test(x: jax.Array, y: PyTree, data: Placed) -> jax.Array:
     """Of the global model."""
     return cross_entropy(x, data.test).mean()
 
 
-def loss_on_server(x: jax.Array, y: PyTree, data: fs.FederatedData) -> jax.Array:
+def loss_on_server(x: jax.Array, y: PyTree, data: Placed) -> jax.Array:
     """f₁: of the global model, on the server's data."""
     return cross_entropy(x, data.server).mean()
 
@@ -138,11 +139,11 @@ METRICS = {"accuracy": accuracy, "test_loss": loss_on_test, "global_loss": loss_
 def metrics(lam: float) -> dict[str, Any]:
     """Those of ZO-HFL: also f₂ at the models that the clients have, and f₁ + f₂."""
 
-    def coupling(x: jax.Array, y: jax.Array, data: fs.FederatedData) -> jax.Array:
+    def coupling(x: jax.Array, y: jax.Array, data: Placed) -> jax.Array:
         rho = data.sizes / data.sizes.sum()
         return lam / 2 * (rho * ((x - y) ** 2).sum((1, 2))).sum()
 
-    def objective(x: jax.Array, y: jax.Array, data: fs.FederatedData) -> jax.Array:
+    def objective(x: jax.Array, y: jax.Array, data: Placed) -> jax.Array:
         return loss_on_server(x, y, data) + coupling(x, y, data)
 
     return {**METRICS, "coupling": coupling, "objective": objective}

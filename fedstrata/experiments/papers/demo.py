@@ -2,8 +2,7 @@
 
 Hyper-parameter learning as in section 6.2 of the FedRZO paper: client i has its own ℓ2 weight λ_i = exp(x_i),
 chosen so that the model trained with all weights does well on all clients' validation data. Only the sum of
-the λ_i matters to the trained model, so that the exact implicit objective and its minimum are a matter of one
-dimension and Newton's method.
+the λ_i matters to the trained model, so that the exact objective and its minimum are known (`_regularised`).
 """
 
 from __future__ import annotations
@@ -11,23 +10,21 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 import fedstrata as fs
+from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
-from fedstrata.experiments.models import sign
+from fedstrata.experiments.models import logistic_loss, sign
+from fedstrata.experiments.papers._regularised import Exact
 from fedstrata.report import Column, PlotSpec, TableSpec
-
-Part = list[tuple[np.ndarray, np.ndarray]]
 
 
 def upper(x: PyTree, y: PyTree, sample: PyTree) -> Any:
-    """The logistic loss log(1 + exp(−v uᵀy))."""
-    return jax.nn.softplus(-sign(sample["y"]) * (sample["x"] @ y))
+    """The logistic loss."""
+    return logistic_loss(y, sample)
 
 
 def lower(x: PyTree, y: PyTree, sample: PyTree) -> Any:
@@ -35,7 +32,7 @@ def lower(x: PyTree, y: PyTree, sample: PyTree) -> Any:
     return upper(x, y, sample) + jnp.exp(x[sample["client"]]) / 2 * jnp.vdot(y, y)
 
 
-def accuracy(x: PyTree, y: PyTree, data: Any) -> Any:
+def accuracy(x: PyTree, y: PyTree, data: Placed) -> Any:
     """On the test data."""
     return (sign(data.test["y"]) * (data.test["x"] @ y) > 0).mean()
 
@@ -54,40 +51,10 @@ def hospitals(clients: int, seed: int) -> fs.FederatedData:
     return fs.data.breast_cancer(clients, valid_fraction=0.5, seed=seed).with_client_index()
 
 
-def parts(data: fs.FederatedData, part: str) -> Part:
-    """Each client's inputs and signs, in float64."""
-    clients = (data.client(i, part) for i in range(data.clients))
-    return [(np.asarray(own["x"], float), np.asarray(sign(own["y"]))) for own in clients]
-
-
-class Exact:
-    """The validation loss F(λ) of the model trained to the optimum with mean weight λ, and its minimum."""
-
-    def __init__(self, data: fs.FederatedData) -> None:
-        self.train, self.valid = parts(data, "train"), parts(data, "valid")
-        found = minimize_scalar(lambda log: self(np.exp(log)), bounds=(-9, 1), method="bounded")
-        self.best = float(found.fun)
-
-    def __call__(self, lam: float) -> float:
-        """F(λ), by Newton's method."""
-        y = np.zeros(self.train[0][0].shape[1])
-        for _ in range(30):
-            gradient, hessian = lam * y, lam * np.eye(y.size)
-            for U, v in self.train:
-                p = 1 / (1 + np.exp(v * (U @ y)))
-                gradient = gradient - U.T @ (v * p) / len(v) / len(self.train)
-                hessian = hessian + (U.T * (p * (1 - p))) @ U / len(v) / len(self.train)
-            step = np.linalg.solve(hessian, gradient)
-            y = y - step
-            if np.linalg.norm(step) < 1e-10:
-                break
-        return float(np.mean([np.logaddexp(0, -v * (U @ y)).mean() for U, v in self.valid]))
-
-
 @functools.cache
 def exact(clients: int, seed: int) -> Exact:
-    """`Exact` for the data of a seed."""
-    return Exact(hospitals(clients, seed))
+    """The implicit objective for the data of a seed."""
+    return Exact(hospitals(clients, seed), np.exp(-9), np.exp(1))
 
 
 def build(s: Setting) -> Task:
@@ -157,13 +124,7 @@ EXPERIMENT = Experiment(
         )
     ),
     plots=(
-        PlotSpec(
-            "gap",
-            log_y=True,
-            title="How far from the best weights?",
-            y_label="gap",
-            caption=GAP,
-        ),
+        PlotSpec("gap", log_y=True, title="How far from the best weights?", y_label="gap", caption=GAP),
         PlotSpec("gap", x="bytes_up", log_y=True, title="And for how many bytes?"),
         PlotSpec("weight", log_y=True, title="The weights on their way", y_label="mean weight λ"),
     ),

@@ -9,14 +9,13 @@ falls to a tenth after three quarters of them.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.papers import _cifar10st as st
+from fedstrata.experiments.papers._schedules import dropped
 from fedstrata.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
 
 
@@ -43,12 +42,6 @@ def data_of(name: str, clients: int, seed: int, limit: int | None) -> fs.Federat
             few = st.keep_last(arrays[f"y_{part}"], tuple(range(st.CLASSES)), limit)
             arrays |= {f"{name}_{part}": arrays[f"{name}_{part}"][few] for name in ("x", "y")}
     return st.federated(arrays, clients, seed)
-
-
-@functools.cache
-def dropped(eta: float, at: int) -> Any:
-    """η, and a tenth of it from round ``at`` on."""
-    return lambda r: jnp.where(r < at, eta, eta / 10)
 
 
 def build(s: Setting) -> Task:

@@ -12,42 +12,25 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
 from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
-from fedstrata.experiments.models import mlp
+from fedstrata.experiments.images import falling, images, long_tail
+from fedstrata.experiments.models import Metric, mean_by_class, mlp
 from fedstrata.report import Column, PlotSpec, TableSpec
 
 CLASSES = 10
 
 
 @functools.lru_cache(maxsize=8)
-def long_tail(name: str, clients: int, seed: int, imbalance: float) -> fs.FederatedData:
+def clients_data(name: str, clients: int, seed: int, imbalance: float) -> fs.FederatedData:
     """Images of class c kept n·imbalance^{c/9} times, spread over clients."""
-    arrays = fs.data.load(name)
-    if name == "digits":
-        cut = 1400
-        arrays = {"x_train": arrays["x"][:cut] * 16, "y_train": arrays["y"][:cut],
-                  "x_test": arrays["x"][cut:] * 16, "y_test": arrays["y"][cut:]}  # fmt: skip
-    rng = np.random.default_rng(seed)
-    counts = np.bincount(arrays["y_train"], minlength=CLASSES)
-    chosen = [
-        rng.permutation(np.flatnonzero(arrays["y_train"] == c))[
-            : max(int(counts[0] * imbalance ** (c / 9)), 4)
-        ]
-        for c in range(CLASSES)
-    ]
-    keep = np.concatenate(chosen)
-
-    def images(x: np.ndarray) -> np.ndarray:
-        return (x.reshape(len(x), -1) / 255 - 0.1307).astype(np.float32) / 0.3081
-
-    train = {"x": images(arrays["x_train"][keep]), "y": arrays["y_train"][keep].astype(np.int32)}
-    test = {"x": images(arrays["x_test"]), "y": arrays["y_test"].astype(np.int32)}
-    return fs.FederatedData.from_arrays(train, clients, fs.Dirichlet(0.5), seed=seed, test=test)
+    train, test = images(name)
+    sizes = np.maximum(falling(np.sum(train["y"] == 0), imbalance), 4)
+    rare = long_tail(train, sizes, np.random.default_rng(seed))
+    return fs.FederatedData.from_arrays(rare, clients, fs.Dirichlet(0.5), seed=seed, test=test)
 
 
 @functools.cache
@@ -63,15 +46,14 @@ def problems(features: int, hidden: int, lam: float, chi2: float, level: float) 
 
 
 @functools.cache
-def metrics(features: int, hidden: int) -> dict[str, Any]:
+def metrics(features: int, hidden: int) -> dict[str, Metric]:
     """Accuracies on the test images."""
     model = mlp(features, CLASSES, hidden)
 
-    def by_class(x: PyTree, data: Any) -> Any:
+    def by_class(x: PyTree, data: fs.FederatedData) -> Any:
         x = x.x if isinstance(x, fs.dro.Lifted) else x
         hits = jax.vmap(model.correct, in_axes=(None, 0))(x, data.test)
-        total = jax.ops.segment_sum(jnp.ones_like(hits), data.test["y"], CLASSES)
-        return jax.ops.segment_sum(hits, data.test["y"], CLASSES) / total
+        return mean_by_class(hits, data.test["y"], CLASSES)
 
     return {
         "accuracy": lambda x, y, data: by_class(x, data).mean(),
@@ -85,7 +67,7 @@ STEPS = {"average": 0.1, "KL": 0.01, "χ²": 0.03, "CVaR": 0.01}
 
 def build(s: Setting) -> Task:
     """One objective; the average by FedAvg, the others by FedDRO, with the same local steps."""
-    data = long_tail(s.data, s.clients, s.seed, s.imbalance)
+    data = clients_data(s.data, s.clients, s.seed, s.imbalance)
     features = data.train["x"].shape[-1]
     eta = STEPS[s.method]
     method = (

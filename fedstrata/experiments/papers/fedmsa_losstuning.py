@@ -7,8 +7,7 @@ to the degree q, ten of which do local steps. α = 0.05, β = 0.1, ρ = 0.5, ful
 FedAvg as warm-up (``warm_up``; their bytes are not counted).
 
 FedMSA gathers its maps from all clients and sends three vectors, the others hear ten clients: fewer rounds
-need not be fewer bytes. α and β are the lengths of one local step in every method, of which all take K in a
-round (FedNest's and SimFBO's own steps, of a whole round, are K times as long). Neumann's series has five
+need not be fewer bytes. α and β are the lengths of one local step (`_bilevel`). Neumann's series has five
 terms at ℓ = 20.
 
 Seconds are rounds times the time of a round of this method alone, measured apart: without compiling and
@@ -27,17 +26,19 @@ import numpy as np
 
 import fedstrata as fs
 from fedstrata.experiments.base import Experiment, Setting, Task
-from fedstrata.experiments.images import images, long_tail
-from fedstrata.experiments.models import mlp
+from fedstrata.experiments.images import falling, images, long_tail
+from fedstrata.experiments.models import Metric, mlp, of_second
+from fedstrata.experiments.papers._bilevel import along, method_of, traffic
 from fedstrata.problems.hyper import balance
-from fedstrata.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
+from fedstrata.report import Column, PaperClaims, Statement, TableSpec
 
 
 @functools.lru_cache(maxsize=4)
 def clients_data(name: str, clients: int, q: float, seed: int) -> fs.FederatedData:
     """The long tail over the clients, a fifth held out, whose weights make all classes count alike."""
     train, test = images(name)
-    arrays = long_tail(train, 0.01, np.random.default_rng(seed))
+    sizes = 1 + falling(len(train["y"]) / 10, 0.01)
+    arrays = long_tail(train, sizes, np.random.default_rng(seed))
     data = fs.FederatedData.from_arrays(
         arrays, clients, fs.OneClass(q), seed=seed, valid_fraction=0.2, test=test
     )
@@ -70,46 +71,29 @@ def warmed_up(
     return result.x
 
 
-def method_of(s: Setting) -> tuple[Any, int]:
-    """The method and how many clients take part in its exchanges."""
-    if s.method == "FedMSA":
-        return fs.FedMSA(s.alpha, s.beta, rho=s.rho, K=s.K, clients=s.local), s.clients
-    whole = s.K * s.alpha, s.K * s.beta
-    if s.method == "FedNest":
-        return fs.FedNest(*whole, T=1, tau=s.K, N=5, ell=s.ell), s.local
-    if s.method == "SimFBO":
-        return fs.SimFBO(*whole, whole[1], s.alpha, s.beta, s.beta, tau=s.K), s.local
-    raise ValueError(f"no method {s.method!r}")
-
-
 def build(s: Setting) -> Task:
     """One method at one q and K."""
     data = clients_data(s.data, s.clients, s.q, s.seed)
     features = data.test["x"].shape[1]
     model = mlp(features, 10, s.hidden)
-    method, participants = method_of(s)
     y0 = warmed_up(s.data, s.clients, s.q, s.seed, features, s.hidden, s.warm_up, s.local)
     task = Task(
         fs.loss_tuning(model.predict),
-        method,
+        method_of(s, N=5),
         data,
         {"delta": jnp.zeros(10), "shift": jnp.zeros(10)},
         y0,
         rounds=s.rounds * (2 if s.method == "FedNest" else 1),
         eval_every=max(1, s.rounds // s.evaluations),
         metrics=metrics(features, s.hidden),
-        participation=participants,
+        participation=s.clients if s.method == "FedMSA" else s.local,
     )
 
     def costs(result: fs.Result) -> dict[str, Any]:
-        history = result.history
         alike = s.method, s.K, s.data, s.clients, s.local, s.hidden
         if alike not in ROUNDS:
             ROUNDS[alike] = seconds_of_a_round(task, s.timing)
-        return {
-            "gigabytes": (history["bytes_up"] + history["bytes_down"]) / 1e9,
-            "seconds": ROUNDS[alike] * history["round"],
-        }
+        return {"gigabytes": traffic(result) / 1e9, "seconds": ROUNDS[alike] * result.history["round"]}
 
     return replace(task, derive=costs)
 
@@ -151,15 +135,18 @@ def seconds_of_a_round(task: Task, least: float) -> float:
 
 
 @functools.cache
-def metrics(features: int, hidden: int) -> dict[str, Any]:
+def metrics(features: int, hidden: int) -> dict[str, Metric]:
     """Accuracy on the whole test set; the model is the second variable."""
     accuracy = mlp(features, 10, hidden).metrics["accuracy"]
-    return {"accuracy": lambda x, y, data: accuracy(y, None, data)}
+    return {"accuracy": of_second(accuracy)}
 
 
 def _reach(at: str, title: str, form: str = "") -> Column:
     return Column("accuracy", "reach", title, form, better="high", target=0.9, at=at)
 
+
+AXES = ("round", "gigabytes", "seconds")
+LOOK: dict[str, Any] = {"lines": ("label", "K"), "panels": "q", "log_x": True}
 
 EXPERIMENT = Experiment(
     name="fedmsa-losstuning",
@@ -184,11 +171,7 @@ EXPERIMENT = Experiment(
         "evaluations": 100,
         "timing": 0.2,
     },
-    grid={
-        "method": ["FedMSA", "FedNest", "SimFBO"],
-        "q": [0.1, 0.3, 0.5, 1.0],
-        "K": [4, 8, 12],
-    },
+    grid={"method": ["FedMSA", "FedNest", "SimFBO"], "q": [0.1, 0.3, 0.5, 1.0], "K": [4, 8, 12]},
     build=build,
     seeds=3,
     table=TableSpec(
@@ -203,52 +186,8 @@ EXPERIMENT = Experiment(
         across="q",
     ),
     plots=(
-        PlotSpec("accuracy", lines=("label", "K"), panels="q", log_x=True, title="Test accuracy by rounds"),
-        PlotSpec(
-            "accuracy",
-            x="gigabytes",
-            lines=("label", "K"),
-            panels="q",
-            log_x=True,
-            title="Test accuracy by gigabytes",
-        ),
-        PlotSpec(
-            "accuracy",
-            x="seconds",
-            lines=("label", "K"),
-            panels="q",
-            log_x=True,
-            title="Test accuracy by seconds",
-        ),
-        PlotSpec(
-            "upper",
-            lines=("label", "K"),
-            panels="q",
-            log_x=True,
-            log_y=True,
-            title="Balanced validation loss by rounds",
-            y_label="balanced validation loss",
-        ),
-        PlotSpec(
-            "upper",
-            x="gigabytes",
-            lines=("label", "K"),
-            panels="q",
-            log_x=True,
-            log_y=True,
-            title="Balanced validation loss by gigabytes",
-            y_label="balanced validation loss",
-        ),
-        PlotSpec(
-            "upper",
-            x="seconds",
-            lines=("label", "K"),
-            panels="q",
-            log_x=True,
-            log_y=True,
-            title="Balanced validation loss by seconds",
-            y_label="balanced validation loss",
-        ),
+        *along(AXES, "accuracy", "Test accuracy", **LOOK),
+        *along(AXES, "upper", "Balanced validation loss", log_y=True, **LOOK),
     ),
     claims=PaperClaims(
         "Figures 1, 3 and 4 and the text on them; few numbers are printed",

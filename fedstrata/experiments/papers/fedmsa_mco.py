@@ -63,7 +63,7 @@ def build(s: Setting) -> Task:
     """One method at one step size."""
     data, x0 = problem_data(s.split, s.clients, s.samples, s.d, s.noise, s.seed)
     if s.method == "centralised":
-        method: Any = fs.SOBA(s.alpha, s.beta)
+        method: fs.Method = fs.SOBA(s.alpha, s.beta)
         rounds, every = s.K * s.rounds, s.K * s.every
     else:
         local = 1 if s.method == "FedMSA, 1 client" else s.clients
@@ -78,16 +78,7 @@ def build(s: Setting) -> Task:
         updates = np.maximum(0, steps * (result.history["round"] - 1) + 1)
         return {"updates": updates, "relative": slope / slope[0]}
 
-    return Task(
-        PROBLEM,
-        method,
-        data,
-        x0,
-        rounds=rounds,
-        eval_every=every,
-        metrics=METRICS,
-        derive=measures,
-    )
+    return Task(PROBLEM, method, data, x0, rounds=rounds, eval_every=every, metrics=METRICS, derive=measures)
 
 
 EXPERIMENT = Experiment(
@@ -130,12 +121,7 @@ EXPERIMENT = Experiment(
     plots=(
         PlotSpec("objective", lines=("label", "alpha"), panels="split", log_y=True, title="By rounds"),
         PlotSpec(
-            "objective",
-            x="updates",
-            lines=("label", "alpha"),
-            panels="split",
-            log_y=True,
-            title="By updates",
+            "objective", x="updates", lines=("label", "alpha"), panels="split", log_y=True, title="By updates"
         ),
         PlotSpec(
             "objective",

@@ -12,17 +12,17 @@ implicit objective, ‖λy‖²/(2λ), by which the runs are judged.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 import fedstrata as fs
-from fedstrata.core.types import PyTree
+from fedstrata.core.storage import Placed
+from fedstrata.core.types import Function, PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.data import federated
-from fedstrata.experiments.models import TILE, Model, relu_network
+from fedstrata.experiments.models import TILE, Metric, Model, mean_by_class, relu_network
 from fedstrata.report import Column, PlotSpec, TableSpec
 
 CLASSES = 10
@@ -34,7 +34,7 @@ class Fair(NamedTuple):
     model: Model
     minimax: fs.Minimax
     average: fs.Minimization
-    metrics: dict[str, Callable[..., Any]]
+    metrics: dict[str, Metric]
 
 
 @functools.cache
@@ -45,15 +45,13 @@ def fair(features: int, neurons: int, lam: float) -> Fair:
     def payoff(x: PyTree, y: PyTree, sample: PyTree) -> Any:
         return y[sample["y"]] * model.loss(x, sample) - lam / 2 * jnp.vdot(y, y)
 
-    def by_class(function: Callable[..., Any], x: PyTree, samples: PyTree) -> Any:
-        values = jax.vmap(function, in_axes=(None, 0))(x, samples)
-        return jax.ops.segment_sum(values, samples["y"], CLASSES)
+    def each(function: Function, x: PyTree, samples: PyTree) -> jax.Array:
+        return jax.vmap(function, in_axes=(None, 0))(x, samples)
 
-    def on_test(function: Callable[..., Any], x: PyTree, data: Any) -> Any:
-        number = jax.ops.segment_sum(jnp.ones_like(data.test["y"], float), data.test["y"], CLASSES)
-        return by_class(function, x, data.test) / number
+    def on_test(function: Function, x: PyTree, data: Placed) -> jax.Array:
+        return mean_by_class(each(function, x, data.test), data.test["y"], CLASSES)
 
-    def implicit(x: PyTree, y: PyTree, data: Any) -> Any:
+    def implicit(x: PyTree, y: PyTree, data: Placed) -> Any:
         """The maximum over y of the payoff, on the training data."""
 
         def of_class(x: PyTree, sample: PyTree) -> Any:
@@ -153,12 +151,5 @@ EXPERIMENT = Experiment(
     needs=("mnist",),
     full_time="7 minutes on one core",
     fallback={"data": "digits"},
-    quick={
-        "data": "digits",
-        "rounds": 100,
-        "evaluations": 5,
-        "H": [10],
-        "lower": ["tracking"],
-        "seeds": 1,
-    },
+    quick={"data": "digits", "rounds": 100, "evaluations": 5, "H": [10], "lower": ["tracking"], "seeds": 1},
 )

@@ -6,27 +6,25 @@ and samples, μ, γ, η, the start, the batch. Here: the parity of the digit, fi
 200 validation samples each (with many more training samples the best weight is nearly zero), inputs less
 their mean, and the parameters below.
 
-The trained model depends on the mean of the x_i alone, so the exact implicit objective is a matter of one
-dimension, and is computed here to judge what the methods find.
+The trained model depends on the mean of the x_i alone, so the exact objective is known (`_regularised`), by
+which the methods are judged.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import minimize_scalar
-from scipy.special import expit
 
 import fedstrata as fs
-from fedstrata.core.types import PyTree
+from fedstrata.core.types import Function, PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.data import federated
-from fedstrata.experiments.models import sign, test_mean
+from fedstrata.experiments.models import logistic_loss, of_second, sign, test_mean
+from fedstrata.experiments.papers._regularised import Exact
 from fedstrata.report import Column, PlotSpec, TableSpec
 
 L = 3.0  # of a client's lower level on centred pixels: a quarter of the largest eigenvalue, which is 2.7 here
@@ -52,11 +50,6 @@ def clients_data(name: str, clients: int, train: int, valid: int, seed: int) -> 
     )
 
 
-def logistic(y: PyTree, sample: PyTree) -> Any:
-    """log(1 + exp(−v uᵀy))."""
-    return jax.nn.softplus(-sign(sample["y"]) * (sample["x"] @ y))
-
-
 def correct(y: PyTree, sample: PyTree) -> Any:
     """Whether the sign is predicted."""
     return (sign(sample["y"]) * (sample["x"] @ y) > 0).astype(float)
@@ -70,52 +63,20 @@ def problem(train: int, valid: int, mu: float) -> fs.Bilevel:
     """
 
     def upper(x: PyTree, y: PyTree, sample: PyTree) -> Any:
-        return valid * logistic(y, sample)
+        return valid * logistic_loss(y, sample)
 
     def lower(x: PyTree, y: PyTree, sample: PyTree) -> Any:
         weight = jnp.maximum(x[sample["client"]], mu / 2)
-        return logistic(y, sample) + weight / train / 2 * jnp.vdot(y, y)
+        return logistic_loss(y, sample) + weight / train / 2 * jnp.vdot(y, y)
 
     return fs.Bilevel(upper, lower, project_x=fs.sets.Box(mu, np.inf))
 
 
-def _of_y(metric: Callable[..., Any]) -> Callable[..., Any]:
-    """A metric of the model, which is the second variable here."""
-    return lambda x, y, data: metric(y, None, data)
-
-
-METRICS = {
+METRICS: dict[str, Function] = {
     "weight": lambda x, y: x.mean(),
-    "test_loss": _of_y(test_mean(logistic)),
-    "accuracy": _of_y(test_mean(correct)),
+    "test_loss": of_second(test_mean(logistic_loss)),
+    "accuracy": of_second(test_mean(correct)),
 }
-
-
-class Exact:
-    """F(x̄): the mean validation loss of the model trained to its optimum, and the best of all x̄ ≥ μ."""
-
-    def __init__(self, data: fs.FederatedData, mu: float) -> None:
-        def pooled(part: Any) -> tuple[np.ndarray, np.ndarray]:
-            U = np.asarray(part["x"], float)
-            return U.reshape(-1, U.shape[-1]), np.asarray(sign(part["y"]), float).ravel()
-
-        (U, self.v), (V, self.signs) = pooled(data.train), pooled(data.valid)
-        self.G, self.cross, self.N = U @ U.T, V @ U.T, int(data.sizes[0])
-        found = minimize_scalar(lambda t: self(np.exp(t)), bounds=(np.log(mu), np.log(1e3)), method="bounded")
-        self.weight, self.best = float(np.exp(found.x)), float(found.fun)
-
-    def __call__(self, weight: float) -> float:
-        """By Newton's method for α, where y = Uᵀα: the model lies in the span of the training inputs."""
-        lam, n = weight / self.N, len(self.v)
-        alpha = np.zeros(n)
-        for _ in range(50):
-            p = expit(-self.v * (self.G @ alpha))
-            residual = lam * alpha - self.v * p / n
-            step = np.linalg.solve(lam * np.eye(n) + (p * (1 - p) / n)[:, None] * self.G, residual)
-            alpha -= step
-            if np.abs(step).max() < 1e-12:
-                break
-        return float(np.logaddexp(0, -self.signs * (self.cross @ alpha)).mean())
 
 
 def build(s: Setting) -> Task:
@@ -131,9 +92,10 @@ def build(s: Setting) -> Task:
     )
 
     def judge(result: fs.Result) -> dict[str, Any]:
-        F = Exact(data, s.mu)
+        F = Exact(data, s.mu / s.train, 1e3 / s.train)
         weights = np.maximum(result.history["weight"], s.mu)
-        return {"gap": [F(weight) - F.best for weight in weights], "best_weight": F.weight}
+        gaps = [F(weight / s.train) - F.best for weight in weights]
+        return {"gap": gaps, "best_weight": s.train * F.weight}
 
     return Task(
         problem(s.train, s.valid, s.mu),
@@ -181,10 +143,7 @@ EXPERIMENT = Experiment(
         "rule_rounds": 50,
         "evaluations": 50,
     },
-    grid=[
-        {"lower": ["parallel"], "H": [1, 5, 10, 20]},
-        {"lower": ["local_sgd", "lfd", "fedac"], "H": [20]},
-    ],
+    grid=[{"lower": ["parallel"], "H": [1, 5, 10, 20]}, {"lower": ["local_sgd", "lfd", "fedac"], "H": [20]}],
     build=build,
     seeds=5,
     table=TableSpec(

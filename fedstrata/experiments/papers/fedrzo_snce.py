@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
 from fedstrata.estimators import vi
 from fedstrata.experiments.base import Experiment, Setting, Task
@@ -70,7 +71,7 @@ def seen_by_the_leader(problem: fs.MPEC, alpha: float, steps: int) -> Callable[.
         )
         return problem.leader(x, found.y, sample)
 
-    def metric(x: PyTree, y: PyTree, data: fs.FederatedData) -> Any:
+    def metric(x: PyTree, y: PyTree, data: Placed) -> Any:
         return jax.vmap(lambda sample: loss(x, sample, 0 * y[0]))(data.train).mean()
 
     return metric

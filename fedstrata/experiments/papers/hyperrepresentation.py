@@ -4,11 +4,8 @@ Every client names the classes in its own way (its labels are permuted), so no s
 representation does. The upper variable is a layer of ReLUs x, trained on the clients' validation samples; the
 lower one the clients' linear heads y_m, trained on their training samples with λ = 0.01. The heads are one
 array with a client axis: a client's part of it has the share 1/m in the mean, so β is m times that of one
-client's problem.
-
-α and β are the lengths of one local step in every method, of which all take K in a round (FedNest's and
-SimFBO's own steps, of a whole round, are K times as long). Every method runs at all pairs of the same grid.
-FedNest sums its whole series of 10 terms, hypergradient descent makes T steps of y and 10 of CG in a round.
+client's problem. α and β are the lengths of one local step (`_bilevel`); every method runs at all pairs of
+the same grid. FedNest sums its whole series of 10 terms.
 
 References: heads on the random representation that the methods start from, and FedAvg of one model for all.
 """
@@ -24,11 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.images import images
 from fedstrata.experiments.models import mlp
-from fedstrata.report import Column, PlotSpec, TableSpec
+from fedstrata.experiments.papers._bilevel import along, megabytes, method_of
+from fedstrata.report import Column, TableSpec
 
 
 @functools.lru_cache(maxsize=4)
@@ -40,7 +39,7 @@ def clients_data(name: str, clients: int, train: int, valid: int, tests: int, se
     tested = rng.permutation(len(held_out["y"]))[: clients * tests].reshape(clients, -1)
     names = [rng.permutation(10) for _ in range(clients)]
 
-    def part(source: Any, chosen: np.ndarray, i: int) -> Any:
+    def part(source: PyTree, chosen: np.ndarray, i: int) -> PyTree:
         labels = names[i][source["y"][chosen]].astype(np.int32)
         return {"x": source["x"][chosen], "y": labels, "client": np.full(len(chosen), i, np.int32)}
 
@@ -70,7 +69,7 @@ def problem(lam: float) -> fs.Bilevel:
     return fs.hyperrepresentation(represent, lam)
 
 
-def accuracy(x: PyTree, y: PyTree, data: Any) -> Any:
+def accuracy(x: PyTree, y: PyTree, data: Placed) -> Any:
     """On every client's test samples, with its own head."""
 
     def right(sample: PyTree) -> Any:
@@ -80,24 +79,6 @@ def accuracy(x: PyTree, y: PyTree, data: Any) -> Any:
     return jax.vmap(right)(data.test).mean()
 
 
-def method_of(s: Setting) -> Any:
-    """The method; the reference with a random representation never moves x."""
-    if s.method == "random representation":
-        beta = s.beta_reference * s.clients
-        return fs.HypergradientDescent(1e-30, beta, T=s.T, N=1, inverse="none")
-    beta = s.beta * s.clients
-    if s.method == "FedMSA":
-        return fs.FedMSA(s.alpha, beta, K=s.K, clients=s.clients)
-    whole = s.K * s.alpha, s.K * beta
-    if s.method == "FedNest":
-        return fs.FedNest(*whole, T=1, tau=s.K, N=10, ell=s.ell / s.clients, inverse="series")
-    if s.method == "SimFBO":
-        return fs.SimFBO(*whole, whole[1], s.alpha, s.beta, s.beta, tau=s.K)
-    if s.method == "hypergradient descent":
-        return fs.HypergradientDescent(whole[0], beta, T=s.T, N=10)
-    raise ValueError(f"no method {s.method!r}")
-
-
 def build(s: Setting) -> Task:
     """One method."""
     data = clients_data(s.data, s.clients, s.train, s.valid, s.tests, s.seed)
@@ -105,18 +86,15 @@ def build(s: Setting) -> Task:
     common: dict[str, Any] = {
         "rounds": s.rounds,
         "eval_every": max(1, s.rounds // s.evaluations),
-        "derive": lambda result: {
-            "megabytes": (result.history["bytes_up"] + result.history["bytes_down"]) / 1e6
-        },
+        "derive": megabytes,
     }
     if s.method == "one model for all":
         model = mlp(features, 10, s.hidden)
-        method = fs.FedAvg(s.gamma, H=s.K)
-        return Task(
-            fs.Minimization(model.loss), method, data, model.init(s.seed), metrics=model.metrics, **common
-        )
+        one = fs.Minimization(model.loss)
+        return Task(one, fs.FedAvg(s.gamma, H=s.K), data, model.init(s.seed), metrics=model.metrics, **common)
     x0, y0 = start(features, s.hidden, s.clients, s.seed)
-    return Task(problem(s.lam), method_of(s), data, x0, y0, metrics={"accuracy": accuracy}, **common)
+    method = method_of(s, parts=s.clients, N=10, inverse="series")
+    return Task(problem(s.lam), method, data, x0, y0, metrics={"accuracy": accuracy}, **common)
 
 
 EXPERIMENT = Experiment(
@@ -166,24 +144,12 @@ EXPERIMENT = Experiment(
         ),
         rows=("label", "alpha", "beta"),
     ),
-    plots=(
-        PlotSpec("accuracy", lines=("alpha", "beta"), panels="label", title="Test accuracy by rounds"),
-        PlotSpec(
-            "accuracy",
-            x="exchanges",
-            lines=("alpha", "beta"),
-            panels="label",
-            log_x=True,
-            title="Test accuracy by exchanges",
-        ),
-        PlotSpec(
-            "accuracy",
-            x="megabytes",
-            lines=("alpha", "beta"),
-            panels="label",
-            log_x=True,
-            title="Test accuracy by megabytes",
-        ),
+    plots=along(
+        ("round", "exchanges", "megabytes"),
+        "accuracy",
+        "Test accuracy",
+        lines=("alpha", "beta"),
+        panels="label",
     ),
     notes=(
         "Where the validation loss is not finite a run diverged, and its accuracy is that of one class for "

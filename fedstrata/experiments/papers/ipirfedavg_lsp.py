@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
-from fedstrata.experiments.base import Experiment, Setting, Task
+from fedstrata.experiments.base import Experiment, Setting, Task, record
 from fedstrata.experiments.papers._regression import (
     Regression,
     change,
@@ -48,10 +49,10 @@ def problem(epsilon: float) -> fs.Selection:
 
 @functools.lru_cache(maxsize=8)
 def posed(name: str, clients: int, seed: int) -> tuple[Regression, fs.FederatedData]:
-    """The regression, and its data with what the exact projection needs: A, A⁺ and b."""
+    """The regression, and its data; the server knows what the exact projection needs: A, A⁺ and b."""
     toy = regression(name, clients, seed)
-    known = {"A": toy.A, "inverse": np.linalg.pinv(toy.A, rcond=1e-6), "b": toy.b}
-    return toy, replace(toy.data, test={**toy.data.test, **known})
+    known = {"A": toy.A, "inverse": np.linalg.pinv(toy.A, rcond=1e-6).T, "b": toy.b}
+    return toy, replace(toy.data, server=known)
 
 
 def step_size(lam: float, mu: float) -> float:
@@ -65,24 +66,24 @@ def papers_eta(L_h: float) -> Any:
     return lambda t: 2 * jnp.log(jnp.maximum(t, 2)) * jnp.maximum(t, 2) ** (-5 / 12) / L_h
 
 
-def off(x: PyTree, data: Any) -> Any:
+def off(x: PyTree, data: Placed) -> Any:
     """``x − P(x)``, with P the exact projection onto argmin h."""
-    known = data.test
-    return known["inverse"] @ (known["A"] @ x - known["b"])
+    known = data.server
+    return (known["A"] @ x - known["b"]) @ known["inverse"]
 
 
 @functools.cache
 def stationarity(epsilon: float, mu: float, lam: float) -> Any:
     """The metric ‖∇F_λ(y)‖²."""
 
-    def metric(x: PyTree, y: PyTree, data: Any) -> Any:
+    def metric(x: PyTree, y: PyTree, data: Placed) -> Any:
         g = penalty(epsilon).envelope_grad(x, mu) + off(x, data) / lam
         return g @ g
 
     return metric
 
 
-def projection_error(x: PyTree, y: PyTree, data: Any) -> Any:
+def projection_error(x: PyTree, y: PyTree, data: Placed) -> Any:
     """How far the last inner rounds ended from the projection of where the outer step has moved to."""
     return jnp.linalg.norm(y - x + off(x, data))
 
@@ -101,7 +102,7 @@ def build(s: Setting) -> Task | RunRecord:
     """IPIR-FedAvg, or gradient descent on F_λ with exact projections."""
     toy, data = posed(s.data, s.clients, s.seed)
     if s.method == "exact projections":
-        return exact(s, toy, data)
+        return exact(s, toy, data.placed())
     gamma = step_size(s.lam, s.mu)
     if s.method == "γ_ℓ as in section 5.1":
         gamma_g = s.clients**0.5
@@ -128,29 +129,25 @@ def build(s: Setting) -> Task | RunRecord:
     )
 
 
-def exact(s: Setting, toy: Regression, data: fs.FederatedData) -> RunRecord:
+def exact(s: Setting, toy: Regression, data: Placed) -> RunRecord:
     """The reference: nothing is inexact but the number of steps."""
     began = time.perf_counter()
-    placed, gamma, f = data.placed(), step_size(s.lam, s.mu), penalty(s.epsilon)
-    measured = metrics(s)
+    gamma, f, measured = step_size(s.lam, s.mu), penalty(s.epsilon), metrics(s)
 
-    def step(y: PyTree, _: Any) -> Any:
+    def step(y: PyTree, _: None) -> Any:
         values = {
-            name: metric(y, y, placed) if _takes_data(name) else metric(y, y)
+            name: metric(y, y, data) if _takes_data(name) else metric(y, y)
             for name, metric in measured.items()
         }
-        values["primary"] = ((data.test["A"] @ y - data.test["b"]) ** 2).sum() / (2 * s.clients)
+        values["primary"] = ((data.server["A"] @ y - data.server["b"]) ** 2).sum() / (2 * s.clients)
         values["secondary"] = f.value(y)
         return y - gamma * (f.envelope_grad(y, s.mu) + off(y, data) / s.lam), values
 
-    start = jnp.asarray(toy.x0, data.test["A"].dtype)
+    start = jnp.asarray(toy.x0, data.server["A"].dtype)
     _, values = jax.jit(lambda y: jax.lax.scan(step, y, length=s.rounds + 1))(start)
-    history = {"round": np.arange(s.rounds + 1), **{name: np.asarray(v) for name, v in values.items()}}
-    history["change"] = np.abs(np.diff(history["f"], prepend=0.0))
+    values["change"] = np.abs(np.diff(values["f"], prepend=0.0))
     seconds = time.perf_counter() - began
-    return RunRecord(
-        str(s.method), {"K": None}, s.seed, history, {"lower_rounds": 0}, seconds, "gradient descent"
-    )
+    return record(s, values, seconds, "gradient descent", lower_rounds=0)
 
 
 def _takes_data(name: str) -> bool:
@@ -178,10 +175,7 @@ EXPERIMENT = Experiment(
         "safety": 5.0,
     },
     grid=[
-        {
-            "method": ["γ_ℓ as in Algorithm 2", "γ_ℓ as in section 5.1", "warm-started"],
-            "K": [1, 5, 10, 20],
-        },
+        {"method": ["γ_ℓ as in Algorithm 2", "γ_ℓ as in section 5.1", "warm-started"], "K": [1, 5, 10, 20]},
         {"method": ["exact projections"]},
     ],
     build=build,

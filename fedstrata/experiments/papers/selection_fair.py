@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -27,8 +26,9 @@ import numpy as np
 from scipy.optimize import minimize
 
 import fedstrata as fs
+from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
-from fedstrata.experiments.base import Experiment, Setting, Task
+from fedstrata.experiments.base import Experiment, Setting, Task, record
 from fedstrata.experiments.data import federated
 from fedstrata.report import Column, PlotSpec, RunRecord, TableSpec
 
@@ -69,9 +69,9 @@ def posed(name: str, clients: int, people: int, epsilon: float, rho: float, seed
     parts = [
         {"u": a, "v": b, "allowed": np.full(len(b), level)} for a, b, level in zip(u, v, allowed, strict=True)
     ]
-    test = {"u": _with_one(data.test["x"]), "y": data.test["y"], "sex": data.test["sex"], "use": use, "g": g}
+    test = {"u": _with_one(data.test["x"]), "y": data.test["y"], "sex": data.test["sex"]}
     return Posed(
-        replace(fs.FederatedData.from_clients(parts), test=test),
+        fs.FederatedData.from_clients(parts, test=test, server={"use": use, "g": g}),
         fs.Selection(excess, _unfairness(g, use, rho)),
         use,
         u,
@@ -111,7 +111,7 @@ def _unfairness(g: np.ndarray, use: np.ndarray, rho: float) -> Any:
     return f
 
 
-def _rates(x: PyTree, data: Any, of: Any) -> Any:
+def _rates(x: PyTree, data: Placed, of: jax.Array) -> Any:
     """How much oftener men get a yes than women, among those whom ``of`` marks."""
     test = data.test
     yes = (test["u"] @ x > 0).astype(x.dtype)
@@ -119,34 +119,34 @@ def _rates(x: PyTree, data: Any, of: Any) -> Any:
     return (yes * men).sum() / men.sum() - (yes * women).sum() / women.sum()
 
 
-def parity_gap(x: PyTree, y: PyTree, data: Any) -> Any:
+def parity_gap(x: PyTree, y: PyTree, data: Placed) -> Any:
     """Of demographic parity, on test data."""
     return _rates(x, data, jnp.ones_like(data.test["y"]))
 
 
-def opportunity_gap(x: PyTree, y: PyTree, data: Any) -> Any:
+def opportunity_gap(x: PyTree, y: PyTree, data: Placed) -> Any:
     """Of equal opportunity, on test data: among those who earn more."""
     return _rates(x, data, data.test["y"])
 
 
-def accuracy(x: PyTree, y: PyTree, data: Any) -> Any:
+def accuracy(x: PyTree, y: PyTree, data: Placed) -> Any:
     """On test data."""
     return ((data.test["u"] @ x > 0) == (data.test["y"] == 1)).mean(dtype=x.dtype)
 
 
-def worst_loss(x: PyTree, y: PyTree, data: Any) -> Any:
+def worst_loss(x: PyTree, y: PyTree, data: Placed) -> Any:
     """How much the loss of the worst-off client is above that of the model in use, on its training data."""
 
-    def rise(part: Any) -> Any:
-        losses = (jax.nn.softplus(-part["v"] * (part["u"] @ z)).mean() for z in (x, data.test["use"]))
+    def rise(part: PyTree) -> Any:
+        losses = (jax.nn.softplus(-part["v"] * (part["u"] @ z)).mean() for z in (x, data.server["use"]))
         return next(losses) - next(losses)
 
     return jax.vmap(rise)(data.training.stacked()).max()
 
 
-def covariance(x: PyTree, y: PyTree, data: Any) -> Any:
+def covariance(x: PyTree, y: PyTree, data: Placed) -> Any:
     """|gᵀx|, on training data."""
-    return jnp.abs(data.test["g"] @ x)
+    return jnp.abs(data.server["g"] @ x)
 
 
 METRICS = {
@@ -198,12 +198,7 @@ def exact(s: Setting, p: Posed) -> RunRecord:
         for a, b, level in zip(p.u, p.v, p.allowed, strict=True)
     ]
     found = minimize(
-        f,
-        p.use,
-        jac=True,
-        constraints=constraints,
-        method="SLSQP",
-        options={"maxiter": 500, "ftol": 1e-10},
+        f, p.use, jac=True, constraints=constraints, method="SLSQP", options={"maxiter": 500, "ftol": 1e-10}
     )
     return recorded(s, p, found.x, time.perf_counter() - began)
 
@@ -215,8 +210,7 @@ def recorded(s: Setting, p: Posed, x: np.ndarray, seconds: float) -> RunRecord:
     values = {name: float(metric(point, None, data)) for name, metric in METRICS.items()}
     values["secondary"] = float(p.problem.f.known(point))
     values["primary"] = float(jax.vmap(lambda part: excess(point, part))(data.training.stacked()).mean())
-    history = {"round": np.array([0, s.rounds]), **{name: np.full(2, v) for name, v in values.items()}}
-    return RunRecord(str(s.method), {}, s.seed, history, {}, seconds, str(s.method))
+    return record(s, values, seconds)
 
 
 EXPERIMENT = Experiment(
@@ -238,15 +232,7 @@ EXPERIMENT = Experiment(
         "eta": 1.0,
         "eta_end": 1e-3,
     },
-    grid={
-        "method": [
-            "the model in use",
-            "paper's convex rule",
-            "geometric",
-            "sequential",
-            "exact (SLSQP)",
-        ]
-    },
+    grid={"method": ["the model in use", "paper's convex rule", "geometric", "sequential", "exact (SLSQP)"]},
     build=build,
     seeds=3,
     table=TableSpec(

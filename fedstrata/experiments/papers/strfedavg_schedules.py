@@ -7,19 +7,17 @@ The primary loss has a curvature far from 1, as that of data has which nobody sc
 from __future__ import annotations
 
 import functools
-import warnings
-from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
-from fedstrata.experiments.base import Experiment, Setting
+from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.papers._regression import regression, residual
-from fedstrata.report import Column, PlotSpec, RunRecord, TableSpec
-from fedstrata.solving.result import BOOKKEEPING
+from fedstrata.report import Column, PlotSpec, TableSpec
 
 
 def half_square(x: PyTree) -> Any:
@@ -30,14 +28,14 @@ def half_square(x: PyTree) -> Any:
 SHORTEST = fs.Selection(residual, half_square)
 
 
-def error(x: PyTree, y: PyTree, data: Any) -> Any:
+def error(x: PyTree, y: PyTree, data: Placed) -> Any:
     """The distance to the shortest solution, relative to its length."""
     solution = data.test["solution"]
     return jnp.linalg.norm(x - solution) / jnp.linalg.norm(solution)
 
 
 METRICS = {"error": error}
-REFERENCES = {
+REFERENCES: dict[str, fs.Method] = {
     "BiG-SAM": fs.BiGSAM(),
     "R-APM": fs.RAPM(),
     "sequential": fs.SequentialRegularization((1.0, 0.1, 0.01, 0.001), warm_start=True),
@@ -59,37 +57,14 @@ def problem_data(name: str, clients: int, curvature: float, seed: int) -> tuple[
     return fs.FederatedData.from_clients(parts, test={"solution": solution}), x0
 
 
-def build(s: Setting) -> RunRecord:
-    """One run; what diverges has no error at its last round."""
+def build(s: Setting) -> Task:
+    """A rule or a reference; that data which nobody scaled is scaled is what is shown here."""
     data, x0 = problem_data(s.data, s.clients, s.curvature, s.seed)
     method = REFERENCES.get(s.method)
     if method is None:
         method = fs.StRFedAvg(s.method, s.K, L_h=None if s.scaling == "estimated" else 1.0, returns=s.returns)
-    with warnings.catch_warnings():  # that unscaled data is scaled is what is shown here
-        warnings.simplefilter("ignore", UserWarning)
-        try:
-            result = fs.solve(
-                SHORTEST,
-                method,
-                data,
-                x0,
-                rounds=s.R,
-                seed=s.seed,
-                metrics=METRICS,
-                eval_every=max(1, s.R // 100),
-                progress=False,
-            )
-        except fs.Diverged as diverged:
-            result = replace(diverged.result, history=_cut(diverged.result.history, s.R))
-    cell = {key: value for key, value in s.cell.items() if key != "method"}
-    return RunRecord.of(result, s.method, seed=s.seed, setting=cell)
-
-
-def _cut(history: dict[str, np.ndarray], rounds: int) -> dict[str, np.ndarray]:
-    return {
-        name: np.append(values, rounds if name == "round" else values[-1] if name in BOOKKEEPING else np.nan)
-        for name, values in history.items()
-    }
+    every = max(1, s.R // 100)
+    return Task(SHORTEST, method, data, x0, rounds=s.R, eval_every=every, metrics=METRICS, silent=True)
 
 
 EXPERIMENT = Experiment(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.experiments.base import Experiment, Setting, Task
+from fedstrata.experiments.base import Experiment, Setting, Task, record
 from fedstrata.experiments.papers._regression import (
     Regression,
     change,
@@ -69,8 +69,7 @@ def linear_program(s: Setting, toy: Regression) -> RunRecord:
         "nonzeros": float(nonzeros(x, None)),
         "test_error": float(held_out(x, None, toy.data)),
     }
-    history = {"round": np.array([0, s.rounds]), **{name: np.full(2, v) for name, v in values.items()}}
-    return RunRecord(str(s.method), {"K": None}, s.seed, history, {}, time.perf_counter() - began, "linprog")
+    return record(s, values, time.perf_counter() - began, "linprog")
 
 
 EXPERIMENT = Experiment(

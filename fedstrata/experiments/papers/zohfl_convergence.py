@@ -71,11 +71,7 @@ EXPERIMENT = Experiment(
                 "1.058, 1.047 on Fashion-MNIST and 2.86, 2.18, 2.08 on CIFAR-10 for τ = 5, 20, 50.",
                 "not reproduced",
             ),
-            Statement(
-                "There a larger μ can help.",
-                "All runs have μ = 1.",
-                "not tested",
-            ),
+            Statement("There a larger μ can help.", "All runs have μ = 1.", "not tested"),
         ),
     ),
     needs=("fashion_mnist", "cifar10"),

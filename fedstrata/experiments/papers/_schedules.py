@@ -1,0 +1,21 @@
+"""Hyper-parameters that change with the round: the same object for the same arguments, as programs want."""
+
+from __future__ import annotations
+
+import functools
+
+import jax.numpy as jnp
+
+from fedstrata.core.types import Schedule
+
+
+@functools.cache
+def dropped(eta: float, at: int) -> Schedule:
+    """η, and a tenth of it from round ``at`` on."""
+    return lambda r: jnp.where(r < at, eta, eta / 10)
+
+
+@functools.cache
+def mean_first(beta: float) -> Schedule:
+    """The momentum β, but a mean over all minibatches so far as long as these are few."""
+    return lambda r: jnp.maximum(beta, 1 / (1.0 + r))
