@@ -240,6 +240,28 @@ class Fed(abc.ABC):
         number = self.clients if of is None else of.shape[0]
         return jnp.full((number,), 1 / number) if weights is None else weights
 
+    def at_work(self, steps: Any, of: Array | None = None, given: Array | None = None) -> Array | None:
+        """The weights of an average in which clients without local steps count for nothing.
+
+        Zero steps in a round are no part in it: the others' weights are scaled up. Where nobody has steps to
+        do all weights stay, for the mean of unmoved points.
+
+        Args:
+            steps: H, one for all clients or one for each.
+            of: which clients; None is this round's.
+            given: their weights, where they are not the run's.
+
+        Returns:
+            Weights for `average`; those given, where it is known beforehand that everyone works.
+        """
+        if isinstance(steps, int):
+            return given
+        working = jnp.broadcast_to(jnp.asarray(steps) > 0, (self.clients,))
+        of = self._chosen if of is None else of
+        weights = self.weights_of(of, given)
+        theirs = jnp.where(working if of is None else working[of], weights, 0)
+        return jnp.where(theirs.sum() > 0, theirs, weights)
+
     def _unequal(self, of: Array | None, given: Array | None) -> Array | None:
         """The same, but None where all are equal: a plain mean then is cheaper, and exact."""
         if given is None:

@@ -4,7 +4,8 @@
     PerSequence[Positive]                           also an array, with one number for each sequence
     int, Count                                      a whole number; one ≥ 1
     Counts                                          also a function of the round
-    LocalSteps                                      also an array with one for each client, where 0 sits out
+    LocalSteps                                      also an array with one for each client; 0 in a round is no
+                                                    part in its average, see `fedstrata.core.fed.Fed.at_work`
     BatchSize                                       samples of a minibatch; None is the full batch
     Literal["a", "b"], bool                         an option
     a class, a protocol, a ``Callable``             an object of it: a method is then a part of the whole;

@@ -78,6 +78,7 @@ class AFL(Method[Minimization, State]):
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         key_steps, key_loss = jax.random.split(key)
         losses = fed.gather(self.loss, key_loss, state.x)
-        x = fed.average(self.local_steps, key_steps, state.x, weights=state.y, around=state.x)  # line 3
+        at_work = fed.at_work(self.H, given=state.y)
+        x = fed.average(self.local_steps, key_steps, state.x, weights=at_work, around=state.x)  # line 3
         weights = optax.projections.projection_simplex(state.y + self.eta_lam * jnp.asarray(losses))  # line 4
         return State(x, weights)

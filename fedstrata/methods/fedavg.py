@@ -52,4 +52,5 @@ class FedAvg(Method[Minimization, State]):
         return loop(steps_of(self.H, client), step, key, x)  # line 2
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        return State(fed.average(self.local_steps, key, state.x, around=state.x))  # lines 1, 5
+        at_work = fed.at_work(self.H)
+        return State(fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x))  # 1, 5

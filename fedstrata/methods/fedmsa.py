@@ -162,5 +162,6 @@ class FedMSA(Sequences[State]):
             direction = tree.axpy(keep, state.direction, change)  # line 3
         chosen = fed.sample(key_chosen, self.clients)
         begun = jnp.asarray(r > 0, jnp.int32)  # line 1
-        x, Z = fed.average(self.local_steps, key_local, begun, now, direction, of=chosen, around=now)
+        message = (self.local_steps, key_local, begun, now, direction)
+        x, Z = fed.average(*message, of=chosen, weights=fed.at_work(self.K, chosen), around=now)
         return State(x, Z, now, direction)  # lines 4, 7

@@ -58,4 +58,5 @@ class FedMSPP(Method[Minimization, State]):
         return loop(steps_of(self.H, client), step, key_steps, x_bar)  # line 3
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        return State(fed.average(self.proximal_point, key, state.x, around=state.x))  # lines 1, 5
+        at_work = fed.at_work(self.H)
+        return State(fed.average(self.proximal_point, key, state.x, weights=at_work, around=state.x))  # 1, 5

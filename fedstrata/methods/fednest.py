@@ -193,13 +193,13 @@ class FedNest(Implicit[Nested, State]):
             return fed.average(self.outer_slope, key, y)
 
     def round(self, problem: Nested, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        x = state.x
+        x, at_work = state.x, fed.at_work(self.tau)
         key_inner, key_slope, key_system, key_h, key_outer = jax.random.split(key, 5)
 
         def inner(t: Integer, y: PyTree) -> PyTree:
             key_q, key_steps = jax.random.split(jax.random.fold_in(key_inner, t))
             q = fed.average(self.inner_mean, key_q, x, y)  # line 2
-            return fed.average(self.inner_steps, key_steps, x, y, q, around=y)  # lines 3, 4
+            return fed.average(self.inner_steps, key_steps, x, y, q, weights=at_work, around=y)  # lines 3, 4
 
         with fed.level("lower"):
             y = fed.repeat(self.T, inner, state.y)  # line 1
@@ -215,4 +215,5 @@ class FedNest(Implicit[Nested, State]):
             if isinstance(problem, Composition):
                 p = self.slope(problem, fed, key_slope, y)
             h = fed.average(self.outer_mean, key_h, x, y, p)
-        return State(fed.average(self.outer_steps, key_outer, x, y, p, h, around=x), y, p)  # 8, 9
+        x = fed.average(self.outer_steps, key_outer, x, y, p, h, weights=at_work, around=x)  # lines 8, 9
+        return State(x, y, p)

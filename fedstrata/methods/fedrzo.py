@@ -151,7 +151,8 @@ class FedRZO(Method[Minimization, State]):
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         if self.messages == "vectors":
-            return State(fed.average(self.local_steps, key, state.x, around=state.x))  # lines 1, 6
+            at_work = fed.at_work(self.H)
+            return State(fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x))  # 1, 6
         scalars = fed.gather(self.local_scalars, key, state.x)
         clients, weights = fed.cohort, fed.cohort_weights
 

@@ -331,7 +331,9 @@ class FedRZOBilevel(Method[Implicit, State]):
         with fed.level("lower"):
             y = self.solve_lower(problem, fed, key_lower, r, state, where, start)  # line 2
         known = x if self.messages == "vectors" else None
-        reply = fed.average(self.local_steps, key_steps, y, around=known)  # line 3
+        reply = fed.average(
+            self.local_steps, key_steps, y, weights=fed.at_work(self.H), around=known
+        )  # line 3
         if self.messages == "scalars":
             reply = tree.axpy(-self.gamma, combine(reply, v), x)
         return state._replace(x=reply, y=self.at_centre(problem, x, y))  # line 8

@@ -285,7 +285,9 @@ class FedRZOTwoStage(Method[MPEC, State]):
         message = (state.x,) if self.tau is None else (state.x, state.k)
         k = state.k + jnp.max(jnp.asarray(self.H))
         if self.messages == "vectors":
-            return State(fed.average(self.local_steps, key, *message, around=state.x), k)  # lines 1, 7
+            at_work = fed.at_work(self.H)
+            x = fed.average(self.local_steps, key, *message, weights=at_work, around=state.x)  # lines 1, 7
+            return State(x, k)
         replies = fed.gather(self.local_scalars, key, *message)
 
         def add(x: PyTree, one: tuple[Any, Any, Any]) -> tuple[PyTree, None]:

@@ -69,4 +69,5 @@ class FedZO(Method[Minimization, State]):
         return tree.sub(loop(steps_of(self.H, client), step, key, x_hat), x_hat)  # line 2
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        return State(tree.add(state.x, fed.average(self.local_steps, key, state.x)))  # lines 1, 6
+        moved = fed.average(self.local_steps, key, state.x, weights=fed.at_work(self.H))  # line 1
+        return State(tree.add(state.x, moved))  # line 6

@@ -55,4 +55,4 @@ class LocalSGDA(Method[Minimax, State]):
         return loop(steps_of(self.tau, client), step, key, State(x, y))  # line 2
 
     def round(self, problem: Minimax, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        return fed.average(self.local_steps, key, *state, around=state)  # lines 1, 4
+        return fed.average(self.local_steps, key, *state, weights=fed.at_work(self.tau), around=state)  # 1, 4

@@ -10,7 +10,7 @@
     6  server: c ← c + |S|/m mean_S(c_i⁺ − c_i)
 
 c is the mean of all c_i, so where clients have weights |S|/m is their part of them. A client with K = 0
-keeps its c_i. Started from zero control variates, its first round is FedAvg.
+keeps its c_i and is not in S. Started from zero control variates, its first round is FedAvg.
 
 Reveals only averages. Needs gradients.
 """
@@ -77,7 +77,11 @@ class SCAFFOLD(Method[Minimization, State]):
         return Remember((moved, tree.sub(c_new, c_i)), c_new)
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        moved, changed = fed.average(self.local_steps, key, state.x, state.c)  # line 1
+        at_work = fed.at_work(self.K)
+        moved, changed = fed.average(self.local_steps, key, state.x, state.c, weights=at_work)  # line 1
         x = tree.axpy(self.eta_g, moved, state.x)  # line 5
-        c = tree.axpy(fed.cohort_share, changed, state.c)  # line 6
+        share = fed.cohort_share
+        if at_work is not None:
+            share *= jnp.sum(fed.cohort_weights, where=at_work > 0)
+        c = tree.axpy(share, changed, state.c)  # line 6
         return State(x, c)

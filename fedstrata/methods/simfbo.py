@@ -98,7 +98,7 @@ class SimFBO(Method[Bilevel, State]):
         return tree.scale(1 / jnp.maximum(tau, 1), total)  # line 4
 
     def round(self, problem: Bilevel, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        mean = fed.average(self.local_directions, key, *state)
+        mean = fed.average(self.local_directions, key, *state, weights=fed.at_work(self.tau))
         v = tree.axpy(-self.gamma_v, mean.v, state.v)  # line 5, and below
         v = optax.projections.projection_l2_ball(v, self.radius)
         x = tree.axpy(-self.gamma_x, mean.x, state.x)

@@ -14,9 +14,9 @@ or, with ``messages="scalars"``,
 
     5′ client i: upload the two numbers f₂(x̂ ± ηv_i, y^±); the server multiplies v_i itself
 
-with the same iterates. The paper uploads y⁺ and y⁻; one vector does. A client with H_{i,r} = 0 sits out: it
-keeps y_i, and the mean in line 6 is over the others. Both points meet the same ζ
-(``common_random_numbers``): the difference in line 5 is multiplied by n/(2η), and independent samples would
+with the same iterates. The paper uploads y⁺ and y⁻; one vector does. A client with H_{i,r} = 0 sits out, as
+if it had not been sampled: it keeps y_i, and the mean in line 6 is over the others. Both points meet the same
+ζ (``common_random_numbers``): the difference in line 5 is multiplied by n/(2η), and independent samples would
 be as well.
 
 Theory: H_{i,r} = τ_i √(r+1), γ_r = c/√(r+1) with c = 1/(4(L₁ + L₀√n/η)); see `ZOHFL.from_theory`. Reveals
@@ -203,13 +203,9 @@ class ZOHFL(Method[Personalized, State]):
 
     def round(self, problem: Personalized, fed: Fed, key: Key, r: Integer, state: State) -> State:
         x, clients = state.x, fed.cohort
-        at_work = jnp.broadcast_to(jnp.asarray(self.H) > 0, (fed.clients,))[clients]
-        weights = jnp.where(at_work, fed.cohort_weights, 0)
-        # Where everyone sits out, the mean is zero; the weights must not be.
-        anyone = weights.sum() > 0
-        weights = jnp.where(anyone, weights, 1) / jnp.where(anyone, weights.sum(), len(weights))
+        weights = fed.weights_of(clients, fed.at_work(self.H))
         if self.messages == "vectors":
-            g = fed.average(self.personalize_vector, key, x, weights=weights)
+            g = fed.average(self.personalize_vector, key, x, weights=fed.at_work(self.H))
         else:
             values = fed.gather(self.personalize, key, x)
 
@@ -221,5 +217,7 @@ class ZOHFL(Method[Personalized, State]):
             g = jax.lax.scan(add, tree.zeros_like(x), (clients, weights, values))[0]
         assert fed.server is not None  # the problem has looked
         f = fed.server.mean(problem.server, jax.random.fold_in(key, fed.clients), self.server_batch_size)
+        # an estimate is none without steps: where everyone sits out, there is f₁ alone
+        anyone = jnp.broadcast_to(jnp.asarray(self.H) > 0, (fed.clients,))[clients].any()
         direction = tree.axpy(jnp.where(anyone, 1, 0), g, gradient(f, x))
         return State(tree.axpy(-self.gamma, direction, x))  # line 6
