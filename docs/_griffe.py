@@ -7,7 +7,7 @@ import griffe
 
 _EXAMPLE = re.compile(r"^(?P<indent> *)>>> .*(?:\n(?P=indent) *\S.*)*", re.MULTILINE)
 
-_DATACLASS = ("fedstrata.methods.base.method", "fedstrata.problems._parameters.pytree")
+_DATACLASS = ("fedstrata.core.method.method", "fedstrata.problems._parameters.pytree")
 
 
 class Extension(griffe.Extension):

@@ -20,7 +20,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Method, Positive, Steps, Unit, method
+from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, Unit, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 
@@ -33,12 +33,12 @@ class State(NamedTuple):
 
 
 @method
-class FedAvgM(Method):
+class FedAvgM(Method[fs.Minimization, State]):
     """FedAvg with server momentum ``beta``."""
 
     gamma: Positive  # γ
     beta: Unit = 0.9  # β
-    H: Steps = 1
+    H: LocalSteps = 1
     batch_size: BatchSize = None
 
     solves = (fs.Minimization,)
