@@ -33,7 +33,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
-from fedstrata.experiments.errors import ExperimentError, suggest
+from fedstrata.core.words import suggest
+from fedstrata.experiments.errors import ExperimentError
 from fedstrata.report import PaperClaims, PlotSpec, RunRecord, TableSpec
 from fedstrata.report.records import Scalar
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata import data as loaders
+from fedstrata.core.words import suggest
 from fedstrata.data import FederatedData, Partitioner
 from fedstrata.data.fetch import ENVIRONMENT, FORMS
-from fedstrata.experiments.errors import ExperimentError, suggest
+from fedstrata.experiments.errors import ExperimentError
 
 LOADERS: dict[str, Callable[..., FederatedData]] = {
     name: getattr(loaders, name) for name in ("digits", "breast_cancer", *FORMS)

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedstrata.experiments.errors import ExperimentError, suggest
+from fedstrata.core.words import suggest
+from fedstrata.experiments.errors import ExperimentError
 
 if TYPE_CHECKING:
     from fedstrata.experiments.base import Experiment

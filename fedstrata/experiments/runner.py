@@ -110,13 +110,7 @@ def run_experiment(
     if fresh:
         store.clear()
     store.prepare()
-    settings = experiment.settings
-    done = {}
-    for i, setting in enumerate(settings):
-        if (stored := store.load(setting)) is not None:
-            if stored.identity is not None:
-                check_stored(experiment, setting, stored.identity, store.file(setting))
-            done[i] = stored.runs
+    settings, done = experiment.settings, _stored(experiment, store)
     numbers = {id(setting): i for i, setting in enumerate(settings)}
     # Seed by seed: an interrupted experiment has something of every setting, and data is split once a seed.
     missing = sorted((s for i, s in enumerate(settings) if i not in done), key=lambda s: s.seed)
@@ -138,6 +132,17 @@ def run_experiment(
             raise ExperimentInterrupted(words) from None
     store.tidy()
     return report_runs(prepared, folder, _in_order(done), command)
+
+
+def _stored(experiment: Experiment, store: Store) -> dict[int, list[RunRecord]]:
+    """The runs that are there already, by the number of their setting."""
+    done = {}
+    for i, setting in enumerate(experiment.settings):
+        if (stored := store.load(setting)) is not None:
+            if stored.identity is not None:
+                check_stored(experiment, setting, stored.identity, store.file(setting))
+            done[i] = stored.runs
+    return done
 
 
 def _in_order(done: Mapping[int, list[RunRecord]]) -> list[RunRecord]:

@@ -46,11 +46,12 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedstrata.core.words import suggest
 from fedstrata.data import count_classes
 from fedstrata.experiments import models
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.data import LOADERS, PARTITIONS, federated
-from fedstrata.experiments.errors import ExperimentError, suggest
+from fedstrata.experiments.errors import ExperimentError
 from fedstrata.methods import METHODS, Method
 from fedstrata.problems import Minimization
 from fedstrata.report import Column, PaperClaims, PlotSpec, TableSpec
