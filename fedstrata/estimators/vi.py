@@ -79,6 +79,7 @@ def projection(
     tol: Real = 1e-6,
     max_steps: int = MAX_STEPS,
     scale: Real | None = None,
+    probe: PyTree = None,
 ) -> Solution:
     """The projection method.
 
@@ -91,6 +92,7 @@ def projection(
         tol: the residual to reach, relative to ``scale``.
         max_steps: the most steps without a given number.
         scale: what the residual is compared with; None is ‖G‖ at the start.
+        probe: the direction in which a step size is first looked for; None takes one without symmetry.
     """
     adapt = alpha is None
 
@@ -101,7 +103,7 @@ def projection(
         # A smaller step moves less: what was moved is scaled to be comparable with the next.
         return _Run(y, run.k + 1, moved * (alpha / run.alpha), alpha)
 
-    first = step_size(G, y, _cocoercivity) if alpha is None else alpha
+    first = step_size(G, y, _cocoercivity, probe) if alpha is None else alpha
     return _solve(step, G, y, None, 1, adapt, first, steps, tol, max_steps, scale)
 
 
@@ -115,6 +117,7 @@ def extragradient(
     tol: Real = 1e-6,
     max_steps: int = MAX_STEPS,
     scale: Real | None = None,
+    probe: PyTree = None,
 ) -> Solution:
     """The extragradient method (Korpelevich 1976); the arguments are those of `projection`."""
     adapt = alpha is None
@@ -133,7 +136,7 @@ def extragradient(
             alpha = jnp.where(telling, jnp.minimum(alpha, _lipschitz(dy, dG)), alpha)
         return _Run(y, run.k + 1, moved * (alpha / run.alpha), alpha)
 
-    first = step_size(G, y, _lipschitz) if alpha is None else alpha
+    first = step_size(G, y, _lipschitz, probe) if alpha is None else alpha
     return _solve(step, G, y, None, 2, adapt, first, steps, tol, max_steps, scale)
 
 
@@ -156,10 +159,11 @@ def accelerated(
     tol: Real = 1e-6,
     max_steps: int = MAX_STEPS,
     scale: Real | None = None,
+    probe: PyTree = None,
 ) -> Solution:
     """The accelerated projection method with restarts; the arguments are those of `projection`."""
     adapt = alpha is None
-    first = step_size(G, y, _cocoercivity) if alpha is None else alpha
+    first = step_size(G, y, _cocoercivity, probe) if alpha is None else alpha
 
     def step(run: _Run) -> _Run:
         z, t, last, best, when, failures = run.more
@@ -239,7 +243,9 @@ def _solve(
     return Solution(end.y, end.k, before + values_per_step * end.k, end.moved / end.alpha, end.alpha)
 
 
-def step_size(G: Map, y: PyTree, rule: Callable[[PyTree, PyTree], jax.Array]) -> jax.Array:
+def step_size(
+    G: Map, y: PyTree, rule: Callable[[PyTree, PyTree], jax.Array], probe: PyTree = None
+) -> jax.Array:
     """The smallest value of ``rule`` on `POWER_STEPS` power iterations with differences of G around ``y``."""
     at_y = G(y)
     # Wide enough that rounding errors do not show in the differences.
@@ -253,12 +259,14 @@ def step_size(G: Map, y: PyTree, rule: Callable[[PyTree, PyTree], jax.Array]) ->
         found = rule(direction, dG)
         return (dG, jnp.where(found > 0, jnp.minimum(alpha, found), alpha)), None
 
-    # A direction without symmetry, lest it be orthogonal to the eigenvector that matters.
-    start = jax.tree.map(
-        lambda leaf: 1 + jnp.cos(jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape) / 2, y
-    )
+    start = jax.tree.map(uneven, y) if probe is None else probe
     (_, alpha), _ = jax.lax.scan(step, (start, jnp.full((), jnp.inf, _dtype(y))), length=POWER_STEPS)
     return jnp.where(jnp.isfinite(alpha), alpha, 1)
+
+
+def uneven(leaf: jax.Array) -> jax.Array:
+    """A direction without symmetry, lest it be orthogonal to the eigenvector that matters."""
+    return 1 + jnp.cos(jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape) / 2
 
 
 def _cocoercivity(dy: PyTree, dG: PyTree) -> jax.Array:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -47,7 +48,7 @@ from fedstrata.core.method import (
     by_options,
     method,
 )
-from fedstrata.core.types import Function, Integer, Key, PyTree
+from fedstrata.core.types import Array, Function, Integer, Key, PyTree
 from fedstrata.estimators import vi
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
 from fedstrata.problems.classes import MPEC
@@ -190,9 +191,14 @@ class FedRZOTwoStage(Method[MPEC, State]):
         return state.x, memory.y
 
     def respond(
-        self, problem: MPEC, x: PyTree, start: PyTree, y0: PyTree, samples: PyTree, k: Integer
+        self, problem: MPEC, x: PyTree, start: PyTree, y0: PyTree, samples: PyTree, real: Array, k: Integer
     ) -> tuple[PyTree, Any]:
-        """The equilibria (line 4) at stacked points for stacked samples, and how often G was evaluated."""
+        """The equilibria (line 4) at stacked points for stacked samples, and how often G was evaluated.
+
+        All are solved side by side and stop together. Samples that are not ``real`` fill up a client's
+        arrays: they stay where they start, so that neither steps nor step sizes depend on how many there
+        are.
+        """
 
         def everywhere(function: Function) -> Function:  # of (x, y, sample), over points and samples
             return jax.vmap(jax.vmap(function, in_axes=(None, 0, 0)), in_axes=(0, 0, None))
@@ -209,22 +215,30 @@ class FedRZOTwoStage(Method[MPEC, State]):
             )
             return own(x, start, samples), 0
 
+        def only_real(y: PyTree, other: PyTree) -> PyTree:
+            def choose(a: Array, b: Array) -> Array:
+                return jnp.where(real.reshape(1, -1, *[1] * (a.ndim - 2)), a, b)
+
+            return jax.tree.map(choose, y, other)
+
+        zero = tree.zeros_like(start)
+
         def G(y: PyTree) -> PyTree:
-            return everywhere(problem.follower)(x, y, samples)
+            return only_real(everywhere(problem.follower)(x, y, samples), zero)
 
         def project(y: PyTree) -> PyTree:
-            return everywhere(lambda x, y, s: problem.project_y(y, x, s))(x, y, samples)
+            return only_real(everywhere(lambda x, y, s: problem.project_y(y, x, s))(x, y, samples), zero)
 
-        solver = vi.SOLVERS[lower]
+        # the same for every point and sample, whatever their number
+        probe = jax.tree.map(lambda leaf: jnp.broadcast_to(vi.uneven(leaf[0, 0]), leaf.shape), start)
+        solver = partial(vi.SOLVERS[lower], G, project, only_real(start, zero), probe=only_real(probe, zero))
         if self.tau is not None:
             steps = jnp.ceil(self.tau * jnp.log1p(jnp.asarray(k, float))).astype(jnp.int32)
-            found = solver(G, project, start, alpha=self.alpha, steps=steps)
-            return found.y, found.values
+            found = solver(alpha=self.alpha, steps=steps)
+            return only_real(found.y, start), found.values
         scale = tree.norm(G(y0))
-        found = solver(
-            G, project, start, alpha=self.alpha, tol=self.tol, max_steps=self.max_steps, scale=scale
-        )
-        return found.y, found.values + 1
+        found = solver(alpha=self.alpha, tol=self.tol, max_steps=self.max_steps, scale=scale)
+        return only_real(found.y, start), found.values + 1
 
     def walk(self, problem: MPEC, client: Client, key: Key, x: PyTree, k: Integer) -> Walk:
         """The local steps."""
@@ -241,7 +255,8 @@ class FedRZOTwoStage(Method[MPEC, State]):
             f = client.mean(problem.leader, key_xi, self.batch_size)  # line 3
             v = directions(key_v, walk.x, self.eta, self.directions, self.orthogonal)
             z, weights = points(walk.x, v, self.two_sided), f.weigh()
-            y, values = self.respond(problem, z, spread(walk.start, ends), y0, f.samples, k + h)  # line 4
+            starts = spread(walk.start, ends)
+            y, values = self.respond(problem, z, starts, y0, f.samples, weights > 0, k + h)  # line 4
             each = jax.vmap(jax.vmap(problem.leader, in_axes=(None, 0, 0)), in_axes=(0, 0, None))(
                 z, y, f.samples
             )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.core.storage import Group
+from tests.cases import two_stage
 
 
 def solve(game, method, rounds=10, **options):
@@ -265,3 +268,19 @@ def test_from_theory_reaches_the_accuracy_it_promises(x64):
             steps=math.ceil(method.tau * math.log(k + 1)),
         )
         assert ((found.y - solution) ** 2).sum() <= (solution**2).sum() / (k + 1)
+
+
+@pytest.mark.parametrize("lower", ["projection", "extragradient", "accelerated"])
+def test_what_fills_up_a_clients_arrays_changes_nothing(lower, x64):
+    """Equilibria are solved side by side with one step size and one stop: of the real samples alone."""
+    problem, data = two_stage.with_sets, two_stage.data
+    method = fs.FedRZOTwoStage(0.01, 0.2, H=2, lower=lower, batch_size=None)
+    placed, x0, y0 = data.placed(), *jax.tree.map(jnp.asarray, (two_stage.x0, two_stage.y0))
+    memory = method.memory(problem, x0, y0)
+
+    def replied(capacity):
+        client = placed.client(0, memory, Group(5, capacity, 0))  # of four samples
+        return method.local_steps(problem, client, jax.random.key(0), x0)
+
+    for a, b in zip(jax.tree.leaves(replied(4)), jax.tree.leaves(replied(40)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
