@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.net_cli import net
+from fedstrata.experiments.net import net
 
 if TYPE_CHECKING:
     from fedstrata.experiments import Experiment
