@@ -5,9 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.utils import Bunch
 
 import fedstrata as fs
 
@@ -86,7 +88,17 @@ def test_from_arrays_splits_off_server_and_validation():
         ([{"a": np.ones((2, 1))}, {"a": np.ones((0, 1))}], "client 1.* is empty"),
         ([{"a": np.array(["yes", "no"])}], r"client 0\['a'\] is not a plain array \(dtype <U3\)"),
         ([{"a": np.array([[1.0], [np.nan]])}], r"client 0\['a'\] has a NaN.*sample 1"),
-        ([{"a": np.ones((2, 1))}, {"a": np.ones((2, 3))}], "client 1 has another structure"),
+        (
+            [{"x": np.ones((2, 13))}, {"x": np.ones((5, 10), int)}],
+            r"client 1: 'x' is int64 \(10,\), client 0's is float64 \(13,\)",
+        ),
+        ([{"a": np.ones(2)}, {"b": np.ones(2)}], "client 1 has the arrays 'b', client 0 has 'a'"),
+        ([{"a": np.ones(2)}, (np.ones(2),)], "client 1 has the arrays '0', client 0 has 'a'"),
+        (
+            [np.ones((2, 1)), np.ones((2, 3))],
+            r"client 1: the array is float64 \(3,\), client 0's is float64 \(1,\)",
+        ),
+        ({"a": np.ones(3)}, r"this is one dict, \['a'\].*from_arrays"),
         ([{"a": np.ones(2), "b": np.ones(3)}], "differ in their number of samples"),
         ([{"a": np.float64(3)}], "is a scalar"),
         ([{}], "has no arrays"),
@@ -108,3 +120,77 @@ def test_per_batch_is_refused_where_it_would_see_padding():
     result = fs.solve(fs.Minimization(loss), fs.FedAvg(gamma=0.1), even, np.ones(3), rounds=1)
     expected = np.mean([((c - c.mean(0)) @ np.ones(3)).var() for c in even.stacked()["a"]])
     np.testing.assert_allclose(result.history["loss"][0], expected, rtol=1e-5)
+
+
+def test_dtypes_are_promoted_to_a_common_one():
+    clients = [
+        {"x": np.array([1, 2]), "y": np.array([True])[[0, 0]]},
+        {"x": np.array([0.5]), "y": np.array([3])},
+    ]
+    data = fs.FederatedData.from_clients(clients)
+    assert data.train["x"].dtype == np.float64
+    assert data.train["x"].tolist() == [1, 2, 0.5]
+    assert data.train["y"].tolist() == [1, 1, 3]
+
+
+class Tensor:
+    """As PyTorch's: NumPy gets at it only after these calls."""
+
+    def __init__(self, values, ready=False):
+        self.values, self.ready = np.asarray(values), ready
+
+    def detach(self):
+        return self
+
+    def cpu(self):
+        return Tensor(self.values, ready=True)
+
+    def __array__(self, dtype=None, copy=None):
+        if not self.ready:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+        return self.values
+
+
+class Holder:
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        raise AssertionError("read sample by sample")
+
+
+X, Y = [[1.0, 2.0], [3.0, 4.0]], [0, 1]
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        {"x": X, "y": Y},
+        {"x": Tensor(X), "y": Tensor(Y)},
+        Holder(tensors=(Tensor(X), Tensor(Y))),
+        Bunch(data=np.array(X), target=np.array(Y), DESCR="words", feature_names=["a", "b"]),
+    ],
+    ids=["lists", "tensors", "TensorDataset", "Bunch"],
+)
+def test_other_libraries_containers_are_read(client):
+    data = fs.FederatedData.from_clients([client, {"x": np.array(X), "y": np.array(Y)}])
+    assert data.client(0)["x"].tolist() == X
+    assert data.client(0)["y"].tolist() == Y
+
+
+@pytest.mark.parametrize(
+    ("client", "line"),
+    [
+        (Holder(tensors=(Tensor(Y),) * 3), r"TensorDataset of 3 tensors.*ds\.tensors\[0\]"),
+        (Holder(with_format=None, column_names=[]), r"Hugging Face.*dict\(ds\.with_format\('numpy'\)\[:\]\)"),
+        (Holder(dataset=None), r"PyTorch dataset.*\{'x': …, 'y': …\}"),
+        (pd.DataFrame({"x": Y}), r"client 0 is a data frame.*from_dataframe"),
+        (Bunch(data=pd.DataFrame({"x": Y}), target=Y), "as_frame=False"),
+    ],
+)
+def test_others_are_answered_with_the_line_to_write(client, line):
+    with pytest.raises(fs.DataError, match=line):
+        fs.FederatedData.from_clients([client])

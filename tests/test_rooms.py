@@ -20,8 +20,8 @@ BELOW = {
     "report": {"core", "solving"},
 }
 BELOW["experiments"] = set(BELOW)
-# What is only needed when it is asked for: a result draws itself.
-WHEN_ASKED = {("solving", "report")}
+# What is only needed when it is asked for: a result draws itself, data reads a data frame.
+WHEN_ASKED = {("solving", "report"), ("core", "data")}
 MODULES = sorted(path for room in BELOW for path in (PACKAGE / room).rglob("*.py"))
 
 

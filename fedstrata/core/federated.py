@@ -10,13 +10,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.core.counting import Ledger
 from fedstrata.core.digest import tree_digest
 from fedstrata.core.storage import Part, Placed, groups_of
 from fedstrata.core.types import Array, PyTree
@@ -35,6 +36,17 @@ class Splits(Protocol):
         """One array of sample indices per client."""
 
 
+class Prepares(Protocol):
+    """How samples were made of raw data, see `fedstrata.data.preparation`."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """What travelled to find its statistics."""
+
+    def apply(self, raw: Any) -> PyTree:
+        """New data, made in the same way."""
+
+
 @dataclass(frozen=True, eq=False)  # compared by identity: what is placed is remembered with the object
 class FederatedData:
     """The clients' samples, and optionally validation, test and server data.
@@ -47,6 +59,9 @@ class FederatedData:
         valid_sizes: like ``sizes``.
         test: a pooled test set, arrays of shape ``(samples, …)``.
         server: the server's own data, arrays of shape ``(samples, …)``.
+        names: what the clients are called, where they have names.
+        preparation: how the samples were made of a table or scaled; ``preparation.apply(new)`` does the same
+            to new data, ``preparation.ledger`` is what travelled for it.
 
     >>> import numpy as np, fedstrata as fs
     >>> data = fs.FederatedData.from_clients([{"a": np.ones((3, 2))}, {"a": np.ones((5, 2))}])
@@ -60,6 +75,8 @@ class FederatedData:
     valid_sizes: np.ndarray | None = None
     test: PyTree = None
     server: PyTree = None
+    names: tuple[str, ...] | None = None
+    preparation: Prepares | None = None
 
     def __post_init__(self) -> None:
         for name, sizes in (("train", self.sizes), ("valid", self.valid_sizes)):
@@ -74,6 +91,8 @@ class FederatedData:
             object.__setattr__(self, "sizes" if name == "train" else "valid_sizes", checked)
         if self.valid_sizes is not None and len(self.valid_sizes) != len(self.sizes):
             raise DataError(f"valid has {len(self.valid_sizes)} clients where there are {len(self.sizes)}.")
+        if self.names is not None and len(self.names) != len(self.sizes):
+            raise DataError(f"There are {len(self.names)} names of {len(self.sizes)} clients.")
         for name in ("test", "server"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _own(getattr(self, name), f"{name} data"))
@@ -157,6 +176,66 @@ class FederatedData:
             valid.append({name: array[part[:held_out]] for name, array in arrays.items()})
             train.append({name: array[part[held_out:]] for name, array in arrays.items()})
         return cls.from_clients(train, valid=valid if valid_fraction > 0 else None, test=test, server=server)
+
+    @classmethod
+    def from_dataframe(
+        cls,
+        df: Any,
+        by: str | None = None,
+        *,
+        label: str,
+        features: Sequence[str] | None = None,
+        valid_fraction: float = 0.0,
+        test_fraction: float = 0.0,
+        seed: int = 0,
+        encode: bool = False,
+        impute: Literal["mean"] | None = None,
+    ) -> FederatedData:
+        """From a data frame with a column that says whose row it is, or a data frame for each client.
+
+        A sample is ``{"x": features in float32, "y": label}``, a whole-number label in int32; ``test`` also
+        has ``client``, whose sample it is. Statistics are those of the training rows of the whole federation,
+        found from sums, and are kept: ``data.preparation.apply(new_frame)``.
+
+        Args:
+            df: pandas, Polars, PyArrow or whatever narwhals reads; or a dict (or list) with a frame for each
+                client.
+            by: the column that tells the clients apart; they come in its sorted order.
+            label: the column that becomes ``y``.
+            features: the columns that become ``x``, in this order; by default all others.
+            valid_fraction: the part of each client's rows that becomes its validation data.
+            test_fraction: the part of each client's rows that goes into the pooled test data. Both are drawn
+                class by class, where the label has classes.
+            seed: of what is held out.
+            encode: whether words become features, one for each category (0 or 1), and a label that is a word
+                the number of its class, in sorted order. Otherwise words are an error that names their
+                columns.
+            impute: ``"mean"`` puts the federation's mean in the place of a missing value (the frequencies of
+                categories in that of a missing category). Otherwise missing values are an error that names
+                their columns.
+
+        Raises:
+            DataError: for a column that is not there, is not numbers, or lacks values.
+
+        >>> rows = {"site": ["b", "a", "b"], "age": [50, 40, 60], "ill": [1, 0, 0]}
+        >>> import pandas as pd
+        >>> data = FederatedData.from_dataframe(pd.DataFrame(rows), by="site", label="ill")
+        >>> data.names, data.client(1)["x"].tolist(), data.client(1)["y"].tolist()
+        (('a', 'b'), [[50.0], [60.0]], [1, 0])
+        """
+        from fedstrata.data.frames import from_dataframe  # what reads frames lives with the readers
+
+        return from_dataframe(
+            df,
+            by,
+            label=label,
+            features=features,
+            valid_fraction=valid_fraction,
+            test_fraction=test_fraction,
+            seed=seed,
+            encode=encode,
+            impute=impute,
+        )
 
     @property
     def clients(self) -> int:
@@ -287,6 +366,7 @@ class FederatedData:
 # What is placed lives as long as its data set: an entry goes when the object does.
 _placed: WeakKeyDictionary[FederatedData, dict[Hashable, Placed]] = WeakKeyDictionary()
 _lock = Lock()
+_OURS = {dict, tuple, list, np.ndarray}  # a client's samples, nearly always
 
 
 def _evenly(total: int, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -308,6 +388,8 @@ def _array(leaf: Any, name: str) -> np.ndarray:
     """A plain array with a sample axis, or an error."""
     if isinstance(leaf, np.ma.MaskedArray):
         raise DataError(f"{name} is a masked array, whose mask would be lost. Fill or drop what is masked.")
+    if hasattr(leaf, "detach") and hasattr(leaf, "cpu"):  # a PyTorch tensor, wherever it is
+        leaf = leaf.detach().cpu()
     array = np.asarray(leaf)
     if array.dtype.kind in "OSUMm":
         raise DataError(f"{name} is not a plain array (dtype {array.dtype}). Convert it to numbers first.")
@@ -336,7 +418,8 @@ def _length(data: PyTree, who: str) -> int:
         if not _finite(array):
             row = int(np.argwhere(~np.isfinite(array))[0][0])
             raise DataError(
-                f"{name} has a NaN or an infinity, first in sample {row}. Clean or drop such samples."
+                f"{name} has a NaN or an infinity, first in sample {row}. Drop such samples, or put means in "
+                "the place of missing values: fs.data.standardize(clients, impute='mean')."
             )
         lengths[name] = array.shape[0]
     if len(set(lengths.values())) > 1:
@@ -382,45 +465,106 @@ def _flatten(clients: Sequence[PyTree], what: str) -> tuple[PyTree, np.ndarray]:
     if isinstance(clients, dict):
         raise DataError(
             f"Give a list with one pytree of arrays per client; this is one dict, {sorted(clients)[:5]}. "
-            "Pooled arrays are split by fs.FederatedData.from_arrays(arrays, clients=…)."
+            "Pooled arrays are split by fs.FederatedData.from_arrays({'x': …, 'y': …}, clients=…)."
         )
     clients = list(clients)
     if not clients:
         raise DataError(f"There are no {what}s. Give a list with one pytree of arrays per client.")
+    # Another library's container is not to be iterated sample by sample, so it is looked at first.
+    clients = [c if type(c) in _OURS else _plain(c, f"{what} {i}") for i, c in enumerate(clients)]
+    if (found := _joined(clients, what)) is None:
+        clients = [_plain(client, f"{what} {i}") for i, client in enumerate(clients)]
+        found = _joined(clients, what) or _blame(clients, what)
+    return found
+
+
+def _joined(clients: Sequence[PyTree], what: str) -> tuple[PyTree, np.ndarray] | None:
+    """The same, or None where something does not fit. Clients' dtypes are promoted to a common one."""
     structure: Any = jax.tree.structure(clients[0])
     try:
         columns = list(zip(*(structure.flatten_up_to(client) for client in clients), strict=True))
         arrays = [[leaf if type(leaf) is np.ndarray else _array(leaf, what) for leaf in c] for c in columns]
-        forms = [{(a.dtype, a.shape[1:]) for a in column} for column in arrays]
+        shapes = [{a.shape[1:] for a in column} for column in arrays]
         lengths = [np.fromiter((a.shape[0] for a in column), np.int64, len(column)) for column in arrays]
-        plain = all(len(form) == 1 and next(iter(form))[0].kind not in "OSUMm" for form in forms)
+        plain = all(len(shape) == 1 for shape in shapes)
+        plain = plain and not any(a.dtype.kind in "OSUMm" for column in arrays for a in column)
         good = plain and all((n == lengths[0]).all() for n in lengths[1:]) and bool((lengths[0] > 0).all())
         flat = [np.concatenate(column) for column in arrays] if good else []
         good = good and bool(flat) and all(map(_finite, flat))
     except (DataError, ValueError, IndexError, TypeError):
         good = False
-    if not good:
-        _blame(clients, what)
-    return jax.tree.unflatten(structure, flat), lengths[0].astype(np.int32)
+    return (jax.tree.unflatten(structure, flat), lengths[0].astype(np.int32)) if good else None
 
 
-def _blame(clients: Sequence[PyTree], what: str) -> None:
+def _plain(client: Any, who: str) -> PyTree:
+    """A client's samples in another library's container as a pytree of arrays, or the line to write."""
+    if hasattr(client, "with_format") and hasattr(client, "column_names"):
+        raise DataError(
+            f"{who} is a Hugging Face dataset. Give its arrays: dict(ds.with_format('numpy')[:])."
+        )
+    if hasattr(client, "columns") and hasattr(client, "shape"):
+        raise DataError(
+            f"{who} is a data frame. Give the frames to fs.FederatedData.from_dataframe(frames, label=…)."
+        )
+    tensors = getattr(client, "tensors", None)  # PyTorch's TensorDataset
+    if isinstance(tensors, tuple):
+        if len(tensors) != 2:
+            raise DataError(
+                f"{who} is a TensorDataset of {len(tensors)} tensors. Name them: "
+                "{'x': ds.tensors[0], 'y': ds.tensors[1], …}."
+            )
+        client = dict(zip("xy", tensors, strict=True))
+    elif isinstance(client, dict) and {"data", "target"} <= client.keys():  # scikit-learn's Bunch
+        if not isinstance(client["data"], np.ndarray):
+            raise DataError(f"{who} is a Bunch of data frames. Load it with as_frame=False.")
+        client = {"x": client["data"], "y": client["target"]}
+    elif hasattr(client, "__getitem__") and hasattr(client, "__len__") and hasattr(client, "dataset"):
+        raise DataError(f"{who} is a part of a PyTorch dataset. Give its arrays, {{'x': …, 'y': …}}.")
+    if isinstance(client, dict):
+        return {name: np.asarray(v) if _numbers(v) else v for name, v in client.items()}
+    return client
+
+
+def _numbers(value: Any) -> bool:
+    """Whether it is a list of numbers, or of lists of them."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(v, int | float) or _numbers(v) for v in value)
+    )
+
+
+def _blame(clients: Sequence[PyTree], what: str) -> NoReturn:
     """Name the first client that does not fit, and why."""
     for i, data in enumerate(clients):
         _length(data, f"{what} {i}")
+    structure: Any = jax.tree.structure(clients[0])
     first = _signature(clients[0])
     for i, data in enumerate(clients):
-        if (found := _signature(data)) != first:
+        found = _signature(data)
+        if found.keys() != first.keys() or jax.tree.structure(data) != structure:
             raise DataError(
-                f"{what} {i} has another structure, shape or dtype than {what} 0: {found} against {first}. "
-                "All clients hold the same arrays, with the samples on the first axis."
+                f"{what} {i} has the arrays {', '.join(found)}, {what} 0 has {', '.join(first)}. "
+                "All clients hold the same arrays."
             )
+        for name, (dtype, shape) in found.items():
+            if shape != first[name][1]:
+                other, form = first[name]
+                raise DataError(
+                    f"{what} {i}: {name} is {dtype} {shape}, {what} 0's is {other} {form}. "
+                    "That is the form of one sample: it is the same for all clients."
+                )
     raise DataError(f"The {what}s' arrays do not fit together.")
 
 
-def _signature(data: PyTree) -> tuple[Any, ...]:
-    shapes = [(np.shape(leaf)[1:], np.asarray(leaf).dtype) for leaf in jax.tree.leaves(data)]
-    return jax.tree.structure(data), *shapes
+def _signature(data: PyTree) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+    """By name of each array, what one sample of it is."""
+
+    def name(path: Any) -> str:
+        return repr(jax.tree_util.keystr(path, simple=True, separator=".")) if path else "the array"
+
+    arrays = ((name(path), _array(leaf, "")) for path, leaf in jax.tree_util.tree_leaves_with_path(data))
+    return {key: (array.dtype, array.shape[1:]) for key, array in arrays}
 
 
 def _device_dtype(leaf: np.ndarray) -> np.dtype:

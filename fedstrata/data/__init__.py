@@ -1,7 +1,8 @@
-"""Federated data: stacking and padding, partitioners, loaders."""
+"""Federated data: tables and files, statistics of a federation, partitioners, loaders."""
 
 from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.data.fetch import DataNotFound
+from fedstrata.data.files import from_csv
 from fedstrata.data.formats import CorruptData
 from fedstrata.data.labels import check_labels, count_classes
 from fedstrata.data.loaders import (
@@ -16,6 +17,7 @@ from fedstrata.data.loaders import (
     wikimaths,
 )
 from fedstrata.data.partition import IID, ByKey, Dirichlet, OneClass, Partitioner, QuantitySkew
+from fedstrata.data.preparation import Preparation, standardize
 
 __all__ = [
     "IID",
@@ -27,6 +29,7 @@ __all__ = [
     "FederatedData",
     "OneClass",
     "Partitioner",
+    "Preparation",
     "QuantitySkew",
     "adult",
     "breast_cancer",
@@ -35,8 +38,10 @@ __all__ = [
     "count_classes",
     "digits",
     "fashion_mnist",
+    "from_csv",
     "load",
     "mnist",
     "montevideo_bus",
+    "standardize",
     "wikimaths",
 ]

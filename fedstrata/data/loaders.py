@@ -109,7 +109,7 @@ def digits(
 
     >>> data = digits(clients=20, seed=0)
     >>> data.clients, data.train["x"].shape, data.test["x"].shape
-    (20, (20, 72, 64), (360, 64))
+    (20, (1437, 64), (360, 64))
     """
     parts = _held_out(load("digits", options.pop("data_dir", None)), 0.2, seed)
     return _images(parts, 16, clients, partition, seed, **options)

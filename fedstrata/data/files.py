@@ -1,0 +1,119 @@
+"""CSV files, one per client."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.data.preparation import Impute
+from fedstrata.data.tables import Table, federate, spread
+
+MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
+
+
+def from_csv(
+    files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    label: str,
+    features: Sequence[str] | None = None,
+    valid_fraction: float = 0.0,
+    test_fraction: float = 0.0,
+    seed: int = 0,
+    encode: bool = False,
+    impute: Impute = None,
+    missing: Collection[str] = MISSING,
+    delimiter: str = ",",
+) -> FederatedData:
+    """Federated data from CSV files with a header, a client per file; it is called as its file.
+
+    Args:
+        files: a pattern such as ``"site-*.csv"``, whose files are taken in sorted order, or a list of files.
+        label: the column that becomes ``y``.
+        features: the columns that become ``x``; by default all others.
+        valid_fraction: the part of each client's rows that becomes its validation data.
+        test_fraction: the part of each client's rows that goes into the pooled test data.
+        seed: of what is held out.
+        encode: whether words become features, one for each category.
+        impute: ``"mean"`` puts the federation's mean in the place of missing values. These five are as in
+            `FederatedData.from_dataframe`.
+        missing: what stands for a missing value.
+        delimiter: between cells.
+
+    Raises:
+        DataError: for a file that is no table, columns that differ, words where numbers are meant.
+    """
+    tables = [read_csv(path, missing, delimiter) for path in _paths(files)]
+    return federate(
+        tables,
+        label=label,
+        features=features,
+        valid_fraction=valid_fraction,
+        test_fraction=test_fraction,
+        seed=seed,
+        encode=encode,
+        impute=impute,
+    )
+
+
+def _paths(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    if isinstance(files, str | os.PathLike):
+        found = [Path(path) for path in sorted(glob.glob(os.fspath(files)))]
+        if not found:
+            raise DataError(f"There is no file {os.path.abspath(files)}.")
+    else:
+        found = [Path(path) for path in files]
+        if absent := [path for path in found if not path.is_file()]:
+            raise DataError(f"There is no file {absent[0].absolute()}.")
+    if len({path.stem for path in found}) < len(found):
+        raise DataError(f"Two files have the same name: {[str(path) for path in found]}.")
+    return found
+
+
+def read_csv(path: Path, missing: Collection[str] = MISSING, delimiter: str = ",") -> Table:
+    """A CSV file with a header: columns of whole numbers, of numbers, or of words.
+
+    Raises:
+        DataError: where it is no such file.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file, delimiter=delimiter, strict=True) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as CSV in UTF-8: {error}.") from error
+    if len(rows) < 2:
+        raise DataError(f"{path} needs a header and at least one row.")
+    header, *body = rows
+    header = [name.strip() for name in header]
+    if len(set(header)) < len(header) or "" in header:
+        raise DataError(f"{path}: the header must name every column once, but is {header}.")
+    for number, row in enumerate(body, start=1):
+        if len(row) != len(header):
+            raise DataError(
+                f"{path}: row {number} has {len(row)} cells, the header has {len(header)}. "
+                "Give delimiter= if it is not a comma."
+            )
+    cells = zip(*body, strict=True)
+    return Table(
+        path.stem, {name: _column(entries, missing) for name, entries in zip(header, cells, strict=True)}
+    )
+
+
+def _column(entries: Sequence[str], missing: Collection[str]) -> np.ndarray:
+    kept = [None if (cell := entry.strip()) in missing else cell for entry in entries]
+    there = np.array([cell is not None for cell in kept], bool)
+    cells = [cell for cell in kept if cell is not None]
+    if not any("_" in cell for cell in cells):  # Python reads 1_000 as a number, nobody else does
+        for read, dtype in ((int, np.int64), (float, np.float64)):
+            try:
+                return spread(np.array([read(cell) for cell in cells], dtype), there, dtype)
+            except (ValueError, OverflowError):
+                continue
+    words = np.empty(len(kept), object)
+    words[:] = kept
+    return words

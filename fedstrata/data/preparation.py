@@ -1,0 +1,196 @@
+"""How samples were made of raw ones, kept so that new data is made in the same way.
+
+    data = fs.data.standardize(data)
+    data.preparation.apply(new)          # the same means and deviations
+    data.preparation.ledger              # what travelled to find them
+
+Statistics are those of the whole federation, found from sums that clients can send without showing a sample,
+and of training samples alone. They are what scikit-learn finds on the pooled samples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from fedstrata.core.counting import Ledger
+from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.core.types import PyTree
+
+Impute = Literal["mean"] | None
+Sample = dict[str, np.ndarray]
+
+
+class Step(Protocol):
+    """One thing that was done to the samples."""
+
+    @property
+    def traffic(self) -> Counter[str]:
+        """What travelled for it."""
+
+    def apply(self, raw: Any) -> Sample:
+        """The same for new data."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """The steps that made a data set's samples; `FederatedData.preparation`."""
+
+    steps: tuple[Step, ...]
+
+    def apply(self, raw: Any) -> Sample:
+        """New data, made as the samples were.
+
+        Args:
+            raw: what the first step began with: a data frame or a dict of columns where the data came from a
+                table (the label may be missing), else a dict of arrays.
+        """
+        for step in self.steps:
+            raw = step.apply(raw)
+        return raw
+
+    @property
+    def ledger(self) -> Ledger:
+        """What travelled between clients and server."""
+        return Ledger.from_counts(0, sum((step.traffic for step in self.steps), Counter()))
+
+    @property
+    def features(self) -> tuple[str, ...] | None:
+        """The names of the columns of ``x``, where they came from a table."""
+        found = (getattr(step, "names", None) for step in self.steps)
+        return next((names for names in found if names is not None), None)
+
+    def then(self, step: Step) -> Preparation:
+        """One step more."""
+        return dataclasses.replace(self, steps=(*self.steps, step))
+
+
+def exchange(clients: int, up: int, down: int, size: int = 8) -> Counter[str]:
+    """The counts of one exchange of sums: so many float64 from every client, and so many to it."""
+    counts = {"exchanges": 1, "floats_up": up, "floats_down": down}
+    counts |= {"bytes_up": up * size, "bytes_down": down * size}
+    return Counter({f"main/{name}": n if name == "exchanges" else n * clients for name, n in counts.items()})
+
+
+def federated_mean(clients: Sequence[np.ndarray]) -> tuple[np.ndarray, Counter[str]]:
+    """The mean over all clients' samples that are not NaN, NaN where there is none, from sums and counts."""
+    count = sum((~np.isnan(own)).sum(axis=0) for own in clients)
+    total = sum(np.nansum(own, axis=0, dtype=np.float64) for own in clients)
+    mean = np.divide(total, count, out=np.full(np.shape(total), np.nan), where=np.asarray(count) > 0)
+    return mean, exchange(len(clients), 2 * mean.size, mean.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """``(x − mean)/deviation`` of some arrays; what is missing becomes the mean, where that was asked for."""
+
+    mean: Mapping[str, np.ndarray]
+    deviation: Mapping[str, np.ndarray]
+    impute: Impute = None
+    traffic: Counter[str] = field(default_factory=Counter, repr=False)
+
+    def apply(self, raw: Any) -> Sample:
+        """New samples on the same scale; arrays of other names stay as they are."""
+        raw = dict(raw)
+        if missing := [name for name in self.mean if name not in raw]:
+            raise DataError(f"The samples have no {missing[0]!r}; they have {', '.join(map(repr, raw))}.")
+        for name, mean in self.mean.items():
+            given = np.asarray(raw[name])
+            if given.shape[1:] != mean.shape:
+                raise DataError(f"{name!r} has samples of shape {given.shape[1:]} in place of {mean.shape}.")
+            scaled = (given - mean) / self.deviation[name]
+            if self.impute is not None:
+                scaled = np.where(np.isnan(scaled), 0.0, scaled)
+            raw[name] = scaled.astype(given.dtype if given.dtype.kind == "f" else np.float32)
+        return raw
+
+
+def standardize(
+    data: FederatedData | Sequence[Mapping[str, Any]], *, of: Sequence[str] = ("x",), impute: Impute = None
+) -> FederatedData:
+    """Features with mean 0 and deviation 1 over the training samples of the whole federation.
+
+    Two exchanges find them: clients send counts and sums, learn the means, send the sums of squares about
+    them, and learn the deviations. A feature that does not vary is only centred. Validation, test and server
+    data are put on the same scale, and `FederatedData.preparation` keeps it for new data.
+
+    Args:
+        data: federated data; or a list with a dict of arrays per client, in which a NaN is a missing value.
+        of: the names of the arrays.
+        impute: ``"mean"`` puts the federation's mean in the place of missing values.
+
+    Raises:
+        DataError: where there is no such array, it is not of numbers, or a value is missing and is not to be
+            imputed.
+
+    >>> data = FederatedData.from_clients([{"x": np.array([[1.0], [3.0]])}, {"x": np.array([[5.0]])}])
+    >>> scaled = standardize(data)
+    >>> scaled.train["x"].ravel().round(3).tolist(), scaled.preparation.ledger.bytes_up
+    ([-1.225, 0.0, 1.225], 48)
+    """
+    check_impute(impute)
+    if isinstance(data, FederatedData):
+        step = _scaling([data.client(i) for i in range(data.clients)], of, impute)
+        before = data.preparation or Preparation(())
+        if not isinstance(before, Preparation):
+            raise DataError("The data has a preparation that is none of fs.data: standardise it there.")
+        parts: dict[str, Any] = {
+            part: step.apply(samples)
+            for part in ("train", "valid", "test", "server")
+            if (samples := getattr(data, part)) is not None
+        }
+        return dataclasses.replace(data, **parts, preparation=before.then(step))
+    clients = list(data)
+    step = _scaling(clients, of, impute)
+    made = FederatedData.from_clients([step.apply(own) for own in clients])
+    return dataclasses.replace(made, preparation=Preparation((step,)))
+
+
+def _scaling(clients: Sequence[PyTree], of: Sequence[str], impute: Impute) -> Scaling:
+    """Means and deviations of the clients' samples."""
+    mean, deviation = {}, {}
+    traffic: Counter[str] = Counter()
+    for name in of:
+        arrays = [_numbers(own, name, i) for i, own in enumerate(clients)]
+        if len(shapes := {array.shape[1:] for array in arrays}) > 1:
+            raise DataError(f"The clients' {name!r} have samples of different shapes: {sorted(shapes)}.")
+        missing = [i for i, array in enumerate(arrays) if np.isnan(array).any()]
+        if missing and impute is None:
+            raise DataError(
+                f"client {missing[0]}: {name!r} has missing values (NaN). Give impute='mean' to put the "
+                "federation's mean in their place, or drop these samples."
+            )
+        mean[name], counts = federated_mean(arrays)
+        if np.isnan(mean[name]).any():
+            raise DataError(f"{name!r} has a feature that no client has a value of: leave it out.")
+        traffic += counts
+        squares = sum(np.nansum((array - mean[name]) ** 2, axis=0) for array in arrays)
+        deviation[name] = np.sqrt(squares / sum(len(array) for array in arrays))
+        # A constant whose mean was rounded has a deviation that is rounding alone.
+        noise = 10 * np.finfo(float).eps * np.abs(mean[name])
+        deviation[name] = np.where(deviation[name] > noise, deviation[name], 1.0)
+        traffic += exchange(len(clients), mean[name].size, mean[name].size)
+    return Scaling(mean, deviation, impute, traffic)
+
+
+def check_impute(impute: object) -> None:
+    """Refuse what is no way to impute."""
+    if impute not in (None, "mean"):
+        raise DataError(
+            f"impute must be 'mean' (the federation's, found from sums) or None, but is {impute!r}."
+        )
+
+
+def _numbers(samples: PyTree, name: str, client: int) -> np.ndarray:
+    if not isinstance(samples, Mapping) or name not in samples:
+        has = f"it has {', '.join(map(repr, samples))}" if isinstance(samples, Mapping) else "it is no dict"
+        raise DataError(f"client {client} has no array {name!r}; {has}. Name the arrays, of=('x',).")
+    array = np.asarray(samples[name])
+    if array.dtype.kind not in "biuf" or array.ndim == 0:
+        raise DataError(f"client {client}: {name!r} is not an array of numbers (dtype {array.dtype}).")
+    return array.astype(np.float64)

@@ -1,0 +1,387 @@
+"""Tables of clients become federated data: columns features, words categories, gaps means of the federation.
+
+A column is an array with an entry per row: numbers (NaN where one is missing), or objects that are words
+(None where one is missing). `fedstrata.data.frames` makes such columns of data frames,
+`fedstrata.data.files` of CSV files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.core.words import suggest
+from fedstrata.data.preparation import Impute, Preparation, Sample, check_impute, exchange, federated_mean
+
+Columns = Mapping[str, np.ndarray]
+_SHOWN = 8  # names that an error lists
+
+
+@dataclass(frozen=True)
+class Table:
+    """A client's rows.
+
+    Attributes:
+        name: the client's.
+        columns: name → entries.
+        types: name → what its source calls the type of a column that is neither numbers nor words.
+    """
+
+    name: str
+    columns: Columns
+    types: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return len(next(iter(self.columns.values()), ()))
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """Which columns of a table become ``x`` and ``y``, and how.
+
+    Attributes:
+        columns: the features' columns, in order.
+        label: the label's column, or None.
+        categories: of each column of words, its categories; each is a feature, 1 where it holds.
+        classes: where the label is a word: class c is the c-th of them.
+        fill: of each feature what stands in for a missing value, or None where none may be missing.
+        traffic: what travelled to find this.
+    """
+
+    columns: tuple[str, ...]
+    label: str | None
+    categories: Mapping[str, tuple[str, ...]]
+    classes: tuple[str, ...] | None
+    fill: np.ndarray | None = None
+    traffic: Counter[str] = field(default_factory=Counter, repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the features: ``age``, ``pain=typical``."""
+        words = ((c, self.categories.get(c)) for c in self.columns)
+        return tuple(n for c, own in words for n in ((c,) if own is None else (f"{c}={w}" for w in own)))
+
+    def apply(self, raw: Any) -> Sample:
+        """The samples of a data frame or a dict of columns; ``y`` where the label is there."""
+        from fedstrata.data.frames import table_of
+
+        table = table_of(raw, "the new data", [*self.columns, *([self.label] if self.label else [])])
+        check_columns(table, self.columns)
+        samples = {"x": self.complete(self.matrix(table), table.name)}
+        if self.label is not None and self.label in table.columns:
+            samples["y"] = self.labels(table)
+        return samples
+
+    def matrix(self, table: Table) -> np.ndarray:
+        """The features of a table's rows in float64, NaN where a value is missing."""
+        blocks = [self._block(table, column) for column in self.columns]
+        return np.concatenate(blocks, axis=1)
+
+    def _block(self, table: Table, column: str) -> np.ndarray:
+        values = table.columns[column]
+        if column not in self.categories:
+            if not _is_number(values):
+                raise DataError(f"{table.name}: {column!r} has {_first(values)!r} where numbers are meant.")
+            return values.astype(np.float64)[:, None]
+        known = self.categories[column]
+        block = np.full((len(values), len(known)), np.nan)
+        there = ~_missing(values)
+        block[there] = _codes(table, column, there, known)[:, None] == np.arange(len(known))
+        return block
+
+    def complete(self, x: np.ndarray, who: str) -> np.ndarray:
+        """The features in float32, with nothing missing.
+
+        Raises:
+            DataError: where a value is missing and there is none to stand in.
+        """
+        gaps = np.isnan(x)
+        if not gaps.any():
+            return x.astype(np.float32)
+        if self.fill is None:
+            raise DataError(f"{who}: {self.missing([x])}")
+        return np.where(gaps, self.fill, x).astype(np.float32)
+
+    def missing(self, x: Sequence[np.ndarray]) -> str:
+        """In which columns values are missing, or nothing."""
+        sources = [column for column in self.columns for _ in self.categories.get(column, ("",))]
+        counts = dict(zip(sources, sum(np.isnan(own).sum(axis=0) for own in x), strict=True))
+        words = [f"{column!r} ({count})" for column, count in counts.items() if count]
+        if not words:
+            return ""
+        return (
+            f"Values are missing in the columns {_some(words, str)}. Give impute='mean' to put the "
+            "federation's mean in their place (found from sums, of training rows), or drop rows or columns "
+            "first."
+        )
+
+    def labels(self, table: Table) -> np.ndarray:
+        """Whole numbers as int32, others as float32, words as the numbers of their classes."""
+        assert self.label is not None
+        values = table.columns[self.label]
+        missing = _missing(values)
+        if missing.any():
+            raise DataError(
+                f"{table.name}: the label {self.label!r} is missing in {int(missing.sum())} rows, first in "
+                f"row {int(missing.argmax())}. Drop these rows."
+            )
+        if self.classes is not None:
+            return _codes(table, self.label, ~missing, self.classes).astype(np.int32)
+        if not _is_number(values):
+            raise DataError(f"{table.name}: the label {self.label!r} holds words such as {_first(values)!r}.")
+        if values.dtype.kind == "f":
+            return values.astype(np.float32)
+        small = np.iinfo(np.int32)
+        fits = len(values) == 0 or small.min <= values.min() <= values.max() <= small.max
+        return values.astype(np.int32 if fits else np.int64)
+
+
+def federate(
+    tables: Sequence[Table],
+    *,
+    label: str,
+    features: Sequence[str] | None,
+    valid_fraction: float,
+    test_fraction: float,
+    seed: int,
+    encode: bool,
+    impute: Impute,
+) -> FederatedData:
+    """Federated data of the clients' tables; see `FederatedData.from_dataframe` for the arguments."""
+    _check_fractions(valid_fraction, test_fraction)
+    check_impute(impute)
+    chosen = _chosen(tables, label, features)
+    tables = [_like_others(table, tables, [*chosen, label]) for table in tables]
+    words = _words(tables, chosen, label, encode)
+    categories, traffic = _categories(tables, words)
+    classes = categories.pop(label, None)
+    encoding = Encoding(tuple(chosen), label, categories, classes, None, traffic)
+    y = [encoding.labels(table) for table in tables]
+    x = [encoding.matrix(table) for table in tables]
+    parts = [
+        _split(labels, valid_fraction, test_fraction, np.random.default_rng((seed, i)), tables[i].name)
+        for i, labels in enumerate(y)
+    ]
+    encoding = _imputing(encoding, x, parts, impute)
+    whole = [
+        {"x": encoding.complete(own, table.name), "y": labels}
+        for own, labels, table in zip(x, y, tables, strict=True)
+    ]
+
+    def part(p: int) -> list[Sample]:
+        return [
+            {name: array[rows[p]] for name, array in own.items()}
+            for own, rows in zip(whole, parts, strict=True)
+        ]
+
+    test = None
+    if test_fraction > 0:
+        held_out = part(2)
+        owner = np.repeat(np.arange(len(tables), dtype=np.int32), [len(own["y"]) for own in held_out])
+        test = {name: np.concatenate([own[name] for own in held_out]) for name in ("x", "y")}
+        test["client"] = owner
+    data = FederatedData.from_clients(part(0), valid=part(1) if valid_fraction > 0 else None, test=test)
+    names = tuple(table.name for table in tables)
+    return dataclasses.replace(data, names=names, preparation=Preparation((encoding,)))
+
+
+def check_columns(table: Table, wanted: Sequence[str]) -> None:
+    """Name a column that is not there."""
+    for column in wanted:
+        if column not in table.columns and column not in table.types:
+            known = [*table.columns, *table.types]
+            raise DataError(
+                f"{table.name} has no column {column!r}{suggest(column, known)} It has {_some(known)}."
+            )
+
+
+def _chosen(tables: Sequence[Table], label: str, features: Sequence[str] | None) -> list[str]:
+    if not tables:
+        raise DataError("There are no clients: give at least one table.")
+    if isinstance(features, str):
+        raise DataError(f"features is a list of columns: write features=[{features!r}].")
+    first = tables[0]
+    every = [*first.columns, *first.types]
+    chosen = [column for column in every if column != label] if features is None else list(features)
+    if not chosen:
+        raise DataError(f"There are no features beside {label!r}.")
+    if label in chosen:
+        raise DataError(f"{label!r} is the label and cannot be a feature too.")
+    if len(set(chosen)) < len(chosen):
+        raise DataError(f"A feature is named twice: {_some(chosen)}.")
+    for table in tables:
+        check_columns(table, [label, *chosen])
+        more = [c for c in (*table.columns, *table.types) if c not in every]
+        if features is None and more:
+            raise DataError(
+                f"{table.name} has a column {more[0]!r} that {first.name} has not. Name those to use, "
+                "features=[…]."
+            )
+        if table.rows == 0:
+            raise DataError(f"{table.name} has no rows. Leave out clients without data.")
+    return chosen
+
+
+def _like_others(table: Table, tables: Sequence[Table], wanted: Sequence[str]) -> Table:
+    """A column of which a client has no value at all is of the kind that it is of elsewhere."""
+    columns = {}
+    for column in wanted:
+        values = table.columns.get(column)
+        if values is not None and _is_number(values) and _missing(values).all():
+            others = [t.columns[column] for t in tables if column in t.columns]
+            if any(not _is_number(other) for other in others):
+                columns[column] = np.full(len(values), None, object)
+    return dataclasses.replace(table, columns={**table.columns, **columns}) if columns else table
+
+
+def _words(tables: Sequence[Table], chosen: Sequence[str], label: str, encode: bool) -> list[str]:
+    """The columns that hold words, where they may."""
+    found: dict[str, str] = {}
+    for column in (*chosen, label):
+        for table in tables:
+            if column in table.types:
+                raise DataError(
+                    f"{table.name}: {column!r} is of type {table.types[column]}. Turn it into numbers first, "
+                    "such as days since a date, or leave it out, features=[…]."
+                )
+        kinds = {_is_number(table.columns[column]): table for table in reversed(tables)}
+        if len(kinds) == 2:
+            values = kinds[False].columns[column]
+            raise DataError(
+                f"{column!r} is numbers in {kinds[True].name}, but {kinds[False].name} has "
+                f"{_first(values)!r} in row {int((~_missing(values)).argmax())}."
+            )
+        if False in kinds:
+            found[column] = f"{column!r} (such as {_first(kinds[False].columns[column])!r})"
+    if found and not encode:
+        raise DataError(
+            f"These columns are not numbers: {_some(list(found.values()), str)}. Give encode=True to make a "
+            "feature of each category (a number of each class, for the label), name the columns to use, "
+            "features=[…], or turn them into numbers first."
+        )
+    return list(found)
+
+
+def _categories(
+    tables: Sequence[Table], words: Sequence[str]
+) -> tuple[dict[str, tuple[str, ...]], Counter[str]]:
+    """The union of the clients' categories, of all their rows: a vocabulary is no statistic of the test."""
+    if not words:
+        return {}, Counter()
+    own = [{c: sorted(set(t.columns[c][~_missing(t.columns[c])])) for c in words} for t in tables]
+    union = {c: tuple(sorted({word for lists in own for word in lists[c]})) for c in words}
+    for column, categories in union.items():
+        if not categories:
+            raise DataError(f"{column!r} has no value in any row: leave it out, features=[…].")
+    traffic = exchange(len(tables), 0, 0)
+    traffic["main/gathers"] = 1  # the server sees who has which category
+    traffic["main/bytes_up"] = sum(_size(lists) for lists in own)
+    traffic["main/bytes_down"] = len(tables) * _size(union)
+    return union, traffic
+
+
+def _size(lists: Mapping[str, Sequence[str]]) -> int:
+    """Bytes of words, each with an end."""
+    return sum(len(word.encode()) + 1 for words in lists.values() for word in words)
+
+
+def _imputing(
+    encoding: Encoding,
+    x: Sequence[np.ndarray],
+    parts: Sequence[Sequence[np.ndarray]],
+    impute: Impute,
+) -> Encoding:
+    """The encoding with the means of the training rows, where they are asked for."""
+    if impute is None:
+        if missing := encoding.missing(x):
+            raise DataError(missing)
+        return encoding
+    mean, traffic = federated_mean([own[rows[0]] for own, rows in zip(x, parts, strict=True)])
+    if empty := [name for name, m in zip(encoding.names, mean, strict=True) if np.isnan(m)]:
+        raise DataError(
+            f"No training row of any client has a value of {_some(empty)}: leave it out, features=[…]."
+        )
+    return dataclasses.replace(encoding, fill=mean, traffic=encoding.traffic + traffic)
+
+
+def _split(
+    labels: np.ndarray, valid: float, test: float, rng: np.random.Generator, who: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The rows of training, validation and test, in order; of each class its share, to within one."""
+    rows = len(labels)
+    order = rng.permutation(rows)
+    if labels.dtype.kind != "f":
+        order = order[np.argsort(labels[order], kind="stable")]
+    held_out = round(test * rows)
+    tested = _every(rows, held_out)
+    rest = order[~tested]
+    validated = _every(len(rest), round(valid * rows))
+    parts = rest[~validated], rest[validated], order[tested]
+    for name, part, wanted in zip(("training", "validation"), parts, (True, valid > 0), strict=False):
+        if wanted and len(part) == 0:
+            raise DataError(
+                f"{who} has {rows} rows: too few for valid_fraction={valid} and test_fraction={test}, no "
+                f"{name} row is left."
+            )
+    return tuple(np.sort(part) for part in parts)  # type: ignore[return-value]
+
+
+def _every(total: int, chosen: int) -> np.ndarray:
+    """A mask of so many places, evenly spread."""
+    steps = np.floor(np.arange(total + 1) * (chosen / total if total else 0) + 0.5 + 1e-9)
+    return np.diff(steps) > 0
+
+
+def _check_fractions(valid: float, test: float) -> None:
+    for name, fraction in (("valid_fraction", valid), ("test_fraction", test)):
+        if not 0 <= fraction < 1:
+            raise DataError(f"{name} must be in [0, 1), but is {fraction}.")
+    if valid + test >= 1:
+        raise DataError(f"valid_fraction + test_fraction is {valid + test}: nothing is left to train on.")
+
+
+def spread(values: np.ndarray, there: np.ndarray, dtype: Any) -> np.ndarray:
+    """A column of numbers: the values where there is one, NaN elsewhere."""
+    if there.all():
+        return values.astype(dtype)
+    column = np.full(len(there), np.nan)
+    column[there] = values.astype(np.float64)
+    return column
+
+
+def _codes(table: Table, column: str, rows: np.ndarray, known: Sequence[str]) -> np.ndarray:
+    code = {word: c for c, word in enumerate(known)}
+    words = [str(word) for word in table.columns[column][rows]]
+    if new := sorted(set(words) - code.keys()):
+        raise DataError(
+            f"{table.name}: {column!r} has {new[0]!r}, which none of the clients had; known are "
+            f"{_some(known)}."
+        )
+    return np.array([code[word] for word in words], np.int64)
+
+
+def _is_number(values: np.ndarray) -> bool:
+    return values.dtype.kind != "O"
+
+
+def _missing(values: np.ndarray) -> np.ndarray:
+    if values.dtype.kind == "O":
+        return np.array([value is None for value in values], bool)
+    return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
+
+
+def _first(values: np.ndarray) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _some(words: Sequence[str], show: Any = repr) -> str:
+    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return ", ".join(map(show, words[:_SHOWN])) + more
