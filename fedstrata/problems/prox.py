@@ -4,7 +4,8 @@
     envelope(x, μ) =  min_y  r(y) + ‖x − y‖²/(2μ),      its gradient (x − prox(x, μ))/μ
 
 `jax.grad` of an envelope is that formula, by a rule of its own, for nonconvex regularisers too; there it
-holds wherever the minimiser is unique. A point may be a pytree; weights follow the rules of
+holds wherever the minimiser is unique. Every regulariser here computes it without that difference, which
+would lose all digits where μ is small against x. A point may be a pytree; weights follow the rules of
 `fedstrata.problems.sets`, and are leaves.
 
 >>> from fedstrata.problems import prox
@@ -53,6 +54,10 @@ class Regularizer(abc.ABC):
     @abc.abstractmethod
     def _prox(self, x: PyTree, step: Real) -> PyTree: ...
 
+    def _pull(self, x: PyTree, mu: Real) -> PyTree:
+        """``(x − prox(x, μ))/μ``, a subgradient at prox(x, μ); by the difference, where no form is better."""
+        return jax.tree.map(lambda a, p: (a - p) / jnp.asarray(mu, a.dtype), x, self._prox(x, mu))
+
     def envelope(self, x: PyTree, mu: Real) -> jax.Array:
         """``min_y r(y) + ‖x − y‖²/(2μ)``, differentiable in x, μ and the weights.
 
@@ -67,26 +72,25 @@ class Regularizer(abc.ABC):
 
     def envelope_grad(self, x: PyTree, mu: Real) -> PyTree:
         """``(x − prox(x, μ))/μ``."""
-        x = tree.as_floats(x, "x")
-        return jax.tree.map(lambda a, p: (a - p) / jnp.asarray(mu, a.dtype), x, self.prox(x, mu))
-
-
-def _penalised(r: Regularizer, x: PyTree, mu: Real, y: PyTree) -> jax.Array:
-    squared = tree.norm(tree.sub(x, y), squared=True)
-    return r.value(y) + squared / (2 * jnp.asarray(mu, squared.dtype))
+        return self._pull(tree.as_floats(x, "x"), scalar(mu, "mu", above=0))
 
 
 @jax.custom_jvp
 def _envelope(r: Regularizer, x: PyTree, mu: Real) -> jax.Array:
-    return _penalised(r, x, mu, r._prox(x, mu))
+    half = tree.norm(r._pull(x, mu), squared=True) / 2  # ‖x − y‖²/(2μ²)
+    return r.value(r._prox(x, mu)) + jnp.asarray(mu, half.dtype) * half
 
 
 @_envelope.defjvp
 def _envelope_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     """Danskin: the minimiser does not contribute to the derivative of the minimum."""
     r, x, mu = primals
-    y = r._prox(x, mu)
-    return jax.jvp(lambda r, x, mu: _penalised(r, x, mu, y), primals, tangents)
+    d_r, d_x, d_mu = tangents
+    y, pull = r._prox(x, mu), r._pull(x, mu)
+    value, by_r = jax.jvp(lambda r: r.value(y), (r,), (d_r,))
+    half = tree.norm(pull, squared=True) / 2
+    mu, d_mu = jnp.asarray(mu, half.dtype), jnp.asarray(d_mu, half.dtype)
+    return value + mu * half, by_r + tree.dot(pull, d_x) - half * d_mu
 
 
 def _sum(entries: Callable[..., jax.Array], x: PyTree, *parameters: PyTree) -> jax.Array:
@@ -102,6 +106,10 @@ def _abs(x: jax.Array) -> jax.Array:
 
 def _soft(x: jax.Array, threshold: jax.Array) -> jax.Array:
     return jnp.sign(x) * jax.nn.relu(jnp.abs(x) - threshold)
+
+
+def _up_to(x: jax.Array, most: jax.Array) -> jax.Array:
+    return jnp.where(jnp.abs(x) > most, jnp.sign(x) * most, x)
 
 
 @pytree
@@ -130,6 +138,11 @@ class L1(Regularizer):
         threshold = tree.scale(step, spread(self.weight, x, "L1: weight"))
         return jax.tree.map(_soft, x, threshold)
 
+    def _pull(self, x: PyTree, mu: Real) -> PyTree:
+        return jax.tree.map(
+            lambda x, w: _up_to(x / jnp.asarray(mu, x.dtype), w), x, spread(self.weight, x, "L1: weight")
+        )
+
 
 @pytree
 class L2Squared(Regularizer):
@@ -156,6 +169,9 @@ class L2Squared(Regularizer):
     def _prox(self, x: PyTree, step: Real) -> PyTree:
         shrink = tree.scale(step, spread(self.weight, x, "L2Squared: weight"))
         return jax.tree.map(lambda x, s: x / (1 + s), x, shrink)
+
+    def _pull(self, x: PyTree, mu: Real) -> PyTree:
+        return jax.tree.map(jnp.multiply, spread(self.weight, x, "L2Squared: weight"), self._prox(x, mu))
 
 
 @pytree
@@ -184,6 +200,10 @@ class ElasticNet(Regularizer):
 
     def _prox(self, x: PyTree, step: Real) -> PyTree:
         return L2Squared(self.l2)._prox(L1(self.l1)._prox(x, step), step)
+
+    def _pull(self, x: PyTree, mu: Real) -> PyTree:
+        # of both parts at the prox; where that is 0 the second is none
+        return tree.add(L1(self.l1)._pull(x, mu), L2Squared(self.l2)._pull(L1(self.l1)._prox(x, mu), mu))
 
 
 @pytree
@@ -221,6 +241,16 @@ class LogSum(Regularizer):
     def _prox(self, x: PyTree, step: Real) -> PyTree:
         lam = tree.scale(step, spread(self.weight, x, "LogSum: weight"))
         return jax.tree.map(_log_threshold, x, lam, spread(self.epsilon, x, "LogSum: epsilon"))
+
+    def _pull(self, x: PyTree, mu: Real) -> PyTree:
+        weight, epsilon = spread(self.weight, x, "LogSum: weight"), spread(self.epsilon, x, "LogSum: epsilon")
+
+        def entries(x: jax.Array, y: jax.Array, weight: jax.Array, epsilon: jax.Array) -> jax.Array:
+            return jnp.where(
+                y == 0, x / jnp.asarray(mu, x.dtype), jnp.sign(y) * weight / (epsilon + jnp.abs(y))
+            )
+
+        return jax.tree.map(entries, x, self._prox(x, mu), weight, epsilon)
 
 
 def _log_threshold(x: jax.Array, lam: jax.Array, epsilon: jax.Array) -> jax.Array:
@@ -273,6 +303,13 @@ class LHalf(Regularizer):
     def _prox(self, x: PyTree, step: Real) -> PyTree:
         lam = tree.scale(step, spread(self.weight, x, "LHalf: weight"))
         return jax.tree.map(_half_threshold, x, lam)
+
+    def _pull(self, x: PyTree, mu: Real) -> PyTree:
+        def entries(x: jax.Array, y: jax.Array, weight: jax.Array) -> jax.Array:
+            root = jnp.sqrt(jnp.where(y == 0, 1, jnp.abs(y)))
+            return jnp.where(y == 0, x / jnp.asarray(mu, x.dtype), jnp.sign(y) * weight / (2 * root))
+
+        return jax.tree.map(entries, x, self._prox(x, mu), spread(self.weight, x, "LHalf: weight"))
 
 
 def _half_threshold(x: jax.Array, lam: jax.Array) -> jax.Array:
@@ -332,6 +369,17 @@ class GroupLasso(Regularizer):
         factor = jnp.where(kept, 1 - threshold / jnp.where(kept, norms, 1), 0)
         return unravel(factor[self.groups] * flat)
 
+    def _pull(self, x: PyTree, mu: Real) -> PyTree:
+        flat, unravel = ravel_pytree(x)
+        norms, weight, mu = (
+            self._norms(flat),
+            jnp.asarray(self.weight, flat.dtype),
+            jnp.asarray(mu, flat.dtype),
+        )
+        kept = norms > mu * weight
+        factor = jnp.where(kept, weight / jnp.where(kept, norms, 1), 1 / mu)
+        return unravel(factor[self.groups] * flat)
+
     def _norms(self, flat: jax.Array) -> jax.Array:
         if flat.shape != self.groups.shape:
             raise ValueError(
@@ -375,6 +423,14 @@ class NuclearNorm(Regularizer):
             U, sigma, V = jnp.linalg.svd(x, full_matrices=False)
             threshold = jnp.asarray(step, x.dtype) * jnp.asarray(self.weight, x.dtype)
             return jnp.matmul(U * _soft(sigma, threshold)[..., None, :], V, precision=HIGHEST)
+
+        return jax.tree.map(matrix, self._matrices(x))
+
+    def _pull(self, x: PyTree, mu: Real) -> PyTree:
+        def matrix(x: jax.Array) -> jax.Array:
+            U, sigma, V = jnp.linalg.svd(x, full_matrices=False)
+            pull = _up_to(sigma / jnp.asarray(mu, x.dtype), jnp.asarray(self.weight, x.dtype))
+            return jnp.matmul(U * pull[..., None, :], V, precision=HIGHEST)
 
         return jax.tree.map(matrix, self._matrices(x))
 

@@ -193,6 +193,21 @@ def test_envelope_gradients_are_those_of_finite_differences(name, x64):
     np.testing.assert_allclose(jax.grad(envelope, argnums=1)(x, mu), by_mu, rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.parametrize("name", [n for n in ALL if "indicator" not in n])
+def test_envelope_gradients_keep_their_digits_in_float32(name):
+    """x − prox(x, μ) is below the roundoff of x = 1000 for μ = 1e-6; in float64 it is exact enough."""
+    regulariser, mu = ALL[name], 1e-6
+    x = 1e3 * np.array([1.0, -0.7, 1e-12, 0.3, -1e-10, 0.05])
+    x = x.reshape(2, 3) if name == "nuclear" else x
+    with jax.enable_x64(True):
+        expected = (x - regulariser.prox(x, mu)) / mu
+    single = jnp.asarray(x, jnp.float32)
+    scale = 1e-6 * np.abs(expected).max()
+    np.testing.assert_allclose(regulariser.envelope_grad(single, mu), expected, rtol=1e-5, atol=scale)
+    by_jax = jax.grad(lambda y: regulariser.envelope(y, mu))(single)
+    np.testing.assert_allclose(by_jax, expected, rtol=1e-5, atol=scale)
+
+
 @pytest.mark.parametrize(
     "name", ["l1", "elastic_net", "log_sum", "log_sum_jumps", "l_half", "group_lasso", "nuclear"]
 )
