@@ -38,6 +38,8 @@ def one_round(
     """Round ``r``, which draws from ``fold_in(key, r)`` alone; a state's dtypes stay what they were."""
     key_cohort, key_round = keys_of(key, r)
     fed = make_fed(setup, data, carry.memory, cohort_of(setup, key_cohort), r)
+    # of the default width: 1/r of a 32-bit integer would be a float32 where the rest is in float64
+    r = r if isinstance(r, int) else jnp.asarray(r, jnp.result_type(int))
     state = method.at(r).round(setup.problem, fed, key_round, r, carry.state)
     return Carry(_like(carry.state, state), fed.memory)
 

@@ -133,7 +133,7 @@ class FedRZO(Method[Minimization, State]):
     def local_scalars(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> jax.Array:
         def step(carry: tuple[PyTree, jax.Array], key: Key, k: Integer) -> tuple[PyTree, jax.Array]:
             s, _, x = self.scalar_step(problem, client, key, carry[0])
-            return x, carry[1].at[k].set(s)
+            return x, carry[1].at[k].set(s.astype(carry[1].dtype))
 
         scalars = jnp.zeros((self.H, self.directions), jnp.result_type(*jax.tree.leaves(x)))
         return loop(self.H, step, key, (x, scalars), indexed=True)[1]  # line 5′

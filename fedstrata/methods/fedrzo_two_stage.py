@@ -20,7 +20,8 @@ Without local sets the server can replay line 6 from H scalars (``messages="scal
 `fedstrata.methods.fedrzo`.
 
 Reveals only averages (the scalars: every reply). Needs function values, and values of the followers' map G.
-The result's ``y`` holds each client's mean response where it was last.
+The result's ``y`` holds each client's mean response to its last samples at the x it took its last step from;
+two-sided, the mean of those at x ± v, which is off by O(η²).
 """
 
 from __future__ import annotations
@@ -265,12 +266,14 @@ class FedRZOTwoStage(Method[MPEC, State]):
             s = scalars(each @ weights.astype(each.dtype), tree.dimension(x), self.eta, self.two_sided)
             pull = tree.scale(1 / self.eta, tree.sub(walk.x, problem.project_x(walk.x, client)))
             x_new = tree.axpy(-self.gamma, tree.add(combine(s, v), pull), walk.x)  # lines 5, 6
-            y = jax.tree.map(lambda leaf: leaf.mean(0), y)
+            y = jax.tree.map(lambda leaf: leaf.mean(0) if self.two_sided else leaf[0], y)
             mean = combine(weights, y)
             start = walk.start
             if self.warm_start:  # a full batch meets the same samples again
                 start = y if self.batch_size is None else spread(mean, length)
-            kept = walk.scalars.at[h].set(s) if self.messages == "scalars" else walk.scalars
+            kept = walk.scalars
+            if self.messages == "scalars":
+                kept = kept.at[h].set(s.astype(kept.dtype))
             return Walk(x_new, start, mean, kept)
 
         steps = self.H if self.messages == "scalars" else 0

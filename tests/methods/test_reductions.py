@@ -173,7 +173,7 @@ def test_fedrzo_ends_in_the_intersection_of_local_sets():
 
 def test_clients_with_zero_steps_sit_out():
     result = solve(fs.FedAvg(gamma=GAMMA, H=np.array([0, 2, 1])), rounds=1)
-    ends = [x0, descent([1], 2), descent([2], 1)]
+    ends = [descent([1], 2), descent([2], 1)]
     np.testing.assert_allclose(result.x, np.mean(ends, axis=0), rtol=1e-12)
 
 
