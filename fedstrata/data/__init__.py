@@ -4,6 +4,7 @@ from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.data.fetch import DataNotFound
 from fedstrata.data.files import from_csv
 from fedstrata.data.formats import CorruptData
+from fedstrata.data.hospitals import heart
 from fedstrata.data.labels import check_labels, count_classes
 from fedstrata.data.loaders import (
     adult,
@@ -39,6 +40,7 @@ __all__ = [
     "digits",
     "fashion_mnist",
     "from_csv",
+    "heart",
     "load",
     "mnist",
     "montevideo_bus",

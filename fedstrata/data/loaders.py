@@ -3,7 +3,7 @@
 Every loader returns a `FederatedData` whose samples are `{"x": features, "y": label}`, with the published
 test part (or a held-out one) as the pooled `test` data. `load` gives the same data sets as plain arrays. The
 files are looked for in `data_dir`, else in the folder FEDSTRATA_DATA, else downloaded once; digits and
-breast_cancer come with scikit-learn and need no files.
+breast_cancer come with scikit-learn and heart with this package (`fedstrata.data.hospitals`).
 """
 
 import os
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.data import hospitals
 from fedstrata.data.fetch import FORMS, read
 from fedstrata.data.labels import check_labels
 from fedstrata.data.partition import IID, Partitioner
@@ -72,6 +73,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Arrays:
     |---|---|
     | digits, breast_cancer | `x`, `y` |
     | mnist, fashion_mnist, cifar10 | `x_train`, `y_train`, `x_test`, `y_test` |
+    | heart | `x` (NaN where a value is missing), `y`, `num`, `site`, `feature_names` |
     | adult | the same, `group_train`, `sex_train`, `group_test`, `sex_test`, `feature_names` |
     | montevideo_bus | `visits` (stops × hours), `edges`, `weights`, `bus_stop`, `lon`, `lat` |
     | wikimaths | `visits` (pages × days), `edges`, `weights`, `page` |
@@ -91,6 +93,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Arrays:
     >>> {name: array.shape for name, array in load("digits").items()}
     {'x': (1797, 8, 8), 'y': (1797,)}
     """
+    if name == "heart":
+        return hospitals.arrays()
     if name in _BUNDLED:
         from sklearn import datasets  # a second of import time that most programs need not pay
 
@@ -98,7 +102,9 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Arrays:
         features = bunch.images if name == "digits" else bunch.data
         return {"x": features, "y": bunch.target.astype(np.int32)}
     if name not in FORMS:
-        raise DataError(f"There is no data set {name!r}; there are {', '.join([*_BUNDLED, *FORMS])}.")
+        raise DataError(
+            f"There is no data set {name!r}; there are {', '.join([*_BUNDLED, 'heart', *FORMS])}."
+        )
     return read(name, data_dir)
 
 

@@ -154,8 +154,14 @@ def federate(
     seed: int,
     encode: bool,
     impute: Impute,
+    fold: tuple[int, int] | None = None,
 ) -> FederatedData:
-    """Federated data of the clients' tables; see `FederatedData.from_dataframe` for the arguments."""
+    """Federated data of the clients' tables; see `FederatedData.from_dataframe` for the arguments.
+
+    With ``fold=(k, K)`` the k-th of K parts is held out for the test, in place of ``test_fraction``.
+    """
+    if fold is not None:
+        test_fraction = _fraction(*fold)
     _check_fractions(valid_fraction, test_fraction)
     check_impute(impute)
     chosen = _chosen(tables, label, features)
@@ -167,7 +173,7 @@ def federate(
     y = [encoding.labels(table) for table in tables]
     x = [encoding.matrix(table) for table in tables]
     parts = [
-        _split(labels, valid_fraction, test_fraction, np.random.default_rng((seed, i)), tables[i].name)
+        _split(labels, valid_fraction, test_fraction, fold, np.random.default_rng((seed, i)), tables[i].name)
         for i, labels in enumerate(y)
     ]
     encoding = _imputing(encoding, x, parts, impute)
@@ -313,15 +319,19 @@ def _imputing(
 
 
 def _split(
-    labels: np.ndarray, valid: float, test: float, rng: np.random.Generator, who: str
+    labels: np.ndarray,
+    valid: float,
+    test: float,
+    fold: tuple[int, int] | None,
+    rng: np.random.Generator,
+    who: str,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The rows of training, validation and test, in order; of each class its share, to within one."""
     rows = len(labels)
     order = rng.permutation(rows)
     if labels.dtype.kind != "f":
         order = order[np.argsort(labels[order], kind="stable")]
-    held_out = round(test * rows)
-    tested = _every(rows, held_out)
+    tested = _every(rows, round(test * rows)) if fold is None else np.arange(rows) % fold[1] == fold[0]
     rest = order[~tested]
     validated = _every(len(rest), round(valid * rows))
     parts = rest[~validated], rest[validated], order[tested]
@@ -338,6 +348,12 @@ def _every(total: int, chosen: int) -> np.ndarray:
     """A mask of so many places, evenly spread."""
     steps = np.floor(np.arange(total + 1) * (chosen / total if total else 0) + 0.5 + 1e-9)
     return np.diff(steps) > 0
+
+
+def _fraction(k: int, folds: int) -> float:
+    if folds < 2 or not 0 <= k < folds:
+        raise DataError(f"fold=(k, K) needs K ≥ 2 parts and k in 0 … K − 1, but is {(k, folds)}.")
+    return 1 / folds
 
 
 def _check_fractions(valid: float, test: float) -> None:

@@ -274,3 +274,82 @@ class TestFiles:
         (sites / "site-c.csv").write_text("age,pain,ill\n1,,0\n2,,1\n")
         data = fs.data.from_csv(f"{sites}/site-*.csv", label="ill", encode=True, impute="mean")
         np.testing.assert_allclose(data.client(2)["x"], [[1, 0.25, 0.75], [2, 0.25, 0.75]])
+
+
+class TestHeart:
+    def test_the_table_is_the_published_one(self):
+        arrays = fs.data.load("heart")
+        assert arrays["x"].shape == (920, 13)
+        sites, sizes = np.unique(arrays["site"], return_counts=True)
+        assert dict(zip(sites, sizes, strict=True)) == {
+            "Cleveland": 303, "Hungary": 294, "Long Beach": 200, "Zurich": 123
+        }  # fmt: skip
+        ill = {str(site): int(arrays["y"][arrays["site"] == site].sum()) for site in sites}
+        assert ill == {"Cleveland": 139, "Hungary": 106, "Long Beach": 149, "Zurich": 115}
+        names = arrays["feature_names"].tolist()
+        missing = np.isnan(arrays["x"]).sum(axis=0)
+        assert missing[names.index("ca")] == 4 + 291 + 198 + 118
+        assert missing[names.index("age")] == 0
+        first = [63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3, 3, 0, 6]  # of processed.cleveland.data
+        assert arrays["x"][0].tolist() == first
+        assert set(arrays["num"].tolist()) == {0, 1, 2, 3, 4}
+
+    def test_it_is_the_published_file(self, data_dir):
+        if not (data_dir / "heart").is_dir():
+            pytest.skip("FEDSTRATA_DATA has no heart/processed.*.data")
+        for file, name in {
+            "cleveland": "Cleveland",
+            "hungarian": "Hungary",
+            "switzerland": "Zurich",
+            "va": "Long Beach",
+        }.items():
+            text = (data_dir / "heart" / f"processed.{file}.data").read_text().replace("?", "nan").split()
+            rows = np.array([line.split(",") for line in text], float)
+            arrays = fs.data.load("heart")
+            own = arrays["site"] == name
+            np.testing.assert_array_equal(arrays["x"][own], rows[:, :-1])
+            np.testing.assert_array_equal(arrays["num"][own], rows[:, -1])
+
+    def test_codes_are_words_and_impossible_zeros_are_missing(self):
+        data = fs.data.heart(test_fraction=0, standardize=False)
+        names = data.preparation.features
+        assert data.sizes.tolist() == [303, 294, 200, 123]
+        x = dict(zip(names, data.client(0)["x"][0].tolist(), strict=True))
+        assert x["age"] == 63
+        assert [x[name] for name in ("cp=typical", "restecg=hypertrophy", "slope=down", "thal=fixed")] == [
+            1
+        ] * 4
+        chol = fs.data.load("heart")["x"][:, 4]
+        mean = chol[chol > 0].mean()
+        np.testing.assert_allclose(data.client(3)["x"][:, names.index("chol")], mean, rtol=1e-6)
+        assert data.preparation.apply(
+            {"age": [50], "sex": [1], "cp": ["none"], "trestbps": [None], "chol": [None], "fbs": [0]}
+            | {"restecg": ["normal"], "thalach": [150], "exang": [0], "oldpeak": [0.0], "slope": ["up"]}
+            | {"ca": [0], "thal": ["normal"]}
+        )["x"][0, names.index("chol")] == np.float32(mean)
+
+    def test_over_the_folds_every_patient_is_tested_once(self):
+        tested = []
+        for k in range(5):
+            data = fs.data.heart(valid_fraction=0.2, fold=(k, 5), standardize=False)
+            counts = np.bincount(data.test["client"])
+            assert (counts + data.sizes + data.valid_sizes).tolist() == [303, 294, 200, 123]
+            zurich = data.test["y"][data.test["client"] == 3]
+            assert (zurich == 0).sum() in (1, 2)  # eight are well
+            names = data.preparation.features
+            kept = [names.index(name) for name in ("age", "sex", "cp=none")]  # never imputed
+            tested.append(np.column_stack([data.test["client"], data.test["x"][:, kept], data.test["y"]]))
+        arrays = fs.data.load("heart")
+        site = np.unique(arrays["site"], return_inverse=True)[1]
+        everyone = np.column_stack([site, arrays["x"][:, [0, 1]], arrays["x"][:, 2] == 4, arrays["y"]])
+        assert sorted(np.concatenate(tested).tolist()) == sorted(everyone.tolist())
+        with pytest.raises(fs.DataError, match="fold"):
+            fs.data.heart(fold=(5, 5))
+
+    def test_statistics_are_of_the_training_patients(self):
+        data = fs.data.heart(valid_fraction=0.25)
+        np.testing.assert_allclose(data.train["x"].mean(axis=0), 0, atol=1e-5)
+        np.testing.assert_allclose(data.train["x"].std(axis=0), 1, atol=1e-4)
+        ledger = data.preparation.ledger
+        assert ledger.exchanges == 4  # categories, means, means again, squares
+        assert ledger.floats_up == 4 * 22 * (2 + 2 + 1)
