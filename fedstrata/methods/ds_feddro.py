@@ -27,6 +27,7 @@ with g's Jacobian.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -61,6 +62,48 @@ class DSFedDRO(Compositional[State]):
     gamma_y: Positive = 1.0  # γ_y
     embedding: Literal["server", "anchored", "local"] = "server"
     batch_size: BatchSize = None
+
+    @classmethod
+    def from_theory(
+        cls,
+        *,
+        T: int,
+        clients: int,
+        I: int = 1,
+        c_eta: float = 1.0,
+        c_beta: float = 1.0,
+        c_x: float = 1.0,
+        c_y: float = 1.0,
+        **options: Any,
+    ) -> DSFedDRO:
+        """The orders of Theorem 5.2: η = c_η√(I/T), β = c_β η, γ_x = c_x√(K/T), γ_y = c_y γ_x.
+
+        Args:
+            T: local steps in total; run ``rounds = ⌈T/I⌉``.
+            clients: their number K.
+            I: local steps of a round.
+            c_eta: what O(·) hides in η.
+            c_beta: c_β.
+            c_x: what it hides in γ_x.
+            c_y: c_γy.
+            options: further hyper-parameters.
+
+        Raises:
+            ValueError: a T at which β would exceed 1.
+
+        >>> import fedstrata as fs
+        >>> m = fs.DSFedDRO.from_theory(T=10_000, clients=4, I=4, c_beta=2.0)
+        >>> m.eta, m.beta, m.gamma_x
+        (0.02, 0.04, 0.02)
+        """
+        if T < 1 or clients < 1 or I < 1:
+            raise ValueError(
+                f"DSFedDRO.from_theory needs T, clients, I ≥ 1, but they are {T}, {clients}, {I}."
+            )
+        eta, gamma_x = c_eta * math.sqrt(I / T), c_x * math.sqrt(clients / T)
+        if c_beta * eta > 1:
+            raise ValueError(f"DSFedDRO.from_theory: T={T} is too short, β would be {c_beta * eta:.3g}.")
+        return cls(eta, c_beta * eta, I, gamma_x, c_y * gamma_x, **options)
 
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
         return State(x0, c.followed(problem, y0))

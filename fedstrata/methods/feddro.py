@@ -25,6 +25,7 @@ with g's Jacobian.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -63,6 +64,50 @@ class FedDRO(Compositional[State]):
     beta: Fraction  # β
     I: Count = 1
     batch_size: BatchSize = None
+
+    @classmethod
+    def from_theory(
+        cls,
+        *,
+        T: int,
+        clients: int,
+        batch_size: int = 1,
+        B_g: float = 1.0,
+        L_f: float = 1.0,
+        c_eta: float = 1.0,
+        **options: Any,
+    ) -> FedDRO:
+        """The rules of Theorem F.1: η = c_η√(bK/T), β = 4B_g⁴L_f²η, I = ⌊T^¼/(bK)^¾⌋ and at least 1.
+
+        Args:
+            T: local steps in total; run ``rounds = ⌈T/I⌉``.
+            clients: their number K.
+            batch_size: b.
+            B_g: bound of ‖∇g‖.
+            L_f: Lipschitz constant of ∇f.
+            c_eta: 1 in the theorem, which then asks for a T so large that η is small enough.
+            options: further hyper-parameters.
+
+        Raises:
+            ValueError: a T at which β would exceed 1.
+
+        >>> import fedstrata as fs
+        >>> m = fs.FedDRO.from_theory(T=10_000, clients=4)
+        >>> m.eta, m.beta, m.I
+        (0.02, 0.08, 3)
+        """
+        if T < 1 or clients < 1 or batch_size < 1:
+            raise ValueError(
+                f"FedDRO.from_theory needs T, clients, batch_size ≥ 1, but has {T}, {clients}, {batch_size}."
+            )
+        eta = c_eta * math.sqrt(batch_size * clients / T)
+        beta = 4 * B_g**4 * L_f**2 * eta
+        if beta > 1:
+            raise ValueError(
+                f"FedDRO.from_theory: T={T} is too short for the theorem, β would be {beta:.3g}."
+            )
+        I = max(1, math.floor(T**0.25 / (batch_size * clients) ** 0.75 + 1e-9))
+        return cls(eta, beta, I, batch_size, **options)
 
     full_participation = "its embedding follows every client from step to step."
 

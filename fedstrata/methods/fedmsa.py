@@ -72,7 +72,8 @@ class FedMSA(Sequences[State]):
     Args:
         alpha: the step of x.
         beta: the step of the sequences: one number, or an array with one per sequence.
-        rho: the momentum ρ of the first exchange; small values forget slowly. With minibatches take ρ ≥ 0.1.
+        rho: the momentum ρ of the first exchange; small values forget slowly. With minibatches take ρ ≥ 0.1,
+            or ``full_start``.
         K: local steps.
         clients: how many clients do local steps.
         adjoint: in compositions, track the adjoints too; False is the paper's form, biased where clients
@@ -80,6 +81,8 @@ class FedMSA(Sequences[State]):
         products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients (a first-order
             method).
         batch_size: samples in each map; None is the full batch.
+        full_start: begin with (h, q) of all clients' full batches, one exchange before round 0, in which ρ is
+            then what it is later; else the noise of the first minibatches lasts 1/ρ rounds.
     """
 
     alpha: Positive  # α
@@ -90,6 +93,37 @@ class FedMSA(Sequences[State]):
     adjoint: bool = True
     products: Products = "exact"
     batch_size: BatchSize = None
+    full_start: bool = False
+
+    @classmethod
+    def from_theory(
+        cls,
+        *,
+        R: int,
+        K: int = 1,
+        tau: float = 1.0,
+        c_alpha: float = 1.0,
+        c_beta: float = 1.0,
+        **options: Any,
+    ) -> FedMSA:
+        """The orders of Theorem 3.1: ρ = 1/R, α = c_α/(τK), β = c_β/(τK), and a full start for so small a ρ.
+
+        Args:
+            R: rounds.
+            K: local steps.
+            tau: τ, how much the clients' maps differ in their derivatives.
+            c_alpha: what O(·) hides in α.
+            c_beta: what it hides in β.
+            options: further hyper-parameters.
+
+        >>> import fedstrata as fs
+        >>> fs.FedMSA.from_theory(R=100, K=5, c_alpha=0.5).rho, fs.FedMSA.from_theory(R=100, K=5).alpha
+        (0.01, 0.2)
+        """
+        if R < 1 or K < 1 or not tau > 0:
+            raise ValueError(f"FedMSA.from_theory needs R, K ≥ 1 and tau > 0, but R={R}, K={K}, tau={tau}.")
+        options = {"full_start": True, **options}
+        return cls(c_alpha / (tau * K), c_beta / (tau * K), 1 / R, K, **options)
 
     @by_options
     def reveals_on(self, problem: Problem) -> Reveals:
@@ -106,7 +140,17 @@ class FedMSA(Sequences[State]):
 
     def start(self, problem: Problem, fed: Fed, key: Key, state: State) -> State:
         Z = self.exact_start(problem, fed, key, state.x, state.Z)
-        return state._replace(Z=Z, before=Point(state.x, Z))
+        now, direction = Point(state.x, Z), state.direction
+        if self.full_start and not self.cancels(fed):
+            direction = fed.average(self.full_maps, key, now)
+        return state._replace(Z=Z, before=now, direction=direction)
+
+    def cancels(self, fed: Fed) -> bool:
+        """Whether h_r is the mean of p^m(x_r, Z_r) whatever ρ is."""
+        return self.batch_size is None and fed.participants == fed.clients
+
+    def full_maps(self, problem: Problem, client: Client, key: Key, now: Point) -> Point:
+        return Point(*sequences.draw(problem, client, key, None, self.products)(*now))
 
     def maps(self, problem: Problem, client: Client, key: Key, now: Point) -> Point:
         """Line 2 where the momentum cancels."""
@@ -154,10 +198,10 @@ class FedMSA(Sequences[State]):
     def round(self, problem: Problem, fed: Fed, key: Key, r: Integer, state: State) -> State:
         key_maps, key_chosen, key_local = jax.random.split(key, 3)
         now = Point(state.x, state.Z)
-        if self.batch_size is None and fed.participants == fed.clients:
+        if self.cancels(fed):
             direction = fed.average(self.maps, key_maps, now)  # lines 2, 3
         else:
-            keep = jnp.where(r == 0, 0.0, 1 - self.rho)  # line 1
+            keep = 1 - self.rho if self.full_start else jnp.where(r == 0, 0.0, 1 - self.rho)  # line 1
             change = fed.average(self.momentum, key_maps, keep, now, state.before)  # line 2
             direction = tree.axpy(keep, state.direction, change)  # line 3
         chosen = fed.sample(key_chosen, self.clients)

@@ -22,6 +22,7 @@ Reveals only averages (the scalars: every reply). Needs function values only.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -53,7 +54,8 @@ class FedRZO(Method[Minimization, State]):
         H: local steps.
         batch_size: samples per function value; None for all.
         messages: ``"vectors"``, or ``"scalars"`` where there is no local set.
-        two_sided: ``n/(2η²) (f(x+v) − f(x−v)) v`` in line 4, whose bias is of a higher order in η.
+        two_sided: ``n/(2η²) (f(x+v) − f(x−v)) v`` in line 4: the same mean ∇f^η, without the even part of f,
+            a noise of order η that does not vanish at the solution.
         directions: how many v per step; g is the mean of their estimates.
         orthogonal: whether they are orthogonal to each other.
     """
@@ -72,7 +74,15 @@ class FedRZO(Method[Minimization, State]):
 
     @classmethod
     def from_theory(
-        cls, *, K: int, clients: int, eta: float = 0.1, L0: float | None = None, n: int = 1, **options: Any
+        cls,
+        *,
+        K: int,
+        clients: int,
+        eta: float = 0.1,
+        L0: float | None = None,
+        n: int = 1,
+        B2: float = 1.0,
+        **options: Any,
     ) -> FedRZO:
         """The rules of Proposition 1: γ = √(m/K), H = ⌈(K/m³)^¼⌉.
 
@@ -81,8 +91,11 @@ class FedRZO(Method[Minimization, State]):
             clients: their number m.
             eta: smoothing radius η.
             L0: Lipschitz constant L₀ of the clients' losses. Where it is given, γ is kept below the
-                proposition's bounds 1/(4H) and η/(4 L₀ n), which hold by themselves once K is large.
+                proposition's bounds 1/(4H), η/(4L₀n) and η/(12√3 B₂(L₀n + 1)H), which hold by themselves once
+                K is large.
             n: dimension of x, for that bound.
+            B2: B₂ of the sets' dissimilarity, mean dist²(x, X_i) ≤ B₁² + B₂² ‖x − mean P_{X_i}(x)‖², for that
+                bound; 1 where all clients have one set, 0 where there is none.
             **options: further hyper-parameters.
 
         >>> import fedstrata as fs
@@ -92,6 +105,8 @@ class FedRZO(Method[Minimization, State]):
         gamma, H = theory_steps(K, clients)
         if L0 is not None:
             gamma = min(gamma, 1 / (4 * H), eta / (4 * L0 * n))
+            if B2 > 0:
+                gamma = min(gamma, eta / (12 * math.sqrt(3) * B2 * (L0 * n + 1) * H))
         return cls(gamma, eta, H, **options)
 
     @by_options

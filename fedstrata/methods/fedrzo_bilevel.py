@@ -29,6 +29,7 @@ level and gradients of the lower one.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -146,6 +147,9 @@ class FedRZOBilevel(Method[Implicit, State]):
         n: int = 1,
         mu_h: float | None = None,
         kappa_h: float | None = None,
+        L0_y: float | None = None,
+        L_hx: float | None = None,
+        B2: float = 1.0,
         **options: Any,
     ) -> FedRZOBilevel:
         """The rules of Theorem 1: γ = √(m/K), H = ⌈(K/m³)^¼⌉, and Algorithm 3's schedule for the lower level.
@@ -155,15 +159,28 @@ class FedRZOBilevel(Method[Implicit, State]):
             clients: their number m.
             eta: smoothing radius η.
             L0: Lipschitz constant of the implicit objective. Where it is given, γ is kept below the theorem's
-                bounds 1/(8H) and η/(24(L₀n + 1)), which hold by themselves once K is large.
+                bounds, which hold by themselves once K is large: η/(24(L₀n + 1)) and 1/(4H max{2, √(0.1Θ₃),
+                4B₂√(3Θ₂), 4B₂√(3Θ₃)}), Θ₂ = 5(L₀n + 1)²/(8η²), Θ₃ = 20 (n L_hx L0_y/(η μ_h))².
             n: dimension of x, for that bound.
             mu_h: modulus of strong convexity of the lower level; None: estimated.
             kappa_h: its condition number.
+            L0_y: Lipschitz constant of f in y, for that bound.
+            L_hx: Lipschitz constant of ∇_y h in x, for that bound.
+            B2: B₂ of the sets' dissimilarity, mean dist²(x, X_i) ≤ B₁² + B₂² ‖x − mean P_{X_i}(x)‖², for that
+                bound; 1 where all clients have one set, 0 where there is none.
             options: further hyper-parameters.
         """
         gamma, H = theory_steps(K, clients)
         if L0 is not None:
-            gamma = min(gamma, 1 / (8 * H), eta / (24 * (L0 * n + 1)))
+            if mu_h is None or L0_y is None or L_hx is None:
+                raise ValueError(
+                    f"{cls.__name__}.from_theory: the bound with L0 needs mu_h, L0_y and L_hx too."
+                )
+            theta_2 = 5 * (L0 * n + 1) ** 2 / (8 * eta**2)  # Θ₂
+            theta_3 = 20 * (n * L_hx * L0_y / (eta * mu_h)) ** 2  # Θ₃
+            sets = 4 * B2 * math.sqrt(3 * max(theta_2, theta_3))
+            slowest = max(2, math.sqrt(0.1 * theta_3), sets)
+            gamma = min(gamma, 1 / (4 * H * slowest), eta / (24 * (L0 * n + 1)))
         return cls(gamma, eta, H, mu_h=mu_h, kappa_h=kappa_h, **options)
 
     @by_options

@@ -101,7 +101,8 @@ class FedRZOTwoStage(Method[MPEC, State]):
         warm_start: start from the last response; else from ``y0``, as in the paper.
         batch_size: samples per function value, each with an equilibrium of its own; None for all.
         messages: ``"vectors"``, or ``"scalars"`` where there is no local set.
-        two_sided: ``n/(2η²) (f(x+v) − f(x−v)) v`` in line 5, whose bias is of a higher order in η.
+        two_sided: ``n/(2η²) (f(x+v) − f(x−v)) v`` in line 5: the same mean ∇f^η, without the even part of f,
+            a noise of order η that does not vanish at the solution.
         directions: how many v per step; g is the mean of their estimates.
         orthogonal: whether they are orthogonal to each other.
     """
@@ -135,6 +136,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
         eta: float = 0.1,
         L0: float | None = None,
         n: int = 1,
+        B2: float = 1.0,
         **options: Any,
     ) -> FedRZOTwoStage:
         """The rules of Theorem 2: γ = √(m/K), H = ⌈(K/m³)^¼⌉, α = μ/L², τ = −1/ln(1 − 1/κ²), κ = L/μ.
@@ -146,9 +148,11 @@ class FedRZOTwoStage(Method[MPEC, State]):
             L: its Lipschitz constant.
             eta: smoothing radius η.
             L0: Lipschitz constant of the implicit objective. Where it is given, γ is kept below the theorem's
-                bound 1/(12√6 H √Θ₂), Θ₂ = 5(L₀n + 1)²/(8η²), for clients that do not differ (B₂ = 1); it
-                holds by itself once K is large.
+                bounds 1/(12√6 H B₂√Θ₂), Θ₂ = 5(L₀n + 1)²/(8η²), and η/(16(L₀n + 1)), which hold by themselves
+                once K is large.
             n: dimension of x, for that bound.
+            B2: B₂ of the sets' dissimilarity, mean dist²(x, X_i) ≤ B₁² + B₂² ‖x − mean P_{X_i}(x)‖², for that
+                bound; 1 where all clients have one set, 0 where there is none.
             **options: further hyper-parameters.
 
         >>> import fedstrata as fs
@@ -160,7 +164,9 @@ class FedRZOTwoStage(Method[MPEC, State]):
             raise ValueError(f"FedRZOTwoStage.from_theory needs 0 < mu ≤ L, but mu={mu}, L={L}.")
         gamma, H = theory_steps(K, clients)
         if L0 is not None:
-            gamma = min(gamma, eta / (12 * math.sqrt(6 * 5 / 8) * H * (L0 * n + 1)))
+            gamma = min(gamma, eta / (16 * (L0 * n + 1)))
+            if B2 > 0:
+                gamma = min(gamma, eta / (12 * math.sqrt(6 * 5 / 8) * H * B2 * (L0 * n + 1)))
         tau = -1 / math.log1p(-((mu / L) ** 2)) if mu < L else 1.0
         return cls(gamma, eta, H, alpha=mu / L**2, tau=tau, **options)
 

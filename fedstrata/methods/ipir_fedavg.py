@@ -9,11 +9,13 @@
 | inner | R_t | γ̃_t | η_t | starts at | x^t is |
 |---|---|---|---|---|---|
 | paper | t | t^{−7/12} | 2 ln t/t^{5/12} | y^t | the θ-weighted average, θ = 1/(1 − ηγ̃/2) |
+| weak_sharp | t | 2 ln t/t | given, ≤ α/(2‖∇F_λ‖) | y^t | the same average |
 | warm | fixed | 1 | 1/(t+10) | x^{t−1} + y^t − y^{t−1} | the last iterate |
 
-Here t stands for max(t, 1) in R_t and γ̃_t, and for max(t, 2) in η_t, which would be 0. The paper does not
-say where the inner rounds start. Its η_t keeps x^t far from P_X(y^t) for as long as anyone runs it; the
-warm rule follows the projection as y moves.
+The first two are Theorem 3's cases i and ii; the second is for an argmin h that is weakly sharp, h − h* ≥
+α dist. Here t stands for max(t, 1) in R_t and t^{−7/12}, and for max(t, 2) by a logarithm, which would be 0.
+The paper does not say where the inner rounds start. Its η_t keeps x^t far from P_X(y^t) for as long as anyone
+runs it; the warm rule follows the projection as y moves.
 
 The paper's (3) prints dist²/λ; its gradient is that of dist²/(2λ). Theory wants γ ≤ 3λ/(4(L_f λ + 2)). h is
 divided by an estimate of its curvature (`fedstrata.methods._shared.regularized`). Where f is known to
@@ -70,7 +72,7 @@ class IPIRFedAvg(Regularized[State]):
     Args:
         gamma: the step γ.
         lam: λ, the smaller the closer to argmin h.
-        inner: ``"paper"`` or ``"warm"``; see the table.
+        inner: ``"paper"``, ``"weak_sharp"`` (which needs ``eta``) or ``"warm"``; see the table.
         inner_rounds: R_t of the warm rule.
         K: local steps of an inner round.
         gamma_g: the server's step γ_g in an inner round.
@@ -83,7 +85,7 @@ class IPIRFedAvg(Regularized[State]):
 
     gamma: Positive  # γ
     lam: Positive  # λ
-    inner: Literal["paper", "warm"] = "paper"
+    inner: Literal["paper", "weak_sharp", "warm"] = "paper"
     inner_rounds: Count = 30
     K: Count = 1
     gamma_g: Positive = 1.0  # γ_g
@@ -95,6 +97,13 @@ class IPIRFedAvg(Regularized[State]):
 
     needs = "gradients, products"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inner == "weak_sharp" and self.eta is None:
+            raise ValueError(
+                "IPIRFedAvg: inner='weak_sharp' keeps η below a threshold of the problem; give eta."
+            )
+
     def tuned(self, t: Integer) -> tuple[Integer, Real, Real]:
         """R_t, γ̃_t and η_t, by the table."""
         later = jnp.maximum(t, 2)
@@ -103,6 +112,8 @@ class IPIRFedAvg(Regularized[State]):
             eta = self.eta
         if self.inner == "warm":
             return self.inner_rounds, 1.0, eta
+        if self.inner == "weak_sharp":
+            return jnp.maximum(t, 1), 2 * jnp.log(later) / later, eta
         return jnp.maximum(t, 1), jnp.maximum(t, 1) ** (-7 / 12), eta
 
     def remarks(self, state: State) -> list[str]:

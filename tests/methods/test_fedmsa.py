@@ -389,3 +389,22 @@ def test_mistakes(quadratic):
         fs.solve(fs.risk_averse(U), fs.FedMSA(0.1, 0.2), data, ORIGIN, y0=np.zeros(2), rounds=1)
     with pytest.raises(ValueError, match="lam"):
         fs.risk_averse(U, lam=-1.0)
+
+
+@pytest.mark.parametrize("participation", [1.0, 1])
+def test_a_full_start_leaves_no_noise(participation):
+    """With ρ → 0 and K = 1 the first direction is that of all samples, whatever the minibatches are."""
+    rng = np.random.default_rng(6)
+    clients = [{"a": rng.normal(size=(n, 2))} for n in (3, 7)]
+    data = fs.FederatedData.from_clients(clients)
+    problem = fs.Minimax(lambda x, y, s: ((x["u"] - s["a"]) ** 2).sum() / 2 + (y * x["u"]).sum() - y @ y / 2)
+    start = {"u": np.array([1.0, 2.0])}
+    options = {"y0": np.ones(2), "rounds": 1, "progress": False, "weights": "size"}
+    gradient = start["u"] - np.concatenate([c["a"] for c in clients]).mean(0) + 1
+    steps = {}
+    for full in (True, False):
+        method = fs.FedMSA(0.1, 0.2, rho=1e-9, batch_size=1, full_start=full)
+        result = fs.solve(problem, method, data, start, participation=participation, **options)
+        steps[full] = (start["u"] - result.x["u"]) / 0.1
+    np.testing.assert_allclose(steps[True], gradient, rtol=1e-7)
+    assert np.abs(steps[False] - gradient).max() > 0.05

@@ -280,9 +280,19 @@ def test_common_random_numbers():
 def test_theory_rules():
     method = fs.FedRZOBilevel.from_theory(K=160_000, clients=10, eta=0.1, mu_h=MU, kappa_h=L / MU)
     assert (method.gamma, method.H, method.lower) == (pytest.approx(math.sqrt(10 / 160_000)), 4, "local_sgd")
-    small = fs.FedRZOBilevel.from_theory(K=100, clients=10, eta=0.1, L0=2.0, n=5)
-    assert small.gamma == pytest.approx(0.1 / (24 * 11))
-    assert fs.FedRZO.from_theory(K=100, clients=10, eta=0.1, L0=2.0, n=5).gamma == pytest.approx(0.1 / 40)
+    # the bounds by hand: H = 1, L₀n + 1 = 11, η = 0.1, Θ₂ = 5·11²/(8·0.01), Θ₃ = 20·(5·0.3·2/(0.1·0.5))²
+    constants = {"K": 100, "clients": 10, "eta": 0.1, "L0": 2.0, "n": 5, "mu_h": 0.5, "kappa_h": 2.0}
+    constants |= {"L0_y": 2.0, "L_hx": 0.3}
+    free = fs.FedRZOBilevel.from_theory(**constants, B2=0)
+    assert free.gamma == pytest.approx(min(0.1 / (24 * 11), 1 / (4 * np.sqrt(2 * 3600))))
+    small = fs.FedRZOBilevel.from_theory(**constants)
+    assert small.gamma == pytest.approx(1 / (4 * 4 * np.sqrt(3 * 72_000)))
+    with pytest.raises(ValueError, match="needs mu_h, L0_y and L_hx"):
+        fs.FedRZOBilevel.from_theory(K=100, clients=10, L0=2.0)
+    plain = {"K": 100, "clients": 10, "eta": 0.1, "L0": 2.0, "n": 5}
+    assert fs.FedRZO.from_theory(**plain, B2=0).gamma == pytest.approx(0.1 / 40)
+    assert fs.FedRZO.from_theory(**plain).gamma == pytest.approx(0.1 / (12 * math.sqrt(3) * 11))
+    assert fs.FedRZO.from_theory(**plain, B2=3).gamma == pytest.approx(0.1 / (36 * math.sqrt(3) * 11))
 
 
 def test_bad_arguments():

@@ -257,6 +257,8 @@ def test_from_theory_reaches_the_accuracy_it_promises(x64):
     assert (method.gamma, method.H) == (pytest.approx(math.sqrt(2 / 1000)), 4)
     bounded = fs.FedRZOTwoStage.from_theory(K=1000, clients=2, mu=mu, L=L, eta=0.1, L0=2.0, n=3)
     assert bounded.gamma == pytest.approx(1 / (12 * math.sqrt(6) * 4 * math.sqrt(5 * 7**2 / (8 * 0.1**2))))
+    free = fs.FedRZOTwoStage.from_theory(K=1000, clients=2, mu=mu, L=L, eta=0.1, L0=2.0, n=3, B2=0)
+    assert free.gamma == pytest.approx(0.1 / (16 * 7))
     sample, x = {"a": jnp.asarray(9.0)}, jnp.asarray(2.0)
     solution = game.equilibrium(2.0, 9.0)
     for k in (1, 10, 100):

@@ -149,3 +149,29 @@ def test_bad_hyper_parameters():
         fs.IPIRFedAvg(0.1, 0.0)
     with pytest.raises(TypeError, match="gamma"):
         fs.IPIRFedAvg(lam=0.1)
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_weakly_sharp_case_by_hand():
+    """Theorem 3, case ii: R_t = t, γ̃_t = 2 ln t/t, a constant η, and the θ-weighted average."""
+    rng = np.random.default_rng(4)
+    clients = [{"a": rng.normal(size=(n, 3)) * 0.3, "b": rng.normal(size=n)} for n in (2, 4)]
+    A = sum(c["a"].T @ c["a"] / len(c["b"]) for c in clients) / 2
+    b = sum(c["a"].T @ c["b"] / len(c["b"]) for c in clients) / 2
+    eta, lam, gamma = 0.3, 0.5, 0.1
+    y = np.ones(3)
+    for t in range(6):
+        step = 2 * np.log(max(t, 2)) / max(t, 2)
+        x, average, weight = y, y, 0.0
+        for _ in range(max(t, 1)):
+            weight = 1 + weight * (1 - eta * step / 2)
+            average = average + (x - average) / weight
+            x = x - step * (A @ x - b + eta * (x - y))
+        y = y - gamma * (y + (y - average) / lam)
+    problem = fs.Selection(lambda x, s: (s["a"] @ x - s["b"]) ** 2 / 2, lambda x: x @ x / 2)
+    method = fs.IPIRFedAvg(gamma, lam, inner="weak_sharp", eta=eta, L_h=1.0)
+    data = fs.FederatedData.from_clients(clients)
+    result = fs.solve(problem, method, data, np.ones(3), rounds=6, progress=False)
+    np.testing.assert_allclose(result.x, y, rtol=1e-12)
+    with pytest.raises(ValueError, match="give eta"):
+        fs.IPIRFedAvg(gamma, lam, inner="weak_sharp")

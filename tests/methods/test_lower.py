@@ -104,6 +104,9 @@ def test_rules_do_the_steps_they_say(name):
     for m, r in ((10, 0), (10, 500), (100, 3)):
         a = max(m, 40, r) + 1
         T = 2 * a * np.log(a)
+        if name == "lfd":
+            a = max(m, 40) + 1
+            T = 2 * a * np.log(a) * (1 + (r + 1) ** (2 / 3) / m)
         rounds, values = TUNED[name].tune(Constants(m, r, 0.1, 10.0))
         local = "K" if name == "fedac" else "tau"
         steps = int(values(0)[local])
@@ -116,9 +119,16 @@ def test_rules_do_the_steps_they_say(name):
     assert TUNED["lfd"].tune(Constants(10, 0, 0.1, 10.0)).values(5)["gamma"] < 4 / (0.1 * 41)
 
 
+def test_exchanges_of_lfd_grow_as_in_table_2():
+    """r^{2/9} in round r, so that all together grow with the exponent 11/9 in the rounds, 11/12 in mK."""
+    r = np.logspace(4, 8, 9)
+    rounds = [float(TUNED["lfd"].tune(Constants(10, jnp.asarray(int(i)), 0.1, 10.0)).rounds) for i in r]
+    assert np.polyfit(np.log(r), np.log(rounds), 1)[0] == pytest.approx(2 / 9, abs=0.01)
+
+
 @pytest.mark.parametrize("name", TUNED)
 def test_rules_divide_their_steps_among_the_exchanges_asked_for(name):
-    T = 2 * 41 * np.log(41)
+    T = 2 * 41 * np.log(41) * (1.1 if name == "lfd" else 1)
     local = "K" if name == "fedac" else "tau"
     for exchanges in (1, 7, 50, 1000):
         rounds, values = TUNED[name].tune(Constants(10, 0, 0.1, 10.0, exchanges))

@@ -10,7 +10,10 @@ local steps:
 
     "local_sgd"   Local SGD, γ = 1/(μ_h a_r), averaged every ⌈T/m⌉ steps, about m exchanges (Algorithm 3)
     "fedac"       FedAC, averaged about m^⅓ times, η = min{1/L_h, 4K ln²T/(μ_h T²)}, L_h = κ_h μ_h
-    "lfd"         LFD, averaged about (mT)^⅓ times, γ = 4/(μ_h (a_r + t)) after t steps
+    "lfd"         LFD, averaged about (mT')^⅓ times, γ = 4/(μ_h (a + t)) after t steps
+
+LFD takes a = max{m, 4κ_h} + 1 and T' = 2 a ln a (1 + (r+1)^⅔/m) steps: Theorem 1 asks for T ~ (r+1)^⅔/m,
+which is what makes Table 2's exchanges, r^{2/9} a round; Local SGD and FedAC have as many whatever T is.
 
 With a number of exchanges of the user's, each has ⌈T/exchanges⌉ local steps: more of them, less drift.
 
@@ -101,12 +104,13 @@ class Constants:
         """2 a_r ln a_r local steps."""
         return 2 * self.a * jnp.log(self.a)
 
-    def split(self, local: Real) -> tuple[Integer, Integer]:
+    def split(self, local: Real, T: Real | None = None) -> tuple[Integer, Integer]:
         """Exchanges, and local steps before each: about ``local``, unless the user chose the exchanges."""
+        T = self.T if T is None else T
         if self.exchanges is not None:
-            return self.exchanges, whole(self.T / self.exchanges)
+            return self.exchanges, whole(T / self.exchanges)
         local = whole(local)
-        return whole(self.T / local), local
+        return whole(T / local), local
 
 
 def whole(number: Real) -> jax.Array:
@@ -128,9 +132,11 @@ def fedac(c: Constants) -> Tuning:
 
 
 def lfd(c: Constants) -> Tuning:
-    """About (mT)^⅓ exchanges; γ decreases from 4/(μ_h a_r)."""
-    exchanges, tau = c.split(c.T / whole((c.m * c.T) ** (1 / 3)))
-    return Tuning(exchanges, lambda t: {"gamma": 4 / (c.mu * (c.a + t * tau)), "tau": tau})
+    """About (mT')^⅓ exchanges, where T' grows as r^⅔; γ decreases from 4/(μ_h a)."""
+    first = replace(c, r=0)
+    T = first.T * (1 + (c.r + 1) ** (2 / 3) / c.m)
+    exchanges, tau = c.split(T / whole((c.m * T) ** (1 / 3)), T)
+    return Tuning(exchanges, lambda t: {"gamma": 4 / (c.mu * (first.a + t * tau)), "tau": tau})
 
 
 class Tuned(NamedTuple):
