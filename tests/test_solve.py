@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from pathlib import Path
 
 import jax
@@ -116,6 +117,32 @@ def test_valid_data_is_where_upper_levels_sample():
         ({"metrics": {"m": lambda x, y: x}}, TypeError, "must be one number"),
         ({"metrics": {"m": lambda x, y: x["w"]}}, TypeError, "metric 'm' cannot be evaluated"),
         ({"metrics": {"round": lambda x, y: 0.0}}, ValueError, "taken"),
+        ({"metrics": {"loss": lambda x, y: 0.0}}, ValueError, "'loss' is taken by the problem's own"),
+        ({"y0": np.zeros(2)}, ValueError, "Minimization has one variable: leave y0 out"),
+        ({"seed": 2**32}, ValueError, "seed must be a whole number between 0 and 4294967295"),
+        ({"rounds": True}, ValueError, "rounds must be a whole number"),
+        (
+            {"method": fs.FedAvg(0.1, H=np.array([1, 2]))},
+            ValueError,
+            "H has 2 numbers, but there are 3 clients",
+        ),
+        (
+            {"method": fs.FedAvg(lambda r: 0.2 - 0.1 * r)},
+            ValueError,
+            r"gamma must be .* returns -0\.\d+ .* round 3",
+        ),
+        ({"method": fs.FedAvg(lambda r: jnp.nan * r)}, ValueError, "gamma must be .* returns nan .* round 0"),
+        (
+            {"method": fs.FedAvg(0.1, H=lambda r: 2 - r)},
+            ValueError,
+            r"H must be .* returns 0 \(int32\) at round 2",
+        ),
+        ({"method": fs.FedAvg(0.1, H=lambda r: r - 1)}, ValueError, "H must be .* returns -1 .* round 0"),
+        (
+            {"method": fs.FedAvg(0.1, H=lambda r: 2.5 + r)},
+            ValueError,
+            r"H must be .* returns 2\.5 \(float32\)",
+        ),
         ({"problem": fs.Minimization(lambda x, s: x - s["a"])}, TypeError, "one real number"),
         ({"resume": True}, ValueError, "checkpoint path"),
         (
@@ -153,6 +180,37 @@ def test_bad_arguments_say_what_to_do(changes, error, message):
 def test_bad_values_are_found_when_an_object_is_built(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_schedules_are_looked_at_over_the_whole_horizon():
+    falling = fs.FedAvg(gamma=lambda r: 0.1 - 1e-9 * r)
+    with pytest.raises(ValueError, match=r"gamma must be .* returns -"):
+        solve(method=falling, rounds=2 * 10**8)
+    solve(method=falling, rounds=2)
+    solve(method=fs.FedAvg(gamma=optax.linear_schedule(0.1, 0.0, 3)), rounds=6)  # fades to nothing
+
+
+def test_a_level_without_validation_data_is_told():
+    def two(x, y, s):
+        return ((x - s["a"]) ** 2).sum() + ((y - x) ** 2).sum()
+
+    method = fs.SOBA(0.1, 0.1)
+    arguments = {"x0": np.zeros(2), "y0": np.zeros(2), "rounds": 1, "progress": False}
+    words = (
+        r"no validation part: Bilevel.upper is evaluated on the training.*valid_fraction.*same_samples=True"
+    )
+    with pytest.warns(UserWarning, match=words):
+        fs.solve(fs.Bilevel(two, two), method, data, **arguments)
+    held_out = fs.FederatedData.from_clients([{"a": A}] * 2, valid=[{"a": A}] * 2)
+    selection = fs.Selection(loss, lambda x, s: (x**2).sum())
+    with pytest.warns(UserWarning, match=r"Selection.secondary is evaluated on the training"):
+        fs.solve(selection, fs.IPIRFedAvg(0.1, 0.1), data, x0, rounds=1, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fs.solve(fs.Bilevel(two, two), method, held_out, **arguments)
+        fs.solve(fs.Bilevel(two, two, same_samples=True), method, data, **arguments)
+        known = fs.Selection(loss, lambda x: (x**2).sum())
+        fs.solve(known, fs.IPIRFedAvg(0.1, 0.1), data, x0, rounds=1, progress=False)
 
 
 def test_divergence_names_round_quantity_and_hint(tmp_path):

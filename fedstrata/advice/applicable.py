@@ -96,7 +96,8 @@ def applicable(problem: Problem) -> Fits:
         problem: any problem object.
 
     Where a conversion (`as_bilevel`, `as_multisequence`) opens further methods, they are listed with it.
-    Methods that would refuse the problem (its sets, its number of levels) are left out.
+    Methods that would refuse the problem (its sets, its number of levels) are left out, and so are those that
+    differentiate a function that has values only (`fedstrata.black_box`).
 
     >>> import fedstrata as fs
     >>> fits = applicable(fs.Minimax(lambda x, y, s: (x - s["a"]) @ y - y @ y))
@@ -107,20 +108,16 @@ def applicable(problem: Problem) -> Fits:
         raise TypeError(
             f"applicable takes a problem object such as fs.Bilevel(upper, lower), not {problem!r}."
         )
-    found = {name: _fit(cls, problem, "") for name, cls in METHODS.items() if _fits(cls, problem)}
+    found = {name: _fit(cls, problem, "") for name, cls in METHODS.items() if cls.fits(problem)}
     for convert in (as_bilevel, as_multisequence):
         try:
             converted = convert(problem)
         except (TypeError, ValueError):
             continue
         for name, cls in METHODS.items():
-            if name not in found and _fits(cls, converted):
+            if name not in found and cls.fits(converted):
                 found[name] = _fit(cls, converted, convert.__name__)
     return Fits(found[name] for name in sorted(found, key=str.lower))
-
-
-def _fits(cls: type[Method], problem: Problem) -> bool:
-    return isinstance(problem, cls.solves) and cls.refuses(problem) is None
 
 
 def _fit(cls: type[Method], problem: Problem, via: str) -> Fit:

@@ -210,6 +210,28 @@ class Field:
             axis = self.axis.name
             raise ValueError(f"{owner}: {name} has {shape[0]} numbers, but there are {wanted} {axis}s.")
 
+    def check_schedule(self, owner: str, name: str, value: Any, rounds: np.ndarray) -> None:
+        """Raise where a schedule returns at one of these rounds what the hyper-parameter may not be.
+
+        A step may fade to nothing, so that the lower end of a range belongs to it here.
+        """
+        found = np.asarray(jax.vmap(lambda r: jnp.asarray(value(r)))(jnp.asarray(rounds, jnp.int32)))
+        good = np.zeros(len(rounds), bool)
+        for kind in self.kinds:
+            if isinstance(kind, Number):
+                fits = np.isfinite(found) & (found >= kind.low) & (found <= kind.high)
+            elif isinstance(kind, Whole) and found.dtype.kind in "iu":
+                fits = found >= (min(kind.low, 0) if found.ndim > 1 else kind.low)
+            else:
+                continue
+            good |= fits.reshape(len(rounds), -1).all(axis=1)
+        if not good.all():
+            first = int(np.argmin(good))
+            raise ValueError(
+                f"{owner}: {name} must be {self.words}, but this one returns {found[first]} "
+                f"({found.dtype}) at round {rounds[first]}."
+            )
+
 
 def _kinds(annotation: object) -> Iterable[Any]:
     """The kinds and the axis in an annotation; nothing where it says nothing that can be checked."""

@@ -16,7 +16,7 @@ runs, so a method's text never sees schedules.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import MethodType
 from typing import (
     Any,
@@ -54,6 +54,7 @@ from fedstrata.core.types import Integer, Key, PyTree
 METHODS: dict[str, type[Method]] = {}
 
 Reveals = Literal["averages", "replies"]
+LOOKED = 256  # rounds at which a schedule is looked at, always as many: they are one small program
 
 
 # Covariant, which mypy would rather not have in parameters, so that methods for different problems have a
@@ -143,6 +144,25 @@ class Method(Generic[ProblemT, StateT]):
         return "averages"
 
     @classmethod
+    def differentiates(cls, problem: ProblemT) -> Collection[str]:
+        """The problem's functions, by their fields, of which it takes derivatives; by default all."""
+        return [f.name for f in dataclasses.fields(problem)]  # type: ignore[arg-type]
+
+    @classmethod
+    def lacks(cls, problem: ProblemT) -> list[str]:
+        """Those of them that have no derivatives."""
+        without = problem.without_derivatives
+        return [name for name in cls.differentiates(problem) if name in without] if without else []
+
+    @classmethod
+    def fits(cls, problem: Problem) -> bool:
+        """Whether it is for such problems, has the oracles that it needs, and refuses nothing else."""
+        if not isinstance(problem, cls.solves):
+            return False
+        its: Any = problem
+        return not cls.lacks(its) and cls.refuses(its) is None
+
+    @classmethod
     def refuses(cls, problem: ProblemT) -> str | None:
         """Why the method cannot be given this problem, whatever its hyper-parameters; or None."""
         return None
@@ -158,6 +178,15 @@ class Method(Generic[ProblemT, StateT]):
         lengths = self.lengths(problem, clients)
         for name, field in self.hyperparameters.items():
             field.check_length(type(self).__name__, name, getattr(self, name), lengths)
+
+    def check_schedules(self, rounds: int) -> None:
+        """Raise where a schedule leaves its range: all of the first rounds are looked at, then some."""
+        looked = np.minimum(np.arange(LOOKED), max(rounds - 1, 0))
+        if rounds > LOOKED:
+            looked[LOOKED // 2 :] = np.linspace(LOOKED // 2, rounds - 1, LOOKED // 2)
+        for name, field in self.hyperparameters.items():
+            if field.scheduled(value := getattr(self, name)):
+                field.check_schedule(type(self).__name__, name, value, looked)
 
     def start_y(self, problem: ProblemT, y0: PyTree, clients: int) -> PyTree:
         """The second variable's start, where the method has one that the problem has not; else as given."""

@@ -8,11 +8,12 @@ clients, computed by the engine and not counted in the ledger.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol, get_args
+from typing import Any, ClassVar, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
 
+from fedstrata.core.functions import values_only
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Function, PyTree, Weights
 
@@ -78,9 +79,11 @@ class Problem:
 
     Attributes:
         made_for: the clients' weights that are part of the problem's functions; None where it has any.
+        has_y: whether there is a second variable.
     """
 
     made_for: Weights | None = None
+    has_y: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]
@@ -100,6 +103,17 @@ class Problem:
     def set_of_x(self) -> Projection:
         """The set of the main variable; the whole space where the class has none."""
         return self.sets.get("project", self.sets.get("project_x", Projection()))
+
+    @property
+    def validated(self) -> str | None:
+        """The function that is meant for validation samples, where there is one."""
+        return None
+
+    @property
+    def without_derivatives(self) -> list[str]:
+        """The fields whose functions have values only; see `fedstrata.black_box`."""
+        names = [f.name for f in fields(self) if f.init and f.name not in self.sets]  # type: ignore[arg-type]
+        return [name for name in names if values_only(getattr(self, name))]
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         """The default metrics at a point, by the engine's full ``mean``."""
@@ -147,6 +161,11 @@ def known_weights(weights: str) -> None:
     """Raise where clients are not weighed like this."""
     if weights not in get_args(Weights):
         raise ValueError(f"weights must be 'uniform' or 'size', but is {weights!r}.")
+
+
+def taken_name(name: str) -> str:
+    """What to say of a user's metric that is called like one of the problem's own."""
+    return f"The metric name {name!r} is taken by the problem's own metric: give it another one."
 
 
 FUNCTION = {"function": True}  # the metadata of a dataclass field that is a user's function

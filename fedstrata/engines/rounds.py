@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fedstrata.core import counting
 from fedstrata.core.fed import Carry, Fed, Setup
 from fedstrata.core.method import Method
+from fedstrata.core.problem import taken_name
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, Integer, Key, PyTree
@@ -66,6 +67,8 @@ def measure(make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, data:
             fed = make_fed(setup, data, carry.memory, None, 0)
             values.update(setup.problem.measure(fed.mean, x, y))
         for name, metric in setup.metrics:
+            if name in values:
+                raise ValueError(taken_name(name))
             arguments = {1: (carry.state,), 2: (x, y)}.get(positional(metric), (x, y, data))
             try:
                 values[name] = metric(*arguments)

@@ -73,6 +73,10 @@ class FedRZO(Method[Minimization, State]):
     needs = "function values"
 
     @classmethod
+    def differentiates(cls, problem: Minimization) -> tuple[str, ...]:
+        return ()
+
+    @classmethod
     def from_theory(
         cls,
         *,

@@ -137,6 +137,10 @@ class FedRZOBilevel(Method[Implicit, State]):
     needs = "function values of the upper level, gradients of the lower"
 
     @classmethod
+    def differentiates(cls, problem: Implicit) -> tuple[str, ...]:
+        return ("lower", "payoff")
+
+    @classmethod
     def from_theory(
         cls,
         *,

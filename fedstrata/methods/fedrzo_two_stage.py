@@ -126,6 +126,10 @@ class FedRZOTwoStage(Method[MPEC, State]):
     needs = "function values, values of the followers' map"
 
     @classmethod
+    def differentiates(cls, problem: MPEC) -> tuple[str, ...]:
+        return ()
+
+    @classmethod
     def from_theory(
         cls,
         *,

@@ -47,6 +47,10 @@ class FedZO(Method[Minimization, State]):
     solves = (Minimization,)
     needs = "function values"
 
+    @classmethod
+    def differentiates(cls, problem: Minimization) -> tuple[str, ...]:
+        return ()
+
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)
 

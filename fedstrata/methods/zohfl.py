@@ -105,6 +105,10 @@ class ZOHFL(Method[Personalized, State]):
     needs = "gradients of the server's and the clients' losses, values of the coupling"
 
     @classmethod
+    def differentiates(cls, problem: Personalized) -> tuple[str, ...]:
+        return ("server", "client")
+
+    @classmethod
     def from_theory(
         cls,
         *,

@@ -24,6 +24,9 @@ class BlackBoxError(RuntimeError):
 def black_box(function: Function, *, like: Function | None = None, vectorized: bool = False) -> Function:
     """Make a plain function usable as a loss in the zeroth-order methods, in every engine.
 
+    It has values and no derivatives: `fedstrata.solve` refuses methods that would take them, and
+    `fedstrata.applicable` leaves those out, also where other functions are written around it.
+
     Args:
         function: ``function(x, …, sample)`` of NumPy arrays (pytrees of them); returns a number.
         like: for a function that returns arrays, the value's shape: a function of the same (traced) arguments
@@ -61,4 +64,5 @@ def black_box(function: Function, *, like: Function | None = None, vectorized: b
         return jax.pure_callback(call, shape, *args, vmap_method=method)
 
     wrapped.__qualname__ = f"black_box({Term.of(function).name})"
+    wrapped.values_only = True  # type: ignore[attr-defined]
     return replace(function, function=wrapped) if isinstance(function, Term) else wrapped

@@ -39,6 +39,7 @@ class Minimization(Problem):
 
     loss: Function = field(metadata=FUNCTION)
     project: Any = None
+    has_y = False
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         return {"loss": mean(self.loss, x)}
@@ -57,6 +58,8 @@ class Bilevel(Problem):
         project_x: the set of x, ``project_x(x)`` or ``project_x(x, client)``.
         project_y: the set of y, ``project_y(y)``, ``project_y(y, x)`` or ``project_y(y, x, client)``.
         made_for: the clients' weights that are part of the functions, see `fedstrata.dro`.
+        same_samples: say that both levels are to see the same samples, where the data has no validation part;
+            otherwise `fedstrata.solve` warns there.
     """
 
     upper: Function = field(metadata=FUNCTION)
@@ -64,6 +67,11 @@ class Bilevel(Problem):
     project_x: Any = None
     project_y: Any = None
     made_for: Weights | None = field(default=None, kw_only=True)
+    same_samples: bool = field(default=False, kw_only=True)
+
+    @property
+    def validated(self) -> str | None:
+        return None if self.same_samples else "upper"
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         return {"upper": mean(self.upper, x, y, part="valid"), "lower": mean(self.lower, x, y)}
@@ -215,6 +223,7 @@ class Selection(Problem):
         secondary: f: ``secondary(x, sample)``, on validation samples where the data has them, or
             ``secondary(x)``.
         project: a set of x, ``project(x)`` or ``project(x, client)``.
+        same_samples: as in `Bilevel`.
 
     Attributes:
         h: the primary level.
@@ -230,13 +239,19 @@ class Selection(Problem):
     primary: Level
     secondary: Level
     project: Any = None
+    same_samples: bool = field(default=False, kw_only=True)
     h: Objective = field(init=False, repr=False, compare=False)
     f: Objective = field(init=False, repr=False, compare=False)
+    has_y = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "h", Objective.of(self.primary, "Selection.primary"))
         object.__setattr__(self, "f", Objective.of(self.secondary, "Selection.secondary"))
         super().__post_init__()
+
+    @property
+    def validated(self) -> str | None:
+        return "secondary" if self.f.loss is not None and not self.same_samples else None
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         return {"primary": self.h.measure(mean, x), "secondary": self.f.measure(mean, x, part="valid")}

@@ -49,6 +49,10 @@ def as_multisequence(problem: Problem) -> MultiSequence:
     if isinstance(problem, MultiSequence):
         return problem
     _refuse_sets(problem, "MultiSequence")
+    if without := problem.without_derivatives:
+        raise TypeError(
+            f"The maps of a MultiSequence are gradients, and {', '.join(without)} has values only."
+        )
     if isinstance(problem, Bilevel):
         f, g = alike(Term.of(problem.upper), Term.of(problem.lower))
         return MultiSequence(Term(_BilevelP(f, g), f.reads), (Term(_BilevelS(f, g), f.reads),))
@@ -82,7 +86,8 @@ def as_bilevel(problem: Problem) -> Bilevel:
     if isinstance(problem, Minimax):
         payoff = Term.of(problem.payoff)
         levels = payoff, payoff.then(operator.neg)
-        return Bilevel(*levels, problem.project_x, problem.project_y, made_for=problem.made_for)
+        sets = problem.project_x, problem.project_y
+        return Bilevel(*levels, *sets, made_for=problem.made_for, same_samples=True)
     if isinstance(problem, Composition):
         if len(problem.levels) != 2:
             raise ValueError(f"A composition of {len(problem.levels)} levels is not bilevel: two levels are.")
@@ -90,7 +95,8 @@ def as_bilevel(problem: Problem) -> Bilevel:
             raise ValueError("A level that is followed as its logarithm is no solution of least squares.")
         inner, outer = map(Term.of, problem.levels)
         upper = (outer,) if problem.plain is None else alike(outer, Term.of(problem.plain))
-        return Bilevel(Term(_Outer(*upper), together(*upper)), Term(_Tracking(inner), together(inner)))
+        terms = Term(_Outer(*upper), together(*upper)), Term(_Tracking(inner), together(inner))
+        return Bilevel(*terms, same_samples=True)
     raise TypeError(f"{type(problem).__name__} is not bilevel: Minimax and two-level Composition are.")
 
 

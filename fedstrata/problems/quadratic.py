@@ -107,7 +107,7 @@ def quadratic_bilevel(
         "M": draw.definite(n + p),
         "b": draw.vector(n + p),
     }
-    return _solved(Bilevel(upper=_value, lower=_lower), draw.data(arrays), n)
+    return _solved(Bilevel(upper=_value, lower=_lower, same_samples=True), draw.data(arrays), n)
 
 
 def quadratic_minimax(

@@ -19,13 +19,11 @@ an object: whatever has a string as its attribute ``fingerprint`` is known by th
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import enum
 import functools
 import hashlib
 import inspect
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -35,13 +33,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.digest import array_digest, tree_digest
+from fedstrata.core.functions import cells_of, globals_of, is_known
 from fedstrata.core.types import PyTree
-
-# Packages whose functions are known by name: what they do is not the user's, and changes with versions.
-KNOWN = sys.stdlib_module_names - {"__main__"} | {
-    *("fedstrata", "jax", "jaxlib", "numpy", "scipy", "optax", "lineax", "equinox", "flax", "haiku", "chex"),
-    *("torch", "sklearn", "pandas"),
-}
 
 
 def fingerprint(value: Any) -> str:
@@ -101,7 +94,7 @@ def identity_of(
 ) -> dict[str, Any]:
     """What is solved, by what, on what and from where, as plain values."""
     found: dict[str, Any] = {"problem": type(problem).__name__}
-    if not _is_known(type(problem).__module__):
+    if not is_known(type(problem).__module__):
         found["problem"] = f"object {fingerprint(type(problem))}"
     found |= {name: described(value) for name, value in fields_of(problem).items()}
     for b, method in enumerate(methods):
@@ -196,9 +189,9 @@ class _Walk:
         )
 
     def _function(self, function: FunctionType) -> bytes:
-        cells = dict(_cells(function))
+        cells = dict(cells_of(function))
         module = function.__globals__.get("__name__") or ""  # wrappers take the name of what they wrap
-        if _is_known(module):
+        if is_known(module):
             name = f"{module}.{function.__code__.co_qualname}"
             # two functions without names of their own may stand in one of ours
             code = self.digest(function.__code__) if module.startswith("fedstrata") else b""
@@ -209,7 +202,7 @@ class _Walk:
             self.digest(function.__defaults__),
             self.digest(function.__kwdefaults__),
             *self._items(cells),
-            *self._items(dict(_globals(function))),
+            *self._items(dict(globals_of(function))),
         )
 
     def _items(self, values: Mapping[str, Any]) -> Iterator[bytes]:
@@ -217,7 +210,7 @@ class _Walk:
             yield _hash("item", name, self.digest(values[name]))
 
     def _class(self, cls: type) -> bytes:
-        if _is_known(cls.__module__):
+        if is_known(cls.__module__):
             return _hash("name", _name(cls))
         own = {name: value for name, value in vars(cls).items() if _is_definition(name, value)}
         return _hash("class", cls.__qualname__, *map(self.digest, cls.__bases__), *self._items(own))
@@ -258,60 +251,6 @@ def _name(value: Any) -> str:
     module = getattr(value, "__module__", None) or ""
     own = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__qualname__
     return f"{module}.{own}"
-
-
-def _is_known(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in KNOWN
-
-
-def _cells(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function closes over, but for what it writes itself: a counter is no part of what it is."""
-    written = _written(function.__code__)
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if name in written:
-            continue
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not assigned yet
-            yield name, None
-
-
-def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """The globals that a function names, in modules of the user's also their attributes that it names."""
-    codes = list(_codes(function.__code__))
-    names = {name for code in codes for name in code.co_names}
-    written = _written(function.__code__)
-    for name in names - written:
-        value = function.__globals__.get(name, _NOTHING)
-        if value is _NOTHING or value is getattr(builtins, name, None):
-            continue
-        yield name, value
-        if isinstance(value, ModuleType) and not _is_known(value.__name__):
-            for attribute in names:
-                if attribute in vars(value):
-                    yield f"{name}.{attribute}", vars(value)[attribute]
-
-
-_NOTHING = object()
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from _codes(const)
-
-
-def _written(code: CodeType) -> set[str]:
-    """Global and outer variables that a function assigns to."""
-    import dis  # only here, and it is not small
-
-    return {
-        str(step.argval)
-        for each in _codes(code)
-        for step in dis.get_instructions(each)
-        if step.opname in ("STORE_GLOBAL", "STORE_DEREF")
-    }
 
 
 def _is_definition(name: str, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from fedstrata.core import tree
 from fedstrata.core.fed import Carry, Setup
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import METHODS, Method
-from fedstrata.core.problem import Problem
+from fedstrata.core.problem import Problem, taken_name
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.solving.identity import identity_of
 from fedstrata.solving.result import BOOKKEEPING
@@ -90,7 +91,12 @@ def pose(
     setup = Setup(problem, data.clients, participants, weights, _metrics(metrics), bool(default_metrics))
     method = check_method(setup, method, rounds)
     x0, y0 = _point(problem.start_x(x0), "x0"), _point(y0, "y0")
+    if y0 is not None and not problem.has_y and type(method).start_y is Method.start_y:
+        raise ValueError(f"{type(problem).__name__} has one variable: leave y0 out.")
     y0 = check_point(problem, data, x0, y0)
+    if setup.measure_problem:
+        _check_names(problem, x0, y0, metrics or {})
+    _warn_of_validation(problem, data)
     carry = initial_carry(problem, method, x0, y0, data.clients)
     return Posed(setup, [method], [seed], method, seed, data, carry, rounds, eval_every, x0, y0)
 
@@ -148,6 +154,31 @@ def _metrics(metrics: Mapping[str, Callable[..., Any]] | None) -> tuple[tuple[st
     return tuple(found.items())
 
 
+def _check_names(problem: Problem, x: PyTree, y: PyTree, metrics: Mapping[str, Any]) -> None:
+    """A user's metric must not hide one of the problem's own.
+
+    Some problems cannot tell their metrics' names without data; the engine looks again.
+    """
+    try:
+        own = jax.eval_shape(lambda: dict(problem.measure(lambda *args, **options: 0.0, x, y)))
+    except Exception:
+        return
+    if taken := [name for name in metrics if name in own]:
+        raise ValueError(taken_name(taken[0]))
+
+
+def _warn_of_validation(problem: Problem, data: FederatedData) -> None:
+    if data.valid is None and problem.validated is not None:
+        name = type(problem).__name__
+        warnings.warn(
+            f"The data has no validation part: {name}.{problem.validated} is evaluated on the training "
+            "samples that the other level is fitted to, and its metric is no validation loss. Hold samples "
+            "out (valid_fraction=… of loaders and from_arrays, valid=… of from_clients), or, where both "
+            f"levels are to see the same samples, say so: fs.{name}(…, same_samples=True).",
+            stacklevel=4,
+        )
+
+
 def _point(point: PyTree, name: str) -> PyTree:
     point = tree.as_floats(point, name)
     if bad := tree.nonfinite_leaves(point):
@@ -170,7 +201,15 @@ def check_method(setup: Setup, method: Method, rounds: int) -> Method:
     """The method with its horizon, where it fits the problem and the federation."""
     if setup.participants < setup.clients and method.full_participation is not None:
         raise ValueError(f"{type(method).__name__} needs participation=1.0: {method.full_participation}")
+    if lacking := method.lacks(setup.problem):
+        fitting = sorted(name for name, cls in METHODS.items() if cls.fits(setup.problem))
+        raise TypeError(
+            f"{type(method).__name__} differentiates {', '.join(lacking)}, which has values only "
+            "(fs.black_box). "
+            f"Methods that need no more of it: {', '.join(fitting) or 'none for this class of problems'}."
+        )
     method.check(setup.problem, setup.clients)
+    method.check_schedules(rounds)
     return method.plan(rounds)
 
 

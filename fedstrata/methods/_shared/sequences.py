@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -36,6 +37,10 @@ class Sequences(Method[Problem, StateT]):
     @classmethod
     def needs_for(cls, problem: Problem) -> str:
         return needs_of(problem)
+
+    @classmethod
+    def differentiates(cls, problem: Problem) -> Collection[str]:
+        return () if isinstance(problem, MultiSequence) else super().differentiates(problem)
 
     @classmethod
     def refuses(cls, problem: Problem) -> str | None:
