@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
+import jax.numpy as jnp
 import pytest
 
 import fedstrata as fs
 from fedstrata.core.fed import Fed
+from fedstrata.engines.rounds import before_rounds, one_round
+from fedstrata.engines.simulated import SimulatedFed
+from fedstrata.solving.pose import pose
 
 from ..cases import all_cases
 
-pytestmark = pytest.mark.usefixtures("quick_compiler")
 CASES = {case.name: case for case in all_cases()}
 # Their uploads are differences, directions, scalars, or values that nobody knew before.
 WITHOUT = {
@@ -34,6 +39,15 @@ def test_a_reference_is_like_the_upload(case, monkeypatch):
             assert jax.tree.structure(exchange.around) == jax.tree.structure(upload)
 
     monkeypatch.setattr(Fed, "book", book)
-    case.run(rounds=1, engine=fs.engines.Simulated(chunk=4))  # a program that no other test has traced
+    posed = pose(case.problem, case.method, case.data, case.x0, y0=case.y0, rounds=case.rounds, **case.solve)
+    make_fed, key = partial(SimulatedFed, fs.engines.Simulated()), jax.random.key(0)
+    placed = case.data.placed()
+
+    def trace(method, carry, r):  # which needs no compiling
+        if method.starts():
+            carry = before_rounds(make_fed, posed.setup, method, carry, key, placed)
+        return one_round(make_fed, posed.setup, method, carry, key, placed, r)
+
+    jax.eval_shape(trace, posed.method, posed.carry, jnp.int32(0))
     assert named
     assert any(named) == (case.name not in WITHOUT)

@@ -77,7 +77,7 @@ def test_inner_rounds_are_counted_apart():
 
 def test_it_is_algorithm_2_in_numpy():
     rounds, K, gamma_g = 6, 2, 1.5
-    rows, targets = (np.asarray(TOY.data.train[k], float) for k in "ab")
+    rows, targets = (np.asarray(TOY.data.stacked()[k], float) for k in "ab")
     y = TOY.x0
     for t in range(rounds):
         R, later = max(t, 1), max(t, 2)

@@ -68,7 +68,7 @@ def test_r_apm_needs_everyone():
 
 
 def test_r_apm_is_fista_on_the_regularised_loss():
-    rows, targets = (np.asarray(TOY.data.train[k], float) for k in "ab")
+    rows, targets = (np.asarray(TOY.data.stacked()[k], float) for k in "ab")
     rounds, eta = 25, 1 / 25
     x, z, theta = TOY.x0, TOY.x0, 1.0
     for _ in range(rounds):

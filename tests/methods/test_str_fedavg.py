@@ -97,7 +97,7 @@ def test_it_is_algorithm_1_in_numpy():
     R, K, gamma_g, mu_f, p = 12, 3, 1.5, 0.5, 2.0
     method = fs.StRFedAvg("strongly_convex", K, gamma_g, mu_f=mu_f, p=p, L_h=1.0)
     gamma, eta = (mu_f * R) ** (-2 / 3), p * np.log(R) / (mu_f * R) ** (1 / 3)
-    rows, targets = (np.asarray(TOY.data.train[k], float) for k in "ab")
+    rows, targets = (np.asarray(TOY.data.stacked()[k], float) for k in "ab")
     x, iterates = TOY.x0, []
     for _ in range(R):
         iterates.append(x)
@@ -322,7 +322,7 @@ def test_resume_keeps_the_horizon(tmp_path):
     run(
         fs.StRFedAvg(), 8, eval_every=2, checkpoint=tmp_path, callbacks=[lambda p: p.round >= 4]
     )  # stopped half-way
-    with pytest.raises(fs.CheckpointError, match="'R': 8"):
+    with pytest.raises(fs.CheckpointError, match="R: 8"):
         run(fs.StRFedAvg(), 9, eval_every=2, checkpoint=tmp_path, resume=True)
     resumed = run(fs.StRFedAvg(), 8, eval_every=2, checkpoint=tmp_path, resume=True)
     np.testing.assert_array_equal(resumed.x, whole.x)
