@@ -243,6 +243,29 @@ def test_debug_engine_names_the_client():
         solve(problem=fs.Minimization(broken), engine="debug")
 
 
+def test_debug_engine_finds_indices_outside():
+    """A label 2 of two classes gives a plausible loss in JAX: it is named, with its client."""
+
+    def cross_entropy(x, s):
+        return -jax.nn.log_softmax(x * s["u"])[s["y"]]
+
+    clients = [{"u": np.ones((n, 2)), "y": np.array(y)} for n, y in ((3, [0, 1, 1]), (2, [1, 2]))]
+    labelled = fs.FederatedData.from_clients(clients)
+    arguments = {"problem": fs.Minimization(cross_entropy), "data": labelled, "rounds": 1}
+    assert np.isfinite(solve(**arguments).history["loss"]).all()
+    with pytest.raises(
+        fs.ClientError, match=r"phase 'evaluation', client 1: .*index 2 is out of bounds.*0 … K−1"
+    ):
+        solve(**arguments, engine="debug")
+    with pytest.raises(fs.ClientError, match=r"round 0, phase 'local_steps', client 1: .*out of bounds"):
+        solve(**arguments, engine="debug", default_metrics=False)
+    good = fs.FederatedData.from_clients([clients[0], {"u": np.ones((2, 2)), "y": np.array([1, 0])}])
+    arguments["data"] = good
+    eager, compiled = solve(**arguments, engine="debug"), solve(**arguments)
+    np.testing.assert_allclose(eager.x, compiled.x, rtol=1e-6)
+    assert eager.ledger == compiled.ledger
+
+
 def test_early_stop_and_callbacks():
     result = solve(rounds=500, callbacks=[fs.EarlyStop("loss", target=2.0)])
     assert result.status == "stopped"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -79,7 +80,8 @@ class Term:
         """The values at stacked samples."""
         if self.reads == "batch":
             raise TypeError(f"{self!r} returns one value for a whole batch, where every sample's is needed.")
-        return jax.vmap(lambda sample: self.function(*args, sample))(samples)
+        over = jax.lax.map if one_by_one.get() else _vmapped
+        return over(lambda sample: self.function(*args, sample), samples)
 
     def over(self, samples: PyTree, weights: jax.Array | None, *args: PyTree) -> Any:
         """The mean over stacked samples, whose weights sum to one; None is equal weights."""
@@ -110,6 +112,14 @@ class Term:
     def __repr__(self) -> str:
         reads = "" if self.reads == "sample" else f", reads={self.reads!r}"
         return f"{type(self).__name__}({self.name}{reads})"
+
+
+# Whether samples are taken one after the other: JAX cannot check the indices of several at once.
+one_by_one: ContextVar[bool] = ContextVar("one_by_one", default=False)
+
+
+def _vmapped(function: Function, samples: PyTree) -> Any:
+    return jax.vmap(function)(samples)
 
 
 def known(function: Function) -> bool:

@@ -1,18 +1,28 @@
-"""One client at a time, eagerly: an exception or a NaN names the round, the phase and the client."""
+"""One client at a time, eagerly: an exception or a NaN names the round, the phase and the client.
+
+In the first round and at the first evaluation every phase is also run with checks of its indices: for one
+that is outside, JAX takes another entry without a word (a label 2 of two classes gives a plausible loss).
+Negative ones count from the end, as in NumPy, and cannot be told.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import checkify
 
 from fedstrata.core import counting, tree
+from fedstrata.core.client import Client
 from fedstrata.core.fed import Advanced, Carry, ClientError, Engine, Exchange, Fed, Lane, Setup, visit
 from fedstrata.core.method import Method
 from fedstrata.core.storage import Placed
+from fedstrata.core.term import one_by_one
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.rounds import before_rounds, finite, measure, one_round
 
@@ -26,7 +36,9 @@ class Debug(Engine):
     ) -> tuple[Carry, list[Counter[str]]]:
         """See `Engine.begin`."""
         with jax.disable_jit(), counting.collect() as tally:
-            carry = before_rounds(DebugFed, setup, method, carry, jax.random.key(seed), data)
+            carry = before_rounds(
+                partial(DebugFed, look=True), setup, method, carry, jax.random.key(seed), data
+            )
         return carry, [tally.total()]
 
     def advance(
@@ -48,12 +60,13 @@ class Debug(Engine):
             for number in rounds:
                 with counting.collect() as tally:
                     for _ in range(int(number)):
-                        carry = one_round(DebugFed, setup, method, carry, key, data, jnp.int32(r))
+                        make_fed = partial(DebugFed, look=r == first)
+                        carry = one_round(make_fed, setup, method, carry, key, data, jnp.int32(r))
                         if not bool(finite(carry.state)):
                             bad = r
                             break
                         r += 1
-                history.append(measure(DebugFed, setup, method, carry, data))
+                history.append(measure(partial(DebugFed, look=not history), setup, method, carry, data))
                 counts.append(tally.total())
                 if bad >= 0:
                     break
@@ -62,7 +75,12 @@ class Debug(Engine):
 
 
 class DebugFed(Fed):
-    """The verbs as Python loops."""
+    """The verbs as Python loops; ``look`` asks for checks of indices."""
+
+    def __init__(self, *args: Any, look: bool = False) -> None:
+        super().__init__(*args)
+        self._look = look
+        self._looked: set[tuple[str, int]] = set()
 
     def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
         """One client after the other, its upload looked at before the next one's turn."""
@@ -80,8 +98,14 @@ class DebugFed(Fed):
         phase = getattr(exchange.phase, "__name__", exchange.phase)
         where = f"round {int(self.round_number)}, phase {phase!r}, client {i}"
         mine = jax.tree.map(lambda leaf: leaf[i], self.memory)
+        client = self.data.client(i, mine)
+        if outside := self._outside(exchange, client, str(phase), i):
+            raise ClientError(
+                f"{where}: {outside} JAX would take another entry there, without a word. Labels of K classes "
+                "are 0 … K−1: see fs.data.check_labels."
+            )
         try:
-            reply, tally = visit(self.setup, exchange, self.data.client(i, mine))
+            reply, tally = visit(self.setup, exchange, client)
         except Exception as error:
             raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
         if bad := tree.nonfinite_leaves(reply.upload):
@@ -93,3 +117,22 @@ class DebugFed(Fed):
         if reply.memory is not None:
             self.memory = jax.tree.map(lambda old, new: old.at[i].set(new), self.memory, reply.memory)
         return reply.upload
+
+    def _outside(self, exchange: Exchange, client: Client, phase: str, i: int) -> str | None:
+        """The first index outside of its array, in words; each phase of a client is looked at once."""
+        if not self._look or ((phase, i) in self._looked and not exchange.evaluation):
+            return None
+        self._looked.add((phase, i))
+
+        def upload() -> PyTree:
+            return visit(self.setup, exchange, client)[0].upload
+
+        before = one_by_one.set(True)
+        try:
+            error, _ = checkify.checkify(upload, errors=checkify.index_checks)()
+        except Exception:  # whatever it is, the phase itself will say so
+            return None
+        finally:
+            one_by_one.reset(before)
+        found = error.get()
+        return None if found is None else found.strip()
