@@ -16,7 +16,7 @@ export NO_MKDOCS_2_WARNING := 1
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
-demo: $(READY)  ## solve a bilevel problem by two methods and write a page about it
+demo: $(READY)  ## what four hospitals gain by learning together: a table and a page
 	$(BIN)/fedstrata demo
 
 test: $(READY)  ## quick tests and the examples in docstrings

@@ -154,7 +154,7 @@ def report(folder: Annotated[Path, typer.Argument(help="The folder of a run.")])
 
 @app.command()
 def demo(out: Out = None, seeds: Seeds = None) -> None:
-    """A problem with two levels on real data, two methods, a table and a page."""
+    """What four hospitals gain by learning together: real data, a table and a page."""
     with _messages():
         from fedstrata.experiments.registry import find
         from fedstrata.experiments.runner import prepare
@@ -178,7 +178,12 @@ def _run_and_show(
         rich.print(f"[yellow]{escape(remark)}[/yellow]")
     command = shlex.join(["fedstrata", *words])
     page = run_experiment(prepared, folder, command=command, fresh=fresh, together=together)
-    rich.print(load_report(folder).table.to_rich())
+    written = load_report(folder)
+    rich.print(written.table.to_rich())
+    if written.definition.findings:
+        from rich.markdown import Markdown
+
+        rich.print(Markdown(written.definition.findings))
     typer.echo(f"Report: {page.resolve()}")
 
 

@@ -14,6 +14,8 @@ from fedstrata.report import RunRecord
 from fedstrata.solving.loop import Progressed
 from fedstrata.solving.result import BOOKKEEPING
 
+_SHOWN = 8  # numbers of a run that fit on a line
+
 
 class Display:
     """Runs done, and how the present one is doing.
@@ -89,7 +91,7 @@ class Display:
     def _latest(self, history: Mapping[str, Any]) -> str:
         names = [name for name in self.metrics if name in history]
         names += [name for name in history if name not in names and name not in BOOKKEEPING]
-        return "  ".join(f"{name} {history[name][-1]:.4g}" for name in dict.fromkeys(names))
+        return "  ".join(f"{name} {history[name][-1]:.4g}" for name in names[:_SHOWN])
 
 
 def _words(setting: Setting) -> str:

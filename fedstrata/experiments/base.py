@@ -161,6 +161,7 @@ class Experiment(BaseModel):
         table: the headline table. Grid keys that neither its rows nor its columns name become rows.
         plots: the plots; likewise.
         claims: what the paper printed.
+        findings: runs → Markdown that says what came out, in a sentence or two: the first thing on the page.
         notes: Markdown, at the end of the page.
         needs: data sets that must be there, by the name of their loader.
         fallback: what to change (as in ``quick``) where one of ``needs`` is not there; None is an error.
@@ -183,6 +184,7 @@ class Experiment(BaseModel):
     table: TableSpec
     plots: tuple[PlotSpec, ...] = ()
     claims: PaperClaims | None = None
+    findings: Callable[[Sequence[RunRecord]], str] | None = None
     notes: str = ""
     needs: tuple[str, ...] = ()
     fallback: dict[str, Scalar | list[Scalar]] | None = None

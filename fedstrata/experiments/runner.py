@@ -179,6 +179,7 @@ def report_runs(
         table=fit_table(e.table, runs),
         plots=[fit_plot(plot, runs) for plot in e.plots],
         paper=None if prepared.changed else claims,
+        findings="" if e.findings is None else e.findings(runs),
         notes=notes,
         command=command,
     )

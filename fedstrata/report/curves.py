@@ -72,6 +72,8 @@ def build_plot(runs: Sequence[RunRecord], spec: PlotSpec) -> Plot:
     Raises:
         ReportError: where no run has the metric, or a line would average over more than seeds.
     """
+    if spec.series:
+        runs = [one for run in runs for one in _apart(run, spec)]
     kept = [run for run in runs if _drawable(run, spec)]
     if not kept:
         raise ReportError(f"plot {spec.stem!r}: no run has {spec.y!r}{_hint(runs, spec)}")
@@ -93,6 +95,19 @@ def build_plot(runs: Sequence[RunRecord], spec: PlotSpec) -> Plot:
     x_label = spec.x_label or label_of(spec.x)
     y_label = spec.y_label or (label_of(spec.y) if spec.kind == "line" else label_of(spec.column.heading))
     return Plot(spec, panels, caption, x_label, y_label)
+
+
+def _apart(run: RunRecord, spec: PlotSpec) -> list[RunRecord]:
+    """A run for each of the series, which it has under the metric's name."""
+    return [
+        replace(
+            run,
+            setting={**run.setting, "series": series},
+            history={**run.history, spec.y: run.history[series]},
+        )
+        for series in spec.series
+        if series in run.history
+    ]
 
 
 def _looks(runs: Sequence[RunRecord], keys: Sequence[str]) -> dict[str, int]:

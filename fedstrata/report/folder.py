@@ -60,6 +60,7 @@ def write_report(
     table: TableSpec,
     plots: Sequence[PlotSpec] = (),
     paper: PaperClaims | None = None,
+    findings: str = "",
     notes: str = "",
     command: str = "",
 ) -> Path:
@@ -78,6 +79,7 @@ def write_report(
         table: the headline table.
         plots: the plots.
         paper: what the paper printed.
+        findings: Markdown, what came out: the first thing on the page.
         notes: Markdown, at the end of the page.
         command: the exact command that does all this again.
 
@@ -94,6 +96,7 @@ def write_report(
         table=table,
         plots=tuple(plots),
         paper=paper,
+        findings=findings,
         notes=notes,
         command=command,
         written=now,

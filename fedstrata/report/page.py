@@ -55,6 +55,7 @@ def render(
         plots: by the plot's name, its numbers and its static picture (SVG).
     """
     sections = [
+        Section("findings", "What came out", markdown(definition.findings)),
         Section("solved", "What was solved", _definitions(definition.config)),
         Section("results", "Results", _results(runs, table)),
         Section("plots", "Plots", "".join(_figure(stem, *both) for stem, both in plots.items())),

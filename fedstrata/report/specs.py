@@ -145,6 +145,8 @@ class PlotSpec:
         better: see `Column`.
         last: see `Column`.
         references: lines to compare with.
+        series: of the history, which are then drawn as one metric ``y``, each run as several that the key
+            ``series`` tells apart: ``x="series"`` sets bars of several metrics side by side.
     """
 
     y: str
@@ -164,6 +166,7 @@ class PlotSpec:
     better: Literal["low", "high", ""] = ""
     last: int = 10
     references: tuple[Reference, ...] = ()
+    series: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind == "heatmap" and not self.down:
@@ -241,6 +244,7 @@ class Definition:
     format: Literal[1] = 1
     plots: tuple[PlotSpec, ...] = ()
     paper: PaperClaims | None = None
+    findings: str = ""
     notes: str = ""
     command: str = ""
     written: str = ""

@@ -54,6 +54,21 @@ def test_both_forms_draw_the_band(runs):
     assert band["fill"] == "toself"
 
 
+def test_several_series_become_bars_side_by_side():
+    runs = [
+        RunRecord(label, {}, seed, {"round": [0, 1], "a": [0, 1 + seed], "b": [0, 5]}, {}, 0.0, "M")
+        for label in ("u", "v")
+        for seed in (0, 1)
+    ]
+    plot = build_plot(runs, PlotSpec("value", kind="bar", x="series", series=("a", "b", "c")))
+    (panel,) = plot.panels
+    assert [curve.name for curve in panel.curves] == ["u", "v"]
+    assert panel.curves[0].x == ["a", "b"]
+    np.testing.assert_allclose(panel.curves[0].y.mean, [1.5, 5])
+    with pytest.raises(ReportError, match="no run has"):
+        build_plot(runs, PlotSpec("value", kind="bar", x="series", series=("c",)))
+
+
 def test_bars_and_cells_are_means_of_final_values(runs):
     bars = build_plot(runs, SPECS["bars"]).panels[0].curves
     grid = build_plot(runs, SPECS["heat-map"]).panels[0].grid
