@@ -61,7 +61,7 @@ class RootGrowth:
     tau: float | tuple[float, ...]
 
     def __call__(self, r: Integer) -> Any:
-        return jnp.asarray(self.tau) * jnp.sqrt(r + 1.0)
+        return jnp.ceil(jnp.asarray(self.tau) * jnp.sqrt(r + 1.0)).astype(jnp.int32)
 
 
 class State(NamedTuple):
@@ -78,7 +78,7 @@ class ZOHFL(Method[Personalized, State]):
         gamma: the server's step size γ_r, a number or a schedule such as ``RootDecay(0.01)``.
         eta: smoothing radius η.
         H: the clients' steps per round: a number, one per client (0 sits out), or a function of the round
-            that returns either, such as ``RootGrowth(20)``; it is rounded up.
+            that returns either, such as ``RootGrowth(20)``.
         gamma_client: γ̃; a client's t-th step has size γ̃/(t + Γ).
         Gamma: Γ.
         batch_size: samples of a client's step; None for all.

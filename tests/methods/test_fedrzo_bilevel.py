@@ -237,7 +237,11 @@ def test_constants_may_be_schedules():
 
 def test_lower_rounds_as_a_function():
     method = fs.FedRZOBilevel(
-        0.01, 0.1, batch_size=None, lower=fs.FedAvg(0.1), lower_rounds=lambda r: 2 * jnp.sqrt(r + 1.0)
+        0.01,
+        0.1,
+        batch_size=None,
+        lower=fs.FedAvg(0.1),
+        lower_rounds=lambda r: jnp.ceil(2 * jnp.sqrt(r + 1.0)).astype(int),
     )
     result = solve(method, rounds=10)
     assert result.ledger.lower_rounds == sum(math.ceil(2 * math.sqrt(r + 1)) for r in range(10))

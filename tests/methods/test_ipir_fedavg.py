@@ -143,7 +143,7 @@ def test_partial_participation_projects_onto_everyones_set():
 
 
 def test_bad_hyper_parameters():
-    with pytest.raises(ValueError, match="inner must be 'paper' or 'warm'"):
+    with pytest.raises(ValueError, match="inner must be 'paper', 'weak_sharp' or 'warm'"):
         fs.IPIRFedAvg(0.1, 0.1, inner="cold")
     with pytest.raises(ValueError, match="lam must be"):
         fs.IPIRFedAvg(0.1, 0.0)
