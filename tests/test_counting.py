@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -113,3 +114,19 @@ def test_threads_have_the_ledgers_of_a_serial_run():
         with ThreadPoolExecutor(6) as pool:
             assert list(pool.map(lambda job: solved(*job), jobs)) == serial
             assert list(pool.map(lambda n: solved(n, 2, fresh), range(1, 7))) == alone
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_loop_that_ends_by_itself_counts_its_turns(traced):
+    def run(limit):
+        def body(t, x):
+            counting.count("gradients", 3)
+            return x + t
+
+        return counting.repeat(limit, body, jnp.int32(0), until=lambda x: x >= 5)
+
+    for limit, turns in ((100, 4), (3, 3), (0, 0)):  # 0 + 1 + 2 + 3 = 6
+        value, tally = counting.counted(jax.jit(run) if traced else run)(limit)
+        assert int(value) == sum(range(turns))
+        if not traced:
+            assert tally.total()["gradients"] == 3 * turns

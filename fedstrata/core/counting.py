@@ -28,6 +28,7 @@ T = TypeVar("T")
 ORACLES = {"values": "function_values", "gradients": "gradients", "products": "hessian_products"}
 TRAFFIC = ("exchanges", "gathers", "floats_up", "floats_down", "bytes_up", "bytes_down")
 
+Until = Callable[[PyTree], jax.Array]
 _Items = tuple[tuple[str, int], ...]
 
 
@@ -122,14 +123,19 @@ def summed(tally: Tally) -> Tally:
     return jax.tree.map(lambda factor: factor.sum(0, dtype=factor.dtype), tally)
 
 
-def repeat(times: Integer, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
-    """``carry ← body(t, carry)`` for t = 0, …, times − 1, with counts multiplied; ``times`` may be traced."""
+def repeat(
+    times: Integer, body: Callable[[Any, PyTree], PyTree], carry: PyTree, until: Until | None = None
+) -> PyTree:
+    """``carry ← body(t, carry)`` for t = 0, …, times − 1, with counts multiplied; ``times`` may be traced.
+
+    It ends before a turn at which ``until(carry)`` holds.
+    """
     step = counted(lambda carry, t: body(t, carry))
 
     def scanned(carry: PyTree, t: Integer) -> tuple[PyTree, Tally]:
         return step(carry, t)
 
-    if not isinstance(times, jax.core.Tracer):
+    if until is None and not isinstance(times, jax.core.Tracer):
         times = int(times)
         if times <= 0:
             return carry
@@ -137,16 +143,28 @@ def repeat(times: Integer, body: Callable[[Any, PyTree], PyTree], carry: PyTree)
         book(summed(tallies), times)
         return carry
 
+    if until is not None and jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # phases see values
+        turn = 0
+        while turn < times and not until(carry):
+            carry, tally = step(carry, jnp.int32(turn))
+            book(tally)
+            turn += 1
+        return carry
+
     # A while loop must know its carry beforehand: one abstract pass finds which factors there are.
     _, shapes = jax.eval_shape(step, carry, jnp.zeros((), jnp.int32))
 
-    def stepped(t: Integer, both: tuple[PyTree, Tally]) -> tuple[PyTree, Tally]:
-        carry, tally = step(both[0], t)
-        return carry, jax.tree.map(jnp.add, both[1], tally)
+    def goes_on(now: tuple[Integer, PyTree, Tally]) -> jax.Array:
+        due = jnp.asarray(now[0] < times)
+        return due if until is None else due & ~until(now[1])
+
+    def stepped(now: tuple[Integer, PyTree, Tally]) -> tuple[Integer, PyTree, Tally]:
+        carry, tally = step(now[1], now[0])
+        return now[0] + 1, carry, jax.tree.map(jnp.add, now[2], tally)
 
     start = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
-    carry, tally = jax.lax.fori_loop(0, times, stepped, (carry, start))
-    book(tally, jnp.maximum(times, 0))
+    turns, carry, tally = jax.lax.while_loop(goes_on, stepped, (jnp.int32(0), carry, start))
+    book(tally, turns)
     return carry
 
 

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import counting
+from fedstrata.core import counting, tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.storage import Placed
@@ -202,7 +202,7 @@ class Fed(abc.ABC):
     @property
     def participants(self) -> int:
         """How many clients take part in this round (static)."""
-        return self.setup.participants
+        return self.clients if self._chosen is None else self.setup.participants
 
     @property
     def everyone(self) -> Array:
@@ -226,6 +226,17 @@ class Fed(abc.ABC):
             return self.participants / self.clients
         sizes = self.data.sizes
         return sizes[self._chosen].sum() / sizes.sum()
+
+    def as_of_everyone(self, mean: PyTree, before: PyTree) -> PyTree:
+        """This round's mean, moved so that over all cohorts it is on average what everyone's would be.
+
+        Where clients have weights, those of a cohort are made to sum to one, and a mean over it counts each
+        of them too much or too little: the step from ``before`` to it is taken as much longer as the cohort
+        has more than its share of the weight.
+        """
+        if self._chosen is None or self.setup.weights == "uniform":
+            return mean
+        return tree.lerp(self.cohort_share * self.clients / self.participants, before, mean)
 
     @property
     def server(self) -> Samples | None:
@@ -333,8 +344,17 @@ class Fed(abc.ABC):
         counts = counting.traffic(self._level, exchange.message, upload, number, known_singly)
         counting.book(counting.Tally(counts))
 
-    def repeat(self, times: Integer, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
-        """``carry ← body(t, carry)``, where the body may call verbs; ``times`` may be traced."""
+    def repeat(
+        self,
+        times: Integer,
+        body: Callable[[Any, PyTree], PyTree],
+        carry: PyTree,
+        until: counting.Until | None = None,
+    ) -> PyTree:
+        """``carry ← body(t, carry)``, where the body may call verbs; ``times`` may be traced.
+
+        It ends before a turn at which ``until(carry)`` holds.
+        """
 
         # The memory belongs to this object, not to the method's carry: it goes along unseen.
         def step(t: Integer, both: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
@@ -342,7 +362,8 @@ class Fed(abc.ABC):
             carry = body(t, carry)
             return carry, self.memory
 
-        carry, self.memory = counting.repeat(times, step, (carry, self.memory))
+        stop = None if until is None else lambda both: until(both[0])
+        carry, self.memory = counting.repeat(times, step, (carry, self.memory), stop)
         return carry
 
     def mean(self, function: Function, *args: PyTree, part: str = "train", each: PyTree = None) -> PyTree:
@@ -367,6 +388,15 @@ class Fed(abc.ABC):
         (value, _), _ = counting.counted(self.exchange)(exchange)
         self.memory = saved
         return value if own_mean is None else own_mean(value, self.weights_of(None))
+
+    @contextmanager
+    def everybody(self) -> Iterator[None]:
+        """All clients take part in exchanges inside, whatever the participation."""
+        chosen, self._chosen = self._chosen, None
+        try:
+            yield
+        finally:
+            self._chosen = chosen
 
     @contextmanager
     def level(self, name: str) -> Iterator[None]:

@@ -129,6 +129,18 @@ class Method(Generic[ProblemT, StateT]):
         """What the user is to be warned of after `start`, whose state has values here."""
         return []
 
+    def closing_remarks(self, state: StateT) -> list[str]:
+        """The same after the last round."""
+        return []
+
+    def cautions(self, problem: ProblemT, rounds: int) -> list[str]:
+        """What the user is to be warned of before anything is computed."""
+        return []
+
+    def metrics(self, state: StateT) -> dict[str, jax.Array]:
+        """Numbers of the method's own that belong in the history."""
+        return {}
+
     @classmethod
     def needs_for(cls, problem: ProblemT) -> str:
         """What it asks of this problem's functions, where that differs between the classes it solves."""

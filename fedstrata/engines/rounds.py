@@ -59,9 +59,9 @@ def _like(before: PyTree, after: PyTree) -> PyTree:
 
 
 def measure(make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, data: Placed) -> dict[str, Array]:
-    """All metrics at the current point: the problem's own and the user's."""
+    """All metrics at the current point: the method's own, the problem's and the user's."""
     x, y = method.output(carry.state, carry.memory)
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = dict(method.metrics(carry.state))
     with counting.collect():
         if setup.measure_problem:
             fed = make_fed(setup, data, carry.memory, None, 0)

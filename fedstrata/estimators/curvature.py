@@ -41,7 +41,7 @@ def power_iteration(
 
     def body(_: Integer, carry: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
         w = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0), product(carry[0]))
-        size = jax.vmap(_norm)(w)
+        size = jax.vmap(norm)(w)
         unit = jnp.where(size > 0, size, 1)
         return jax.vmap(lambda w, s: tree.scale(1 / s, w))(w, unit), size
 
@@ -52,7 +52,7 @@ def power_iteration(
     return repeat(steps, body, (v, jnp.zeros((count,), dtype)))[1]
 
 
-def _norm(w: PyTree) -> jax.Array:
+def norm(w: PyTree) -> jax.Array:
     """The norm, whose squares neither overflow nor vanish: data has any units."""
     largest = jax.tree.reduce(jnp.maximum, jax.tree.map(lambda leaf: jnp.abs(leaf).max(), w))
     unit = jnp.where(largest > 0, largest, 1)

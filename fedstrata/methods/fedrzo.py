@@ -35,6 +35,7 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import check_directions, combine, directions, estimate, theory_steps
+from fedstrata.methods._shared.pull import overshooting
 from fedstrata.problems.classes import Minimization
 
 
@@ -116,6 +117,10 @@ class FedRZO(Method[Minimization, State]):
     @by_options
     def reveals_on(self, problem: Minimization) -> Reveals:
         return "replies" if self.messages == "scalars" else "averages"
+
+    def cautions(self, problem: Minimization, rounds: int) -> list[str]:
+        """Where γ is too long for the pull towards the sets."""
+        return overshooting(self, problem.set_of_x, rounds)
 
     def check(self, problem: Minimization, clients: int) -> None:
         super().check(problem, clients)

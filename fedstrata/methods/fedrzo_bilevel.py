@@ -23,8 +23,17 @@ level. Without local sets all steps of all clients are along v, and one number p
 Two-sided, line 2 is at x̂ ± v, and line 6 is n/(2η²) (f_i(x + v, y⁺, ξ) − f_i(x − v, y⁻, ξ)) v. With several
 directions line 2 is at x̂ and every x̂ + v_j, still in the same exchanges, and line 6 is the mean over them.
 
+Where not all clients take part in a round, those who do have lines 3 to 8, and lines 1 and 2 are everyone's:
+the solution y_S(x̂) of a cohort's own lower level would lead x̂ to the fixed point of E f_S(x, y_S(x)),
+another problem. With weights, line 8 is x̂ + c (the mean − x̂), where c is the cohort's part of all weight
+over its part of the clients, so that the mean over cohorts is that over all clients.
+
+The paper's solvers of line 2 do many local steps between two averages, with constants that the user knows
+(``lower="local_sgd"`` is its Algorithm 3). The default needs none and averages every step, until the residual
+of the lower level is small: `fedstrata.methods._shared.accurate`.
+
 Reveals what the lower level's solver reveals, by default only averages. Needs function values of the upper
-level and gradients of the lower one.
+level, gradients of the lower one, and by default products with its Hessian where y has no set.
 """
 
 from __future__ import annotations
@@ -55,23 +64,30 @@ from fedstrata.core.term import Term
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.curvature import hessian_product
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
+from fedstrata.methods._shared.accurate import BUDGET, Accurate, Report
 from fedstrata.methods._shared.lower import (
     TUNED,
+    WORST,
     Constants,
     LowerSolver,
     PointwiseFed,
+    clipped,
     estimate_constants,
     lower_level,
+    lower_levels,
+    one_point,
     pointwise,
     solve_pointwise,
+    spread,
     whole,
 )
+from fedstrata.methods._shared.pull import overshooting
 from fedstrata.problems.classes import Bilevel, Minimax, Minimization
 from fedstrata.problems.conversions import as_bilevel
 
 Implicit = Bilevel | Minimax
 Lower = (
-    Literal["local_sgd", "fedac", "lfd"]
+    Literal["accurate", "local_sgd", "fedac", "lfd"]
     | Annotated[Method, "a method for Minimization"]
     | Annotated[LowerSolver, "an object with solve(problem, fed, key, r, x, y)"]
 )
@@ -83,7 +99,8 @@ class State(NamedTuple):
     x: PyTree  # x̂
     y: PyTree  # y⁰ of the last round
     y0: PyTree
-    constants: tuple[jax.Array, jax.Array] | None  # μ_h and κ_h, where nobody gave them
+    constants: tuple[jax.Array, jax.Array] | None  # μ_h and κ_h, where a rule needs them and nobody gave them
+    report: Report | None  # of the accurate solver
 
 
 @method
@@ -97,18 +114,24 @@ class FedRZOBilevel(Method[Implicit, State]):
         eta: smoothing radius η.
         H: local steps.
         batch_size: samples per function value of the upper level; None for all.
-        lower: the lower level's solver: ``"local_sgd"``, ``"fedac"``, ``"lfd"`` with the papers' rules (see
-            `fedstrata.methods._shared.lower`), a method for `Minimization` with hyper-parameters of its own,
-            e.g. ``fs.FedAvg(0.1, H=5)``, whose schedules count the lower level's rounds, or an object with
-            ``solve`` (see `fedstrata.methods._shared.lower.LowerSolver`).
-        lower_rounds: exchanges of the lower level per round: a number or a function of the round; None is the
-            rule's. A rule's local steps are divided among them.
-        lower_batch_size: samples per gradient of the lower level, for the rules; ``"same"``: ``batch_size``.
-        warm_start: start the lower level from the last round's solution; the paper always starts from y0.
-        mu_h: modulus μ_h of strong convexity of the lower level, for the rules. None: it and κ_h are
+        lower: the lower level's solver: ``"accurate"``, until the residual is small, however the clients
+            differ (see `fedstrata.methods._shared.accurate`); ``"local_sgd"``, ``"fedac"``, ``"lfd"`` with
+            the papers' rules (see `fedstrata.methods._shared.lower`); a method for `Minimization` with
+            hyper-parameters of its own, e.g. ``fs.FedAvg(0.1, H=5)``, whose schedules count the lower level's
+            rounds; or an object with ``solve`` (see `fedstrata.methods._shared.lower.LowerSolver`).
+        lower_rounds: exchanges of the lower level per round: a number or a function of the round. To
+            ``"accurate"`` it is the most that it may take, None is 1000. A rule's local steps are divided
+            among them, None is the rule's own number.
+        lower_tol: when ``"accurate"`` has the lower level's solutions well enough: their error, in parts of
+            how far those of a round's points lie apart.
+        lower_batch_size: samples per gradient of the lower level. ``"rule"``: all of them for ``"accurate"``,
+            ``batch_size`` for the papers' rules, as is ``"same"``.
+        warm_start: start the lower level from the last round's solution, and not from y0, as in the paper;
+            None: ``"accurate"`` does, the others do not.
+        mu_h: modulus μ_h of strong convexity of the lower level, for the papers' rules. None: it and κ_h are
             estimated before the first round, from the curvature at the start; 40 exchanges, the ledger's
-            level ``"scaling"``.
-        kappa_h: condition number κ_h of the lower level, for the rules.
+            level ``"scaling"``. They stay what they were there, wherever x goes.
+        kappa_h: condition number κ_h of the lower level, for the papers' rules.
         messages: ``"vectors"``, or ``"scalars"`` where there is no local set.
         two_sided: whether to use x̂ + v and x̂ − v.
         directions: how many v are drawn in a round.
@@ -121,10 +144,11 @@ class FedRZOBilevel(Method[Implicit, State]):
     eta: Positive  # η
     H: LocalSteps = 1
     batch_size: BatchSize = 1
-    lower: Lower = "local_sgd"
+    lower: Lower = "accurate"
     lower_rounds: Counts | None = None
-    lower_batch_size: BatchSize | Literal["same"] = "same"
-    warm_start: bool = False
+    lower_tol: Positive = 1e-3
+    lower_batch_size: BatchSize | Literal["rule", "same"] = "rule"
+    warm_start: bool | None = None
     mu_h: Positive | None = None  # μ_h
     kappa_h: Positive | None = None  # κ_h
     messages: Literal["vectors", "scalars"] = "vectors"
@@ -134,7 +158,7 @@ class FedRZOBilevel(Method[Implicit, State]):
     common_random_numbers: bool = True
 
     solves: ClassVar[tuple[type[Problem], ...]] = (Bilevel,)
-    needs = "function values of the upper level, gradients of the lower"
+    needs = "function values of the upper level, gradients of the lower (and Hessian products, by default)"
 
     @classmethod
     def differentiates(cls, problem: Implicit) -> tuple[str, ...]:
@@ -185,6 +209,7 @@ class FedRZOBilevel(Method[Implicit, State]):
             sets = 4 * B2 * math.sqrt(3 * max(theta_2, theta_3))
             slowest = max(2, math.sqrt(0.1 * theta_3), sets)
             gamma = min(gamma, 1 / (4 * H * slowest), eta / (24 * (L0 * n + 1)))
+        options = {"lower": "local_sgd", **options}
         return cls(gamma, eta, H, mu_h=mu_h, kappa_h=kappa_h, **options)
 
     @by_options
@@ -194,6 +219,10 @@ class FedRZOBilevel(Method[Implicit, State]):
         if isinstance(self.lower, Method):
             return self.lower.reveals_on(Minimization(lambda y, sample: 0.0))
         return "replies"  # a solver of the user's may gather
+
+    def cautions(self, problem: Implicit, rounds: int) -> list[str]:
+        """Where γ is too long for the pull towards the sets."""
+        return overshooting(self, problem.set_of_x, rounds)
 
     def check(self, problem: Implicit, clients: int) -> None:
         """Whether the options fit each other and the problem."""
@@ -205,6 +234,16 @@ class FedRZOBilevel(Method[Implicit, State]):
             )
         if (self.mu_h is None) != (self.kappa_h is None):
             raise ValueError(f"{name}: give both mu_h and kappa_h, or neither, to have them estimated.")
+        if self.accurate and self.mu_h is not None:
+            raise ValueError(
+                f"{name}: mu_h and kappa_h are for the papers' rules; name one, as lower='local_sgd', or "
+                "leave them out: lower='accurate' needs no constants."
+            )
+        if self.accurate and problem.project_y.arity > 2:
+            raise ValueError(
+                f"{name}: lower='accurate' needs one set of y for all clients, and this problem's depends on "
+                "the client. Use lower='lfd', 'local_sgd' or 'fedac', which average the clients' projections."
+            )
         if isinstance(self.lower, Method):
             self._check_method(name, self.lower, clients)
         elif not isinstance(self.lower, str) and self.lower_rounds is not None:
@@ -216,7 +255,11 @@ class FedRZOBilevel(Method[Implicit, State]):
             raise ValueError(f"{name}: lower={solver} does not solve Minimization.")
         level = Minimization(lambda y, sample: 0.0)
         if lower.memory(level, jnp.zeros(1), None) is not None or lower.starts():
-            raise ValueError(f"{name}: lower={solver} needs clients that remember; use FedAvg, FedAC or LFD.")
+            raise ValueError(
+                f"{name}: lower={solver} needs clients that remember, and the lower level begins anew in "
+                "every round, at points where they have nothing to remember. Against drift there is "
+                "lower='accurate'; FedAvg, FedAC and LFD remember nothing."
+            )
         if self.lower_rounds is None:
             raise ValueError(f"{name}: say how many rounds of {solver} the lower level gets: lower_rounds=….")
         lower.check(level, clients)
@@ -230,38 +273,83 @@ class FedRZOBilevel(Method[Implicit, State]):
         return client.valid if isinstance(problem, Bilevel) else client.train
 
     @property
+    def accurate(self) -> bool:
+        """Whether the lower level is solved by its residual."""
+        return self.lower == "accurate"
+
+    @property
     def solver(self) -> Any:
         """The lower level's solver; for a rule, one whose hyper-parameters the rule will replace."""
         if not isinstance(self.lower, str):
             return self.lower
-        size = self.lower_batch_size
-        return TUNED[self.lower].solver(self.batch_size if size == "same" else size)
+        size: Any = self.lower_batch_size
+        if self.accurate:
+            size = {"rule": None, "same": self.batch_size}.get(size, size)
+            return Accurate(self.lower_tol, size)
+        return TUNED[self.lower].solver(self.batch_size if size in ("rule", "same") else size)
 
     def init(self, problem: Implicit, x0: PyTree, y0: PyTree) -> State:
         """Nothing is solved yet."""
         check_directions(type(self).__name__, self.directions, self.orthogonal, x0)
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(y0)))
-        return State(x0, y0, y0, (one, one) if self.estimates else None)
+        report = Report.blank(y0) if self.accurate else None
+        return State(x0, y0, y0, (one, one) if self.estimates else None, report)
 
     @property
     def estimates(self) -> bool:
         """Whether a rule needs μ_h and κ_h, and nobody gave them."""
-        return isinstance(self.lower, str) and self.mu_h is None
+        return isinstance(self.lower, str) and not self.accurate and self.mu_h is None
 
     def start(self, problem: Implicit, fed: Fed, key: Key, state: State) -> State:
-        """Estimate μ_h and κ_h, where they are needed."""
+        """Measure the residual at the start; or estimate μ_h and κ_h, where they are needed."""
+        if self.accurate:
+            bilevel, (x, y) = self.bilevel(problem), (one_point(state.x), one_point(state.y))
+            with fed.level("lower"):
+                g = fed.average(self.lower_gradient, key, state.x, state.y)
+            return state._replace(report=self.solver.first_look(lower_levels(bilevel, x), one_point(g), y))
         if not self.estimates:
             return state
 
         def product(v: PyTree) -> PyTree:
             return fed.average(self.curve, key, state.x, state.y, v)
 
-        like = jax.tree.map(lambda leaf: leaf[None], state.y)
         with fed.level("scaling"):
-            found = estimate_constants(product, fed.repeat, key, like)
+            found = estimate_constants(product, fed.repeat, key, one_point(state.y))
         return state._replace(
             constants=jax.tree.map(lambda new, old: new.astype(old.dtype), found, state.constants)
         )
+
+    def lower_gradient(self, problem: Implicit, client: Client, key: Key, x: PyTree, y: PyTree) -> PyTree:
+        """``∇_y h_i(x, y)``."""
+        return self.solver.gradients(lower_level(self.bilevel(problem), x), client, key, y)
+
+    def remarks(self, state: State) -> list[str]:
+        """Where the curvature at the start is not within what the rules' estimates can tell."""
+        if state.constants is None or not clipped(state.constants[1]):
+            return []
+        return [
+            f"{type(self).__name__}: the lower level's condition number at the start is {WORST} or more, and "
+            f"lower={self.lower!r} goes on as if it were {WORST}, so that its y will be off. Give mu_h and "
+            "kappa_h, or use lower='accurate'."
+        ]
+
+    def metrics(self, state: State) -> dict[str, jax.Array]:
+        """The residual of the last round's lower level, where it is measured."""
+        return {} if state.report is None else {"lower_residual": state.report.residual}
+
+    def closing_remarks(self, state: State) -> list[str]:
+        """Where the lower level was not solved, in more than one round of a hundred."""
+        if state.report is None or 100 * state.report.short <= state.report.rounds:
+            return []
+        most = BUDGET if self.lower_rounds is None else self.lower_rounds
+        within = f" within lower_rounds={most} exchanges" if isinstance(most, int) else ""
+        return [
+            f"{type(self).__name__}: in {int(state.report.short)} of {int(state.report.rounds)} rounds the "
+            f"lower level was not solved to lower_tol={self.lower_tol:g}{within}; its residual was "
+            f"{float(state.report.residual):.2g} at the end. x and y may be wrong. Give more lower_rounds; "
+            "look whether the lower level is strongly convex in y; in float32 and with a small eta rounding "
+            "is the limit: use float64 or a larger eta."
+        ]
 
     def curve(self, problem: Implicit, client: Client, key: Key, x: PyTree, y: PyTree, v: PyTree) -> PyTree:
         """``∇²_yy h_i(x, y) v`` for stacked directions."""
@@ -271,7 +359,7 @@ class FedRZOBilevel(Method[Implicit, State]):
         return each(lambda v: hessian_product(h, y, v), v)
 
     def memory(self, problem: Implicit, x0: PyTree, y0: PyTree) -> PyTree:
-        """x̂ and the directions of the round."""
+        """x̂ and the directions of the round, at every client."""
         return x0, jax.tree.map(lambda leaf: jnp.zeros((self.directions, *leaf.shape), leaf.dtype), x0)
 
     def draw(self, seed: jax.Array, x: PyTree) -> PyTree:
@@ -324,40 +412,45 @@ class FedRZOBilevel(Method[Implicit, State]):
 
     def solve_lower(
         self, problem: Implicit, fed: Fed, key: Key, r: Integer, state: State, x: PyTree, y: PyTree
-    ) -> PyTree:
-        """Line 2: the solutions at the points ``x``, from ``y``."""
+    ) -> tuple[PyTree, Report | None]:
+        """Line 2: the solutions at the points ``x``, from ``y``, and the accurate solver's report."""
         pointwise_fed = PointwiseFed(fed, self.at_points, {})
         rounds: Any = self.lower_rounds
         if rounds is not None and not isinstance(rounds, int):
             rounds = whole(rounds)
+        if state.report is not None:
+            levels, budget = lower_levels(self.bilevel(problem), x), BUDGET if rounds is None else rounds
+            return self.solver.solve(levels, pointwise_fed.verbs, key, y, state.report, budget)
         if isinstance(self.lower, str):
             mu_h, kappa_h = state.constants or (self.mu_h, self.kappa_h)
             rounds, values = TUNED[self.lower].tune(Constants(fed.participants, r, mu_h, kappa_h, rounds))
         elif isinstance(self.lower, Method):
             values = self.lower.scheduled
         else:
-            return self.lower.solve(problem, pointwise_fed.verbs, key, r, x, y)
-        return solve_pointwise(self.solver, rounds, values, self.bilevel(problem), pointwise_fed, key, x, y)
+            return self.lower.solve(problem, pointwise_fed.verbs, key, r, x, y), None
+        bilevel = self.bilevel(problem)
+        return solve_pointwise(self.solver, rounds, values, bilevel, pointwise_fed, key, x, y), None
 
     def round(self, problem: Implicit, fed: Fed, key: Key, r: Integer, state: State) -> State:
         """Lines 1 to 8."""
         key_v, key_keep, key_lower, key_steps = jax.random.split(key, 4)
         x, seed = state.x, jax.random.key_data(key_v)
         v = self.draw(seed, x)
-        fed.average(self.keep, key_keep, x, seed if self.messages == "scalars" else v)  # line 1
         where = points(x, v, self.two_sided)
-        number = jax.tree.leaves(where)[0].shape[0]
-        start = state.y if self.warm_start else state.y0
-        start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (number, *leaf.shape)), start)
-        with fed.level("lower"):
-            y = self.solve_lower(problem, fed, key_lower, r, state, where, start)  # line 2
+        warm = self.accurate if self.warm_start is None else self.warm_start
+        start = spread(state.y if warm else state.y0, where)
+        with fed.everybody():
+            fed.average(self.keep, key_keep, x, seed if self.messages == "scalars" else v)  # line 1
+            with fed.level("lower"):
+                y, report = self.solve_lower(problem, fed, key_lower, r, state, where, start)  # line 2
         known = x if self.messages == "vectors" else None
         reply = fed.average(
             self.local_steps, key_steps, y, weights=fed.at_work(self.H), around=known
         )  # line 3
         if self.messages == "scalars":
             reply = tree.axpy(-self.gamma, combine(reply, v), x)
-        return state._replace(x=reply, y=self.at_centre(problem, x, y))  # line 8
+        reply = fed.as_of_everyone(reply, x)  # line 8
+        return state._replace(x=reply, y=self.at_centre(problem, x, y), report=report)
 
     def at_centre(self, problem: Implicit, x: PyTree, y: PyTree) -> PyTree:
         """The solution at x̂; two-sided, the middle of those around it, put into Y(x̂) if all share that."""

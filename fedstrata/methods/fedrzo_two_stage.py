@@ -52,6 +52,7 @@ from fedstrata.core.method import (
 from fedstrata.core.types import Array, Function, Integer, Key, PyTree
 from fedstrata.estimators import vi
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
+from fedstrata.methods._shared.pull import overshooting
 from fedstrata.problems.classes import MPEC
 
 Solver = Callable[[Function, Function, PyTree], PyTree]
@@ -177,6 +178,10 @@ class FedRZOTwoStage(Method[MPEC, State]):
     @by_options
     def reveals_on(self, problem: MPEC) -> Reveals:
         return "replies" if self.messages == "scalars" else "averages"
+
+    def cautions(self, problem: MPEC, rounds: int) -> list[str]:
+        """Where γ is too long for the pull towards the sets."""
+        return overshooting(self, problem.set_of_x, rounds)
 
     def check(self, problem: MPEC, clients: int) -> None:
         super().check(problem, clients)

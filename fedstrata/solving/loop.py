@@ -10,6 +10,7 @@ stops on Ctrl-C. A chunk's length never recompiles anything and never changes a 
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -291,6 +292,7 @@ class Loop:
                 self._save()
                 raise
             self._save()
+        self._close()
         return stopped
 
     def seconds(self, now: float | None = None) -> float:
@@ -303,12 +305,18 @@ class Loop:
             return
         setup, method, seed = self.posed.setup, self.posed.method, self.posed.seed
         self.carry, counts = self.engine.begin(setup, method, self.carry, seed, self.data)
-        remarks: list[str] = []
-        for b, (lane, its) in enumerate(zip(self.lanes, counts, strict=True)):
+        for lane, its in zip(self.lanes, counts, strict=True):
             lane.counts.update(its)
-            remarks += self.posed.methods[b].remarks(self._fetch(b).state)
-        for remark in dict.fromkeys(remarks):
-            warnings.warn(remark, stacklevel=4)
+        self._warn([m.remarks(self._fetch(b).state) for b, m in enumerate(self.posed.methods)])
+
+    def _close(self) -> None:
+        """What there is to say of the rounds that there were."""
+        self._warn([m.closing_remarks(self._fetch(b).state) for b, m in enumerate(self.posed.methods)])
+
+    def _warn(self, remarks: list[list[str]]) -> None:
+        """Once for each thing to say, whichever lanes it is about."""
+        for remark in dict.fromkeys(itertools.chain(*remarks)):
+            warnings.warn(remark, stacklevel=5)
 
     def _advance(self, bar: Progress, asked: list[int]) -> int | None:
         """Chunk after chunk; the signal that asked for an end, if one did."""

@@ -210,6 +210,8 @@ def check_method(setup: Setup, method: Method, rounds: int) -> Method:
         )
     method.check(setup.problem, setup.clients)
     method.check_schedules(rounds)
+    for caution in method.cautions(setup.problem, rounds):
+        warnings.warn(caution, stacklevel=5)
     return method.plan(rounds)
 
 

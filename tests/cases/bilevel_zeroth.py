@@ -40,6 +40,7 @@ def own_box(x, client):
 
 
 bilevel = fs.Bilevel(upper, lower, project_x=own_box, project_y=below)
+unbounded = fs.Bilevel(upper, lower, project_x=own_box)
 minimax = fs.Minimax(payoff, project_y=below)
 data = fs.FederatedData.from_clients(samples(3), valid=samples(4, sizes=(3, 2, 4, 2, 5)))
 x0 = {"r": np.array([0.2, -0.1, 0.3]), "s": np.array(0.1)}
@@ -67,6 +68,8 @@ CASES = [
         ),
         minimax,
     ),
+    case("fedrzo-bilevel-accurate", fs.FedRZOBilevel(0.01, 0.2, batch_size=2, lower_tol=0.01), unbounded),
+    case("fedrzo-minimax-accurate", fs.FedRZOMinimax(0.01, 0.2, batch_size=2, lower_tol=0.01), minimax),
     Case("fedac", fs.FedAC(0.1, 0.1, K=2, batch_size=2), regression, regression_data, regression_x0),
     Case("lfd", fs.LFD(0.1, tau=2, devices=2, batch_size=2), regression, regression_data, regression_x0),
 ]  # fmt: skip

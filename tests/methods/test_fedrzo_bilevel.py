@@ -183,7 +183,7 @@ def constants(m, r, mu=MU, kappa=L / MU):
 
 
 def test_schedule_of_algorithm_3():
-    method = fs.FedRZOBilevel(0.01, 0.1, batch_size=None, mu_h=MU, kappa_h=L / MU)
+    method = fs.FedRZOBilevel(0.01, 0.1, batch_size=None, lower="local_sgd", mu_h=MU, kappa_h=L / MU)
     result = solve(method, rounds=25)
     exchanges = gradients = 0
     for r in range(25):
@@ -230,8 +230,9 @@ def test_rules_find_their_constants(lower, scale):
 
 
 def test_constants_may_be_schedules():
-    method = fs.FedRZOBilevel(0.01, 0.1, batch_size=None, mu_h=MU, kappa_h=L / MU)
-    moving = fs.FedRZOBilevel(0.01, 0.1, batch_size=None, mu_h=lambda r: MU + 0 * r, kappa_h=L / MU)
+    rule = {"batch_size": None, "lower": "local_sgd", "kappa_h": L / MU}
+    method = fs.FedRZOBilevel(0.01, 0.1, mu_h=MU, **rule)
+    moving = fs.FedRZOBilevel(0.01, 0.1, mu_h=lambda r: MU + 0 * r, **rule)
     np.testing.assert_allclose(solve(moving, rounds=2).x, solve(method, rounds=2).x, rtol=1e-12)
 
 
@@ -376,8 +377,8 @@ def test_linear_speed_up():
     def floor(problem, method, base, m):
         runs = fs.sweep(
             problem, method, fs.FederatedData.from_clients(m * [base.data.client(0)]), np.zeros(3),
-            y0=np.zeros(3), rounds=1500, seeds=range(8), eval_every=10, progress=False, default_metrics=False,
-            metrics={"squared": lambda x, y: (base.gradient(x) ** 2).sum()},
+            y0=None if isinstance(problem, fs.Minimization) else np.zeros(3), rounds=1500, seeds=range(8),
+            eval_every=10, progress=False, default_metrics=False, metrics={"squared": lambda x, y: (base.gradient(x) ** 2).sum()},
         )  # fmt: skip
         return np.mean([run.history["squared"][50:] for run in runs])
 

@@ -81,7 +81,13 @@ class SiteFed(Positioned):
 
         return jax.tree.map(reply, shape), shape
 
-    def repeat(self, times: Integer, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
+    def repeat(
+        self,
+        times: Integer,
+        body: Callable[[Any, PyTree], PyTree],
+        carry: PyTree,
+        until: counting.Until | None = None,
+    ) -> PyTree:
         """One turn: every turn has the same exchanges."""
         if not isinstance(times, jax.core.Tracer) and int(times) <= 0:
             return carry

@@ -109,7 +109,13 @@ class Positioned(Fed):
         self.position += 1
         return self.position - 1
 
-    def repeat(self, times: Integer, body: Callable[[Any, PyTree], PyTree], carry: PyTree) -> PyTree:
+    def repeat(
+        self,
+        times: Integer,
+        body: Callable[[Any, PyTree], PyTree],
+        carry: PyTree,
+        until: counting.Until | None = None,
+    ) -> PyTree:
         """See `Fed.repeat`; no memory goes along, as it stays at the sites."""
         first = self.position
 
@@ -117,7 +123,7 @@ class Positioned(Fed):
             self.position = first  # a body may be traced more than once
             return body(t, carry)
 
-        return counting.repeat(times, positioned, carry)
+        return counting.repeat(times, positioned, carry, until)
 
 
 def mean_dtype(dtype: Any) -> Any:

@@ -1,5 +1,7 @@
 """Federated solvers of a lower level, y(x) = argmin over Y(x) of 1/m Σ E h_i(x, ·, ζ), at several x at once.
 
+Here are the papers' rules, and what any solver needs; the default is `fedstrata.methods._shared.accurate`.
+
 All points share every exchange: a message holds the iterates of all of them, stacked, so two points are one
 exchange of twice the size. Any method for `Minimization` is such a solver: its phases see one point at a
 time, as the problem ``min_y h(x, y)`` over Y(x), while its server text sees the stack.
@@ -154,6 +156,7 @@ TUNED = {
 
 
 POWER_STEPS = 20
+WORST = 50  # the largest condition number that is estimated
 
 
 def estimate_constants(
@@ -162,7 +165,8 @@ def estimate_constants(
     """μ_h and κ_h from the lower level's Hessian at one point, by power iteration on ∇²h and on L − ∇²h.
 
     L_h is taken as twice what was found, since a client's own level may curve more than the mean, and κ_h at
-    most as 100, since T grows with it. A level that does not curve, one linear in y, say, gets 0.1 and 10.
+    most as twice `WORST`, since T grows with it and the estimate of μ_h is not exact; see `clipped`. A level
+    that does not curve, one linear in y, say, gets 0.1 and 10.
 
     Args:
         product: applies ∇²h to directions, stacked.
@@ -177,9 +181,25 @@ def estimate_constants(
         return tree.sub(tree.scale(L, v), product(v))
 
     gap = power_iteration(shifted, repeat, POWER_STEPS, keys[1], like)[0]
-    mu = jnp.clip(L - gap, L / 50, L)
+    mu = jnp.clip(L - gap, L / WORST, L)
     curved = L > 0
     return jnp.where(curved, mu, 0.1), jnp.where(curved, 2 * L / jnp.where(curved, mu, 1), 10.0)
+
+
+def clipped(kappa: jax.Array) -> bool:
+    """Whether the condition number was too large to be estimated."""
+    return bool(kappa >= 2 * WORST * (1 - 1e-5))
+
+
+def one_point(tree: PyTree) -> PyTree:
+    """A stack of one."""
+    return jax.tree.map(lambda leaf: leaf[None], tree)
+
+
+def spread(y: PyTree, points: PyTree) -> PyTree:
+    """The same y at all points, stacked."""
+    number = jax.tree.leaves(points)[0].shape[0]
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (number, *leaf.shape)), y)
 
 
 def lower_level(problem: Bilevel, x: PyTree) -> Minimization:

@@ -1,0 +1,340 @@
+"""A lower level solved until its residual says so: every step is averaged, so no client drifts.
+
+    y_j ≈ argmin over Y(x_j) of h(x_j, ·),  h the mean of the clients' h_i, at the points x_j of a round
+
+Without a set, Newton's method, whose steps are found by conjugate residuals, which never let ‖r‖ grow:
+
+    1  g ← ∇h(y)                                                                         one exchange
+    2  until y is known well enough, or the budget is spent:
+    3      s ← conjugate residuals for ∇²h(y) s = −g, until r = −g − ∇²h(y) s has ‖r‖ ≤ θ‖g‖:
+               p ← r + β p, where β makes ∇²h p orthogonal to its predecessors            one each, for ∇²h r
+               s ← s + α p, r ← r − α ∇²h p, where α makes ‖r‖ least
+    4      g⁺ ← ∇h(y + s);  where ‖g⁺‖ is not smaller, s ← s/4 and again                 one each
+    5      θ ← | ‖g⁺‖ − ‖r‖ | / ‖g‖;  y ← y + s;  g ← g⁺
+
+On a set, accelerated projected gradients:
+
+    1′ z ← y
+    2′ until y is known well enough, or the budget is spent:
+    3′     g ← ∇h(z);  L ← the largest ‖Δg‖²/⟨Δg, Δz⟩ met                                one exchange
+    4′     y⁺ ← P(z − g/L);  z ← y⁺ + momentum · (y⁺ − y), none where ⟨z − y⁺, y⁺ − y⟩ > 0 or L grew
+
+No constant is given. θ, by Eisenstat & Walker (1996), is how far ∇h was from linear: on a quadratic it is
+zero, and line 3 is all there is. Curvatures are met on the way, ⟨p, ∇²h p⟩/⟨p, p⟩ in line 3 and
+⟨Δg, Δz⟩/⟨Δz, Δz⟩ in line 3′; the smallest and the largest pass to the next round, each a tenth nearer to the
+other, since x moves.
+
+An estimate divides by η what y(x + v) and y(x) differ by. So y is known well enough where the residual, over
+the smallest curvature met, is ``tol`` of the distance of the points' y from their mean; or where rounding
+hides the rest. The residual is ‖∇h(y)‖; on a set L‖z − P(z − g/L)‖, at the last z.
+
+Messages hold all points, and only averages return. The server has y as the rows of one matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fedstrata.core.client import Client, Oracle
+from fedstrata.core.fed import Fed
+from fedstrata.core.types import Array, Integer, Key, PyTree, Real
+from fedstrata.estimators.curvature import hessian_product, norm
+from fedstrata.estimators.gradients import gradient
+from fedstrata.problems.classes import Minimization
+
+BUDGET = 1000  # exchanges in a round
+FIRST_THETA = 0.1
+MOVED = 1.1  # by what a curvature may have changed since the last round
+SMALLEST_STEP = 4.0**-6  # part of a Newton step, before it is given up
+ROUNDINGS = 2  # units of rounding in a mean gradient
+
+
+class Report(NamedTuple):
+    """What a solution leaves to the next one, and to the user.
+
+    Attributes:
+        residual: the largest of the points'.
+        scale: of ∇h: its largest norm at a start so far.
+        mu, L: the smallest and the largest curvature met.
+        theta: how far ∇h was from linear in the first step.
+        rounds: how many there were.
+        short: how many of them ended before y was known well enough.
+    """
+
+    residual: Array
+    scale: Array
+    mu: Array
+    L: Array
+    theta: Array
+    rounds: Array
+    short: Array
+
+    @classmethod
+    def blank(cls, y: PyTree) -> Report:
+        """Before anything is known."""
+        zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
+        return cls(zero, zero, zero, zero, zero + FIRST_THETA, jnp.int32(0), jnp.int32(0))
+
+
+class Newton(NamedTuple):
+    """Lines 2 to 5."""
+
+    y: Array
+    g: Array
+    s: Array
+    part: Array  # of s that is tried next
+    left: Array  # ‖r‖
+    theta: Array
+    first_theta: Array  # −1 before there is one
+    mu: Array
+    L: Array
+    used: Array
+
+
+class Conjugate(NamedTuple):
+    """Line 3 for −g/‖g‖ in place of −g, so that squares neither overflow nor vanish."""
+
+    s: Array
+    r: Array
+    p: Array
+    Hp: Array
+    along: Array  # ⟨r, ∇²h r⟩ of the turn before
+    mu: Array
+    L: Array
+    used: Array
+    curved: Array
+
+
+class Accelerated(NamedTuple):
+    """Lines 2′ to 4′."""
+
+    y: Array
+    z: Array
+    z_before: Array
+    g_before: Array
+    t: Array
+    residual: Array
+    mu: Array
+    L: Array
+    used: Array
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The lower levels at a round's points, to the server: maps of matrices whose rows are the points' y."""
+
+    gradient: Callable[[Array], Array]
+    product: Callable[[Array, Array], Array]
+    project: Callable[[Array], Array]
+    repeat: Callable[..., PyTree]
+
+
+@dataclass(frozen=True)
+class Accurate:
+    """The solver; ``tol`` as above.
+
+    With a ``batch_size`` each client draws one batch for all of a round's steps: y is then the solution for
+    these batches, which is exact for them, and for all samples biased where ∇²h varies between them.
+    """
+
+    tol: Real
+    batch_size: int | None = None
+
+    def oracle(self, problem: Minimization, client: Client, key: Key) -> Oracle:
+        """h_i at this point."""
+        return client.train.mean(problem.loss, key, self.batch_size)
+
+    def gradients(self, problem: Minimization, client: Client, key: Key, y: PyTree) -> PyTree:
+        """``∇h_i(y)``."""
+        return gradient(self.oracle(problem, client, key), y)
+
+    def products(self, problem: Minimization, client: Client, key: Key, y: PyTree, d: PyTree) -> PyTree:
+        """``∇²h_i(y) d``."""
+        return hessian_product(self.oracle(problem, client, key), y, d)
+
+    def first_look(self, sets: Minimization, g: PyTree, y: PyTree) -> Report:
+        """The residual at y, where the gradient is g, before any step; both are stacked."""
+        size = scale = norms(_rows(g)).max()
+        if not sets.project.trivial:
+            L = _first_L(_rows(y), _rows(g))
+            moved = sets.project(jax.tree.map(lambda y, g: y - (g / L).astype(y.dtype), y, g))
+            size = L * norms(_rows(y) - _rows(moved)).max()
+        return Report.blank(y)._replace(residual=size, scale=scale)
+
+    def solve(
+        self, sets: Minimization, fed: Fed, key: Key, y: PyTree, before: Report, budget: Integer
+    ) -> tuple[PyTree, Report]:
+        """The solutions at all points, from ``y`` (stacked), with at most ``budget`` exchanges."""
+        tree = jax.vmap(ravel_pytree(jax.tree.map(lambda leaf: leaf[0], y))[1])
+        levels = Levels(
+            lambda y: _rows(fed.average(self.gradients, key, tree(y))),
+            lambda y, d: _rows(fed.average(self.products, key, tree(y), tree(d))),
+            lambda y: _rows(sets.project(tree(y))),
+            fed.repeat,
+        )
+        method = self.newton if sets.project.trivial else self.accelerated
+        found, now = method(levels, _rows(y), before, budget)
+        short = before.short + ~self.known(found, now)
+        return tree(found), now._replace(rounds=before.rounds + 1, short=short)
+
+    def wanted(self, y: Array, mu: Array, L: Array, scale: Array) -> Array:
+        """The residual at which y is known well enough, for each point."""
+        return jnp.maximum(self.tol * mu * apart(y), self.rounding(y, L, scale))
+
+    def rounding(self, y: Array, L: Array, scale: Array) -> Array:
+        """What of a residual is rounding, about, for each point."""
+        return ROUNDINGS * jnp.finfo(y.dtype).eps * (L * norms(y) + scale)
+
+    def known(self, y: Array, now: Report) -> Array:
+        """Whether y is known well enough: by ``tol``, or at all where rounding hides the rest."""
+        rounded = now.residual <= 10 * self.rounding(y, now.L, now.scale).max()
+        at_all = (now.residual <= now.mu * apart(y)) | (apart(y) == 0)
+        return (now.residual <= self.tol * now.mu * apart(y)) | (rounded & at_all)
+
+    def newton(self, levels: Levels, y: Array, before: Report, budget: Integer) -> tuple[Array, Report]:
+        """Lines 1 to 5."""
+        g = levels.gradient(y)  # line 1
+        scale = jnp.maximum(before.scale, norms(g).max())
+
+        def done(now: Newton) -> Array:
+            solved = (norms(now.g) <= self.wanted(now.y, now.mu, now.L, scale)).all()
+            return solved | (now.used >= budget) | (now.part < SMALLEST_STEP)
+
+        def step(_: Integer, now: Newton) -> Newton:
+            now = self.direction(levels, now, scale, budget)  # line 3
+            y = now.y + now.part * now.s
+            g = levels.gradient(y)  # line 4
+            old, new = norms(now.g), norms(g)
+            taken = ((new <= (1 - 0.1 * now.part) * old) | (new <= self.rounding(y, now.L, scale))).all()
+            theta = jnp.clip(_ratio(jnp.abs(new - now.left), old).max(), 0, 0.5)  # line 5
+            theta = jnp.where(taken, jnp.where(now.part < 1, 0.5, theta), now.theta)
+            return now._replace(
+                y=jnp.where(taken, y, now.y), g=jnp.where(taken, g, now.g),
+                part=jnp.where(taken, 1, now.part / 4), theta=theta,
+                first_theta=jnp.where(taken & (now.first_theta < 0), theta, now.first_theta),
+                used=now.used + 1,
+            )  # fmt: skip
+
+        one, mu, L = jnp.ones((), y.dtype), MOVED * before.mu, before.L / MOVED
+        start = Newton(y, g, 0 * y, one, norms(g), before.theta, -one, mu, L, jnp.int32(1))
+        end = levels.repeat(budget, step, start, until=done)  # line 2
+        theta = jnp.where(end.first_theta < 0, before.theta, end.first_theta)
+        residual = norms(end.g).max()
+        return end.y, before._replace(residual=residual, scale=scale, mu=end.mu, L=end.L, theta=theta)
+
+    def direction(self, levels: Levels, now: Newton, scale: Array, budget: Integer) -> Newton:
+        """Line 3; a step that was too long keeps its direction."""
+        size = norms(now.g)
+
+        def done(cr: Conjugate) -> Array:
+            wanted = self.wanted(now.y + size[:, None] * cr.s, cr.mu, cr.L, scale) / 2
+            small = (size * norms(cr.r) <= jnp.maximum(now.theta * size, wanted)).all()
+            return small | ~cr.curved | (cr.used + 1 >= budget) | (now.part < 1)
+
+        def step(_: Integer, cr: Conjugate) -> Conjugate:
+            Hr = levels.product(now.y, cr.r)
+            along = dots(cr.r, Hr)
+            beta = _ratio(along, cr.along)[:, None]
+            p, Hp = cr.r + beta * cr.p, Hr + beta * cr.Hp
+            square, length = dots(p, p), norms(Hp)
+            curvature = _ratio(dots(p, Hp), square)
+            L = jnp.maximum(cr.L, curvature.max())
+            curved = (along > 0) & (curvature > jnp.finfo(p.dtype).eps * L)
+            alpha = jnp.where(curved, _ratio(_ratio(along, length), length), 0)[:, None]
+            mu = _smaller(cr.mu, jnp.where(curved, curvature, jnp.inf).min())
+            fine = (curved | (square == 0)).all()
+            return Conjugate(cr.s + alpha * p, cr.r - alpha * Hp, p, Hp, along, mu, L, cr.used + 1, fine)
+
+        r, none = -_ratio(now.g, size[:, None]), 0 * now.g
+        cr = Conjugate(none, r, none, none, 0 * size, now.mu, now.L, now.used, jnp.asarray(True))
+        cr = levels.repeat(budget, step, cr, until=done)
+        fresh = now.part == 1
+        return now._replace(
+            s=jnp.where(fresh, size[:, None] * cr.s, now.s),
+            left=jnp.where(fresh, size * norms(cr.r), now.left),
+            mu=cr.mu,
+            L=cr.L,
+            used=cr.used,
+        )
+
+    def accelerated(self, levels: Levels, y: Array, before: Report, budget: Integer) -> tuple[Array, Report]:
+        """Lines 1′ to 4′."""
+
+        def done(now: Accelerated) -> Array:
+            solved = (now.residual <= self.wanted(now.y, now.mu, now.L, before.scale)).all()
+            return solved | (now.used >= budget)
+
+        def step(_: Integer, now: Accelerated) -> Accelerated:
+            g = levels.gradient(now.z)  # line 3′
+            finite, first = jnp.isfinite(g).all(), now.used == 0
+            steep, flat = _curvatures(now.z - now.z_before, g - now.g_before, g)
+            L = jnp.where(first, jnp.maximum(now.L, _first_L(now.z, g)), jnp.maximum(now.L, steep))
+            L = jnp.where(finite, L, 4 * now.L)  # too far out for h
+            y = jnp.where(finite, levels.project(now.z - g / L), now.y)  # line 4′
+            back, forth = now.z - y, y - now.y
+            restart = ((back * forth).sum() > 0) | (L > now.L) | ~finite
+            t = jnp.where(restart, 1, now.t)
+            t_next = (1 + jnp.sqrt(1 + 4 * t**2)) / 2
+            residual = jnp.where(finite, L * norms(back), jnp.inf)
+            mu = jnp.where(first | ~finite, now.mu, _smaller(now.mu, flat))
+            g = jnp.where(finite, g, now.g_before)
+            return Accelerated(
+                y, y + (t - 1) / t_next * forth, now.z, g, t_next, residual, mu, L, now.used + 1
+            )
+
+        one, unknown = jnp.ones((), y.dtype), jnp.full_like(y[:, 0], jnp.inf)
+        mu, L = MOVED * before.mu, before.L / MOVED
+        start = Accelerated(y, y, y, 0 * y, one, unknown, mu, L, jnp.int32(0))  # line 1′
+        end = levels.repeat(budget, step, start, until=done)  # line 2′
+        return end.y, before._replace(residual=end.residual.max(), mu=end.mu, L=end.L)
+
+
+def _first_L(y: Array, g: Array) -> Array:
+    """The first step goes at most as far as y is long, or one; it is shortened where that is too far."""
+    return (jnp.where(norms(g) > 0, norms(g), 1) / (1 + norms(y))).max()
+
+
+def _curvatures(dz: Array, dg: Array, g: Array) -> tuple[Array, Array]:
+    """The largest ``‖Δg‖²/⟨Δg, Δz⟩`` and the smallest ``⟨Δg, Δz⟩/‖Δz‖²``, where Δg is not rounding."""
+    moved, changed, along = norms(dz), norms(dg), dots(dg, dz)
+    telling = (moved > 0) & (changed > jnp.sqrt(jnp.finfo(g.dtype).eps) * norms(g))
+    along = jnp.where(along > 0, along, changed * moved)
+    steep = jnp.where(telling, _ratio(changed**2, along), 0).max()
+    return steep, jnp.where(telling, _ratio(along, moved**2), jnp.inf).min()
+
+
+def apart(y: Array) -> Array:
+    """The largest distance of a point's y from the mean of all."""
+    return norms(y - y.mean(0)).max()
+
+
+def norms(rows: Array) -> Array:
+    """Of each row."""
+    return jax.vmap(norm)(rows)
+
+
+def dots(a: Array, b: Array) -> Array:
+    """Of each row with the other's."""
+    return jnp.einsum("jp,jp->j", a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+def _rows(stacked: PyTree) -> Array:
+    """A stack of trees as the rows of a matrix."""
+    return jax.vmap(lambda tree: ravel_pytree(tree)[0])(stacked)
+
+
+def _ratio(a: Array, b: Array) -> Array:
+    """``a/b``, and 0 where b is 0."""
+    return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))
+
+
+def _smaller(mu: Array, met: Array) -> Array:
+    """The smallest curvature so far, where 0 stands for none."""
+    least = jnp.minimum(jnp.where(mu > 0, mu, jnp.inf), met)
+    return jnp.where(jnp.isfinite(least), least, 0)
