@@ -378,7 +378,8 @@ def test_linear_speed_up():
         runs = fs.sweep(
             problem, method, fs.FederatedData.from_clients(m * [base.data.client(0)]), np.zeros(3),
             y0=None if isinstance(problem, fs.Minimization) else np.zeros(3), rounds=1500, seeds=range(8),
-            eval_every=10, progress=False, default_metrics=False, metrics={"squared": lambda x, y: (base.gradient(x) ** 2).sum()},
+            eval_every=10, progress=False, default_metrics=False,
+            metrics={"squared": lambda x, y: (base.gradient(x) ** 2).sum()},
         )  # fmt: skip
         return np.mean([run.history["squared"][50:] for run in runs])
 
