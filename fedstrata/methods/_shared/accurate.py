@@ -6,11 +6,11 @@ Without a set, Newton's method, whose steps are found by conjugate residuals, wh
 
     1  g ← ∇h(y)                                                                         one exchange
     2  until y is known well enough, or the budget is spent:
-    3      s ← conjugate residuals for ∇²h(y) s = −g, until r = −g − ∇²h(y) s has ‖r‖ ≤ θ‖g‖:
-               p ← r + β p, where β makes ∇²h p orthogonal to its predecessors            one each, for ∇²h r
-               s ← s + α p, r ← r − α ∇²h p, where α makes ‖r‖ least
-    4      g⁺ ← ∇h(y + s);  where ‖g⁺‖ is not smaller, s ← s/4 and again                 one each
-    5      θ ← | ‖g⁺‖ − ‖r‖ | / ‖g‖;  y ← y + s;  g ← g⁺
+    3      s ← 0, r ← −g;  until ‖r‖ ≤ θ‖g‖:
+    4          p ← r + β p, where β makes ∇²h(y) p orthogonal to the one before             one, for ∇²h(y) r
+    5          s ← s + α p, r ← r − α ∇²h(y) p, where α makes ‖r‖ least
+    6      g⁺ ← ∇h(y + s);  where ‖g⁺‖ is not smaller, s ← s/4 and again                    one each
+    7      θ ← | ‖g⁺‖ − ‖r‖ | / ‖g‖;  y ← y + s;  g ← g⁺
 
 On a set, accelerated projected gradients:
 
@@ -20,7 +20,7 @@ On a set, accelerated projected gradients:
     4′     y⁺ ← P(z − g/L);  z ← y⁺ + momentum · (y⁺ − y), none where ⟨z − y⁺, y⁺ − y⟩ > 0 or L grew
 
 No constant is given. θ, by Eisenstat & Walker (1996), is how far ∇h was from linear: on a quadratic it is
-zero, and line 3 is all there is. Curvatures are met on the way, ⟨p, ∇²h p⟩/⟨p, p⟩ in line 3 and
+zero, and lines 3 to 5 are all there is. Curvatures are met on the way, ⟨p, ∇²h p⟩/⟨p, p⟩ in line 4 and
 ⟨Δg, Δz⟩/⟨Δz, Δz⟩ in line 3′; the smallest and the largest pass to the next round, each a tenth nearer to the
 other, since x moves.
 
@@ -83,7 +83,7 @@ class Report(NamedTuple):
 
 
 class Newton(NamedTuple):
-    """Lines 2 to 5."""
+    """Lines 2 to 7."""
 
     y: Array
     g: Array
@@ -98,7 +98,7 @@ class Newton(NamedTuple):
 
 
 class Conjugate(NamedTuple):
-    """Line 3 for −g/‖g‖ in place of −g, so that squares neither overflow nor vanish."""
+    """Lines 3 to 5 for −g/‖g‖ in place of −g, so that squares neither overflow nor vanish."""
 
     s: Array
     r: Array
@@ -198,7 +198,7 @@ class Accurate:
         return (now.residual <= self.tol * now.mu * apart(y)) | (rounded & at_all)
 
     def newton(self, levels: Levels, y: Array, before: Report, budget: Integer) -> tuple[Array, Report]:
-        """Lines 1 to 5."""
+        """Lines 1 to 7."""
         g = levels.gradient(y)  # line 1
         scale = jnp.maximum(before.scale, norms(g).max())
 
@@ -207,12 +207,12 @@ class Accurate:
             return solved | (now.used >= budget) | (now.part < SMALLEST_STEP)
 
         def step(_: Integer, now: Newton) -> Newton:
-            now = self.direction(levels, now, scale, budget)  # line 3
+            now = self.direction(levels, now, scale, budget)  # lines 3 to 5
             y = now.y + now.part * now.s
-            g = levels.gradient(y)  # line 4
+            g = levels.gradient(y)  # line 6
             old, new = norms(now.g), norms(g)
             taken = ((new <= (1 - 0.1 * now.part) * old) | (new <= self.rounding(y, now.L, scale))).all()
-            theta = jnp.clip(_ratio(jnp.abs(new - now.left), old).max(), 0, 0.5)  # line 5
+            theta = jnp.clip(_ratio(jnp.abs(new - now.left), old).max(), 0, 0.5)  # line 7
             theta = jnp.where(taken, jnp.where(now.part < 1, 0.5, theta), now.theta)
             return now._replace(
                 y=jnp.where(taken, y, now.y), g=jnp.where(taken, g, now.g),
@@ -229,7 +229,7 @@ class Accurate:
         return end.y, before._replace(residual=residual, scale=scale, mu=end.mu, L=end.L, theta=theta)
 
     def direction(self, levels: Levels, now: Newton, scale: Array, budget: Integer) -> Newton:
-        """Line 3; a step that was too long keeps its direction."""
+        """Lines 3 to 5; a step that was too long keeps its direction."""
         size = norms(now.g)
 
         def done(cr: Conjugate) -> Array:
