@@ -26,8 +26,11 @@ if TYPE_CHECKING:  # the same twice: for type checkers, and for Python, which im
     from fedstrata.data.partition import IID as IID
     from fedstrata.data.partition import ByKey as ByKey
     from fedstrata.data.partition import Dirichlet as Dirichlet
+    from fedstrata.data.partition import FeatureShift as FeatureShift
     from fedstrata.data.partition import OneClass as OneClass
     from fedstrata.data.partition import QuantitySkew as QuantitySkew
+    from fedstrata.data.partition import Shards as Shards
+    from fedstrata.data.partition import TwoLevel as TwoLevel
     from fedstrata.methods import *  # noqa: F403
     from fedstrata.problems import *  # noqa: F403
     from fedstrata.problems.black_box import black_box as black_box
@@ -51,7 +54,16 @@ else:
             "fedstrata.core.fed": ["ClientError"],
             "fedstrata.core.federated": ["DataError", "FederatedData"],
             "fedstrata.core.term": ["per_batch"],
-            "fedstrata.data.partition": ["IID", "ByKey", "Dirichlet", "OneClass", "QuantitySkew"],
+            "fedstrata.data.partition": [
+                "IID",
+                "ByKey",
+                "Dirichlet",
+                "FeatureShift",
+                "OneClass",
+                "QuantitySkew",
+                "Shards",
+                "TwoLevel",
+            ],
             "fedstrata.problems.black_box": ["black_box"],
             "fedstrata.solving.checkpoint": ["Checkpoint", "CheckpointError"],
             "fedstrata.solving.loop": ["Diverged", "EarlyStop", "Interrupted", "solve"],

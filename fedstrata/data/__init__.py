@@ -17,7 +17,17 @@ from fedstrata.data.loaders import (
     montevideo_bus,
     wikimaths,
 )
-from fedstrata.data.partition import IID, ByKey, Dirichlet, OneClass, Partitioner, QuantitySkew
+from fedstrata.data.partition import (
+    IID,
+    ByKey,
+    Dirichlet,
+    FeatureShift,
+    OneClass,
+    Partitioner,
+    QuantitySkew,
+    Shards,
+    TwoLevel,
+)
 from fedstrata.data.preparation import Preparation, standardize
 
 __all__ = [
@@ -27,11 +37,14 @@ __all__ = [
     "DataError",
     "DataNotFound",
     "Dirichlet",
+    "FeatureShift",
     "FederatedData",
     "OneClass",
     "Partitioner",
     "Preparation",
     "QuantitySkew",
+    "Shards",
+    "TwoLevel",
     "adult",
     "breast_cancer",
     "check_labels",

@@ -271,6 +271,150 @@ class QuantitySkew(Partitioner):
         return [np.flatnonzero(owner == i) for i in range(clients)]
 
 
+@dataclasses.dataclass(frozen=True)
+class Shards(Partitioner):
+    """A few classes per client: the pathological split of McMahan et al. (2017).
+
+    The samples are sorted by class and cut into m·k shards of equal size (to within one); every client gets k
+    of them at random. A client then holds about k classes, more where a shard spans two.
+
+    Args:
+        per_client: k, the shards of a client.
+
+    >>> labels = np.repeat([0, 1, 2, 3], 25)
+    >>> parts = Shards(2).split({"y": labels}, 2, np.random.default_rng(0))
+    >>> [len(set(labels[part].tolist())) for part in parts], [len(part) for part in parts]
+    ([2, 2], [50, 50])
+    """
+
+    per_client: int = 2
+
+    def __post_init__(self) -> None:
+        _check_count("per_client", self.per_client)
+
+    def _split(
+        self, arrays: Arrays, total: int, clients: int, rng: np.random.Generator, label: str
+    ) -> list[np.ndarray]:
+        shards = clients * self.per_client
+        if shards > total:
+            raise ValueError(
+                f"{clients} clients with {self.per_client} shards each need {shards} samples, but there are "
+                f"only {total}; lower `per_client` or the number of clients."
+            )
+        _, members = _classes(arrays, label, "Shards")
+        order = rng.permutation(total)  # which of a class's samples come together is left to chance
+        cut = np.array_split(order[np.argsort(members[order], kind="stable")], shards)
+        dealt = rng.permutation(shards).reshape(clients, self.per_client)
+        return [np.concatenate([cut[shard] for shard in own]) for own in dealt]
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureShift(Partitioner):
+    """Labels alike, features not: samples of each class are sorted along a direction of the features.
+
+        s = ⟨u, x⟩ + σ noise, both of deviation one;   client i of m gets the i-th m-th of each class by s
+
+    With ``noise`` 0 the clients' features do not overlap along u, and noise → ∞ is the iid split. Classes are
+    shared out evenly, so that nothing but the features differs. A continuous label is one class.
+
+    Args:
+        noise: σ ≥ 0.
+        key: the array of features; u is drawn at random for it.
+
+    >>> x = np.arange(8.0)[:, None]
+    >>> parts = FeatureShift().split({"x": x, "y": np.zeros(8)}, 2, np.random.default_rng(0))
+    >>> sorted(sorted(part.tolist()) for part in parts)
+    [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """
+
+    noise: float = 0.0
+    key: str = "x"
+
+    def __post_init__(self) -> None:
+        if not _is_real(self.noise) or not 0 <= self.noise < math.inf:
+            raise ValueError(f"FeatureShift needs a finite noise ≥ 0, got {self.noise!r}; for ∞ use IID().")
+
+    def _split(
+        self, arrays: Arrays, total: int, clients: int, rng: np.random.Generator, label: str
+    ) -> list[np.ndarray]:
+        if self.key not in arrays:
+            raise KeyError(f"FeatureShift needs the array {self.key!r}, but there are only {sorted(arrays)}.")
+        x = np.asarray(arrays[self.key], float).reshape(total, -1)
+        along = x @ rng.normal(size=x.shape[1])
+        spread = along.std()
+        score = (along - along.mean()) / (spread if spread > 0 else 1.0) + self.noise * rng.normal(size=total)
+        members = np.zeros(total, np.int64)
+        if label in arrays and not _continuous(np.unique(arrays[label])):
+            _, members = _classes(arrays, label, "FeatureShift")
+        # Each class fills the room that is left in proportion, so that sizes stay equal to within one.
+        sizes = [len(part) for part in np.array_split(np.arange(total), clients)]
+        owner = np.empty(total, np.int64)
+        left = np.array(sizes)
+        counts = np.bincount(members)
+        for c, count in enumerate(counts):
+            own = np.flatnonzero(members == c)
+            quota = _apportion(left, count)
+            owner[own[np.argsort(score[own], kind="stable")]] = np.repeat(np.arange(clients), quota)
+            left = left - quota
+        return [np.flatnonzero(owner == i) for i in range(clients)]
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoLevel(Partitioner):
+    """Groups of clients (regions, say) that one rule makes, each divided among its clients by another.
+
+        outer divides the samples among g groups;  inner divides each group among its clients
+
+    Clients 0, 1, … of group 0 come first, then those of group 1; groups have equally many clients, to within
+    one.
+
+    Args:
+        groups: g.
+        outer: the rule between groups.
+        inner: the rule within a group.
+
+    >>> labels = np.arange(100) % 2
+    >>> rule = TwoLevel(2, outer=OneClass(1.0), inner=IID())
+    >>> [set(labels[part].tolist()) for part in rule.split({"y": labels}, 4, np.random.default_rng(0))]
+    [{0}, {0}, {1}, {1}]
+    """
+
+    groups: int
+    outer: Partitioner
+    inner: Partitioner = IID()
+
+    def __post_init__(self) -> None:
+        _check_count("groups", self.groups)
+        for name in ("outer", "inner"):
+            if not isinstance(getattr(self, name), Partitioner):
+                raise ValueError(
+                    f"TwoLevel: {name} must be a partition, such as IID(), got {getattr(self, name)!r}."
+                )
+
+    def _split(
+        self, arrays: Arrays, total: int, clients: int, rng: np.random.Generator, label: str
+    ) -> list[np.ndarray]:
+        if self.groups > clients:
+            raise ValueError(f"{self.groups} groups need at least as many clients, but there are {clients}.")
+        members = [len(part) for part in np.array_split(np.arange(clients), self.groups)]
+        parts = []
+        for own, count in zip(self.outer.split(arrays, self.groups, rng, label), members, strict=True):
+            if len(own) < count:
+                raise ValueError(
+                    f"A group of {len(own)} samples cannot be divided among {count} clients; take fewer "
+                    "clients or an outer rule with a larger min_size."
+                )
+            inside = {name: np.asarray(array)[own] for name, array in arrays.items()}
+            parts += [own[part] for part in self.inner.split(inside, count, rng, label)]
+        return parts
+
+
+def _apportion(room: np.ndarray, count: int) -> np.ndarray:
+    """``count`` in proportion to what room there is, in whole numbers that fit."""
+    edges = np.rint(np.cumsum(room) * (count / max(1, room.sum()))).astype(np.int64)
+    return np.diff(edges, prepend=0)
+
+
 def _shares(alpha: float, count: int, clients: int, rng: np.random.Generator) -> np.ndarray:
     """The owner of each of `count` samples, in Dirichlet proportions."""
     edges = np.rint(np.cumsum(rng.dirichlet(np.full(clients, alpha))) * count).astype(np.int64)

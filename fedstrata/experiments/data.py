@@ -21,7 +21,8 @@ LOADERS: dict[str, Callable[..., FederatedData]] = {
     name: getattr(loaders, name) for name in ("digits", "breast_cancer", *FORMS)
 }
 PARTITIONS: dict[str, type[Partitioner]] = {
-    name: getattr(loaders, name) for name in ("IID", "Dirichlet", "OneClass", "ByKey", "QuantitySkew")
+    name: getattr(loaders, name)
+    for name in ("IID", "Dirichlet", "OneClass", "ByKey", "QuantitySkew", "Shards", "FeatureShift")
 }
 
 

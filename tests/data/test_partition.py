@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstrata.core.federated import FederatedData
-from fedstrata.data.partition import IID, ByKey, Dirichlet, OneClass, QuantitySkew
+from fedstrata.data.partition import (
+    IID,
+    ByKey,
+    Dirichlet,
+    FeatureShift,
+    OneClass,
+    QuantitySkew,
+    Shards,
+    TwoLevel,
+)
 
 LONG_TAIL = [5923, 3597, 2157, 1293, 775, 465, 279, 167, 101, 61]
 
@@ -14,6 +23,9 @@ partitioners = st.one_of(
     st.builds(Dirichlet, st.floats(1e-3, 1e6)),
     st.builds(OneClass, st.floats(0, 1)),
     st.builds(QuantitySkew, st.floats(1e-3, 1e6)),
+    st.just(Shards(1)),
+    st.builds(FeatureShift, st.floats(0, 1e6), st.just("y")),
+    st.just(TwoLevel(1, Dirichlet(0.5), OneClass(0.5))),
 )
 
 
@@ -180,6 +192,51 @@ def test_quantity_skew_sizes_have_the_right_moments():
         assert abs(sample.mean() - expected) < 4 * sample.std() / np.sqrt(400)
 
 
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_shards_hold_few_classes_in_equal_parts(k):
+    labels = np.random.default_rng(0).permutation(np.arange(600) % 10)
+    parts = split(Shards(k), labels, 20 // k)  # shards no longer than a class
+    assert_partition(parts, 600, 20 // k)
+    assert max(len(part) for part in parts) - min(len(part) for part in parts) <= k
+    assert all(len(set(labels[part].tolist())) <= 2 * k for part in parts)
+    even = split(Shards(2), labels, 5)  # ten shards of ten classes: each is one class
+    assert all(len(set(labels[part].tolist())) == 2 for part in even)
+
+
+def test_feature_shift_moves_features_and_nothing_else():
+    rng = np.random.default_rng(1)
+    x, labels = rng.normal(size=(900, 5)), np.arange(900) % 3
+    parts = split(FeatureShift(), labels, 3, x=x)
+    for part in parts:
+        assert np.bincount(labels[part]).tolist() == [100, 100, 100]
+    # Thirds of a normal distribution, sorted: the outer means are ±1.0911 deviations along the direction.
+    means = np.array([x[part].mean(axis=0) for part in parts])
+    apart = means[2] - means[0]
+    np.testing.assert_allclose(np.linalg.norm(apart), 2 * 1.0911, rtol=0.1)
+    along = x @ (apart / np.linalg.norm(apart))
+    assert along[parts[0]].mean() < along[parts[1]].mean() < along[parts[2]].mean()
+    noisy = split(FeatureShift(1e6), labels, 3, x=x)
+    spread = np.array([x[part].mean(axis=0) for part in noisy])
+    assert np.abs(spread).max() < 4 / np.sqrt(300)
+
+
+def test_a_constant_or_continuous_label_and_images_can_be_shifted():
+    images = np.random.default_rng(0).normal(size=(31, 4, 4))
+    parts = split(FeatureShift(), np.linspace(0.1, 1, 31), 4, x=images)
+    assert_partition(parts, 31, 4)
+    assert sorted(len(part) for part in parts) == [7, 8, 8, 8]
+    with pytest.raises(KeyError, match="needs the array 'x'"):
+        split(FeatureShift(), np.zeros(4), 2)
+
+
+def test_two_levels_apply_one_rule_between_and_one_within():
+    labels = np.arange(120) % 2
+    parts = split(TwoLevel(2, OneClass(1.0), QuantitySkew(0.5)), labels, 5)
+    assert_partition(parts, 120, 5)
+    assert [set(labels[part].tolist()) for part in parts] == [{0}] * 3 + [{1}] * 2
+    assert sum(len(part) for part in parts[:3]) == 60
+
+
 def test_labels_may_be_names_or_signs():
     assert_partition(split(Dirichlet(0.5), np.array(["cat", "dog"] * 20), 4), 40, 4)
     assert_partition(split(OneClass(0.5), np.array([-1.0, 1.0] * 20), 4), 40, 4)
@@ -199,6 +256,11 @@ def test_labels_may_be_names_or_signs():
         (lambda: OneClass(True), r"q in \[0, 1\]"),
         (lambda: ByKey(""), "name of an array"),
         (lambda: ByKey(3), "name of an array"),
+        (lambda: Shards(0), "per_client"),
+        (lambda: FeatureShift(-1.0), "noise ≥ 0"),
+        (lambda: FeatureShift(float("inf")), "use IID"),
+        (lambda: TwoLevel(0, IID()), "groups"),
+        (lambda: TwoLevel(2, "iid"), "outer must be a partition"),
     ],
 )
 def test_bad_arguments_are_refused_at_construction(build, message):
@@ -219,6 +281,10 @@ def test_bad_arguments_are_refused_at_construction(build, message):
         (QuantitySkew(1.0, min_size=5), {"y": np.zeros(19)}, 4, "need 20 samples"),
         (Dirichlet(1.0), {"y": np.linspace(0, 1, 9)}, 3, "continuous"),
         (OneClass(0.5), {"y": np.zeros((9, 2))}, 3, "one value of 'y' per sample"),
+        (Shards(3), {"y": np.zeros(8)}, 3, "need 9 samples, but there are only 8"),
+        (Shards(1), {"y": np.linspace(0, 1, 9)}, 3, "continuous"),
+        (TwoLevel(4, IID()), {"y": np.zeros(8)}, 3, "4 groups need at least as many clients"),
+        (TwoLevel(2, ByKey("y")), {"y": np.array([0, 1, 1, 1])}, 4, "1 samples cannot be divided among 2"),
         (ByKey("site"), {"y": np.zeros(4), "site": np.array([0, 0, 1, 1])}, 3, "only 2 different values"),
     ],
 )
@@ -227,7 +293,7 @@ def test_bad_data_is_refused(partition, arrays, clients, message):
         partition.split(arrays, clients, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("partition", [Dirichlet(1.0), OneClass(0.5), ByKey("site")])
+@pytest.mark.parametrize("partition", [Dirichlet(1.0), OneClass(0.5), ByKey("site"), Shards(1)])
 def test_a_missing_array_is_named(partition):
     with pytest.raises(KeyError, match="but there are only \\['x'\\]"):
         partition.split({"x": np.zeros(4)}, 2, np.random.default_rng(0))
