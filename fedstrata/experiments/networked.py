@@ -284,8 +284,14 @@ def _bound(task: Task) -> Mapping[str, Callable[..., Any]]:
 
 
 def check(opens: Callable[[int], SiteRun], runs: Sequence[int] = (0,)) -> FederatedData:
-    """Open and pose runs with a site's own samples, so that what does not fit is told before it joins."""
+    """Open and pose runs with a site's own samples, so that what does not fit is told before it joins.
+
+    How many clients there will be only the server knows; the experiment's own number stands in for it, as
+    a method may choose several of them.
+    """
     for number in runs:
         found = opens(number)
-        found.text(max(found.data.clients, 1), None if found.task.data is None else found.task.data.server)
+        whole = found.task.data
+        clients = max(found.data.clients, 1 if whole is None else whole.clients)
+        found.text(clients, None if whole is None else whole.server)
     return found.data
