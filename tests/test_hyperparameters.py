@@ -40,7 +40,7 @@ def solve(method, problem=problem, **options):
             "'local_sgd', 'fedac', 'lfd', a method",
         ),
         (lambda: fs.FedRZOBilevel(0.1, 0.1, lower=3), TypeError, r"an object with solve\(problem, fed"),
-        (lambda: fs.FedRZOBilevel(0.1, 0.1, lower_batch_size=0), ValueError, "full batch or 'same'"),
+        (lambda: fs.FedRZOBilevel(0.1, 0.1, lower_batch_size=0), ValueError, "full batch, 'rule' or 'same'"),
         (lambda: fs.FedRZOBilevel(0.1, 0.1, lower_rounds=np.ones(3, int)), ValueError, r"the shape \(3,\)"),
         (lambda: fs.FedRZOTwoStage(0.1, 0.1, lower=0), TypeError, r"a function \(G, project, y\) -> y"),
         (lambda: fs.FedAvg("fast"), TypeError, "gamma must be a positive number or a function of the round"),
@@ -111,9 +111,9 @@ def test_a_list_is_an_array():
 def test_leaves_stay_leaves_whatever_they_hold():
     method = fs.FedRZOBilevel(0.1, 0.2, lower=fs.FedAvg(lambda r: 0.1, H=3), lower_rounds=2)
     leaves, structure = jax.tree.flatten(method)
-    assert leaves == [0.1, 0.2]  # a schedule is none, nor is what was not given
+    assert leaves == [0.1, 0.2, 0.001]  # γ, η, the residual; a schedule is none, nor is what was not given
     for placeholder in (None, "x", object()):
-        again = jax.tree.unflatten(structure, [placeholder] * 2)
+        again = jax.tree.unflatten(structure, [placeholder] * 3)
         assert jax.tree.structure(again, is_leaf=lambda leaf: leaf is None) == structure
     assert jax.tree.leaves(method.lower.replaced({"gamma": 0.3})) == [0.3]
 

@@ -285,7 +285,7 @@ def test_a_penalised_batch():
     inner = fs.per_batch(lambda x, batch: (batch["b"] * x[0]).std())
     rho, lam = 2.0, 0.1
 
-    def linear(data):
+    def linear(data, weights):
         return lambda x, sample: jnp.stack([sample["b"] * x[0] - 0.1])
 
     options = {"count": 1, "rho": rho, "lam": lam, "linear": linear}
