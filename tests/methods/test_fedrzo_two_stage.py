@@ -104,6 +104,7 @@ def test_every_solver(game, lower):
     np.testing.assert_allclose(result.history["leader"][-1], game.optimum[1], rtol=1e-3)
 
 
+@inside
 @pytest.mark.slow
 def test_own_solver_and_samples(game):
     """A user's function for line 4; one sample per step, with steps that decrease."""
@@ -148,6 +149,7 @@ def test_one_step_of_the_paper(x64):
     assert min(abs(float(solve(game, method, rounds=1).x) - x) for x in reachable) < 1e-12
 
 
+@inside
 @pytest.mark.slow
 def test_warm_start_saves_values_of_the_map(game):
     cold, warm = (
