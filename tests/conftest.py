@@ -1,5 +1,6 @@
 """What every test shares: the CPU with eight devices, one seed, a compilation cache, the data folder."""
 
+import gc
 import os
 import random
 from collections.abc import Iterator
@@ -17,6 +18,10 @@ import jax
 import numpy as np
 import pytest
 
+from fedstrata.engines import programs
+
+_few_programs_run = [0]
+
 # Compiling makes the first example slow, hence no deadline.
 hypothesis.settings.register_profile("fedstrata", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("fedstrata")
@@ -26,6 +31,17 @@ hypothesis.settings.load_profile("fedstrata")
 def _fixed_seeds() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - libraries draw from the global generator
+
+
+@pytest.fixture(autouse=True)
+def _few_programs() -> Iterator[None]:
+    """Thousands of programs in one process exhaust what it may map: now and then they are dropped."""
+    yield
+    _few_programs_run[0] += 1
+    if _few_programs_run[0] % 100 == 0:
+        programs._programs.clear()
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
