@@ -6,24 +6,43 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).parents[1]
+REST = "*"
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Expand the folders named in the navigation of mkdocs.yml into their pages, the index first."""
-    docs = Path(config.docs_dir)
+@event_priority(-100)  # after the hooks that make pages
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Expand the navigation: a folder into its pages, the index first; ``*`` into what is named nowhere."""
+    pages = sorted(file.src_uri for file in files.documentation_pages())
 
-    def pages(folder: str) -> list[str]:
-        found = sorted(page.relative_to(docs).as_posix() for page in (docs / folder).rglob("*.md"))
-        return sorted(found, key=lambda page: page != f"{folder}index.md")
+    def names(entry: Any) -> list[str]:
+        inner = entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ()
+        return [entry] if isinstance(entry, str) else [name for one in inner for name in names(one)]
 
-    config.nav = [
-        {title: pages(target) if target.endswith("/") else target}
-        for entry in config.nav or []
-        for title, target in entry.items()
-    ]
-    return config
+    named = [name for name in names(config.nav) if name != REST]
+    rest = [page for page in pages if not page.startswith(tuple(named))]
+
+    def expand(entry: Any) -> list[Any]:
+        match entry:
+            case dict():
+                return [{title: expand_one(target)} for title, target in entry.items()]
+            case str() if entry == REST:
+                return rest
+            case str() if entry.endswith("/"):
+                inside = [page for page in pages if page.startswith(entry)]
+                return sorted(inside, key=lambda page: page != f"{entry}index.md")
+        return [entry]
+
+    def expand_one(target: Any) -> Any:
+        if isinstance(target, list):
+            return [found for entry in target for found in expand(entry)]
+        return expand(target) if target == REST or target.endswith("/") else target
+
+    config.nav = [found for entry in config.nav or [] for found in expand(entry)]
+    return files
 
 
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:

@@ -1,5 +1,6 @@
 """The documentation builds without a warning, and what it shows is what runs."""
 
+import json
 import os
 import re
 import runpy
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import fedstrata as fs
 from fedstrata.core.method import METHODS
 from fedstrata.engines import ENGINES
 
@@ -23,14 +25,38 @@ def test_site_builds_without_warnings(tmp_path):
     )
     assert built.returncode == 0, built.stderr
 
-    api = (tmp_path / "api" / "solve" / "index.html").read_text(encoding="utf-8")
-    assert 'id="fedstrata.solving.loop.solve"' in api
-
-    # Nothing is fetched when a page is opened.
-    page = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert not re.search(
-        r'<(?:script|img)[^>]+src="https?:|<link[^>]+rel="stylesheet"[^>]+href="https?:', page
+    # Every name has its page, every method's arguments are on it, and the tables lead there.
+    for name in fs.__all__:
+        assert f"fs.{name}" in (tmp_path / "api" / name / "index.html").read_text(encoding="utf-8")
+    assert 'id="fedstrata.solve"' in (tmp_path / "api" / "solve" / "index.html").read_text(encoding="utf-8")
+    tables = (tmp_path / "methods" / "index.html").read_text(encoding="utf-8")
+    assert all(
+        f'href="../api/{name}/"' in tables
+        for name in METHODS
+        if METHODS[name].__module__.startswith("fedstrata.")
     )
+
+    # Formulas are MathML, pictures are part of the page, and notebooks lie beside it.
+    for tutorial in (ROOT / "docs" / "tutorials").glob("*.py"):
+        page = (tmp_path / "tutorials" / tutorial.stem / "index.html").read_text(encoding="utf-8")
+        assert "<math" in page
+        assert "arithmatex" not in page
+        assert '<svg role="img"' in page
+        notebook = json.loads((tmp_path / "tutorials" / f"{tutorial.stem}.ipynb").read_text(encoding="utf-8"))
+        assert notebook["nbformat"] == 4
+
+    # Nothing is fetched when a page is opened, and there are few enough tabs to read.
+    fetched = re.compile(r'<(?:script|img)[^>]+src="https?:|<link[^>]+rel="stylesheet"[^>]+href="https?:')
+    pages = {path: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
+    assert [path for path, page in pages.items() if fetched.search(page)] == []
+    assert pages[tmp_path / "index.html"].count('class="md-tabs__item') <= 7
+
+
+def test_every_argument_of_a_method_is_documented():
+    for name, cls in METHODS.items():
+        words = " ".join(one.__doc__ for one in cls.__mro__ if one.__doc__ and "hyperparameters" in vars(one))
+        described = set(re.findall(r"\w+", " ".join(re.findall(r"^ {8}([\w, ]+):", words, re.MULTILINE))))
+        assert set(cls.hyperparameters) <= described, name
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])

@@ -41,7 +41,14 @@ class State(NamedTuple):
 
 @method
 class CompositionalFedAvg(Compositional[State]):
-    """Federated averaging with ``I`` local steps of size ``eta`` on the clients' own compositions."""
+    """Federated averaging with ``I`` local steps of size ``eta`` on the clients' own compositions.
+
+    Args:
+        eta: the step size.
+        I: local steps of a round.
+        case: 1: a client's own inner value in every step; 2: the federation's in the first.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
 
     eta: Positive  # η
     I: Count = 1

@@ -53,7 +53,19 @@ class State(NamedTuple):
 
 @method
 class DSFedDRO(Compositional[State]):
-    """``I`` local steps ``eta`` with momentum ``beta``, then the server's steps ``gamma_x``, ``gamma_y``."""
+    """``I`` local steps ``eta`` with momentum ``beta``, then the server's steps ``gamma_x``, ``gamma_y``.
+
+    Args:
+        eta: the clients' step of x.
+        beta: β in (0, 1], the weight of a new inner value: 1 forgets at once.
+        I: local steps of a round.
+        gamma_x: the server's step of x; 1 takes the mean.
+        gamma_y: the server's step of the embedding y.
+        embedding: which inner value enters the gradient, and where it is followed: ``"server"`` (the round's,
+            frozen), ``"anchored"`` (also followed at the server's x, the least biased) or ``"local"`` (the
+            client's own).
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
 
     eta: Positive  # η
     beta: Fraction  # β

@@ -36,7 +36,12 @@ from fedstrata.problems.risks import threshold_of
 
 @method
 class FastDRO(MBSGD):
-    """Steps of size ``eta`` along the gradient of the minibatch's worst case."""
+    """Steps of size ``eta`` along the gradient of the minibatch's worst case.
+
+    Args:
+        eta: the step size.
+        batch_size: samples of a client's minibatch; None is all of them, where the direction has no bias.
+    """
 
     eta: Positive  # η
     batch_size: BatchSize = None

@@ -33,7 +33,13 @@ class State(NamedTuple):
 
 @method
 class FedAvg(Method[Minimization, State]):
-    """Federated averaging with ``H`` local steps of size ``gamma``."""
+    """Federated averaging with ``H`` local steps of size ``gamma``.
+
+    Args:
+        gamma: the step size: a number, or a function of the round.
+        H: local steps of a round: a number, one per client, or a function of the round.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
 
     gamma: Positive  # γ
     H: LocalSteps = 1

@@ -58,7 +58,14 @@ class Memory(NamedTuple):
 
 @method
 class FedDRO(Compositional[State]):
-    """``I`` local steps of size ``eta``, in each of which an embedding of momentum ``beta`` is averaged."""
+    """``I`` local steps of size ``eta``, in each of which an embedding of momentum ``beta`` is averaged.
+
+    Args:
+        eta: the step size.
+        beta: β in (0, 1], the weight of a new inner value: 1 forgets at once, small values average over many.
+        I: local steps of a round, in each of which the small embedding is exchanged.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
 
     eta: Positive  # η
     beta: Fraction  # β

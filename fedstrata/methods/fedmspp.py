@@ -35,7 +35,14 @@ class State(NamedTuple):
 
 @method
 class FedMSPP(Method[Minimization, State]):
-    """Proximal steps of parameter ``eta`` on one minibatch per round, by ``H`` steps of size ``gamma``."""
+    """Proximal steps of parameter ``eta`` on one minibatch per round, by ``H`` steps of size ``gamma``.
+
+    Args:
+        eta: the proximal parameter: large values let clients go far from the server's iterate.
+        gamma: the step of the inner solver; at most about 1/(L + 1/η).
+        H: steps of the inner solver: a number, one per client, or a function of the round.
+        batch_size: samples of the one minibatch of a round; None is all of a client's.
+    """
 
     eta: Positive  # η
     gamma: Positive  # γ

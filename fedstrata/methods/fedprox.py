@@ -33,7 +33,14 @@ class State(NamedTuple):
 
 @method
 class FedProx(Method[Minimization, State]):
-    """Federated averaging of ``H`` proximal-gradient-like local steps of size ``gamma``, with pull ``mu``."""
+    """Federated averaging of ``H`` proximal-gradient-like local steps of size ``gamma``, with pull ``mu``.
+
+    Args:
+        gamma: the step size.
+        mu: how strongly a client is pulled back to the server's iterate; 0 is FedAvg.
+        H: local steps of a round: a number, one per client, or a function of the round.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
 
     gamma: Positive  # γ
     mu: NonNegative = 0.1  # μ

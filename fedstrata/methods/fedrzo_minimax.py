@@ -18,7 +18,7 @@ from fedstrata.problems.classes import Minimax
 
 @method
 class FedRZOMinimax(FedRZOBilevel):
-    """`FedRZOBilevel` on a minimax problem; the hyper-parameters are the same."""
+    """`FedRZOBilevel` on a minimax problem; the hyper-parameters are that one's."""
 
     solves = (Minimax,)
     needs = "function values, gradients in y"

@@ -36,7 +36,15 @@ class State(NamedTuple):
 
 @method
 class FedZO(Method[Minimization, State]):
-    """``H`` local steps of size ``eta`` along differences of width ``mu`` in ``b`` directions."""
+    """``H`` local steps of size ``eta`` along differences of width ``mu`` in ``b`` directions.
+
+    Args:
+        eta: the step size.
+        mu: the width of the differences, which biases the estimate.
+        H: local steps of a round: a number, one per client, or a function of the round.
+        b: directions of a step: b + 1 function values, noise that falls with 1/b.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
 
     eta: Positive  # η
     mu: Positive  # μ

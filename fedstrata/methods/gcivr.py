@@ -55,7 +55,13 @@ class Memory(NamedTuple):
 
 @method
 class GCIVR(Compositional[State]):
-    """Steps of size ``eta`` along recursive estimates, made anew on the full batch every ``tau`` rounds."""
+    """Steps of size ``eta`` along recursive estimates, made anew on the full batch every ``tau`` rounds.
+
+    Args:
+        eta: the step size.
+        tau: rounds between two full batches.
+        batch_size: samples of a client's minibatch in the rounds between; None is all of them.
+    """
 
     eta: Positive  # η
     tau: Count = 10  # τ

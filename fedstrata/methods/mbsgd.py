@@ -36,7 +36,12 @@ class State(NamedTuple):
 
 @method
 class MBSGD(Compositional[State]):
-    """Steps of size ``eta`` along the gradient of the composition of minibatch means."""
+    """Steps of size ``eta`` along the gradient of the composition of minibatch means.
+
+    Args:
+        eta: the step size.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
 
     eta: Positive  # η
     batch_size: BatchSize = None

@@ -45,7 +45,15 @@ class State(NamedTuple):
 
 @method
 class PDSGD(Compositional[State]):
-    """Primal steps ``alpha``, dual steps ``rho``, and the augmented Lagrangian's ``beta``."""
+    """Primal steps ``alpha``, dual steps ``rho``, and the augmented Lagrangian's ``beta``.
+
+    Args:
+        alpha: the primal step.
+        rho: the dual step.
+        beta: the augmented Lagrangian's parameter.
+        constraints: ``"sampled"``: one constraint a round, the paper's; ``"all"``: all of them.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
 
     alpha: Positive  # α
     rho: Positive  # ρ

@@ -46,7 +46,14 @@ class Memory(NamedTuple):
 
 @method
 class Scaffnew(Method[Minimization, State]):
-    """Local steps of size ``gamma`` that communicate with probability ``p`` after each."""
+    """Local steps of size ``gamma`` that communicate with probability ``p`` after each.
+
+    Args:
+        gamma: the step size, at most 1/L.
+        p: the probability of communicating after a step, so that a round has 1/p steps on average; best about
+            1/√κ, κ the condition number.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
 
     gamma: Positive  # γ
     p: Fraction

@@ -41,7 +41,14 @@ class State(NamedTuple):
 
 @method
 class SCAFFOLD(Method[Minimization, State]):
-    """``K`` local steps of size ``eta_l``, corrected by control variates; a server step ``eta_g``."""
+    """``K`` local steps of size ``eta_l``, corrected by control variates; a server step ``eta_g``.
+
+    Args:
+        eta_l: the local step size.
+        eta_g: the server's step; 1 takes the mean.
+        K: local steps of a round: a number, one per client, or a function of the round.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
 
     eta_l: Positive  # η_l
     eta_g: Positive = 1.0  # η_g

@@ -1,0 +1,184 @@
+"""Tutorials: Python files in cells (``# %%``), their recorded outputs, the pages and notebooks made of both.
+
+The files run as they are (`python docs/tutorials/bilevel.py`), open as notebooks in editors that know the
+percent format, and are run by the tests. What a page shows is recorded by
+
+    python docs/_tutorials.py [NAME …]
+
+in ``docs/tutorials/outputs/``, so that building the site runs nothing. A test says where a recording is older
+than its code.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+FOLDER = Path(__file__).parent / "tutorials"
+OUTPUTS = FOLDER / "outputs"
+INK = "#010203"  # drawn in the colour of the page's text, light or dark
+STYLE = {
+    **dict.fromkeys(["text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"], INK),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.grid": True,
+    "grid.color": "#80808040",
+    "legend.frameon": False,
+    "figure.figsize": (7.0, 3.0),
+    "figure.constrained_layout.use": True,
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+}
+_PICTURE = re.compile(r'<p class="picture" data-file="([\w-]+\.svg)"></p>')
+
+
+class Cell(NamedTuple):
+    """One cell: Markdown or code."""
+
+    kind: str
+    text: str
+
+
+def cells(source: str) -> list[Cell]:
+    """The cells of a file in the percent format."""
+    found = []
+    for part in re.split(r"^# %%", source, flags=re.MULTILINE)[1:]:
+        head, _, body = part.partition("\n")
+        if head.strip() == "[markdown]":
+            body = re.sub(r"^# ?", "", body, flags=re.MULTILINE)
+        elif head.strip():
+            raise ValueError(f"A cell begins with '# %%' or '# %% [markdown]', not with '# %%{head}'.")
+        found.append(Cell("markdown" if head.strip() else "code", body.strip("\n")))
+    return found
+
+
+def fingerprint(source: str) -> str:
+    """Of the code alone: words may change without another run."""
+    return hashlib.sha256("\n".join(c.text for c in cells(source) if c.kind == "code").encode()).hexdigest()
+
+
+def names() -> list[str]:
+    """The tutorials, in the order of their names."""
+    return sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+def read(name: str) -> str:
+    """A tutorial's source."""
+    return (FOLDER / f"{name}.py").read_text("utf-8")
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """``code``, the fingerprint, and ``outputs``: for each code cell its ``text`` and its ``pictures``."""
+    return json.loads((OUTPUTS / f"{name}.json").read_text("utf-8"))
+
+
+def record(name: str) -> None:
+    """Run a tutorial and keep what its cells print and draw."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    mpl.rcParams.update({**STYLE, "svg.hashsalt": name})
+    source, outputs, space = read(name), [], {"__name__": "__main__"}
+    OUTPUTS.mkdir(exist_ok=True)
+    for old in OUTPUTS.glob(f"{name}-[0-9].svg"):
+        old.unlink()
+    count = 0
+    for cell in cells(source):
+        if cell.kind == "markdown":
+            continue
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(cell.text, f"{name}.py", "exec"), space)
+        pictures = []
+        for number in plt.get_fignums():
+            count += 1
+            pictures.append(f"{name}-{count}.svg")
+            (OUTPUTS / pictures[-1]).write_text(svg(plt.figure(number), f"{name}{count}"), "utf-8")
+        plt.close("all")
+        outputs.append({"text": printed.getvalue().rstrip("\n"), "pictures": pictures})
+    kept = json.dumps({"code": fingerprint(source), "outputs": outputs}, indent=1, ensure_ascii=False)
+    (OUTPUTS / f"{name}.json").write_text(f"{kept}\n", "utf-8")
+
+
+def svg(figure: Any, prefix: str) -> str:
+    """A figure as an element for a page: the text's colour, ids of its own, a label in words."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    drawn = file.getvalue()
+    drawn = drawn[drawn.index("<svg") :]
+    drawn = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(r'\b(id="|url\(#|href="#)', rf"\g<1>{prefix}-", drawn).replace(INK, "currentColor")
+    label = "; ".join(axes.get_title("left") or axes.get_ylabel() for axes in figure.axes)
+    drawn = re.sub(
+        r'^<svg ([^>]*?)width="[^"]*" height="[^"]*"', rf'<svg role="img" aria-label="{label}" \1', drawn
+    )
+    return "\n".join(line.rstrip() for line in drawn.splitlines() if line.strip()) + "\n"
+
+
+def page(name: str) -> str:
+    """A tutorial as Markdown, with what was recorded below each cell."""
+    outputs = iter(recorded(name)["outputs"])
+    parts = []
+    for cell in cells(read(name)):
+        if cell.kind == "markdown":
+            parts.append(cell.text)
+            continue
+        parts.append(f"```python\n{cell.text}\n```")
+        output = next(outputs)
+        if output["text"]:
+            parts.append(f"```text\n{output['text']}\n```")
+        parts += [f'<p class="picture" data-file="{picture}"></p>' for picture in output["pictures"]]
+    source = f"This page is the file `docs/tutorials/{name}.py`, which the tests run"
+    return "\n\n".join([*parts, "---", f"{source}; [as a notebook]({name}.ipynb).", ""])
+
+
+def notebook(name: str) -> str:
+    """A tutorial as a Jupyter notebook (nbformat 4.5)."""
+    outputs = iter(recorded(name)["outputs"])
+    found: list[dict[str, Any]] = []
+    for number, cell in enumerate(cells(read(name))):
+        entry: dict[str, Any] = {"cell_type": cell.kind, "id": f"{name}-{number}", "metadata": {}}
+        entry["source"] = cell.text
+        if cell.kind == "code":
+            output = next(outputs)
+            shown: list[dict[str, Any]] = []
+            if output["text"]:
+                shown.append({"output_type": "stream", "name": "stdout", "text": f"{output['text']}\n"})
+            for picture in output["pictures"]:
+                image = {"image/svg+xml": (OUTPUTS / picture).read_text("utf-8")}
+                shown.append({"output_type": "display_data", "data": image, "metadata": {}})
+            entry |= {"execution_count": None, "outputs": shown}
+        found.append(entry)
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    return json.dumps(
+        {"cells": found, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, ensure_ascii=False
+    )
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page and a notebook for each tutorial."""
+    for name in names():
+        files.append(File.generated(config, f"tutorials/{name}.md", content=page(name)))
+        files.append(File.generated(config, f"tutorials/{name}.ipynb", content=notebook(name)))
+    return files
+
+
+def on_post_page(output: str, **kwargs: Any) -> str:
+    """Put the pictures into the page, so that they take its colours."""
+    return _PICTURE.sub(lambda found: (OUTPUTS / found[1]).read_text("utf-8"), output)
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or names():
+        record(chosen)
