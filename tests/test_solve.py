@@ -48,6 +48,8 @@ def test_history_and_evaluations():
     np.testing.assert_array_equal(sparse.history["loss"], every.history["loss"][[0, 4, 6]])
     np.testing.assert_array_equal(sparse.x, every.x)
     assert every.history["bytes_up"].tolist() == [24 * r for r in range(7)]
+    per_round, rest = divmod(every.ledger.oracle_calls, 6)
+    assert (rest, every.history["oracle_calls"].tolist()) == (0, [per_round * r for r in range(7)])
     assert (np.diff(every.history["seconds"]) >= 0).all()
     means = [np.mean([0.5 * ((0 - c) ** 2).sum(1).mean() for c in (A, A + 1, A[:1] - 1)])]
     np.testing.assert_allclose(every.history["loss"][0], means[0], rtol=1e-6)

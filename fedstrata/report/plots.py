@@ -20,7 +20,16 @@ from fedstrata.report.curves import DASHES, PALETTE, Curve, Dash, Panel, Plot, l
 from fedstrata.report.records import ReportError
 
 COLOUR_MAP = "cividis"
-_BESIDE = ("round", "seconds", "exchanges", "bytes_up", "bytes_down", "floats_up", "floats_down")
+_BESIDE = (
+    "round",
+    "seconds",
+    "exchanges",
+    "bytes_up",
+    "bytes_down",
+    "floats_up",
+    "floats_down",
+    "oracle_calls",
+)
 
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",

@@ -225,6 +225,7 @@ class Trajectory:
             "exchanges": ledger.exchanges,
             "bytes_up": ledger.bytes_up,
             "bytes_down": ledger.bytes_down,
+            "oracle_calls": ledger.oracle_calls,
             "seconds": seconds,
             **values,
         }
@@ -479,6 +480,12 @@ class Loop:
                 f"{saving.file} belongs to another run ({'; '.join(other)}). Resume with the same arguments, "
                 "or give another path. A function that is the same for you can be named: "
                 "function.fingerprint = '…'."
+            )
+        columns = {name for lane in facts["lanes"] for name in lane["columns"]}
+        if columns and (missing := [name for name in BOOKKEEPING if name not in columns]):
+            raise CheckpointError(
+                f"{saving.file} was written by an older version, whose history has no {', '.join(missing)}. "
+                "Delete it to start afresh, or use the version that wrote it."
             )
         if facts["round"] > self.posed.rounds:
             raise CheckpointError(

@@ -28,7 +28,7 @@ class Result:
         x: the main variable.
         y: the second variable (lower level, maximiser, personal models with a leading client axis), or None.
         history: name → values at the evaluations; ``"round"``, ``"exchanges"``, ``"bytes_up"``,
-            ``"bytes_down"`` and ``"seconds"`` (cumulative) are always among them.
+            ``"bytes_down"``, ``"oracle_calls"`` and ``"seconds"`` (cumulative) are always among them.
         ledger: what travelled and what was computed.
         method: the method with its hyper-parameters (a description, where the result was loaded).
         seconds: wall-clock time, compilation included.
@@ -57,7 +57,7 @@ class Result:
         return {name: values for name, values in self.history.items() if name not in BOOKKEEPING}
 
     def plot(self, *names: str, x: str = "round", path: str | os.PathLike[str] | None = None) -> Figure:
-        """Metrics against rounds or ``"bytes_up"``, ``"exchanges"``, ``"seconds"``; saved to ``path``."""
+        """Metrics against rounds or another series (``"bytes_up"``, ``"seconds"``); saved to ``path``."""
         from fedstrata.report import plot_history
 
         figure = plot_history(self.history, metrics=list(names) or list(self.metrics), x=x)
@@ -109,7 +109,7 @@ class Result:
             raise CheckpointError(f"{file} is not a saved result: it has no {error}.") from error
 
 
-BOOKKEEPING = ("round", "exchanges", "bytes_up", "bytes_down", "seconds")
+BOOKKEEPING = ("round", "exchanges", "bytes_up", "bytes_down", "oracle_calls", "seconds")
 
 
 def describe_method(method: Any) -> dict[str, Any]:
