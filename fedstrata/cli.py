@@ -1,4 +1,4 @@
-"""The command line: list, run, reproduce and report experiments, and a demo.
+"""The command line: list, run, reproduce and report experiments, a demo, and a look at this machine.
 
 Nothing heavy is imported before a command needs it.
 """
@@ -6,6 +6,7 @@ Nothing heavy is imported before a command needs it.
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Iterator
@@ -15,26 +16,60 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from fedstrata import __version__
 from fedstrata.experiments.net import net
 
 if TYPE_CHECKING:
     from fedstrata.experiments import Experiment
     from fedstrata.experiments.runner import PreparedExperiment
+    from fedstrata.report.folder import Report
+
+
+class Group(TyperGroup):
+    """Commands whose help shows a flag as a flag, not as something that takes a ``<bool>``."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The group's own options."""
+        return _flags(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by its name."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _flags(command.get_params(ctx))
+        return command
+
+
+def _flags(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
 
 app = typer.Typer(
+    cls=Group,
     help="Federated optimisation with levels: run experiments, reproduce the papers' tables, make reports.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(net, name="net")
+app.add_typer(net, name="net", cls=Group)
+
+
+def _complete(incomplete: str) -> list[str]:
+    """Names of experiments for the shell; where none fits, it completes files."""
+    from fedstrata.experiments.registry import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
 
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="The folder for runs and report; default runs/NAME.")
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget runs that are stored in the folder.")]
-Seeds = Annotated[int | None, typer.Option("--seeds", min=1, help="How many seeds.")]
+Seeds = Annotated[int | None, typer.Option("--seeds", metavar="N", min=1, help="How many seeds.")]
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -51,11 +86,31 @@ Together = Annotated[
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and everything else to stderr.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fedstrata {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+]
+
+
+@app.callback()
+def _main(version: Version = False) -> None:
+    pass
 
 
 @contextmanager
-def _messages(debug: bool = False) -> Iterator[None]:
-    """User errors as one message on stderr and exit code 2; Ctrl-C as 130."""
+def _messages(debug: bool = False, file: str = "") -> Iterator[None]:
+    """User errors as one message on stderr and exit code 2; Ctrl-C as 130.
+
+    Whatever a user's own ``file`` does wrong, when it is read or later, is a user's error.
+    """
     try:
         yield
     except KeyboardInterrupt as error:
@@ -72,49 +127,77 @@ def _messages(debug: bool = False) -> Iterator[None]:
         from fedstrata.solving.checkpoint import CheckpointError
 
         ours = (ExperimentError, ReportError, DataError, DataNotFound, CorruptData, CheckpointError, OSError)
-        if debug or not isinstance(error, ours):
+        at = _line(error, Path(file)) if file else ""
+        if debug or not (isinstance(error, ours) or at):
             raise
-        typer.echo(f"Error: {error}", err=True)
+        words = str(error) if isinstance(error, ours) else f"{file}{at}: {type(error).__name__}: {error}"
+        typer.echo(f"Error: {words}", err=True)
         raise typer.Exit(2) from None
 
 
 @app.command("list")
-def list_() -> None:
-    """The experiments that there are."""
+def list_(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="One of them.", autocompletion=_complete)
+    ] = None,
+    json_: Json = False,
+    debug: Debug = False,
+) -> None:
+    """The experiments that there are; of NAME (or a file) its parameters, data, time and claims."""
+    from fedstrata.experiments.registry import headline, names
+
+    with _messages(debug, name or ""):
+        if name is not None:
+            from fedstrata.experiments import showing
+
+            definition = load(name)
+            if json_:
+                _print_json(showing.facts(definition))
+            else:
+                showing.show(definition)
+            return
+        lines = list(map(headline, names()))
+        if json_:
+            _print_json([one._asdict() for one in lines])
+            return
     import rich
     import rich.box
     from rich.table import Table
-
-    from fedstrata.experiments.registry import headline, names
 
     table = Table(box=rich.box.SIMPLE_HEAD, header_style="bold")
     for head in ("name", "what", "paper", "data"):
         table.add_column(head, no_wrap=head == "name")
     table.add_column("quick", justify="right", no_wrap=True)
-    with _messages():
-        for one in map(headline, names()):
-            data = ", ".join(one.needs) or "bundled"
-            if one.needs and one.fallback is not None:
-                data += f" (else {one.fallback.get('data', 'other')})"
-            quick = "–" if one.quick_seconds is None else f"{one.quick_seconds:.0f} s"
-            table.add_row(one.name, one.title, one.paper or "–", data, quick)
+    for one in lines:
+        data = ", ".join(one.needs) or "bundled"
+        if one.needs and one.fallback is not None:
+            data += f" (else {one.fallback.get('data', 'other')})"
+        quick = "–" if one.quick_seconds is None else f"{one.quick_seconds:.0f} s"
+        table.add_row(one.name, one.title, one.paper or "–", data, quick)
     rich.print(table)
-    rich.print("[dim]fedstrata run NAME --quick tries one; fedstrata reproduce NAME runs it in full.[/dim]")
+    rich.print("[dim]fedstrata list NAME tells more of one; fedstrata run NAME --quick tries it; "
+               "fedstrata reproduce NAME runs it in full.[/dim]")  # fmt: skip
 
 
 @app.command()
 def run(
-    experiment: Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A name, a .toml or a .py file.")],
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME_OR_FILE", help="A name, a .toml or a .py file.", autocompletion=_complete
+        ),
+    ],
     quick: Quick = False,
     seeds: Seeds = None,
     set_: Set = None,
     out: Out = None,
     fresh: Fresh = False,
     together: Together = None,
+    json_: Json = False,
     debug: Debug = False,
 ) -> None:
     """Run an experiment, or what is missing of it, and write its report."""
-    with _messages(debug):
+    with _messages(debug, experiment):
         from fedstrata.experiments.runner import prepare
 
         definition = load(experiment)
@@ -123,15 +206,19 @@ def run(
         words += [] if seeds is None else ["--seeds", str(seeds)]
         words += [word for change in set_ or [] for word in ("--set", change)]
         folder = out or Path("runs") / (definition.name + "-quick" * quick)
-        _run_and_show(prepared, words, folder, fresh, together)
+        _run_and_show(prepared, words, folder, fresh, together, json_)
 
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="See `fedstrata list`.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="See `fedstrata list`.", autocompletion=_complete)
+    ],
+    seeds: Seeds = None,
     out: Out = None,
     fresh: Fresh = False,
     together: Together = None,
+    json_: Json = False,
     debug: Debug = False,
 ) -> None:
     """Run an experiment as the paper did, in full, and write its report."""
@@ -139,17 +226,39 @@ def reproduce(
         from fedstrata.experiments.registry import find
         from fedstrata.experiments.runner import prepare
 
-        prepared = prepare(find(name))
-        _run_and_show(prepared, ["reproduce", name], out or Path("runs") / name, fresh, together)
+        words = ["reproduce", name] if seeds is None else ["reproduce", name, "--seeds", str(seeds)]
+        folder = out or Path("runs") / name
+        _run_and_show(prepare(find(name), seeds=seeds), words, folder, fresh, together, json_)
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a run.")],
+    json_: Json = False,
+) -> None:
     """Make the table, the plots and the page again from a folder's runs."""
     with _messages():
-        from fedstrata.report import rebuild
+        from fedstrata.report import load_report, rebuild
 
-        typer.echo(rebuild(folder).resolve())
+        page = rebuild(folder).resolve()
+        if json_:
+            _print_report(page, load_report(folder))
+        else:
+            typer.echo(page)
+
+
+@app.command()
+def doctor(json_: Json = False) -> None:
+    """What this machine has: versions, devices, the data folder, extras and how to install them, disk."""
+    from fedstrata.experiments import doctor as look
+
+    facts = look.examine()
+    if json_:
+        _print_json(facts)
+    else:
+        look.show(facts)
+    if facts["trouble"]:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -164,27 +273,56 @@ def demo(out: Out = None, seeds: Seeds = None) -> None:
 
 
 def _run_and_show(
-    prepared: PreparedExperiment, words: list[str], folder: Path, fresh: bool, together: bool | None = None
+    prepared: PreparedExperiment,
+    words: list[str],
+    folder: Path,
+    fresh: bool,
+    together: bool | None = None,
+    as_json: bool = False,
 ) -> None:
-    import rich
+    from rich.console import Console
     from rich.markup import escape
 
     from fedstrata.experiments.runner import run_experiment
     from fedstrata.report import load_report
 
-    e = prepared.experiment
-    rich.print(f"[bold]{escape(e.title)}[/bold]\n{escape(e.description)}")
+    e, console = prepared.experiment, Console(stderr=as_json)
+    console.print(f"[bold]{escape(e.title)}[/bold]\n{escape(e.description)}")
     for remark in prepared.remarks:
-        rich.print(f"[yellow]{escape(remark)}[/yellow]")
+        console.print(f"[yellow]{escape(remark)}[/yellow]")
     command = shlex.join(["fedstrata", *words])
-    page = run_experiment(prepared, folder, command=command, fresh=fresh, together=together)
+    page = run_experiment(
+        prepared, folder, command=command, fresh=fresh, together=together, console=console
+    ).resolve()
     written = load_report(folder)
-    rich.print(written.table.to_rich())
+    if as_json:
+        _print_report(page, written)
+        return
+    console.print(written.table.to_rich())
     if written.definition.findings:
         from rich.markdown import Markdown
 
-        rich.print(Markdown(written.definition.findings))
-    typer.echo(f"Report: {page.resolve()}")
+        console.print(Markdown(written.definition.findings))
+    typer.echo(f"Report: {page}")
+
+
+def _print_report(page: Path, written: Report) -> None:
+    from fedstrata.experiments.showing import report_facts
+
+    _print_json({"folder": str(page.parent), "page": str(page), **report_facts(written)})
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=2))
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for NaN and infinities, which JSON lacks."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def load(name: str) -> Experiment:
@@ -209,16 +347,16 @@ def load(name: str) -> Experiment:
     try:
         module = _import(file)
     except ValidationError as error:
-        raise ExperimentError(f"{name}: {error.errors()[0]['msg']}") from error
-    except ExperimentError:
-        raise
-    except Exception as error:  # whatever a user's file does wrong; --debug shows where
-        at = _line(error, file)
-        raise ExperimentError(f"{name}{at}: {type(error).__name__}: {error}") from error
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ExperimentError(f"{name}{_line(error, file)}: {where}: {first['msg']}") from error
+    except (Exception, SystemExit) as error:  # whatever a user's file does wrong; --debug shows where
+        words = error if isinstance(error, ExperimentError) else f"{type(error).__name__}: {error}"
+        raise ExperimentError(f"{name}{_line(error, file)}: {words}") from error
     return registry.defined(module, name)
 
 
-def _line(error: Exception, file: Path) -> str:
+def _line(error: BaseException, file: Path) -> str:
     """Where in a file an error arose, as words."""
     numbers = [error.lineno] if isinstance(error, SyntaxError) else []
     trace = error.__traceback__

@@ -1,17 +1,21 @@
 """The command line: what it prints, where it writes, how it fails."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import fedstrata
 from fedstrata.cli import app, load, parse
 from fedstrata.experiments import ExperimentError
-from fedstrata.experiments.registry import headline, names
+from fedstrata.experiments.data import present
+from fedstrata.experiments.registry import find, headline, names
 
 FILE = """
 title = "A file"
@@ -60,7 +64,10 @@ print(used.ru_utime + used.ru_stime, *heavy)
 """
 
 
-@pytest.mark.parametrize(("words", "seconds"), [("--help", 0.5), ("run --help", 0.5), ("list", 0.7)])
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [("--help", 0.5), ("--version", 0.5), ("run --help", 0.5), ("list --json", 0.7), ("list", 0.7)],
+)
 def test_what_needs_no_jax_starts_quickly(words, seconds):
     """In CPU time: the clock tells of other work too. The least of three, since that also slows this down."""
 
@@ -91,6 +98,129 @@ def test_list_names_every_experiment(invoke):
     assert "mnist (else digits)" in output
 
 
+def test_version(invoke):
+    assert invoke("--version").output == f"fedstrata {fedstrata.__version__}\n"
+    pyproject = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
+    assert pyproject["project"]["version"] == fedstrata.__version__
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("run",), ("reproduce",), ("list",), ("doctor",), ("net",), ("net", "try")]
+)
+def test_flags_take_no_value(invoke, words):
+    help = invoke(*words, "--help").output
+    assert "--help" in help
+    assert "bool" not in help.lower()
+
+
+def test_colours_can_be_turned_off():
+    words = [sys.executable, "-m", "fedstrata", "run", "--help"]
+    plain = {**os.environ, "FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm-256color"}
+    colours = {name: value for name, value in plain.items() if name != "NO_COLOR"}
+    coloured = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9[0-7])(?:;\d+)*m")
+    with_, without = (
+        subprocess.run(words, capture_output=True, env=env).stdout.decode() for env in (colours, plain)
+    )
+    assert coloured.search(with_)
+    assert not coloured.search(without)
+
+
+def test_the_shell_completes_commands_and_names():
+    def completed(line):
+        asked = {
+            "_FEDSTRATA_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(line.count(" ")),
+        }
+        words = [sys.executable, "-c", "from fedstrata.cli import app; app(prog_name='fedstrata')"]
+        return subprocess.run(
+            words, capture_output=True, text=True, env={**os.environ, **asked}
+        ).stdout.split()
+
+    assert completed("fedstrata rep") == ["reproduce", "report"]
+    assert completed("fedstrata run fedrzo-r") == ["fedrzo-relu"]
+
+
+def test_list_as_json(invoke):
+    told = json.loads(invoke("list", "--json").stdout)
+    assert [one["name"] for one in told] == names()
+    (relu,) = [one for one in told if one["name"] == "fedrzo-relu"]
+    assert relu["needs"] == ["mnist"]
+    assert relu["fallback"]["data"] == "digits"
+
+
+def test_list_tells_of_one(invoke):
+    output = " ".join(invoke("list", "selection-fair").output.split())
+    e = find("selection-fair")
+    for words in (e.title, *e.parameters, *e.grid_keys, e.full_time, f"{len(e.settings)} runs", "Claims"):
+        assert words in output
+    told = json.loads(invoke("list", "selection-fair", "--json").stdout)
+    assert told["parameters"] == e.parameters
+    assert told["seeds"] == e.seeds
+    assert told["data"] == [{"name": name, "present": present(name)} for name in e.needs]
+    Path("mine.py").write_text(PYTHON)
+    assert json.loads(invoke("list", "mine.py", "--json").stdout)["parameters"] == {"height": 1.0}
+    assert "Did you mean" in invoke("list", "selection-fare", code=2).stderr
+
+
+def test_runs_and_reports_as_json(invoke, tmp_path):
+    Path("mine.py").write_text(PYTHON)
+    result = invoke("run", "mine.py", "--set", "height=3,nan", "--out", "there", "--json")
+    told = json.loads(result.stdout)
+    assert "Mine" in result.stderr
+    assert told["page"] == str(tmp_path / "there" / "report.html")
+    assert {row["height"]: row["cells"]["loss"]["mean"] for row in told["table"]} == {3.0: 3.0, None: None}
+    assert [run["last"]["loss"] for run in told["runs"]] == [3.0, None]
+    again = json.loads(invoke("report", "there", "--json").stdout)
+    assert again == told
+    invoke("run", "mine.py", "--set", "height=text", "--json", code=2)
+
+
+def test_reproduce_takes_seeds(invoke, tmp_path, monkeypatch):
+    Path("mine.py").write_text(PYTHON)
+    mine = load("mine.py")
+    monkeypatch.setattr("fedstrata.experiments.registry.find", lambda name: mine)
+    told = json.loads(invoke("reproduce", "mine", "--seeds", "3", "--json").stdout)
+    assert [run["seed"] for run in told["runs"]] == [0, 1, 2]
+    assert told["command"] == "fedstrata reproduce mine --seeds 3"
+
+
+def test_doctor_tells_what_there_is(invoke, monkeypatch):
+    import jax
+    import numpy as np
+
+    monkeypatch.setenv("FEDSTRATA_DATA", "nowhere")
+    told = json.loads(invoke("doctor", "--json", code=1).stdout)
+    assert told["trouble"] == ["FEDSTRATA_DATA is nowhere, which is no folder."]
+    assert told["versions"]["numpy"] == np.__version__
+    assert [d["platform"] for d in told["devices"]] == [d.platform for d in jax.devices()]
+    assert told["data"]["sets"]["mnist"] is present("mnist")
+    extras = {extra["name"]: extra for extra in told["extras"]}
+    assert extras["test"]["installed"]
+    assert not any("pytest" in words for words in extras["dev"]["missing"])
+    monkeypatch.delenv("FEDSTRATA_DATA")
+    output = " ".join(invoke("doctor").output.split())
+    assert "Nothing is in the way." in output
+    assert "NVIDIA GPUs" in output
+
+
+def test_doctor_finds_what_does_not_fit(monkeypatch):
+    from importlib import metadata
+
+    from fedstrata.experiments import doctor
+
+    monkeypatch.setattr(
+        metadata, "requires", lambda name: ["numpy<1", 'no-such-thing>=2; extra == "gpu"', "jax"]
+    )
+    trouble = []
+    extras, _ = doctor._requirements(trouble)
+    assert re.match("numpy is 2.*, not <1: pip install", trouble[0])
+    assert len(trouble) == 1
+    (gpu,) = [extra for extra in extras if extra["name"] == "gpu"]
+    assert gpu["missing"] == ["no-such-thing is missing"]
+    assert re.search(r"pip install .*\[gpu\]'", gpu["install"])
+
+
 def test_run_a_file(invoke, tmp_path):
     (tmp_path / "a file.toml").write_text(FILE)
     output = invoke("run", "a file.toml", "--set", "gamma=0.1,0.5", "--seeds", "2").output
@@ -119,7 +249,7 @@ def test_run_python(invoke, tmp_path):
     assert "loss 3" in output
     assert (tmp_path / "there" / "table.csv").exists()
     (tmp_path / "wrong.py").write_text(PYTHON.replace("build=build", "build=None"))
-    assert "wrong.py: Input should be callable" in invoke("run", "wrong.py", code=2).stderr
+    assert "wrong.py, line 9: build: Input should be callable" in invoke("run", "wrong.py", code=2).stderr
     (tmp_path / "none.py").write_text("x = 1\n")
     assert "none.py defines no EXPERIMENT" in invoke("run", "none.py", code=2).stderr
 
@@ -172,6 +302,26 @@ BAD = {
     "missing.py": ("\nimport no_such_module", "missing.py, line 2: ModuleNotFoundError: No module named"),
     "wrong.py": ("x = 1\ndef (", "wrong.py, line 2: SyntaxError"),
     "failing.py": ("def f():\n    1 / 0\nf()", "failing.py, line 2: ZeroDivisionError"),
+    "leaving.py": ("import sys\nsys.exit(0)", "leaving.py, line 2: SystemExit"),
+    "other.py": (
+        "EXPERIMENT = {}",
+        "other.py: EXPERIMENT must be a fedstrata.experiments.Experiment, but is a dict",
+    ),
+    "named.py": (
+        PYTHON.replace("EXPERIMENT", "EXPERIMENTS"),
+        "named.py defines no EXPERIMENT. Its EXPERIMENTS is",
+    ),
+    "field.py": (
+        PYTHON.replace("seeds=1", "seeds='a'"),
+        "field.py, line 9: seeds: Input should be a valid integer",
+    ),
+    "unknown.py": (
+        "import fedstrata as fs\nfs.FedAverage",
+        "unknown.py, line 2: AttributeError: module 'fedstrata' has",
+    ),
+    "setting.py": (PYTHON.replace("s.height", "s.weight"), "The setting has no 'weight'; it has height"),
+    "late.py": (PYTHON.replace("[s.height]", "[no_name]"), "late.py, line 6: NameError: name 'no_name'"),
+    "nothing.py": (PYTHON.replace("return RunRecord", "RunRecord"), "build must return a Task"),
 }
 
 

@@ -79,7 +79,7 @@ def solve_all(
             if isinstance(built, RunRecord):
                 yield Solved(setting, [built])
             elif not isinstance(built, Task):
-                yield Solved(setting, list(built))
+                yield Solved(setting, _records(built))
             elif together:
                 groups.setdefault(_program(built), []).append((setting, built))
             else:
@@ -90,6 +90,14 @@ def solve_all(
         with _naming(group[0][0], experiment):
             for (setting, task), result in zip(group, _sweep(group, store), strict=True):
                 yield Solved(setting, [_record(task, setting, result)], _identity(task, setting))
+
+
+def _records(built: object) -> list[RunRecord]:
+    if isinstance(built, Sequence) and all(isinstance(run, RunRecord) for run in built):
+        return list(built)
+    raise ExperimentError(
+        f"build must return a Task, a RunRecord or a list of them, but returned a {type(built).__name__}."
+    )
 
 
 @contextmanager

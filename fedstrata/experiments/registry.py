@@ -45,9 +45,18 @@ def defined(module: ModuleType, where: str) -> Experiment:
     Raises:
         ExperimentError: where it defines none.
     """
-    found: Experiment | None = getattr(module, "EXPERIMENT", None)
+    from fedstrata.experiments.base import Experiment
+
+    found = getattr(module, "EXPERIMENT", None)
     if found is None:
-        raise ExperimentError(f"{where} defines no EXPERIMENT.")
+        near = [n for n in vars(module) if isinstance(getattr(module, n), Experiment)]
+        hint = f" Its {near[0]} is an Experiment: call it EXPERIMENT." if near else ""
+        raise ExperimentError(f"{where} defines no EXPERIMENT.{hint}")
+    if not isinstance(found, Experiment):
+        raise ExperimentError(
+            f"{where}: EXPERIMENT must be a fedstrata.experiments.Experiment, "
+            f"but is a {type(found).__name__}."
+        )
     return found
 
 
