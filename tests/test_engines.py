@@ -18,6 +18,7 @@ import fedstrata as fs
 from fedstrata.core.fed import Carry, Remember, Setup
 from fedstrata.core.method import Method, method
 from fedstrata.core.storage import Group, Part, Placed
+from fedstrata.engines import simulated
 from fedstrata.engines.simulated import CACHED, Simulated, trace_advance
 from fedstrata.methods.fedavg import State
 
@@ -70,6 +71,25 @@ def test_blocks_keep_what_clients_go_through_in_cache(batch_size, side_by_side, 
         default_metrics=False, progress=False,
     )  # fmt: skip
     assert set(chosen) == {side_by_side}
+
+
+def test_strides_of_a_gpu_change_nothing(monkeypatch):
+    """Rounds between evaluations that have a common divisor run in strides of it, those without one by one."""
+    data = fs.FederatedData.from_clients([{"a": np.full((3, 2), i, np.float32)} for i in range(4)])
+    method = fs.FedAvg(gamma=0.1, H=2, batch_size=1)
+
+    def run(rounds, every):
+        return fs.solve(problem, method, data, np.zeros(2, np.float32), rounds=rounds, eval_every=every,
+                        participation=2, progress=False)  # fmt: skip
+
+    plain = {both: run(*both) for both in ((12, 4), (7, 3))}
+    monkeypatch.setattr(simulated.jax, "default_backend", lambda: "gpu")
+    assert simulated.strided(Setup(problem, 4, 4), np.array([0, 50, 50])).stride == 25
+    for both, its in plain.items():
+        strided = run(*both)
+        np.testing.assert_allclose(strided.x, its.x, rtol=1e-6)
+        np.testing.assert_allclose(strided.history["loss"], its.history["loss"], rtol=1e-6)
+        assert strided.ledger == its.ledger
 
 
 def test_only_sampled_clients_are_computed():

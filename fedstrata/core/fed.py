@@ -44,7 +44,10 @@ class Remember(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """What is fixed for a run: the problem, who takes part, how replies are weighted, what is measured."""
+    """What is fixed for a run: the problem, who takes part, how replies are weighted, what is measured.
+
+    ``stride`` is an engine's own: so many rounds that it never has to part.
+    """
 
     problem: Problem
     clients: int
@@ -52,6 +55,7 @@ class Setup:
     weights: Weights = "uniform"
     metrics: tuple[tuple[str, Function], ...] = ()
     measure_problem: bool = True
+    stride: int = 1
 
 
 class Carry(NamedTuple):

@@ -1,12 +1,15 @@
 """Many runs in one compiled program: the simulated one, vmapped over methods, states and seeds.
 
 Hyper-parameters are leaves of a method, so a grid of step sizes is a batch axis, and so are seeds. One
-program does them all side by side, which is what fills a GPU with small problems.
+program does them all side by side, which is what fills a GPU with small problems. Two axes, not one: methods
+that share a seed draw the same clients and the same samples, so these are drawn and fetched once for all of
+them, which in small problems is most of the work.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,31 +25,37 @@ from fedstrata.core.method import Method
 from fedstrata.core.storage import Placed, alike
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.programs import program
-from fedstrata.engines.simulated import Simulated, lane_of, trace_advance, trace_begin
+from fedstrata.engines.simulated import Simulated, lane_of, strided, trace_advance, trace_begin
+
+FILLED = 16  # runs side by side from which a CPU takes one client after the other
 
 
 @dataclass(frozen=True)
 class Batched(Engine):
-    """Runs side by side; methods, carries and seeds have a leading axis of runs.
+    """Runs side by side; methods, carries and seeds have a leading axis of runs, methods outermost.
 
     Args:
         inner: how each of them runs.
-        own_data: whether every run has data of its own, on a leading axis as well.
+        seeds: how many runs every method has, each with the seed that the other methods' have there.
+        own_data: whether every seed has data of its own, on a leading axis as well.
     """
 
     inner: Simulated
+    seeds: int
     own_data: bool = False
 
     @classmethod
-    def of(cls, chunk: int | str | None, own_data: bool) -> Batched:
+    def of(cls, chunk: int | str | None, runs: int, seeds: int, own_data: bool) -> Batched:
         """Simulated runs in blocks of so many clients."""
-        return cls(Simulated(chunk=chunk), own_data)
+        if chunk == "auto" and runs >= FILLED and jax.default_backend() == "cpu":
+            chunk = 1  # the runs keep the cores busy
+        return cls(Simulated(chunk=chunk), seeds, own_data)
 
     def place(self, data: FederatedData | list[FederatedData]) -> Placed:
-        """See `Engine.place`; data of the runs' own are made alike and stacked."""
+        """See `Engine.place`; data of the seeds' own, which every method has, are made alike and stacked."""
         if isinstance(data, FederatedData):
             return self.inner.place(data)
-        alike_data = alike([self.inner.place(d) for d in data])
+        alike_data = alike([self.inner.place(d) for d in data[: self.seeds]])
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike_data)
 
     def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
@@ -81,7 +90,7 @@ class Batched(Engine):
         seeds = np.asarray(seed, np.uint32)
         active = np.ones(len(seeds), bool) if active is None else active
         args = (method, carry, seeds, data, active, *self.inner.slots(first, rounds))
-        carry, *happened = program(_trace_advance, self, setup, args)(*args)
+        carry, *happened = program(_trace_advance, self, strided(setup, rounds), args)(*args)
         happened = jax.tree.map(np.asarray, happened)
         return Advanced(carry, [lane_of(rounds, *_at(happened, b)) for b in range(len(seeds))])
 
@@ -90,11 +99,33 @@ def _at(stacked: Any, b: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[b], stacked)
 
 
+def _nested(
+    engine: Batched,
+    one: Callable[..., Any],
+    method: Method,
+    carry: Carry,
+    seed: Array,
+    data: Placed,
+    *own: Array,
+) -> Any:
+    """``one`` of every run, by methods and then by seeds: what depends on one of them is batched over that."""
+
+    def by_method(leaf: Array) -> Array:
+        return leaf.reshape(-1, engine.seeds, *leaf.shape[1:])
+
+    first = jax.tree.map(lambda leaf: by_method(leaf)[:, 0], method)  # the same for all of its seeds
+    over_seeds = jax.vmap(one, (None, 0, 0, 0 if engine.own_data else None, *[0] * len(own)))
+    over_all = jax.vmap(over_seeds, (0, 0, None, None, *[0] * len(own)))
+    found = over_all(
+        first, *jax.tree.map(by_method, (carry,)), by_method(seed)[0], data, *map(by_method, own)
+    )
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), found)
+
+
 def _trace_begin(
     engine: Batched, setup: Setup, method: Method, carry: Carry, seed: Array, data: Placed
 ) -> Any:
-    axes = (0, 0, 0, 0 if engine.own_data else None)
-    return jax.vmap(partial(trace_begin, engine.inner, setup), axes)(method, carry, seed, data)
+    return _nested(engine, partial(trace_begin, engine.inner, setup), method, carry, seed, data)
 
 
 def _trace_advance(
@@ -112,5 +143,4 @@ def _trace_advance(
         # A run that has stopped goes on being computed, for nothing: its carry stays what it was.
         return jax.tree.map(partial(jnp.where, active), after, carry), *happened
 
-    axes = (0, 0, 0, 0 if engine.own_data else None, 0)
-    return jax.vmap(one, axes)(method, carry, seed, data, active)
+    return _nested(engine, one, method, carry, seed, data, active)

@@ -35,6 +35,7 @@ CACHED = 320_000  # numbers of a block's clients on a CPU; measured where each o
 MAP_FROM = 2_000  # numbers in a message from which a CPU evaluates one client after the other
 BLOCK_BYTES = 2**30  # what a block's uploads may take when the engine chooses its size
 BLOCKS = 8  # of a cohort's clients, at least, where sizes differ: each is padded to its own largest member
+STRIDE = 32  # rounds that a GPU runs, at most, without asking the host whether there are more
 TILE = {"cpu": 1_024, "gpu": 16_384}  # samples that an evaluation of a large model takes at once
 
 
@@ -125,7 +126,7 @@ class Simulated(Engine):
     ) -> Advanced:
         """See `Engine.advance`."""
         args = (method, carry, np.uint32(seed), data, *self.slots(first, rounds))
-        carry, *happened = program(trace_advance, self, setup, args)(*args)
+        carry, *happened = program(trace_advance, self, strided(setup, rounds), args)(*args)
         return Advanced(carry, [lane_of(rounds, *jax.tree.map(np.asarray, happened))])
 
     def slots(self, first: int, rounds: np.ndarray) -> tuple[np.int32, np.int32, np.ndarray]:
@@ -133,6 +134,18 @@ class Simulated(Engine):
         slots = np.zeros(self.evaluations_at_once, np.int32)
         slots[: len(rounds)] = rounds
         return np.int32(first), np.int32(len(rounds)), slots
+
+
+def strided(setup: Setup, rounds: np.ndarray) -> Setup:
+    """Rounds in strides of fixed length, where the device must otherwise ask the host after every one.
+
+    A GPU runs a loop of fixed length by itself; one of traced length copies its condition to the host at every
+    turn, 70 µs a round on an H200. A stride divides all the numbers of rounds; another one is another program.
+    """
+    if jax.default_backend() == "cpu":
+        return setup
+    common = int(np.gcd.reduce(rounds))
+    return replace(setup, stride=max(s for s in range(1, STRIDE + 1) if common % s == 0) if common else 1)
 
 
 def lane_of(
@@ -185,9 +198,14 @@ def trace_advance(
         bad = jnp.where((bad < 0) & ~finite(carry.state), r, bad)
         return engine.fixed_layout(carry), r + 1, counting.add_words(words, tally), bad
 
+    def stride(turn: Integer, inner: Any) -> Any:
+        if setup.stride == 1:
+            return round_step(turn, inner)
+        return jax.lax.fori_loop(0, setup.stride, round_step, inner)
+
     def evaluate(j: Integer, outer: Any) -> Any:
         carry, r, bad, history, words = outer
-        carry, r, these, bad = jax.lax.fori_loop(0, rounds[j], round_step, (carry, r, none, bad))
+        carry, r, these, bad = jax.lax.fori_loop(0, rounds[j] // setup.stride, stride, (carry, r, none, bad))
         values = measure(make_fed, setup, method, carry, data)
         history = {name: history[name].at[j].set(value) for name, value in values.items()}
         return carry, r, bad, history, jax.tree.map(lambda w, new: w.at[j].set(new), words, these)

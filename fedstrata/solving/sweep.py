@@ -93,7 +93,7 @@ def sweep(
     posed = _side_by_side(
         first, methods, [whole("seed", seed, 0, MOST_SEEDS) for seed in seeds], datasets if per_seed else []
     )
-    engine = Batched.of(chunk, own_data=per_seed)
+    engine = Batched.of(chunk, len(methods) * len(seeds), len(seeds), own_data=per_seed)
     loop = Loop(posed, engine, began, Checkpoint.of(checkpoint), resume, tuple(callbacks))
     label = f"{len(posed.methods)} runs"
     stopped = loop.run(Progress(rounds, loop.round, enabled=progress, label=label))
