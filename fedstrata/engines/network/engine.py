@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -159,11 +160,23 @@ class NetworkFed(Positioned):
         asked = Asked(
             self.program, k, name_of(exchange.phase), exchange.stacked, exchange.evaluation, tuple(out)
         )
+        call = partial(_called, weakref.ref(self.engine), asked)
         leaves = io_callback(
-            partial(self.engine.exchange, asked), out, jax.random.key_data(exchange.key), of, weights,
-            *jax.tree.leaves(exchange.message), ordered=True,
+            call, out, jax.random.key_data(exchange.key), of, weights, *jax.tree.leaves(exchange.message),
+            ordered=True,
         )  # fmt: skip
         return jax.tree.unflatten(structure, leaves), shape
+
+
+def _called(engine: weakref.ref[Network], asked: Asked, *values: Any) -> list[np.ndarray]:
+    """What the compiled program calls.
+
+    The program holds it where Python cannot see it, and the engine holds the program: a strong reference to
+    the engine here would keep both for ever.
+    """
+    there = engine()
+    assert there is not None, "a program runs within its engine"
+    return there.exchange(asked, *values)
 
 
 class Network(Engine):
