@@ -26,7 +26,9 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
+from fedstrata.core.optimisers import optimiser_words
 from fedstrata.core.words import listed, suggest
 
 Fault = type[TypeError] | type[ValueError] | None
@@ -166,6 +168,11 @@ class Field:
             options = [kind.value for kind in self.kinds if isinstance(kind, Option)]
             end = suggest(value, options) if isinstance(value, str) else "."
             error = ValueError if ValueError in faults.values() else TypeError
+            if isinstance(value, optax.GradientTransformation):
+                raise TypeError(
+                    f"{owner}: {name} must be {self.words}, but is an optimiser, {optimiser_words(value)}. "
+                    "Optimisers are for fs.FedOpt(client=optax.sgd(0.1), server=optax.adam(1e-2), H=5)."
+                )
             raise error(f"{owner}: {name} must be {self.words}, but is {value!r}{end}")
         if not any(isinstance(kind, Number | Whole) for kind in fitting):
             return value

@@ -32,6 +32,7 @@ from typing import (
 
 import jax
 import numpy as np
+import optax
 from typing_extensions import TypeVar  # with defaults, which the standard library has from 3.13
 
 from fedstrata.core import tree
@@ -48,6 +49,7 @@ from fedstrata.core.hyperparameters import (
     Positive,
     Unit,
 )
+from fedstrata.core.optimisers import optimiser_words
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree
 
@@ -240,6 +242,8 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, np.ndarray | jax.Array):
         return np.asarray(value).tolist()
+    if isinstance(value, optax.GradientTransformation):
+        return optimiser_words(value)
     if callable(value) and not dataclasses.is_dataclass(value):
         return getattr(value, "__qualname__", type(value).__name__)
     return repr(value)

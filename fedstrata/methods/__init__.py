@@ -12,6 +12,7 @@ from fedstrata.methods.feddro import FedDRO
 from fedstrata.methods.fedmsa import FedMSA
 from fedstrata.methods.fedmspp import FedMSPP
 from fedstrata.methods.fednest import FedNest
+from fedstrata.methods.fedopt import FedOpt
 from fedstrata.methods.fedprox import FedProx
 from fedstrata.methods.fedrzo import FedRZO
 from fedstrata.methods.fedrzo_bilevel import FedRZOBilevel
@@ -55,6 +56,7 @@ __all__ = [
     "FedMSA",
     "FedMSPP",
     "FedNest",
+    "FedOpt",
     "FedProx",
     "FedRZO",
     "FedRZOBilevel",

@@ -138,7 +138,8 @@ def _check_alike(methods: list[Method], datasets: list[FederatedData], wanted: i
     if len(structures) > 1:
         raise ValueError(
             "The methods of a sweep must be of one class and differ in real numbers only: counts, options, "
-            f"schedules are part of the program. There are {len(structures)} structures: run them one by one."
+            "schedules and optimisers are part of the program. "
+            f"There are {len(structures)} structures: run them one by one."
         )
     forms = {d.form() for d in datasets}
     if len(forms) > 1:

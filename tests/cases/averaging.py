@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import fedstrata as fs
 
@@ -33,6 +34,10 @@ def case(name, method, problem=problem, **more):
 CASES = [
     case("fedavg", fs.FedAvg(gamma=0.1, H=3, batch_size=2)),
     case("fedavg-full", fs.FedAvg(gamma=lambda r: 0.1 / (r + 1), H=np.array([0, 1, 2, 3, 1]))),
+    case(
+        "fedopt",
+        fs.FedOpt(optax.sgd(0.1, momentum=0.5), optax.adam(0.05, eps=1e-3), H=np.array([0, 1, 2, 3, 1])),
+    ),
     case("fedprox", fs.FedProx(gamma=0.1, mu=0.5, H=2, batch_size=2)),
     case("scaffold", fs.SCAFFOLD(eta_l=0.1, eta_g=0.9, K=2, batch_size=2)),
     case("scaffnew", fs.Scaffnew(gamma=0.1, p=0.5, batch_size=2), participation=None),

@@ -19,9 +19,9 @@ from ..cases import all_cases
 CASES = {case.name: case for case in all_cases()}
 # Their uploads are differences, directions, scalars, or values that nobody knew before.
 WITHOUT = {
-    "scaffold", "fedzo", "fedrzo-scalars", "fastdro", "pdsgd", "mbsgd", "soba", "hypergradient", "simfbo",
-    "zohfl", "zohfl-scalars", "strfedavg", "ipirfedavg", "ipirfedavg-warm", "sequential-regularization",
-    "bigsam", "rapm", "two-stage-scalars",
+    "scaffold", "fedopt", "fedzo", "fedrzo-scalars", "fastdro", "pdsgd", "mbsgd", "soba", "hypergradient",
+    "simfbo", "zohfl", "zohfl-scalars", "strfedavg", "ipirfedavg", "ipirfedavg-warm",
+    "sequential-regularization", "bigsam", "rapm", "two-stage-scalars",
 }  # fmt: skip
 
 
