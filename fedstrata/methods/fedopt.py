@@ -61,6 +61,12 @@ class State(NamedTuple):
 class FedOpt(Method[Minimization, State]):
     """``H`` local steps of one optax optimiser, whose mean change is the gradient of another at the server.
 
+    Args:
+        client: the clients' optimiser, which begins anew in every round.
+        server: the server's optimiser, which keeps its state over the rounds.
+        H: local steps of a round: a number, one per client, or a function of the round.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+
     >>> import numpy as np, optax, fedstrata as fs
     >>> data = fs.FederatedData.from_clients([{"a": np.ones((2, 1))}, {"a": np.zeros((2, 1))}])
     >>> problem = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
