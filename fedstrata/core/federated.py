@@ -19,6 +19,7 @@ import numpy as np
 
 from fedstrata.core.counting import Ledger
 from fedstrata.core.digest import tree_digest
+from fedstrata.core.source import Source, rows_of, source_digest
 from fedstrata.core.storage import Part, Placed, groups_of
 from fedstrata.core.types import Array, PyTree
 
@@ -62,6 +63,8 @@ class FederatedData:
         names: what the clients are called, where they have names.
         preparation: how the samples were made of a table or scaled; ``preparation.apply(new)`` does the same
             to new data, ``preparation.ledger`` is what travelled for it.
+        source: where samples are read from as they are needed; ``train`` then has their shapes alone.
+        valid_source: likewise for ``valid``.
 
     >>> import numpy as np, fedstrata as fs
     >>> data = fs.FederatedData.from_clients([{"a": np.ones((3, 2))}, {"a": np.ones((5, 2))}])
@@ -77,6 +80,8 @@ class FederatedData:
     server: PyTree = None
     names: tuple[str, ...] | None = None
     preparation: Prepares | None = None
+    source: Source | None = None
+    valid_source: Source | None = None
 
     def __post_init__(self) -> None:
         for name, sizes in (("train", self.sizes), ("valid", self.valid_sizes)):
@@ -85,8 +90,11 @@ class FederatedData:
                 continue
             if samples is None or sizes is None:
                 raise DataError(f"FederatedData needs {name} and its sizes together.")
-            object.__setattr__(self, name, _own(samples, f"{name} data"))
-            number = _length(getattr(self, name), f"{name} data")
+            if self.source is None:
+                object.__setattr__(self, name, _own(samples, f"{name} data"))
+                number = _length(getattr(self, name), f"{name} data")
+            else:
+                number = jax.tree.leaves(samples)[0].shape[0]
             checked = _sizes(sizes, number, name)
             object.__setattr__(self, "sizes" if name == "train" else "valid_sizes", checked)
         if self.valid_sizes is not None and len(self.valid_sizes) != len(self.sizes):
@@ -237,6 +245,111 @@ class FederatedData:
             impute=impute,
         )
 
+    @classmethod
+    def from_source(
+        cls,
+        source: Source,
+        valid: Source | None = None,
+        test: PyTree = None,
+        server: PyTree = None,
+        names: Sequence[str] | None = None,
+    ) -> FederatedData:
+        """From a source that gives clients' samples when they are asked for: they need not fit into memory.
+
+        `fedstrata.solve` reads the clients of the next rounds while those of the last are at work. `load`
+        reads all of them into memory.
+
+        Args:
+            source: sizes, the form of a sample, and the samples of a list of clients: `fedstrata.data.Store`,
+                `fedstrata.data.FromFunction`, `fedstrata.data.FromDataset`, or your own, see
+                `fedstrata.core.source.Source`.
+            valid: a source of the same clients' validation samples; by default the source's own, if it has
+                one. Likewise the others.
+            test: a pooled test set.
+            server: data that the server itself holds.
+            names: what the clients are called.
+
+        Raises:
+            DataError: for sizes or forms that are none.
+        """
+        given = {"valid": valid, "test": test, "server": server, "names": names}
+        given = {k: getattr(source, k, None) if v is None else v for k, v in given.items()}
+        held_out, names = given["valid"], given["names"]
+        found: list[Any] = []
+        for one, who in ((source, "source"), (held_out, "validation source")):
+            if one is None:
+                found += [None, None]
+                continue
+            sizes = _sizes(one.sizes, int(np.sum(one.sizes, dtype=np.int64)), who)
+            form = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), one.form)
+            if not jax.tree.leaves(form):
+                raise DataError(f"The {who}'s form has no arrays: give one jax.ShapeDtypeStruct for each.")
+            total = int(sizes.sum(dtype=np.int64))
+            shapes = jax.tree.map(lambda f, n=total: jax.ShapeDtypeStruct((n, *f.shape), f.dtype), form)
+            found += [shapes, sizes]
+        named = None if names is None else tuple(names)
+        train, sizes, held_out_samples, valid_sizes = found
+        parts = (train, sizes, held_out_samples, valid_sizes, given["test"], given["server"], named)
+        return cls(*parts, source=source, valid_source=held_out)
+
+    def load(self, clients: Sequence[int] | np.ndarray | None = None) -> FederatedData:
+        """The same in memory, where it comes from a source; of some clients alone, where they are given."""
+        if clients is None and self.source is None:
+            return self
+        who = np.arange(self.clients) if clients is None else np.asarray(clients)
+        valid = None if self.valid_sizes is None else self.read(who, "valid")
+        valid_sizes = None if self.valid_sizes is None else self.valid_sizes[who]
+        names = None if self.names is None else tuple(self.names[i] for i in who)
+        return FederatedData(
+            self.read(who),
+            self.sizes[who],
+            valid,
+            valid_sizes,
+            self.test,
+            self.server,
+            names,
+            self.preparation,
+        )
+
+    def read(self, clients: np.ndarray, part: str = "train") -> PyTree:
+        """The samples of these clients, one client after the other.
+
+        Raises:
+            DataError: where a source gives something else.
+        """
+        sizes = self.sizes if part == "train" else self.valid_sizes
+        if sizes is None:
+            raise DataError(f"The data has no {part} part.")
+        source = self.source if part == "train" else self.valid_source
+        if source is None:
+            rows = rows_of(sizes[clients], self._starts[part][clients])
+            return jax.tree.map(lambda leaf: leaf[rows], getattr(self, part))
+        found = source.samples(clients)
+        form, number = getattr(self, part), int(sizes[clients].sum())
+        structure: Any = jax.tree.structure(form)
+        if jax.tree.structure(found) != structure:
+            raise DataError(f"The source gave {jax.tree.structure(found)}, its form is {structure}.")
+        for (path, leaf), like in zip(
+            jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(form), strict=True
+        ):
+            wanted = (number, *like.shape[1:])
+            if leaf.shape != wanted or leaf.dtype != like.dtype:
+                raise DataError(
+                    f"The source gave {jax.tree_util.keystr(path)} as {leaf.dtype} {leaf.shape} for "
+                    f"{_some(clients)}, where sizes and form say {like.dtype} {wanted}."
+                )
+            if not _finite(leaf):
+                raise DataError(
+                    f"{jax.tree_util.keystr(path)} has a NaN or an infinity in a sample of {_some(clients)}."
+                )
+        return found
+
+    @cached_property
+    def _starts(self) -> dict[str, np.ndarray]:
+        """Where each client's samples begin, by part."""
+        valid = None if self.valid_sizes is None else _offsets(self.valid_sizes)
+        return {"train": _offsets(self.sizes), "valid": valid}  # type: ignore[dict-item]
+
     @property
     def clients(self) -> int:
         """The number m of clients."""
@@ -254,11 +367,14 @@ class FederatedData:
             raise DataError(f"The data has no {part} part.")
         if not 0 <= i < len(sizes):
             raise IndexError(f"There is no client {i}; there are {len(sizes)}, from 0.")
+        if self.source is not None:
+            return self.read(np.array([i]), part)
         first = int(sizes[:i].sum())
         return jax.tree.map(lambda leaf: leaf[first : first + int(sizes[i])], samples)
 
     def stacked(self, part: str = "train") -> PyTree:
         """Arrays of shape ``(clients, samples of each, …)``, where all clients have equally many."""
+        self._in_memory("stacked")
         samples, sizes = getattr(self, part), self.sizes if part == "train" else self.valid_sizes
         if sizes is None or (sizes != sizes[0]).any():
             raise DataError("Only clients of one size can be stacked; take them one by one, data.client(i).")
@@ -266,6 +382,7 @@ class FederatedData:
 
     def with_client_index(self) -> FederatedData:
         """Add ``client``, the client's number, to every sample, so that a loss can depend on it."""
+        self._in_memory("with_client_index")
 
         def add(samples: PyTree, sizes: np.ndarray) -> PyTree:
             if not isinstance(samples, dict):
@@ -302,6 +419,7 @@ class FederatedData:
 
     def place(self, put: Callable[[np.ndarray], Any]) -> Placed:
         """The same, made anew and not kept; ``put`` brings an array to its device."""
+        self._in_memory("This engine")
 
         def samples(tree: PyTree, who: str) -> PyTree:
             def one(path: Any, leaf: np.ndarray) -> Array:
@@ -333,16 +451,28 @@ class FederatedData:
             groups,
         )
 
+    def _in_memory(self, what: str) -> None:
+        if self.source is not None:
+            raise DataError(
+                f"{what} needs all samples in memory, and these are read from a source as they are needed. "
+                "Use engine='streamed', or data.load() where they fit."
+            )
+
     @cached_property
     def fingerprint(self) -> str:
         """A digest of all that is held, by which a run knows its data again."""
+        if self.source is not None:
+            sources = [s for s in (self.source, self.valid_source) if s is not None]
+            own = [np.array(source_digest(source).encode()) for source in sources]
+            return tree_digest((own, self.test, self.server))
         parts = (self.train, self.sizes, self.valid, self.valid_sizes, self.test, self.server)
         return tree_digest(parts)
 
     @property
     def nbytes(self) -> int:
         """What the arrays take on the host."""
-        return sum(leaf.nbytes for leaf in jax.tree.leaves((self.train, self.valid, self.test, self.server)))
+        held = (self.train, self.valid) if self.source is None else ()
+        return sum(leaf.nbytes for leaf in jax.tree.leaves((held, self.test, self.server)))
 
     @property
     def placed_bytes(self) -> int:
@@ -359,7 +489,8 @@ class FederatedData:
         return (
             f"FederatedData(clients={self.clients}, "
             f"samples={int(self.sizes.sum())} ({self.sizes.min()}–{self.sizes.max()} each), "
-            f"arrays={arrays}{', with ' + ', '.join(extras) if extras else ''})"
+            f"arrays={arrays}{', with ' + ', '.join(extras) if extras else ''}"
+            f"{'' if self.source is None else ', from a source'})"
         )
 
 
@@ -374,6 +505,11 @@ def _evenly(total: int, clients: int, rng: np.random.Generator) -> list[np.ndarr
     if not 1 <= clients <= total:
         raise DataError(f"{total} samples cannot be split over {clients} clients.")
     return [rng.permutation(part) for part in np.array_split(rng.permutation(total), clients)]
+
+
+def _some(clients: np.ndarray) -> str:
+    """Which clients, in a few words."""
+    return f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients from {clients[0]} on"
 
 
 def _common(sizes: np.ndarray) -> int | None:

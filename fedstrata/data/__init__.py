@@ -1,4 +1,4 @@
-"""Federated data: tables and files, statistics of a federation, partitioners, loaders."""
+"""Federated data: tables and files, stores and sources, statistics, partitioners, loaders."""
 
 from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.data.fetch import DataNotFound
@@ -29,6 +29,8 @@ from fedstrata.data.partition import (
     TwoLevel,
 )
 from fedstrata.data.preparation import Preparation, standardize
+from fedstrata.data.sources import FromDataset, FromFunction
+from fedstrata.data.store import Store, open_store, write_store
 
 __all__ = [
     "IID",
@@ -39,11 +41,14 @@ __all__ = [
     "Dirichlet",
     "FeatureShift",
     "FederatedData",
+    "FromDataset",
+    "FromFunction",
     "OneClass",
     "Partitioner",
     "Preparation",
     "QuantitySkew",
     "Shards",
+    "Store",
     "TwoLevel",
     "adult",
     "breast_cancer",
@@ -57,6 +62,8 @@ __all__ = [
     "load",
     "mnist",
     "montevideo_bus",
+    "open_store",
     "standardize",
     "wikimaths",
+    "write_store",
 ]

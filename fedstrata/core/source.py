@@ -1,0 +1,48 @@
+"""Where samples come from when they are not all in memory: sizes, a sample's form, samples when asked for.
+
+A source has three things; whatever else it has (``valid``, a source of the same clients' validation samples;
+``test``, ``server``, ``names``; ``fingerprint``, by which a run knows its data again) is taken where it is
+there, see `fedstrata.core.federated.FederatedData.from_source`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from fedstrata.core.digest import tree_digest
+from fedstrata.core.types import PyTree
+
+
+class Source(Protocol):
+    """Samples of clients that are read when they are needed."""
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many samples each client has, at least one."""
+
+    @property
+    def form(self) -> PyTree:
+        """One sample: a pytree of `jax.ShapeDtypeStruct`."""
+
+    def samples(self, clients: np.ndarray) -> PyTree:
+        """The samples of these clients, one client after the other: arrays of shape (their samples, …).
+
+        It may be called from another thread.
+        """
+
+
+def rows_of(sizes: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """The positions of clients' samples in flat arrays, client after client."""
+    return np.arange(sizes.sum()) + np.repeat(offsets - (np.cumsum(sizes) - sizes), sizes)
+
+
+def source_digest(source: Source) -> str:
+    """By what a source calls itself, or else by its sizes and the form of its samples."""
+    given = getattr(source, "fingerprint", None)
+    if isinstance(given, str):
+        return given
+    form = jax.tree.map(lambda leaf: np.array(f"{leaf.dtype} {leaf.shape}".encode()), source.form)
+    return tree_digest((np.asarray(source.sizes), form))
