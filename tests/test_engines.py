@@ -74,7 +74,7 @@ def test_blocks_keep_what_clients_go_through_in_cache(batch_size, side_by_side, 
 
 
 def test_strides_of_a_gpu_change_nothing(monkeypatch):
-    """Rounds between evaluations that have a common divisor run in strides of it, those without one by one."""
+    """Rounds between evaluations run in strides of a common divisor, and one by one where there is none."""
     data = fs.FederatedData.from_clients([{"a": np.full((3, 2), i, np.float32)} for i in range(4)])
     method = fs.FedAvg(gamma=0.1, H=2, batch_size=1)
 

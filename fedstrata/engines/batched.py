@@ -108,7 +108,7 @@ def _nested(
     data: Placed,
     *own: Array,
 ) -> Any:
-    """``one`` of every run, by methods and then by seeds: what depends on one of them is batched over that."""
+    """``one`` of every run, by methods, then seeds: what depends on one of the two is batched over that."""
 
     def by_method(leaf: Array) -> Array:
         return leaf.reshape(-1, engine.seeds, *leaf.shape[1:])

@@ -139,8 +139,8 @@ class Simulated(Engine):
 def strided(setup: Setup, rounds: np.ndarray) -> Setup:
     """Rounds in strides of fixed length, where the device must otherwise ask the host after every one.
 
-    A GPU runs a loop of fixed length by itself; one of traced length copies its condition to the host at every
-    turn, 70 µs a round on an H200. A stride divides all the numbers of rounds; another one is another program.
+    A GPU runs a loop of fixed length by itself; one of traced length copies its condition to the host at
+    every turn. A stride divides all the numbers of rounds; another one is another program.
     """
     if jax.default_backend() == "cpu":
         return setup
