@@ -20,7 +20,7 @@ import numpy as np
 
 import fedstrata as fs
 from fedstrata.core.fed import Carry, Setup
-from fedstrata.experiments.models import relu_network
+from fedstrata.models import relu_network
 
 from .timing import Run, interleave, table
 

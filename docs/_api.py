@@ -22,6 +22,7 @@ ROOMS = {
     "solving": "Solving",
     "problems": "Problems",
     "methods": "Methods",
+    "models": "Models",
     "data": "Data",
     "engines": "Engines",
     "advice": "Advice",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # the same twice: for type checkers, and for Python, which im
     from fedstrata import data as data
     from fedstrata import engines as engines
     from fedstrata import methods as methods
+    from fedstrata import models as models
     from fedstrata import problems as problems
     from fedstrata.advice import diagnostics as diagnostics
     from fedstrata.advice.applicable import applicable as applicable
@@ -46,7 +47,7 @@ else:
     __getattr__, __dir__ = lazy(
         __name__,
         {
-            "fedstrata": ["data", "engines", "methods", "problems"],
+            "fedstrata": ["data", "engines", "methods", "models", "problems"],
             "fedstrata.advice": ["diagnostics"],
             "fedstrata.advice.applicable": ["applicable"],
             "fedstrata.advice.diagnose": ["Diagnosis", "diagnose"],

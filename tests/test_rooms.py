@@ -10,8 +10,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "fedstrata"
 BELOW = {
     "core": set(),
-    "problems": {"core"},
     "data": {"core"},
+    "models": {"core", "data"},
+    "problems": {"core", "models"},
     "engines": {"core"},
     "estimators": {"core", "problems"},
     "methods": {"core", "problems", "estimators"},

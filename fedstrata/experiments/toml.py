@@ -40,29 +40,22 @@ import dataclasses
 import inspect
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedstrata.core.words import suggest
-from fedstrata.data import count_classes
-from fedstrata.experiments import models
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.data import LOADERS, PARTITIONS, federated
 from fedstrata.experiments.errors import ExperimentError
 from fedstrata.methods import METHODS, Method
+from fedstrata.models import MODELS, for_data, options
 from fedstrata.problems import Minimization
 from fedstrata.report import Column, PaperClaims, PlotSpec, TableSpec
 from fedstrata.report.records import Scalar
 
-PROBLEMS: dict[str, Callable[..., models.Model]] = {
-    "softmax": models.softmax,
-    "logistic": models.logistic,
-    "relu_network": models.relu_network,
-    "mlp": models.mlp,
-}
 METRICS = ("accuracy", "test_loss")
 
 
@@ -213,7 +206,7 @@ class FileBuild:
             "solve": ["rounds", "eval_every", "participation"],
             "data": ["clients", *_options(form.data.name)],
             "partition": _fields(PARTITIONS[form.data.partition.name]),
-            "problem": _arguments(PROBLEMS[form.problem.name]),
+            "problem": options(form.problem.name),
             "methods": [f for method in self.methods.values() for f in _fields(METHODS[method.name])],
         }
 
@@ -263,10 +256,12 @@ class FileBuild:
         data = federated(
             form.data.name, **{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
         )
-        shape = {"features": data.train["x"][0].size, "classes": max(2, count_classes(data))}
-        constructor = PROBLEMS[form.problem.name]
-        sizes = {key: size for key, size in shape.items() if key in inspect.signature(constructor).parameters}
-        model = constructor(**sizes, **values("problem", form.problem.parameters))
+        model = for_data(form.problem.name, data, **values("problem", form.problem.parameters))
+        if unknown := [metric for metric in form.metrics if metric not in model.metrics]:
+            raise ExperimentError(
+                f"metrics: this {form.problem.name} has no {unknown[0]!r}, because its labels are numbers. "
+                f"Give metrics = {list(model.metrics)}."
+            )
         given = {**compared.parameters, **{k: s[k] for k, where in places.items() if where == "methods"}}
         given |= {key.removeprefix(f"{label}."): s[key] for key in s if key.startswith(f"{label}.")}
         taken = {key: value for key, value in given.items() if key in _fields(METHODS[compared.name])}
@@ -284,10 +279,10 @@ def _check(form: File) -> None:
     """Every name is known, every parameter too, and the methods can be made."""
     _known("data", form.data, LOADERS)
     _known("data.partition", form.data.partition, PARTITIONS)
-    _known("problem", form.problem, PROBLEMS)
+    _known("problem", form.problem, MODELS)
     _parameters("data", form.data, ["clients", "partition", "seed", *_options(form.data.name)])
     _parameters("data.partition", form.data.partition, _fields(PARTITIONS[form.data.partition.name]))
-    _parameters("problem", form.problem, _arguments(PROBLEMS[form.problem.name]))
+    _parameters("problem", form.problem, options(form.problem.name))
     fitting = {name: cls for name, cls in METHODS.items() if Minimization in cls.solves}
     for method in form.methods:
         _known("methods", method, fitting)
@@ -327,10 +322,6 @@ def _method(name: str, parameters: Mapping[str, Any]) -> Method:
 
 def _fields(cls: Any) -> list[str]:
     return [f.name for f in dataclasses.fields(cls)]
-
-
-def _arguments(constructor: Callable[..., Any]) -> list[str]:
-    return [n for n in inspect.signature(constructor).parameters if n not in ("features", "classes")]
 
 
 def _options(loader: str) -> list[str]:

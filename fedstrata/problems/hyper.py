@@ -20,9 +20,8 @@ import optax
 
 from fedstrata.core.term import per_sample
 from fedstrata.core.types import Function, PyTree
+from fedstrata.models.losses import cross_entropy
 from fedstrata.problems.classes import Bilevel
-
-cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 
 def loss_tuning(predict: Function) -> Bilevel:

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata import models
 from fedstrata.data import DataError, check_labels, count_classes, loaders
-from fedstrata.experiments import models
 
 
 def federated(*labels, **parts):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedstrata.experiments.papers import _cifar10st as st
-from fedstrata.experiments.resnet import convolve
+from fedstrata.models.images import convolve
 
 
 def test_keeps_the_last_images_of_the_first_half_of_the_classes():
@@ -43,7 +43,7 @@ def test_accuracies_are_those_counted():
     model = st.network("cnn")
     x = model.init(0)
     images = np.random.default_rng(2).integers(0, 256, (7, 8, 8, 3)).astype(np.uint8)
-    predicted = np.asarray(jax.vmap(model.predict, in_axes=(None, 0))(x, images)).argmax(1)
+    predicted = np.asarray(jax.vmap(model.apply, in_axes=(None, 0))(x, images)).argmax(1)
     y = np.where(np.arange(7) < 3, predicted, (predicted + 1) % 10)  # three of seven are right
     data = st.federated({"x_train": images, "y_train": y, "x_test": images, "y_test": y}, 1, seed=0)
     found = {name: float(metric(x, None, data)) for name, metric in st.metrics(model, chunk=4).items()}

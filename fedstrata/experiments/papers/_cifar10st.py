@@ -14,8 +14,8 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree, Schedule
-from fedstrata.experiments.models import Metric, Model, mean_by_class
-from fedstrata.experiments.resnet import resnet, small_cnn
+from fedstrata.experiments.metrics import mean_by_class
+from fedstrata.models import Metric, Model, cnn, resnet20
 
 CLASSES = 10
 
@@ -41,7 +41,7 @@ def federated(arrays: dict[str, np.ndarray], clients: int, seed: int) -> fs.Fede
 @functools.cache
 def network(name: str, conv: str = "lax") -> Model:
     """``resnet20``, or ``cnn`` for trials."""
-    return resnet(conv=conv) if name == "resnet20" else small_cnn(conv=conv)
+    return resnet20(conv=conv) if name == "resnet20" else cnn(conv=conv)
 
 
 @functools.cache

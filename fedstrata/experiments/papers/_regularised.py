@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit
 
 import fedstrata as fs
-from fedstrata.experiments.models import sign
+from fedstrata.models.networks import sign
 
 
 class Exact:

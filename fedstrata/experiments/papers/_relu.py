@@ -11,7 +11,7 @@ from __future__ import annotations
 import fedstrata as fs
 from fedstrata.experiments.base import Setting, Task
 from fedstrata.experiments.data import federated
-from fedstrata.experiments.models import Model, relu_network
+from fedstrata.models import Model, relu_network
 
 PROBLEM = (
     "min over (Z, w) of 1/m Σ_i mean over client i's samples of ½(v − Σ_q w_q σ(Z_q·u))² + λ/2 (‖Z‖² + ‖w‖²) "

@@ -18,7 +18,8 @@ import fedstrata as fs
 from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.images import falling, images, long_tail
-from fedstrata.experiments.models import Metric, mean_by_class, mlp
+from fedstrata.experiments.metrics import mean_by_class
+from fedstrata.models import Metric, mlp
 from fedstrata.report import Column, PlotSpec, TableSpec
 
 CLASSES = 10

@@ -27,8 +27,9 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.images import falling, images, long_tail
-from fedstrata.experiments.models import Metric, mlp, of_second
+from fedstrata.experiments.metrics import of_second
 from fedstrata.experiments.papers._bilevel import along, method_of, traffic
+from fedstrata.models import Metric, mlp
 from fedstrata.problems.hyper import balance
 from fedstrata.report import Column, PaperClaims, Statement, TableSpec
 
@@ -78,7 +79,7 @@ def build(s: Setting) -> Task:
     model = mlp(features, 10, s.hidden)
     y0 = warmed_up(s.data, s.clients, s.q, s.seed, features, s.hidden, s.warm_up, s.local)
     task = Task(
-        fs.loss_tuning(model.predict),
+        fs.loss_tuning(model.apply),
         method_of(s, N=5),
         data,
         {"delta": jnp.zeros(10), "shift": jnp.zeros(10)},

@@ -22,7 +22,8 @@ from fedstrata.core.storage import Placed
 from fedstrata.core.types import Function, PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.data import federated
-from fedstrata.experiments.models import TILE, Metric, Model, mean_by_class, relu_network
+from fedstrata.experiments.metrics import TILE, mean_by_class
+from fedstrata.models import Metric, Model, relu_network
 from fedstrata.report import Column, PlotSpec, TableSpec
 
 CLASSES = 10

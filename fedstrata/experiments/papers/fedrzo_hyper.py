@@ -23,8 +23,10 @@ import fedstrata as fs
 from fedstrata.core.types import Function, PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.data import federated
-from fedstrata.experiments.models import logistic_loss, of_second, sign, test_mean
+from fedstrata.experiments.metrics import of_second
 from fedstrata.experiments.papers._regularised import Exact
+from fedstrata.models.model import test_mean
+from fedstrata.models.networks import sign
 from fedstrata.report import Column, PlotSpec, TableSpec
 
 L = 3.0  # of a client's lower level on centred pixels: a quarter of the largest eigenvalue, which is 2.7 here
@@ -48,6 +50,11 @@ def clients_data(name: str, clients: int, train: int, valid: int, seed: int) -> 
     return fs.FederatedData.from_clients(
         part(0, train), valid=part(train, train + valid), test=centred(data.test)
     )
+
+
+def logistic_loss(y: PyTree, sample: PyTree) -> Any:
+    """``log(1 + exp(−v uᵀy))``, v = ±1."""
+    return jax.nn.softplus(-sign(sample["y"]) * (sample["x"] @ y))
 
 
 def correct(y: PyTree, sample: PyTree) -> Any:

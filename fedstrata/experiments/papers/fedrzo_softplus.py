@@ -14,8 +14,9 @@ from typing import Any
 
 import fedstrata as fs
 from fedstrata.experiments.base import Experiment, Setting, Task
-from fedstrata.experiments.models import relu_network, train_mean
+from fedstrata.experiments.metrics import train_mean
 from fedstrata.experiments.papers._relu import PROBLEM, network
+from fedstrata.models import relu_network
 from fedstrata.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
 
 METHODS: dict[str, Callable[[Setting], fs.Method]] = {

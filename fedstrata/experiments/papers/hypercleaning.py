@@ -24,8 +24,9 @@ from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.images import images
-from fedstrata.experiments.models import Metric, of_second, softmax
+from fedstrata.experiments.metrics import of_second
 from fedstrata.experiments.papers._bilevel import along, megabytes, method_of
+from fedstrata.models import Metric, softmax
 from fedstrata.report import Column, TableSpec
 
 TRUSTED = 10.0  # σ(10) is nearly one, σ(−10) nearly zero
@@ -58,7 +59,7 @@ def clients_data(
 @functools.cache
 def problem(features: int, lam: float) -> fs.Bilevel:
     """The bilevel problem of a linear softmax model."""
-    return fs.hypercleaning(softmax(features, 10).predict, lam)
+    return fs.hypercleaning(softmax(features, 10).apply, lam)
 
 
 @functools.cache

@@ -25,8 +25,8 @@ from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.images import images
-from fedstrata.experiments.models import mlp
 from fedstrata.experiments.papers._bilevel import along, megabytes, method_of
+from fedstrata.models import mlp
 from fedstrata.report import Column, TableSpec
 
 

@@ -1,0 +1,127 @@
+"""Losses ``ℓ(scores, label)`` of one sample. A label that the scores do not know gives NaN, and ends a run.
+
+cross_entropy   log Σ exp(scores) − scores[label]       labels 0 … K−1, one score for each
+logistic        log(1 + exp(−v score)), v = 2 label − 1   labels 0 and 1; sigmoid(score) is P(label = 1)
+hinge           max(0, 1 − v score)                       labels 0 and 1
+squared         ½ ‖scores − label‖²                       numbers
+absolute        ‖scores − label‖₁                         numbers
+huber           ½ r² for |r| ≤ 1, else |r| − ½            numbers, summed over r = scores − label
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedstrata.core.types import Array, Integer
+from fedstrata.core.words import suggest
+
+Labels: TypeAlias = Literal["classes", "two", "numbers"]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss and what belongs to it; calling it gives ``ℓ(scores, label)``.
+
+    Attributes:
+        value: ``value(scores, label)``, one number.
+        labels: what it takes: ``"classes"`` 0 … K−1 with a score for each, ``"two"`` classes 0 and 1 with one
+            score, or ``"numbers"``.
+        decide: the prediction that scores stand for.
+    """
+
+    value: Callable[[Any, Any], Any]
+    labels: Labels = "numbers"
+    decide: Callable[[Any], Any] = lambda scores: scores
+
+    def __call__(self, scores: Any, label: Any) -> Any:
+        """``ℓ(scores, label)``."""
+        return self.value(scores, label)
+
+    @staticmethod
+    def of(loss: str | Loss | Callable[[Any, Any], Any]) -> Loss:
+        """The loss of a name, or of a function ``ℓ(scores, label)`` of numbers."""
+        if isinstance(loss, Loss):
+            return loss
+        if isinstance(loss, str):
+            if loss not in LOSSES:
+                raise ValueError(
+                    f"There is no loss {loss!r}{suggest(loss, list(LOSSES))} There are {', '.join(LOSSES)}."
+                )
+            return LOSSES[loss]
+        if not callable(loss):
+            raise TypeError(
+                f"loss must be one of {', '.join(LOSSES)}, or a function of (scores, label), but is {loss!r}."
+            )
+        return Loss(loss)
+
+
+def cross_entropy(scores: Array, label: Integer) -> Array:
+    """``−log softmax(scores)_label``; NaN for a label without a score, where JAX may take another."""
+    value = optax.softmax_cross_entropy_with_integer_labels(scores, label)
+    return jnp.where((label >= 0) & (label < scores.shape[-1]), value, jnp.nan)
+
+
+def logistic(score: Array, label: Integer) -> Array:
+    """``log(1 + exp(−v score))`` with v = −1 for label 0 and +1 for label 1; NaN for others."""
+    return _two(jax.nn.softplus(-_sign(label) * score), label)
+
+
+def hinge(score: Array, label: Integer) -> Array:
+    """``max(0, 1 − v score)`` with v = −1 for label 0 and +1 for label 1; NaN for others."""
+    return _two(jax.nn.relu(1 - _sign(label) * score), label)
+
+
+def squared(scores: Array, label: Array) -> Array:
+    """``½ ‖scores − label‖²``."""
+    return 0.5 * (_residual(scores, label) ** 2).sum()
+
+
+def absolute(scores: Array, label: Array) -> Array:
+    """``‖scores − label‖₁``."""
+    return jnp.abs(_residual(scores, label)).sum()
+
+
+def huber(scores: Array, label: Array) -> Array:
+    """``Σ ½ r²`` where |r| ≤ 1, else ``|r| − ½``; r = scores − label."""
+    return optax.huber_loss(_residual(scores, label)).sum()
+
+
+def _sign(label: Integer) -> Any:
+    return 2.0 * label - 1.0
+
+
+def _two(value: Array, label: Integer) -> Array:
+    return jnp.where((label == 0) | (label == 1), value, jnp.nan)
+
+
+def _residual(scores: Array, label: Array) -> Array:
+    if jnp.size(scores) != jnp.size(label):
+        raise ValueError(
+            f"The scores have shape {jnp.shape(scores)} and the label {jnp.shape(label)}: give the model "
+            "as many outputs as the label has numbers."
+        )
+    return scores - jnp.asarray(label, scores.dtype).reshape(scores.shape)
+
+
+def _largest(scores: Array) -> Array:
+    return scores.argmax(-1)
+
+
+def _positive(score: Array) -> Array:
+    return (score > 0).astype(int)
+
+
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": Loss(cross_entropy, "classes", _largest),
+    "logistic": Loss(logistic, "two", _positive),
+    "hinge": Loss(hinge, "two", _positive),
+    "squared": Loss(squared),
+    "absolute": Loss(absolute),
+    "huber": Loss(huber),
+}

@@ -1,0 +1,170 @@
+"""What a model is, and how one is made of a start and scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.core.storage import Placed
+from fedstrata.core.types import Array, Function, Key, PyTree
+from fedstrata.models.losses import Labels, Loss
+
+Metric = Callable[[PyTree, PyTree, Placed], Any]
+Seed = int | Key
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model; ``x`` are its parameters, a pytree of arrays.
+
+    Attributes:
+        init: seed, or JAX key → parameters.
+        apply: ``apply(x, u)``: the scores of one input u.
+        loss: ``loss(x, sample)`` of one sample ``{"x": u, "y": label}``, with the regulariser.
+        decide: the prediction that scores stand for: a label, or the numbers themselves.
+        correct: ``correct(x, sample)``: whether the label is predicted, 0 or 1.
+        labels: what they are: ``"classes"``, ``"two"`` classes or ``"numbers"``.
+        metrics: name → function of ``(x, y, data)`` on the test data, for `fedstrata.solve`: ``test_loss``,
+            and ``accuracy`` where there are classes.
+    """
+
+    init: Callable[[Seed], PyTree]
+    apply: Callable[[PyTree, Any], Any]
+    loss: Callable[[PyTree, Any], Any]
+    decide: Callable[[Any], Any]
+    correct: Callable[[PyTree, Any], Any]
+    labels: Labels
+    metrics: dict[str, Metric]
+
+    def predict(self, x: PyTree, inputs: Any) -> np.ndarray:
+        """The predictions for stacked inputs: labels of classes, or numbers."""
+        scores = jax.jit(jax.vmap(self.apply, in_axes=(None, 0)))(x, jnp.asarray(inputs))
+        return np.asarray(jax.vmap(self.decide)(scores))
+
+    def score(self, x: PyTree, samples: PyTree) -> float:
+        """The accuracy on ``{"x": inputs, "y": labels}``; where labels are numbers R², as in scikit-learn."""
+        if samples is None:
+            raise ValueError("There are no samples to score: the data has no such part (test_fraction=…).")
+        if self.labels != "numbers":
+            samples = jax.tree.map(jnp.asarray, samples)
+            return float(jax.jit(jax.vmap(self.correct, in_axes=(None, 0)))(x, samples).mean())
+        predicted, labels = self.predict(x, samples["x"]), np.asarray(samples["y"])
+        residual, spread = (((labels - other) ** 2).sum(0) for other in (predicted, labels.mean(0)))
+        return float(np.mean(1 - residual / spread))
+
+
+def model(
+    init: Callable[[np.random.Generator], PyTree],
+    apply: Callable[[PyTree, Any], Any],
+    loss: str | Loss | Function = "cross_entropy",
+    regularizer: Callable[[PyTree], Any] | None = None,
+) -> Model:
+    """A model by its start and its scores.
+
+    Args:
+        init: draws the parameters.
+        apply: ``apply(x, u)``, the scores of one input.
+        loss: of scores and a label.
+        regularizer: a function of the parameters, added to the loss.
+    """
+    of = Loss.of(loss)
+
+    def total(x: PyTree, sample: PyTree) -> Any:
+        value = of(apply(x, sample["x"]), sample["y"])
+        return value if regularizer is None else value + regularizer(x)
+
+    def correct(x: PyTree, sample: PyTree) -> Any:
+        return (of.decide(apply(x, sample["x"])) == sample["y"]).astype(float)
+
+    return of_functions(init, apply, total, of.decide, correct, of.labels)
+
+
+def of_functions(
+    init: Callable[[np.random.Generator], PyTree],
+    apply: Function,
+    loss: Function,
+    decide: Function,
+    correct: Function,
+    labels: Labels,
+) -> Model:
+    """A model by its functions, with its metrics."""
+    metrics = {} if labels == "numbers" else {"accuracy": test_mean(correct)}
+    metrics["test_loss"] = test_mean(loss)
+
+    def start(seed: Seed) -> PyTree:
+        return init(generator(seed))
+
+    return Model(start, apply, loss, decide, correct, labels, metrics)
+
+
+def test_mean(function: Callable[[PyTree, Any], Any]) -> Metric:
+    """The metric that averages ``function(x, sample)`` over the test data."""
+
+    def metric(x: PyTree, y: PyTree, data: Placed) -> Any:
+        if data.test is None:
+            raise ValueError("accuracy and test_loss are means over test data, and there is none: test=….")
+        return jax.vmap(function, in_axes=(None, 0))(x, data.test).mean()
+
+    return metric
+
+
+test_mean.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's
+
+
+def generator(seed: Seed) -> np.random.Generator:
+    """NumPy's generator of a seed or a JAX key."""
+    if isinstance(seed, jax.Array):
+        data = jax.random.key_data(seed) if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) else seed
+        return np.random.default_rng(np.atleast_1d(np.asarray(data)).tolist())
+    return np.random.default_rng(seed)
+
+
+def he(rng: np.random.Generator, *shape: int) -> Array:
+    """Weights of He's scale: normal with variance 2/inputs; the last axis is the outputs'."""
+    return jnp.asarray(rng.normal(size=shape) * math.sqrt(2 / math.prod(shape[:-1])), jnp.result_type(float))
+
+
+def squares(x: PyTree) -> Any:
+    """‖x‖² over all leaves."""
+    return sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(x))
+
+
+def weight_decay(lam: float) -> Callable[[PyTree], Any] | None:
+    """``λ/2 ‖x‖²``, or None for λ = 0."""
+    return (lambda x: lam / 2 * squares(x)) if lam else None
+
+
+def scalar_if_one(scores: Array) -> Array:
+    """One score as a number."""
+    return scores[0] if scores.shape == (1,) else scores
+
+
+def check(name: str, loss: str | Loss | Function = "squared", **given: object) -> None:
+    """Raise for parameters that no model has: sizes are whole numbers ≥ 1, the others finite and ≥ 0."""
+    for key, value in given.items():
+        size = key != "lam"
+        kinds = (int, np.integer) if size else (int, float, np.number)
+        good = (
+            isinstance(value, kinds)
+            and not isinstance(value, bool)
+            and (1 if size else 0) <= value < math.inf
+        )
+        if not good:
+            words = "a whole number ≥ 1" if size else "a finite number ≥ 0"
+            raise ValueError(f"{name}: {key} must be {words}, but is {value!r}.")
+    labels, outputs = Loss.of(loss).labels, given.get("outputs")
+    if labels == "classes" and outputs == 1:
+        raise ValueError(
+            f"{name}: {loss!r} needs an output for each class, at least 2; 'logistic' needs one."
+        )
+    if labels == "two" and outputs not in (None, 1):
+        raise ValueError(
+            f"{name}: {loss!r} is for the classes 0 and 1 and needs one output, but has {outputs}. For "
+            "several classes there is 'cross_entropy'."
+        )

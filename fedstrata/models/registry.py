@@ -1,0 +1,121 @@
+"""Models by name, with the sizes that data asks for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.core.words import suggest
+from fedstrata.data.labels import check_labels, count_classes
+from fedstrata.models.images import cnn, resnet, resnet20
+from fedstrata.models.losses import Loss
+from fedstrata.models.model import Model
+from fedstrata.models.networks import mlp, relu_network
+from fedstrata.models.regression import linear, logistic, softmax
+
+MODELS: dict[str, Callable[..., Model]] = {
+    "linear": linear,
+    "softmax": softmax,
+    "logistic": logistic,
+    "mlp": mlp,
+    "relu_network": relu_network,
+    "cnn": cnn,
+    "resnet": resnet,
+    "resnet20": resnet20,
+}
+SIZES = ("features", "channels", "outputs", "classes")  # what the data tells
+
+
+def options(name: str) -> list[str]:
+    """The names of a model's options, beside the sizes that the data tells.
+
+    >>> options("softmax"), options("mlp")
+    (['lam'], ['hidden', 'lam', 'loss', 'activation'])
+    """
+    return [key for key in inspect.signature(_constructor(name)).parameters if key not in SIZES]
+
+
+def for_data(name: str, data: FederatedData, **given: Any) -> Model:
+    """The model of a name for samples ``{"x": …, "y": …}``, its sizes read from them and its labels checked.
+
+    Args:
+        name: one of `MODELS`.
+        data: the samples.
+        given: the model's options, see `options`; also sizes, where they are to be others.
+
+    Raises:
+        ValueError: for a name or an option that there is not.
+        DataError: for labels that its loss does not take.
+
+    >>> import fedstrata as fs
+    >>> data = fs.data.digits(clients=2)
+    >>> model = for_data("mlp", data, hidden=32)
+    >>> model.init(0)["hidden"]["W"].shape, model.init(0)["output"]["W"].shape
+    ((64, 32), (32, 10))
+    """
+    constructor = _constructor(name)
+    parameters = inspect.signature(constructor).parameters
+    for key in given:
+        if key not in parameters:
+            raise ValueError(
+                f"{name} has no {key!r}{suggest(key, list(parameters))} It has {', '.join(parameters)}."
+            )
+    # A file has lists where Python has tuples.
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    if not isinstance(data.train, dict) or not {"x", "y"} <= data.train.keys():
+        found = (
+            ", ".join(map(repr, data.train)) if isinstance(data.train, dict) else type(data.train).__name__
+        )
+        raise DataError(f"Models take samples {{'x': …, 'y': …}}, but these have {found}.")
+    sizes: dict[str, Any] = {}
+    if "features" in parameters:
+        sizes["features"] = data.train["x"][0].size
+    if "channels" in parameters:
+        sizes |= _image(name, data.train["x"].shape[1:], given.get("shape"))
+    if (key := "classes" if name == "softmax" else "outputs") in parameters:
+        sizes[key] = given.get(key) or _outputs(data, _loss(parameters, given))
+    if name == "logistic":
+        _outputs(data, Loss.of("logistic"))
+    return constructor(**{**sizes, **given})
+
+
+def _constructor(name: str) -> Callable[..., Model]:
+    if name not in MODELS:
+        raise ValueError(
+            f"There is no model {name!r}{suggest(name, list(MODELS))} There are {', '.join(MODELS)}."
+        )
+    return MODELS[name]
+
+
+def _loss(parameters: Any, given: dict[str, Any]) -> Loss:
+    return Loss.of(given.get("loss", parameters["loss"].default if "loss" in parameters else "cross_entropy"))
+
+
+def _outputs(data: FederatedData, loss: Loss) -> int:
+    """How many scores the labels ask for."""
+    if loss.labels == "classes":
+        return max(2, count_classes(data))
+    if loss.labels == "two":
+        check_labels(data, 2)
+        return 1
+    labels = np.asarray(data.train["y"])
+    if labels.ndim > 2:
+        raise DataError(f"Labels are numbers or vectors, but these have shape {labels.shape[1:]}.")
+    return labels.shape[1] if labels.ndim == 2 else 1
+
+
+def _image(name: str, found: tuple[int, ...], shape: tuple[int, ...] | None) -> dict[str, Any]:
+    if shape is not None:
+        return {"channels": shape[-1]}
+    if len(found) == 3:
+        return {"channels": found[-1]}
+    if len(found) == 2:
+        return {"channels": 1, "shape": (*found, 1)}
+    raise DataError(
+        f"{name} takes images (height, width, channels), but 'x' has samples of shape {found}: load them "
+        f"with flat=False, or give shape=(height, width, channels)."
+    )
