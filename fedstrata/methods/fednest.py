@@ -74,6 +74,8 @@ class FedNest(Implicit[Nested, State]):
         inverse: ``"neumann"`` (the paper's), ``"series"``, ``"cg"`` or ``"none"``.
         products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.
         batch_size: samples in each gradient; None is the full batch.
+        redraw: where only some clients take part, draw as many anew for each inner averaging, as the paper's
+            program does; else a round has one cohort.
     """
 
     alpha: Positive  # α
@@ -85,6 +87,7 @@ class FedNest(Implicit[Nested, State]):
     inverse: Inverse = "neumann"
     products: Products = "exact"
     batch_size: BatchSize = None
+    redraw: bool = False
 
     solves = (Bilevel, Minimax, Composition)
     needs = "gradients, in bilevel problems Hessian-vector products"
@@ -194,12 +197,19 @@ class FedNest(Implicit[Nested, State]):
 
     def round(self, problem: Nested, fed: Fed, key: Key, r: Integer, state: State) -> State:
         x, at_work = state.x, fed.at_work(self.tau)
+        redraw = self.redraw and fed.participants < fed.clients
         key_inner, key_slope, key_system, key_h, key_outer = jax.random.split(key, 5)
 
         def inner(t: Integer, y: PyTree) -> PyTree:
             key_q, key_steps = jax.random.split(jax.random.fold_in(key_inner, t))
-            q = fed.average(self.inner_mean, key_q, x, y)  # line 2
-            return fed.average(self.inner_steps, key_steps, x, y, q, weights=at_work, around=y)  # lines 3, 4
+            of, weights = None, at_work
+            if redraw:
+                key_cohort = jax.random.fold_in(key_inner, -1 - t)
+                of = jnp.sort(jax.random.choice(key_cohort, fed.everyone, (fed.participants,), replace=False))
+                weights = fed.at_work(self.tau, of)
+            q = fed.average(self.inner_mean, key_q, x, y, of=of)  # line 2
+            message = (self.inner_steps, key_steps, x, y, q)
+            return fed.average(*message, of=of, weights=weights, around=y)  # lines 3, 4
 
         with fed.level("lower"):
             y = fed.repeat(self.T, inner, state.y)  # line 1

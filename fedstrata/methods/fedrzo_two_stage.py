@@ -97,6 +97,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
             ``"solution"`` (the problem's own), or a function ``(G, project, y) -> y``.
         alpha: the solver's step size α; None finds one.
         tau: τ, for t_k = ⌈τ ln(k+1)⌉ solver steps; None stops by ``tol``.
+        pace: t_k = ⌈τ ln(pace·k + 1)⌉; with m clients m, where k is to count the steps of all of them.
         tol: the residual at which to stop, relative to ‖G‖ at ``y0``.
         max_steps: the most solver steps without ``tau``.
         warm_start: start from the last response; else from ``y0``, as in the paper.
@@ -122,6 +123,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
     two_sided: bool = False
     directions: Count = 1
     orthogonal: bool = False
+    pace: Positive = 1.0
 
     solves = (MPEC,)
     needs = "function values, values of the followers' map"
@@ -249,7 +251,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
         probe = jax.tree.map(lambda leaf: jnp.broadcast_to(vi.uneven(leaf[0, 0]), leaf.shape), start)
         solver = partial(vi.SOLVERS[lower], G, project, only_real(start, zero), probe=only_real(probe, zero))
         if self.tau is not None:
-            steps = jnp.ceil(self.tau * jnp.log1p(jnp.asarray(k, float))).astype(jnp.int32)
+            steps = jnp.ceil(self.tau * jnp.log1p(self.pace * jnp.asarray(k, float))).astype(jnp.int32)
             found = solver(alpha=self.alpha, steps=steps)
             return only_real(found.y, start), found.values
         scale = tree.norm(G(y0))

@@ -88,3 +88,16 @@ def test_the_papers_table():
         best.setdefault(where, []).append((claim.value, claim.where["label"]))
     winners = [max(rows)[1] for (level, _), rows in best.items() if level != "mild"]
     assert winners.count("ZO-HFL") == 5  # "the best test accuracy in 5 out of 6 heterogeneous environments"
+
+
+def test_personal_accuracy_is_each_models_own_in_its_clients_mix_of_classes():
+    data = zohfl.split("digits", alpha=0.1, seed=1, clients=4)
+    models = np.random.default_rng(0).normal(size=(4, 10, 64)).astype(np.float32)
+    found = float(zohfl.personal_accuracy(models[0], models, data.placed()))
+    x = (data.test["x"] - data.test["scale"][:, :1]) / data.test["scale"][:, 1:]
+    expected = 0.0
+    for i, model in enumerate(models):
+        right = (x @ model.T).argmax(1) == data.test["y"]
+        parts = np.bincount(data.client(i)["y"], minlength=10) / data.sizes.sum()
+        expected += sum(parts[c] * right[data.test["y"] == c].mean() for c in range(10))
+    assert found == pytest.approx(expected, abs=1e-5)

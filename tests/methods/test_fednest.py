@@ -38,6 +38,27 @@ def inner_solution(q, x, steps, beta):
 # FedNest
 
 
+def test_a_cohort_drawn_anew_for_every_inner_averaging():
+    """One of two clients with minimisers ±1, where y would end at that of the round's own client.
+
+    Drawn anew y follows y ← (1−β)y + βc with c = ±1 at random, of variance β/(2−β).
+    """
+    data = fs.FederatedData.from_clients([{"c": np.array([c])} for c in (-1.0, 1.0)])
+    problem = fs.Bilevel(upper=lambda x, y, s: x**2 + y**2, lower=lambda x, y, s: (y - s["c"]) ** 2 / 2)
+    start = {
+        "x0": np.zeros(()),
+        "y0": np.zeros(()),
+        "rounds": 1,
+        "participation": 1,
+        "default_metrics": False,
+    }
+    method = fs.FedNest(0.1, 0.1, T=60, N=1, inverse="none", redraw=True)
+    runs = fs.sweep(problem, method, data, **start, seeds=range(200), progress=False)
+    y = np.array([run.y for run in runs])
+    assert abs(y.mean()) < 4 * np.sqrt(0.1 / 1.9 / 200)
+    np.testing.assert_allclose(y.var(), 0.1 / 1.9, rtol=0.4)
+
+
 @pytest.mark.parametrize("inverse", ["series", "neumann", "cg"])
 def test_minibatches_leave_the_mean_of_the_series(inverse):
     """E p = H⁻¹ b: the factors' samples are independent. CG has one batch, hence E[H_B⁻¹] b."""

@@ -8,10 +8,14 @@ by seed, He's initialisation by seed, one sample a step, and as many rounds as s
 
 from __future__ import annotations
 
+from typing import Any
+
 import fedstrata as fs
+from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Setting, Task
 from fedstrata.experiments.data import federated
 from fedstrata.models import Model, relu_network
+from fedstrata.models.model import squares
 
 PROBLEM = (
     "min over (Z, w) of 1/m Σ_i mean over client i's samples of ½(v − Σ_q w_q σ(Z_q·u))² + λ/2 (‖Z‖² + ‖w‖²) "
@@ -25,9 +29,19 @@ def network(s: Setting, beta: float | None = None) -> tuple[fs.FederatedData, Mo
     return data, relu_network(data.train["x"].shape[-1], s.neurons, s.lam, beta)
 
 
+def sum_of_squares(x: PyTree, y: PyTree) -> Any:
+    """‖x‖², of which λ/2 is in the loss."""
+    return squares(x)
+
+
 def build(s: Setting) -> Task:
     """FedRZO on the ReLU network."""
     data, model = network(s)
+
+    def derive(result: fs.Result) -> dict[str, Any]:
+        fit = result.history["loss"] - s.lam / 2 * result.history["squares"]
+        return {"local_steps": s.H * result.history["round"], "fit": fit}
+
     return Task(
         fs.Minimization(model.loss),
         fs.FedRZO(gamma=s.gamma, eta=s.eta, H=s.H, batch_size=s.batch_size),
@@ -35,6 +49,6 @@ def build(s: Setting) -> Task:
         model.init(s.seed),
         rounds=s.rounds,
         eval_every=max(1, s.rounds // s.evaluations),
-        metrics=model.metrics,
-        derive=lambda result: {"local_steps": s.H * result.history["round"]},
+        metrics={**model.metrics, "squares": sum_of_squares},
+        derive=derive,
     )

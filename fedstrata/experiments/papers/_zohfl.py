@@ -15,6 +15,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
@@ -40,22 +41,31 @@ PARAMETERS: dict[str, Any] = {
     "mu": 1.0,
     "batch_size": 32,
     "mu_prox": 0.1,
+    "pixels": "standardised",  # or "[0, 1]"
+    "baseline_steps": "falling",  # γ_r like ZO-HFL's, or "constant"
 }
 
 
 @functools.lru_cache(maxsize=3)
-def pooled(name: str) -> dict[str, np.ndarray]:
-    """All images of a data set: bytes, labels, and beside each image the mean and deviation of all pixels."""
+def pooled(name: str, pixels: str = "standardised") -> dict[str, np.ndarray]:
+    """All images of a data set: bytes, labels, and beside each image what to subtract and to divide by.
+
+    That is the mean and the deviation of all pixels, or what makes them numbers in [0, 1].
+    """
     arrays = fs.data.load(name)
     if name != "digits":
         arrays = {k: np.concatenate([arrays[f"{k}_train"], arrays[f"{k}_test"]]) for k in "xy"}
     x = arrays["x"].reshape(len(arrays["y"]), -1).astype(np.uint8)
     scale = np.array([x.mean(dtype=float), x.std(dtype=float)], np.float32)
+    if pixels == "[0, 1]":
+        scale = np.array([0, x.max()], np.float32)
     return {"x": x, "y": arrays["y"].astype(np.int32), "scale": np.tile(scale, (len(x), 1))}
 
 
 @functools.lru_cache(maxsize=9)  # of a seed and a level: three data sets, three ways
-def split(name: str, alpha: float, seed: int, clients: int, server: str = "apart") -> fs.FederatedData:
+def split(
+    name: str, alpha: float, seed: int, clients: int, server: str = "apart", pixels: str = "standardised"
+) -> fs.FederatedData:
     """A tenth for the test, 30 % of the rest for the server, all else over the clients by Dirichlet(α).
 
     Args:
@@ -65,8 +75,9 @@ def split(name: str, alpha: float, seed: int, clients: int, server: str = "apart
         clients: how many.
         server: where the server's data is: ``"apart"``; ``"shared"``, when every client has an even part of
             it as well; ``"alone"``, when there is nothing else, and one client holds it.
+        pixels: the scale of the images, as in `PARAMETERS`.
     """
-    arrays = pooled(name)
+    arrays = pooled(name, pixels)
     order = np.random.default_rng(seed).permutation(len(arrays["y"]))
     held_out = len(order) // 10
     test = {key: array[order[:held_out]] for key, array in arrays.items()}
@@ -135,9 +146,27 @@ def loss_on_server(x: jax.Array, y: PyTree, data: Placed) -> jax.Array:
 METRICS = {"accuracy": accuracy, "test_loss": loss_on_test, "global_loss": loss_on_server}
 
 
+def personal_accuracy(x: jax.Array, y: jax.Array, data: Placed) -> jax.Array:
+    """Of the clients' own models, each on test images in its own mix of classes, weighted by their sizes.
+
+    A split by labels leaves the images of a class alike on all clients, so client i's accuracy is that on the
+    test images of each class, averaged with its classes' parts. With one model for all it is `accuracy`, up
+    to the difference between the classes' parts in training and test.
+    """
+    owner = jnp.repeat(jnp.arange(len(y)), data.sizes, total_repeat_length=len(data.train["y"]))
+    parts = jnp.zeros((len(y), 10)).at[owner, data.train["y"]].add(1) / len(owner)  # ρ_i π_ic
+    of_class = jax.nn.one_hot(data.test["y"], 10)
+
+    def by_class(model: jax.Array) -> jax.Array:
+        hits = scores(model, data.test).argmax(1) == data.test["y"]
+        return hits @ of_class / jnp.maximum(of_class.sum(0), 1)
+
+    return (parts * jax.lax.map(by_class, y)).sum()
+
+
 @functools.cache
 def metrics(lam: float) -> dict[str, Any]:
-    """Those of ZO-HFL: also f₂ at the models that the clients have, and f₁ + f₂."""
+    """Those of ZO-HFL: also f₂ at the models that the clients have, f₁ + f₂, and these models' accuracy."""
 
     def coupling(x: jax.Array, y: jax.Array, data: Placed) -> jax.Array:
         rho = data.sizes / data.sizes.sum()
@@ -146,15 +175,18 @@ def metrics(lam: float) -> dict[str, Any]:
     def objective(x: jax.Array, y: jax.Array, data: Placed) -> jax.Array:
         return loss_on_server(x, y, data) + coupling(x, y, data)
 
-    return {**METRICS, "coupling": coupling, "objective": objective}
+    return {**METRICS, "coupling": coupling, "objective": objective, "personal_accuracy": personal_accuracy}
 
 
 def method_of(s: Setting, row: str) -> fs.Method:
-    """The method of a row. All take the same number of local steps, and the paper's γ_r."""
+    """The method of a row. All take the same number of local steps, and the paper's γ_r or, baselines, γ."""
+    gamma: Any
     gamma, H, batch = RootDecay(s.gamma), RootGrowth(s.tau), s.batch_size
     if row == "ZO-HFL":
         options = {"batch_size": batch, "server_batch_size": batch, "messages": "scalars"}
         return fs.ZOHFL(gamma, s.eta, H, s.gamma_client, **options)
+    if s.baseline_steps == "constant" and row != "server data only":
+        gamma = s.gamma
     if row == "SCAFFOLD":
         return fs.SCAFFOLD(gamma, K=H, batch_size=batch)
     if row == "server data only":
@@ -167,7 +199,7 @@ def build(s: Setting) -> Task:
     row, (alpha, participation) = str(s.method).removesuffix(SHARED), LEVELS[s.level]
     alone, personal = row == "server data only", row == "ZO-HFL"
     server = "alone" if alone else "shared" if row != s.method else "apart"
-    data = split(s.data, alpha, s.seed, s.clients, server)
+    data = split(s.data, alpha, s.seed, s.clients, server, s.pixels)
     x0 = np.zeros((10, data.test["x"].shape[1]), np.float32)
     return Task(
         personalized(s.clients, s.lam, s.mu) if personal else MINIMIZATION,

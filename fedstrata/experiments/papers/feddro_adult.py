@@ -25,6 +25,7 @@ EXPERIMENT = Experiment(
     table=TableSpec(COLUMNS, rows=("label", "I")),
     plots=(
         PlotSpec("accuracy", lines=("label", "I"), title="Test accuracy by rounds"),
+        PlotSpec("accuracy", x="exchanges", lines=("label", "I"), log_x=True, name="accuracy-by-exchanges"),
         PlotSpec("accuracy", x="bytes_up", lines=("label", "I"), log_x=True, name="accuracy-by-bytes"),
         PlotSpec(
             "test_violation",

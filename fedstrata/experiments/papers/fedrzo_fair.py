@@ -140,6 +140,9 @@ EXPERIMENT = Experiment(
     ),
     plots=(
         PlotSpec("implicit", lines=("H",), panels="label", y_label="max over y of the payoff"),
+        PlotSpec(
+            "implicit", x="exchanges", lines=("label", "H"), log_x=True, y_label="max over y of the payoff"
+        ),
         PlotSpec("worst_loss", lines=("H",), panels="label", y_label="test loss of the worst digit"),
         PlotSpec("worst_accuracy", lines=("H",), panels="label", y_label="test accuracy of the worst digit"),
     ),

@@ -167,6 +167,7 @@ EXPERIMENT = Experiment(
     plots=(
         PlotSpec("test_loss", lines=("H",), panels="lower", title="Loss on test data (Figure 4, left)"),
         PlotSpec("gap", lines=("H",), panels="lower", log_y=True, caption=GAP),
+        PlotSpec("gap", x="exchanges", lines=("H", "lower"), log_x=True, log_y=True, caption=GAP),
         PlotSpec("weight", lines=("H",), panels="lower", log_y=True, y_label="mean weight x̄"),
     ),
     notes=(

@@ -139,7 +139,7 @@ EXPERIMENT = Experiment(
         rows=("label", "alpha", "beta"),
     ),
     plots=(
-        *along(("round", "megabytes"), "accuracy", "Test accuracy", **LOOK),
+        *along(("round", "exchanges", "megabytes"), "accuracy", "Test accuracy", **LOOK),
         *along(("round",), "found", "Labels judged rightly", **LOOK),
         *along(("round",), "upper", "Clean validation loss", log_y=True, **LOOK),
     ),

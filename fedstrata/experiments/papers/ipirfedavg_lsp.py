@@ -193,6 +193,9 @@ EXPERIMENT = Experiment(
     ),
     plots=(
         PlotSpec("stationarity", lines=("K",), panels="label", log_y=True, title="‖∇F_λ‖²"),
+        PlotSpec(
+            "stationarity", x="exchanges", lines=("label", "K"), log_x=True, log_y=True, title="‖∇F_λ‖²"
+        ),
         PlotSpec("f", lines=("K",), panels="label", title="f, the envelope of the penalty"),
         PlotSpec("primary", lines=("K",), panels="label", log_y=True, title="h, the training loss"),
         PlotSpec("change", lines=("K",), panels="label", log_y=True, title="|f(y^t) − f(y^{t−1})|"),

@@ -15,8 +15,14 @@ EXPERIMENT = Experiment(
         "steps in round r. The global loss is f₁ + f₂ of the server's model and the clients' own."
     ),
     problem="min_x f₁(x) + λ/2 Σ_i ρ_i ‖x − y_i(x)‖²,  y_i(x) = argmin_y CE_i(y) + μ/2 ‖x − y‖²",
-    parameters={**PARAMETERS, "rounds": 200},
-    grid={"method": ["ZO-HFL"], "data": list(DATA[1:]), "level": list(LEVELS), "tau": [5.0, 20.0, 50.0]},
+    parameters={**{key: value for key, value in PARAMETERS.items() if key != "mu"}, "rounds": 200},
+    grid={
+        "method": ["ZO-HFL"],
+        "data": list(DATA[1:]),
+        "level": list(LEVELS),
+        "mu": [1.0, 10.0],
+        "tau": [5.0, 20.0, 50.0],
+    },
     build=build,
     seeds=3,
     table=TableSpec(
@@ -26,12 +32,12 @@ EXPERIMENT = Experiment(
             Column("coupling", title="f₂"),
             Column("accuracy", format=".2%"),
         ),
-        rows=("data", "level", "tau"),
+        rows=("data", "level", "mu", "tau"),
     ),
     plots=(
         PlotSpec(
             "objective",
-            lines=("tau", "data"),
+            lines=("tau", "mu", "data"),
             panels="level",
             log_y=True,
             title="The global loss",
@@ -39,14 +45,14 @@ EXPERIMENT = Experiment(
         ),
         PlotSpec(
             "global_loss",
-            lines=("tau", "data"),
+            lines=("tau", "mu", "data"),
             panels="level",
             title="Its part on the server's data",
             y_label="f₁",
         ),
         PlotSpec(
             "coupling",
-            lines=("tau", "data"),
+            lines=("tau", "mu", "data"),
             panels="level",
             log_x=True,
             log_y=True,
@@ -81,6 +87,7 @@ EXPERIMENT = Experiment(
         "rounds": 20,
         "evaluations": 5,
         "tau": [5.0, 20.0],
+        "mu": [1.0],
         "level": ["moderate"],
         "data": ["digits"],
         "seeds": 1,

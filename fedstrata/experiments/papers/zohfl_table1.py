@@ -71,7 +71,10 @@ EXPERIMENT = Experiment(
     build=build,
     seeds=3,
     table=TableSpec(
-        (Column("accuracy", title="accuracy", format=".2%", better="high"),),
+        (
+            Column("accuracy", title="accuracy", format=".2%", better="high"),
+            Column("personal_accuracy", title="of personal models", format=".2%", better="high"),
+        ),
         rows=("level", "label"),
         across="data",
     ),
