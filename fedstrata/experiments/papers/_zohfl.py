@@ -41,7 +41,7 @@ PARAMETERS: dict[str, Any] = {
     "mu": 1.0,
     "batch_size": 32,
     "mu_prox": 0.1,
-    "pixels": "standardised",  # or "[0, 1]"
+    "pixels": "standardised",  # or "unit"
     "baseline_steps": "falling",  # γ_r like ZO-HFL's, or "constant"
 }
 
@@ -57,7 +57,7 @@ def pooled(name: str, pixels: str = "standardised") -> dict[str, np.ndarray]:
         arrays = {k: np.concatenate([arrays[f"{k}_train"], arrays[f"{k}_test"]]) for k in "xy"}
     x = arrays["x"].reshape(len(arrays["y"]), -1).astype(np.uint8)
     scale = np.array([x.mean(dtype=float), x.std(dtype=float)], np.float32)
-    if pixels == "[0, 1]":
+    if pixels == "unit":
         scale = np.array([0, x.max()], np.float32)
     return {"x": x, "y": arrays["y"].astype(np.int32), "scale": np.tile(scale, (len(x), 1))}
 

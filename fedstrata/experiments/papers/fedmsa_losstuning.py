@@ -17,7 +17,7 @@ series' factor 1/ℓ, so K steps of 1 with it. 2K + 6 exchanges a round. Its SVR
 many steps on all of a client's samples: less noise at ten times the computing.
 
 Seconds are rounds times the time of a round of this method alone, measured apart: without compiling and
-evaluations, and whatever else is solved side by side.
+evaluations, and whatever else is solved side by side. ``timing=0`` measures none, and they are the run's.
 """
 
 from __future__ import annotations
@@ -112,10 +112,13 @@ def build(s: Setting) -> Task:
     )
 
     def costs(result: fs.Result) -> dict[str, Any]:
+        gigabytes = {"gigabytes": traffic(result) / 1e9}
+        if s.timing == 0:
+            return gigabytes
         alike = s.method, s.K, s.data, s.clients, s.local, s.hidden
         if alike not in ROUNDS:
             ROUNDS[alike] = seconds_of_a_round(task, s.timing)
-        return {"gigabytes": traffic(result) / 1e9, "seconds": ROUNDS[alike] * result.history["round"]}
+        return {**gigabytes, "seconds": ROUNDS[alike] * result.history["round"]}
 
     return replace(task, derive=costs)
 
