@@ -17,5 +17,11 @@ def on_page_content(html: str, **kwargs: Any) -> str:
 
 
 def mathml(tex: str, block: bool) -> str:
-    """One formula."""
-    return convert(html.unescape(tex).strip(), display="block" if block else "inline")
+    """One formula; the names of what is minimised stand below, as in print."""
+    source = html.unescape(tex).strip().replace(r"\arg", r"\mathrm{arg}\,")
+    if block:
+        source = re.sub(r"\\(min|max)_", r"\\\1\\limits_", source)
+    made = convert(source, display="block" if block else "inline")
+    if "\\" in made:
+        raise ValueError(f"A command of this formula is not known: {tex}")
+    return made

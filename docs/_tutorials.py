@@ -39,6 +39,7 @@ STYLE = {
     "font.family": "sans-serif",
     "font.size": 9,
 }
+_BAR = re.compile("rounds .*━")  # of a run that took longer than two seconds
 _PICTURE = re.compile(r'<p class="picture" data-file="([\w-]+\.svg)"></p>')
 
 
@@ -91,10 +92,7 @@ def record(name: str) -> None:
 
     mpl.rcParams.update({**STYLE, "svg.hashsalt": name})
     source, outputs, space = read(name), [], {"__name__": "__main__"}
-    OUTPUTS.mkdir(exist_ok=True)
-    for old in OUTPUTS.glob(f"{name}-[0-9].svg"):
-        old.unlink()
-    count = 0
+    drawn: dict[str, str] = {}
     for cell in cells(source):
         if cell.kind == "markdown":
             continue
@@ -102,11 +100,16 @@ def record(name: str) -> None:
             exec(compile(cell.text, f"{name}.py", "exec"), space)
         pictures = []
         for number in plt.get_fignums():
-            count += 1
-            pictures.append(f"{name}-{count}.svg")
-            (OUTPUTS / pictures[-1]).write_text(svg(plt.figure(number), f"{name}{count}"), "utf-8")
+            pictures.append(f"{name}-{len(drawn) + 1}.svg")
+            drawn[pictures[-1]] = svg(plt.figure(number), pictures[-1].removesuffix(".svg"))
         plt.close("all")
-        outputs.append({"text": printed.getvalue().rstrip("\n"), "pictures": pictures})
+        lines = [line for line in printed.getvalue().splitlines() if not _BAR.match(line)]
+        outputs.append({"text": "\n".join(lines), "pictures": pictures})
+    OUTPUTS.mkdir(exist_ok=True)
+    for old in OUTPUTS.glob(f"{name}-[0-9].svg"):
+        old.unlink()
+    for picture, text in drawn.items():
+        (OUTPUTS / picture).write_text(text, "utf-8")
     kept = json.dumps({"code": fingerprint(source), "outputs": outputs}, indent=1, ensure_ascii=False)
     (OUTPUTS / f"{name}.json").write_text(f"{kept}\n", "utf-8")
 

@@ -1,0 +1,64 @@
+"""Tutorials: they run, and their pages show what they print and draw."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+spec = importlib.util.spec_from_file_location("tutorials", ROOT / "docs" / "_tutorials.py")
+tutorials = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tutorials)
+
+CLASSES = {
+    "bilevel": "Bilevel",
+    "minimax": "Minimax",
+    "mpec": "MPEC",
+    "selection": "Selection",
+    "personalised": "Personalized",
+    "composition": "Composition",
+    "robust": "dro",
+    "multi-sequence": "MultiSequence",
+    "minimisation": "Minimization",
+}
+
+
+def test_there_is_one_for_each_problem_class():
+    assert set(CLASSES) <= set(tutorials.names())
+    for name, used in CLASSES.items():
+        assert f"fs.{used}" in tutorials.read(name)
+
+
+@pytest.mark.parametrize("name", tutorials.names())
+def test_the_page_shows_this_code(name):
+    source = tutorials.read(name)
+    compile(source, f"{name}.py", "exec")
+    record = tutorials.recorded(name)
+    again = f"The code of {name} was changed since: python docs/_tutorials.py {name}"
+    assert record["code"] == tutorials.fingerprint(source), again
+    assert any(output["pictures"] for output in record["outputs"])
+    page = tutorials.page(name)
+    assert page.startswith("# ")
+    assert "$$" in page
+    assert "## When not to use this" in page
+    assert all(cell.text in page for cell in tutorials.cells(source))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tutorials.names())
+def test_it_runs_and_its_claims_hold(name):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
+    command = [sys.executable, ROOT / "docs" / "tutorials" / f"{name}.py"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_cells_are_read_as_editors_read_them():
+    source = "# %% [markdown]\n# # Title\n#\n# words\n\n# %%\nx = 1\n\n# a comment\n"
+    assert tutorials.cells(source) == [("markdown", "# Title\n\nwords"), ("code", "x = 1\n\n# a comment")]
+    with pytest.raises(ValueError, match="begins with"):
+        tutorials.cells("# %% [raw]\nx")
