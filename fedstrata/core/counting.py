@@ -236,6 +236,16 @@ def traffic(level: str, message: PyTree, upload: PyTree, clients: int, each_repl
     return counts
 
 
+def sent(counts: Counter[str]) -> dict[str, int]:
+    """What a history shows of a ledger, which takes longer to make: totals over its levels and oracles."""
+    found = dict.fromkeys(("exchanges", "bytes_up", "bytes_down", "oracle_calls"), 0)
+    for name, amount in counts.items():
+        entry = "oracle_calls" if name in ORACLES else name.rpartition("/")[2]
+        if entry in found:
+            found[entry] += amount
+    return found
+
+
 @dataclass(frozen=True)
 class Ledger:
     """Totals of a run.

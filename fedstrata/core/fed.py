@@ -109,7 +109,7 @@ class Engine(abc.ABC):
 
     def fetch(self, carry: Carry, clients: int) -> Carry:
         """State and memory as host arrays, for results and checkpoints."""
-        return jax.tree.map(np.asarray, carry)
+        return Carry(*jax.device_get(tuple(carry)))
 
     def lane(self, carry: Carry, number: int) -> Carry:
         """One run's state and memory."""

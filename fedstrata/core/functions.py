@@ -63,6 +63,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(const)
 
 
+@functools.lru_cache(1024)
 def _written(code: CodeType) -> set[str]:
     """Global and outer variables that a function assigns to."""
     return {

@@ -25,7 +25,7 @@ from fedstrata.core.method import Method
 from fedstrata.core.storage import Placed, alike
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.programs import program
-from fedstrata.engines.simulated import Simulated, lane_of, strided, trace_advance, trace_begin
+from fedstrata.engines.simulated import Simulated, lanes_of, strided, trace_advance, trace_begin
 
 FILLED = 16  # runs side by side from which a CPU takes one client after the other
 
@@ -60,7 +60,7 @@ class Batched(Engine):
 
     def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
         """See `Engine.output`."""
-        return self.inner.output(method, carry, host)
+        return Engine.output(self, method, carry, host)  # one look-up on the device for each run is slower
 
     def lane(self, carry: Carry, number: int) -> Carry:
         """See `Engine.lane`."""
@@ -91,8 +91,11 @@ class Batched(Engine):
         active = np.ones(len(seeds), bool) if active is None else active
         args = (method, carry, seeds, data, active, *self.inner.slots(first, rounds))
         carry, *happened = program(_trace_advance, self, strided(setup, rounds), args)(*args)
-        happened = jax.tree.map(np.asarray, happened)
-        return Advanced(carry, [lane_of(rounds, *_at(happened, b)) for b in range(len(seeds))])
+        happened = jax.device_get(happened)
+        if setup.stride != strided(setup, rounds).stride and (happened[-1][active] >= 0).any():
+            carry, *happened = program(_trace_advance, self, setup, args)(*args)  # to tell which round it was
+            happened = jax.device_get(happened)
+        return Advanced(carry, lanes_of(rounds, *happened))
 
 
 def _at(stacked: Any, b: int) -> Any:

@@ -127,7 +127,9 @@ class Simulated(Engine):
         """See `Engine.advance`."""
         args = (method, carry, np.uint32(seed), data, *self.slots(first, rounds))
         carry, *happened = program(trace_advance, self, strided(setup, rounds), args)(*args)
-        return Advanced(carry, [lane_of(rounds, *jax.tree.map(np.asarray, happened))])
+        if setup.stride != strided(setup, rounds).stride and int(happened[-1]) >= 0:
+            carry, *happened = program(trace_advance, self, setup, args)(*args)  # to tell which round it was
+        return Advanced(carry, [lane_of(rounds, *jax.device_get(happened))])
 
     def slots(self, first: int, rounds: np.ndarray) -> tuple[np.int32, np.int32, np.ndarray]:
         """The arguments that say which rounds; of one shape, so that no number of them recompiles."""
@@ -140,7 +142,8 @@ def strided(setup: Setup, rounds: np.ndarray) -> Setup:
     """Rounds in strides of fixed length, where the device must otherwise ask the host after every one.
 
     A GPU runs a loop of fixed length by itself; one of traced length copies its condition to the host at
-    every turn. A stride divides all the numbers of rounds; another one is another program.
+    every turn. A stride divides all the numbers of rounds; another one is another program. At its end, not
+    after every round, the state is looked at: where it is not finite, the rounds are done again one by one.
     """
     if jax.default_backend() == "cpu":
         return setup
@@ -152,11 +155,35 @@ def lane_of(
     rounds: np.ndarray, history: dict[str, np.ndarray], words: counting.Tally, bad: np.ndarray
 ) -> Lane:
     """What a program says of one run, on the host."""
-    counts = [
+    return Lane(_values(rounds, history), counts_of(rounds, words), int(bad))
+
+
+def lanes_of(
+    rounds: np.ndarray, history: dict[str, np.ndarray], words: counting.Tally, bad: np.ndarray
+) -> list[Lane]:
+    """The same of several runs, on a leading axis; where all of them counted the same, it is settled once."""
+
+    def at(b: int, stacked: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[b], stacked)
+
+    alike = all((leaf == leaf[:1]).all() for leaf in jax.tree.leaves(words))
+    shared = counts_of(rounds, at(0, words)) if alike else None
+    return [
+        Lane(_values(rounds, at(b, history)), shared or counts_of(rounds, at(b, words)), int(bad[b]))
+        for b in range(len(bad))
+    ]
+
+
+def _values(rounds: np.ndarray, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: values[: len(rounds)] for name, values in history.items()}
+
+
+def counts_of(rounds: np.ndarray, words: counting.Tally) -> list[Counter[str]]:
+    """What was counted before each evaluation."""
+    return [
         counting.settle(jax.tree.map(lambda w, j=j: w[j], words), int(number))
         for j, number in enumerate(rounds)
     ]
-    return Lane({name: values[: len(rounds)] for name, values in history.items()}, counts, int(bad))
 
 
 def trace_begin(
@@ -193,15 +220,17 @@ def trace_advance(
     none = counting.no_words(tally)
 
     def round_step(_: Integer, inner: Any) -> Any:
-        carry, r, words, bad = inner
+        carry, r, words = inner
         carry, tally = round_once(carry, r)
-        bad = jnp.where((bad < 0) & ~finite(carry.state), r, bad)
-        return engine.fixed_layout(carry), r + 1, counting.add_words(words, tally), bad
+        return engine.fixed_layout(carry), r + 1, counting.add_words(words, tally)
 
     def stride(turn: Integer, inner: Any) -> Any:
+        *before, bad = inner
         if setup.stride == 1:
-            return round_step(turn, inner)
-        return jax.lax.fori_loop(0, setup.stride, round_step, inner)
+            carry, r, words = round_step(turn, before)
+        else:
+            carry, r, words = jax.lax.fori_loop(0, setup.stride, round_step, tuple(before))
+        return carry, r, words, jnp.where((bad < 0) & ~finite(carry.state), r - 1, bad)
 
     def evaluate(j: Integer, outer: Any) -> Any:
         carry, r, bad, history, words = outer

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from fedstrata.core import tree
-from fedstrata.core.counting import Ledger
+from fedstrata.core.counting import Ledger, sent
 from fedstrata.core.fed import Advanced, Carry, Engine, Lane, Unfinished
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
@@ -219,16 +219,7 @@ class Trajectory:
 
     def record(self, values: dict[str, float], seconds: float) -> None:
         """Add an evaluation to the history."""
-        ledger = self.ledger()
-        row = {
-            "round": self.round,
-            "exchanges": ledger.exchanges,
-            "bytes_up": ledger.bytes_up,
-            "bytes_down": ledger.bytes_down,
-            "oracle_calls": ledger.oracle_calls,
-            "seconds": seconds,
-            **values,
-        }
+        row = {"round": self.round, **sent(self.counts), "seconds": seconds, **values}
         for name, value in row.items():
             self.history.setdefault(name, []).append(value)
 
@@ -308,11 +299,12 @@ class Loop:
         self.carry, counts = self.engine.begin(setup, method, self.carry, seed, self.data)
         for lane, its in zip(self.lanes, counts, strict=True):
             lane.counts.update(its)
-        self._warn([m.remarks(self._fetch(b).state) for b, m in enumerate(self.posed.methods)])
+        self._warn([m.remarks(host.state) for m, host in zip(self.posed.methods, self._fetch(), strict=True)])
 
     def _close(self) -> None:
         """What there is to say of the rounds that there were."""
-        self._warn([m.closing_remarks(self._fetch(b).state) for b, m in enumerate(self.posed.methods)])
+        fetched = zip(self.posed.methods, self._fetch(), strict=True)
+        self._warn([m.closing_remarks(host.state) for m, host in fetched])
 
     def _warn(self, remarks: list[list[str]]) -> None:
         """Once for each thing to say, whichever lanes it is about."""
@@ -418,16 +410,16 @@ class Loop:
             if self.engine.agree(any(stops)):
                 lane.status = "stopped"
 
-    def _fetch(self, b: int) -> Carry:
-        return self.engine.fetch(self.engine.lane(self.carry, b), self.posed.setup.clients)
+    def _fetch(self) -> list[Carry]:
+        """Every lane's state and memory on the host, brought there at once."""
+        host = self.engine.fetch(self.carry, self.posed.setup.clients)
+        return [self.engine.lane(host, b) for b in range(len(self.lanes))]
 
     def results(self, stopped: int | None = None) -> list[Result]:
         """What there is, on the host; ``stopped`` is what `run` returned."""
         found = []
-        for b, (lane, method) in enumerate(zip(self.lanes, self.posed.methods, strict=True)):
-            mine = self.engine.lane(self.carry, b)
-            host = self.engine.fetch(mine, self.posed.setup.clients)
-            x, y = self.engine.output(method, mine, host)
+        for lane, method, host in zip(self.lanes, self.posed.methods, self._fetch(), strict=True):
+            x, y = self.engine.output(method, self.carry, host)
             history = {name: np.asarray(values) for name, values in lane.history.items()}
             its = "interrupted" if stopped is not None and lane.status == "done" else lane.status
             setup, ledger, seconds = self.posed.setup, lane.ledger(), self.seconds()

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.federated import FederatedData
@@ -124,7 +123,8 @@ def _side_by_side(
 
 
 def _stack(trees: Sequence[PyTree]) -> PyTree:
-    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *trees)
+    """On the host: a device would take every leaf by itself."""
+    return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *trees)
 
 
 def _check_alike(methods: list[Method], datasets: list[FederatedData], wanted: int) -> None:
