@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # the same twice: for type checkers, and for Python, which im
     from fedstrata.core.fed import ClientError as ClientError
     from fedstrata.core.federated import DataError as DataError
     from fedstrata.core.federated import FederatedData as FederatedData
+    from fedstrata.core.metrics import on_host as on_host
+    from fedstrata.core.metrics import per_client as per_client
     from fedstrata.core.term import per_batch as per_batch
     from fedstrata.data.partition import IID as IID
     from fedstrata.data.partition import ByKey as ByKey
@@ -54,6 +56,7 @@ else:
             "fedstrata.core.counting": ["Ledger"],
             "fedstrata.core.fed": ["ClientError"],
             "fedstrata.core.federated": ["DataError", "FederatedData"],
+            "fedstrata.core.metrics": ["on_host", "per_client"],
             "fedstrata.core.term": ["per_batch"],
             "fedstrata.data.partition": [
                 "IID",

@@ -53,7 +53,7 @@ class Setup:
     clients: int
     participants: int
     weights: Weights = "uniform"
-    metrics: tuple[tuple[str, Function], ...] = ()
+    metrics: tuple[tuple[str, Any], ...] = ()
     measure_problem: bool = True
     stride: int = 1
 
@@ -98,6 +98,7 @@ class Engine(abc.ABC):
     """Where a method runs. The defaults are those of one process, one device and one run."""
 
     evaluations_at_once: ClassVar[int] = 64  # the most that one call of `advance` takes
+    has_data: ClassVar[bool] = True  # whether the clients' samples are where the method's text is
 
     def place(self, data: FederatedData) -> Placed:
         """Put the data where the phases run: once, and kept with the object."""
@@ -376,22 +377,29 @@ class Fed(abc.ABC):
             if self.server is None:
                 raise ValueError("The data has no part of the server's own.")
             return self.server.full_mean(function).silent(*args)
+        own_mean = Term.of(function).mean
+        value = self._evaluated(function, args, part, each, own_mean is not None)
+        return value if own_mean is None else own_mean(value, self.weights_of(None))
 
+    def means(self, function: Function, *args: PyTree, part: str = "train", each: PyTree = None) -> PyTree:
+        """Every client's own full mean, stacked; for metrics, counted nowhere."""
+        return self._evaluated(function, args, part, each, True)
+
+    def _evaluated(
+        self, function: Function, args: tuple[PyTree, ...], part: str, each: PyTree, stacked: bool
+    ) -> PyTree:
         def evaluation(problem: Problem, client: Client, key: Key, *args: PyTree) -> PyTree:
             own = () if each is None else (client.memory,)
             if part == "client":
                 return function(*args, *own, client)
             return getattr(client, part).full_mean(function).silent(*args, *own)
 
-        own_mean = Term.of(function).mean
-        unequal = None if own_mean is not None else self._unequal(None, None)
-        exchange = Exchange(
-            evaluation, jax.random.key(0), args, None, unequal, own_mean is not None, evaluation=True
-        )
+        unequal = None if stacked else self._unequal(None, None)
+        exchange = Exchange(evaluation, jax.random.key(0), args, None, unequal, stacked, evaluation=True)
         saved, self.memory = self.memory, each  # a client's own slice of `each` reaches it as its memory
         (value, _), _ = counting.counted(self.exchange)(exchange)
         self.memory = saved
-        return value if own_mean is None else own_mean(value, self.weights_of(None))
+        return value
 
     @contextmanager
     def everybody(self) -> Iterator[None]:

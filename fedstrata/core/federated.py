@@ -361,7 +361,10 @@ class FederatedData:
         return _offsets(self.sizes)
 
     def client(self, i: int, part: str = "train") -> PyTree:
-        """Client ``i``'s own samples, of ``"train"`` or ``"valid"``."""
+        """Client ``i``'s own samples: ``"train"``, ``"valid"``, or a ``"test"`` that says whose they are."""
+        if part == "test":
+            mine = self.test_clients == i
+            return jax.tree.map(lambda leaf: leaf[mine], self.test)
         samples, sizes = getattr(self, part), self.sizes if part == "train" else self.valid_sizes
         if sizes is None:
             raise DataError(f"The data has no {part} part.")
@@ -371,6 +374,18 @@ class FederatedData:
             return self.read(np.array([i]), part)
         first = int(sizes[:i].sum())
         return jax.tree.map(lambda leaf: leaf[first : first + int(sizes[i])], samples)
+
+    @property
+    def test_clients(self) -> np.ndarray:
+        """Whose sample each of the pooled test set is, where it says so."""
+        if self.test is None:
+            raise DataError("The data has no test part.")
+        if not isinstance(self.test, dict) or "client" not in self.test:
+            raise DataError(
+                "The test samples do not say whose they are. Give them an array 'client' with the clients' "
+                "numbers, as from_dataframe(…, test_fraction=…) does."
+            )
+        return self.test["client"]
 
     def stacked(self, part: str = "train") -> PyTree:
         """Arrays of shape ``(clients, samples of each, …)``, where all clients have equally many."""

@@ -80,10 +80,12 @@ class Problem:
     Attributes:
         made_for: the clients' weights that are part of the problem's functions; None where it has any.
         has_y: whether there is a second variable.
+        personal: whether every client has one of its own.
     """
 
     made_for: Weights | None = None
     has_y: ClassVar[bool] = True
+    personal: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]
@@ -185,6 +187,14 @@ def shape_of(name: str, function: Function, args: tuple[PyTree, ...]) -> PyTree:
             "A function sees ONE sample, without the sample axis; check the shapes of x0 (and y0) against "
             "the data."
         ) from error
+
+
+def check_number(name: str, function: Function, *args: PyTree) -> None:
+    """The value must be one number, which may be whole or true (shapes only)."""
+    leaves = jax.tree.leaves(shape_of(name, function, args))
+    if len(leaves) != 1 or leaves[0].shape != ():
+        found = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
+        raise TypeError(f"{name} must return one number for one sample, but returns {found}.")
 
 
 def check_scalar(name: str, function: Function, *args: PyTree) -> None:

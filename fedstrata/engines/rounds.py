@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from fedstrata.core import counting
 from fedstrata.core.fed import Carry, Fed, Setup
 from fedstrata.core.method import Method
+from fedstrata.core.metrics import PerClient
 from fedstrata.core.problem import taken_name
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import positional
-from fedstrata.core.types import Array, Integer, Key, PyTree
+from fedstrata.core.types import Array, Function, Integer, Key, PyTree
 
 MakeFed = Callable[[Setup, Placed, PyTree, Array | None, Integer], Fed]
 BEFORE = 2**31 - 1  # stands for "before round 0" where a key is folded with a round's number
@@ -63,24 +64,31 @@ def measure(make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, data:
     x, y = method.output(carry.state, carry.memory)
     values: dict[str, Any] = dict(method.metrics(carry.state))
     with counting.collect():
+        fed = make_fed(setup, data, carry.memory, None, 0)
         if setup.measure_problem:
-            fed = make_fed(setup, data, carry.memory, None, 0)
             values.update(setup.problem.measure(fed.mean, x, y))
         for name, metric in setup.metrics:
-            if name in values:
-                raise ValueError(taken_name(name))
-            arguments = {1: (carry.state,), 2: (x, y)}.get(positional(metric), (x, y, data))
-            try:
-                values[name] = metric(*arguments)
-            except Exception as error:
-                raise TypeError(
-                    f"The metric {name!r} cannot be evaluated: {type(error).__name__}: {error}\n"
-                    "A metric is a function of the state, of (x, y) or of (x, y, data)."
-                ) from error
+            if isinstance(metric, PerClient):
+                found = metric.measured(name, setup.problem, fed, data, x, y)
+            else:
+                found = {name: _plain_metric(name, metric, carry.state, x, y, data)}
+            for taken in found.keys() & values.keys():
+                raise ValueError(taken_name(taken))
+            values.update(found)
     for name, value in values.items():
         if jnp.shape(value) != ():
             raise TypeError(f"The metric {name!r} must be one number, but has the shape {jnp.shape(value)}.")
     return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in values.items()}
+
+
+def _plain_metric(name: str, metric: Function, state: PyTree, x: PyTree, y: PyTree, data: Placed) -> Any:
+    try:
+        return metric(*{1: (state,), 2: (x, y)}.get(positional(metric), (x, y, data)))
+    except Exception as error:
+        raise TypeError(
+            f"The metric {name!r} cannot be evaluated: {type(error).__name__}: {error}\n"
+            "A metric is a function of the state, of (x, y) or of (x, y, data)."
+        ) from error
 
 
 def finite(state: PyTree) -> Array:

@@ -24,6 +24,7 @@ import numpy as np
 
 import fedstrata
 from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.core.metrics import OnHost, PerClient
 from fedstrata.core.term import positional
 from fedstrata.core.types import PyTree
 from fedstrata.engines.network import Network, Policy, Text
@@ -76,9 +77,11 @@ def task_of(experiment: Experiment, setting: Setting) -> Task:
 def _posed(task: Task, setting: Setting, data: FederatedData) -> Posed:
     names = ("weights", "default_metrics")
     options = {name: task.options[name] for name in names if name in task.options}
+    metrics: Mapping[str, Any] = task.metrics
+    asked = {n: m for n, m in metrics.items() if isinstance(m, PerClient)}  # others ask no client
     return pose(
         task.problem, task.method, data, task.x0, y0=task.y0, rounds=task.rounds, seed=setting.seed,
-        participation=task.participation, eval_every=task.eval_every, **options,
+        participation=task.participation, eval_every=task.eval_every, metrics=asked, **options,
     )  # fmt: skip
 
 
@@ -280,7 +283,12 @@ def _bound(task: Task) -> Mapping[str, Callable[..., Any]]:
     def bound(metric: Callable[..., Any]) -> Callable[..., Any]:
         return lambda x, y: metric(x, y, own)
 
-    return {name: m if positional(m) in (1, 2) else bound(m) for name, m in task.metrics.items()}
+    def fitted(metric: Any) -> Any:
+        if isinstance(metric, OnHost):
+            return replace(metric, function=fitted(metric.function))
+        return metric if isinstance(metric, PerClient) or positional(metric) in (1, 2) else bound(metric)
+
+    return {name: fitted(metric) for name, metric in task.metrics.items()}
 
 
 def check(opens: Callable[[int], SiteRun], runs: Sequence[int] = (0,)) -> FederatedData:

@@ -285,6 +285,8 @@ class Personalized(Problem):
     client: Function = field(metadata=FUNCTION)
     project_y: Any = None
 
+    personal = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not callable(self.coupling) or isinstance(self.coupling, Term):

@@ -11,6 +11,7 @@ stops on Ctrl-C. A chunk's length never recompiles anything and never changes a 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import signal
 import threading
@@ -31,7 +32,8 @@ from fedstrata.core.counting import Ledger, sent
 from fedstrata.core.fed import Advanced, Carry, Engine, Lane, Unfinished
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
-from fedstrata.core.problem import Problem
+from fedstrata.core.metrics import evaluate, is_due
+from fedstrata.core.problem import Problem, taken_name
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.engines import engine_of
 from fedstrata.solving.checkpoint import (
@@ -154,7 +156,8 @@ def solve(
         participation: a fraction of the clients (a float in (0, 1]) or a number of them (an int) per round.
         engine: ``"simulated"``, ``"sharded"``, ``"debug"``, ``"network"``, or an engine object.
         metrics: name → function of ``(x, y)``, of the state (one argument), or of ``(x, y, data)``; each one
-            number. They are added to the problem's own and evaluated inside the compiled program.
+            number. They are added to the problem's own and evaluated inside the compiled program. See
+            `per_client` for one of each client, and `on_host` for plain Python.
         eval_every: rounds between two evaluations; the start and the last round are always evaluated.
         checkpoint: a path or a `Checkpoint`; the run is saved there now and then, on Ctrl-C and at the end.
         resume: continue from the checkpoint if there is one.
@@ -220,8 +223,8 @@ class Trajectory:
     def record(self, values: dict[str, float], seconds: float) -> None:
         """Add an evaluation to the history."""
         row = {"round": self.round, **sent(self.counts), "seconds": seconds, **values}
-        for name, value in row.items():
-            self.history.setdefault(name, []).append(value)
+        for name in {**row, **self.history}:  # what the host did not evaluate now is missing
+            self.history.setdefault(name, []).append(row.get(name, math.nan))
 
 
 class Loop:
@@ -259,6 +262,12 @@ class Loop:
                 f"{saving.file} exists already. Give resume=True to continue it, another path, or "
                 "Checkpoint(…, overwrite=True)."
             )
+        for name, metric in posed.hosted.items():
+            if metric.needs_data and not engine.has_data:
+                raise ValueError(
+                    f"The metric {name!r} takes the data, but the server of a network has none: samples stay "
+                    "at the sites. Give a function of (x, y) or of the state."
+                )
         self.data = engine.place(posed.data)  # type: ignore[arg-type]  # a list only where lanes differ
         self.carry = engine.place_carry(carry)
 
@@ -337,6 +346,7 @@ class Loop:
         """Rounds before each of the next evaluations, none of them past a checkpoint that is due."""
         if self.callbacks:
             evaluations = 1
+        evaluations = min(evaluations, self._until_host())
         first = not self.lanes[0].history
         these, at = [0] * first, self.round
         due = None if self.saving is None or self.saving.every_rounds is None else self.saving.every_rounds
@@ -347,6 +357,14 @@ class Loop:
             these.append(stop - at)
             at = stop
         return these
+
+    def _until_host(self) -> int:
+        """How many evaluations there are up to the next one at which the host has something to evaluate."""
+        if not self.posed.hosted:
+            return self.engine.evaluations_at_once
+        done = max(len(lane.history.get("round", ())) for lane in self.lanes)
+        due = (any(is_due(m, done + k) for m in self.posed.hosted.values()) for k in itertools.count())
+        return next(k + 1 for k, now in enumerate(due) if now)
 
     def _next_length(self, evaluations: int, seconds: float) -> int:
         """How many evaluations to run before the next look, aiming at `PAUSE` seconds."""
@@ -366,7 +384,7 @@ class Loop:
 
         self.carry, lanes = advance(len(rounds))
         happened = [lane if active[b] else None for b, lane in enumerate(lanes)]
-        user = {name for name, _ in posed.setup.metrics}
+        user = tuple(name for name, _ in posed.setup.metrics)
         for b in np.flatnonzero(active).tolist():
             trouble = _first_bad(lanes[b], user, first, rounds)
             if trouble is None:
@@ -384,13 +402,33 @@ class Loop:
         return happened
 
     def _record(self, these: list[int], happened: list[Lane | None], started: float, now: float) -> None:
-        for lane, its in zip(self.lanes, happened, strict=True):
-            for j, counts in enumerate([] if its is None else its.counts):
+        for b, (lane, its) in enumerate(zip(self.lanes, happened, strict=True)):
+            if its is None:
+                continue
+            for j, counts in enumerate(its.counts):
                 lane.round += these[j]
                 lane.counts.update(counts)
                 at = started + (now - started) * (j + 1) / len(these)
-                lane.record({n: float(v[j]) for n, v in its.history.items()}, self.seconds(at))  # type: ignore[union-attr]
+                values = {n: float(v[j]) for n, v in its.history.items()}
+                if j == len(its.counts) - 1:
+                    values = self._on_host(b, values)
+                lane.record(values, self.seconds(at))
         self.round = max(lane.round for lane in self.lanes)
+
+    def _on_host(self, b: int, values: dict[str, float]) -> dict[str, float]:
+        """The values with those of the host's metrics that are due at a lane's point."""
+        posed, lane = self.posed, self.lanes[b]
+        number, last = len(lane.history.get("round", ())), lane.round == posed.rounds
+        due = {name: metric for name, metric in posed.hosted.items() if last or is_due(metric, number)}
+        if not due:
+            return values
+        host = self._fetch()[b]
+        data = posed.data[b] if isinstance(posed.data, list) else posed.data
+        point = self.engine.output(posed.methods[b], self.carry, host)
+        found = evaluate(due, posed.setup.problem, data, posed.setup.weights, host.state, *point)
+        for taken in found.keys() & {*values, *BOOKKEEPING}:
+            raise ValueError(taken_name(taken))
+        return {**values, **{name: self.engine.agree(value) for name, value in found.items()}}
 
     def _latest(self) -> dict[str, float]:
         """The last values of the metrics, of several lanes their mean."""
@@ -501,7 +539,7 @@ def _column(name: str, values: np.ndarray) -> list[float]:
     return [int(v) for v in values] if name in BOOKKEEPING and name != "seconds" else values.tolist()
 
 
-def _first_bad(lane: Lane, user: set[str], first: int, these: np.ndarray) -> tuple[int, str] | None:
+def _first_bad(lane: Lane, user: tuple[str, ...], first: int, these: np.ndarray) -> tuple[int, str] | None:
     """The round and the quantity of the first trouble in a chunk.
 
     A user's metric may be NaN: it is no iterate.
@@ -512,7 +550,7 @@ def _first_bad(lane: Lane, user: set[str], first: int, these: np.ndarray) -> tup
     ends = first + np.cumsum(these)
     for name, values in lane.history.items():
         bad = np.flatnonzero(~np.isfinite(values))
-        if name not in user and bad.size:
+        if bad.size and name not in user and not name.startswith(tuple(f"{one}/" for one in user)):
             troubles.append((int(ends[bad[0]]) - 1, f"metric {name!r}"))
     return min(troubles, default=None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,9 @@ from fedstrata.core import tree
 from fedstrata.core.fed import Carry, Setup
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import METHODS, Method
-from fedstrata.core.problem import Problem, taken_name
+from fedstrata.core.metrics import Hosted, OnHost, PerClient, is_hosted
+from fedstrata.core.problem import Problem, check_number, taken_name
+from fedstrata.core.term import Term, positional
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.solving.identity import identity_of
 from fedstrata.solving.result import BOOKKEEPING
@@ -38,6 +40,7 @@ class Posed:
         carry: state and memory before the first round.
         rounds, eval_every: how long, and how often to look.
         x0, y0: where it starts.
+        hosted: the metrics that the host evaluates.
     """
 
     setup: Setup
@@ -51,13 +54,15 @@ class Posed:
     eval_every: int
     x0: PyTree
     y0: PyTree
+    hosted: dict[str, Hosted]
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What makes a run this one, as plain values: a checkpoint is resumed by the same one only."""
         setup, datasets = self.setup, self.data if isinstance(self.data, list) else [self.data]
+        metrics = {**dict(setup.metrics), **self.hosted}
         return {
-            **identity_of(setup.problem, self.methods, datasets, self.x0, self.y0, setup.metrics),
+            **identity_of(setup.problem, self.methods, datasets, self.x0, self.y0, metrics),
             "seed": self.seeds[0] if len(self.seeds) == 1 else self.seeds,
             "clients": setup.clients,
             "participants": setup.participants,
@@ -88,17 +93,21 @@ def pose(
     eval_every, seed = whole("eval_every", eval_every, 1), whole("seed", seed, 0, MOST_SEEDS)
     problem.check_weights(weights)
     participants = _participants(participation, data.clients)
-    setup = Setup(problem, data.clients, participants, weights, _metrics(metrics), bool(default_metrics))
+    found = _metrics(metrics, data)
+    hosted: dict[str, Any] = {name: metric for name, metric in found.items() if is_hosted(metric)}
+    compiled = tuple((name, metric) for name, metric in found.items() if name not in hosted)
+    setup = Setup(problem, data.clients, participants, weights, compiled, bool(default_metrics))
     method = check_method(setup, method, rounds)
     x0, y0 = _point(problem.start_x(x0), "x0"), _point(y0, "y0")
     if y0 is not None and not problem.has_y and type(method).start_y is Method.start_y:
         raise ValueError(f"{type(problem).__name__} has one variable: leave y0 out.")
     y0 = check_point(problem, data, x0, y0)
+    _check_per_client(compiled, data, x0, y0)
     if setup.measure_problem:
         _check_names(problem, x0, y0, metrics or {})
     _warn_of_validation(problem, data)
     carry = initial_carry(problem, method, x0, y0, data.clients)
-    return Posed(setup, [method], [seed], method, seed, data, carry, rounds, eval_every, x0, y0)
+    return Posed(setup, [method], [seed], method, seed, data, carry, rounds, eval_every, x0, y0, hosted)
 
 
 def _check_kinds(problem: Problem, method: Method, data: FederatedData) -> None:
@@ -142,16 +151,31 @@ def _participants(participation: float | int, clients: int) -> int:
     return max(1, round(participation * clients))
 
 
-def _metrics(metrics: Mapping[str, Callable[..., Any]] | None) -> tuple[tuple[str, Callable[..., Any]], ...]:
+def _metrics(metrics: Mapping[str, Any] | None, data: FederatedData) -> dict[str, Any]:
     found = dict(metrics or {})
     for name, metric in found.items():
-        if not callable(metric):
+        if isinstance(metric, PerClient):
+            found[name] = metric.of(name, data)
+        elif not (callable(metric) or isinstance(metric, OnHost)):
             raise TypeError(
                 f"The metric {name!r} must be a function of (x, y) or of the state, but is {metric!r}."
             )
         if name in BOOKKEEPING:
             raise ValueError(f"The metric name {name!r} is taken by the run's own history.")
-    return tuple(found.items())
+    return found
+
+
+def _check_per_client(metrics: Iterable[tuple[str, Any]], data: FederatedData, x: PyTree, y: PyTree) -> None:
+    """A metric of every client must fit the point and its samples (shapes only)."""
+    for name, metric in metrics:
+        if not isinstance(metric, PerClient):
+            continue
+        assert isinstance(metric.function, Term)
+        takes_y = positional(metric.function.function) == 3
+        if takes_y and y is None:  # the method may have one of its own
+            continue
+        point = (x, y) if takes_y else (x,)
+        check_number(f"The metric {name!r}", metric.function, *point, data.sample_of(metric.part))
 
 
 def _check_names(problem: Problem, x: PyTree, y: PyTree, metrics: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ from fedstrata.core import counting
 from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Lane, Setup, Unfinished, visit
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
+from fedstrata.core.metrics import PerClient
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, PyTree
@@ -193,6 +194,8 @@ class Network(Engine):
         waited: seconds that each site was waited for.
     """
 
+    has_data = False
+
     def __init__(
         self,
         remote: Remote | None = None,
@@ -332,7 +335,9 @@ class Network(Engine):
     def _join(self, setup: Setup, method: Method, carry: Carry) -> None:
         """Before the first exchange: what cannot be run here is refused, sites in this process are made."""
         for name, metric in setup.metrics:
-            if positional(metric) not in (1, 2):
+            if isinstance(metric, PerClient):
+                self._check_per_client(name, metric, setup, method)
+            elif positional(metric) not in (1, 2):
                 raise ValueError(
                     f"The metric {name!r} takes (x, y, data), but the server of a network has no data: "
                     "samples stay at the sites. Give a function of (x, y) or of the state; what is a "
@@ -353,6 +358,21 @@ class Network(Engine):
             site.memory = jax.tree.map(lambda leaf, own=clients: np.asarray(leaf)[own], carry.memory)
             self._sites.append(site)
         self.transport = Local(self._sites)
+
+    def _check_per_client(self, name: str, metric: PerClient, setup: Setup, method: Method) -> None:
+        """One number of every client would tell the server what an average hides."""
+        start, why = f"The metric {name!r} is one for each client", None
+        if method.reveals_on(setup.problem) != "replies":
+            why = (
+                f"{type(method).__name__} shows the server averages alone, which each client's own value "
+                "would undo. Measure the mean, by a plain metric or the problem's own; or at the sites"
+            )
+        elif metric.part == "test":
+            why = "a pooled test set is the server's, not the sites': make it a metric of (x, y, data)"
+        elif self.policy.missing == "drop":
+            why = "it needs every site, while the policy 'drop' goes on without some: use 'wait'"
+        if why is not None:
+            raise ValueError(f"{start}, but over a network {why}.")
 
     def _transaction(
         self, program: str, setup: Setup, method: Method, carry: Carry, seed: int, data: Any, r: int

@@ -23,6 +23,7 @@ import numpy as np
 from fedstrata.core import counting
 from fedstrata.core.fed import Carry, Exchange, Setup, visit
 from fedstrata.core.federated import FederatedData
+from fedstrata.core.metrics import PerClient
 from fedstrata.core.storage import Placed
 from fedstrata.core.types import Array, Integer, PyTree
 from fedstrata.engines.network import wire
@@ -142,7 +143,7 @@ class Site:
         programs: dict[Any, Any] | None = None,
     ) -> None:
         self.text, self.place = text, place
-        self.setup = replace(text.setup, metrics=())  # a user's metrics have no exchanges
+        self.setup = replace(text.setup, metrics=_exchanged(text))
         self.data = data.placed()
         self.locate = {int(index): j for j, index in enumerate(place.clients)}
         self.folder = folder
@@ -379,6 +380,13 @@ class Site:
         if [(a.shape, a.dtype) for a in arrays] != [(b.shape, b.dtype) for b in leaves]:
             raise SiteRefused(f"{self.folder / name} belongs to another run.")
         return jax.tree.unflatten(structure, arrays), header.get("at")
+
+
+def _exchanged(text: Text) -> tuple[tuple[str, Any], ...]:
+    """The metrics that ask clients: those of each client, where single replies are shown anyway."""
+    if text.method.reveals_on(text.setup.problem) != "replies":
+        return ()
+    return tuple((name, metric) for name, metric in text.setup.metrics if isinstance(metric, PerClient))
 
 
 def _row(stacked: PyTree, index: Integer) -> PyTree:

@@ -1,0 +1,279 @@
+"""Metrics that are more than a function of the point: one number for each client, or one of the host's.
+
+fs.per_client(metric)               the mean over clients, and how far they are apart
+fs.on_host(metric)                  any Python, between two chunks of the compiled run
+fs.per_client(fs.on_host(metric))   any Python, for each client
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.core.fed import Fed
+from fedstrata.core.federated import FederatedData
+from fedstrata.core.problem import Problem
+from fedstrata.core.storage import Placed
+from fedstrata.core.term import Term, positional
+from fedstrata.core.types import Array, PyTree
+
+Part = Literal["train", "valid", "test"]
+MOST_NAMED = 100  # clients whose own numbers are kept one by one
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """See `on_host`."""
+
+    function: Callable[..., Any]
+    every: int = 1
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether it takes the data, besides the point."""
+        return positional(self.function) not in (1, 2)
+
+    def on(self, state: PyTree, x: PyTree, y: PyTree, data: FederatedData) -> Any:
+        """Its value, whatever that is."""
+        return self.function(*{1: (state,), 2: (x, y)}.get(positional(self.function), (x, y, data)))
+
+
+@dataclass(frozen=True)
+class PerClient:
+    """See `per_client`."""
+
+    function: Term | OnHost
+    part: Part = "train"
+    mode: Literal["min", "max"] = "min"
+    quantiles: tuple[float, ...] = (0.25, 0.5, 0.75)
+    each: bool = False
+    names: tuple[str, ...] | None = None
+
+    @property
+    def hosted(self) -> bool:
+        """Whether it is evaluated on the host."""
+        return isinstance(self.function, OnHost)
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether it takes the data, besides the point."""
+        return True
+
+    def of(self, name: str, data: FederatedData) -> PerClient:
+        """The metric for these clients, where it can be evaluated there."""
+        if self.part == "valid" and data.valid is None:
+            raise ValueError(f"The metric {name!r} is of validation samples, but the data has none.")
+        if self.part == "test":
+            missing = np.setdiff1d(np.arange(data.clients), data.test_clients)
+            if missing.size:
+                raise ValueError(
+                    f"The metric {name!r} is of test samples, but {missing.size} of {data.clients} clients "
+                    f"have none, client {missing[0]} among them."
+                )
+        if self.each and data.clients > MOST_NAMED:
+            raise ValueError(
+                f"The metric {name!r} is to be kept for each client, but there are {data.clients}, and "
+                f"{MOST_NAMED} at most: leave out each=True for worst, best, quantiles and spread."
+            )
+        return replace(self, names=data.names) if self.each else self
+
+    def series(self, name: str, values: Any, shares: Any, xp: Any = jnp) -> dict[str, Any]:
+        """What enters the history of the clients' values: ``name`` itself is their mean by ``shares``."""
+        low, high = ("best", "worst") if self.mode == "min" else ("worst", "best")
+        values = xp.asarray(values)
+        found = {name: (values * shares).sum(), f"{name}/{low}": values.min(), f"{name}/{high}": values.max()}
+        for q in self.quantiles:
+            found[f"{name}/{'median' if q == 0.5 else f'q{100 * q:g}'}"] = xp.quantile(values, q)
+        found[f"{name}/spread"] = values.std()
+        if self.each:
+            names = self.names or [str(i) for i in range(len(values))]
+            found |= {f"{name}/{who}": values[i] for i, who in enumerate(names)}
+        return found
+
+    def measured(
+        self, name: str, problem: Problem, fed: Fed, data: Placed, x: PyTree, y: PyTree
+    ) -> dict[str, Array]:
+        """Its series at a point, inside a program."""
+        assert isinstance(self.function, Term)
+        takes_y = _takes_y(name, self.function.function, y)
+        own = y if takes_y and problem.personal else None
+        args = (x, y) if takes_y and own is None else (x,)
+        term = self.function.then(_as_float)  # of truth values, a mean would be one
+        if self.part != "test":
+            values = fed.means(term, *args, part=self.part, each=own)
+        else:
+            values = _by_client(term, data.test, fed.clients, args, own)
+        return self.series(name, values, fed.weights_of(None))
+
+    def on(
+        self, name: str, problem: Problem, data: FederatedData, weights: str, x: PyTree, y: PyTree
+    ) -> dict[str, Any]:
+        """Its series at a point, on the host: each client's samples as NumPy arrays, stacked."""
+        assert isinstance(self.function, OnHost)
+        metric, values = self.function.function, []
+        takes_y = _takes_y(name, metric, y)
+        for i in range(data.clients):
+            mine = jax.tree.map(lambda leaf, i=i: leaf[i], y) if problem.personal else y
+            values.append(one_number(name, metric(x, *([mine] * takes_y), data.client(i, self.part))))
+        shares = data.sizes if weights == "size" else np.ones(data.clients)
+        return self.series(name, np.array(values), shares / shares.sum(), np)
+
+
+def _takes_y(name: str, function: Callable[..., Any], y: PyTree) -> bool:
+    takes_y = positional(function) == 3
+    if takes_y and y is None:
+        raise TypeError(
+            f"The metric {name!r} takes (x, y, sample), but there is no second variable: make it one of "
+            "(x, sample)."
+        )
+    return takes_y
+
+
+def _by_client(term: Term, test: PyTree, clients: int, args: tuple[PyTree, ...], own: PyTree) -> Array:
+    """The clients' means over a pooled test set whose samples say whose they are."""
+
+    def value(sample: PyTree) -> Array:
+        mine = jax.tree.map(lambda leaf: leaf[sample["client"]], own)
+        return term(*args, *([] if own is None else [mine]), sample)
+
+    values = Term(value).each(test)
+    sums = jax.ops.segment_sum(values, test["client"], clients)
+    return sums / jax.ops.segment_sum(jnp.ones_like(values), test["client"], clients)
+
+
+def _as_float(value: Any) -> Array:
+    return jnp.asarray(value, jnp.result_type(float))
+
+
+def one_number(name: str, value: Any) -> float:
+    """What a metric returned on the host, as a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"The metric {name!r} must return one number, but returned {value!r}.") from error
+
+
+def per_client(
+    metric: Callable[..., Any] | Term | OnHost,
+    *,
+    part: Part = "train",
+    mode: Literal["min", "max"] = "min",
+    quantiles: Sequence[float] = (0.25, 0.5, 0.75),
+    each: bool = False,
+) -> PerClient:
+    """A metric of every client, of which the history has the mean, worst, best, quantiles and spread.
+
+    ``metrics={"loss": fs.per_client(loss)}`` gives ``history["loss"]``, the mean with the run's weights of
+    clients, ``"loss/worst"``, ``"loss/best"``, ``"loss/q25"``, ``"loss/median"``, ``"loss/q75"`` and
+    ``"loss/spread"``, the standard deviation over clients. A client's value is the mean over its samples.
+    Over a network each client's value reaches the server, so that it is refused there unless the method
+    itself reveals single replies.
+
+    Args:
+        metric: ``metric(x, sample)`` or ``metric(x, y, sample)``, of one sample like a loss; where clients
+            have a y of their own it is that. One marked `on_host` sees all samples of a client at once, as
+            NumPy arrays.
+        part: whose samples: ``"train"``, ``"valid"`` or ``"test"``, whose samples must have ``client``.
+        mode: ``"min"`` where small is good, ``"max"`` where large is.
+        quantiles: over clients, in (0, 1); between two clients they are interpolated.
+        each: whether every client's own number is kept, too, as ``"loss/<name or number>"``.
+
+    >>> import numpy as np, fedstrata as fs
+    >>> data = fs.FederatedData.from_clients([{"a": np.ones((2, 1))}, {"a": np.zeros((3, 1))}])
+    >>> def loss(x, sample):
+    ...     return 0.5 * ((x - sample["a"]) ** 2).sum()
+    >>> result = fs.solve(fs.Minimization(loss), fs.FedAvg(0.1), data, np.zeros(1), rounds=0,
+    ...                   metrics={"each": fs.per_client(loss)}, progress=False)
+    >>> float(result.history["each/worst"][0]), float(result.history["each/best"][0])
+    (0.5, 0.0)
+    """
+    if part not in get_args(Part):
+        raise ValueError(f"per_client: part must be 'train', 'valid' or 'test', but is {part!r}.")
+    if mode not in ("min", "max"):
+        raise ValueError(f"per_client: mode must be 'min' or 'max', but is {mode!r}.")
+    if not all(0 < q < 1 for q in quantiles):
+        raise ValueError(f"per_client: quantiles are numbers in (0, 1), but are {quantiles!r}.")
+    if isinstance(metric, PerClient):
+        raise TypeError("per_client: the metric is one for each client already.")
+    function = metric if isinstance(metric, OnHost) else Term.of(metric, "per_client's metric")
+    inner = function.function
+    if positional(inner) not in (2, 3):
+        raise TypeError(
+            "per_client: the metric must be a function of (x, sample) or (x, y, sample), but takes "
+            f"{positional(inner)} arguments."
+        )
+    return PerClient(function, part, mode, tuple(map(float, quantiles)), bool(each))
+
+
+def on_host(metric: Callable[..., Any], *, every: int = 1) -> OnHost:
+    """A metric in plain Python (scikit-learn's, a file's, a service's), evaluated between compiled chunks.
+
+    Args:
+        metric: ``metric(x, y)``, ``metric(state)`` or ``metric(x, y, data)``, which gets NumPy arrays and the
+            `FederatedData`, and returns one number. It need not be traceable.
+        every: of so many evaluations one is done; the others are NaN in the history. The compiled run is
+            interrupted there and nowhere else. The start and the last round are always evaluated.
+
+    >>> import numpy as np, fedstrata as fs
+    >>> from sklearn.metrics import roc_auc_score
+    >>> a, b = np.array([[0.1], [0.4], [0.35], [0.8]]), np.array([0, 0, 1, 1])
+    >>> auc = fs.on_host(lambda x, y: roc_auc_score(b, a @ x))
+    >>> data = fs.FederatedData.from_clients([{"a": a, "b": b}])
+    >>> problem = fs.Minimization(lambda x, s: (s["a"] @ x - s["b"]) ** 2)
+    >>> result = fs.solve(problem, fs.FedAvg(0.1), data, np.ones(1), rounds=1, metrics={"auc": auc},
+    ...                   progress=False)
+    >>> result.history["auc"].tolist()
+    [0.75, 0.75]
+    """
+    if isinstance(metric, PerClient):
+        raise TypeError("on_host goes inside: fs.per_client(fs.on_host(metric)).")
+    if not callable(metric):
+        raise TypeError(f"on_host: the metric must be a function, but is {metric!r}.")
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"on_host: every must be a whole number ≥ 1, but is {every!r}.")
+    return OnHost(metric, every)
+
+
+Hosted = OnHost | PerClient
+
+
+def is_hosted(metric: object) -> bool:
+    """Whether a metric is evaluated on the host."""
+    return isinstance(metric, OnHost) or (isinstance(metric, PerClient) and metric.hosted)
+
+
+def is_due(metric: Hosted, evaluation: int) -> bool:
+    """Whether it is evaluated at this evaluation, counted from zero."""
+    inner = metric.function if isinstance(metric, PerClient) else metric
+    return evaluation % inner.every == 0  # type: ignore[union-attr]
+
+
+def evaluate(
+    metrics: Mapping[str, Hosted],
+    problem: Problem,
+    data: FederatedData,
+    weights: str,
+    state: PyTree,
+    x: PyTree,
+    y: PyTree,
+) -> dict[str, float]:
+    """The values of metrics on the host, as series of the history."""
+    found: dict[str, float] = {}
+    state, x, y = jax.tree.map(np.asarray, (state, x, y))
+    for name, metric in metrics.items():
+        try:
+            if isinstance(metric, PerClient):
+                values = metric.on(name, problem, data, weights, x, y)
+            else:
+                values = {name: one_number(name, metric.on(state, x, y, data))}
+        except Exception as error:
+            raise TypeError(
+                f"The metric {name!r} cannot be evaluated on the host: {type(error).__name__}: {error}"
+            ) from error
+        found |= {key: float(value) for key, value in values.items()}
+    return found
