@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -239,7 +239,8 @@ def on_host(metric: Callable[..., Any], *, every: int = 1) -> OnHost:
     return OnHost(metric, every)
 
 
-Hosted = OnHost | PerClient
+Hosted: TypeAlias = OnHost | PerClient
+Metric: TypeAlias = Callable[..., Any] | OnHost | PerClient
 
 
 def is_hosted(metric: object) -> bool:

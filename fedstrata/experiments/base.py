@@ -41,6 +41,7 @@ from fedstrata.report.records import Scalar
 if TYPE_CHECKING:
     from fedstrata.core.federated import FederatedData
     from fedstrata.core.method import Method
+    from fedstrata.core.metrics import Metric
     from fedstrata.core.problem import Problem
     from fedstrata.core.types import PyTree
     from fedstrata.solving.result import Result
@@ -107,7 +108,7 @@ class Task:
     x0: PyTree
     y0: PyTree = None
     rounds: int = 100
-    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     eval_every: int = 1
     participation: float | int = 1.0
     label: str = ""

@@ -24,7 +24,7 @@ import numpy as np
 
 import fedstrata
 from fedstrata.core.federated import DataError, FederatedData
-from fedstrata.core.metrics import OnHost, PerClient
+from fedstrata.core.metrics import Metric, OnHost, PerClient
 from fedstrata.core.term import positional
 from fedstrata.core.types import PyTree
 from fedstrata.engines.network import Network, Policy, Text
@@ -276,7 +276,7 @@ class _ServersOwn:
         raise AttributeError(f"samples stay at the sites: on a network there is no data.{name} at the server")
 
 
-def _bound(task: Task) -> Mapping[str, Callable[..., Any]]:
+def _bound(task: Task) -> Mapping[str, Metric]:
     """Metrics of ``(x, y, data)`` with the server's own test set in place of the data."""
     own = _ServersOwn(task.data)
 

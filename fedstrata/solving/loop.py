@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
 
 import jax
 import numpy as np
@@ -32,7 +31,7 @@ from fedstrata.core.counting import Ledger, sent
 from fedstrata.core.fed import Advanced, Carry, Engine, Lane, Unfinished
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
-from fedstrata.core.metrics import evaluate, is_due
+from fedstrata.core.metrics import Metric, evaluate, is_due
 from fedstrata.core.problem import Problem, taken_name
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.engines import engine_of
@@ -134,7 +133,7 @@ def solve(
     seed: int = 0,
     participation: float | int = 1.0,
     engine: str | Engine = "simulated",
-    metrics: Mapping[str, Callable[..., Any]] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     eval_every: int = 1,
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
     resume: bool = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from fedstrata.core import tree
 from fedstrata.core.fed import Carry, Setup
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import METHODS, Method
-from fedstrata.core.metrics import Hosted, OnHost, PerClient, is_hosted
+from fedstrata.core.metrics import Hosted, Metric, OnHost, PerClient, is_hosted
 from fedstrata.core.problem import Problem, check_number, taken_name
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import PyTree, Weights
@@ -82,7 +82,7 @@ def pose(
     rounds: int,
     seed: int = 0,
     participation: float | int = 1.0,
-    metrics: Mapping[str, Callable[..., Any]] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     eval_every: int = 1,
     weights: Weights = "uniform",
     default_metrics: bool = True,

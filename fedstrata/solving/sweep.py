@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import numpy as np
 
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
+from fedstrata.core.metrics import Metric
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.engines.batched import Batched
@@ -33,7 +33,7 @@ def sweep(
     rounds: int,
     seeds: Sequence[int] = (0,),
     participation: float | int = 1.0,
-    metrics: Mapping[str, Callable[..., Any]] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     eval_every: int = 1,
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
     resume: bool = False,
