@@ -20,7 +20,7 @@ demo: $(READY)  ## what four hospitals gain by learning together: a table and a 
 	$(BIN)/fedstrata demo
 
 test: $(READY)  ## quick tests and the examples in docstrings
-	$(BIN)/pytest -n $(JOBS) -m "not slow"
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not slow"
 
 test-slow: $(READY)  ## tests that train networks or run for long
 	$(BIN)/pytest -n $(JOBS) -m slow

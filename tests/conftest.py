@@ -27,6 +27,12 @@ hypothesis.settings.register_profile("fedstrata", derandomize=True, deadline=Non
 hypothesis.settings.load_profile("fedstrata")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The quick tests are thousands of small programs: most of their time would go into optimising them."""
+    if config.option.markexpr == "not slow":
+        jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seeds() -> None:
     random.seed(0)
@@ -53,10 +59,11 @@ def x64() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def quick_compiler() -> Iterator[None]:
-    """For hundreds of small programs: most of the time would go into optimising them."""
+    """For hundreds of small programs among the slow tests: see `pytest_configure`."""
+    before = jax.config.jax_disable_most_optimizations
     jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="session")
