@@ -18,9 +18,17 @@ from rich.console import Console
 from fedstrata.experiments._display import Display
 from fedstrata.experiments._solving import check_stored, solve_all
 from fedstrata.experiments._store import Store
-from fedstrata.experiments.base import Experiment
+from fedstrata.experiments.base import Experiment, Task
 from fedstrata.experiments.data import present
-from fedstrata.report import PlotSpec, ReportError, RunRecord, TableSpec, write_report
+from fedstrata.report import (
+    PlotSpec,
+    ReportError,
+    RunRecord,
+    Split,
+    TableSpec,
+    split_of,
+    write_report,
+)
 from fedstrata.report.records import Scalar
 
 
@@ -131,7 +139,7 @@ def run_experiment(
             words = f"{so_far} are stored in {folder}; the same command goes on there."
             raise ExperimentInterrupted(words) from None
     store.tidy()
-    return report_runs(prepared, folder, _in_order(done), command)
+    return report_runs(prepared, folder, _in_order(done), command, _split(experiment))
 
 
 def _stored(experiment: Experiment, store: Store) -> dict[int, list[RunRecord]]:
@@ -150,7 +158,11 @@ def _in_order(done: Mapping[int, list[RunRecord]]) -> list[RunRecord]:
 
 
 def report_runs(
-    prepared: PreparedExperiment, folder: Path, runs: Sequence[RunRecord], command: str = ""
+    prepared: PreparedExperiment,
+    folder: Path,
+    runs: Sequence[RunRecord],
+    command: str = "",
+    split: Split | None = None,
 ) -> Path:
     """Write the report of some runs of an experiment; returns the path of its page."""
     e = prepared.experiment
@@ -181,8 +193,22 @@ def report_runs(
         paper=None if prepared.changed else claims,
         findings="" if e.findings is None else e.findings(runs),
         notes=notes,
+        split=split,
         command=command,
     )
+
+
+def _split(experiment: Experiment) -> Split | None:
+    """How the data of the first setting lies with the clients, where it lies on this machine.
+
+    It has been built before, for its runs or to compare them with what is stored.
+    """
+    setting = experiment.settings[0]
+    task = experiment.build(setting)
+    if not isinstance(task, Task) or not isinstance(task.options.get("engine", ""), str):
+        return None
+    where = ", ".join(filter(None, [setting.words, f"seed {setting.seed}"]))
+    return split_of(task.data, caption=f"Of {where}.")
 
 
 def _keys(runs: Sequence[RunRecord]) -> tuple[set[str], list[str]]:

@@ -24,7 +24,7 @@ from fedstrata.report.curves import build_plot
 from fedstrata.report.page import render
 from fedstrata.report.plots import draw, to_png, to_svg
 from fedstrata.report.records import ReportError, RunRecord, read_runs, write_history, write_runs
-from fedstrata.report.specs import Definition, PaperClaims, PlotSpec, TableSpec
+from fedstrata.report.specs import Definition, PaperClaims, PlotSpec, Split, TableSpec
 from fedstrata.report.tables import Table, build_table
 
 _PACKAGES = (
@@ -62,6 +62,7 @@ def write_report(
     paper: PaperClaims | None = None,
     findings: str = "",
     notes: str = "",
+    split: Split | None = None,
     command: str = "",
 ) -> Path:
     """Write a report's folder.
@@ -79,8 +80,10 @@ def write_report(
         table: the headline table.
         plots: the plots.
         paper: what the paper printed.
-        findings: Markdown, what came out: the first thing on the page.
+        findings: Markdown, what came out. Its first paragraph is the first thing on the page, above the first
+            plot; where it is empty, a sentence is made of the table.
         notes: Markdown, at the end of the page.
+        split: how the samples lie with the clients (`split_of`).
         command: the exact command that does all this again.
 
     Returns:
@@ -98,6 +101,7 @@ def write_report(
         paper=paper,
         findings=findings,
         notes=notes,
+        split=split,
         command=command,
         written=now,
         config=json.loads(_json(config)),

@@ -6,7 +6,6 @@ theme decides the colours (each trace says in its ``meta`` which one it wants).
 
 from __future__ import annotations
 
-import html
 import math
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from fedstrata.report.curves import DASHES, PALETTE, Curve, Panel, Plot
 from fedstrata.report.records import ReportError
+from fedstrata.report.words import label_of, typeset, words
 
 _DASH = dict(zip(DASHES, ("solid", "dash", "dot", "dashdot"), strict=True))
 
@@ -25,6 +25,11 @@ def figure(plot: Plot) -> dict[str, Any]:
     rows = {tuple(panel.grid.rows) for panel in plot.panels if panel.grid}
     once = plot.spec.kind == "line" or len(rows) == 1  # the axis of the leftmost panel serves all
     layout["meta"] = {"panels": len(plot.panels), "kind": plot.spec.kind, "shared": once}
+    if len(plot.along) > 1:
+        layout["meta"] |= {"x": plot.spec.x, "along": {axis: label_of(axis) for axis in plot.along}}
+        layout["meta"]["along"][plot.spec.x] = typeset(plot.x_label)
+    if (limits := plot.limits()) is not None:
+        layout["meta"]["limits"] = _numbers(np.log10(limits) if plot.spec.log_y else np.array(limits))
     seen: set[str] = set()
     for k, panel in enumerate(plot.panels):
         end = "" if k == 0 else str(k + 1)
@@ -43,7 +48,7 @@ def figure(plot: Plot) -> dict[str, Any]:
             )
         for reference in panel.references:
             shape, note = _reference(plot, reference.axis, reference.value, reference.label, end)
-            layout["shapes"].append(shape)
+            layout["shapes"].append(shape | {"name": reference.axis})
             layout["annotations"].append(note)
         if panel.grid is not None:
             traces.append(_heatmap(plot, panel) | axes)
@@ -55,7 +60,8 @@ def figure(plot: Plot) -> dict[str, Any]:
                 traces.append(_bar(curve, first=curve.name not in seen) | shared)
             seen.add(curve.name)
     alone = plot.spec.kind == "bar" and all(list(c.x) == [c.name] for p in plot.panels for c in p.curves)
-    layout["showlegend"] = len(seen) > 1 and not alone
+    layout["showlegend"] = False  # the page has its own, which all plots share
+    layout["meta"]["legend"] = len(seen) > 1 and not alone
     if plot.spec.kind == "bar":
         layout |= {
             "barmode": "overlay" if alone else "group",
@@ -70,7 +76,7 @@ def figure(plot: Plot) -> dict[str, Any]:
 def _axes(plot: Plot, end: str) -> tuple[dict[str, Any], dict[str, Any]]:
     spec = plot.spec
     x: dict[str, Any] = {"title": {"text": _text(plot.x_label)}, "anchor": f"y{end}"}
-    y_label = spec.down if spec.kind == "heatmap" else plot.y_label
+    y_label = words(spec.down) if spec.kind == "heatmap" else plot.y_label
     y: dict[str, Any] = {"title": {"text": _text(y_label)}, "anchor": f"x{end}"}
     if spec.kind != "line":
         x["type"] = "category"
@@ -92,14 +98,14 @@ def _line(plot: Plot, curve: Curve, *, first: bool) -> list[dict[str, Any]]:
     if plot.spec.log_x:
         x = np.where(x > 0, x, np.nan)
     colour, dash = _look(curve)
-    meta = {"colour": curve.colour % len(PALETTE)}
+    meta = {"colour": curve.colour % len(PALETTE), "label": typeset(curve.label)}
     mean = {
         "type": "scatter",
         "mode": "lines",
         "x": _numbers(x),
         "y": _numbers(curve.y.mean),
         "line": {"color": colour, "dash": dash, "width": 2},
-        "meta": meta | {"role": "line"},
+        "meta": meta | {"role": "line", "along": {a: _numbers(v) for a, v in curve.along.items()}},
         "showlegend": first,
     }
     about = "<b>%{y:.5~g}</b> at %{xaxis.title.text} %{x:.6~g}"
@@ -132,7 +138,7 @@ def _bar(curve: Curve, *, first: bool) -> dict[str, Any]:
         "x": [_text(str(category)) for category in curve.x],
         "y": _numbers(curve.y.mean),
         "marker": {"color": _look(curve)[0]},
-        "meta": {"colour": curve.colour % len(PALETTE), "role": "bar"},
+        "meta": {"colour": curve.colour % len(PALETTE), "role": "bar", "label": typeset(curve.label)},
         "showlegend": first,
         "hovertemplate": "<b>%{y:.5~g}</b>, %{xaxis.title.text} %{x}<extra>%{fullData.name}</extra>",
     }
@@ -194,7 +200,7 @@ def _reference(
     # Plotly places shapes by value but annotations on a logarithmic axis by exponent.
     place = math.log10(value) if logarithmic and value > 0 else value
     line = {"type": "line", "line": {"width": 1, "dash": "dash"}, "layer": "above"}
-    note = {"text": _text(label), "showarrow": False, "name": "reference"}
+    note = {"text": _text(label), "showarrow": False, "name": f"reference {axis}"}
     if axis == "y":
         refs = {"xref": f"x{end} domain", "yref": f"y{end}"}
         return (
@@ -225,4 +231,4 @@ def _numbers(values: np.ndarray) -> list[float | None]:
 
 
 def _text(text: str) -> str:
-    return html.escape(text, quote=False)  # plotly reads tags in names
+    return typeset(text)  # plotly reads tags in names

@@ -19,9 +19,11 @@ from markdown_it import MarkdownIt
 from plotly.offline import get_plotlyjs
 
 from fedstrata.report.curves import Plot
+from fedstrata.report.headline import headline
 from fedstrata.report.interactive import figure
 from fedstrata.report.records import RunRecord
 from fedstrata.report.specs import Claim, Definition
+from fedstrata.report.split import drawn
 from fedstrata.report.statistics import name, show
 from fedstrata.report.tables import (
     Table,
@@ -32,6 +34,7 @@ from fedstrata.report.tables import (
     ledger_table,
     mean_text,
 )
+from fedstrata.report.words import formula, typeset, words
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,10 @@ class Section:
     body: str
 
 
-def render(
-    definition: Definition, runs: Sequence[RunRecord], table: Table, plots: Mapping[str, tuple[Plot, bytes]]
-) -> str:
+Plots = Mapping[str, tuple[Plot, bytes]]
+
+
+def render(definition: Definition, runs: Sequence[RunRecord], table: Table, plots: Plots) -> str:
     """The page.
 
     Args:
@@ -54,31 +58,59 @@ def render(
         table: the headline table.
         plots: by the plot's name, its numbers and its static picture (SVG).
     """
-    sections = [
-        Section("findings", "What came out", markdown(definition.findings)),
+    shown = sections(definition, runs, table, plots)
+    body = lead(definition, table, plots) + "".join(map(section, shown))
+    return page(definition.title, _summary(definition, runs), shown, body, plotted=bool(plots))
+
+
+def page(title: str, summary: str, shown: Sequence[Section], body: str, *, plotted: bool) -> str:
+    """A whole page around its body."""
+    return string.Template(_asset("page.html")).substitute(
+        title=_text(title),
+        summary=_text(summary),
+        css=_asset("page.css"),
+        nav=" ".join(f'<a href="#{s.anchor}">{_text(s.title)}</a>' for s in shown),
+        main=body,
+        plotly=_plotly() if plotted else "",
+        script=_asset("page.js"),
+    )
+
+
+def lead(definition: Definition, table: Table, plots: Plots, prefix: str = "") -> str:
+    """What comes first: a sentence and the main plot."""
+    main = figures(dict(list(plots.items())[:1]), prefix)
+    return f'<section id="{prefix}top" class="lead">\n{sentence(definition, table)}\n{main}</section>\n'
+
+
+def sentence(definition: Definition, table: Table) -> str:
+    """The first paragraph of the findings, or what the table says."""
+    first = definition.findings.strip().partition("\n\n")[0]
+    return markdown(first) if first else f"<p>{typeset(headline(table))}</p>"
+
+
+def sections(
+    definition: Definition, runs: Sequence[RunRecord], table: Table, plots: Plots, prefix: str = ""
+) -> list[Section]:
+    """All the rest."""
+    rest = definition.findings.strip().partition("\n\n")[2]
+    others = figures(dict(list(plots.items())[1:]), prefix)
+    notes = f'<div class="notes">{markdown(definition.notes)}</div>' if definition.notes else ""
+    made = [
+        Section("findings", "What came out", f'<div class="prose">{markdown(rest)}</div>' if rest else ""),
+        Section("results", "Results", results(runs, table)),
+        Section("plots", "More plots", others),
         Section("solved", "What was solved", _definitions(definition.config)),
-        Section("results", "Results", _results(runs, table)),
-        Section("plots", "Plots", "".join(_figure(stem, *both) for stem, both in plots.items())),
+        Section("split", "Who has which samples", drawn(definition.split) if definition.split else ""),
         Section("paper", "What the paper printed", _paper(definition, runs)),
         Section("ledger", "What was communicated", _ledger(definition, runs)),
         Section("reproduce", "How to get this again", _reproduce(definition, runs)),
-        Section(
-            "notes",
-            "Notes",
-            f'<div class="notes">{markdown(definition.notes)}</div>' if definition.notes else "",
-        ),
+        Section("notes", "Notes", notes),
     ]
-    shown = [section for section in sections if section.body]
-    page = string.Template(_asset("page.html"))
-    return page.substitute(
-        title=_text(definition.title),
-        summary=_text(_summary(definition, runs)),
-        css=_asset("page.css"),
-        early="<script>document.documentElement.classList.add('js')</script>" if plots else "",
-        nav=" ".join(f'<a href="#{s.anchor}">{s.title}</a>' for s in shown),
-        main="\n".join(f'<section id="{s.anchor}">\n<h2>{s.title}</h2>\n{s.body}\n</section>' for s in shown),
-        scripts=_scripts() if plots else "",
-    )
+    return [replace(section, anchor=prefix + section.anchor) for section in made if section.body]
+
+
+def _section(section: Section) -> str:
+    return f'<section id="{section.anchor}">\n<h2>{_text(section.title)}</h2>\n{section.body}\n</section>\n'
 
 
 @functools.cache
@@ -87,10 +119,10 @@ def _asset(file: str) -> str:
 
 
 @functools.cache
-def _scripts() -> str:
+def _plotly() -> str:
     # Compressed, plotly.js takes 2 MB of the page instead of 5; page.js unpacks it.
     packed = base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
-    return f'<script type="text/plain" id="plotly">{packed}</script>\n<script>\n{_asset("page.js")}</script>'
+    return f'<script type="text/plain" id="plotly">{packed}</script>'
 
 
 def _text(value: object) -> str:
@@ -104,7 +136,7 @@ def markdown(text: str) -> str:
 
 
 def _summary(definition: Definition, runs: Sequence[RunRecord]) -> str:
-    methods, seeds = {run.method for run in runs}, {run.seed for run in runs}
+    methods, seeds = {run.label for run in runs}, {run.seed for run in runs}
     parts = [_count(len(runs), "run"), _count(len(methods), "method"), _count(len(seeds), "seed")]
     parts.append(f"{duration(sum(run.seconds for run in runs))} of computing")
     return " · ".join([*parts, *filter(None, [definition.written[:10]])])
@@ -132,14 +164,18 @@ def _definitions(config: Mapping[str, Any]) -> str:
     if not config:
         return ""
     items = (
-        f"<dt>{_text(key.replace('_', ' '))}</dt><dd>{_value(value)}</dd>" for key, value in config.items()
+        f"<dt>{_text(words(key))}</dt>"
+        f"<dd>{formula(value) if key == 'problem' and isinstance(value, str) else _value(value)}</dd>"
+        for key, value in config.items()
     )
     return f"<dl>{''.join(items)}</dl>"
 
 
 def _value(value: object) -> str:
     if isinstance(value, Mapping):
-        pairs = (f"<li><span>{_text(key)}</span> {_value(inner)}</li>" for key, inner in value.items())
+        pairs = (
+            f"<li><span>{typeset(words(key))}</span> {_value(inner)}</li>" for key, inner in value.items()
+        )
         return f'<ul class="pairs">{"".join(pairs)}</ul>' if value else "–"
     if isinstance(value, list | tuple):
         if any(isinstance(inner, Mapping | list | tuple) for inner in value):
@@ -150,14 +186,22 @@ def _value(value: object) -> str:
     )
 
 
-def _results(runs: Sequence[RunRecord], table: Table) -> str:
+def results(runs: Sequence[RunRecord], table: Table) -> str:
+    """The headline table, and which runs diverged."""
     single = all(len(cell.values) < 2 for row in table.rows for cell in row.cells)
-    words = "One seed each." if single else "Mean ± standard error over the seeds."
-    if any(table.best(j) for j in range(len(table.heads))):
-        words += " A dot marks the best mean of a column."
+    said = (
+        "One seed each, so nothing is marked as best." if single else "Mean ± standard error over the seeds."
+    )
+    if not single and any(head.column.better for head in table.heads):
+        marked = any(table.best(j) for j in range(len(table.heads)))
+        said += (
+            " A dot marks what is better than every rival in a paired t-test over the seeds (two-sided, 5 %)."
+            if marked
+            else " Nothing is better than every rival in a paired t-test over the seeds (two-sided, 5 %)."
+        )
     if any(head.claimed for head in table.heads):
-        words += " Deviation is relative to what the paper printed."
-    return _broken(runs) + _table(table, words)
+        said += " Deviation is relative to what the paper printed."
+    return _broken(runs) + _table(table, said, "results")
 
 
 def _broken(runs: Sequence[RunRecord]) -> str:
@@ -174,43 +218,71 @@ def _broken(runs: Sequence[RunRecord]) -> str:
     return f'<p class="warning">Some runs ended with values that are not finite: {_text(listed)}.</p>'
 
 
-def _table(table: Table, words: str) -> str:
+def _table(table: Table, said: str, file: str) -> str:
     head, lines, bold = table.texts()
     keys = len(table.keys)
     kinds = ["key"] * keys + [""]
     for column in table.heads:
         kinds += [""] + ["paper", "paper"] * column.claimed
-    top = "".join(
-        f'<th scope="col" class="{kind}">{_text(t)}</th>' for t, kind in zip(head, kinds, strict=True)
-    )
+    top = "".join(_head(text, kind) for text, kind in zip(head, kinds, strict=True))
     rows = []
-    for line, mark in zip(lines, bold, strict=True):
-        cells = [f'<th scope="row" class="key">{_text(text)}</th>' for text in line[:keys]]
-        for text, kind, best in zip(line[keys:], kinds[keys:], mark[keys:], strict=True):
-            cells.append(f'<td class="{"best" if best else kind}">{_text(text)}</td>')
+    for row, line, mark in zip(table.rows, lines, bold, strict=True):
+        cells = [f'<th scope="row" class="key">{typeset(text)}</th>' for text in line[:keys]]
+        numbers = [math.nan]
+        for column, cell in zip(table.heads, row.cells, strict=True):
+            claim = cell.claim.value if cell.claim else math.nan
+            numbers += [cell.mean, *([claim, cell.deviation] if column.claimed else [])]
+        for text, number, kind, best in zip(line[keys:], numbers, kinds[keys:], mark[keys:], strict=True):
+            value = f' data-value="{number!r}"' if math.isfinite(number) else ""
+            cells.append(f'<td class="{"best" if best else kind}"{value}>{_text(text)}</td>')
         rows.append(f"<tr>{''.join(cells)}</tr>")
-    return _scroll(top, "".join(rows), words)
+    return _scroll(top, "".join(rows), said, file, table.to_csv())
 
 
-def _scroll(head: str, body: str, words: str = "") -> str:
-    """A table that scrolls sideways on a narrow screen, and the words below it, which do not."""
+def _head(text: str, kind: str = "") -> str:
+    return f'<th scope="col" class="{kind}"><button type="button">{typeset(text)}</button></th>'
+
+
+def _scroll(head: str, body: str, said: str = "", file: str = "table", exact: str = "") -> str:
+    """A table that can be sorted and taken away; on a narrow screen it scrolls sideways.
+
+    Args:
+        head: its headings.
+        body: its rows.
+        said: below it.
+        file: what it is called when it is saved.
+        exact: the CSV file with all digits; where it is empty, the page makes one of what the cells show.
+    """
     inside = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    note = f'<p class="note">{_text(words)}</p>' if words else ""
-    return f'<div class="scroll" tabindex="0">{inside}</div>{note}'
-
-
-def _figure(stem: str, plot: Plot, svg: bytes) -> str:
-    picture = base64.b64encode(svg).decode()
-    title = plot.spec.title or f"{plot.y_label} by {plot.x_label}"
-    numbers = json.dumps(figure(plot), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    safe = numbers.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    note = f'<p class="note">{_text(said)}</p>' if said else ""
+    tools = (
+        '<div class="tools"><button type="button" data-do="copy">Copy</button>'
+        '<button type="button" data-do="csv">CSV</button></div>'
+    )
+    csv = f'<script type="text/csv">{_json(exact)}</script>' if exact else ""
     return (
-        f"<figure><h3>{_text(title)}</h3>\n"
-        f'<div class="plot" data-figure="figure-{stem}" data-name="{stem}">'
-        f'<div class="drawn" role="img" aria-label="{_text(title)}"></div>'
-        f'<img alt="{_text(title)}" src="data:image/svg+xml;base64,{picture}"></div>\n'
-        f"<figcaption>{_text(plot.caption)}</figcaption>\n"
-        f'<script type="application/json" id="figure-{stem}">{safe}</script></figure>\n'
+        f'<div class="table" data-name="{file}">{tools}<div class="scroll" tabindex="0">{inside}</div>'
+        f"{note}{csv}</div>"
+    )
+
+
+def _json(value: object) -> str:
+    """JSON that can stand inside a script element."""
+    made = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return made.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _figure(stem: str, plot: Plot, svg: bytes, prefix: str = "") -> str:
+    picture = base64.b64encode(svg).decode()
+    title = _text(plot.title)
+    return (
+        f"<figure><h3>{typeset(plot.title)}</h3>\n"
+        f'<div class="plot" data-figure="figure-{prefix}{stem}" data-name="{stem}"><div class="axes"></div>'
+        f'<div class="drawn" role="img" aria-label="{title}"></div>'
+        f'<img alt="{title}" src="data:image/svg+xml;base64,{picture}"><div class="legend"></div></div>\n'
+        f"<figcaption>{typeset(plot.caption)}</figcaption>\n"
+        f'<script type="application/json" id="figure-{prefix}{stem}">{_json(figure(plot))}</script>'
+        "</figure>\n"
     )
 
 
@@ -222,11 +294,18 @@ def _paper(definition: Definition, runs: Sequence[RunRecord]) -> str:
     parts = [f"<p>Source: {_text(paper.source)}.</p>"]
     if paper.claims:
         titles = ("where", "quantity", "paper", "here", "difference", "deviation")
-        top = "".join(f'<th scope="col" class="{"text" * (t in titles[:2])}">{t}</th>' for t in titles)
-        rows = "".join(_compare(claim, table) for claim in paper.claims)
-        parts.append(_scroll(top, rows, "Deviation is relative to what the paper printed."))
+        top = "".join(_head(t, "text" * (t in titles[:2])) for t in titles)
+        compared = [(_compare(claim, table), claim) for claim in paper.claims]
+        done = "".join(row for row, _ in compared if row)
+        if done:
+            parts.append(_scroll(top, done, "Deviation is relative to what the paper printed.", "paper"))
+        rest = [claim for row, claim in compared if not row]
+        if rest:
+            said = f"{_count(len(rest), 'printed number')} {'was' if len(rest) == 1 else 'were'} not run here"
+            body = _scroll("".join(_head(t, "text" * (t != "paper")) for t in titles[:3]), _not_run(rest))
+            parts.append(f"<details><summary>{said}</summary>{body}</details>")
     if paper.statements:
-        top = "".join(f'<th scope="col" class="text">{t}</th>' for t in ("the paper says", "here", "verdict"))
+        top = "".join(_head(t, "text") for t in ("the paper says", "here", "verdict"))
         rows = "".join(
             f'<tr><td class="text">{_text(s.text)}</td><td class="text">{_text(s.found)}</td>'
             f'<td class="text"><span class="tag {s.verdict.replace(" ", "-")}">{s.verdict}</span></td></tr>'
@@ -237,34 +316,45 @@ def _paper(definition: Definition, runs: Sequence[RunRecord]) -> str:
 
 
 def _compare(claim: Claim, table: Table) -> str:
-    pairs = [
-        (head.column, cell) for row in table.rows for head, cell in zip(table.heads, row.cells, strict=True)
-    ]
-    numbers = [f"{claim.value:g}", "not run", "–", "–"]
-    for column, cell in pairs:
-        if cell.claim == claim and cell.values:
-            difference = mean_text(cell.mean - claim.value, math.nan, column.format)
-            numbers = [
-                claim_text(claim, column),
-                cell_text(cell, column),
-                difference,
-                deviation_text(cell.deviation),
-            ]
+    """A row of the comparison; empty where no run belongs to the claim."""
+    for row in table.rows:
+        for head, cell in zip(table.heads, row.cells, strict=True):
+            if cell.claim == claim and cell.values:
+                apart = cell.mean - claim.value
+                numbers = (
+                    (claim_text(claim, head.column), claim.value),
+                    (cell_text(cell, head.column), cell.mean),
+                    (mean_text(apart, math.nan, head.column.format), apart),
+                    (deviation_text(cell.deviation), cell.deviation),
+                )
+                return f"<tr>{_where(claim)}{''.join(_number(*pair) for pair in numbers)}</tr>"
+    return ""
+
+
+def _not_run(claims: Sequence[Claim]) -> str:
+    return "".join(f"<tr>{_where(c)}{_number(f'{c.value:g}', c.value)}</tr>" for c in claims)
+
+
+def _where(claim: Claim) -> str:
     where = ", ".join(name(key, value) for key, value in claim.where.items())
-    words = f'<td class="text">{_text(where)}</td><td class="text">{_text(claim.column)}</td>'
-    return f"<tr>{words}{''.join(f'<td>{_text(text)}</td>' for text in numbers)}</tr>"
+    return f'<td class="text">{typeset(where)}</td><td class="text">{typeset(words(claim.column))}</td>'
+
+
+def _number(text: str, number: float) -> str:
+    value = f' data-value="{number!r}"' if math.isfinite(number) else ""
+    return f"<td{value}>{_text(text)}</td>"
 
 
 def _ledger(definition: Definition, runs: Sequence[RunRecord]) -> str:
     spec = definition.table
     rows = [*spec.rows, *filter(None, [spec.across])]
     table, levels = ledger_table(runs, rows), ledger_table(runs, rows, by_level=True)
-    words = (
+    said = (
         "Whole runs; mean ± standard error over the seeds where they differ. Up is from the clients to the "
         "server; an exchange is one message down and one up; a round is one averaging of the main variable."
     )
-    apart = f"<h3>By level</h3>{_table(levels, '')}" if levels else ""
-    return _table(table, words) + apart if table else ""
+    apart = f"<details><summary>By level</summary>{_table(levels, '', 'levels')}</details>" if levels else ""
+    return _table(table, said, "communicated") + apart if table else ""
 
 
 def _reproduce(definition: Definition, runs: Sequence[RunRecord]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,8 +17,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter
 
-from fedstrata.report.curves import DASHES, PALETTE, Curve, Dash, Panel, Plot, label_of
+from fedstrata.report.curves import DASHES, PALETTE, Curve, Dash, Panel, Plot
 from fedstrata.report.records import ReportError
+from fedstrata.report.words import label_of, scripted, words
 
 COLOUR_MAP = "cividis"
 _BESIDE = (
@@ -30,6 +32,24 @@ _BESIDE = (
     "floats_down",
     "oracle_calls",
 )
+
+# On dark paper; SVG files hold both and follow the reader's theme.
+DARK = {
+    "#1f2328": "#e4e7eb",
+    "#424a53": "#c3cad2",
+    "#57606a": "#9aa4af",
+    "#8c959f": "#6e7781",
+    "#e4e8ec": "#30363d",
+    "#24292f": "#d0d7de",
+    "#ffffff": "#14171b",
+    **dict(
+        zip(
+            PALETTE,
+            ("#4aa8e0", "#f08a4b", "#35c79b", "#dd8fc0", "#f0b840", "#9bd4f5", "#b8bec5"),
+            strict=True,
+        )
+    ),
+}
 
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -80,14 +100,14 @@ def draw(plot: Plot) -> Figure:
             _draw_panel(ax, plot, panel, norm)
             ax.set_title(_plain(panel.title))
             if k % columns == 0:
-                ax.set_ylabel(_plain(spec.down if spec.kind == "heatmap" else plot.y_label))
+                ax.set_ylabel(_plain(words(spec.down) if spec.kind == "heatmap" else plot.y_label))
             elif panel.grid and (left := plot.panels[k - 1].grid) and left.rows == panel.grid.rows:
                 ax.tick_params(labelleft=False)
             if k >= count - columns:
                 ax.set_xlabel(_plain(plot.x_label))
                 ax.tick_params(labelbottom=True)
-        if same and not spec.log_y:
-            _limit(axes[0], plot)
+        if (limits := plot.limits()) is not None:
+            axes[0].set_ylim(limits)
         for ax in axes[count:]:
             ax.remove()
         if spec.kind == "heatmap":
@@ -141,19 +161,6 @@ def _draw_panel(ax: Axes, plot: Plot, panel: Panel, norm: Normalize | None) -> N
             ax.xaxis.set_major_formatter(EngFormatter("B"))
 
 
-def _limit(ax: Axes, plot: Plot) -> None:
-    """No band takes more than a quarter of what the means span beyond them: two seeds may be far apart."""
-    curves = [curve for panel in plot.panels for curve in panel.curves]
-    shown = [curve.y.mean for curve in curves]
-    shown += [np.array([r.value]) for panel in plot.panels for r in panel.references if r.axis == "y"]
-    values = np.concatenate(shown)
-    values = values[np.isfinite(values)]
-    if not len(values) or (span := np.ptp(values)) == 0:
-        return
-    low, high = ax.get_ylim()
-    ax.set_ylim(max(low, values.min() - span / 4), min(high, values.max() + span / 4))
-
-
 def _draw_bars(ax: Axes, curves: Sequence[Curve]) -> None:
     categories = list(dict.fromkeys(category for curve in curves for category in curve.x))
     alone = all(list(curve.x) == [curve.name] for curve in curves)
@@ -200,7 +207,7 @@ def _draw_grid(ax: Axes, plot: Plot, panel: Panel, norm: Normalize | None) -> No
                 ha="center",
                 va="center",
                 fontsize=8,
-                color="white" if dark else "#1f2328",
+                color="white" if dark else "#1f2329",  # no theme's: it is read on the cell
             )
 
 
@@ -236,6 +243,7 @@ def _name_curves(figure: Figure, axes: Sequence[Axes], plot: Plot) -> None:
 
 
 def _name_directly(ax: Axes, curves: Sequence[Curve]) -> None:
+    """Names at the ends of their lines, with a stroke to the end where they had to move."""
     ends: list[tuple[float, Curve]] = []
     for curve in curves:
         finite = curve.y.mean[np.isfinite(curve.y.mean)]
@@ -243,29 +251,42 @@ def _name_directly(ax: Axes, curves: Sequence[Curve]) -> None:
             pixel = ax.transData.transform((ax.get_xlim()[1], finite[-1]))
             ends.append((float(ax.transAxes.inverted().transform(pixel)[1]), curve))
     ends.sort(key=lambda end: end[0])
-    for y, (_, curve) in zip(_apart([y for y, _ in ends], gap=0.062), ends, strict=True):
+    places = _apart([y for y, _ in ends], gap=0.062)
+    moved = any(abs(y - end) > 0.015 for y, (end, _) in zip(places, ends, strict=True))
+    for y, (end, curve) in zip(places, ends, strict=True):
+        stroke = {"arrowstyle": "-", "color": _colour(curve), "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
         ax.annotate(
             _plain(curve.name),
-            (1, y),
+            (1, end),
             xycoords="axes fraction",
-            xytext=(5, 0),
-            textcoords="offset points",
+            xytext=(1.045 if moved else 1.012, y),
+            textcoords="axes fraction",
             va="center",
             color=_colour(curve),
             fontsize=8.5,
             annotation_clip=False,
+            arrowprops={**stroke, "relpos": (0, 0.5)} if moved else None,
         )
 
 
 def _apart(places: Sequence[float], gap: float) -> list[float]:
-    """Sorted places in [0, 1], moved as little as one pass up and one pass down allow to be ``gap`` apart."""
-    up: list[float] = []
-    for place in places:
-        up.append(max(place, 0.0, up[-1] + gap if up else 0.0))
-    down: list[float] = []
-    for place in reversed(up):
-        down.append(min(place, down[-1] - gap if down else 1.0))
-    return down[::-1]
+    """Sorted places in [0, 1], moved to be ``gap`` apart, by as little as possible in the mean square.
+
+    Places less their number times the gap must not decrease: where they do, neighbours meet at their mean.
+
+    >>> [round(place, 2) for place in _apart([0.1, 0.5, 0.5, 0.5], 0.1)]
+    [0.1, 0.4, 0.5, 0.6]
+    """
+    blocks: list[tuple[float, int]] = []
+    for k, place in enumerate(places):
+        mean, count = place - k * gap, 1
+        while blocks and blocks[-1][0] > mean:
+            other, more = blocks.pop()
+            mean, count = (mean * count + other * more) / (count + more), count + more
+        blocks.append((mean, count))
+    highest = 1 - gap * (len(places) - 1)
+    level = [min(max(mean, 0.0), max(highest, 0.0)) for mean, count in blocks for _ in range(count)]
+    return [mean + k * gap for k, mean in enumerate(level)]
 
 
 def _colour(curve: Curve) -> str:
@@ -277,7 +298,17 @@ def _dash(curve: Curve) -> Dash:
 
 
 def _plain(text: str) -> str:
-    return text.replace("$", r"\$")  # no mathematics inside names
+    """Text as it is, but for scripts: a dollar is no mathematics."""
+
+    def script(base: str, mark: str, inner: str) -> str:
+        if not re.fullmatch(r"[\w+−*·-]+", inner):
+            return escape(f"{base}{mark}{inner}")
+        return f"{escape(base)}${mark}{{\\mathdefault{{{inner}}}}}$"
+
+    def escape(part: str) -> str:
+        return part.replace("$", r"\$")
+
+    return scripted(text, escape, script)
 
 
 def to_png(figure: Figure) -> bytes:
@@ -289,11 +320,21 @@ def to_png(figure: Figure) -> bytes:
 
 
 def to_svg(figure: Figure) -> bytes:
-    """A figure as an SVG file."""
+    """A figure as an SVG file without a background, in the colours of the theme that it is read in.
+
+    In a browser the theme is the reader's, or that of the page around it (``color-scheme``); a program that
+    knows no themes shows the light one.
+    """
     file = io.BytesIO()
     with mpl.rc_context(STYLE):
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return file.getvalue()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    rules = "".join(
+        f'[style*="{way}: {light}"]{{{way}:{dark} !important}}'
+        for light, dark in DARK.items()
+        for way in ("fill", "stroke")
+    )
+    style = f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
+    return re.sub(rb"(<svg [^>]*>)", lambda found: found[1] + style.encode(), file.getvalue(), count=1)
 
 
 def plot_history(

@@ -30,7 +30,7 @@ class Column:
         title: the column's heading; made from the other fields where it is empty.
         format: how to print: a format such as ``.3f`` or ``.1%``, ``bytes`` for kB and MB, or empty for two
             digits of the standard error.
-        better: which direction is better; the best row is then set in bold.
+        better: which direction is better; a row that is best beyond the error is then marked.
         last: how many values ``mean_last`` takes.
         target: see ``reach``.
         at: see ``reach``.
@@ -236,6 +236,28 @@ class PaperClaims:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class Split:
+    """How the samples lie with the clients; `split_of` makes it of data.
+
+    Args:
+        sizes: how many training samples each client has.
+        classes: class → how many of them each client has; empty where there are no classes.
+        names: of the clients; empty where they have none.
+        caption: below the picture.
+    """
+
+    sizes: tuple[int, ...]
+    classes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        for what, values in (("names", self.names), *self.classes.items()):
+            if len(values) not in ({len(self.sizes), 0} if what == "names" else {len(self.sizes)}):
+                raise ValueError(f"a split of {len(self.sizes)} clients has {len(values)} {what}")
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Definition:
     """The content of `config.json`: all of a report but its runs."""
 
@@ -246,6 +268,7 @@ class Definition:
     paper: PaperClaims | None = None
     findings: str = ""
     notes: str = ""
+    split: Split | None = None
     command: str = ""
     written: str = ""
     config: dict[str, Any] = field(default_factory=dict)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from fedstrata.report.records import ReportError, RunRecord, Scalar, union
 from fedstrata.report.specs import Column
+from fedstrata.report.words import words
 
 LEVEL = 0.95
 
@@ -55,8 +56,14 @@ def group(runs: Sequence[RunRecord], keys: Sequence[str]) -> Group:
 
 
 def name(key: str, value: Scalar) -> str:
-    """``FedAvg`` for a label or a method, ``H = 5`` for a setting."""
-    return show(value) if key in ("label", "method") else f"{key} = {show(value)}"
+    """``FedAvg`` for a label or a method, ``η = 0.1`` for a setting.
+
+    >>> name("label", "FedAvg"), name("eta", 0.1), name("K", None)
+    ('FedAvg', 'η = 0.1', 'without K')
+    """
+    if key in ("label", "method", "series"):
+        return show(value)
+    return f"without {words(key)}" if value is None else f"{words(key)} = {show(value)}"
 
 
 def show(value: Scalar) -> str:
@@ -131,3 +138,34 @@ def t_interval(values: np.ndarray, level: float = LEVEL) -> Interval:
             return Interval(mean, nothing, nothing)
         half = stdtrit(n - 1, 0.5 + level / 2) * values.std(axis=0, ddof=1) / math.sqrt(n)
         return Interval(mean, mean - half, mean + half)
+
+
+def log_interval(values: np.ndarray, level: float = LEVEL) -> Interval:
+    """Student's interval for the mean of the logarithms, taken back: the geometric mean and its bounds.
+
+    NaN where a value is not above zero.
+
+    >>> log_interval(np.array([1.0, 100.0])).mean
+    np.float64(10.0)
+    """
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        logs = np.log(np.where(values > 0, values, np.nan))
+        return Interval(*map(np.exp, t_interval(logs, level)))
+
+
+def paired_p(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
+    """The two-sided p-value of the paired t-test over the seeds that both have; 1 where it cannot be made.
+
+    Without spread in the differences it is 0, or 1 where they are all zero.
+
+    >>> round(paired_p({0: 1.0, 1: 2.0, 2: 3.0}, {0: 2.0, 1: 3.5, 2: 4.0}), 4)
+    0.0198
+    """
+    seeds = sorted(ours.keys() & theirs.keys())
+    differences = np.array([ours[seed] - theirs[seed] for seed in seeds])
+    if len(seeds) < 2 or not np.isfinite(differences).all():
+        return 1.0
+    mean, error = mean_error(differences)
+    if error == 0:
+        return float(mean == 0)
+    return float(2 * stdtr(len(seeds) - 1, -abs(mean / error)))

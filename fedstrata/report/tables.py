@@ -16,10 +16,13 @@ from rich.text import Text
 
 from fedstrata.report.records import ReportError, RunRecord, Scalar, as_dict, to_csv, union
 from fedstrata.report.specs import Claim, Column, PaperClaims, TableSpec
-from fedstrata.report.statistics import check_keys, group, mean_error, number, show
+from fedstrata.report.statistics import check_keys, group, mean_error, number, paired_p, show
+from fedstrata.report.words import words
 
 if TYPE_CHECKING:
     from fedstrata.core.counting import Ledger
+
+CHANCE = 0.05  # the level of the tests that decide what is best
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Cell:
 
     values: tuple[float, ...]
     claim: Claim | None = None
+    seeds: tuple[int, ...] = ()
 
     @property
     def mean(self) -> float:
@@ -38,6 +42,11 @@ class Cell:
     def error(self) -> float:
         """The standard error of the mean; NaN for a single seed."""
         return mean_error(self.values)[1]
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """The values by their seeds."""
+        return dict(zip(self.seeds, self.values, strict=True))
 
     @property
     def deviation(self) -> float:
@@ -80,27 +89,46 @@ class Table:
     heads: tuple[Head, ...]
     rows: tuple[Row, ...]
 
+    def rivals(self) -> list[list[int]]:
+        """The rows that compete: methods within a setting; a table of settings alone is one competition."""
+        names = {"label", "method"} & set(self.keys)
+        found: dict[tuple[Scalar, ...], list[int]] = {}
+        for i, row in enumerate(self.rows):
+            pairs = zip(self.keys, row.values, strict=True)
+            found.setdefault(tuple(v for key, v in pairs if names and key not in names), []).append(i)
+        return list(found.values())
+
     def best(self, j: int) -> set[int]:
-        """The rows with the best mean in column ``j``, setting by setting; none where all are equal."""
+        """The rows that are best in column ``j``, setting by setting, beyond the error.
+
+        A row is best where a paired t-test over the seeds finds it better than each of its rivals
+        (two-sided, level 5 %; a claim about all rivals needs no correction, as each must be beaten). With one
+        seed nothing is. A rival that has no finite number in any seed is beaten; one that lacks some forbids
+        the mark.
+        """
         column = self.heads[j].column
         if not column.better:
             return set()
         sign = 1 if column.better == "low" or column.reduce == "reach" else -1
-        # Methods compete within a setting; a table of settings alone is one competition.
-        names = {"label", "method"} & set(self.keys)
-        rivals: dict[tuple[Scalar, ...], dict[int, float]] = {}
-        for i, row in enumerate(self.rows):
-            setting = tuple(
-                v for key, v in zip(self.keys, row.values, strict=True) if names and key not in names
-            )
-            if math.isfinite(mean := row.cells[j].mean):
-                rivals.setdefault(setting, {})[i] = sign * mean
-        return {
-            i
-            for means in rivals.values()
-            for i, mean in means.items()
-            if mean == min(means.values()) and len(set(means.values())) > 1
-        }
+        return {i for rows in self.rivals() if (i := self._ahead(j, sign, rows)) is not None}
+
+    def _ahead(self, j: int, sign: int, rows: Sequence[int]) -> int | None:
+        cells = {i: self.rows[i].cells[j] for i in rows if self.rows[i].cells[j].values}
+        finite = {i: cell for i, cell in cells.items() if math.isfinite(cell.mean)}
+        if not finite or len(cells) < 2:
+            return None
+        first = min(finite, key=lambda i: sign * finite[i].mean)
+        ours = cells[first].by_seed
+        for i, cell in cells.items():
+            if i == first:
+                continue
+            if not any(map(math.isfinite, cell.values)):
+                beaten = len(ours) > 1
+            else:
+                beaten = sign * (cell.mean - cells[first].mean) > 0 and paired_p(ours, cell.by_seed) < CHANCE
+            if not beaten:
+                return None
+        return first
 
     def to_csv(self) -> str:
         """Plain numbers: mean, se, and where there is a claim paper and deviation (a fraction)."""
@@ -120,9 +148,9 @@ class Table:
 
     def texts(self) -> tuple[list[str], list[list[str]], list[list[bool]]]:
         """Headings, cells as a reader wants them, and which of them are the best of their column."""
-        head, bests = [*self.keys, "seeds"], [self.best(j) for j in range(len(self.heads))]
+        head, bests = [*map(words, self.keys), "seeds"], [self.best(j) for j in range(len(self.heads))]
         for column in self.heads:
-            head += [column.title, *(["paper", "deviation"] if column.claimed else [])]
+            head += [words(column.title), *(["paper", "deviation"] if column.claimed else [])]
         lines, bold = [], []
         for i, row in enumerate(self.rows):
             line, mark = [*(show(value) for value in row.values), row.seeds], [False] * (len(self.keys) + 1)
@@ -209,7 +237,7 @@ def build_table(runs: Sequence[RunRecord], spec: TableSpec, paper: PaperClaims |
     >>> loss = lambda seed, last: RunRecord("A", {}, seed, {"round": [0, 1], "loss": [9, last]}, {}, 0.0, "A")
     >>> table = build_table([loss(0, 1.0), loss(1, 2.0)], TableSpec((Column("loss"),)))
     >>> print(table.to_markdown())
-    | label | seeds | loss |
+    | method | seeds | loss |
     | :--- | ---: | ---: |
     | A | 2 | 1.50 ± 0.50 |
     """
@@ -239,8 +267,9 @@ def build_table(runs: Sequence[RunRecord], spec: TableSpec, paper: PaperClaims |
         for head in heads:
             members = groups.get((*values, head.across) if across else values, [])
             counts |= {len(members)} - {0}
-            found = [x for run in members if (x := number(run, head.column)) is not None]
-            cells.append(Cell(tuple(found), _claim(claims, members, head.column)))
+            found = {run.seed: x for run in members if (x := number(run, head.column)) is not None}
+            claim = _claim(claims, members, head.column)
+            cells.append(Cell(tuple(found.values()), claim, tuple(found)))
         seeds = str(min(counts)) if len(counts) == 1 else f"{min(counts)}–{max(counts)}"
         rows.append(Row(values, seeds, tuple(cells)))
     made = [cell.claim for row in rows for cell in row.cells if cell.claim]

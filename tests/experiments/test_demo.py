@@ -81,6 +81,8 @@ def test_gains_are_counted_patient_by_patient():
     assert second.mean == third.mean == 0
     assert fourth.high < 0
     text = demo.findings(runs)
+    first = "Against what each hospital learns alone, **one for all (FedMSA)** "
+    assert text.partition("\n\n")[0] == f"{first}gains in Cleveland and loses in Zurich."
     assert "the patients of 2 of 5 folds tested" in text
     assert "gains in Cleveland +16.0 points (95 % interval +7.4 to +23.9)" in text
     assert "loses in Zurich −16.0 points" in text

@@ -5,13 +5,16 @@ import pytest
 from fedstrata.experiments.registry import find
 from fedstrata.experiments.runner import prepare, run_experiment
 
-from ..report.test_browser import BROWSER, visit
+from ..report.chromium import ABSENT, FOUND, Chromium
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no browser on the PATH")
+@pytest.mark.slow
+@pytest.mark.skipif(FOUND is None, reason=ABSENT)
 def test_the_demos_page_works_offline(tmp_path):
-    page = run_experiment(prepare(find("demo"), quick=True), tmp_path / "demo", progress=False)
-    seen = visit(page, tmp_path)
-    assert seen.console == []
-    assert seen.requests == []
-    assert seen.dom.count('class="main-svg"') >= len(find("demo").plots)
+    file = run_experiment(prepare(find("demo"), quick=True), tmp_path / "demo", progress=False)
+    with Chromium(tmp_path / "profile") as browser:
+        page = browser.open(file.as_uri())
+        page.wait("document.documentElement.classList.contains('ready')")
+        assert page("document.querySelectorAll('.main-svg').length") >= len(find("demo").plots)
+        assert page("document.querySelectorAll('.client').length") == 4  # the split is drawn
+        assert (page.complaints, page.requests) == ([], [])

@@ -3,10 +3,12 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from fedstrata.core.federated import FederatedData
 from fedstrata.report import (
     Claim,
     Column,
@@ -14,14 +16,17 @@ from fedstrata.report import (
     PlotSpec,
     ReportError,
     RunRecord,
+    Split,
     Statement,
     TableSpec,
     build_table,
     load_report,
     rebuild,
+    split_of,
     write_report,
 )
 from fedstrata.report import folder as folder_module
+from fedstrata.report.headline import headline
 from fedstrata.report.page import duration, markdown
 
 TABLE = TableSpec((Column("loss", better="low"), Column("seconds", "run")), ("label", "H"))
@@ -245,14 +250,17 @@ class Page(html.parser.HTMLParser):
             self.rows[-1][-1] += data
 
 
+def words_at(report, words):
+    return (report / "report.html").read_text().index(words)
+
+
 def test_the_page_says_everything(report, runs):
     page = Page((report / "report.html").read_text())
     titles = [attrs["id"] for tag, attrs in page.tags if tag == "section"]
-    assert titles == ["solved", "results", "plots", "paper", "ledger", "reproduce", "notes"]
+    assert titles == ["top", "results", "solved", "paper", "ledger", "reproduce", "notes"]
     words = " ".join(page.text)
     for said in (
         "A title",
-        "min f",
         "fedstrata run x --out y",
         "0, 1, 2, 3",
         "Table 1",
@@ -269,7 +277,9 @@ def test_the_page_says_everything(report, runs):
     assert ours[2] == "0.5"
     assert ours[3].startswith(f"{mean:.2f}")
     assert ours[4] == f"{mean - 0.5:.4g}"
-    assert none[2:] == ["0.25", "not run", "–", "–"]
+    assert none[2:] == ["0.25"]
+    assert "1 printed number was not run here" in words
+    assert (report / "report.html").read_text().index("<details>") < words_at(report, "FedMSA, H = 99")
     assert ["It improves with H.", "It does.", "reproduced"] in page.rows
     assert any(row[-2:-1] == ["1.6 MB"] for row in page.rows)
 
@@ -335,7 +345,89 @@ def test_runs_that_diverged_are_named(tmp_path):
     assert duration(3725) == "1 h 2 min"
 
 
-def test_a_page_without_plots_has_no_scripts(tmp_path, runs):
-    page = Page(write(tmp_path / "r", runs, plots=[], config={}, notes="", paper=None).read_text())
-    assert "script" not in [tag for tag, _ in page.tags]
-    assert [a["id"] for tag, a in page.tags if tag == "section"] == ["results", "ledger", "reproduce"]
+def test_a_page_without_plots_is_small(tmp_path, runs):
+    text = write(tmp_path / "r", runs, plots=[], config={}, notes="", paper=None).read_text()
+    assert len(text) < 60_000
+    sections = [a["id"] for tag, a in Page(text).tags if tag == "section"]
+    assert sections == ["top", "results", "ledger", "reproduce"]
+
+
+def test_the_first_paragraph_of_the_findings_comes_first(tmp_path, runs):
+    text = write(tmp_path / "r", runs, findings="It **works**.\n\nIn detail, it does.").read_text()
+    places = [text.index(said) for said in ("It <strong>works", 'class="plot"', "In detail", "<table>")]
+    assert places == sorted(places)
+
+
+def test_without_findings_a_sentence_is_made_of_the_table(tmp_path, runs):
+    said = headline(build_table(runs, TABLE))
+    assert said in " ".join(Page(write(tmp_path / "r", runs).read_text()).text)
+
+
+def rivals(*rows, seeds=3, H=(1,)):
+    """Runs of methods A, B, … whose final values are a row's base plus a bit for the seed."""
+    return [
+        RunRecord(
+            label, {"H": h}, s, {"round": [0], "loss": [base + 0.1 * s + 0.01 * (s == k)]}, {}, 0.0, label
+        )
+        for k, (label, base) in enumerate(zip("ABC", rows, strict=False))
+        for h in H
+        for s in range(seeds)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        (rivals(1.0, 2.0), "A, H = 1 has the lowest loss, 1.103 ± 0.055: ahead of every other in a paired"),
+        (
+            rivals(1.0, 1.0),
+            "Nothing is ahead in loss beyond the error: the lowest mean is 1.103 ± 0.055 (A, H",
+        ),
+        (
+            rivals(1.0, 2.0, seeds=1),
+            "With one seed, loss is between 1.01 (A, H = 1) and 2 (B, H = 1); one seed",
+        ),
+        (
+            rivals(1.0, 2.0, H=(1, 5)),
+            "Of 2 settings, by loss: ahead beyond the error are A in 2 (paired t-tests",
+        ),
+        (rivals(1.0), "A, H = 1: loss 1.103 ± 0.055, mean over 3 seeds."),
+        (rivals(float("nan")), "No run ended with a finite number for loss."),
+    ],
+)
+def test_the_sentence_says_no_more_than_the_seeds_allow(runs, said):
+    spec = TableSpec((Column("seconds", "run"), Column("loss", better="low")), ("label", "H"))
+    assert headline(build_table(runs, spec)).startswith(said)
+
+
+def test_the_split_is_drawn(tmp_path, runs):
+    clients = [{"x": np.ones((n, 2)), "y": np.arange(n) % 2} for n in (3, 5)]
+    data = replace(FederatedData.from_clients(clients), names=("north", "south"))
+    split = split_of(data, caption="By nature.")
+    assert split == Split((3, 5), {"0": (2, 3), "1": (1, 2)}, ("north", "south"), "By nature.")
+    page = Page(write(tmp_path / "r", runs, split=split).read_text())
+    assert [a["title"] for _, a in page.tags if a.get("title", "").startswith("south")] == [
+        "south, 0: 3",
+        "south, 1: 2",
+    ]
+    assert "2 clients, 8 training samples, 3 to 5 each. By nature." in " ".join(page.text)
+    assert load_report(tmp_path / "r").definition.split == split
+
+
+def test_a_split_over_many_clients_is_a_histogram_of_their_sizes(tmp_path, runs):
+    split = Split(tuple(range(1, 101)))
+    words = " ".join(Page(write(tmp_path / "r", runs, split=split).read_text()).text)
+    assert "100 clients, 5050 training samples, 1 to 100 each." in words
+    assert sum(int(n) for n in re.findall(r"(\d+) clients(?!,)", words)) == 100
+    with pytest.raises(ValueError, match="a split of 2 clients has 1 names"):
+        Split((1, 2), names=("a",))
+
+
+def test_formulas_are_set_and_keys_are_words(tmp_path, runs):
+    text = write(
+        tmp_path / "r", runs, config={"problem": "min_x 1/m Σ_i f_i(x, ξ)", "eta_lam": 1}
+    ).read_text()
+    assert '<span class="below">min<span><i>x</i></span></span>' in text
+    assert '<span class="frac"><span>1</span>' in text
+    assert "<i>f</i><sub><i>i</i></sub>(<i>x</i>, ξ)" in text
+    assert "eta_lam" not in " ".join(Page(text).text)

@@ -101,15 +101,52 @@ def test_seeds_that_recorded_different_rounds_meet_where_they_can():
         build_plot([run(0, [0, 1]), run(1, [2, 3])], PlotSpec("loss"))
 
 
-def test_a_logarithmic_axis_cuts_bands_above_zero():
+def test_on_a_logarithmic_axis_the_band_is_that_of_the_logarithms(runs):
+    plot = build_plot(runs, PlotSpec("loss", panels="H", log_y=True))
+    for panel, h in zip(plot.panels, (1, 5), strict=True):
+        for curve in panel.curves:
+            logs = np.log([run.history["loss"] for run in of(runs, curve.name, h)])
+            low, high = stats.t.interval(0.95, 3, logs.mean(axis=0), stats.sem(logs, axis=0))
+            np.testing.assert_allclose(curve.y.mean, stats.gmean(np.exp(logs), axis=0), rtol=1e-12)
+            np.testing.assert_allclose([curve.y.low, curve.y.high], np.exp([low, high]), rtol=1e-10)
+            assert min(curve.y.low) > 0
+    assert "geometric means over 4 seeds" in plot.caption
+    assert "for the mean of the logarithms" in plot.caption
+
+
+def test_what_a_logarithmic_axis_cannot_show_is_left_out_and_said():
     def run(seed, loss):
         return RunRecord("A", {}, seed, {"round": [0, 1], "loss": loss}, {}, 0.0, "A")
 
-    plot = build_plot([run(0, [1.0, 0.01]), run(1, [1.5, 3.0])], PlotSpec("loss", log_y=True))
+    plot = build_plot([run(0, [1.0, 0.0]), run(1, [4.0, 3.0])], PlotSpec("loss", log_y=True))
+    np.testing.assert_allclose(plot.panels[0].curves[0].y.mean, [2.0, np.nan])
+    assert "not above zero are left out" in plot.caption
+    assert figure(plot)["data"][1]["y"] == [2.0, None]
+
+
+def test_a_line_has_its_points_along_every_axis_that_all_runs_have(runs):
+    plot = build_plot(runs, PlotSpec("loss", panels="H"))
+    assert plot.along == ("round", "bytes_up", "seconds")  # these runs count no exchanges or oracle calls
     curve = plot.panels[0].curves[0]
-    assert "reaches below zero is cut" in plot.caption
-    np.testing.assert_allclose(curve.y.low, [curve.y.mean.min() / 10] * 2)
-    assert min(figure(plot)["data"][0]["y"]) > 0
+    expected = np.mean([run.history["seconds"] for run in of(runs, "FedAvg", 1)], axis=0)
+    np.testing.assert_allclose(curve.along["seconds"], expected)
+    assert build_plot(runs, PlotSpec("loss", x="accuracy", panels="H")).along == ()
+    assert build_plot(runs, SPECS["bars"]).along == ()
+
+
+def test_what_all_lines_share_is_said_once(make_runs):
+    runs = make_runs(labels=("A", "B"), H=(5,))
+    plot = build_plot(runs, PlotSpec("loss", lines=("label", "H")))
+    assert [curve.name for curve in plot.panels[0].curves] == ["A", "B"]
+    assert plot.caption.startswith("All with H = 5.")
+
+
+def test_svg_files_follow_the_theme(runs):
+    svg = to_svg(draw(build_plot(runs, SPECS["lines"]))).decode()
+    assert "@media (prefers-color-scheme: dark)" in svg
+    assert '[style*="stroke: #0072b2"]{stroke:#4aa8e0 !important}' in svg
+    assert "stroke: #0072b2" in svg.split("</style>", 1)[1]
+    assert "fill: #ffffff" not in svg.split("</style>", 1)[1]  # no paper of its own
 
 
 def test_long_histories_are_thinned_and_say_so():

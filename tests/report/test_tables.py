@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from fedstrata.core.counting import Ledger
 from fedstrata.report import (
@@ -90,7 +91,7 @@ def test_one_seed_has_no_standard_error(runs):
 def test_settings_across_are_columns_and_a_missing_one_is_a_dash(runs):
     kept = [run for run in runs if (run.label, run.setting["H"]) != ("FedMSA", 5)]
     table = build_table(kept, TableSpec((Column("loss"),), across="H"))
-    assert table.to_markdown().splitlines()[0] == "| label | seeds | H = 1 | H = 5 |"
+    assert table.to_markdown().splitlines()[0] == "| method | seeds | H = 1 | H = 5 |"
     assert table.to_markdown().splitlines()[3].endswith("| – |")
     expected = np.mean([run.history["loss"][-1] for run in of(runs, "FedAvg", 5)])
     assert math.isclose(table.rows[0].cells[1].mean, expected, rel_tol=1e-14)
@@ -103,18 +104,52 @@ def test_a_mean_over_settings_is_not_taken_for_one_over_seeds(runs):
         build_table([runs[0], runs[0]], TableSpec((Column("loss"),)))
 
 
-def test_best_is_per_setting_and_follows_the_direction():
-    def run(label, h, last):
-        return RunRecord(label, {"H": h}, 0, {"round": [0], "m": [last]}, {}, 0.0, label)
+def rivals(**values):
+    return [
+        RunRecord(label, {"H": h}, seed, {"round": [0], "m": [last]}, {}, 0.0, label)
+        for name, seeds in values.items()
+        for label, h in [(name[0], int(name[1:]))]
+        for seed, last in enumerate(seeds)
+    ]
 
-    runs = [run("A", 1, 1.0), run("B", 1, 2.0), run("A", 5, 8.0), run("B", 5, 4.0), run("C", 5, math.nan)]
+
+def test_best_is_per_setting_and_follows_the_direction():
+    runs = rivals(A1=(1.0, 1.1), B1=(2.0, 2.1), A5=(8.0, 9.0), B5=(4.0, 5.0), C5=(math.nan, math.nan))
     keys = ("label", "H")
     assert build_table(runs, TableSpec((Column("m", better="low"),), keys)).best(0) == {0, 3}
     assert build_table(runs, TableSpec((Column("m", better="high"),), keys)).best(0) == {1, 2}
     assert build_table(runs, TableSpec((Column("m"),), keys)).best(0) == set()
     markdown = build_table(runs, TableSpec((Column("m", better="low"),), keys)).to_markdown()
-    assert "| A | 1 | 1 | **1** |" in markdown
-    assert "| C | 5 | 1 | not finite |" in markdown
+    assert "| A | 1 | 2 | **1.050 ± 0.050** |" in markdown
+    assert "| C | 5 | 2 | not finite |" in markdown
+
+
+def test_best_is_what_a_paired_test_over_seeds_finds():
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        shared = rng.normal(size=5)  # what a seed does to every method: pairing takes it away
+        a, b, c = (shared + rng.normal(shift, 0.2, 5) for shift in (0, 0.25, 0.25))
+        table = build_table(rivals(A1=a, B1=b, C1=c), TableSpec((Column("m", better="low"),), ("label", "H")))
+        values = dict(zip((0, 1, 2), (a, b, c), strict=True))
+        first = min(values, key=lambda i: values[i].mean())
+        p = [stats.ttest_rel(values[first], values[i]).pvalue for i in values if i != first]
+        assert table.best(0) == ({first} if max(p) < 0.05 else set())
+
+
+@pytest.mark.parametrize(
+    ("runs", "best"),
+    [
+        (rivals(A1=(1.0,), B1=(9.0,)), set()),  # one seed
+        (rivals(A1=(1.0, 2.0), B1=(1.0, 2.0)), set()),  # equal
+        (rivals(A1=(1.0, 2.0), B1=(1.5, 2.5)), {0}),  # the same difference in every seed
+        (rivals(A1=(1.0, 2.0)), set()),  # nobody to compare with
+        (rivals(A1=(1.0, 2.0), B1=(5.0, math.nan)), set()),  # a rival that diverged sometimes
+        (rivals(A1=(1.0, 2.0), B1=(math.nan, math.inf)), {0}),  # and one that always did
+        (rivals(A1=(1.0, math.nan), B1=(5.0, 6.0)), set()),
+    ],
+)
+def test_nothing_is_best_without_evidence(runs, best):
+    assert build_table(runs, TableSpec((Column("m", better="low"),), ("label", "H"))).best(0) == best
 
 
 def test_claims_stand_beside_the_numbers(runs):

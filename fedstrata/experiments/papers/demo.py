@@ -257,32 +257,36 @@ def gains(runs: Sequence[RunRecord], label: str) -> list[Gain]:
 
 
 def findings(runs: Sequence[RunRecord]) -> str:
-    """What came out, in words that the numbers allow."""
+    """What came out, in words that the numbers allow: a sentence, then each way to learn with its numbers."""
     there = [
         LABELS[m] for m in ("FedMSA", "AFL", "own base rates") if any(r.label == LABELS[m] for r in runs)
     ]
-    sentences = []
+    short, long = [], []
     for label in there:
         if any(np.isnan(run.history[NAMES[0]][-1]) for run in runs if run.label == label):
-            sentences.append(f"**{label}**: a run diverged, so there is nothing to say.")
+            short.append(f"of **{label}** a run diverged")
+            long.append(f"- **{label}**: a run diverged, so there is nothing to say.")
             continue
         every = gains(runs, label)
-        sure = [str(g) for g in every if g.low > 0], [str(g) for g in every if g.high < 0]
+        sure = {"gains": [g for g in every if g.low > 0], "loses": [g for g in every if g.high < 0]}
         rest = [f"{g.name} {_points(g.mean)}" for g in every if g.low <= 0 <= g.high]
-        words = [
-            f"{verb} {', '.join(those)}"
-            for verb, those in zip(("gains in", "loses in"), sure, strict=True)
-            if those
-        ]
+        named = [f"{verb} in {_listed([g.name for g in those])}" for verb, those in sure.items() if those]
+        short.append(f"**{label}** {' and '.join(named) or 'makes no difference beyond chance'}")
+        words = [f"{verb} in {', '.join(map(str, those))}" for verb, those in sure.items() if those]
         if rest:
             where = "no" if len(rest) == M else "elsewhere no"
             words.append(f"{where} difference is beyond chance ({', '.join(rest)})")
-        sentences.append(f"**{label}**: {'; '.join(words)}.")
+        long.append(f"- **{label}**: {'; '.join(words)}.")
     folds = len({run.seed for run in runs if run.seed < FOLDS})
     tested = (
         "each patient tested once" if folds == FOLDS else f"the patients of {folds} of {FOLDS} folds tested"
     )
-    return f"Against what each hospital learns alone, {tested}: " + " ".join(sentences)
+    first = f"Against what each hospital learns alone, {'; '.join(short)}."
+    return f"{first}\n\nIn points of accuracy, {tested}:\n\n" + "\n".join(long)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 EXPERIMENT = Experiment(

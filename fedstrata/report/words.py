@@ -1,0 +1,153 @@
+"""Labels for people: keys become words, and formulas written in Unicode are set with their scripts.
+
+Formulas become plain HTML (sub, sup, fractions, limits below their sign) rather than MathML: browsers do not
+break a MathML formula over lines, and a phone would have to scroll. No script and no font is needed.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+
+GREEK = {
+    "alpha": "α",
+    "beta": "β",
+    "gamma": "γ",
+    "delta": "δ",
+    "epsilon": "ε",
+    "eta": "η",
+    "theta": "θ",
+    "kappa": "κ",
+    "lam": "λ",
+    "mu": "μ",
+    "nu": "ν",
+    "rho": "ρ",
+    "sigma": "σ",
+    "tau": "τ",
+}
+AXES = {
+    "round": "communication round",
+    "exchanges": "exchanges",
+    "bytes_up": "bytes uploaded",
+    "bytes_down": "bytes downloaded",
+    "oracle_calls": "oracle calls",
+    "seconds": "time [s]",
+}
+
+
+def words(text: str) -> str:
+    """A key, or a heading made of keys, as a reader wants it.
+
+    >>> words("test_loss"), words("eta"), words("gamma_client"), words("best worst_accuracy"), words("label")
+    ('test loss', 'η', 'γ_client', 'best worst accuracy', 'method')
+    """
+    if text == "label":
+        return "method"
+    return re.sub(r"[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)*", _token, text)
+
+
+def _token(found: re.Match[str]) -> str:
+    first, *rest = found[0].split("_")
+    if first in GREEK:
+        return "_".join([GREEK[first], *(GREEK.get(part, part) for part in rest)][:2])
+    # One letter with a subscript is a symbol: x_use.
+    return found[0] if len(first) == 1 else " ".join([first, *rest])
+
+
+def label_of(series: str) -> str:
+    """A series' name on an axis."""
+    return AXES.get(series, words(series))
+
+
+_MARKS = r"[\u0300-\u036f]*"
+_SCRIPT = r"(?:\{[^{}]*\}|[^\W\d_]+|[+−-]?\d+|\*)"
+_SCRIPTED = re.compile(
+    rf"((?<![A-Za-z_])(?:argmin|argmax|max|min|sup|inf|mean)|(?<![A-Za-z_])(?:[A-Z]{{2,3}}|[^\W\d_]{_MARKS})|[)\]‖Σ∏])"
+    rf"((?:[_^]{_SCRIPT})+)"
+)
+_PART = re.compile(rf"([_^])({_SCRIPT})")
+
+
+def scripted(text: str, plain: Callable[[str], str], script: Callable[[str, str, str], str]) -> str:
+    """A text with its sub- and superscripts set.
+
+    Args:
+        text: such as ``γ_ℓ as in section 5.1``, ``y^{t−1}``; ``bytes_up`` has none.
+        plain: what becomes of the rest.
+        script: of a base, ``_`` or ``^``, and what stands there (the base is empty for a second script).
+    """
+    made, end = [], 0
+    for found in _SCRIPTED.finditer(text):
+        made.append(plain(text[end : found.start()]))
+        base = found[1]
+        for mark, inner in _PART.findall(found[2]):
+            made.append(script(base, mark, inner.strip("{}")))
+            base = ""
+        end = found.end()
+    return "".join([*made, plain(text[end:])])
+
+
+def _escape(text: str) -> str:
+    return html.escape(text, quote=False)
+
+
+def _tags(base: str, mark: str, inner: str) -> str:
+    tag = "sub" if mark == "_" else "sup"
+    return f"{_escape(base)}<{tag}>{_escape(inner)}</{tag}>"
+
+
+def typeset(text: str) -> str:
+    """A line of text as HTML, its scripts set.
+
+    >>> typeset("γ_ℓ < y^{t−1}, bytes_up")
+    'γ<sub>ℓ</sub> &lt; y<sup>t−1</sup>, bytes_up'
+    """
+    return scripted(text, _escape, _tags)
+
+
+_BELOW = ("Σ", "∏", "min", "max", "argmin", "argmax", "sup", "inf")
+_FRACTION = re.compile(r"(?<![\w)/])([^\W_]|\d+)/(\((?:\d*[^\W\d_])\)|\d+|[^\W\d_])(?![\w/(])")
+_LETTERS = re.compile(r"[A-Za-z\u0300-\u036f]+")
+
+
+def formula(text: str) -> str:
+    """A formula as HTML: one line for each of its parts, letters in italics, fractions and limits set."""
+    parts = [part.strip() for part in re.split(r";\s+|,\s{2,}", text)]
+    lines = "".join(f"<span>{_formula_line(part)}</span>" for part in parts)
+    return f'<span class="formula">{lines}</span>'
+
+
+def _formula_line(text: str) -> str:
+    def script(base: str, mark: str, inner: str) -> str:
+        if mark == "_" and base in _BELOW:
+            return f'<span class="below">{_escape(base)}<span>{_letters(inner)}</span></span>'
+        tag = "sub" if mark == "_" else "sup"
+        return f"{_letters(base)}<{tag}>{_letters(inner)}</{tag}>"
+
+    return scripted(text, _fractions, script)
+
+
+def _fractions(text: str) -> str:
+    made, end = [], 0
+    for found in _FRACTION.finditer(text):
+        over, under = _letters(found[1]), _letters(found[2].strip("()"))
+        made += [
+            _letters(text[end : found.start()]),
+            f'<span class="frac"><span>{over}</span><span class="slash">/</span><span>{under}</span></span>',
+        ]
+        end = found.end()
+    return "".join([*made, _letters(text[end:])])
+
+
+def _letters(text: str) -> str:
+    """Letters that stand alone are variables; the article and a genitive's s are not."""
+    made, end = [], 0
+    for found in _LETTERS.finditer(text):
+        before, after = text[: found.start()], text[found.end() :]
+        single = len(re.sub(_MARKS, "", found[0])) == 1
+        article = found[0] in "aA" and re.match(r" [a-z]{2}", after)
+        if single and not article and not before.endswith(("'", "’")):
+            made += [_escape(text[end : found.start()]), f"<i>{found[0]}</i>"]
+            end = found.end()
+    return "".join([*made, _escape(text[end:])])
