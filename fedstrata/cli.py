@@ -233,18 +233,36 @@ def reproduce(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a run.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="The folders of runs.")],
+    together: Annotated[
+        bool, typer.Option("--compare", help="One page of several folders, beside each other.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="With --compare, the page; default compare.html.")
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Make the table, the plots and the page again from a folder's runs."""
+    """Make the table, the plots and the page again from a folder's runs; or compare several folders."""
     with _messages():
-        from fedstrata.report import load_report, rebuild
+        from fedstrata.report import ReportError, compare, load_report, rebuild
 
-        page = rebuild(folder).resolve()
-        if json_:
-            _print_report(page, load_report(folder))
-        else:
-            typer.echo(page)
+        if together:
+            page = compare(folders, out or "compare.html").resolve()
+            if json_:
+                _print_json({"page": str(page), "folders": [str(folder.resolve()) for folder in folders]})
+            else:
+                typer.echo(page)
+            return
+        if out is not None:
+            raise ReportError("--out is for --compare; a folder's own page stays in it")
+        if json_ and len(folders) > 1:
+            raise ReportError("--json tells of one folder, or of a comparison (--compare)")
+        for folder in folders:
+            page = rebuild(folder).resolve()
+            if json_:
+                _print_report(page, load_report(folder))
+            else:
+                typer.echo(page)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -263,6 +264,13 @@ def test_report_makes_the_page_again(invoke, tmp_path):
     assert invoke("report", "there").output.strip() == str(page)
     assert page.read_bytes() == before
     assert "no folder" in invoke("report", "nowhere", code=2).stderr
+    shutil.copytree(tmp_path / "there", tmp_path / "here")
+    both = invoke("report", "there", "here", "--compare").output.strip()
+    assert both == str(tmp_path / "compare.html")
+    assert "· here" in Path(both).read_text()
+    assert invoke("report", "there", "here").output.split() == [str(page), str(tmp_path / "here/report.html")]
+    assert "two folders or more" in invoke("report", "there", "--compare", code=2).stderr
+    assert "--out is for --compare" in invoke("report", "there", "--out", "x.html", code=2).stderr
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ from fedstrata.report import (
 )
 from fedstrata.report.records import Scalar
 
+_DRAWN = 10_000  # clients; the sizes of more would fill the definition
+
 
 class ExperimentInterrupted(KeyboardInterrupt):
     """Ctrl-C; what was finished is stored."""
@@ -206,6 +208,8 @@ def _split(experiment: Experiment) -> Split | None:
     setting = experiment.settings[0]
     task = experiment.build(setting)
     if not isinstance(task, Task) or not isinstance(task.options.get("engine", ""), str):
+        return None
+    if task.data.clients > _DRAWN:
         return None
     where = ", ".join(filter(None, [setting.words, f"seed {setting.seed}"]))
     return split_of(task.data, caption=f"Of {where}.")

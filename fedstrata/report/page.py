@@ -109,8 +109,27 @@ def sections(
     return [replace(section, anchor=prefix + section.anchor) for section in made if section.body]
 
 
-def _section(section: Section) -> str:
-    return f'<section id="{section.anchor}">\n<h2>{_text(section.title)}</h2>\n{section.body}\n</section>\n'
+def section(part: Section) -> str:
+    """A part with its heading."""
+    return f'<section id="{part.anchor}">\n<h2>{_text(part.title)}</h2>\n{part.body}\n</section>\n'
+
+
+def article(
+    definition: Definition, runs: Sequence[RunRecord], table: Table, plots: Plots, prefix: str, name: str
+) -> str:
+    """A whole report on a page of several."""
+    parts = sections(definition, runs, table, plots, prefix)
+    about = f"{definition.title} · {_summary(definition, runs)}"
+    inside = lead(definition, table, plots, prefix) + "".join(map(section, parts))
+    return (
+        f'<article id="{prefix}report" class="report"><h2>{_text(name)}</h2>'
+        f'<p class="summary">{_text(about)}</p>\n{inside}</article>\n'
+    )
+
+
+def figures(plots: Plots, prefix: str = "") -> str:
+    """Plots below each other."""
+    return "".join(_figure(stem, *both, prefix) for stem, both in plots.items())
 
 
 @functools.cache

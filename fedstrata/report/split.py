@@ -22,15 +22,16 @@ def split_of(data: FederatedData, label: str = "y", caption: str = "") -> Split:
 
     Args:
         data: the data.
-        label: the array of classes; where there is none, or it has many values, only sizes are kept.
+        label: the array of classes; where there is none in memory, it has many values, or there are many
+            clients, only sizes are kept.
         caption: below the picture.
     """
     sizes, classes = tuple(map(int, data.sizes)), {}
     labels = data.train.get(label) if isinstance(data.train, dict) else None
-    if labels is not None and np.ndim(labels) == 1:
+    if isinstance(labels, np.ndarray) and labels.ndim == 1 and len(sizes) <= BARS:
         values = np.unique(labels)
         if len(values) <= CLASSES and np.all(values == np.round(values)):
-            parts = np.split(np.asarray(labels), np.cumsum(sizes)[:-1])
+            parts = np.split(labels, np.cumsum(sizes)[:-1])
             counts = np.array([[np.sum(part == value) for part in parts] for value in values])
             classes = {
                 f"{int(value)}": tuple(map(int, row)) for value, row in zip(values, counts, strict=True)
