@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.core.fed import Carry, Engine
 from fedstrata.engines.network import Network, Policy, Request, Text
-from fedstrata.engines.network.federation import Federation
+from fedstrata.engines.network.federation import Connected, Federation
 from fedstrata.engines.network.grpc_server import GrpcServer
 from fedstrata.engines.network.grpc_site import serve
 from fedstrata.engines.network.host import Host
@@ -101,7 +102,7 @@ def rounds(engine: Engine, run: Posed, number: int) -> float:
     return 1000 * statistics.median(seconds[3:])
 
 
-def bare(server: GrpcServer, size: int, number: int) -> float:
+def bare(server: Connected, size: int, number: int) -> float:
     """The median milliseconds of an exchange that computes nothing."""
     array, seconds = np.zeros(size, np.float32), []
     for _ in range(number):
@@ -113,10 +114,30 @@ def bare(server: GrpcServer, size: int, number: int) -> float:
     return 1000 * statistics.median(seconds)
 
 
+def measured(server: Connected) -> Iterator[tuple[str, float, float, float]]:
+    """Of each size: an exchange, the bare transport, a simulated round."""
+    for number, (words, size) in enumerate(SIZES.items()):
+        there = Federation(server, hashlib.sha256(words.encode()).hexdigest()[:16], number, "bench")
+        remote = there.gather()
+        there.pose(len(SITES), len(SITES), None, "bench")
+        yield (
+            words,
+            rounds(Network(remote, policy=Policy()), posed(size), ROUNDS[words]),
+            bare(server, size, ROUNDS[words]),
+            rounds(Simulated(), posed(size), ROUNDS[words]),
+        )
+
+
+def show(rows: Iterable[tuple[str, float, float, float]]) -> None:
+    """A table, line by line."""
+    print(f"{'':8s}{'network':>10s}{'bare':>10s}{'simulated':>11s}", flush=True)
+    for words, network, transport, simulated in rows:
+        print(f"{words:8s}{network:10.1f}{transport:10.1f}{simulated:11.2f}", flush=True)
+
+
 def main() -> None:
     """Start the sites, time, end them by their ids."""
     print("An exchange with three sites over mutual TLS on loopback, median ms")
-    print(f"{'':8s}{'network':>10s}{'bare':>10s}{'simulated':>11s}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make(folder, SITES, ["localhost"])
@@ -125,16 +146,7 @@ def main() -> None:
         processes = [subprocess.Popen([*command, str(folder / s), f"localhost:{server.port}"]) for s in SITES]
         try:
             assert len(server.wait(range(len(SITES)), 120)) == len(SITES), "the sites did not come"
-            for number, (words, size) in enumerate(SIZES.items()):
-                there = Federation(server, hashlib.sha256(words.encode()).hexdigest()[:16], number, "bench")
-                remote = there.gather()
-                there.pose(len(SITES), len(SITES), None, "bench")
-                times = (
-                    rounds(Network(remote, policy=Policy()), posed(size), ROUNDS[words]),
-                    bare(server, size, ROUNDS[words]),
-                    rounds(Simulated(), posed(size), ROUNDS[words]),
-                )
-                print(f"{words:8s}{times[0]:10.1f}{times[1]:10.1f}{times[2]:11.2f}", flush=True)
+            show(measured(server))
             done = {"op": "done", "seq": time.time_ns() // 1000}
             server.exchange({i: Request(done, []) for i in range(len(SITES))}, 2.0)
         finally:

@@ -52,6 +52,7 @@ timeout = 30.0          # seconds for any other; ten times the slowest so far, w
 anew = false            # whether a site that has forgotten the run (an empty disk) is taken anew
 """
 
+DATA = "module:function, a .csv file, or the folder of a store."
 Kit = Annotated[Path, typer.Argument(help="A party's folder, made by `fedstrata net kits`.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The folder for runs and report.")]
 Seeds = Annotated[int | None, typer.Option("--seeds", min=1, help="How many seeds.")]
@@ -86,7 +87,12 @@ def _log(file: Path | None = None) -> None:
     logging.getLogger("jax").setLevel(logging.WARNING)
 
 
-def _settings(folder: Path) -> dict[str, Any]:
+def settings_of(folder: Path) -> dict[str, Any]:
+    """The federation.toml in a folder.
+
+    Raises:
+        ValueError: where there is none, or something is missing in it.
+    """
     file = folder / "federation.toml"
     if not file.is_file():
         raise ValueError(f"{folder} has no federation.toml; `fedstrata net init` and `net kits` make it.")
@@ -98,9 +104,10 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _plan(
+def plan_of(
     experiment: str, folder: Path, quick: bool, seeds: int | None, set_: list[str] | None
 ) -> PreparedExperiment:
+    """An experiment by its name, or from a file, in a party's folder where it is there."""
     from fedstrata.cli import load, parse
     from fedstrata.experiments.runner import prepare
 
@@ -142,7 +149,7 @@ def kits(folder: Annotated[Path, typer.Argument(help="The folder of `net init`."
     with _messages():
         from fedstrata.engines.network.kits import make
 
-        settings = _settings(folder)
+        settings = settings_of(folder)
         names = settings["federation"]["sites"]
         make(folder / "kits", names, settings["server"]["hosts"])
         experiment = folder / str(settings["federation"].get("experiment", ""))
@@ -159,7 +166,7 @@ def kits(folder: Annotated[Path, typer.Argument(help="The folder of `net init`."
 @net.command()
 def site(
     kit: Kit,
-    data: Annotated[str | None, typer.Option(help="module:function, or a .csv file.")] = None,
+    data: Annotated[str | None, typer.Option(help=DATA)] = None,
     label: Annotated[str, typer.Option(help="The column of a .csv file that is y.")] = "y",
     experiment: Annotated[str | None, typer.Option(help="In place of federation.toml's.")] = None,
     address: Annotated[str | None, typer.Option(help="In place of federation.toml's.")] = None,
@@ -184,12 +191,12 @@ def site(
         from fedstrata.engines.network.kits import name_of
         from fedstrata.experiments.networked import check, entry_of, fingerprint, opener
 
-        settings, name = _settings(kit), name_of(kit)
+        settings, name = settings_of(kit), name_of(kit)
         names = settings["federation"]["sites"]
         if name not in names:
             raise ValueError(f"{kit} is the kit of {name!r}, which is none of the sites {names}.")
         what = experiment or settings["federation"].get("experiment", "demo")
-        definition = _plan(what, kit, quick, seeds, set_).experiment
+        definition = plan_of(what, kit, quick, seeds, set_).experiment
         if (data is None) == (not simulated):
             raise ValueError("Give --data, or --simulated for a share of the experiment's own data.")
         entry = None if data is None else entry_of(data, label)
@@ -201,7 +208,8 @@ def site(
         serve(host, kit, address or settings["server"]["address"], limit)
 
 
-def _policy(settings: dict[str, Any]) -> tuple[Any, bool]:
+def policy_of(settings: dict[str, Any]) -> tuple[Any, bool]:
+    """The policy of a federation.toml, and whether a site that has forgotten the run is taken anew."""
     from fedstrata.engines.network import Policy
 
     policy = dict(settings.get("policy", {}))
@@ -218,22 +226,38 @@ def _served(kit: Path, plan: PreparedExperiment, out: Path, listen: str | None =
     from fedstrata.engines.network.grpc_server import GrpcServer
     from fedstrata.experiments.networked import Server
 
-    settings = _settings(kit)
-    policy, anew = _policy(settings)
+    settings = settings_of(kit)
+    policy, anew = policy_of(settings)
     limit = int(settings["federation"].get("message_bytes", 2**28))
     names = settings["federation"]["sites"]
-    out.mkdir(parents=True, exist_ok=True)
-    run = out / "network-run"
-    if not run.exists():
-        run.write_text(uuid.uuid4().hex, "utf-8")
+    run = run_name(out)
     transport = GrpcServer(names, kit, listen or settings["server"]["listen"], limit)
     try:
-        yield Server(plan.experiment, transport, run.read_text("utf-8").strip(), policy, anew)
+        yield Server(plan.experiment, transport, run, policy, anew)
     finally:
         transport.close()
 
 
-def _execute(server: Server, plan: PreparedExperiment, out: Path, command: str, fresh: bool) -> None:
+def run_name(out: Path) -> str:
+    """The name of the runs in a folder, unlike any other: sites keep by it what they remember."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "network-run"
+    if not file.exists():
+        file.write_text(uuid.uuid4().hex, "utf-8")
+    return file.read_text("utf-8").strip()
+
+
+def refuse_runs(folder: Path) -> None:
+    """A new run does not go where there are runs already.
+
+    Raises:
+        ValueError: where there are.
+    """
+    if (folder / "finished").exists() or (folder / "unfinished").exists():
+        raise ValueError(f"{folder} has runs already: --resume goes on with them, or give another --out.")
+
+
+def execute(server: Server, plan: PreparedExperiment, out: Path, command: str, fresh: bool) -> None:
     """Run it, and write the report with a section on the network."""
     from dataclasses import replace
 
@@ -293,12 +317,17 @@ def run(
     """Serve a federation: wait for its sites, run the experiment on them, write the report."""
     _log()
     with _messages():
-        plan = _plan(experiment, kit, quick, seeds, set_)
+        plan = plan_of(experiment, kit, quick, seeds, set_)
         folder = out or Path("runs") / f"{plan.experiment.name}-network"
-        if not resume and ((folder / "finished").exists() or (folder / "unfinished").exists()):
-            raise ValueError(f"{folder} has runs already: --resume goes on with them, or give another --out.")
+        if (kit / "startup" / "fed_admin.json").is_file():
+            from fedstrata.experiments.flare import submit
+
+            submit(kit, plan, folder, resume, typer.echo)
+            return
+        if not resume:
+            refuse_runs(folder)
         with _served(kit, plan, folder) as server:
-            _execute(server, plan, folder, f"fedstrata net run {experiment} {kit}", fresh=not resume)
+            execute(server, plan, folder, f"fedstrata net run {experiment} {kit}", fresh=not resume)
             _done(server)
 
 
@@ -309,6 +338,36 @@ def _done(server: Server) -> None:
     everyone = range(len(server.transport.names))
     header = {"op": "done", "seq": time.time_ns() // 1000}
     server.transport.exchange({i: Request(header, []) for i in everyone}, 5.0)
+
+
+@net.command()
+def flare(
+    kit: Annotated[Path, typer.Argument(help="A party's folder, made by FLARE's provisioning.")],
+    data: Annotated[str | None, typer.Option(help=DATA)] = None,
+    label: Annotated[str, typer.Option(help="The column of a .csv file that is y.")] = "y",
+    share: Annotated[
+        bool, typer.Option("--share", help="Let `net collect` fetch what they remember.")
+    ] = False,
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="Take a share of the experiment's own data.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Of the server: the folder for runs.")
+    ] = None,
+    quick: Quick = False,
+    seeds: Seeds = None,
+    set_: Set = None,
+) -> None:
+    """Prepare a party of an NVIDIA FLARE system: check its data, and allow FedStrata's jobs there."""
+    with _messages():
+        from fedstrata.experiments.flare import Party, prepare
+
+        place = None if out is None else str(out.resolve())
+        party = Party(
+            data=data, label=label, share=share, simulated=simulated, out=place, quick=quick, seeds=seeds,
+            set=tuple(set_ or ()), folder=str(Path.cwd()),
+        )  # fmt: skip
+        prepare(kit, party, typer.echo)
 
 
 @net.command()
@@ -360,7 +419,7 @@ def collect(
 
         from fedstrata.solving.checkpoint import save_arrays
 
-        plan = _plan(experiment, kit, quick, seeds, set_)
+        plan = plan_of(experiment, kit, quick, seeds, set_)
         with _served(kit, plan, out) as server:
             for number, setting in enumerate(plan.experiment.settings):
                 there, *_ = server.federation(setting)
@@ -388,7 +447,7 @@ def try_(
         from fedstrata.experiments.networked import task_of
 
         where = str(Path(experiment).resolve()) if Path(experiment).is_file() else experiment
-        plan = _plan(where, Path(), quick, seeds, set_)
+        plan = plan_of(where, Path(), quick, seeds, set_)
         if (out / "network").exists():
             raise ValueError(f"{out} has a network already. Give a new folder.")
         data = task_of(plan.experiment, plan.experiment.settings[0]).data
@@ -406,7 +465,7 @@ def try_(
             started = [_start(base / "kits" / name, out, address, where, words) for name in names]
             typer.echo(f"{len(names)} sites, processes {', '.join(str(p.pid) for p in started)}")
             try:
-                _execute(server, plan, out, f"fedstrata net try {experiment}", fresh=True)
+                execute(server, plan, out, f"fedstrata net try {experiment}", fresh=True)
                 _done(server)
                 _finish(started, 10.0)
             finally:

@@ -7,7 +7,6 @@ network as its engine.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import importlib
 import json
@@ -27,6 +26,7 @@ from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.metrics import Metric, OnHost, PerClient
 from fedstrata.core.term import positional
 from fedstrata.core.types import PyTree
+from fedstrata.data import from_csv, open_store
 from fedstrata.engines.network import Network, Policy, Text
 from fedstrata.engines.network.engine import part
 from fedstrata.engines.network.federation import Connected, Federation, made_up
@@ -138,22 +138,34 @@ def opener(
     return opens
 
 
-def entry_of(where: str, label: str = "y") -> Entry:
-    """A site's samples from ``module:function``, or from a CSV file with a header.
+def entry_of(where: str, label: str = "y", folder: Path | None = None) -> Entry:
+    """A site's samples from ``module:function``, a CSV file with a header, or the folder of a store.
 
     The function returns one client's samples (a dict of arrays), a list of those of several clients, or
-    `FederatedData`. In a CSV file every column is a number; ``label`` names the one that becomes ``y``, and
-    the others, in order, become ``x``.
+    `FederatedData`. In a CSV file every column is a number (words would need categories that all sites agree
+    on); ``label`` names the one that becomes ``y``, and the others, in order, become ``x``. A store
+    (`fedstrata.data.write_store`) has all clients of the site.
+
+    Args:
+        where: see above; files are found from ``folder``, and modules too.
+        label: of a CSV file.
+        folder: by default where the process is.
 
     Raises:
         DataError: where there is no such entry, or it is no data.
     """
+    folder = Path.cwd() if folder is None else folder
+    place = folder / where
     if where.endswith(".csv"):
-        return lambda: FederatedData.from_clients([_read_csv(Path(where), label)])
+        return lambda: from_csv([place], label=label)
+    if place.is_dir():
+        return lambda: open_store(place).load()
     name, colon, function = where.partition(":")
     if not colon:
-        raise DataError(f"--data must be module:function or a .csv file, but is {where!r}.")
-    sys.path.insert(0, str(Path.cwd()))
+        raise DataError(
+            f"--data must be module:function, a .csv file or the folder of a store, but is {where!r}."
+        )
+    sys.path.insert(0, str(folder))
     try:
         made = getattr(importlib.import_module(name), function)
     except (ImportError, AttributeError) as error:
@@ -164,27 +176,10 @@ def entry_of(where: str, label: str = "y") -> Entry:
     def entry() -> FederatedData:
         found = made()
         if isinstance(found, FederatedData):
-            return found
+            return found.load()
         return FederatedData.from_clients(found if isinstance(found, list) else [found])
 
     return entry
-
-
-def _read_csv(file: Path, label: str) -> dict[str, np.ndarray]:
-    if not file.is_file():
-        raise DataError(f"There is no file {file}.")
-    with file.open(newline="", encoding="utf-8") as stream:
-        rows = list(csv.reader(stream))
-    if len(rows) < 2 or label not in rows[0]:
-        raise DataError(f"{file} needs a header with the column {label!r}, and rows.")
-    try:
-        table = np.array(rows[1:], float)
-    except ValueError as error:
-        raise DataError(f"{file} has an entry that is no number, or rows of unequal length.") from error
-    at = rows[0].index(label)
-    y = table[:, at]
-    y = y.astype(np.int32) if (y == np.round(y)).all() else y
-    return {"x": np.delete(table, at, axis=1), "y": y}
 
 
 @dataclass

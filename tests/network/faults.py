@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +79,7 @@ class Federation:
         self.folder, self.out, self.words = folder, folder / "out", words
         self.experiment = folder / "faults.py"
         self.experiment.write_text(EXPERIMENT)
-        self.port = _free_port()
+        self.port = free_port()
         make(folder / "kits", SITES, ["localhost", "127.0.0.1"])
         names = ", ".join(f'"{name}"' for name in SITES)
         text = (
@@ -153,9 +154,7 @@ class Federation:
 
     def history(self) -> list[dict[str, float]]:
         """The rows of the only run's history."""
-        (file,) = (self.out / "finished").glob("*.json")
-        rows = csv.DictReader(json.loads(file.read_text())["history"].splitlines())
-        return [{k: float(v) for k, v in row.items() if k != "label"} for row in rows]
+        return history(self.out)
 
     def close(self) -> None:
         for process in self.processes.values():
@@ -165,7 +164,29 @@ class Federation:
             process.wait()
 
 
-def _free_port() -> int:
+def history(out: Path) -> list[dict[str, float]]:
+    """The rows of the only run in a folder."""
+    (file,) = (out / "finished").glob("*.json")
+    rows = csv.DictReader(json.loads(file.read_text())["history"].splitlines())
+    return [{k: float(v) for k, v in row.items() if k != "label"} for row in rows]
+
+
+def simulated(**parameters) -> dict[str, float]:
+    """What the same run comes to without a network."""
+    import fedstrata as fs
+    from fedstrata.experiments.base import Setting
+
+    module = types.ModuleType("faults_text")
+    sys.modules["faults_text"] = module
+    exec(EXPERIMENT, module.__dict__)
+    task = module.build(Setting(module.EXPERIMENT.parameters | parameters, {"method": "SCAFFOLD"}, seed=0))
+    result = fs.solve(
+        task.problem, task.method, task.data, task.x0, rounds=task.rounds, seed=0, progress=False
+    )
+    return {name: values[-1] for name, values in module.final(result).items()}
+
+
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

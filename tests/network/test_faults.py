@@ -8,16 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import fedstrata as fs
-from fedstrata.experiments.base import Setting
-
-from .faults import EXPERIMENT, Federation, environment
+from .faults import Federation, environment, simulated
 
 pytestmark = pytest.mark.slow
 
@@ -25,14 +21,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def undisturbed():
     """The same run, simulated."""
-    module = types.ModuleType("faults_text")
-    sys.modules["faults_text"] = module
-    exec(EXPERIMENT, module.__dict__)
-    task = module.build(Setting(module.EXPERIMENT.parameters, {"method": "SCAFFOLD"}, seed=0))
-    result = fs.solve(
-        task.problem, task.method, task.data, task.x0, rounds=task.rounds, seed=0, progress=False
-    )
-    return {name: values[-1] for name, values in module.final(result).items()}
+    return simulated()
 
 
 @pytest.fixture

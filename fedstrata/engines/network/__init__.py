@@ -1,7 +1,8 @@
 """Methods on real sites: the same text at a server and at sites, and only numbers between them.
 
 `Network` is the engine; its sites are in this process, or elsewhere behind a `Transport`. Nothing here needs
-more than the package itself but `grpc_server`, `grpc_site` and `kits` (the extra ``fedstrata[network]``).
+more than the package itself but `grpc_server`, `grpc_site` and `kits` (the extra ``fedstrata[network]``),
+and `flare` (``fedstrata[flare]``).
 """
 
 from __future__ import annotations

@@ -407,6 +407,8 @@ class Network(Engine):
         if hopeless and not droppable:
             raise failed
         if not droppable:
+            if not self.transport.rejoins and len(self.transport.wait(list(missing), 0.0)) < len(missing):
+                raise failed
             self._wait(list(missing))
             return
         there = self.transport.wait(list(missing), self.policy.after)

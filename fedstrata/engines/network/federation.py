@@ -48,7 +48,7 @@ class Federation:
     ) -> None:
         self.inner, self.run, self.number, self.fingerprint = transport, run, number, fingerprint
         self.anew, self.patience = anew, patience
-        self.names = transport.names
+        self.names, self.rejoins = transport.names, transport.rejoins
         self.sent, self.received = transport.sent, transport.received
         self.fresh = True
         self._joined: dict[int, int] = {}  # site → the connection through which it has joined

@@ -53,6 +53,8 @@ class GrpcServer:
         limit: bytes of a message.
     """
 
+    rejoins = True
+
     def __init__(
         self, names: Sequence[str], kit: Path, address: str = "127.0.0.1:0", limit: int = wire.LIMIT
     ) -> None:

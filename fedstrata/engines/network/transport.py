@@ -40,9 +40,11 @@ class Transport(Protocol):
     Attributes:
         names: the sites.
         sent, received: bytes on the wire, by site.
+        rejoins: whether a site that is gone can come back.
     """
 
     names: Sequence[str]
+    rejoins: bool
     sent: list[int]
     received: list[int]
 
@@ -59,6 +61,7 @@ class Local:
 
     sites: Sequence[Site]
     names: Sequence[str] = ()
+    rejoins: bool = True
     sent: list[int] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
 

@@ -1,0 +1,172 @@
+"""NVIDIA FLARE's end: the same requests, as ``bytes`` in the calls of a Collab job.
+
+FLARE provides connections, certificates, authorisation and audit; a message is opaque to it. (Arrays would
+travel by a separate download each; `bytes` go inline.) The job holds no code: its two parts are classes of
+this package, which every party allows by name. A site that was restarted cannot rejoin a running job, so a
+site that does not answer ends the job, and the run goes on from its checkpoint in the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.job_def import ALL_SITES
+from nvflare.collab import collab
+from nvflare.collab.api.call_opt import CallOption
+from nvflare.collab.api.exceptions import RunAborted
+from nvflare.collab.api.group import group
+from nvflare.collab.runtime.controller import CollabController
+from nvflare.collab.runtime.executor import CollabExecutor
+from nvflare.job_config.api import FedJob
+
+from fedstrata.core.fed import Unfinished
+from fedstrata.engines.network import wire
+from fedstrata.engines.network.host import Host
+from fedstrata.engines.network.transport import Failure, Outcome, Request
+
+SETUP_SECONDS = 600  # for sites to start a job: they load and check their data
+
+
+class JobAborted(Unfinished):
+    """Somebody has aborted FLARE's job."""
+
+
+class Answering:
+    """A site's part of a job. A subclass says what it answers with."""
+
+    def host(self, kit: Path, name: str) -> Host:
+        """The site of this name, of the kit in this folder."""
+        raise NotImplementedError
+
+    @collab.init  # type: ignore[untyped-decorator]
+    def prepare(self) -> None:
+        """Before the server may ask: a site whose data does not fit fails here."""
+        self._host = self.host(Path(collab.workspace.get_root_dir()), collab.site_name)
+        self._one = threading.Lock()
+
+    @collab.publish  # type: ignore[untyped-decorator]
+    def answer(self, message: bytes) -> bytes:
+        """A reply to whatever comes, one after the other: a call may come while a late one is under way."""
+        with self._one:
+            return self._host.answer(message)
+
+
+class FlareServer:
+    """A transport within a job's server; see `Transport`. Made where FLARE's call context is known.
+
+    Args:
+        names: the sites of the federation.
+        limit: bytes of a message.
+    """
+
+    rejoins = False
+
+    def __init__(self, names: Sequence[str], limit: int = wire.LIMIT) -> None:
+        self._context, self.limit = collab.context, limit
+        there = {client.name: client for client in collab.clients}
+        if missing := [name for name in names if name not in there]:
+            raise Unfinished(f"The sites {missing} are not in the job.")
+        self.names: Sequence[str] = list(names)
+        self._proxies = [there[name] for name in names]
+        self.sent, self.received = [0] * len(self.names), [0] * len(self.names)
+        self._gone: set[int] = set()
+
+    def session(self, site: int) -> int | None:
+        """A site has one connection for the whole job, until it is gone."""
+        return None if site in self._gone else 1
+
+    def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
+        """See `Transport.exchange`."""
+        replies: dict[int, Request] = {}
+        failures = {i: Failure("away", "it is not in the job any more") for i in requests if i in self._gone}
+        answers: dict[int, Any] = {}
+        calls = []
+        for i, request in requests.items():
+            if i not in failures:
+                message = wire.pack(*request, self.limit)
+                self.sent[i] += len(message)
+                option = CallOption(timeout=timeout, blocking=False)
+                calls.append((i, group(self._context, [self._proxies[i]], option).answer(message)))
+        try:
+            for i, results in calls:
+                for _, answer in results:
+                    answers[i] = answer
+                for error in results.failures.values():
+                    failures[i] = self._failed(i, error, timeout)
+        except RunAborted as error:
+            raise JobAborted("FLARE's job was aborted; what was done is saved.") from error
+        for i, answer in answers.items():
+            self._read(i, requests[i].header["seq"], answer, replies, failures)
+        return replies, failures
+
+    def _failed(self, i: int, error: Any, timeout: float) -> Failure:
+        if self._context.is_aborted():
+            raise JobAborted("FLARE's job was aborted; what was done is saved.")
+        self._gone.add(i)
+        if isinstance(getattr(error, "cause", None), TimeoutError) or "timed out" in str(error):
+            return Failure("late", f"no answer in {timeout:.1f} s")
+        return Failure("away", str(error)[:500])
+
+    def _read(
+        self, i: int, number: int, answer: Any, replies: dict[int, Request], failures: dict[int, Failure]
+    ) -> None:
+        if not isinstance(answer, bytes):
+            failures[i] = Failure("wrong", "its answer is no message")
+            return
+        self.received[i] += len(answer)
+        try:
+            reply = Request(*wire.unpack(answer, self.limit))
+        except wire.WireError as error:
+            failures[i] = Failure("wrong", str(error))
+            return
+        if reply.header.get("seq") != number:
+            failures[i] = Failure("wrong", "it answered another message")
+        elif "error" in reply.header:
+            failures[i] = Failure("error", str(reply.header["error"])[:500])
+        else:
+            replies[i] = reply
+
+    def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
+        """See `Transport.wait`; who is gone does not come back."""
+        return [i for i in sites if i not in self._gone]
+
+    def close(self) -> None:
+        """The job's end is FLARE's matter."""
+
+
+def job(name: str, sites: Sequence[str], server: Any, site: Any, properties: Mapping[str, Any]) -> FedJob:
+    """A job without code: two parts by the names of their classes. All of the sites must be there."""
+    made = FedJob(name=name, min_clients=len(sites), mandatory_clients=list(sites))
+    made.set_app_packages(["fedstrata"])
+    at_server = made.to_server(server, id="fedstrata_server")
+    controller = CollabController(
+        server_obj_id=at_server, collab_obj_ids=[], props=dict(properties), sync_task_timeout=SETUP_SECONDS
+    )
+    made.to_server(controller, id="controller")
+    at_site = made.to(site, ALL_SITES, id="fedstrata_site")
+    made.to(CollabExecutor(client_obj_id=at_site, collab_obj_ids=[]), ALL_SITES, id="executor", tasks=["*"])
+    return made
+
+
+def folders() -> tuple[Path, Path]:
+    """Within a job: the party's kit, and the job's own folder, which whoever submitted it can download."""
+    context = collab.context
+    number = context.backend.engine.new_context().get_job_id()
+    return Path(context.workspace.get_root_dir()), Path(context.workspace.get_run_dir(number))
+
+
+def allow(kit: Path, classes: Sequence[type]) -> Path:
+    """Allow a party's FLARE to make objects of these classes, and of Collab's own, in jobs without code."""
+    local = kit / "local"
+    file = local / "resources.json"
+    found = file if file.is_file() else local / "resources.json.default"
+    resources = json.loads(found.read_text("utf-8"))
+    wanted = [f"{c.__module__}.{c.__qualname__}" for c in (*classes, CollabController, CollabExecutor)]
+    allowed = resources.setdefault("class_allow_list", [])
+    allowed += [name for name in wanted if name not in allowed]
+    file.write_text(json.dumps(resources, indent=2) + "\n", "utf-8")
+    return file

@@ -1,0 +1,68 @@
+"""Where a site's samples come from: a function, a CSV file, a store; and what is no entry is said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from fedstrata.core.federated import DataError
+from fedstrata.experiments.networked import entry_of
+
+X = np.arange(8, dtype=np.float32).reshape(4, 2)
+Y = np.array([0, 1, 1, 0], np.int32)
+
+
+def assert_client(data, i, x, y):
+    found = data.client(i, "train")
+    np.testing.assert_array_equal(found["x"], x)
+    np.testing.assert_array_equal(found["y"], y)
+
+
+def test_a_csv_file(tmp_path):
+    rows = "\n".join(f"{a},{y},{b}" for (a, b), y in zip(X.tolist(), Y.tolist(), strict=True))
+    (tmp_path / "own.csv").write_text("a,sick,b\n" + rows + "\n")
+    data = entry_of("own.csv", "sick", tmp_path)()
+    assert data.clients == 1
+    assert_client(data, 0, X, Y)
+    with pytest.raises(DataError, match="y"):
+        entry_of("own.csv", "y", tmp_path)()
+    (tmp_path / "words.csv").write_text("a,y\nhigh,1\nlow,0\n")
+    with pytest.raises(DataError, match="not numbers"):
+        entry_of("words.csv", "y", tmp_path)()
+    with pytest.raises(DataError, match="no file"):
+        entry_of("other.csv", "y", tmp_path)()
+
+
+def test_a_store_of_several_clients(tmp_path):
+    fs.data.write_store(tmp_path / "store", [{"x": X, "y": Y}, {"x": X[:2], "y": Y[:2]}])
+    data = entry_of("store", folder=tmp_path)()
+    assert data.clients == 2
+    assert data.source is None  # a site has its samples in memory
+    assert_client(data, 0, X, Y)
+    assert_client(data, 1, X[:2], Y[:2])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no store"):
+        entry_of("empty", folder=tmp_path)()
+
+
+def test_a_function_returns_a_client_several_or_federated_data(tmp_path):
+    fs.data.write_store(tmp_path / "store", [{"x": X, "y": Y}])
+    (tmp_path / "clinic_entries.py").write_text(
+        "import numpy as np, fedstrata as fs\n"
+        "own = {'x': np.arange(8, dtype=np.float32).reshape(4, 2), 'y': np.array([0, 1, 1, 0], np.int32)}\n"
+        "def one(): return own\n"
+        "def two(): return [own, own]\n"
+        f"store = fs.data.open_store({str(tmp_path / 'store')!r})\n"
+        "def streamed(): return fs.FederatedData.from_source(store)\n"
+    )
+    for name, clients in (("one", 1), ("two", 2), ("streamed", 1)):
+        data = entry_of(f"clinic_entries:{name}", folder=tmp_path)()
+        assert data.clients == clients
+        assert_client(data, clients - 1, X, Y)
+
+
+@pytest.mark.parametrize("where", ["somewhere", "no_such_module:samples", "math:no_such_function"])
+def test_what_is_no_entry_is_said(where, tmp_path):
+    with pytest.raises(DataError, match=where.partition(":")[0]):
+        entry_of(where, folder=tmp_path)
