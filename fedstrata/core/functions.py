@@ -74,6 +74,11 @@ def _written(code: CodeType) -> set[str]:
     }
 
 
+def writes(function: FunctionType) -> bool:
+    """Whether a function assigns to variables outside it."""
+    return bool(_written(function.__code__))
+
+
 def values_only(function: Any) -> bool:
     """Whether a function, or one that it calls, is marked as a program that JAX cannot differentiate.
 

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core.fed import Engine, Setup
+from fedstrata.core.fingerprint import sure_fingerprint
 from fedstrata.core.types import PyTree
 
-PROGRAMS = 128  # executables that are kept
+PROGRAMS = 128  # executables that are kept, each under its own functions and under their text
 
 _programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 _lock = Lock()  # threads may solve at the same time; a program compiled twice is only slow
@@ -33,10 +34,16 @@ def program(
         if key in _programs:
             _programs.move_to_end(key)
             return _programs[key]
-    found = jax.jit(lambda *args: function(engine, setup, *args)).lower(*args).compile()
+    # A notebook's cell that is run again defines its functions anew: the same text is the same program.
+    text = sure_fingerprint((setup.problem, setup.metrics))
+    same = text and (function, engine, text, replace(setup, problem=None, metrics=()), *key[3:])  # type: ignore[arg-type]
     with _lock:
-        _programs[key] = found
-        while len(_programs) > PROGRAMS:
+        found = _programs.get(same)
+    if found is None:
+        found = jax.jit(lambda *args: function(engine, setup, *args)).lower(*args).compile()
+    with _lock:
+        _programs.update({key: found, same: found} if same else {key: found})
+        while len(_programs) > 2 * PROGRAMS:
             _programs.popitem(last=False)
     return found
 

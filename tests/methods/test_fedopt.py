@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import fedstrata as fs
-from fedstrata.solving.identity import fingerprint
+from fedstrata.core.fingerprint import fingerprint
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 rng = np.random.default_rng(0)
@@ -153,7 +153,7 @@ def test_optimisers_are_told_apart_by_what_they_are_made_of():
 
     assert prints(0.1, 0.1) == prints(0.1, 0.1)
     assert not set(prints(0.1, 0.1)) & set(prints(0.2, 0.2))
-    code = f"import optax; from fedstrata.solving.identity import fingerprint as f; print(*map(f, ({MADE})))"
+    code = f"import optax; from fedstrata.core.fingerprint import fingerprint as f; print(*map(f, ({MADE})))"
     done = subprocess.run(
         [sys.executable, "-c", code.format(0.1, 0.1)], capture_output=True, text=True, check=True
     )

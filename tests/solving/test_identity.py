@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import fedstrata as fs
-from fedstrata.solving.identity import fingerprint
+from fedstrata.core.fingerprint import fingerprint
 
 A = np.arange(6.0).reshape(3, 2)
 data = fs.FederatedData.from_clients([{"a": A}, {"a": A + 1}])
@@ -29,7 +29,7 @@ MODULE = '''
 import dataclasses, functools
 import jax, jax.numpy as jnp, numpy as np, optax
 import fedstrata as fs
-from fedstrata.solving.identity import fingerprint
+from fedstrata.core.fingerprint import fingerprint
 
 LAM = 0.1
 TABLE = {"weights": np.arange(3.0), "names": {"b", "a", "c"}}
