@@ -18,8 +18,9 @@ from fedstrata.data.fetch import ENVIRONMENT, FORMS
 from fedstrata.experiments.errors import ExperimentError
 
 LOADERS: dict[str, Callable[..., FederatedData]] = {
-    name: getattr(loaders, name) for name in ("digits", "breast_cancer", *FORMS)
+    name: getattr(loaders, name) for name in ("digits", "breast_cancer", "heart", *FORMS)
 }
+NATURAL = ("heart",)  # whose clients are not drawn
 PARTITIONS: dict[str, type[Partitioner]] = {
     name: getattr(loaders, name)
     for name in ("IID", "Dirichlet", "OneClass", "ByKey", "QuantitySkew", "Shards", "FeatureShift")
@@ -43,9 +44,11 @@ def present(name: str) -> bool:
 
 @functools.lru_cache(maxsize=4)
 def federated(
-    name: str, clients: int, partition: Partitioner | None = None, seed: int = 0, **options: Any
+    name: str, clients: int | None = None, partition: Partitioner | None = None, seed: int = 0, **options: Any
 ) -> FederatedData:
     """A loader's data, kept for the next call with the same arguments.
+
+    ``clients`` and ``partition`` are left out for data that is divided by nature.
 
     >>> federated("digits", 5) is federated("digits", 5)
     True
@@ -54,6 +57,8 @@ def federated(
         raise ExperimentError(
             f"There is no data set {name!r}{suggest(name, list(LOADERS))} There are {', '.join(LOADERS)}."
         )
-    if partition is not None:
-        options["partition"] = partition
-    return LOADERS[name](clients, seed=seed, **options)
+    if name in NATURAL and (clients is not None or partition is not None):
+        raise ExperimentError(f"{name} is divided by nature: leave clients and partition out.")
+    chosen = {"clients": clients, "partition": partition}
+    given = {key: value for key, value in chosen.items() if value is not None}
+    return LOADERS[name](seed=seed, **given, **options)

@@ -1,4 +1,4 @@
-"""Experiments as TOML files: methods compared on a standard problem, without a line of Python.
+"""Experiments as TOML files: methods compared on a problem of any class, without a line of Python.
 
     title = "FedAvg and FedProx on skewed digits"
     rounds = 100
@@ -10,7 +10,7 @@
     partition = { name = "Dirichlet", alpha = 0.3 }
 
     [problem]
-    name = "softmax"
+    name = "softmax"        # short for name = "minimisation", model = "softmax"
     lam = 1e-3
 
     [[methods]]
@@ -29,47 +29,43 @@
     H = [1, 5, 20]          # of every method that has an H
     alpha = [0.1, 10.0]     # of the partition
 
+The problems are those of `fedstrata.experiments.catalogue`, the models those of `fedstrata.models`, and the
+methods all of `fedstrata.methods`; an option of a method that is a method itself, an optax schedule or an
+optax optimiser is a table with its ``name``.
+
 A key of ``[grid]``, ``[quick]`` or ``--set`` is looked for among rounds, eval_every and participation, then
-in the data, its partition, the problem and the methods. ``[table]``, ``[[plots]]`` and ``[claims]`` take what
+in the data, its partition, the problem, its model and the methods; ``model.key`` and its like say which, and
+``LABEL.key`` is one method's own.
+``[table]``, ``[[plots]]`` and ``[claims]`` take what
 `TableSpec`, `PlotSpec` and `PaperClaims` take. Every seed splits the data anew, unless ``[data]`` has one.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedstrata.core.words import suggest
+from fedstrata.core.types import Weights
+from fedstrata.core.words import listed, suggest
+from fedstrata.experiments._named import Named, check_name, check_parameters, fields, make_method
 from fedstrata.experiments.base import Experiment, Setting, Task
-from fedstrata.experiments.data import LOADERS, PARTITIONS, federated
+from fedstrata.experiments.catalogue import CATALOGUE, FORMS, Entry, Given
+from fedstrata.experiments.data import LOADERS, NATURAL, PARTITIONS, federated
 from fedstrata.experiments.errors import ExperimentError
-from fedstrata.methods import METHODS, Method
-from fedstrata.models import MODELS, for_data, options
-from fedstrata.problems import Minimization
+from fedstrata.methods import METHODS
+from fedstrata.models import MODELS, Loss, for_data
+from fedstrata.models import options as model_options
 from fedstrata.report import Column, PaperClaims, PlotSpec, TableSpec
 from fedstrata.report.records import Scalar
 
 METRICS = ("accuracy", "test_loss")
-
-
-class Named(BaseModel):
-    """A name that a registry knows, and its parameters."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """Everything but the name."""
-        return dict(self.model_extra or {})
+HIGH = {"accuracy", "found"}  # metrics of which more is better
 
 
 class Data(Named):
@@ -77,6 +73,32 @@ class Data(Named):
 
     clients: int = Field(default=10, ge=1)
     partition: Named = Named(name="IID")
+
+
+class Posing(Named):
+    """A problem of the catalogue and its model; a model's name alone is its minimisation."""
+
+    model: Named = Named(name="softmax")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        if given.get("name") in MODELS:
+            if "model" in given:
+                raise ValueError(
+                    f"{given['name']!r} is a model already: leave 'model' out, or name the problem, such as "
+                    f'name = "minimisation"'
+                )
+            return {"name": "minimisation", "model": dict(given)}
+        model = given.get("model", {"name": "softmax"})
+        return {**given, "model": {"name": model} if isinstance(model, str) else model}
+
+    @property
+    def entry(self) -> Entry:
+        """In the catalogue."""
+        return CATALOGUE[self.name]
 
 
 class Compared(Named):
@@ -96,10 +118,11 @@ class File(BaseModel):
     rounds: int = Field(default=100, ge=1)
     eval_every: int = Field(default=1, ge=1)
     participation: float | int = 1.0
+    weights: Weights = "uniform"
     seeds: int = Field(default=3, ge=1)
-    metrics: list[str] = list(METRICS)
+    metrics: list[str] | None = None
     data: Data
-    problem: Named
+    problem: Posing
     methods: list[Compared] = Field(min_length=1)
     grid: dict[str, list[Scalar]] = {}
     quick: dict[str, Scalar | list[Scalar]] = {}
@@ -137,22 +160,23 @@ def define(content: Mapping[str, Any], name: str) -> Experiment:
         form = File.model_validate(content)
         _check(form)
         build = FileBuild(form)
+        measures, metrics = form.problem.entry.measures_of(form.problem.parameters), _measured(form)
         columns = [
-            Column("loss", better="low"),
-            *(Column(m, better="high" if m == "accuracy" else "low") for m in form.metrics),
+            *(Column(m, better=_better(m)) for m in (*measures, *metrics)),
             Column("bytes_up", "ledger", "uploaded", format="bytes"),
         ]
         return Experiment(
             name=name,
             title=form.title,
             paper=form.paper,
-            description=form.description or f"{form.problem.name} on {form.data.name}.",
+            description=form.description
+            or f"{form.problem.name} with the model {form.problem.model.name} on {form.data.name}.",
             grid=build.blocks(),
             parameters=build.parameters(),
             build=build,
             seeds=form.seeds,
             table=form.table or TableSpec(tuple(columns), rows=("label", *form.grid)),
-            plots=tuple(PlotSpec(m) for m in ("loss", *form.metrics)) if form.plots is None else form.plots,
+            plots=tuple(PlotSpec(m) for m in (*measures, *metrics)) if form.plots is None else form.plots,
             claims=form.claims,
             notes=form.notes,
             quick=form.quick or {"rounds": min(form.rounds, 5), "seeds": 1},
@@ -160,10 +184,32 @@ def define(content: Mapping[str, Any], name: str) -> Experiment:
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
         known = (
             f"; known keys are {', '.join(File.model_fields)}" if first["type"] == "extra_forbidden" else ""
         )
-        raise ExperimentError(f"{at}: {first['msg']}{known}".removeprefix(": ")) from error
+        raise ExperimentError(f"{at}: {message}{known}".removeprefix(": ")) from error
+
+
+def _measured(form: File) -> list[str]:
+    """The metrics that are asked for; by default all."""
+    return _offered(form) if form.metrics is None else form.metrics
+
+
+def _offered(form: File) -> list[str]:
+    """The metrics that there are."""
+    loss = form.problem.model.parameters.get("loss")
+    default = inspect.signature(MODELS[form.problem.model.name]).parameters.get("loss")
+    if loss is None and default is not None:
+        loss = default.default
+    numbers = loss is not None and Loss.of(loss).labels == "numbers"
+    return [*(m for m in METRICS if m != "accuracy" or not numbers), *form.problem.entry.metrics]
+
+
+def _better(measure: str) -> Literal["low", "high", ""]:
+    if measure in HIGH:
+        return "high"
+    return "" if measure in ("lower", "weight", "payoff", "secondary", "coupling") else "low"
 
 
 class Place(NamedTuple):
@@ -195,6 +241,11 @@ class FileBuild:
         for part, names in self._names().items():
             if key in names:
                 return Place(part, tuple(self.methods) if part != "methods" else self._takers(key))
+        whose, _, own = key.rpartition(".")
+        if own in self._names().get(whose, []):
+            return Place(whose, tuple(self.methods))
+        if whose in self.methods and own in fields(METHODS[self.methods[whose].name]):
+            return Place("methods", (whose,))
         every = list(dict.fromkeys(name for names in self._names().values() for name in names))
         raise ExperimentError(
             f"grid: nothing is called {key!r}{suggest(key, every)} There are {', '.join(every)}."
@@ -204,14 +255,15 @@ class FileBuild:
         form = self.form
         return {
             "solve": ["rounds", "eval_every", "participation"],
-            "data": ["clients", *_options(form.data.name)],
-            "partition": _fields(PARTITIONS[form.data.partition.name]),
-            "problem": options(form.problem.name),
-            "methods": [f for method in self.methods.values() for f in _fields(METHODS[method.name])],
+            "data": _options(form.data.name),
+            "partition": _partition_options(form),
+            "problem": list(form.problem.entry.options),
+            "model": model_options(form.problem.model.name),
+            "methods": [f for method in self.methods.values() for f in fields(METHODS[method.name])],
         }
 
     def _takers(self, key: str) -> tuple[str, ...]:
-        return tuple(label for label, method in self.methods.items() if key in _fields(METHODS[method.name]))
+        return tuple(label for label, method in self.methods.items() if key in fields(METHODS[method.name]))
 
     def blocks(self) -> list[dict[str, list[Scalar]]]:
         """The grid: a block for each method, with the keys that concern it."""
@@ -222,109 +274,150 @@ class FileBuild:
         ]
 
     def parameters(self) -> dict[str, Scalar]:
-        """What the file says beside the grid; where methods differ in a key, it is ``LABEL.key``."""
-        form = self.form
+        """What the file says beside the grid.
+
+        A key that another part has too is ``model.key``, ``partition.key``, …. A method's goes by its own
+        name where all methods that have it agree; else it is ``LABEL.key``, which reaches that method alone.
+        """
+        form, posing = self.form, self.form.problem
+        clients = {} if form.data.name in NATURAL else {"clients": form.data.clients}
         found: dict[str, Any] = {
             "rounds": form.rounds,
             "eval_every": form.eval_every,
             "participation": form.participation,
-            "clients": form.data.clients,
-            **form.data.parameters,
-            **form.data.partition.parameters,
-            **form.problem.parameters,
         }
+        for part, values in {
+            "data": {**clients, **form.data.parameters},
+            "partition": form.data.partition.parameters,
+            "problem": posing.parameters,
+            "model": posing.model.parameters,
+        }.items():
+            for key, value in values.items():
+                if key != "seed":
+                    found[key if self.place(key).part == part else f"{part}.{key}"] = value
         for label, method in self.methods.items():
             for key, value in method.parameters.items():
-                others = [m.parameters.get(key, value) for m in self.methods.values()]
-                taken = key in found and self.place(key).part != "methods"
-                found[f"{label}.{key}" if taken or any(v != value for v in others) else key] = value
-        fixed = {"seed", *form.grid}
-        return {k: v for k, v in found.items() if k not in fixed and not isinstance(v, list | dict)}
+                place = self.place(key)
+                if place.part == "methods" and key in form.grid:
+                    continue
+                agree = all(self.methods[its].parameters.get(key, ...) == value for its in place.labels)
+                found[key if place.part == "methods" and agree else f"{label}.{key}"] = value
+        return {k: v for k, v in found.items() if k not in form.grid and not isinstance(v, list | dict)}
 
     def __call__(self, s: Setting) -> Task:
         """The task of a setting."""
         form, label = self.form, str(s.method)
         compared = self.methods[label]
-        places = {key: self.place(key).part for key in s if key != "method" and "." not in key}
+        places = {key: self.place(key) for key in sorted(s, key=lambda key: "." in key) if key != "method"}
 
         def values(part: str, given: Mapping[str, Any]) -> dict[str, Any]:
-            return {**given, **{key: s[key] for key, where in places.items() if where == part}}
+            mine = [key for key, place in places.items() if place.part == part and label in place.labels]
+            return {**given, **{key.rpartition(".")[2]: s[key] for key in mine}}
 
         source = {"seed": s.seed, **values("data", form.data.parameters)}
-        split = values("partition", form.data.partition.parameters)
-        options = source | {"partition": PARTITIONS[form.data.partition.name](**split)}
+        if form.data.name not in NATURAL:
+            split = values("partition", form.data.partition.parameters)
+            source = {"clients": form.data.clients, **source}
+            source["partition"] = PARTITIONS[form.data.partition.name](**split)
         data = federated(
-            form.data.name, **{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+            form.data.name, **{k: tuple(v) if isinstance(v, list) else v for k, v in source.items()}
         )
-        model = for_data(form.problem.name, data, **values("problem", form.problem.parameters))
-        if unknown := [metric for metric in form.metrics if metric not in model.metrics]:
-            raise ExperimentError(
-                f"metrics: this {form.problem.name} has no {unknown[0]!r}, because its labels are numbers. "
-                f"Give metrics = {list(model.metrics)}."
-            )
-        given = {**compared.parameters, **{k: s[k] for k, where in places.items() if where == "methods"}}
-        given |= {key.removeprefix(f"{label}."): s[key] for key in s if key.startswith(f"{label}.")}
-        taken = {key: value for key, value in given.items() if key in _fields(METHODS[compared.name])}
+        model = for_data(form.problem.model.name, data, **values("model", form.problem.model.parameters))
+        options = values("problem", form.problem.parameters)
+        posed = form.problem.entry.pose(Given(model, data, s.seed, form.weights), **options)
         return Task(
-            Minimization(model.loss),
-            _method(compared.name, taken),
-            data,
-            model.init(s.seed),
-            metrics={name: model.metrics[name] for name in form.metrics},
+            posed.problem,
+            make_method(compared.name, values("methods", compared.parameters)),
+            posed.data,
+            posed.x0,
+            posed.y0,
+            metrics={name: posed.metrics[name] for name in _measured(form)},
+            options={} if form.weights == "uniform" else {"weights": form.weights},
             **values("solve", {}),
         )
 
 
 def _check(form: File) -> None:
     """Every name is known, every parameter too, and the methods can be made."""
-    _known("data", form.data, LOADERS)
-    _known("data.partition", form.data.partition, PARTITIONS)
-    _known("problem", form.problem, MODELS)
-    _parameters("data", form.data, ["clients", "partition", "seed", *_options(form.data.name)])
-    _parameters("data.partition", form.data.partition, _fields(PARTITIONS[form.data.partition.name]))
-    _parameters("problem", form.problem, options(form.problem.name))
-    fitting = {name: cls for name, cls in METHODS.items() if Minimization in cls.solves}
+    check_name("data", form.data, LOADERS)
+    check_parameters("data", form.data, ["clients", "partition", "seed", *_options(form.data.name)])
+    if form.data.name in NATURAL:
+        for key in ("clients", "partition"):
+            if key in form.data.model_fields_set:
+                raise ExperimentError(f"data: {form.data.name} is divided by nature. Leave {key!r} out.")
+    else:
+        check_name("data.partition", form.data.partition, PARTITIONS)
+        check_parameters("data.partition", form.data.partition, _partition_options(form))
+    check_name("problem", form.problem, [*CATALOGUE, *MODELS])
+    check_name("problem.model", form.problem.model, form.problem.entry.models or MODELS)
+    check_parameters("problem.model", form.problem.model, model_options(form.problem.model.name))
+    check_parameters("problem", form.problem, ["model", *form.problem.entry.options])
+    _check_needs(form)
     for method in form.methods:
-        _known("methods", method, fitting)
-        _parameters(method.name, method, ["label", *_fields(METHODS[method.name])])
-        own = {key: form.grid[key][0] for key in _fields(METHODS[method.name]) if form.grid.get(key)}
-        _method(method.name, {**method.parameters, **own})
-    for metric in form.metrics:
-        if metric not in METRICS:
+        _check_method(method, form)
+    offered = _offered(form)
+    for metric in form.metrics or []:
+        if metric not in offered:
+            always = ", ".join(form.problem.entry.measures_of(form.problem.parameters))
             raise ExperimentError(
-                f"metrics: there is no {metric!r}; there are {', '.join(METRICS)}, and loss always."
+                f"metrics: there is no {metric!r}{suggest(metric, offered)} There are {', '.join(offered)}, "
+                f"and {always} always."
             )
 
 
-def _known(where: str, named: Named, registry: Iterable[str]) -> None:
-    known = list(registry)
-    if named.name not in known:
+def _check_needs(form: File) -> None:
+    """The data has the part that the problem is about."""
+    posing = form.problem
+    needed = posing.entry.needs(posing.parameters)
+    if needed is None or form.data.parameters.get(needed) or needed in form.grid:
+        return
+    if needed not in _options(form.data.name):
         raise ExperimentError(
-            f"{where}: there is no {named.name!r}{suggest(named.name, known)} There are {', '.join(known)}."
+            f"data: {posing.name} needs {needed}, which {form.data.name} has not. Take other data, such as "
+            "digits."
         )
+    whose = "validation samples" if needed == "valid_fraction" else "samples of the server's own"
+    raise ExperimentError(f"data: {posing.name} needs {whose}: give {needed}, such as {needed} = 0.2.")
 
 
-def _parameters(where: str, named: Named, known: list[str]) -> None:
-    for key in named.parameters:
-        if key not in known:
-            raise ExperimentError(
-                f"{where}: {named.name} has no {key!r}{suggest(key, known)} It has {', '.join(known)}."
-            )
+def _check_method(method: Compared, form: File) -> None:
+    posing = form.problem
+    kind = posing.entry.kind_of(posing.parameters)
+    fitting = [name for name, cls in METHODS.items() if issubclass(kind, cls.solves)]
+    if method.name in METHODS and method.name not in fitting:
+        solves = METHODS[method.name].solves
+        others = [name for name, entry in CATALOGUE.items() if _may_be(entry, solves)]
+        for_those = f" Problems for it are {', '.join(others)}." if others else ""
+        raise ExperimentError(
+            f"methods: {method.name} does not solve a {kind.__name__}, which {posing.name} is, but "
+            f"{listed([cls.__name__ for cls in solves])}.{for_those} Methods for this problem are "
+            f"{', '.join(fitting)}."
+        )
+    if method.name not in METHODS:
+        raise ExperimentError(
+            f"methods: there is no {method.name!r}{suggest(method.name, list(METHODS))} "
+            f"For this problem there are {', '.join(fitting)}."
+        )
+    known = fields(METHODS[method.name])
+    check_parameters(method.name, method, ["label", *known])
+    label = method.label or method.name
+    own = {key: form.grid[key][0] for key in known if form.grid.get(key)}
+    own |= {key: form.grid[f"{label}.{key}"][0] for key in known if form.grid.get(f"{label}.{key}")}
+    make_method(method.name, {**method.parameters, **own})
 
 
-def _method(name: str, parameters: Mapping[str, Any]) -> Method:
-    try:
-        return METHODS[name](**parameters)
-    except (TypeError, ValueError) as error:
-        text = str(error).replace(f"{name}.__init__()", name)
-        raise ExperimentError(text if text.startswith(name) else f"{name}: {text}") from error
+def _may_be(entry: Entry, solves: tuple[type, ...]) -> bool:
+    kinds = FORMS.values() if entry.kind is None else [entry.kind]
+    return any(issubclass(kind, solves) for kind in kinds)
 
 
-def _fields(cls: Any) -> list[str]:
-    return [f.name for f in dataclasses.fields(cls)]
+def _partition_options(form: File) -> list[str]:
+    return [] if form.data.name in NATURAL else fields(PARTITIONS[form.data.partition.name])
 
 
 def _options(loader: str) -> list[str]:
-    """The names of a loader's keyword arguments."""
+    """The names of a loader's keyword arguments, the clients among them where they can be chosen."""
+    if loader in NATURAL:
+        return [name for name in inspect.signature(LOADERS[loader]).parameters if name != "seed"]
     (options,) = inspect.signature(LOADERS[loader]).parameters["options"].annotation.__args__
-    return [name for name in options.__annotations__ if name not in ("data_dir", "dtype")]
+    return ["clients", *(name for name in options.__annotations__ if name not in ("data_dir", "dtype"))]

@@ -1,14 +1,22 @@
 """TOML files: what they can say, what they are told when they say it wrong."""
 
+import dataclasses
+import re
 import textwrap
+import warnings
+from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedstrata as fs
 from fedstrata.experiments import ExperimentError
+from fedstrata.experiments.catalogue import CATALOGUE
+from fedstrata.experiments.data import LOADERS, PARTITIONS
 from fedstrata.experiments.runner import prepare, run_experiment
-from fedstrata.experiments.toml import METRICS, define, read
-from fedstrata.models import MODELS
+from fedstrata.experiments.toml import METRICS, File, define, read
+from fedstrata.models import MODELS, options
 from fedstrata.report import load_report
 
 FILE = """
@@ -100,15 +108,10 @@ def test_a_file_runs(tmp_path):
     assert {"loss", "accuracy"} <= report.runs[0].history.keys()
 
 
-@pytest.mark.parametrize("problem", sorted(MODELS.keys() - {"cnn", "resnet", "resnet20", "linear"}))
-def test_every_problem_can_be_posed(problem):
-    content = {
-        "title": "t",
-        "data": {"name": "breast_cancer", "clients": 2},
-        "problem": {"name": problem},
-        "methods": [{"name": "FedAvg", "gamma": 0.1}],
-    }
-    task = define(content, "posed").build(define(content, "posed").settings[0])
+@pytest.mark.parametrize("model", ["softmax", "logistic", "relu_network", "mlp"])
+def test_a_model_alone_is_its_minimisation(model):
+    task = posed({"name": model}, [{"name": "FedAvg", "gamma": 0.1}])
+    assert isinstance(task.problem, fs.Minimization)
     result = fs.solve(
         task.problem, task.method, task.data, task.x0, rounds=1, metrics=task.metrics, progress=False
     )
@@ -116,18 +119,240 @@ def test_every_problem_can_be_posed(problem):
     assert result.history["loss"][1] < result.history["loss"][0]
 
 
-def test_labels_that_are_numbers_have_no_accuracy():
-    content = {
-        "title": "t",
-        "data": {"name": "breast_cancer", "clients": 2},
-        "problem": {"name": "linear"},
-        "methods": [{"name": "FedAvg", "gamma": 0.1}],
+def posed(problem, methods, **more):
+    content = {"title": "t", "data": {"name": "breast_cancer", "clients": 2}, "problem": problem, **more}
+    experiment = define({**content, "methods": methods}, "posed")
+    return experiment.build(experiment.settings[0])
+
+
+def logistic_losses(w, data):
+    """A plain computation of every sample's loss."""
+    signs = 2.0 * data["y"] - 1.0
+    return np.logaddexp(0, -signs * (data["x"] @ np.asarray(w, float)))
+
+
+def sample(part, j):
+    return {name: values[j] for name, values in part.items()}
+
+
+W = np.linspace(-0.5, 0.5, 30)
+VALID = {"data": {"name": "breast_cancer", "clients": 2, "valid_fraction": 0.2}}
+SERVER = {"data": {"name": "breast_cancer", "clients": 2, "server_fraction": 0.2}}
+
+
+def test_regularisation_is_its_formula():
+    problem = {"name": "regularisation", "model": "logistic", "start": 0.5}
+    task = posed(problem, [{"name": "FedMSA", "alpha": 1.0, "beta": 0.1}], **VALID)
+    np.testing.assert_allclose(np.exp(task.x0), [0.5, 0.5], rtol=1e-6)
+    x, data = np.log([0.2, 0.6]), task.data
+    losses = logistic_losses(W, data.train)
+    for j in (0, len(losses) - 1):  # of the first and the last client
+        expected = losses[j] + [0.2, 0.6][data.train["client"][j]] / 2 * W @ W
+        assert float(task.problem.lower(x, W, sample(data.train, j))) == pytest.approx(expected, rel=1e-5)
+    valid = sample(data.valid, 3)
+    assert float(task.problem.upper(x, W, valid)) == pytest.approx(logistic_losses(W, valid), rel=1e-5)
+    common = posed({**problem, "per": "all"}, [{"name": "FedMSA", "alpha": 1.0, "beta": 0.1}], **VALID)
+    assert np.shape(common.x0) == ()
+
+
+def measured(task, x, y=None):
+    """The problem's own metrics, as `solve` has them in its history."""
+    placed = task.data.placed()
+
+    def mean(function, *args, part="train", **more):
+        return placed.mean(function, *args, shares=placed.shares("uniform"), part=part)
+
+    return {name: float(value) for name, value in task.problem.measure(mean, x, y).items()}
+
+
+def by_client(data, values):
+    return np.array([values[data.offsets[i] :][: data.sizes[i]].mean() for i in range(data.clients)])
+
+
+def test_robust_problems_are_their_formulas():
+    model = {"name": "logistic"}
+    fedmsa = [{"name": "FedMSA", "alpha": 0.1, "beta": 0.1}]
+    task = posed({"name": "robust", "model": model, "risk": "kl", "lam": 0.7}, fedmsa)
+    losses = logistic_losses(W, task.data.train)
+    expected = 0.7 * np.log(by_client(task.data, np.exp(losses / 0.7)).mean())
+    assert measured(task, W)["objective"] == pytest.approx(expected, rel=1e-5)
+    task = posed({"name": "client_robust", "model": model, "lam": 0.1}, fedmsa)
+    own = by_client(task.data, losses)
+    expected = 0.1 * np.log(np.exp(own / 0.1).mean())
+    assert measured(task, W)["objective"] == pytest.approx(expected, rel=1e-5)
+    worst = task.metrics["worst_loss"](W, None, task.data.placed())
+    assert float(worst) == pytest.approx(own.max(), rel=1e-5)
+    dual = posed({"name": "client_robust", "model": model, "lam": 0.1, "form": "minimax"}, fedmsa)
+    q = np.exp(own / 0.1) / np.exp(own / 0.1).sum()  # where the payoff is largest, it is the objective
+    assert measured(dual, W, jnp.asarray(q))["payoff"] == pytest.approx(expected, rel=1e-5)
+    lifted = posed({"name": "robust", "model": model, "risk": "cvar", "level": 0.1}, fedmsa)
+    assert isinstance(lifted.problem, fs.Composition)
+    accuracy = lifted.metrics["accuracy"](lifted.problem.start_x(W), None, lifted.data.placed())
+    right = (lifted.data.test["x"] @ W > 0) == lifted.data.test["y"]
+    assert float(accuracy) == pytest.approx(right.mean())
+
+
+def test_selection_and_personal_models_are_their_formulas():
+    task = posed({"name": "selection", "model": "logistic"}, [{"name": "BiGSAM"}])
+    found = measured(task, W)
+    assert found["primary"] == pytest.approx(by_client(task.data, logistic_losses(W, task.data.train)).mean())
+    assert found["secondary"] == pytest.approx(W @ W / 2)
+    problem = {"name": "personalised", "model": "logistic", "mu": 0.4, "lam": 3.0}
+    task = posed(problem, [{"name": "ZOHFL", "gamma": 0.1, "eta": 0.1}], **SERVER)
+    first = sample(task.data.train, 0)
+    expected = logistic_losses(2 * W, first) + 3 / 2 * W @ W
+    assert float(task.problem.client(W, 2 * W, first)) == pytest.approx(expected, rel=1e-5)
+    assert float(task.problem.coupling(W, 2 * W)) == pytest.approx(0.4 / 2 * W @ W)
+
+
+def test_who_adapts_moves_along_the_score():
+    problem = {"name": "strategic", "model": "logistic", "cost": 4.0}
+    task = posed(problem, [{"name": "FedRZOTwoStage", "gamma": 0.1, "eta": 0.1}])
+    first = sample(task.data.train, 0)
+    moved = {**first, "x": first["x"] + W / 4}
+    np.testing.assert_allclose(task.problem.solution(W, first), W / 4, rtol=1e-6)
+    np.testing.assert_allclose(task.problem.follower(W, W / 4, first), 0, atol=1e-6)
+    leader = float(task.problem.leader(W, W / 4, first))
+    assert leader == pytest.approx(logistic_losses(W, moved), rel=1e-5)
+
+
+def test_wrong_labels_are_as_many_as_asked_for():
+    problem = {"name": "hypercleaning", "model": "softmax", "noise": 0.4}
+    task = posed(problem, [{"name": "FedMSA", "alpha": 1.0, "beta": 0.1}], **VALID)
+    plain = posed({"name": "softmax"}, [{"name": "FedAvg", "gamma": 0.1}], **VALID).data.train["y"]
+    wrong = task.data.train["y"] != plain
+    np.testing.assert_array_equal(task.data.train["clean"], ~wrong)
+    assert abs(wrong.mean() - 0.4) < 0.1
+    assert task.x0.shape == plain.shape
+    tuned = posed({"name": "loss_tuning"}, [{"name": "FedMSA", "alpha": 1.0, "beta": 0.1}], **VALID)
+    labels, weight = tuned.data.valid["y"], tuned.data.valid["weight"]
+    np.testing.assert_allclose([weight[labels == c].sum() for c in (0, 1)], labels.size / 2, rtol=1e-5)
+
+
+def test_options_that_are_methods_schedules_and_optimisers():
+    import optax
+
+    problem = {"name": "regularisation", "model": "logistic"}
+    lower = {
+        "name": "FedAvg",
+        "gamma": {"name": "exponential_decay", "init_value": 0.3, "transition_steps": 1, "decay_rate": 0.5},
     }
-    experiment = define(content, "numbers")
-    with pytest.raises(ExperimentError, match=r"this linear has no 'accuracy'.*metrics = \['test_loss'\]"):
-        experiment.build(experiment.settings[0])
-    experiment = define({**content, "metrics": ["test_loss"]}, "numbers")
-    assert experiment.build(experiment.settings[0]).metrics.keys() == {"test_loss"}
+    method = {"name": "FedRZOBilevel", "gamma": 1.0, "eta": 0.1, "lower": lower, "lower_rounds": 3}
+    found = posed(problem, [method], **VALID).method.lower
+    assert isinstance(found, fs.FedAvg)
+    assert float(found.gamma(1)) == pytest.approx(0.15)
+    adam = {
+        "name": "FedOpt",
+        "client": {"name": "sgd", "learning_rate": 0.1},
+        "server": {"name": "adam", "learning_rate": 0.1},
+    }
+    first, second = (posed({"name": "softmax"}, [adam]).method for _ in range(2))
+    assert isinstance(first.server, optax.GradientTransformation)
+    assert first == second  # the same program
+    stages = posed({"name": "selection"}, [{"name": "SequentialRegularization", "eta": [1.0, 0.1]}])
+    np.testing.assert_allclose(stages.method.eta, [1.0, 0.1])
+
+
+def test_a_key_reaches_only_what_it_is_of():
+    """Methods, the model and the problem may have options of the same name."""
+    methods = [{"name": "BiGSAM"}, {"name": "IPIRFedAvg", "gamma": 0.5, "lam": 0.1}, {"name": "StRFedAvg"}]
+    content = {"title": "t", "data": {"name": "breast_cancer", "clients": 2}, "methods": methods}
+    e = define(
+        {**content, "problem": {"name": "selection", "model": {"name": "logistic", "lam": 0.25}}}, "keys"
+    )
+    assert e.parameters["lam"] == 0.25
+    assert e.parameters["IPIRFedAvg.lam"] == 0.1
+    tasks = [e.build(s) for s in e.change({"seeds": 1}).settings]
+    assert tasks[2].method == fs.StRFedAvg()
+    assert tasks[1].method == fs.IPIRFedAvg(gamma=0.5, lam=0.1)
+    first = sample(tasks[0].data.train, 0)
+    expected = logistic_losses(W, first) + 0.25 / 2 * W @ W
+    assert float(tasks[0].problem.h.loss(W, first)) == pytest.approx(expected, rel=1e-5)
+    robust = {"name": "client_robust", "model": {"name": "logistic", "lam": 0.25}}
+    e = define(
+        {**content, "problem": robust, "methods": [{"name": "FedDRO", "eta": 0.1, "beta": 0.5}]}, "keys"
+    )
+    assert "lam" not in e.parameters
+    assert e.parameters["model.lam"] == 0.25
+    changed = e.change({"model.lam": 0.5, "seeds": 1})
+    problem = changed.build(changed.settings[0]).problem
+    assert problem.lam == 0.1
+    assert float(problem.loss(W, first)) == pytest.approx(logistic_losses(W, first) + 0.25 * W @ W, rel=1e-5)
+
+
+def test_a_grid_may_be_one_methods_own(tmp_path):
+    grid = change("mu = [0.5, 1.0]", 'mu = [1.0]\n    "FedAvg.gamma" = [0.1, 0.7]')
+    e = read(written(tmp_path, grid)).change({"seeds": 1})
+    assert [e.build(s).method.gamma for s in e.settings] == [0.1, 0.7, 0.2]
+    e = read(written(tmp_path, change("mu = [0.5, 1.0]", "gamma = [0.4, 0.7]"))).change({"seeds": 1})
+    assert [e.build(s).method.gamma for s in e.settings] == [0.4, 0.7] * 2
+
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "toml").glob("*.toml"))
+
+
+def test_every_class_has_an_example():
+    kinds = {type(task.problem).__mro__[0] for file in EXAMPLES for task in [first_task(read(file))]}
+    found = {base for kind in kinds for base in kind.__mro__}
+    assert {
+        fs.Minimization,
+        fs.Bilevel,
+        fs.Minimax,
+        fs.Composition,
+        fs.Selection,
+        fs.Personalized,
+        fs.MPEC,
+    } <= found
+
+
+def first_task(experiment):
+    return experiment.build(experiment.settings[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_examples_run_and_get_better(file, tmp_path):
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "StRFedAvg: the primary loss curves|BiGSAM|FedRZOBilevel: ", UserWarning
+        )
+        e = prepare(read(file), quick=True)
+        run_experiment(e, tmp_path, progress=False)
+    measure = e.experiment.plots[0].y
+    for run in load_report(tmp_path).runs:
+        assert run.history[measure][-1] < run.history[measure][0], run.label
+
+
+@pytest.mark.slow
+def test_the_smallest_model_is_the_pseudo_inverse():
+    """Of the example on collinear columns: least squares with the clients' weights, by NumPy."""
+    (file,) = [file for file in EXAMPLES if file.stem == "selection"]
+    e = read(file)
+    (setting,) = [s for s in e.settings if s.method == "StRFedAvg" and s.seed == 0]
+    task = e.build(setting)
+    data = task.data
+    root = np.sqrt(np.repeat(1 / (data.clients * data.sizes), data.sizes))
+    U = np.column_stack([data.train["x"], np.ones(len(root))])
+    w = np.linalg.lstsq(root[:, None] * U, root * data.train["y"], rcond=1e-6)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        result = fs.solve(
+            task.problem, task.method, data, task.x0, rounds=2000, eval_every=2000, progress=False
+        )
+    found = np.append(result.x["W"][:, 0], result.x["b"])
+    np.testing.assert_allclose(found, w, atol=0.02 * np.abs(w).max())
+
+
+def test_the_page_names_every_key():
+    page = (Path(__file__).parents[2] / "docs" / "toml.md").read_text("utf-8")
+    words = set(re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL)))
+    for name, entry in CATALOGUE.items():
+        assert {name, *entry.options, *entry.metrics} <= words, name
+    for name in MODELS:
+        assert {name, *options(name)} <= words, name
+    for name in PARTITIONS:
+        assert {name, *(f.name for f in dataclasses.fields(PARTITIONS[name]))} <= words, name
+    assert {*File.model_fields, *LOADERS} <= words
 
 
 def test_tables_and_plots_can_be_given(tmp_path):
@@ -167,16 +392,45 @@ def test_tables_and_plots_can_be_given(tmp_path):
         (change('"Dirichlet"', '"Dirichle"'), "data.partition: there is no 'Dirichle'"),
         (change("min_size", "size"), "data.partition: Dirichlet has no 'size'"),
         (change('"softmax"', '"softmin"'), "problem: there is no 'softmin'"),
-        (change("lam =", "lambda ="), r"problem: softmax has no 'lambda'\. Did you mean 'lam'"),
+        (change("lam =", "lambda ="), r"problem.model: softmax has no 'lambda'\. Did you mean 'lam'"),
         (change('"FedAvg"', '"FedAverage"'), "methods: there is no 'FedAverage'. Did you mean 'FedAvg'"),
-        (change('"FedAvg"', '"FedMSA"'), "methods: there is no 'FedMSA'"),
+        (
+            change('"FedAvg"', '"FedMSA"'),
+            "FedMSA does not solve a Minimization, which minimisation is, but MultiSequence, Bilevel, "
+            "Minimax or Composition. Problems for it are regularisation, .* Methods for this problem are AFL",
+        ),
+        (change('"softmax"', '"softmax"\n    model = "mlp"'), "problem: 'softmax' is a model already"),
+        (
+            change('"softmax"\n    lam', '"regularisation"\n    start'),
+            "needs validation samples: give valid_fraction",
+        ),
+        (
+            change('"softmax"\n    lam', '"personalised"\n    lam'),
+            "needs samples of the server's own: give server_f",
+        ),
+        (
+            change('"softmax"\n    lam', '"robust"\n    form = "minmax"\n    lam'),
+            "problem.form: there is no 'minmax'",
+        ),
+        (
+            change('"softmax"\n    lam', '"robust"\n    model = "mpl"\n    lam'),
+            "problem.model: there is no 'mpl'. Did",
+        ),
+        (
+            change('"softmax"\n    lam', '"strategic"\n    model = "mlp"\n    cost'),
+            "problem.model: there is no 'mlp'",
+        ),
+        (
+            change("clients = 4", "").replace('"digits"', '"heart"').replace("limit = 200", ""),
+            "divided by nature",
+        ),
         (change("gamma = 0.1", "gama = 0.1"), r"FedAvg: FedAvg has no 'gama'\. Did you mean 'gamma'"),
         (change("gamma = 0.1", "gamma = -0.1"), "FedAvg: gamma must be a positive number"),
         (change("gamma = 0.1", ""), "FedAvg missing 1 required positional argument: 'gamma'"),
         (change('label = "pulled"', 'label = "FedAvg"'), "two are called 'FedAvg'"),
         (
             change('["accuracy"]', '["accurate"]'),
-            "metrics: there is no 'accurate'; there are accuracy, test_loss",
+            "metrics: there is no 'accurate'. Did you mean 'accuracy'.* There are accuracy, test_loss, and",
         ),
         (change("mu = [0.5", "nu = [0.5"), r"grid: nothing is called 'nu'\. Did you mean 'mu'"),
         (change("mu = [0.5, 1.0]", "mu = []"), "no value of 'mu'"),
