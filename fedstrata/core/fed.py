@@ -123,6 +123,10 @@ class Engine(abc.ABC):
     def saved(self, round_number: int) -> None:  # noqa: B027 (most engines need not know)
         """A checkpoint was written after so many rounds; the run is never taken up before it."""
 
+    def measured_on(self, data: FederatedData) -> str:
+        """Whose samples the metrics are means of, in words."""
+        return "all clients"
+
     def agree(self, value: Any) -> Any:
         """The first process's value in every process: decisions that depend on clocks go through this."""
         return value
@@ -229,8 +233,7 @@ class Fed(abc.ABC):
         """Their part of the weight of all clients: what a mean over them counts in a mean over everyone."""
         if self._chosen is None or self.setup.weights == "uniform":
             return self.participants / self.clients
-        sizes = self.data.sizes
-        return sizes[self._chosen].sum() / sizes.sum()
+        return self.data.sizes_of(self._chosen).sum() / self.data.all_samples
 
     def as_of_everyone(self, mean: PyTree, before: PyTree) -> PyTree:
         """This round's mean, moved so that over all cohorts it is on average what everyone's would be.
@@ -283,7 +286,7 @@ class Fed(abc.ABC):
         if given is None:
             if self.setup.weights == "uniform":
                 return None
-            given = self.data.sizes if of is None else self.data.sizes[of]
+            given = self.data.sizes_of(of)
         weights = jnp.asarray(given, jnp.result_type(float))
         return weights / weights.sum()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock
 from typing import Any, Literal, NoReturn, Protocol
 from weakref import WeakKeyDictionary
@@ -20,8 +20,8 @@ import numpy as np
 from fedstrata.core.counting import Ledger
 from fedstrata.core.digest import tree_digest
 from fedstrata.core.source import Source, rows_of, source_digest
-from fedstrata.core.storage import Part, Placed, groups_of
-from fedstrata.core.types import Array, PyTree
+from fedstrata.core.storage import NOBODY, Group, Part, Placed, groups_of
+from fedstrata.core.types import PyTree
 
 
 class DataError(ValueError):
@@ -436,17 +436,12 @@ class FederatedData:
         """The same, made anew and not kept; ``put`` brings an array to its device."""
         self._in_memory("This engine")
 
-        def samples(tree: PyTree, who: str) -> PyTree:
-            def one(path: Any, leaf: np.ndarray) -> Array:
-                return put(_for_device(leaf, f"{who}{jax.tree_util.keystr(path)}"))
-
-            return jax.tree_util.tree_map_with_path(one, tree)
-
         def part(tree: PyTree, sizes: np.ndarray | None, who: str) -> Part | None:
             if sizes is None:
                 return None
             offsets = _offsets(sizes).astype(np.int32)
-            return Part(samples(tree, who), put(sizes), put(offsets), int(sizes.sum()), _common(sizes))
+            leaves = jax.tree.map(put, on_device(tree, who))
+            return Part(leaves, put(sizes), put(offsets), int(sizes.sum()), _common(sizes))
 
         training, validation = (
             part(self.train, self.sizes, "train"),
@@ -457,8 +452,8 @@ class FederatedData:
         return Placed(
             training,
             validation,
-            samples(self.test, "test"),
-            samples(self.server, "server"),
+            jax.tree.map(put, on_device(self.test, "test")),
+            jax.tree.map(put, on_device(self.server, "server")),
             None if order is None else put(order),
             self.clients,
             _common(self.sizes),
@@ -472,6 +467,41 @@ class FederatedData:
                 f"{what} needs all samples in memory, and these are read from a source as they are needed. "
                 "Use engine='streamed', or data.load() where they fit."
             )
+
+    def some(
+        self, clients: np.ndarray, rows: int, samples: dict[str, int], groups: tuple[Group, ...]
+    ) -> Placed:
+        """Some clients alone, on the host, in arrays of fixed shapes: one program serves any of them.
+
+        Args:
+            clients: which, ascending.
+            rows: how many there may be.
+            samples: how many samples there may be, by part.
+            groups: clients of like size, of all clients.
+        """
+        number = len(clients)
+
+        def part(name: str, sizes: np.ndarray | None) -> Part | None:
+            if sizes is None:
+                return None
+            own: Any = np.full(rows, _common(sizes) or 1, np.int32)
+            own[:number] = sizes[clients]
+            offsets: Any = np.zeros(rows, np.int32)
+            offsets[:number] = _offsets(own[:number])
+            return Part(
+                jax.tree.map(partial(_padded, samples[name]), on_device(self.read(clients, name), name)),
+                own,
+                offsets,
+                samples[name],
+            )
+
+        training, validation = part("train", self.sizes), part("valid", self.valid_sizes)
+        assert training is not None
+        ids: Any = np.full(rows, NOBODY, np.int32)
+        ids[:number] = clients
+        equal = _common(self.sizes), None if self.valid_sizes is None else _common(self.valid_sizes)
+        total: Any = np.asarray(self.sizes.sum(dtype=np.int64), jnp.result_type(float))
+        return Placed(training, validation, None, None, None, self.clients, *equal, groups, ids, total)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -723,6 +753,25 @@ def _device_dtype(leaf: np.ndarray) -> np.dtype:
     if leaf.dtype.kind == "f":
         return np.dtype(jnp.result_type(float))
     return jax.dtypes.canonicalize_dtype(leaf.dtype)
+
+
+def on_device(samples: PyTree, who: str) -> PyTree:
+    """Arrays in the dtypes that they have on a device.
+
+    Raises:
+        DataError: for whole numbers that would wrap around.
+    """
+
+    def one(path: Any, leaf: np.ndarray) -> np.ndarray:
+        return _for_device(leaf, f"{who}{jax.tree_util.keystr(path)}")
+
+    return jax.tree_util.tree_map_with_path(one, samples)
+
+
+def _padded(rows: int, leaf: np.ndarray) -> np.ndarray:
+    found = np.empty((rows, *leaf.shape[1:]), leaf.dtype)
+    found[: len(leaf)], found[len(leaf) :] = leaf, 0
+    return found
 
 
 def _for_device(leaf: np.ndarray, name: str) -> np.ndarray:

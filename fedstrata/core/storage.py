@@ -25,6 +25,7 @@ from fedstrata.core.client import Client, Samples
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, PyTree
 
+NOBODY = 2**31 - 1  # the number of a client that fills up an array
 PADDING = 1.5  # rows for each real one up to which clients stay in one group
 JOINED = 1.2  # the same, up to which groups of like sizes are joined again
 
@@ -83,7 +84,7 @@ class Part:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("training", "validation", "test", "server", "order"),
+    data_fields=("training", "validation", "test", "server", "order", "ids", "total"),
     meta_fields=("clients", "equal", "valid_equal", "groups"),
 )
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ class Placed:
         clients: how many there are.
         equal, valid_equal: the size of every client, where it is the same for all.
         groups: clients of like size.
+        ids: where only some clients are here, which, ascending; arrays then have a row for each of these.
+        total: how many training samples all clients have, where some are not here.
     """
 
     training: Part
@@ -108,6 +111,8 @@ class Placed:
     equal: int | None
     valid_equal: int | None
     groups: tuple[Group, ...]
+    ids: Array | None = None
+    total: Array | None = None
 
     @property
     def train(self) -> PyTree:
@@ -124,16 +129,39 @@ class Placed:
         """How many training samples each client has."""
         return self.training.sizes[: self.clients]
 
+    def slots(self, of: Array) -> Array:
+        """The rows of clients, given by their numbers; `NOBODY` is past the last row."""
+        if self.ids is None:
+            return of
+        return jnp.where(of == NOBODY, self.training.rows, jnp.searchsorted(self.ids, of))
+
+    def sizes_of(self, of: Array | None) -> Array:
+        """How many training samples some clients have; None is everyone."""
+        return self.sizes if of is None else self.training.sizes[self.slots(of)]
+
+    @property
+    def all_samples(self) -> Array:
+        """How many training samples all clients have."""
+        return self.sizes.sum() if self.total is None else self.total
+
+    def group_numbers(self) -> Array:
+        """The number of the smallest of the groups, which ascend, that suffices for each client."""
+        numbers = jnp.searchsorted(jnp.array([g.train for g in self.groups]), self.training.sizes)
+        if self.validation is not None:
+            caps = jnp.array([g.valid for g in self.groups])
+            numbers = jnp.maximum(numbers, jnp.searchsorted(caps, self.validation.sizes))
+        return numbers
+
     @property
     def largest(self) -> Group:
         """The capacities that suffice for every client."""
         return Group(self.clients, max(g.train for g in self.groups), max(g.valid for g in self.groups))
 
     def client(self, index: Integer, memory: PyTree = None, group: Group | None = None) -> Client:
-        """Client ``index`` (may be traced), whose samples are fetched from the flat arrays as needed.
+        """The client in row ``index`` (may be traced), whose samples are fetched from the flat arrays.
 
         Args:
-            index: which one.
+            index: which one; its number, where everyone is here.
             memory: what it remembers.
             group: whose capacities it has; by default those that suffice for everyone.
         """
@@ -142,7 +170,8 @@ class Placed:
         valid = train
         if self.validation is not None:
             valid = _samples(self.validation, index, self.valid_equal, group.valid)
-        return Client(index, train, valid, memory, self.training.sizes[index] / self.sizes.sum())
+        number = index if self.ids is None else self.ids[index]
+        return Client(number, train, valid, memory, self.training.sizes[index] / self.all_samples)
 
     def shares(self, weights: str) -> Array:
         """The clients' weights in a mean: ``"uniform"``, or by their training ``"size"``; they sum to one."""

@@ -1,4 +1,4 @@
-"""Where a method runs: simulated (default), sharded over devices, one client at a time, or at real sites."""
+"""Where a method runs: simulated (default), streamed, sharded over devices, one by one, or at real sites."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fedstrata.core.fed import ClientError, Engine
 from fedstrata.engines.debug import Debug
 from fedstrata.engines.sharded import PeerLost, Sharded, connect
 from fedstrata.engines.simulated import Simulated
+from fedstrata.engines.streamed import Streamed
 
 
 def _network() -> Engine:
@@ -18,14 +19,17 @@ def _network() -> Engine:
 
 ENGINES: dict[str, Callable[[], Engine]] = {
     "simulated": Simulated,
+    "streamed": Streamed,
     "sharded": Sharded,
     "debug": Debug,
     "network": _network,
 }
 
 
-def engine_of(engine: str | Engine) -> Engine:
-    """An engine from its name, or the engine itself."""
+def engine_of(engine: str | Engine, streamed: bool = False) -> Engine:
+    """An engine from its name, or the engine itself; ``streamed`` data changes what the default is."""
+    if streamed and engine == "simulated":
+        return Streamed()
     if isinstance(engine, Engine):
         return engine
     if not isinstance(engine, str):
@@ -45,6 +49,7 @@ __all__ = [
     "PeerLost",
     "Sharded",
     "Simulated",
+    "Streamed",
     "connect",
     "engine_of",
 ]

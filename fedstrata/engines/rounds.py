@@ -18,6 +18,7 @@ from fedstrata.core.term import positional
 from fedstrata.core.types import Array, Function, Integer, Key, PyTree
 
 MakeFed = Callable[[Setup, Placed, PyTree, Array | None, Integer], Fed]
+MANY = 1_000  # clients, above which a few are drawn without shuffling all
 BEFORE = 2**31 - 1  # stands for "before round 0" where a key is folded with a round's number
 
 
@@ -25,7 +26,29 @@ def cohort_of(setup: Setup, key: Key) -> Array | None:
     """This round's clients: None is everyone."""
     if setup.participants == setup.clients:
         return None
-    return jnp.sort(jax.random.choice(key, setup.clients, (setup.participants,), replace=False))
+    return jnp.sort(distinct(key, setup.clients, setup.participants))
+
+
+def distinct(key: Key, clients: int, count: int) -> Array:
+    """So many of the clients, each set of them equally likely.
+
+    A few of very many are the first that differ in twice as many draws, which costs what the few cost; where
+    they do not suffice, draw again. Else clients are shuffled, which costs what all of them cost.
+    """
+    if clients <= MANY or 8 * count > clients:
+        return jax.random.choice(key, clients, (count,), replace=False)
+
+    def draw(t: Array) -> tuple[Array, Array]:
+        drawn = jax.random.randint(jax.random.fold_in(key, t), (2 * count,), 0, clients, jnp.int32)
+        order = jnp.argsort(drawn, stable=True)
+        new = jnp.ones(2 * count, bool).at[order[1:]].set(jnp.diff(drawn[order]) != 0)
+        return drawn[jnp.argsort(~new, stable=True)[:count]], new.sum() >= count
+
+    def again(now: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        return now[0] + 1, *draw(now[0])
+
+    start = (jnp.int32(0), jnp.zeros(count, jnp.int32), jnp.asarray(False))
+    return jax.lax.while_loop(lambda now: ~now[2], again, start)[1]
 
 
 def keys_of(key: Key, r: Integer) -> tuple[Key, Key]:

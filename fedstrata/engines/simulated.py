@@ -101,6 +101,10 @@ class Simulated(Engine):
         """The layout in which a program takes and returns its carry; here, as it is."""
         return carry
 
+    def make_fed(self) -> Callable[..., Fed]:
+        """What makes the verbs of a round."""
+        return partial(SimulatedFed, self)
+
     def multiple(self) -> int:
         """Blocks of clients are padded to a multiple of this."""
         return 1
@@ -190,7 +194,7 @@ def trace_begin(
     engine: Simulated, setup: Setup, method: Method, carry: Carry, seed: Integer, data: Placed
 ) -> tuple[Carry, counting.Tally]:
     """The method's exchanges before the first round, with their counts."""
-    make_fed, key = partial(SimulatedFed, engine), jax.random.key(seed)
+    make_fed, key = engine.make_fed(), jax.random.key(seed)
     carry, tally = counting.counted(before_rounds)(make_fed, setup, method, carry, key, data)
     return engine.fixed_layout(carry), counting.add_words(counting.no_words(tally), tally)
 
@@ -207,7 +211,7 @@ def trace_advance(
     rounds: Array,
 ) -> tuple[Carry, dict[str, Array], counting.Tally, Array]:
     """Rounds and evaluations as two nested loops of traced length."""
-    make_fed, key, most = partial(SimulatedFed, engine), jax.random.key(seed), engine.evaluations_at_once
+    make_fed, key, most = engine.make_fed(), jax.random.key(seed), engine.evaluations_at_once
 
     @counting.counted
     def round_once(carry: Carry, r: Integer) -> Carry:
@@ -256,6 +260,8 @@ class SimulatedFed(Fed):
         """Everyone in one `vmap` where they fit into one block, else block after block."""
         data, message = self.data, exchange.message
         number = self.clients if exchange.of is None else exchange.of.shape[0]
+        if exchange.of is not None:
+            exchange = exchange._replace(of=data.slots(exchange.of))
         whole = self._whole(exchange)
         numbers = None if exchange.evaluation else lambda: sum(whole().values())
         if len(data.groups) == 1 or not whole():
@@ -295,7 +301,7 @@ class SimulatedFed(Fed):
             taken: dict[str, int] = {}
 
             def watched(name: str, samples: Samples) -> Samples:
-                numbers = tree.dimension(samples.leaves) // self.clients
+                numbers = tree.dimension(samples.leaves) // data.training.rows
                 tell = partial(taken.__setitem__, name, numbers)
                 return _Watched(samples.leaves, samples.size, samples.offset, samples.capacity, tell)
 
@@ -391,7 +397,7 @@ class SimulatedFed(Fed):
             return uploads, news, counting.summed(counts)
 
         shape, _, counts = jax.eval_shape(partial(one, groups[0]), indices[0, 0], self.memory)
-        number_of = self._group_numbers() if len(groups) > 1 else None
+        number_of = self.data.group_numbers() if len(groups) > 1 else None
 
         def step(carry: Any, block_of: tuple[Array, Array]) -> tuple[Any, PyTree]:
             total, memory, tally = carry
@@ -411,7 +417,7 @@ class SimulatedFed(Fed):
 
         zero = None
         if not exchange.stacked:
-            zero = jax.tree.map(lambda s: jnp.zeros(s.shape, _mean_dtype(s.dtype)), shape)
+            zero = jax.tree.map(lambda s: jnp.zeros(s.shape, mean_dtype(s.dtype)), shape)
         start = (zero, self.memory, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), counts))
         if blocks == 1:
             (total, self.memory, tally), replies = step(start, (indices[0], weights[0]))
@@ -420,13 +426,6 @@ class SimulatedFed(Fed):
             replies = jax.tree.map(lambda u: u.reshape(-1, *u.shape[2:]), replies)
         counting.book(tally, number)
         return (jax.tree.map(lambda u: u[:number], replies) if exchange.stacked else total), shape
-
-    def _group_numbers(self) -> Array:
-        """The number of every client's group."""
-        assert self.data.order is not None
-        sizes = np.array([group.clients for group in self.data.groups])
-        numbers = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-        return jnp.zeros((self.clients,), jnp.int32).at[self.data.order].set(numbers)
 
     def mean(self, function: Function, *args: PyTree, part: str = "train", each: PyTree = None) -> PyTree:
         """See `Fed.mean`. What sees single samples at one point is a flat pass over all of them."""
@@ -456,7 +455,8 @@ def _row(stacked: PyTree, index: Integer) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[index], stacked)
 
 
-def _mean_dtype(dtype: Any) -> Any:
+def mean_dtype(dtype: Any) -> Any:
+    """The dtype of a mean."""
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 
 

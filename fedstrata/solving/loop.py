@@ -153,7 +153,8 @@ def solve(
         rounds: how many rounds; one round is one averaging of x.
         seed: of all randomness; the same seed gives the same iterates in every engine, up to rounding.
         participation: a fraction of the clients (a float in (0, 1]) or a number of them (an int) per round.
-        engine: ``"simulated"``, ``"sharded"``, ``"debug"``, ``"network"``, or an engine object.
+        engine: ``"simulated"``, ``"streamed"`` (the default where data comes from a source), ``"sharded"``,
+            ``"debug"``, ``"network"``, or an engine object.
         metrics: name → function of ``(x, y)``, of the state (one argument), or of ``(x, y, data)``; each one
             number. They are added to the problem's own and evaluated inside the compiled program. See
             `per_client` for one of each client, and `on_host` for plain Python.
@@ -176,7 +177,7 @@ def solve(
         TypeError, ValueError: for arguments that do not fit together, before anything is computed.
     """
     began = time.perf_counter()
-    engine = engine_of(engine)
+    engine = engine_of(engine, streamed=isinstance(data, FederatedData) and data.source is not None)
     posed = pose(
         problem, method, data, x0, y0=y0, rounds=rounds, seed=seed, participation=participation,
         metrics=metrics, eval_every=eval_every, weights=weights, default_metrics=default_metrics,
@@ -460,7 +461,8 @@ class Loop:
             history = {name: np.asarray(values) for name, values in lane.history.items()}
             its = "interrupted" if stopped is not None and lane.status == "done" else lane.status
             setup, ledger, seconds = self.posed.setup, lane.ledger(), self.seconds()
-            solved = setup.problem, self.posed.data, setup.weights
+            data = self.posed.data[b] if isinstance(self.posed.data, list) else self.posed.data
+            solved = setup.problem, self.posed.data, setup.weights, self.engine.measured_on(data)
             found.append(Result(x, y, history, ledger, method, seconds, its, host.state, *solved))
         return found
 

@@ -37,6 +37,7 @@ class Result:
         problem: the problem that was solved; None where the result was loaded.
         data: the data it was solved on; None where the result was loaded.
         weights: of the clients, as given to `fedstrata.solve`; None where an older file does not say.
+        measured_on: whose samples the metrics are means of: all clients, or a part of very many.
     """
 
     x: PyTree
@@ -50,6 +51,7 @@ class Result:
     problem: Any = field(default=None, repr=False)
     data: Any = field(default=None, repr=False)
     weights: Weights | None = "uniform"
+    measured_on: str = "all clients"
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:
@@ -69,7 +71,8 @@ class Result:
         """The metrics at some rounds, and the ledger, for the terminal (`rich.print`)."""
         from fedstrata.report import history_table
 
-        return history_table({"round": self.history["round"], **self.metrics}, self.ledger)
+        title = "" if self.measured_on == "all clients" else f"Metrics on {self.measured_on}"
+        return history_table({"round": self.history["round"], **self.metrics}, self.ledger, title=title)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write ``result.safetensors`` (and nothing that needs pickle) into ``folder``; returns its path."""
@@ -83,6 +86,7 @@ class Result:
             "seconds": self.seconds,
             "status": self.status,
             "weights": self.weights,
+            "measured_on": self.measured_on,
         }
         save_arrays(file, {**arrays, **flatten("x", self.x), **flatten("y", self.y)}, facts)
         return file
@@ -104,6 +108,7 @@ class Result:
                 seconds=facts["seconds"],
                 status=facts["status"],
                 weights=facts.get("weights"),
+                measured_on=facts.get("measured_on", "all clients"),
             )
         except KeyError as error:
             raise CheckpointError(f"{file} is not a saved result: it has no {error}.") from error

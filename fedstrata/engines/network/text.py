@@ -40,6 +40,15 @@ class Shell:
         """The number of clients."""
         return int(self.sizes.shape[0])
 
+    def sizes_of(self, of: Any) -> Any:
+        """How many training samples some clients have; None is everyone."""
+        return self.sizes if of is None else self.sizes[of]
+
+    @property
+    def all_samples(self) -> Any:
+        """How many training samples all clients have."""
+        return self.sizes.sum()
+
 
 @dataclass(frozen=True)
 class Text:

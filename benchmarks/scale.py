@@ -1,0 +1,207 @@
+"""From a hundred clients to a million: time a round, memory of host and device, and the start.
+
+Clients with Zipf sizes 1 … 100 and 64 features in a store that this program writes (5 GB for a million); 100
+of them take part in a round. FedAvg, SCAFFOLD, FedMSA with ten of them in its local steps, and ZO-HFL, each
+in a process of its own. "In memory" is the same run, the same cohorts, with all samples on the device. A
+round's time is the difference between long and short calls, so that it holds none of the start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FEATURES, LARGEST, PART, METHODS = 64, 100, 100, ("FedAvg", "SCAFFOLD", "FedMSA", "ZOHFL")
+
+
+def sizes_of(clients: int) -> np.ndarray:
+    """P(n) ∝ 1/n on 1 … 100."""
+    shares = 1 / np.arange(1, LARGEST + 1)
+    return np.random.default_rng(0).choice(np.arange(1, LARGEST + 1), clients, p=shares / shares.sum())
+
+
+def each_client(clients: int, seed: int) -> Iterator[dict[str, np.ndarray]]:
+    """Labels of a common half-space, with noise."""
+    rng, sizes = np.random.default_rng(seed), sizes_of(clients)
+    normal = np.random.default_rng(1).standard_normal(FEATURES, dtype=np.float32) / 8
+    for start in range(0, clients, 4096):
+        these = sizes[start : start + 4096]
+        a = rng.standard_normal((int(these.sum()), FEATURES), dtype=np.float32)
+        b = np.sign(a @ normal + rng.standard_normal(len(a), dtype=np.float32)).astype(np.int8)
+        ends = np.cumsum(these)
+        for stop, size in zip(ends.tolist(), these.tolist(), strict=True):
+            yield {"a": a[stop - size : stop], "b": b[stop - size : stop]}
+
+
+def store_of(clients: int, folder: Path) -> Path:
+    """The store, made where it is not there."""
+    import fedstrata as fs
+
+    place = folder / f"zipf-{clients}"
+    if not place.exists():
+        server = {"a": np.eye(FEATURES, dtype=np.float32), "b": np.ones(FEATURES, np.int8)}
+        fs.data.write_store(place, each_client(clients, 2), server=server)
+    return place
+
+
+def posed(name: str) -> tuple[Any, Any, dict[str, Any]]:
+    """A problem of its class, the method, and where it starts."""
+    import jax
+    import jax.numpy as jnp
+
+    import fedstrata as fs
+
+    def logistic(w: Any, sample: Any) -> Any:
+        return jax.nn.softplus(-sample["b"] * (sample["a"] @ w))
+
+    zero = np.zeros(FEATURES, np.float32)
+    if name == "FedAvg":
+        return fs.Minimization(logistic), fs.FedAvg(gamma=0.1, H=10, batch_size=16), {"x0": zero}
+    if name == "SCAFFOLD":
+        return fs.Minimization(logistic), fs.SCAFFOLD(eta_l=0.1, K=10, batch_size=16), {"x0": zero}
+    if name == "FedMSA":
+
+        def lower(x: Any, y: Any, sample: Any) -> Any:
+            return logistic(y, sample) + 0.5 * jnp.exp(x[0]) * (y @ y)
+
+        problem = fs.Bilevel(lambda x, y, sample: logistic(y, sample), lower, same_samples=True)
+        method = fs.FedMSA(alpha=0.01, beta=0.1, K=5, clients=10, batch_size=16)
+        return problem, method, {"x0": np.zeros(1, np.float32), "y0": zero}
+    problem = fs.Personalized(
+        server=logistic,
+        coupling=lambda x, y: 0.5 * ((x - y) ** 2).sum(),
+        client=lambda x, y, sample: logistic(y, sample) + 0.5 * ((x - y) ** 2).sum(),
+    )
+    return problem, fs.ZOHFL(gamma=0.01, eta=0.1, H=10, batch_size=16), {"x0": zero, "y0": zero}
+
+
+def own_bytes() -> int:
+    """What this process has of its own, without pages of files that the system may take back."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return 1024 * int(line.split()[1])
+    return 0
+
+
+class Peak(threading.Thread):
+    """The most that host and device had."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.host, self.device, self.over = 0, 0, False
+
+    def run(self) -> None:
+        import jax
+
+        while not self.over:
+            self.host = max(self.host, own_bytes())
+            stats = jax.devices()[0].memory_stats() or {}
+            live = stats.get("bytes_in_use") or sum(array.nbytes for array in jax.live_arrays())
+            self.device = max(self.device, live)
+            time.sleep(0.02)
+
+
+def measure(name: str, clients: int, folder: Path, in_memory: bool, rounds: int) -> dict[str, float]:
+    """One method in this process."""
+    import jax
+    import jax.numpy as jnp
+
+    import fedstrata as fs
+
+    jax.block_until_ready(jax.jit(lambda x: x @ x)(jnp.ones((8, 8))))
+    before, peak = own_bytes(), Peak()
+    problem, method, start = posed(name)
+    peak.start()
+    began = time.perf_counter()
+    data = fs.FederatedData.from_source(fs.data.open_store(store_of(clients, folder), verify=False))
+    if in_memory:
+        data = data.load()
+
+    def call(number: int) -> float:
+        at = time.perf_counter()
+        fs.solve(
+            problem, method, data, **start, rounds=number, eval_every=number,
+            participation=min(PART, clients // 5), default_metrics=not in_memory, progress=False,
+        )  # fmt: skip
+        return time.perf_counter() - at
+
+    call(rounds)
+    first = time.perf_counter() - began
+    short = min(call(rounds // 5) for _ in range(3))
+    long = min(call(rounds) for _ in range(3))
+    peak.over = True
+    return {
+        "round": (long - short) / (rounds - rounds // 5),
+        "start": first,
+        "call": short,
+        "host": peak.host - before,
+        "device": peak.device,
+    }
+
+
+def row(name: str, clients: int, folder: Path, in_memory: bool, rounds: int) -> dict[str, float]:
+    """The same in a process of its own."""
+    words = [sys.executable, "-m", "benchmarks.scale", "--one", name, str(clients), str(int(in_memory))]
+    words += ["--folder", str(folder), "--rounds", str(rounds)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    if done.returncode != 0:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--most", type=int, default=100_000, help="clients of the largest store")
+    parser.add_argument("--folder", type=Path, help="where stores are kept (default: removed afterwards)")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        name, clients, in_memory = options.one
+        found = measure(name, int(clients), options.folder, bool(int(in_memory)), options.rounds)
+        print(json.dumps(found))
+        return
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    with tempfile.TemporaryDirectory(prefix="fedstrata-scale-") as temporary:
+        folder = options.folder or Path(temporary)
+        print("## Scale\n")
+        head = [
+            "method",
+            "clients",
+            "ms a round",
+            "in memory",
+            "ratio",
+            "a short call, s",
+            "host, MB",
+            "device, MB",
+        ]
+        print(f"| {' | '.join(head)} |\n|---{'|---:' * (len(head) - 1)}|", flush=True)
+        counts = [10**k for k in range(2, 7) if 10**k <= options.most]
+        for name in options.methods:
+            for clients in counts:
+                store_of(clients, folder)
+                ours = row(name, clients, folder, False, options.rounds)
+                there = row(name, clients, folder, True, options.rounds) if clients <= 100_000 else None
+                other = ["–", "–"]
+                if there is not None:
+                    other = [f"{1e3 * there['round']:.2f}", f"{ours['round'] / there['round']:.2f}"]
+                cells = [name, f"{clients:,}", f"{1e3 * ours['round']:.2f}", *other, f"{ours['call']:.2f}"]
+                cells += [f"{ours['host'] / 1e6:.0f}", f"{ours['device'] / 1e6:.1f}"]
+                print(f"| {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

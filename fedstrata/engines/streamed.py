@@ -1,0 +1,528 @@
+"""The simulated program on clients that are read as they are needed: for data that does not fit into memory.
+
+A round's cohort follows from the seed. While the device computes, a thread draws the cohorts of the next
+rounds and reads and places their samples: a *window*, of fixed shapes. The compiled rounds are the simulated
+engine's; only the rows of clients are found by their numbers. What clients remember lives on the host, goes
+to the device with a window and back after it.
+
+A round that asks clients outside of its cohort (everyone, where there is no participation; lower levels that
+all clients solve) cannot be done in a window. Its exchanges then leave the program by an ordered callback,
+which goes through the clients in blocks: correct, at the price of reading whoever is asked at every exchange.
+Exchanges before the first round and exact metrics are done in the same way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.core import counting
+from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Fed, Lane, Setup
+from fedstrata.core.federated import FederatedData, on_device
+from fedstrata.core.method import Method
+from fedstrata.core.storage import Placed, groups_of
+from fedstrata.core.term import positional
+from fedstrata.core.types import Array, Integer, Key, PyTree
+from fedstrata.engines.everyone import (
+    Asked,
+    Blocks,
+    Outline,
+    streams,
+    trace_exact,
+    trace_round,
+    trace_start,
+)
+from fedstrata.engines.memories import Held, Memories
+from fedstrata.engines.programs import program
+from fedstrata.engines.rounds import cohort_of, keys_of, measure
+from fedstrata.engines.simulated import Simulated, SimulatedFed, strided, trace_advance
+
+MANY = 10_000  # clients, above which metrics are means over some of them
+SAMPLED = 1_000  # of them
+WINDOW_BYTES = 2**26  # of samples and memories that are read ahead at once
+WINDOW_ROUNDS = 64  # at most
+BLOCK_BYTES = 2**24  # of those through which an exchange with everyone goes
+BLOCK_CLIENTS = 4_096  # at most
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Streamed(Engine):
+    """One device, one program, samples from a source.
+
+    Args:
+        chunk: as of `fedstrata.engines.Simulated`.
+        metrics: what the metrics are means over: ``"exact"``, all clients, read anew at every evaluation; a
+            number of clients, drawn once from the seed; ``"auto"``, all up to 10,000 clients, above that
+            1,000 of them. The result says which.
+        ahead: rounds whose clients are read together; None lets the engine choose, by 64 MiB.
+        memory_limit: bytes of what clients remember, above which it is on the disk.
+    """
+
+    chunk: int | str | None = "auto"
+    metrics: str | int = "auto"
+    ahead: int | None = None
+    memory_limit: int = 2**30
+
+    def __post_init__(self) -> None:
+        Simulated(self.chunk)
+        whole = isinstance(self.metrics, int) and not isinstance(self.metrics, bool) and self.metrics >= 1
+        if self.metrics not in ("auto", "exact") and not whole:
+            raise ValueError(
+                f"metrics must be 'auto', 'exact' or a number of clients ≥ 1, but is {self.metrics!r}."
+            )
+        if self.ahead is not None and not (isinstance(self.ahead, int) and self.ahead >= 1):
+            raise ValueError(f"ahead must be a number of rounds ≥ 1, but is {self.ahead!r}.")
+
+    def place(self, data: FederatedData) -> Placed:
+        """See `Engine.place`: what reads it, as samples are placed when they are needed."""
+        return Stream(self, data)  # type: ignore[return-value]
+
+    def place_carry(self, carry: Carry) -> Carry:
+        """See `Engine.place_carry`: the memory stays on the host."""
+        held = None
+        if jax.tree.leaves(carry.memory):
+            held = Held(Memories(carry.memory, self.memory_limit), 0)
+        return Carry(jax.tree.map(jnp.asarray, carry.state), held)
+
+    def fetch(self, carry: Carry, clients: int) -> Carry:
+        """See `Engine.fetch`."""
+        held = carry.memory
+        whole = None if held is None else held.memories.at(held.version).whole()
+        return Carry(jax.tree.map(np.asarray, carry.state), whole)
+
+    def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
+        """See `Engine.output`; what clients remember stays on the host."""
+        return method.output(carry.state, host.memory)
+
+    def sampled(self, clients: int) -> int | None:
+        """How many clients the metrics are means over; None is all."""
+        if self.metrics == "exact" or (self.metrics == "auto" and clients <= MANY):
+            return None
+        count = SAMPLED if self.metrics == "auto" else int(self.metrics)
+        return None if count >= clients else count
+
+    def measured_on(self, data: FederatedData) -> str:
+        """See `Engine.measured_on`."""
+        count = self.sampled(data.clients)
+        return "all clients" if count is None else f"{count} of {data.clients} clients, the same throughout"
+
+    def begin(
+        self, setup: Setup, method: Method, carry: Carry, seed: int, data: Any
+    ) -> tuple[Carry, list[Counter[str]]]:
+        """See `Engine.begin`: all clients, block after block."""
+        data.begin(setup, carry.memory, seed)
+        state, counts, _ = data.everyone("start", setup, method, carry.state, 0)
+        return data.carry(state), [counts]
+
+    def advance(
+        self,
+        setup: Setup,
+        method: Method,
+        carry: Carry,
+        seed: int,
+        data: Any,
+        first: int,
+        rounds: np.ndarray,
+        active: np.ndarray | None = None,
+    ) -> Advanced:
+        """See `Engine.advance`: left at the first round whose state is not finite."""
+        data.begin(setup, carry.memory, seed)
+        state, r, bad = carry.state, first, -1
+        history: list[dict[str, Any]] = []
+        counts: list[Counter[str]] = []
+        for number in rounds.tolist():
+            stop, these = r + number, Counter[str]()
+            while r < stop and bad < 0:
+                state, r, counted, bad = data.rounds(setup, method, state, r, stop)
+                these.update(counted)
+            history.append(data.measured(setup, method, state))
+            counts.append(these)
+            if bad >= 0:
+                break
+        values = {name: np.array([float(row[name]) for row in history]) for name in history[0]}
+        return Advanced(data.carry(state), [Lane(values, counts, bad)])
+
+
+# ---- rounds of cohorts, in windows
+
+
+class AsksOthers(Exception):
+    """A round asks clients outside of its cohort; the message names the phase."""
+
+
+class CohortFed(SimulatedFed):
+    """The verbs in a program that has the samples of its rounds' cohorts alone."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._here = [self._chosen]
+
+    def sample(self, key: Key, count: int) -> Array:
+        """See `Fed.sample`: these are here, as they are of the cohort."""
+        drawn = super().sample(key, count)
+        self._here.append(drawn)
+        return drawn
+
+    def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
+        """See `Fed.exchange`; whoever may not be here is refused when the program is traced."""
+        if exchange.of is None or not any(exchange.of is these for these in self._here):
+            raise AsksOthers(getattr(exchange.phase, "__name__", "a phase"))
+        return super().exchange(exchange)
+
+
+@dataclass(frozen=True)
+class Cohorts(Simulated):
+    """The simulated engine where only cohorts are placed."""
+
+    def make_fed(self) -> Callable[..., Fed]:
+        """See `Simulated.make_fed`."""
+        return partial(CohortFed, self)
+
+
+@cache
+def _cohorts(clients: int, participants: int) -> Callable[..., Array]:
+    """The cohorts of some rounds, from the seed."""
+    setup = Setup(None, clients, participants)  # type: ignore[arg-type]
+
+    def of(seed: Integer, rounds: Array) -> Array | None:
+        return jax.vmap(lambda r: cohort_of(setup, keys_of(jax.random.key(seed), r)[0]))(rounds)
+
+    return jax.jit(of)
+
+
+@dataclass
+class Window:
+    """The clients of some rounds, on the device."""
+
+    start: int
+    stop: int
+    clients: np.ndarray
+    placed: Placed
+    memory: PyTree = None  # where it is on the device
+
+
+def trace_sampled(
+    engine: Simulated, setup: Setup, method: Method, carry: Carry, data: Placed
+) -> dict[str, Array]:
+    """The metrics, as means over those who are placed."""
+    return measure(engine.make_fed(), setup, method, carry, data)
+
+
+# ---- what a run reads
+
+
+class Stream:
+    """A run's data on its way to the device, and what its clients remember.
+
+    Attributes:
+        failure: what went wrong in a callback.
+    """
+
+    def __init__(self, engine: Streamed, data: FederatedData) -> None:
+        self.engine, self.data = engine, data
+        self.server, self.test = (
+            jax.tree.map(jnp.asarray, on_device(getattr(data, part), part)) for part in ("server", "test")
+        )
+        self.groups = groups_of(data.sizes, data.valid_sizes)[1]
+        self.memories: Memories | None = None
+        self.failure: BaseException | None = None
+        self.handle = next(_numbers)
+        streams[self.handle] = self
+        self._x64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+        self._reader = ThreadPoolExecutor(1, "fedstrata-reader")
+        self._window: Window | None = None
+        self._next: Future[Window] | None = None
+        self._in_windows: bool | None = None
+        self._checked = False
+
+    def begin(self, setup: Setup, held: Held | None, seed: int) -> None:
+        """A chunk of rounds begins."""
+        self.setup, self.seed = setup, seed
+        if held is not None:
+            self.memories = held.memories
+            self.memories.begin(held.version)
+        if self._window is not None:
+            self._window.memory = None
+        if self._checked:
+            return
+        self._checked = True
+        if self.engine.sampled(setup.clients) is None:
+            for name, metric in setup.metrics:
+                if positional(metric) not in (1, 2):
+                    raise ValueError(
+                        f"The metric {name!r} takes (x, y, data), but the data is read in blocks. Give a "
+                        "function of (x, y) or of the state, or evaluate on some clients: "
+                        "engine=fs.engines.Streamed(metrics=1000)."
+                    )
+
+    def carry(self, state: PyTree) -> Carry:
+        """What passes to the next chunk."""
+        self._put_back()
+        held = None if self.memories is None else Held(self.memories, self.memories.version)
+        return Carry(state, held)
+
+    def rounds(
+        self, setup: Setup, method: Method, state: PyTree, r: int, stop: int
+    ) -> tuple[PyTree, int, Counter[str], int]:
+        """Some rounds from ``r``, not past ``stop``: the state, the next round, counts, a round gone bad."""
+        if self._in_windows is None:
+            self._in_windows = setup.participants < setup.clients
+        if self._in_windows:
+            try:
+                return self._in_window(setup, method, state, r, stop)
+            except AsksOthers as error:
+                self._in_windows = False
+                self._warn(f"the phase {str(error)!r} asks", type(method).__name__)
+        elif self._in_windows is False and r == 0 and setup.participants == setup.clients:
+            self._warn("all take part: every exchange asks", type(method).__name__)
+        self._put_back()
+        state, counts, good = self.everyone("round", setup, method, state, r)
+        return state, r + 1, counts, -1 if good else r
+
+    def _warn(self, why: str, name: str) -> None:
+        if self.data.clients > MANY:
+            offer = " Give participation= to ask a part of them." if why.startswith("all") else ""
+            warnings.warn(
+                f"In a round of {name}, {why} all {self.data.clients} clients, so that their samples are "
+                f"read anew each time.{offer}",
+                stacklevel=8,
+            )
+
+    # -- windows
+
+    def _in_window(
+        self, setup: Setup, method: Method, state: PyTree, r: int, stop: int
+    ) -> tuple[PyTree, int, Counter[str], int]:
+        window = self._window_at(r)
+        number = min(stop, window.stop) - r
+        if self.memories is not None and window.memory is None:
+            rows = self.memories.take(window.clients, window.placed.training.rows)
+            window.memory = jax.tree.map(jnp.asarray, rows)
+        bare = replace(setup, metrics=(), measure_problem=False)
+        engine = Cohorts(self.engine.chunk)
+        slots = engine.slots(r, np.array([number]))
+        args = (method, Carry(state, window.memory), np.uint32(self.seed), window.placed, *slots)
+        bare = strided(bare, np.array([number]))
+        carry, _, words, bad = program(trace_advance, engine, bare, args)(*args)
+        window.memory = carry.memory
+        counts = counting.settle(jax.tree.map(lambda w: np.asarray(w)[0], words), number)
+        return carry.state, r + number, counts, int(bad)
+
+    def _put_back(self) -> None:
+        """What the window's clients remember goes back to the host."""
+        if self._window is not None and self._window.memory is not None:
+            assert self.memories is not None
+            self.memories.put(self._window.clients, self._window.memory)
+            self._window.memory = None
+
+    def _window_at(self, r: int) -> Window:
+        if self._window is not None and self._window.start <= r < self._window.stop:
+            return self._window
+        self._put_back()
+        self._window = None
+        coming, self._next = self._next, None
+        found = None if coming is None else coming.result()
+        if found is None or not found.start <= r < found.stop:
+            found = self._read(r)
+        self._window = found
+        self._next = self._reader.submit(self._read, found.stop)
+        return found
+
+    @cached_property
+    def _capacity(self) -> dict[str, int]:
+        """Of a window, in clients and in samples of each part: what nearly all windows need."""
+        data, part = self.data, self.setup.participants
+        row = 0 if self.memories is None else self.memories.row_bytes
+        rounds = self.engine.ahead or min(
+            WINDOW_ROUNDS, max(1, int(WINDOW_BYTES / (part * (self._client_bytes + row))))
+        )
+        clients = min(rounds * part, data.clients)
+        found = {"rounds": rounds, "clients": clients}
+        for name, sizes in (("train", data.sizes), ("valid", data.valid_sizes)):
+            if sizes is not None:
+                likely = clients * sizes.mean() + 4 * np.sqrt(clients) * sizes.std()
+                found[name] = int(min(max(likely, sizes.max()), sizes.sum(dtype=np.int64)))
+        return found
+
+    @cached_property
+    def _client_bytes(self) -> float:
+        """What a client's samples take on average."""
+        leaves = jax.tree.leaves((self.data.train, self.data.valid))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / self.data.clients
+
+    def _samples(self, clients: np.ndarray) -> dict[str, int]:
+        parts = {"train": self.data.sizes, "valid": self.data.valid_sizes}
+        return {name: int(s[clients].sum(dtype=np.int64)) for name, s in parts.items() if s is not None}
+
+    def _read(self, r: int) -> Window:
+        """The clients of as many rounds from ``r`` on as fit into a window."""
+        with jax.enable_x64(self._x64):  # a setting of each thread's own
+            room, number = self._capacity, self._capacity["rounds"]
+            draw = _cohorts(self.setup.clients, self.setup.participants)
+            cohorts = np.asarray(draw(np.uint32(self.seed), r + np.arange(number, dtype=np.int32)))
+            while True:
+                clients = np.unique(cohorts[:number])
+                needed = self._samples(clients)
+                if all(needed[name] <= room[name] for name in needed):
+                    break
+                if number == 1:  # an unlikely cohort: from now on there is room for it
+                    room.update({name: max(room[name], needed[name]) for name in needed})
+                    break
+                number = number // 2
+            placed = self.data.some(clients, room["clients"], room, self.groups)
+            return Window(r, r + number, clients, self._placed(placed))
+
+    def _placed(self, host: Placed) -> Placed:
+        return replace(jax.device_put(host), server=self.server, test=self.test)
+
+    # -- everyone
+
+    @cached_property
+    def _outline(self) -> Outline:
+        return Outline(jnp.asarray(self.data.sizes), self.server, self.test)
+
+    @cached_property
+    def _block(self) -> dict[str, int]:
+        """Of a block of clients, as `_capacity`."""
+        data = self.data
+        row = 0 if self.memories is None else self.memories.row_bytes
+        clients = max(1, min(BLOCK_CLIENTS, data.clients, int(BLOCK_BYTES / (self._client_bytes + row))))
+        found = {"clients": clients}
+        for name, sizes in (("train", data.sizes), ("valid", data.valid_sizes)):
+            if sizes is not None:
+                found[name] = int(
+                    min(max(1.2 * clients * sizes.mean(), sizes.max()), sizes.sum(dtype=np.int64))
+                )
+        return found
+
+    @cached_property
+    def _blocks(self) -> Blocks:
+        room = self._block
+        host = self.data.some(np.zeros(1, np.int64), room["clients"], room, self.groups)
+        host = replace(host, server=self.server, test=self.test)
+        memory = None if self.memories is None else self.memories.form(room["clients"])
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), host)
+        leaves, structure = jax.tree.flatten((shapes, memory))
+        return Blocks(self.engine.chunk, tuple(leaves), structure)
+
+    def everyone(
+        self, what: str, setup: Setup, method: Method, state: PyTree, r: int
+    ) -> tuple[PyTree, Counter[str], bool]:
+        """The start or a round by callbacks: the state, counts, whether it is finite."""
+        args = (method, state, np.uint32(self.seed), self._outline, np.int32(self.handle), np.int32(r))
+        bare = replace(setup, metrics=(), measure_problem=False)
+        trace = {"start": trace_start, "round": trace_round}[what]
+        (state, good), tally = self._called(program(trace, self._blocks, bare, args), args)
+        return state, tally.total(), bool(good)
+
+    def _called(self, compiled: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        self.failure = None
+        found = jax.block_until_ready(compiled(*args))
+        if self.failure is not None:
+            raise self.failure
+        return found
+
+    def ask(
+        self, asked: Asked, of: Any, weights: Any, key: np.ndarray, message: list[np.ndarray],
+        constants: list[np.ndarray], own: list[np.ndarray],
+    ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:  # fmt: skip
+        """An exchange, block after block; the next one is read while the device computes."""
+        with jax.enable_x64(self._x64):
+            clients = np.arange(self.data.clients) if asked.everyone else np.asarray(of)
+            room, dtype = self._block["clients"], jnp.result_type(float)
+            totals = [np.zeros(u.shape, u.dtype if asked.stacked else np.float64) for u in asked.uploads]
+            factors, at = np.zeros(asked.factors, np.int64), 0
+            for these, placed in self._through(clients):
+                stop = at + len(these)
+                share = np.zeros(room, dtype)
+                share[: len(these)] = weights[at:stop] if asked.weighted else 1 / len(clients)
+                memory: list[Any] = []
+                if own:
+                    memory = [_filled(leaf[these], room) for leaf in own]
+                elif self.memories is not None and not asked.evaluation:
+                    memory = jax.tree.leaves(self.memories.take(these, room))
+                found = asked.run(constants, key, message, share, placed, memory)
+                uploads, rest = found[: len(totals)], found[len(totals) :]
+                for total, upload in zip(totals, uploads, strict=True):
+                    if asked.stacked:
+                        total[at:stop] = np.asarray(upload)[: len(these)]
+                    else:
+                        total += np.asarray(upload)
+                if memory and not asked.evaluation:
+                    assert self.memories is not None
+                    self.memories.put(these, rest[: len(memory)])
+                factors += np.array([int(f) for f in rest[len(rest) - asked.factors :]], np.int64)
+                at = stop
+            cast = tuple(t.astype(u.dtype) for t, u in zip(totals, asked.uploads, strict=True))
+            return cast, factors.astype(np.int32)
+
+    def _through(self, clients: np.ndarray) -> Iterator[tuple[np.ndarray, Placed]]:
+        """Blocks of these clients that fit; each is read while the one before is at work."""
+        room, parts, start = self._block, [], 0
+        sums = {
+            name: np.cumsum(sizes[clients], dtype=np.int64)
+            for name, sizes in (("train", self.data.sizes), ("valid", self.data.valid_sizes))
+            if sizes is not None
+        }
+        while start < len(clients):
+            ends = [start + room["clients"], len(clients)]
+            for name, total in sums.items():
+                before = total[start - 1] if start else 0
+                ends.append(int(np.searchsorted(total, before + room[name], side="right")))
+            parts.append(clients[start : min(ends)])
+            start = min(ends)
+
+        def read(these: np.ndarray) -> Placed:
+            with jax.enable_x64(self._x64):
+                return self._placed(self.data.some(these, room["clients"], room, self.groups))
+
+        coming = self._reader.submit(read, parts[0])
+        for j, these in enumerate(parts):
+            placed = coming.result()
+            if j + 1 < len(parts):
+                coming = self._reader.submit(read, parts[j + 1])
+            yield these, placed
+
+    # -- metrics
+
+    def measured(self, setup: Setup, method: Method, state: PyTree) -> dict[str, Any]:
+        """All metrics, of everyone or of the sample."""
+        self._put_back()
+        if self.engine.sampled(setup.clients) is None:
+            whole = None
+            if self.memories is not None:
+                whole = jax.tree.map(jnp.asarray, self.memories.whole())
+            args: tuple[Any, ...] = (method, Carry(state, whole), self._outline, np.int32(self.handle))
+            return self._called(program(trace_exact, self._blocks, setup, args), args)
+        clients, placed = self._sample
+        memory = None if self.memories is None else self.memories.take(clients)
+        number = len(clients)
+        args = (method, Carry(state, jax.tree.map(jnp.asarray, memory)), placed)
+        small = replace(setup, clients=number, participants=number)
+        return program(trace_sampled, Simulated(self.engine.chunk), small, args)(*args)
+
+    @cached_property
+    def _sample(self) -> tuple[np.ndarray, Placed]:
+        """The clients that metrics are means over, drawn once."""
+        data, count = self.data, self.engine.sampled(self.data.clients)
+        assert count is not None
+        clients = np.sort(np.random.default_rng(self.seed).choice(data.clients, count, replace=False))
+        placed = data.load(clients).placed()
+        total = jnp.asarray(data.sizes.sum(dtype=np.int64), jnp.result_type(float))
+        return clients, replace(placed, ids=jnp.asarray(clients, jnp.int32), total=total)
+
+
+def _filled(rows: np.ndarray, number: int) -> np.ndarray:
+    """So many rows, the last ones copies of the first."""
+    return np.concatenate([rows, np.repeat(rows[:1], number - len(rows), axis=0)])
