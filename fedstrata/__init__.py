@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # the same twice: for type checkers, and for Python, which im
     from fedstrata import problems as problems
     from fedstrata.advice import diagnostics as diagnostics
     from fedstrata.advice.applicable import applicable as applicable
+    from fedstrata.advice.baselines import Baselines as Baselines
+    from fedstrata.advice.baselines import baselines as baselines
     from fedstrata.advice.diagnose import Diagnosis as Diagnosis
     from fedstrata.advice.diagnose import diagnose as diagnose
     from fedstrata.core.counting import Ledger as Ledger
@@ -52,6 +54,7 @@ else:
             "fedstrata": ["data", "engines", "methods", "models", "problems"],
             "fedstrata.advice": ["diagnostics"],
             "fedstrata.advice.applicable": ["applicable"],
+            "fedstrata.advice.baselines": ["Baselines", "baselines"],
             "fedstrata.advice.diagnose": ["Diagnosis", "diagnose"],
             "fedstrata.core.counting": ["Ledger"],
             "fedstrata.core.fed": ["ClientError"],

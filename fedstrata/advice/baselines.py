@@ -1,0 +1,247 @@
+"""What a federated model is to be compared with: each client alone, all data pooled, and fine-tuned.
+
+    together    the method on all clients
+    alone       the method on each client's samples, as if there were no others
+    fine-tuned  the same, begun at the common model, for fewer rounds
+    pooled      the method on all samples at one place, which a federation is there to avoid
+
+Each is judged at every client by the same metric on the same samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.core import html
+from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.core.method import Method
+from fedstrata.core.problem import Problem
+from fedstrata.core.term import Term, positional
+from fedstrata.core.types import PyTree, Weights
+from fedstrata.solving.loop import solve
+from fedstrata.solving.progress import Progress
+from fedstrata.solving.result import Result
+
+Part = Literal["train", "valid", "test"]
+SHOWN = 20  # clients that a printed table has rows for
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """What `baselines` found; prints as a table.
+
+    Attributes:
+        values: by way of learning (``"alone"``, ``"together"``, ``"fine-tuned"``, ``"pooled"``), the metric
+            at every client.
+        names: of the clients.
+        metric: what was measured.
+        part: on which samples.
+        mode: ``"min"`` where small is good, ``"max"`` where large is.
+        shares: the clients' weights in the mean.
+        results: the runs behind it: of ``"alone"`` and ``"fine-tuned"`` a list, one for each client.
+    """
+
+    values: dict[str, np.ndarray]
+    names: tuple[str, ...]
+    metric: str
+    part: Part
+    mode: Literal["min", "max"]
+    shares: np.ndarray = field(repr=False)
+    results: dict[str, Any] = field(repr=False, compare=False)
+
+    @property
+    def gains(self) -> np.ndarray:
+        """By how much each client does better with the common model than alone; negative where worse."""
+        sign = 1.0 if self.mode == "max" else -1.0
+        return sign * (self.values["together"] - self.values["alone"])
+
+    @property
+    def summary(self) -> dict[str, dict[str, float]]:
+        """By way of learning, the mean over clients and the worst of them."""
+        worst = np.max if self.mode == "min" else np.min
+        return {
+            name: {"mean": float(self.shares @ values), "worst": float(worst(values))}
+            for name, values in self.values.items()
+        }
+
+    def rows(self, most: int | None = None) -> list[tuple[str, ...]]:
+        """The table's lines as texts: head, clients, mean and worst."""
+        head = ("client", *self.values, "gain")
+        lines = [
+            (name, *(html.number(float(v[i])) for v in self.values.values()), f"{self.gains[i]:+.3g}")
+            for i, name in enumerate(self.names)
+        ]
+        if most is not None and len(lines) > most:
+            rest = (f"… {len(lines) - most} more", *[""] * (len(head) - 1))
+            lines = [*lines[:most], rest]
+        ends = {"mean": f"{self.shares @ self.gains:+.3g}", "worst": f"{self.gains.min():+.3g}"}
+        for what, gain in ends.items():
+            lines.append((what, *(html.number(s[what]) for s in self.summary.values()), gain))
+        return [head, *lines]
+
+    @property
+    def title(self) -> str:
+        """What the table shows."""
+        samples = {"train": "training", "valid": "validation", "test": "test"}[self.part]
+        good = "small" if self.mode == "min" else "large"
+        return f"{self.metric} on {samples} samples ({good} is good); gain: together over alone"
+
+    def __repr__(self) -> str:
+        rows = self.rows(SHOWN)
+        widths = [max(len(row[j]) for row in rows) for j in range(len(rows[0]))]
+        lines = [
+            "  ".join(
+                cell.ljust(w) if j == 0 else cell.rjust(w)
+                for j, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        return "\n".join([self.title, *lines])
+
+    def _repr_html_(self) -> str:
+        head, *rows = self.rows(SHOWN)
+        return html.titled(self.title, html.table(head, rows))
+
+
+def baselines(
+    problem: Problem,
+    data: FederatedData,
+    method: Method,
+    x0: PyTree,
+    *,
+    rounds: int,
+    y0: PyTree = None,
+    metric: Callable[..., Any] | None = None,
+    mode: Literal["min", "max"] = "min",
+    part: Part | None = None,
+    alone: Method | None = None,
+    fine_tune: int | None = None,
+    result: Result | None = None,
+    seed: int = 0,
+    weights: Weights = "uniform",
+    progress: bool = True,
+) -> Baselines:
+    """Compare learning together with each client alone, with fine-tuning and with all data pooled.
+
+    Every client's own run is a run of its own; clients of one size share a compiled program.
+
+    Args:
+        problem: what is to be solved, by everyone.
+        data: the clients' samples.
+        method: how, of all clients together and on the pooled samples.
+        x0: where the main variable starts.
+        rounds: of every run but fine-tuning.
+        y0: where the second variable starts.
+        metric: ``metric(x, sample)`` or ``metric(x, y, sample)``, of one sample; by default the problem's
+            loss, or its upper level's.
+        mode: ``"min"`` where a small metric is good, ``"max"`` where a large one is.
+        part: whose samples it is measured on; by default ``"test"`` where those say whose they are, else
+            ``"valid"``, else ``"train"``.
+        alone: the method of a client by itself and of fine-tuning, where it is another.
+        fine_tune: rounds of fine-tuning; by default a tenth of ``rounds``.
+        result: the run of all clients together, where there is one already.
+        seed: of all randomness.
+        weights: of the clients, in their common run and in the mean.
+        progress: whether to show a bar.
+
+    >>> import numpy as np, fedstrata as fs
+    >>> data = fs.FederatedData.from_clients([{"a": np.ones((2, 1))}, {"a": np.zeros((2, 1))}])
+    >>> problem = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
+    >>> fs.baselines(problem, data, fs.FedAvg(0.5), np.zeros(1), rounds=50, fine_tune=1, progress=False)
+    loss on training samples (small is good); gain: together over alone
+    client  alone  together  fine-tuned  pooled    gain
+    0           0     0.125     0.03125   0.125  -0.125
+    1           0     0.125     0.03125   0.125  -0.125
+    mean        0     0.125     0.03125   0.125  -0.125
+    worst       0     0.125     0.03125   0.125  -0.125
+    """
+    if problem.personal:
+        raise TypeError(
+            f"{type(problem).__name__} gives every client a model of its own: compare its metrics client by "
+            "client with fs.per_client."
+        )
+    name, term = _metric(problem, metric)
+    part = _part(data) if part is None else part
+    samples = _padded(data, part)
+    own, short = alone or method, max(1, rounds // 10) if fine_tune is None else fine_tune
+    options: dict[str, Any] = {"seed": seed, "progress": False, "default_metrics": False}
+
+    def run(method: Method, data: FederatedData, x: PyTree, y: PyTree, rounds: int, **more: Any) -> Result:
+        more = {"eval_every": max(rounds, 1), **options, **more}
+        return solve(problem, method, data, x, y0=y, rounds=rounds, **more)
+
+    runs: dict[str, Any] = {}
+    with Progress(2 * data.clients + 2, 0, enabled=progress, label="baselines") as bar:
+        if result is None:
+            result = run(method, data, x0, y0, rounds, weights=weights)
+        x, y = result.x, result.y if y0 is not None else None
+        mine = [data.load([i]) for i in range(data.clients)]
+        runs["alone"], runs["fine-tuned"] = [], []
+        for i, one in enumerate(mine):
+            runs["alone"].append(run(own, one, x0, y0, rounds))
+            runs["fine-tuned"].append(run(own, one, x, y, short))
+            bar.update(2 * i + 3, {})
+        runs["pooled"] = run(method, _pooled(data), x0, y0, rounds)
+    models = {
+        "alone": runs["alone"],
+        "together": [result] * data.clients,
+        "fine-tuned": runs["fine-tuned"],
+        "pooled": [runs["pooled"]] * data.clients,
+    }
+    values = {way: _judged(term, those, samples) for way, those in models.items()}
+    names = data.names or tuple(map(str, range(data.clients)))
+    shares = data.sizes / data.sizes.sum() if weights == "size" else np.full(data.clients, 1 / data.clients)
+    return Baselines(values, names, name, part, mode, shares, {**runs, "together": result})
+
+
+def _metric(problem: Problem, metric: Callable[..., Any] | None) -> tuple[str, Term]:
+    if metric is not None:
+        return getattr(metric, "__name__", "metric").replace("<lambda>", "metric"), Term.of(metric, "metric")
+    for name in ("loss", "upper"):
+        if isinstance(found := getattr(problem, name, None), Term):
+            return name, found
+    raise TypeError(f"baselines: give a metric; {type(problem).__name__} has no single loss of a sample.")
+
+
+def _part(data: FederatedData) -> Part:
+    try:
+        if set(data.test_clients.tolist()) == set(range(data.clients)):
+            return "test"
+    except DataError:
+        pass
+    return "train" if data.valid is None else "valid"
+
+
+def _pooled(data: FederatedData) -> FederatedData:
+    """All samples at one client."""
+    data = data.load()
+    valid_sizes = None if data.valid_sizes is None else np.array([data.valid_sizes.sum()])
+    return replace(data, sizes=np.array([data.sizes.sum()]), valid_sizes=valid_sizes, names=None)
+
+
+def _padded(data: FederatedData, part: Part) -> list[tuple[PyTree, int]]:
+    """Every client's samples with their number, all of one length, so that one program judges them."""
+    clients = [data.client(i, part) for i in range(data.clients)]
+    sizes = [jax.tree.leaves(client)[0].shape[0] for client in clients]
+    if 0 in sizes:
+        raise ValueError(f"Client {sizes.index(0)} has no {part} samples to be judged on.")
+    rows = [np.minimum(np.arange(max(sizes)), n - 1) for n in sizes]
+    form = data.sample_of(part)
+    return [
+        (jax.tree.map(lambda leaf, like, r=r: np.asarray(leaf[r], like.dtype), client, form), n)
+        for client, r, n in zip(clients, rows, sizes, strict=True)
+    ]
+
+
+def _judged(term: Term, results: Sequence[Result], samples: Sequence[tuple[PyTree, int]]) -> np.ndarray:
+    takes_y = positional(term.function) == 3
+    each = jax.jit(lambda samples, *point: term.then(jnp.asarray).each(samples, *point))
+    points = [(r.x, r.y) if takes_y else (r.x,) for r in results]
+    found = [np.asarray(each(own, *point))[:n] for point, (own, n) in zip(points, samples, strict=True)]
+    return np.array([values.mean(dtype=float) for values in found])
