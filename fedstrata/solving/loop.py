@@ -461,7 +461,7 @@ class Loop:
             history = {name: np.asarray(values) for name, values in lane.history.items()}
             its = "interrupted" if stopped is not None and lane.status == "done" else lane.status
             setup, ledger, seconds = self.posed.setup, lane.ledger(), self.seconds()
-            data = self.posed.data[b] if isinstance(self.posed.data, list) else self.posed.data
+            data = self.posed.data[0] if isinstance(self.posed.data, list) else self.posed.data
             solved = setup.problem, self.posed.data, setup.weights, self.engine.measured_on(data)
             found.append(Result(x, y, history, ledger, method, seconds, its, host.state, *solved))
         return found
