@@ -101,7 +101,7 @@ def build(s: Setting) -> Task:
         true = result.history["leader"]
         believed = result.history.get("f", true)
         series = {"f": believed, "optimum": best, "distance": abs(float(result.x) - x_star)}
-        drawn = s.method == "as printed" and s.eta == 0.1  # the other radii would give the same curves
+        drawn = as_printed and s.eta == 0.1  # the other radii would give the same curves
         return {**series, "believed": believed, "true": true} if drawn else series
 
     return Task(
