@@ -60,7 +60,7 @@ def x64() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def quick_compiler() -> Iterator[None]:
     """For hundreds of small programs among the slow tests: see `pytest_configure`."""
-    before = jax.config.jax_disable_most_optimizations
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
