@@ -30,6 +30,7 @@ from fedstrata.core import counting
 from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Fed, Lane, Setup
 from fedstrata.core.federated import FederatedData, on_device
 from fedstrata.core.method import Method
+from fedstrata.core.metrics import PerClient
 from fedstrata.core.storage import Placed, groups_of
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, Integer, Key, PyTree
@@ -257,14 +258,22 @@ class Stream:
         if self._checked:
             return
         self._checked = True
-        if self.engine.sampled(setup.clients) is None:
-            for name, metric in setup.metrics:
-                if positional(metric) not in (1, 2):
+        sampled = self.engine.sampled(setup.clients)
+        for name, metric in setup.metrics:
+            if isinstance(metric, PerClient):
+                # of a sample of the clients, a number says nothing about who it is
+                if metric.part == "test" or (metric.each and sampled is not None):
+                    what = "of test samples" if metric.part == "test" else "kept for each client"
                     raise ValueError(
-                        f"The metric {name!r} takes (x, y, data), but the data is read in blocks. Give a "
-                        "function of (x, y) or of the state, or evaluate on some clients: "
-                        "engine=fs.engines.Streamed(metrics=1000)."
+                        f"The metric {name!r} is {what}, which streamed metrics cannot be: leave it out, or "
+                        "give engine='simulated'; fs.per_client(fs.on_host(…)) reads clients one by one."
                     )
+            elif sampled is None and positional(metric) not in (1, 2):
+                raise ValueError(
+                    f"The metric {name!r} takes (x, y, data), but the data is read in blocks. Give a "
+                    "function of (x, y) or of the state, or evaluate on some clients: "
+                    "engine=fs.engines.Streamed(metrics=1000)."
+                )
 
     def carry(self, state: PyTree) -> Carry:
         """What passes to the next chunk."""

@@ -84,6 +84,20 @@ def test_values_of_each_client(engine):
     assert result.ledger.exchanges == 3  # metrics are counted nowhere
 
 
+@pytest.mark.slow
+def test_streamed_clients():
+    metrics = {part: METRICS[part] for part in ("train", "valid")}
+    result = solve(metrics, engine="streamed")
+    for part in metrics:
+        values = by_hand(result.x, part)
+        np.testing.assert_allclose([result.history[f"{part}/{i}"][-1] for i in range(5)], values, rtol=1e-5)
+        np.testing.assert_allclose(result.history[part][-1], values.mean(), rtol=1e-5)
+    some = fs.engines.Streamed(metrics=3)
+    for refused in ({"test": METRICS["test"]}, metrics):
+        with pytest.raises(ValueError, match="streamed metrics cannot be"):
+            solve(refused, engine=some)
+
+
 def test_where_large_is_good_the_worst_is_the_smallest():
     metric = fs.per_client(lambda x, sample: sample["b"] == 1, mode="max", quantiles=(0.1,))
     history = solve({"right": metric}, rounds=0).history
