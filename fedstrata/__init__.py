@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the same twice: for type checkers, and for Python, which im
     from fedstrata.data.partition import QuantitySkew as QuantitySkew
     from fedstrata.data.partition import Shards as Shards
     from fedstrata.data.partition import TwoLevel as TwoLevel
+    from fedstrata.engines.compiled import keep_compiled as keep_compiled
     from fedstrata.methods import *  # noqa: F403
     from fedstrata.problems import *  # noqa: F403
     from fedstrata.problems.black_box import black_box as black_box
@@ -71,6 +72,7 @@ else:
                 "Shards",
                 "TwoLevel",
             ],
+            "fedstrata.engines.compiled": ["keep_compiled"],
             "fedstrata.problems.black_box": ["black_box"],
             "fedstrata.solving.checkpoint": ["Checkpoint", "CheckpointError"],
             "fedstrata.solving.loop": ["Diverged", "EarlyStop", "Interrupted", "solve"],

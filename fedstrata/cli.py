@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -301,11 +302,15 @@ def _run_and_show(
     from rich.console import Console
     from rich.markup import escape
 
+    from fedstrata.engines.compiled import VARIABLE, keep_compiled
     from fedstrata.experiments.runner import run_experiment
     from fedstrata.report import load_report
 
     e, console = prepared.experiment, Console(stderr=as_json)
     console.print(f"[bold]{escape(e.title)}[/bold]\n{escape(e.description)}")
+    if (kept := keep_compiled()) is not None and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        where = f"Compiled programs are kept in {kept}; {VARIABLE}=off turns that off."
+        console.print(f"[dim]{escape(where)}[/dim]")
     for remark in prepared.remarks:
         console.print(f"[yellow]{escape(remark)}[/yellow]")
     command = shlex.join(["fedstrata", *words])

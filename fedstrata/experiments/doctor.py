@@ -161,6 +161,7 @@ def _data(trouble: list[str]) -> dict[str, Any]:
     import pooch
 
     from fedstrata.data.fetch import ENVIRONMENT, FORMS
+    from fedstrata.engines.compiled import keep_compiled
     from fedstrata.experiments.data import present
 
     asked = os.environ.get(ENVIRONMENT)
@@ -170,6 +171,7 @@ def _data(trouble: list[str]) -> dict[str, Any]:
         "variable": ENVIRONMENT,
         "folder": asked,
         "cache": str(pooch.os_cache("fedstrata")),
+        "compiled": str(keep_compiled() or "off"),
         "sets": {name: present(name) for name in FORMS},
     }
 
@@ -229,7 +231,8 @@ def show(facts: dict[str, Any], console: Console | None = None) -> None:
 
 
 def _data_words(data: dict[str, Any]) -> str:
-    where = f"{data['variable']} is {data['folder'] or 'not set'}; downloads go to {data['cache']}; "
+    where = f"{data['variable']} is {data['folder'] or 'not set'}; downloads go to {data['cache']}, "
+    where += f"compiled programs to {data['compiled']}; "
     here = [name for name, there in data["sets"].items() if there]
     away = [name for name, there in data["sets"].items() if not there]
     return where + f"here: {', '.join(here) or 'none'}; not here: {', '.join(away) or 'none'}"

@@ -1,0 +1,43 @@
+"""Compiled programs on disk, so that the next process need not compile them again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax
+import pooch
+
+VARIABLE = "FEDSTRATA_COMPILED"  # a folder, or "off"; it decides for the command line
+LEAST = 0.5  # seconds of compiling from which a program is worth a file
+
+
+def keep_compiled(folder: str | os.PathLike[str] | None = None) -> Path | None:
+    """Keep compiled programs in a folder, for this process and those after it: JAX's compilation cache.
+
+    The command line does so by itself. JAX tells programs apart by their text, the devices and its version,
+    so that a stale one is never used; the folder may be removed at any time.
+
+    Args:
+        folder: where; by default ``FEDSTRATA_COMPILED``, else ``compiled`` in the user's cache folder.
+
+    Returns:
+        The folder; None where ``FEDSTRATA_COMPILED=off`` and no other is given, and where it cannot be made.
+        A folder that was set up before, by ``JAX_COMPILATION_CACHE_DIR`` or in the program, stays unless
+        another is given.
+    """
+    if folder is None and (already := jax.config.jax_compilation_cache_dir):  # type: ignore[attr-defined]
+        return Path(already)
+    asked = os.environ.get(VARIABLE, "")
+    if folder is None and asked.lower() in ("off", "0", "no", "false"):
+        return None
+    path = Path(folder or asked or Path(pooch.os_cache("fedstrata")) / "compiled").expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        if folder is not None:
+            raise
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST)
+    return path

@@ -1,0 +1,70 @@
+"""Compiled programs on disk: who decides where, and that a second process finds them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+import fedstrata as fs
+from fedstrata.engines.compiled import VARIABLE
+
+
+@pytest.fixture
+def nothing_set(monkeypatch):
+    """As in a process that nobody told anything; what the other tests use comes back."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_compilation_cache_dir", None)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_who_decides(nothing_set, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(VARIABLE, "off")
+    assert fs.keep_compiled() is None
+    assert jax.config.jax_compilation_cache_dir is None
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "asked"))
+    assert fs.keep_compiled() == tmp_path / "asked"
+    assert (tmp_path / "asked").is_dir()
+    monkeypatch.delenv(VARIABLE)
+    assert fs.keep_compiled() == tmp_path / "asked"  # what is set up stays
+    assert fs.keep_compiled(tmp_path / "given") == tmp_path / "given"
+    jax.config.update("jax_compilation_cache_dir", None)
+    assert fs.keep_compiled().parent.name == "fedstrata"
+
+
+def test_a_folder_that_cannot_be_made(nothing_set, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "file" / "folder"))
+    assert fs.keep_compiled() is None  # the run matters more
+    with pytest.raises(OSError, match="file"):
+        fs.keep_compiled(tmp_path / "file" / "folder")
+
+
+@pytest.mark.slow
+def test_a_second_process_finds_the_programs(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    environment |= {VARIABLE: str(tmp_path / "kept"), "JAX_PLATFORMS": "cpu"}
+
+    def run() -> str:
+        words = ["run", "demo", "--quick", "--fresh", "--out", str(tmp_path / "out")]
+        command = [sys.executable, "-c", "from fedstrata.cli import app; app()", *words]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=300, check=True
+        )
+        return done.stdout
+
+    assert "Compiled programs are kept in" in " ".join(run().split())
+    first = {path.name for path in Path(tmp_path / "kept").iterdir()}
+    assert first
+    run()
+    # JAX notes when an entry was last used; programs are in the others
+    assert {p.name for p in Path(tmp_path / "kept").iterdir() if "-cache" in p.name} <= first
