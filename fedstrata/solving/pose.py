@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import tree
@@ -22,6 +24,7 @@ from fedstrata.core.types import PyTree, Weights
 from fedstrata.solving.identity import identity_of
 from fedstrata.solving.result import BOOKKEEPING
 
+MOST_FITTING = 64  # problems and shapes that are remembered
 MOST_ROUNDS = 2**31 - 2  # a round's number is a 32-bit integer, the last of which stands for "before round 0"
 MOST_SEEDS = 2**32 - 1
 
@@ -103,8 +106,8 @@ def pose(
         raise ValueError(f"{type(problem).__name__} has one variable: leave y0 out.")
     y0 = check_point(problem, data, x0, y0)
     _check_per_client(compiled, data, x0, y0)
-    if setup.measure_problem:
-        _check_names(problem, x0, y0, metrics or {})
+    if setup.measure_problem and metrics:
+        _check_names(problem, x0, y0, metrics)
     _warn_of_validation(problem, data)
     carry = initial_carry(problem, method, x0, y0, data.clients)
     return Posed(setup, [method], [seed], method, seed, data, carry, rounds, eval_every, x0, y0, hosted)
@@ -215,10 +218,30 @@ def check_point(problem: Problem, data: FederatedData, x: PyTree, y: PyTree) -> 
     if tree.dimension(x) == 0:
         raise ValueError("x0 has no numbers; give the point to start from.")
     train = data.sample_of()
-    problem.check_sets(x)
-    problem.check(x, y, train, train if data.valid is None else data.sample_of("valid"))
-    problem.check_server(x, data.sample_of("server"))
+    valid, server = train if data.valid is None else data.sample_of("valid"), data.sample_of("server")
+    leaves, structure = jax.tree.flatten((x, y, train, valid, server))
+    seen = problem, structure, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+    if not _known(seen):
+        problem.check_sets(x)
+        problem.check(x, y, train, valid)
+        problem.check_server(x, server)
+        _known(seen, True)
     return problem.start_y(x, y, train)
+
+
+_fitting: OrderedDict[Any, None] = OrderedDict()
+
+
+def _known(seen: Any, now: bool = False) -> bool:
+    """Whether these shapes were found to fit this problem: tracing its functions is most of a small call."""
+    try:
+        if now:
+            _fitting[seen] = None
+            while len(_fitting) > MOST_FITTING:
+                _fitting.popitem(last=False)
+        return seen in _fitting
+    except TypeError:  # a set with arrays has no hash
+        return False
 
 
 def check_method(setup: Setup, method: Method, rounds: int) -> Method:
