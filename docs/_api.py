@@ -28,6 +28,7 @@ ROOMS = {
     "advice": "Advice",
     "core": "The contract",
 }
+COMPARISON = "comparison.md"  # where names in tables are other projects'
 _TAG = re.compile(r"(<[^>]+>)")
 _CLOSED = {"a", "pre", "h1", "h2", "h3", "h4", "h5", "h6", "nav", "summary"}  # no links in there
 
@@ -164,7 +165,7 @@ def on_page_content(html: str, page: Page, **kwargs: Any) -> str:
             elif not tag[1] and not part.endswith("/>") and tag[2] in {*_CLOSED, "td", "code"}:
                 inside.append(tag[2])
         elif part and not _CLOSED & set(inside):
-            if "td" in inside and "code" not in inside:
+            if "td" in inside and "code" not in inside and page.file.src_uri != COMPARISON:
                 part = in_table.sub(lambda found: anchor(found[1], found[0], page), part)
             if "code" in inside:
                 part = in_code.sub(lambda found: anchor(found[1] or found[2], found[0], page), part)

@@ -15,7 +15,7 @@ REST = "*"
 
 @event_priority(-100)  # after the hooks that make pages
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Expand the navigation: a folder into its pages, the index first; ``*`` into what is named nowhere."""
+    """Expand the navigation: a folder into its other pages, the index first; ``*`` into all the rest."""
     pages = sorted(file.src_uri for file in files.documentation_pages())
 
     def names(entry: Any) -> list[str]:
@@ -23,6 +23,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         return [entry] if isinstance(entry, str) else [name for one in inner for name in names(one)]
 
     named = [name for name in names(config.nav) if name != REST]
+    single = {name for name in named if not name.endswith("/")}
     rest = [page for page in pages if not page.startswith(tuple(named))]
 
     def expand(entry: Any) -> list[Any]:
@@ -32,7 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             case str() if entry == REST:
                 return rest
             case str() if entry.endswith("/"):
-                inside = [page for page in pages if page.startswith(entry)]
+                inside = [page for page in pages if page.startswith(entry) and page not in single]
                 return sorted(inside, key=lambda page: page != f"{entry}index.md")
         return [entry]
 

@@ -65,9 +65,15 @@ def test_links_lead_somewhere(page):
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+@pytest.mark.parametrize(("example", "most"), [("quickstart", 11), ("csv_to_fair_model", 12)])
+def test_readme_shows_examples_that_are_short(example, most):
+    code = (ROOT / "examples" / f"{example}.py").read_text(encoding="utf-8")
+    assert f"```python\n{code}```" in README
+    assert len(list(filter(None, code.splitlines()))) <= most
+
+
 def test_readme_shows_the_example_that_runs(capsys):
     example = ROOT / "examples" / "quickstart.py"
-    assert f"```python\n{example.read_text(encoding='utf-8')}```" in README
     result = runpy.run_path(str(example))["result"]
     assert result.history["upper"][-1] < result.history["upper"][0]
     assert capsys.readouterr().out

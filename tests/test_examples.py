@@ -2,11 +2,15 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
+
+import fedstrata as fs
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -17,10 +21,25 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 def test_example(example):
     environment = {**os.environ, "PYTHONPATH": str(example.parents[1])}
     done = subprocess.run(
-        [sys.executable, example], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, example], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+@pytest.mark.slow
+def test_the_fair_model_is_fair(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    fair = runpy.run_path(str(ROOT / "examples" / "csv_to_fair_model.py"))
+    data, model = fair["data"], fair["model"]
+    problem, method = fs.Minimization(model.loss), fs.FedAvg(gamma=0.3)
+    mean = fs.solve(problem, method, data, model.init(0), rounds=400, progress=False)
+    each = [
+        [jax.vmap(model.loss, (None, 0))(x, data.client(i)).mean() for i in range(data.clients)]
+        for x in (fair["result"].x, mean.x)
+    ]
+    assert max(each[0]) < max(each[1]) - 0.01  # the worst hospital has gained
+    assert sum(each[0]) > sum(each[1])  # which is not for nothing
 
 
 def test_contributors_read_what_runs():

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,21 @@ def test_it_runs_and_its_claims_hold(name):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+HOWTOS = sorted(path.stem for path in (ROOT / "docs" / "howto").glob("*.md"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in HOWTOS if name not in ("index", "own-method")])
+def test_the_code_of_a_how_to_runs(name):
+    text = (ROOT / "docs" / "howto" / f"{name}.md").read_text("utf-8")
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_cells_are_read_as_editors_read_them():
