@@ -244,6 +244,11 @@ np.savez(f"{sys.argv[3]}/process{number}.npz", x=together.x, loss=together.histo
 
 def start_two(program, *words):
     """Two processes of one program on this machine."""
+    return start(2, program, *words)
+
+
+def start(processes, program, *words):
+    """Some processes of one program on this machine."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "JAX_NUM_CPU_DEVICES": "2"}
     environment["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
     address = f"127.0.0.1:{free_port()}"
@@ -254,7 +259,7 @@ def start_two(program, *words):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        for i in range(2)
+        for i in range(processes)
     ]
 
 
@@ -262,6 +267,53 @@ def end(processes):
     for process in processes:
         process.kill()
         process.communicate()
+
+
+SHARE = """
+import sys, jax, numpy as np
+import fedstrata as fs
+processes = int(sys.argv[4])
+fs.engines.connect(sys.argv[2], processes, int(sys.argv[1]))
+sizes = np.arange(13) % 4 + 2
+mine = fs.engines.Sharded().clients_here(13)
+def own(i):
+    assert i in mine, f"client {i} is not here"
+    return {"a": np.random.default_rng(i).normal(size=(sizes[i], 2)).astype(np.float32)}
+form = {"a": jax.ShapeDtypeStruct((2,), np.float32)}
+source = fs.data.FromFunction(sizes, own, form)
+data = fs.FederatedData.from_source(source, valid=source)
+problem = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
+method = fs.SCAFFOLD(eta_l=0.1, K=2, batch_size=2)
+arguments = dict(rounds=4, seed=3, participation=4, engine="sharded", progress=False)
+result = fs.solve(problem, method, data, np.zeros(2), **arguments)
+held = fs.engines.Sharded().place(data).training.leaves["a"]
+share = sum(shard.data.nbytes for shard in held.addressable_shards) / held.nbytes
+print("done", share, *np.asarray(result.x).tolist())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+def test_every_process_reads_its_own_clients_alone(processes, tmp_path):
+    program = tmp_path / "share.py"
+    program.write_text(SHARE)
+    running, outputs = start(processes, program, str(tmp_path), str(processes)), []
+    try:
+        outputs = [process.communicate(timeout=240)[0].decode() for process in running]
+    finally:
+        end(running)
+    assert [process.returncode for process in running] == [0] * processes, "\n".join(outputs)
+    sizes = np.arange(13) % 4 + 2
+    clients = [
+        {"a": np.random.default_rng(i).normal(size=(n, 2)).astype(np.float32)} for i, n in enumerate(sizes)
+    ]
+    data = fs.FederatedData.from_clients(clients, valid=clients)
+    method = fs.SCAFFOLD(eta_l=0.1, K=2, batch_size=2)
+    alone = fs.solve(problem, method, data, np.zeros(2), rounds=4, seed=3, participation=4, progress=False)
+    for output in outputs:
+        (done,) = [line.split() for line in output.splitlines() if line.startswith("done")]
+        assert float(done[1]) == 1 / processes
+        np.testing.assert_allclose([float(v) for v in done[2:]], alone.x, rtol=1e-5)
 
 
 def test_two_processes(tmp_path):
@@ -285,10 +337,15 @@ def test_two_processes(tmp_path):
 
 
 LASTING = """
-import sys, time, numpy as np
+import sys, time, jax, numpy as np
 import fedstrata as fs
 fs.engines.connect(sys.argv[2], 2, int(sys.argv[1]))
-data = fs.FederatedData.from_clients([{"a": np.random.default_rng(i).normal(size=(3, 2))} for i in range(5)])
+mine = fs.engines.Sharded().clients_here(5)
+def own(i):
+    assert i in mine, f"client {i} is not here"
+    return {"a": np.random.default_rng(i).normal(size=(3, 2))}
+form = {"a": jax.ShapeDtypeStruct((2,), float)}
+data = fs.FederatedData.from_source(fs.data.FromFunction([3] * 5, own, form))
 problem = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
 result = fs.solve(
     problem, fs.SCAFFOLD(eta_l=0.01, K=2, batch_size=2), data, np.zeros(2), rounds=200, engine="sharded",

@@ -2,7 +2,8 @@
 
 The text is the simulated engine's; only the layout differs. Where the number of clients is no multiple of the
 devices, rows of padding with weight zero fill up the mesh. Over several processes, each joins the others by
-`connect`, calls `solve` with the same arguments and gets the same result. Where one of them is lost, the
+`connect`, calls `solve` with the same arguments and gets the same result. Data from a source is read by each
+process for its own clients alone, so that no process ever has all of it. Where one of them is lost, the
 others say so and end; started again with ``resume=True``, all go on from the last checkpoint.
 """
 
@@ -23,9 +24,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedstrata.core.fed import Advanced, Carry, Engine, Setup
-from fedstrata.core.federated import FederatedData
+from fedstrata.core.federated import FederatedData, on_device
 from fedstrata.core.method import Method
-from fedstrata.core.storage import Part, Placed
+from fedstrata.core.storage import Group, Part, Placed
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.simulated import Simulated
 
@@ -130,8 +131,75 @@ class Sharded(Simulated):
         """Clients' arrays over the mesh, all else on every device; made once, and kept with the data."""
         return data.placed(self._lay_out, kind=self)
 
+    def clients_here(self, clients: int) -> np.ndarray:
+        """Of so many clients, those whose samples this process holds: a source is asked for no others."""
+        rows = -(-clients // self.multiple()) * self.multiple()
+        places = self._layout("clients").addressable_devices_indices_map((rows,)).values()
+        here = [np.arange(rows)[index] for index in places if index is not None]
+        found = np.unique(np.concatenate(here))
+        return found[found < clients]
+
+    def _from_source(self, data: FederatedData) -> Placed:
+        """The same layout, where each process reads its own clients' samples alone."""
+        if not len(self.clients_here(data.clients)):
+            raise ValueError(
+                f"Process {jax.process_index()} of {jax.process_count()} has no client: {data.clients} are "
+                f"divided over {self.multiple()} devices. Use fewer processes."
+            )
+        rows = -(-data.clients // self.multiple()) * self.multiple()
+        who = np.minimum(np.arange(rows), data.clients - 1)
+        layout = self._layout("clients")
+
+        def part(name: str, sizes: np.ndarray | None) -> Part | None:
+            if sizes is None:
+                return None
+            longest, form = int(sizes.max()), getattr(data, name)
+
+            def stacked(clients: np.ndarray) -> list[np.ndarray]:
+                real, back = np.unique(clients, return_inverse=True)
+                own = sizes[real]
+                starts = np.cumsum(own) - own
+                positions = np.minimum(np.arange(longest), own[back][:, None] - 1)
+                rows = (starts[back][:, None] + positions).reshape(-1)
+                return [leaf[rows] for leaf in jax.tree.leaves(on_device(data.read(real, name), name))]
+
+            places = layout.addressable_devices_indices_map((rows,))
+            shards = {d: stacked(who[index]) for d, index in places.items() if index is not None}
+
+            def assembled(number: int, leaf: Any) -> jax.Array:
+                each = [jax.device_put(own[number], device) for device, own in shards.items()]
+                shape = (rows * longest, *leaf.shape[1:])
+                return jax.make_array_from_single_device_arrays(shape, layout, each)
+
+            leaves, structure = jax.tree.flatten(form)
+            flat = jax.tree.unflatten(structure, [assembled(j, leaf) for j, leaf in enumerate(leaves)])
+            starts = np.arange(rows, dtype=np.int32) * longest
+            total = int(sizes.sum(dtype=np.int64))
+            return Part(flat, self._spread(sizes[who]), self._spread(starts), total, longest)
+
+        training = part("train", data.sizes)
+        assert training is not None
+        largest = Group(
+            data.clients,
+            int(data.sizes.max()),
+            0 if data.valid_sizes is None else int(data.valid_sizes.max()),
+        )
+        return Placed(
+            training,
+            part("valid", data.valid_sizes),
+            jax.tree.map(self._copy, on_device(data.test, "test")),
+            jax.tree.map(self._copy, on_device(data.server, "server")),
+            None,
+            data.clients,
+            _equal(data.sizes),
+            _equal(data.valid_sizes),
+            (largest,),
+        )
+
     def _lay_out(self, data: FederatedData) -> Placed:
         """A mesh divides arrays evenly, so clients are padded to one length, and rows fill up the mesh."""
+        if data.source is not None:
+            return self._from_source(data)
         host = data.place(np.asarray)
         who = np.arange(-(-data.clients // self.multiple()) * self.multiple())
         who[data.clients :] = 0
@@ -204,6 +272,11 @@ class Sharded(Simulated):
 
         with _together():
             return Carry(jax.tree.map(np.asarray, carry.state), jax.tree.map(rows, carry.memory))
+
+
+def _equal(sizes: np.ndarray | None) -> int | None:
+    """The size of every client, where it is the same for all."""
+    return None if sizes is None or (sizes != sizes[0]).any() else int(sizes[0])
 
 
 def _put(array: np.ndarray, layout: NamedSharding) -> jax.Array:
