@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # the same twice: for type checkers, and for Python, which im
     from fedstrata.methods import *  # noqa: F403
     from fedstrata.problems import *  # noqa: F403
     from fedstrata.problems.black_box import black_box as black_box
+    from fedstrata.solving import track as track
     from fedstrata.solving.checkpoint import Checkpoint as Checkpoint
     from fedstrata.solving.checkpoint import CheckpointError as CheckpointError
     from fedstrata.solving.loop import Diverged as Diverged
@@ -77,6 +78,7 @@ else:
             "fedstrata.solving.checkpoint": ["Checkpoint", "CheckpointError"],
             "fedstrata.solving.loop": ["Diverged", "EarlyStop", "Interrupted", "solve"],
             "fedstrata.solving.result": ["Result"],
+            "fedstrata.solving": ["track"],
             "fedstrata.solving.sweep": ["sweep"],
         },
         whole=["fedstrata.methods", "fedstrata.problems"],

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from fedstrata.experiments.base import Setting
 from fedstrata.report import RunRecord
-from fedstrata.solving.loop import Progressed
 from fedstrata.solving.result import BOOKKEEPING
+from fedstrata.solving.track import Row, Run, Tracker
 
 _SHOWN = 8  # numbers of a run that fit on a line
 
@@ -65,11 +65,11 @@ class Display:
             words = _words(setting) + (f" and {others} more" if others else "")
             self._bar.reset(self._one, total=None, description=words, metrics="compiling")
 
-    def advanced(self, progressed: Progressed) -> None:
-        """A run goes on; a callback of `solve`."""
+    def advanced(self, row: Row, rounds: int) -> None:
+        """A run goes on, and this was its last evaluation."""
         if self._bar is not None:
-            words = self._latest(progressed.history)
-            self._bar.update(self._one, completed=progressed.round, total=progressed.rounds, metrics=words)
+            words = self._latest({name: [value] for name, value in row.items()})
+            self._bar.update(self._one, completed=int(row["round"]), total=rounds, metrics=words)
 
     def finished(self, setting: Setting, runs: Sequence[RunRecord]) -> None:
         """A run is stored."""
@@ -92,6 +92,19 @@ class Display:
         names = [name for name in self.metrics if name in history]
         names += [name for name in history if name not in names and name not in BOOKKEEPING]
         return "  ".join(f"{name} {history[name][-1]:.4g}" for name in names[:_SHOWN])
+
+
+class Watch(Tracker):
+    """Shows a run of `solve` on a display, without cutting it into single evaluations."""
+
+    def __init__(self, display: Display) -> None:
+        self.display = display
+
+    def open(self, runs: Sequence[Run]) -> None:
+        self.rounds = runs[0].parameters["rounds"]
+
+    def log(self, lane: int, rows: Sequence[Row]) -> None:
+        self.display.advanced(rows[-1], self.rounds)
 
 
 def _words(setting: Setting) -> str:

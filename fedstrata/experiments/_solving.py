@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from fedstrata.core.types import PyTree
-from fedstrata.experiments._display import Display
+from fedstrata.experiments._display import Display, Watch
 from fedstrata.experiments._store import Store
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.experiments.errors import ExperimentError
@@ -125,7 +125,7 @@ def _arguments(task: Task) -> dict[str, Any]:
 
 def _solve(task: Task, setting: Setting, store: Store, display: Display) -> Result:
     arguments = {**_arguments(task), "seed": setting.seed}
-    arguments["callbacks"] = (display.advanced, *task.options.get("callbacks", ()))
+    arguments["callbacks"] = (Watch(display), *task.options.get("callbacks", ()))
     solver = functools.partial(solve, task.problem, task.method, task.data, task.x0, **arguments)
     try:
         return _resumed(solver, store.checkpoint(setting), task.silent)

@@ -49,6 +49,7 @@ from fedstrata.solving.identity import differences
 from fedstrata.solving.pose import Posed, pose
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import BOOKKEEPING, Result
+from fedstrata.solving.track import Run, Tracker, Tracking
 
 PAUSE = 0.5  # seconds between two looks at a running program
 
@@ -165,7 +166,8 @@ def solve(
         weights: ``"uniform"`` (as in the papers) or ``"size"``, in proportion to the clients' *training*
             samples: their weights in all averages, the upper level's too, whose validation samples may be
             divided otherwise.
-        callbacks: called after each evaluation; a true return stops the run. See `EarlyStop`.
+        callbacks: called after each evaluation, which cuts the compiled run there; a true return stops the
+            run. See `EarlyStop`. Those of `fedstrata.track` log what happens elsewhere, and cut nothing.
         default_metrics: whether the problem's own metrics, full passes over the data, are evaluated.
 
     Returns:
@@ -245,7 +247,9 @@ class Loop:
         resume: bool = False,
         callbacks: tuple[Callback, ...] = (),
     ) -> None:
-        self.posed, self.engine, self.saving, self.callbacks = posed, engine, saving, callbacks
+        self.posed, self.engine, self.saving = posed, engine, saving
+        self.trackers = [c for c in callbacks if isinstance(c, Tracker) and jax.process_index() == 0]
+        self.callbacks = [c for c in callbacks if not isinstance(c, Tracker)]
         self.lanes = [Trajectory() for _ in posed.methods]
         self.trouble: list[str | None] = [None for _ in posed.methods]
         self.round, self.earlier, self.began, self.saved = 0, 0.0, began, False
@@ -285,16 +289,32 @@ class Loop:
 
     def run(self, bar: Progress) -> int | None:
         """To the end, or until something stops it; returns the signal that asked for an end, if one did."""
-        with bar, _signals() as asked:
-            try:
-                self._begin()
-                stopped = self._advance(bar, asked)
-            except Unfinished:
+        with Tracking(self.trackers, self._runs()) as tracking:
+            with bar, _signals() as asked:
+                try:
+                    self._begin()
+                    stopped = self._advance(bar, asked, tracking)
+                except Unfinished:
+                    self._save()
+                    raise
                 self._save()
-                raise
-            self._save()
+            tracking.statuses = [self._status(lane, stopped) for lane in self.lanes]
         self._close()
         return stopped
+
+    def _runs(self) -> list[Run]:
+        """What trackers are told of the lanes."""
+        setup, common = self.posed.setup, {"rounds": self.posed.rounds, "eval_every": self.posed.eval_every}
+        common |= {"clients": setup.clients, "participants": setup.participants}
+        found = []
+        for method, seed in zip(self.posed.methods, self.posed.seeds, strict=True):
+            name, problem = type(method).__name__, type(setup.problem).__name__
+            own = {"method": name, "problem": problem, "seed": seed, "weights": setup.weights}
+            found.append(Run(f"{name}-seed{seed}", {**own, **common, **method.describe()}, self.round > 0))
+        return found
+
+    def _status(self, lane: Trajectory, stopped: int | None) -> str:
+        return "interrupted" if stopped is not None and lane.status == "done" else lane.status
 
     def seconds(self, now: float | None = None) -> float:
         """Since the run began, with what an earlier part of it took."""
@@ -320,7 +340,7 @@ class Loop:
         for remark in dict.fromkeys(itertools.chain(*remarks)):
             warnings.warn(remark, stacklevel=5)
 
-    def _advance(self, bar: Progress, asked: list[int]) -> int | None:
+    def _advance(self, bar: Progress, asked: list[int], tracking: Tracking) -> int | None:
         """Chunk after chunk; the signal that asked for an end, if one did."""
         saved_round, saved_at = self.round, time.perf_counter()
         evaluations = 2  # the start, and what comes first: one call of the program
@@ -331,6 +351,7 @@ class Loop:
             now = started + agree(time.perf_counter() - started)
             self._record(these, happened, started, now)
             bar.update(self.round, self._latest())
+            tracking.update([lane.history for lane in self.lanes])
             evaluations = self._next_length(evaluations, now - started)
             if saving is not None and agree(saving.due(self.round - saved_round, now - saved_at)):
                 self._save()
@@ -459,7 +480,7 @@ class Loop:
         for lane, method, host in zip(self.lanes, self.posed.methods, self._fetch(), strict=True):
             x, y = self.engine.output(method, self.carry, host)
             history = {name: np.asarray(values) for name, values in lane.history.items()}
-            its = "interrupted" if stopped is not None and lane.status == "done" else lane.status
+            its = self._status(lane, stopped)
             setup, ledger, seconds = self.posed.setup, lane.ledger(), self.seconds()
             data = self.posed.data[0] if isinstance(self.posed.data, list) else self.posed.data
             solved = setup.problem, self.posed.data, setup.weights, self.engine.measured_on(data)
