@@ -88,10 +88,9 @@ def posed(name: str) -> tuple[Any, Any, dict[str, Any]]:
 
 def own_bytes() -> int:
     """What this process has of its own, without pages of files that the system may take back."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
-            return 1024 * int(line.split()[1])
-    return 0
+    lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+    found = {words[0]: 1024 * int(words[1]) for words in lines if words[-1] == "kB"}
+    return found.get("RssAnon:", found["VmRSS:"])
 
 
 class Peak(threading.Thread):
