@@ -73,11 +73,17 @@ EXPERIMENT = Experiment(
             ),
             Statement(
                 "Under extreme heterogeneity local steps do not contribute to faster convergence.",
-                "They do, for both data sets and all seeds, in f₁ + f₂, f₁ and accuracy: f₁ + f₂ is 1.101, "
-                "1.058, 1.047 on Fashion-MNIST and 2.86, 2.18, 2.08 on CIFAR-10 for τ = 5, 20, 50.",
-                "not reproduced",
+                "With μ = 1 they do, for both data sets and all seeds: f₁ + f₂ is 1.101, 1.058, 1.047 on "
+                "Fashion-MNIST and 2.86, 2.18, 2.08 on CIFAR-10 for τ = 5, 20, 50. With μ = 10 they do not: "
+                "0.9865, 0.9857, 0.9858 on Fashion-MNIST.",
+                "partly",
             ),
-            Statement("There a larger μ can help.", "All runs have μ = 1.", "not tested"),
+            Statement(
+                "There a larger μ can help.",
+                "On Fashion-MNIST f₁ + f₂ after 200 rounds is 0.986 with μ = 10 against 1.047 to 1.101 with "
+                "μ = 1, and the accuracy 72.2 % against 68.6 % to 71.5 %. Not run on CIFAR-10.",
+                "reproduced",
+            ),
         ),
     ),
     needs=("fashion_mnist", "cifar10"),
