@@ -48,6 +48,11 @@ def rooms() -> dict[str, list[str]]:
     return {one: sorted(named, key=str.lower) for one, named in found.items() if named}
 
 
+def title(one: str) -> str:
+    """A room's name in the navigation."""
+    return ROOMS.get(one, one.capitalize())
+
+
 def summary(value: object) -> str:
     """The first sentence of a docstring, in one line."""
     return (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
@@ -78,17 +83,26 @@ def page(name: str) -> str:
     value = getattr(fs, name)
     if isinstance(value, ModuleType):
         return module_page(name, value)
-    facts = []
     if inspect.isclass(value) and issubclass(value, fs.Method) and value is not fs.Method:
-        bare = {"members": "false", "show_root_heading": "false", "show_root_toc_entry": "false"}
-        facts = [f"Solves {links(kind.__name__ for kind in value.solves)}. Needs {value.needs}."]
-        facts.append(block(value.__module__, **bare))  # the module's docstring is the method's documentation
-    elif inspect.isclass(value) and issubclass(value, fs.Problem):
-        solvers = [other for other, cls in fs.METHODS.items() if value in cls.solves]
-        facts = [f"Solved by {links(sorted(solvers, key=str.lower))}."] if solvers else []
+        return method_page(name, value)
+    parts = [
+        f"---\ntitle: fs.{name}\n---",
+        block(f"fedstrata.{name}", heading=f"fs.{name}", heading_level="1"),
+    ]
+    if inspect.isclass(value) and issubclass(value, fs.Problem):
+        solvers = sorted((other for other, cls in fs.METHODS.items() if value in cls.solves), key=str.lower)
+        parts += [f"## Solved by\n\n{links(solvers)}."] if solvers else []
     elif isinstance(value, dict):
-        facts = [listing([key for key in value if key in fs.__all__])]
-    return "\n\n".join([f"# fs.{name}", *facts, block(f"fedstrata.{name}", heading=f"fs.{name}"), ""])
+        parts.append(listing([key for key in value if key in fs.__all__]))
+    return "\n\n".join([*parts, ""])
+
+
+def method_page(name: str, cls: type[fs.Method]) -> str:
+    """A method's page: what it solves, its module's docstring, which is its documentation, its arguments."""
+    bare = {"members": "false", "show_root_heading": "false", "show_root_toc_entry": "false"}
+    facts = f"Solves {links(kind.__name__ for kind in cls.solves)}. Needs {cls.needs}."
+    own = block(f"fedstrata.{name}", heading="Arguments", show_symbol_type_heading="false")
+    return "\n\n".join([f"# fs.{name}", facts, block(cls.__module__, **bare), own, ""])
 
 
 def links(names: Iterable[str]) -> str:
@@ -116,7 +130,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages, and put them into the navigation by rooms, in the place of ``api/``."""
     for name in fs.__all__:
         files.append(File.generated(config, f"api/{name}.md", content=page(name)))
-    by_room = [{ROOMS.get(one, one): [f"api/{n}.md" for n in named]} for one, named in rooms().items()]
+    by_room = [{title(one): [f"api/{n}.md" for n in named]} for one, named in rooms().items()]
     inside = sorted(file.src_uri for file in files if file.src_uri.startswith("api/inside/"))
 
     def placed(entry: Any) -> Any:
@@ -136,7 +150,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **kwargs: Any) -> str:
     """List the names on the index; inside, leave out what has a page of its own."""
     if page.file.src_uri == "api/index.md":
-        lists = [f"## {ROOMS.get(one, one)}\n\n{listing(named)}" for one, named in rooms().items()]
+        lists = [f"## {title(one)}\n\n{listing(named)}" for one, named in rooms().items()]
         return markdown.replace("<!-- names -->", "\n\n".join(lists))
     if not page.file.src_uri.startswith("api/inside/"):
         return markdown

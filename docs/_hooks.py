@@ -11,6 +11,7 @@ from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).parents[1]
 REST = "*"
+_rest: list[str] = []
 
 
 @event_priority(-100)  # after the hooks that make pages
@@ -24,7 +25,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     named = [name for name in names(config.nav) if name != REST]
     single = {name for name in named if not name.endswith("/")}
-    rest = [page for page in pages if not page.startswith(tuple(named))]
+    rest = _rest[:] = [page for page in pages if not page.startswith(tuple(named))]
 
     def expand(entry: Any) -> list[Any]:
         match entry:
@@ -46,8 +47,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **kwargs: Any) -> str:
-    """Expand ``::: package.*`` into the package's own docstring and its public modules."""
+def on_page_markdown(markdown: str, config: MkDocsConfig, **kwargs: Any) -> str:
+    """Expand ``::: package.*`` into its docstring and its public modules, ``<!-- rest -->`` into links."""
 
     def expand(match: re.Match[str]) -> str:
         package = match[1]
@@ -56,4 +57,8 @@ def on_page_markdown(markdown: str, **kwargs: Any) -> str:
         public = [f"::: {package}.{name}" for name in modules if not name.startswith("_")]
         return "\n\n".join([f"::: {package}\n    options:\n      members: false", *public])
 
+    if "<!-- rest -->" in markdown:  # on a page one folder below the others
+        heads = {page: Path(config.docs_dir, page).read_text("utf-8").splitlines()[0] for page in _rest}
+        links = [f"[{head.strip('# ')}](../{page})" for page, head in heads.items()]
+        markdown = markdown.replace("<!-- rest -->", " · ".join(links))
     return re.sub(r"^::: ([\w.]+)\.\*$", expand, markdown, flags=re.MULTILINE)
