@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 import uuid
@@ -280,7 +281,7 @@ def execute(server: Server, plan: PreparedExperiment, out: Path, command: str, f
                     "connected": transport.session(i) is not None,
                     "sent": transport.sent[i],
                     "received": transport.received[i],
-                    "failures": sum(engine.failed.get(name, 0) for engine in server.engines.values()),
+                    "failures": sum(engine.failed.get(name, 0) for engine in server.engines),
                 }
                 for i, name in enumerate(transport.names)
             },
@@ -464,12 +465,48 @@ def try_(
             address = f"localhost:{server.transport.port}"  # type: ignore[attr-defined]
             started = [_start(base / "kits" / name, out, address, where, words) for name in names]
             typer.echo(f"{len(names)} sites, processes {', '.join(str(p.pid) for p in started)}")
+            watch = _Watch(dict(zip(names, started, strict=True)), out / "logs")
             try:
-                execute(server, plan, out, f"fedstrata net try {experiment}", fresh=True)
+                with watch:
+                    execute(server, plan, out, f"fedstrata net try {experiment}", fresh=True)
                 _done(server)
                 _finish(started, 10.0)
+            except KeyboardInterrupt:
+                if not watch.dead:
+                    raise
+                raise ValueError(watch.dead) from None
             finally:
                 _finish(started, 0.0)
+
+
+class _Watch:
+    """Interrupts this process when one of the sites' processes ends: nobody would start it again."""
+
+    def __init__(self, started: dict[str, subprocess.Popen[bytes]], logs: Path) -> None:
+        self.started, self.logs, self.dead = started, logs, ""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.5):
+            for name, process in self.started.items():
+                if (code := process.poll()) is not None:
+                    words = (self.logs / f"{name}.out").read_text("utf-8", errors="replace").strip()
+                    last = f" Its last words: {words.splitlines()[-1][:500]}" if words else ""
+                    self.dead = (
+                        f"{name} (process {process.pid}) ended with code {code}.{last} See {self.logs}."
+                    )
+                    while True:  # the first asks for an end at the next look, and there may be none
+                        os.kill(os.getpid(), signal.SIGINT)
+                        if self._over.wait(3.0):
+                            return
 
 
 def _start(kit: Path, out: Path, address: str, experiment: str, words: list[str]) -> subprocess.Popen[bytes]:

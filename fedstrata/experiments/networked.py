@@ -199,7 +199,7 @@ class Server:
     run: str
     policy: Policy = field(default_factory=Policy)
     anew: bool = False
-    engines: dict[int, Network] = field(default_factory=dict)
+    engines: list[Network] = field(default_factory=list)  # of all runs so far, for what they tell
 
     def __post_init__(self) -> None:
         self._numbers = {_name(s): i for i, s in enumerate(self.experiment.settings)}
@@ -221,7 +221,11 @@ class Server:
             form = {k: [np.dtype(one[k].dtype).name, list(np.shape(v))] for k, v in server.items()}
         digest = _digest(_posed(task, setting, data))
         there.pose(int(remote.sizes.sum()), len(remote.sizes), form, digest)
-        engine = self.engines[number] = Network(remote, policy=self.policy, checkpointed=True)
+        for earlier in self.engines:
+            earlier.release()
+        engine = Network(remote, policy=self.policy, checkpointed=True)
+        self.engines.append(engine)
+        there.tell = engine.note
         return there, engine, task, data
 
     def networked(self, watch: Callable[[Any], None]) -> Experiment:
@@ -234,6 +238,7 @@ class Server:
             return replace(task, data=data, metrics=_bound(task), options=options)
 
         build.content = self._fingerprint  # type: ignore[attr-defined]  # stored runs are of this text
+        build.elsewhere = True  # type: ignore[attr-defined]  # what is built again asks the sites again
         return self.experiment.model_copy(update={"build": build})
 
     def remarks(self) -> str:
@@ -243,7 +248,7 @@ class Server:
             "## The network", "",
             "| site | sent to it | received | waited for | failures |", "|---|---:|---:|---:|---:|",
         ]  # fmt: skip
-        engines = list(self.engines.values())
+        engines = self.engines
         for i, name in enumerate(names):
             waited = sum(engine.waited.get(name, 0.0) for engine in engines)
             failed = sum(engine.failed.get(name, 0) for engine in engines)

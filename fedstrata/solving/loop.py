@@ -225,8 +225,12 @@ class Trajectory:
     def record(self, values: dict[str, float], seconds: float) -> None:
         """Add an evaluation to the history."""
         row = {"round": self.round, **sent(self.counts), "seconds": seconds, **values}
-        for name in {**row, **self.history}:  # what the host did not evaluate now is missing
-            self.history.setdefault(name, []).append(row.get(name, math.nan))
+        before = len(self.history.get("round", ()))
+        for name in {
+            **row,
+            **self.history,
+        }:  # what was not measured now, or not from the beginning, is missing
+            self.history.setdefault(name, [math.nan] * before).append(row.get(name, math.nan))
 
 
 class Loop:

@@ -12,6 +12,10 @@ import sys
 import time
 import types
 from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
 
 ROOT = Path(__file__).parents[2]
 SITES = ("berlin", "lyon", "turin")
@@ -171,19 +175,45 @@ def history(out: Path) -> list[dict[str, float]]:
     return [{k: float(v) for k, v in row.items() if k != "label"} for row in rows]
 
 
-def simulated(**parameters) -> dict[str, float]:
-    """What the same run comes to without a network."""
-    import fedstrata as fs
+def _text(**parameters) -> tuple[Any, Any]:
     from fedstrata.experiments.base import Setting
 
     module = types.ModuleType("faults_text")
     sys.modules["faults_text"] = module
     exec(EXPERIMENT, module.__dict__)
-    task = module.build(Setting(module.EXPERIMENT.parameters | parameters, {"method": "SCAFFOLD"}, seed=0))
+    return module, module.build(
+        Setting(module.EXPERIMENT.parameters | parameters, {"method": "SCAFFOLD"}, seed=0)
+    )
+
+
+def simulated(**parameters) -> dict[str, float]:
+    """What the same run comes to without a network."""
+    import fedstrata as fs
+
+    module, task = _text(**parameters)
     result = fs.solve(
         task.problem, task.method, task.data, task.x0, rounds=task.rounds, seed=0, progress=False
     )
     return {name: values[-1] for name, values in module.final(result).items()}
+
+
+def forgetting(client: int, r: int) -> np.ndarray:
+    """Where the same run comes to when a client has forgotten everything before round ``r``."""
+    from fedstrata.engines.simulated import Simulated
+    from fedstrata.solving.pose import pose
+
+    _, task = _text()
+    run = pose(task.problem, task.method, task.data, task.x0, rounds=task.rounds)
+    engine = Simulated()
+    data, carry = engine.place(run.data), engine.place_carry(run.carry)
+    first = carry.memory
+    for begin, end in ((0, r), (r, task.rounds)):
+        if begin:
+            memory = jax.tree.map(lambda m, f: m.at[client].set(f[client]), carry.memory, first)
+            carry = carry._replace(memory=memory)
+        rounds = np.array([end - begin], np.int32)
+        carry = engine.advance(run.setup, run.method, carry, 0, data, begin, rounds).carry
+    return np.asarray(carry.state.x)
 
 
 def free_port() -> int:

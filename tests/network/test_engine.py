@@ -29,7 +29,7 @@ from fedstrata.engines.network import (
     TooFewSites,
     WireError,
 )
-from fedstrata.engines.network.engine import part
+from fedstrata.engines.network.engine import Asked, part
 from fedstrata.engines.rounds import keys_of
 from fedstrata.solving.pose import pose
 
@@ -355,6 +355,34 @@ def test_too_few_sites_stop_the_run_and_it_is_saved(tmp_path):
     assert all(resumed.history[f"present/site-{i}"].tolist() == [1] * 5 for i in range(5))
     history = {name: values for name, values in resumed.history.items() if "present" not in name}
     assert_same(case.run(rounds=4), dataclasses.replace(resumed, history=history), 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), [("wait", "drop"), ("drop", "wait")])
+def test_a_run_resumed_under_another_policy_says_where_it_does_not_know(first, then, tmp_path):
+    case = CASES["scaffold"]
+    case.run(engine=Network(policy=Policy(first)), rounds=2, checkpoint=tmp_path)
+    resumed = case.run(engine=Network(policy=Policy(then)), rounds=4, checkpoint=tmp_path, resume=True)
+    assert {len(values) for values in resumed.history.values()} == {5}
+    known = np.isfinite(resumed.history["present/site-0"])
+    assert known.tolist() == [(r <= 2) == (first == "drop") for r in range(5)]
+    history = {name: values for name, values in resumed.history.items() if "present" not in name}
+    assert_same(case.run(rounds=4), dataclasses.replace(resumed, history=history), 1e-5)
+
+
+def test_timeouts_adapt_to_durations_seen():
+    """The first exchange apart, then ten times the slowest; a site that was restarted compiles again."""
+    asked = Asked("round", 0, "local_steps", False, False, ())
+    engine = Network(policy=Policy(first_timeout=500.0, timeout=2.0))
+    assert engine._timeout(asked, [0, 1]) == 500
+    engine._slowest = {(0, "round", 0): 0.01, (1, "round", 0): 0.0}
+    assert engine._timeout(asked, [0, 1]) == 2
+    engine._slowest[1, "round", 0] = 3.0
+    assert engine._timeout(asked, [0, 1]) == 30
+    assert engine._timeout(asked, [0]) == 2
+    assert engine._timeout(asked._replace(k=1), [0]) == 500
+    engine._stretch = 2  # it was late
+    assert engine._timeout(asked, [0, 1]) == 60
 
 
 class Liar(Local):

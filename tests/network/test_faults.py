@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .faults import Federation, environment, simulated
+from .faults import EXPERIMENT, Federation, environment, forgetting, simulated
 
 pytestmark = pytest.mark.slow
 
@@ -133,6 +133,21 @@ def test_a_site_with_an_empty_disk_is_refused_and_one_with_another_text_too(fede
     assert_same(federation.finish(), undisturbed)
 
 
+@pytest.mark.parametrize("federation", ["anew = true"], indirect=True)
+def test_a_site_with_an_empty_disk_is_taken_anew_where_the_policy_says_so(federation):
+    federation.start()
+    federation.until(past(federation, 10))
+    federation.signal("lyon", signal.SIGKILL)
+    shutil.rmtree(federation.folder / "kits" / "lyon" / "state")
+    federation.start_site("lyon")
+    found = federation.finish()
+    told = re.findall(r"round (\d+): lyon: taken anew", federation.log("server"))
+    assert len(told) == 1
+    wanted = forgetting(1, int(told[0]))
+    np.testing.assert_allclose([found[f"x{j}"] for j in range(3)], wanted, atol=1e-5)
+    assert "taken anew" in (federation.out / "report.html").read_text("utf-8")
+
+
 def test_status_stop_resume_and_collect(federation, undisturbed):
     for name in ("berlin", "turin"):
         federation.start_site(name)
@@ -159,5 +174,35 @@ def test_the_demo_works_in_one_command(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "The network" in (tmp_path / "out" / "report.html").read_text("utf-8")
+    for pid in re.findall(r"\d+", re.search(r"processes (.*)", done.stdout)[1]):
+        assert not Path(f"/proc/{pid}").exists()
+
+
+# A site whose process ends by itself: while it starts, or in the middle of the run.
+DIES = """
+import os, sys, threading, time
+from pathlib import Path
+
+def die(where):
+    while not list((Path(where) / "state").rglob("before_5")):
+        time.sleep(0.01)
+    os._exit(7)
+
+for word in sys.argv:
+    if word.endswith("site-2"):
+        if {at_once}:
+            sys.exit("no room on the disk")
+        threading.Thread(target=die, args=(word,), daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_trying_tells_which_site_has_died(at_once, tmp_path):
+    (tmp_path / "faults.py").write_text(DIES.format(at_once=at_once) + EXPERIMENT)
+    words = [sys.executable, "-m", "fedstrata", "net", "try", "faults.py", "--out", "out"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200)
+    assert done.returncode == 2, done.stderr
+    assert "site-2 (process" in done.stderr
+    assert ("no room on the disk" if at_once else "ended with code 7") in done.stderr
     for pid in re.findall(r"\d+", re.search(r"processes (.*)", done.stdout)[1]):
         assert not Path(f"/proc/{pid}").exists()

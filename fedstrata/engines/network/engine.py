@@ -279,6 +279,11 @@ class Network(Engine):
         """See `Engine.saved`: sites need not go back further than this."""
         self._since = round_number or BEFORE
 
+    def release(self) -> None:
+        """The run is over: compiled programs can go; what the engine tells of it stays."""
+        self._programs.clear()
+        self._sites = None
+
     def begin(
         self, setup: Setup, method: Method, carry: Carry, seed: int, data: Placed
     ) -> tuple[Carry, list[Counter[str]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +35,9 @@ class Federation:
         fingerprint: of the text.
         anew: whether a site that has forgotten the run is taken anew.
         patience: seconds for a site to open or join.
+
+    Attributes:
+        tell: is called with a site's name and what is to be told of it.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Federation:
         self._sizes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._forms: dict[int, Any] = {}
         self._posed: dict[str, Any] = {}
+        self.tell: Callable[[str, str], None] = lambda name, what: log.warning("%s: %s", name, what)
 
     def gather(self) -> Remote:
         """Open the run at every site, wait for those who are not there, and learn what data there is."""
@@ -117,9 +121,11 @@ class Federation:
                 header = {"op": "join", "run": self.run, "fresh": fresh, "anew": self.anew, **self._posed}
                 requests[i] = Request(header, [self.members[i]])
         replies, others = self._ask(requests)
-        for i in replies:
+        for i, reply in replies.items():
             self._joined[i] = sessions[i]  # type: ignore[assignment]
             self._known.add(i)
+            if reply.header.get("anew") is True:
+                self.tell(self.names[i], "taken anew, as it remembered nothing of the run")
         return {**failures, **others}
 
     def _ask(self, requests: Mapping[int, Request]) -> Outcome:

@@ -145,7 +145,7 @@ class Host:
         site = self.site
         if site is None or site.place.total != place.total or not np.array_equal(site.place.clients, own):
             site = Site(text, self.opened.data, place, self.folder / self.run)
-        known = site.known or self.site is site
+        known, anew = site.known or self.site is site, False
         if wire.value(header, "fresh", bool):
             site.start_afresh()
         elif not known and text.memory is not None:
@@ -156,8 +156,9 @@ class Host:
                 )
             log.warning("taken anew: nothing was remembered")
             site.start_afresh()
+            anew = True
         self.site = site
-        return {"known": known}, []
+        return {"known": known, "anew": anew}, []
 
     def _memory(self, header: Header) -> tuple[Header, Arrays]:
         if not self.share:
