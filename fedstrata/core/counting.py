@@ -22,6 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.core import html
+from fedstrata.core.shown import line
 from fedstrata.core.types import Array, Integer, Key, PyTree
 
 T = TypeVar("T")
@@ -272,6 +274,15 @@ class Ledger:
     gradients: int = 0
     hessian_products: int = 0
     levels: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        totals = {"rounds": self.rounds, "exchanges": self.exchanges}
+        sent = {"bytes_up": self.bytes_up, "bytes_down": self.bytes_down}
+        return line("Ledger", {**totals, **sent, "oracle_calls": self.oracle_calls})
+
+    def _repr_html_(self) -> str:
+        totals = {n: v for n, v in self.to_dict().items() if isinstance(v, int)}
+        return html.facts("Ledger", {n.replace("_", " "): f"{v:,}" for n, v in totals.items() if v})
 
     @property
     def oracle_calls(self) -> int:

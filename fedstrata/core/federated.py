@@ -17,8 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.core import html
 from fedstrata.core.counting import Ledger
 from fedstrata.core.digest import tree_digest
+from fedstrata.core.shown import line
 from fedstrata.core.source import Source, rows_of, source_digest
 from fedstrata.core.storage import NOBODY, Group, Part, Placed, groups_of
 from fedstrata.core.types import PyTree
@@ -526,17 +528,25 @@ class FederatedData:
             return sum(leaf.nbytes for leaf in jax.tree.leaves(list(_placed.get(self, {}).values())))
 
     def __repr__(self) -> str:
-        arrays = {
-            jax.tree_util.keystr(p): leaf.shape[1:]
-            for p, leaf in jax.tree_util.tree_leaves_with_path(self.train)
-        }
+        return line("FederatedData", self._words())
+
+    def _repr_html_(self) -> str:
+        drawn = html.bars(self.sizes, f"training samples of {self.clients} clients")
+        axis = f"training samples of each client: {self.sizes.min():,} to {self.sizes.max():,}"
+        return html.titled(f"FederatedData: {', '.join(self._words())}", drawn, f"<div>{axis}</div>")
+
+    def _words(self) -> list[str]:
+        number, low, high = int(self.sizes.sum()), int(self.sizes.min()), int(self.sizes.max())
+        each = f"{low}" if low == high else f"{low}–{high}"
         extras = [name for name in ("valid", "test", "server") if getattr(self, name) is not None]
-        return (
-            f"FederatedData(clients={self.clients}, "
-            f"samples={int(self.sizes.sum())} ({self.sizes.min()}–{self.sizes.max()} each), "
-            f"arrays={arrays}{', with ' + ', '.join(extras) if extras else ''}"
-            f"{'' if self.source is None else ', from a source'})"
-        )
+        named = {
+            jax.tree_util.keystr(path, simple=True, separator="."): leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(self.train)
+        }
+        arrays = [f"{name} {leaf.dtype}{list(leaf.shape[1:])}".strip() for name, leaf in named.items()]
+        found = [f"{self.clients} clients", f"{number} samples ({each} each)"]
+        found += [f"with {' and '.join(extras)}"] * bool(extras)
+        return [*found, *["from a source"] * (self.source is not None), *arrays]
 
 
 # What is placed lives as long as its data set: an entry goes when the object does.

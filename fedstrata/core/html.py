@@ -85,7 +85,7 @@ def curves(
         f'<rect x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" fill="none" stroke="currentColor" '
     )
     return _svg(frame + 'stroke-opacity="0.3"/>' + "".join(drawn), width, height, label) + (
-        f"<div>{' &nbsp; '.join(legend)}</div>"
+        f"<div>{' &#160; '.join(legend)}</div>"
     )
 
 

@@ -35,7 +35,7 @@ import numpy as np
 import optax
 from typing_extensions import TypeVar  # with defaults, which the standard library has from 3.13
 
-from fedstrata.core import tree
+from fedstrata.core import html, tree
 from fedstrata.core.fed import Fed
 from fedstrata.core.hyperparameters import (
     BatchSize,
@@ -51,6 +51,7 @@ from fedstrata.core.hyperparameters import (
 )
 from fedstrata.core.optimisers import optimiser_words
 from fedstrata.core.problem import Problem
+from fedstrata.core.shown import line, short
 from fedstrata.core.types import Integer, Key, PyTree
 
 METHODS: dict[str, type[Method]] = {}
@@ -232,9 +233,27 @@ class Method(Generic[ProblemT, StateT]):
         at: Any = state  # a NamedTuple with the main variable x, and what else passes from round to round
         return at.x, getattr(at, "y", None)
 
+    def __repr__(self) -> str:
+        return line(type(self).__name__, self._given())
+
+    def _repr_html_(self) -> str:
+        given = {name: short(getattr(self, name)) for name in self.hyperparameters}
+        return html.facts(type(self).__name__, given)
+
+    def _given(self) -> dict[str, Any]:
+        """The hyper-parameters that are not what they are by default."""
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        values = {name: getattr(self, name) for name in self.hyperparameters}
+        return {name: value for name, value in values.items() if not _same(value, defaults[name])}
+
     def describe(self) -> dict[str, Any]:
         """Hyper-parameters as plain values, for configurations and tables."""
         return {name: _plain(getattr(self, name)) for name in self.hyperparameters}
+
+
+def _same(value: Any, default: Any) -> bool:
+    plain = isinstance(value, bool | int | float | str) and type(value) is type(default)
+    return value is default or (plain and value == default)
 
 
 def _plain(value: Any) -> Any:
@@ -268,7 +287,7 @@ def method(cls: MethodT) -> MethodT:
     What is a leaf depends on the value, not on the class alone: a schedule is a function, which is static,
     and an optional number may be None.
     """
-    cls = dataclasses.dataclass(frozen=True)(cls)  # type: ignore[assignment]
+    cls = dataclasses.dataclass(frozen=True, repr=False)(cls)  # type: ignore[assignment]
     hints = get_type_hints(cls, include_extras=True)
     cls.hyperparameters = {f.name: Field.of(hints[f.name]) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     tree.register(cls, _leaves)

@@ -13,7 +13,9 @@ from typing import Any, ClassVar, Protocol, get_args
 import jax
 import jax.numpy as jnp
 
+from fedstrata.core import html
 from fedstrata.core.functions import values_only
+from fedstrata.core.shown import line, short
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Function, PyTree, Weights
 
@@ -94,6 +96,24 @@ class Problem:
                 object.__setattr__(self, f.name, Projection.of(value, name))
             elif f.metadata.get("function", False) and not (value is None and f.default is None):
                 object.__setattr__(self, f.name, Term.of(value, name))
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__repr__" not in vars(cls):  # or `dataclass` would make one
+            cls.__repr__ = Problem.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        return line(type(self).__name__, [f"{name}={value}" for name, value in self._parts().items()])
+
+    def _repr_html_(self) -> str:
+        return html.facts(type(self).__name__, self._parts())
+
+    def _parts(self) -> dict[str, str]:
+        """What its user gave, in words, but for what is there by default."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.init}  # type: ignore[arg-type]
+        default = {f.name: f.default for f in fields(self)}  # type: ignore[arg-type]
+        inner = {n: v.function if isinstance(v, Term | Projection) else v for n, v in given.items()}
+        return {n: short(v) for n, v in inner.items() if v is not None and v is not default[n]}
 
     @property
     def sets(self) -> dict[str, Projection]:

@@ -185,7 +185,8 @@ def _sweep(group: Sequence[Pair], store: Store) -> list[Result]:
     arguments = {**_arguments(task), "seeds": [setting.seed for setting, _ in lanes]}
     solver = functools.partial(sweep, task.problem, methods, data, task.x0, **arguments)
     results = _resumed(solver, store.checkpoint(*(setting for setting, _ in group)), task.silent)
-    return [replace(result, seconds=result.seconds / len(group)) for result in results]
+    part = 1 / len(group)
+    return [replace(r, seconds=part * r.seconds, compiling=part * r.compiling) for r in results]
 
 
 def _record(task: Task, setting: Setting, result: Result) -> RunRecord:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
+import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +17,7 @@ from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.text import Text
 
+from fedstrata.core import html
 from fedstrata.report.records import ReportError, RunRecord, Scalar, as_dict, to_csv, union
 from fedstrata.report.specs import Claim, Column, PaperClaims, TableSpec
 from fedstrata.report.statistics import check_keys, group, mean_error, number, paired_p, show
@@ -355,7 +359,7 @@ def history_table(
     *,
     title: str = "",
     rows: int = 11,
-) -> rich.table.Table:
+) -> HistoryTable:
     """A run's history for the terminal: some rounds, evenly chosen, the first and the last among them.
 
     Args:
@@ -369,14 +373,84 @@ def history_table(
     length = len(series["round"])
     chosen = np.unique(np.linspace(0, length - 1, min(rows, length)).round().astype(int))
     lines = [[number_text(series[name][i].item()) for name in names] for i in chosen]
-    table = _rich(title, names, lines, [[False] * len(names)] * len(lines), left=0)
+    caption = ""
     if ledger is not None:
         totals = {n: value for n, value in as_dict(ledger).items() if not isinstance(value, Mapping)}
         words = (
             f"{n.replace('_', ' ')} {mean_text(value, math.nan, _form(n))}" for n, value in totals.items()
         )
-        table.caption = Text(", ".join(words))
-    return table
+        caption = ", ".join(words)
+    return HistoryTable(title, names, lines, caption)
+
+
+class HistoryTable(rich.table.Table):
+    """A table of numbers that prints as text; where it is too wide, some columns after the others.
+
+    Args:
+        title: above it.
+        head: the columns' names, of which the first is repeated where the table is broken.
+        lines: the cells.
+        caption: below it.
+    """
+
+    def __init__(self, title: str, head: Sequence[str], lines: Sequence[Sequence[str]], caption: str) -> None:
+        super().__init__(
+            title=Text(title) if title else None,
+            caption=Text(caption) if caption else None,
+            header_style="bold",
+            box=rich.box.SIMPLE_HEAD,
+        )
+        self.head, self.lines = head, lines
+        for heading in head:
+            self.add_column(Text(heading), justify="right", no_wrap=True)
+        for cells in lines:
+            self.add_row(*map(Text, cells))
+
+    def parts(self, width: int) -> list[HistoryTable]:
+        """Tables of some of the columns each, which are no wider, as far as two columns fit."""
+        wide = [max(cell_len(row[j]) for row in [self.head, *self.lines]) + 3 for j in range(len(self.head))]
+        found, taken = [[0]], wide[0]
+        for j in range(1, len(wide)):
+            if taken + wide[j] > width and len(found[-1]) > 1:
+                found.append([0])
+                taken = wide[0]
+            found[-1].append(j)
+            taken += wide[j]
+        if len(found) == 1:
+            return [self]
+        ends = [str(text) if text else "" for text in (self.title, self.caption)]
+        return [
+            HistoryTable(
+                ends[0] if n == 0 else "",
+                [self.head[j] for j in columns],
+                [[cells[j] for j in columns] for cells in self.lines],
+                ends[1] if n == len(found) - 1 else "",
+            )
+            for n, columns in enumerate(found)
+        ]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
+        """As one table, or in parts."""
+        parts = self.parts(options.max_width)
+        if len(parts) == 1:
+            yield from super().__rich_console__(console, options)
+        else:
+            yield from parts
+
+    def __str__(self) -> str:
+        """As plain text, as wide as the terminal, or as a page where there is none."""
+        width = shutil.get_terminal_size((110, 24)).columns
+        console = Console(file=io.StringIO(), width=width, color_system=None, force_jupyter=False)
+        console.print(self)
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        text = "\n".join(line.rstrip() for line in lines).strip("\n")
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        return text.encode(encoding, "replace").decode(encoding)
+
+    def to_html(self) -> str:
+        """For a notebook's page."""
+        below = f"<div>{html.text(self.caption)}</div>" if self.caption else ""
+        return html.table(self.head, self.lines, left=0) + below
 
 
 def _rich(

@@ -27,6 +27,7 @@ import jax
 import numpy as np
 
 from fedstrata.core import tree
+from fedstrata.core.compiling import compiled_for
 from fedstrata.core.counting import Ledger, sent
 from fedstrata.core.fed import Advanced, Carry, Engine, Lane, Unfinished
 from fedstrata.core.federated import FederatedData
@@ -256,7 +257,8 @@ class Loop:
         self.callbacks = [c for c in callbacks if not isinstance(c, Tracker)]
         self.lanes = [Trajectory() for _ in posed.methods]
         self.trouble: list[str | None] = [None for _ in posed.methods]
-        self.round, self.earlier, self.began, self.saved = 0, 0.0, began, False
+        self.round, self.began, self.saved = 0, began, False
+        self.earlier, self.compiled = (0.0, 0.0), compiled_for()  # of the first, also what was compiled
         carry = posed.carry
         if saving is not None:
             self._prepare(saving)
@@ -320,9 +322,13 @@ class Loop:
     def _status(self, lane: Trajectory, stopped: int | None) -> str:
         return "interrupted" if stopped is not None and lane.status == "done" else lane.status
 
-    def seconds(self, now: float | None = None) -> float:
-        """Since the run began, with what an earlier part of it took."""
-        return self.earlier + (time.perf_counter() if now is None else now) - self.began
+    def seconds(self) -> float:
+        """Since the run began, with what an earlier part of it took, but for compiling."""
+        return self.earlier[0] + time.perf_counter() - self.began - (compiled_for() - self.compiled)
+
+    def compiling(self) -> float:
+        """The seconds of compiling, with those of an earlier part of the run."""
+        return self.earlier[1] + compiled_for() - self.compiled
 
     def _begin(self) -> None:
         """Exchanges before the first round, where the method has any."""
@@ -350,10 +356,10 @@ class Loop:
         evaluations = 2  # the start, and what comes first: one call of the program
         agree, saving = self.engine.agree, self.saving
         while these := self._next(evaluations, saved_round):
-            started = time.perf_counter()
+            started, before = time.perf_counter(), self.seconds()
             happened = self._chunk(np.array(these, np.int32))
             now = started + agree(time.perf_counter() - started)
-            self._record(these, happened, started, now)
+            self._record(these, happened, before, self.seconds())
             bar.update(self.round, self._latest())
             tracking.update([lane.history for lane in self.lanes])
             evaluations = self._next_length(evaluations, now - started)
@@ -426,18 +432,18 @@ class Loop:
                 self.carry = jax.tree.map(lambda new, old, b=b: new.at[b].set(old[b]), self.carry, kept)
         return happened
 
-    def _record(self, these: list[int], happened: list[Lane | None], started: float, now: float) -> None:
+    def _record(self, these: list[int], happened: list[Lane | None], before: float, after: float) -> None:
         for b, (lane, its) in enumerate(zip(self.lanes, happened, strict=True)):
             if its is None:
                 continue
             for j, counts in enumerate(its.counts):
                 lane.round += these[j]
                 lane.counts.update(counts)
-                at = started + (now - started) * (j + 1) / len(these)
+                at = before + (after - before) * (j + 1) / len(these)
                 values = {n: float(v[j]) for n, v in its.history.items()}
                 if j == len(its.counts) - 1:
                     values = self._on_host(b, values)
-                lane.record(values, self.seconds(at))
+                lane.record(values, at)
         self.round = max(lane.round for lane in self.lanes)
 
     def _on_host(self, b: int, values: dict[str, float]) -> dict[str, float]:
@@ -485,10 +491,11 @@ class Loop:
             x, y = self.engine.output(method, self.carry, host)
             history = {name: np.asarray(values) for name, values in lane.history.items()}
             its = self._status(lane, stopped)
-            setup, ledger, seconds = self.posed.setup, lane.ledger(), self.seconds()
+            setup, ledger, compiling = self.posed.setup, lane.ledger(), self.compiling()
             data = self.posed.data[0] if isinstance(self.posed.data, list) else self.posed.data
             solved = setup.problem, self.posed.data, setup.weights, self.engine.measured_on(data)
-            found.append(Result(x, y, history, ledger, method, seconds, its, host.state, *solved))
+            seconds = self.seconds() + compiling
+            found.append(Result(x, y, history, ledger, method, seconds, its, host.state, *solved, compiling))
         return found
 
     def _save(self) -> None:
@@ -506,6 +513,7 @@ class Loop:
             "identity": self.posed.identity,
             "round": self.round,
             "seconds": self.seconds(),
+            "compiling": self.compiling(),
             "lanes": lanes,
         }
         arrays = {**flatten("state", host.state), **flatten("memory", host.memory)}
@@ -547,7 +555,7 @@ class Loop:
             raise CheckpointError(
                 f"{saving.file} is already at round {facts['round']}, past rounds={self.posed.rounds}."
             )
-        self.round, self.earlier = facts["round"], facts["seconds"]
+        self.round, self.earlier = facts["round"], (facts["seconds"], facts.get("compiling", 0.0))
         for b, (lane, its) in enumerate(zip(self.lanes, facts["lanes"], strict=True)):
             lane.round, lane.counts = its["round"], Counter(its["counts"])
             lane.history = {name: _column(name, arrays[f"history/{b}/{name}"]) for name in its["columns"]}

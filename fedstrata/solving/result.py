@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.core import html
 from fedstrata.core.counting import Ledger
+from fedstrata.core.shown import line
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.solving.checkpoint import CheckpointError, flatten, load_arrays, save_arrays
 
@@ -28,16 +31,18 @@ class Result:
         x: the main variable.
         y: the second variable (lower level, maximiser, personal models with a leading client axis), or None.
         history: name → values at the evaluations; ``"round"``, ``"exchanges"``, ``"bytes_up"``,
-            ``"bytes_down"``, ``"oracle_calls"`` and ``"seconds"`` (cumulative) are always among them.
+            ``"bytes_down"``, ``"oracle_calls"`` and ``"seconds"`` (cumulative, without compiling) are always
+            among them.
         ledger: what travelled and what was computed.
         method: the method with its hyper-parameters (a description, where the result was loaded).
-        seconds: wall-clock time, compilation included.
+        seconds: wall-clock time, compiling included.
         status: ``"done"``, ``"stopped"`` (a callback or early stop) or ``"interrupted"`` (Ctrl-C).
         state: the method's full state.
         problem: the problem that was solved; None where the result was loaded.
         data: the data it was solved on; None where the result was loaded.
         weights: of the clients, as given to `fedstrata.solve`; None where an older file does not say.
         measured_on: whose samples the metrics are means of: all clients, or a part of very many.
+        compiling: the part of ``seconds`` that went into compiling.
     """
 
     x: PyTree
@@ -52,6 +57,29 @@ class Result:
     data: Any = field(default=None, repr=False)
     weights: Weights | None = "uniform"
     measured_on: str = "all clients"
+    compiling: float = 0.0
+
+    def __repr__(self) -> str:
+        return line("Result", self._words())
+
+    def _repr_html_(self) -> str:
+        drawn, few = "", dict(itertools.islice(self._main().items(), MOST_CURVES))
+        if len(self.history["round"]) > 1 and few:
+            drawn = html.curves(self.history["round"], few, "metrics over rounds, each in its own range")
+        table = f'<div style="overflow-x:auto">{self._table().to_html()}</div>'
+        return html.titled(f"Result: {', '.join(self._words())}", drawn, table)
+
+    def _words(self) -> list[str]:
+        name = self.method["name"] if isinstance(self.method, dict) else type(self.method).__name__
+        words = [name, f"{self.ledger.rounds} rounds"] + [self.status] * (self.status != "done")
+        for metric, values in itertools.islice(self._main().items(), 2):
+            words.append(f"{metric} {html.number(float(values[0]))} → {html.number(float(values[-1]))}")
+        compiled = f" ({self.compiling:.3g} compiling)" if self.compiling else ""
+        return [*words, f"{self.ledger.bytes_up:,} bytes up", f"{self.seconds:.3g} s{compiled}"]
+
+    def _main(self) -> dict[str, np.ndarray]:
+        """The metrics by name, without what `per_client` adds to one."""
+        return {name: values for name, values in sorted(self.metrics.items()) if "/" not in name}
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:
@@ -68,7 +96,10 @@ class Result:
         return figure
 
     def table(self) -> Table:
-        """The metrics at some rounds, and the ledger, for the terminal (`rich.print`)."""
+        """The metrics at some rounds, and the ledger: for `print`, for `rich.print` and for notebooks."""
+        return self._table()
+
+    def _table(self) -> Any:
         from fedstrata.report import history_table
 
         title = "" if self.measured_on == "all clients" else f"Metrics on {self.measured_on}"
@@ -87,6 +118,7 @@ class Result:
             "status": self.status,
             "weights": self.weights,
             "measured_on": self.measured_on,
+            "compiling": self.compiling,
         }
         save_arrays(file, {**arrays, **flatten("x", self.x), **flatten("y", self.y)}, facts)
         return file
@@ -109,11 +141,13 @@ class Result:
                 status=facts["status"],
                 weights=facts.get("weights"),
                 measured_on=facts.get("measured_on", "all clients"),
+                compiling=facts.get("compiling", 0.0),
             )
         except KeyError as error:
             raise CheckpointError(f"{file} is not a saved result: it has no {error}.") from error
 
 
+MOST_CURVES = 4  # that a notebook's small plot shows
 BOOKKEEPING = ("round", "exchanges", "bytes_up", "bytes_down", "oracle_calls", "seconds")
 
 

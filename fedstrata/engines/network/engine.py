@@ -22,6 +22,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from fedstrata.core import counting
+from fedstrata.core.compiling import compiling
 from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Lane, Setup, Unfinished, visit
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
@@ -507,7 +508,8 @@ class Network(Engine):
                 f"{what} reads what the clients remember (their personal models), which stays at the sites. "
                 "Measure it as a mean over clients, by the problem's own metrics."
             )
-        compiled = traced.lower().compile()
+        with compiling():
+            compiled = traced.lower().compile()
         self._programs[key] = compiled, setup  # kept alive, so that no id is used again
         return compiled
 

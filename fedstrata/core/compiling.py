@@ -1,0 +1,25 @@
+"""How long compiling takes: it is paid once, and would spoil a run's clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import local
+
+_spent = local()  # threads may solve at the same time
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """What happens inside is compiling, and timed as such."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        _spent.seconds = compiled_for() + time.perf_counter() - began
+
+
+def compiled_for() -> float:
+    """The seconds that this thread has spent compiling so far."""
+    return getattr(_spent, "seconds", 0.0)

@@ -1,0 +1,66 @@
+"""Objects in one line: what `repr` says of methods, problems, data and results."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from fedstrata.core.optimisers import optimiser_words
+from fedstrata.core.term import Term
+
+WIDTH = 110  # of a line
+FEW = 6  # numbers of an array that are shown
+
+
+def short(value: Any) -> str:
+    """A value in a few words.
+
+    >>> short(0.1), short(np.arange(3)), short(np.zeros((9, 2))), short(short)
+    ('0.1', '[0, 1, 2]', 'array(9, 2)', 'short')
+    """
+    match value:
+        case jax.core.Tracer():
+            return "traced"
+        case bool() | None | str():
+            return repr(value)
+        case float() | np.floating():
+            return f"{value:g}"
+        case int() | np.integer():
+            return str(value)
+        case np.ndarray() | jax.Array():
+            array = np.asarray(value)
+            if array.ndim == 0:
+                return short(array.item())
+            few = array.ndim == 1 and array.size <= FEW
+            return f"[{', '.join(map(short, array.tolist()))}]" if few else f"array{array.shape}"
+        case optax.GradientTransformation():
+            return optimiser_words(value)
+        case Term():
+            return short(value.function)
+        case list() | tuple():
+            return f"[{', '.join(map(short, value))}]"
+    if (name := getattr(value, "__qualname__", None)) is not None:
+        return str(name).rpartition("<locals>.")[2]
+    if dataclasses.is_dataclass(value) and hasattr(type(value).__repr__, "__wrapped__"):  # not one of its own
+        held = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.repr}
+        return line(type(value).__name__.lstrip("_"), held)
+    return repr(value)
+
+
+def line(name: str, parts: Mapping[str, Any] | Iterable[str], width: int = WIDTH) -> str:
+    """``name(part, …)``, cut where it would not fit into a line.
+
+    >>> line("FedAvg", {"gamma": 0.1, "H": 5})
+    'FedAvg(gamma=0.1, H=5)'
+    >>> line("FedAvg", {"gamma": 0.1, "H": 5}, width=12)
+    'FedAvg(gam…)'
+    """
+    if isinstance(parts, Mapping):
+        parts = [f"{key}={short(value)}" for key, value in parts.items()]
+    inner, room = " ".join(", ".join(parts).split()), width - len(name) - 2
+    return f"{name}({inner if len(inner) <= room else inner[: room - 1] + '…'})"
