@@ -11,7 +11,7 @@ BENCH  := $(VENV)/.ready-bench
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format docs bench clean
+.PHONY: help demo test test-slow test-wheel check format docs bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -24,6 +24,9 @@ test: $(READY)  ## quick tests and the examples in docstrings
 
 test-slow: $(READY)  ## tests that train networks or run for long
 	$(BIN)/pytest -n $(JOBS) -m slow
+
+test-wheel:  ## the built wheel, installed into an empty environment and tried
+	PYTHON=$(PYTHON) .ci/wheel
 
 check: $(READY)  ## format, lint, types, docstrings, documentation
 	$(BIN)/ruff format --check .

@@ -35,6 +35,7 @@ PURPOSES = {
     "docs": "the documentation",
     "dev": "work on the package itself",
 }
+DEVELOPERS = ("bench", "test", "docs", "dev")
 SPACE = 2**30  # bytes of free disk below which a long run may end badly
 
 
@@ -224,7 +225,10 @@ def show(facts: dict[str, Any], console: Console | None = None) -> None:
     for head in ("extra", "for", "here", "how"):
         extras.add_column(head, no_wrap=head in ("extra", "here"))
     for extra in facts["extras"]:
-        how = "" if extra["installed"] else f"{extra['install']}  ({'; '.join(extra['missing'])})"
+        if extra["name"] in DEVELOPERS and not extra["installed"]:
+            continue
+        other = [words for words in extra["missing"] if not words.endswith("is missing")]
+        how = "" if extra["installed"] else "; ".join([extra["install"], *other])
         extras.add_row(extra["name"], extra["purpose"], "yes" if extra["installed"] else "no", escape(how))
     console.print(extras)
     for line in facts["trouble"]:
