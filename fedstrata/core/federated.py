@@ -552,6 +552,7 @@ class FederatedData:
 # What is placed lives as long as its data set: an entry goes when the object does.
 _placed: WeakKeyDictionary[FederatedData, dict[Hashable, Placed]] = WeakKeyDictionary()
 _lock = Lock()
+ALIGNED = 64  # bytes
 _OURS = {dict, tuple, list, np.ndarray}  # a client's samples, nearly always
 
 
@@ -779,7 +780,12 @@ def on_device(samples: PyTree, who: str) -> PyTree:
 
 
 def _padded(rows: int, leaf: np.ndarray) -> np.ndarray:
-    found = np.empty((rows, *leaf.shape[1:]), leaf.dtype)
+    """A copy that is filled up, aligned as JAX has arrays on a CPU: it need not be copied again."""
+    shape = (rows, *leaf.shape[1:])
+    length = int(np.prod(shape, dtype=np.int64)) * leaf.dtype.itemsize
+    raw = np.empty(length + ALIGNED, np.uint8)
+    first = -raw.ctypes.data % ALIGNED
+    found = raw[first : first + length].view(leaf.dtype).reshape(shape)
     found[: len(leaf)], found[len(leaf) :] = leaf, 0
     return found
 

@@ -37,6 +37,7 @@ from fedstrata.data.formats import CorruptData
 FORMAT, VERSION = "fedstrata-store", 1
 HEADER = 256  # bytes before an array's own; its shape is known only when all of it is written
 AT_ONCE = 4_096  # clients that are checked and written together
+KEPT = 2**28  # bytes that are read before their pages are given back
 VERIFIED = 2**30  # bytes up to which checksums are verified when a store is opened
 
 
@@ -299,10 +300,19 @@ class _File:
         if hashlib.sha256(memoryview(self.pages)[HEADER:]).hexdigest() != self.sha256:
             raise CorruptData(f"{self.path} is damaged: its bytes have changed since it was written.")
 
-    def forget(self) -> None:
-        """Pages that were read stay with the operating system, which may have them back."""
-        if hasattr(mmap, "MADV_DONTNEED"):
+    @cached_property
+    def read(self) -> list[int]:
+        """How many bytes were, lately."""
+        return [0]
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Some rows. Of pages that were read, the system gets back its own now and then."""
+        found = np.take(self.array, rows, axis=0)
+        self.read[0] += found.nbytes
+        if self.read[0] > KEPT and hasattr(mmap, "MADV_DONTNEED"):
             self.pages.madvise(mmap.MADV_DONTNEED)
+            self.read[0] = 0
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,9 +358,7 @@ class Store:
     def samples(self, clients: np.ndarray) -> PyTree:
         """The samples of these clients, one client after the other."""
         rows = rows_of(self.sizes[clients], self._offsets[clients])
-        found = [np.take(file.array, rows, axis=0) for file in self._files]
-        for file in self._files:
-            file.forget()
+        found = [file.take(rows) for file in self._files]
         return self._tree(found)
 
     @cached_property
