@@ -87,6 +87,7 @@ def test_ours_reaches_the_loss_of_a_loop_within_its_standard_error():
     assert ours.mean() + 20 * error < cases[0].loss(cases[0].start())  # the error is small beside the descent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", fedrzo.PROGRAMS)
 def test_fedrzo_programs_estimate_the_gradient(name):
     """With a small γ the way is −γ times the sum of all estimates, whose mean is ∇f within its deviation."""

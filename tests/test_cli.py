@@ -378,6 +378,7 @@ def test_debug_shows_where_it_happened(invoke):
     assert isinstance(result.exception, ExperimentError)
 
 
+@pytest.mark.slow
 def test_demo(invoke, tmp_path):
     output = invoke("demo", "--seeds", "1").output
     assert "FedRZOBilevel" in output

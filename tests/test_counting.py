@@ -103,6 +103,7 @@ def solved(dimension, H, problem=None):
     return fs.solve(problem, method, data, np.zeros(dimension), rounds=3, progress=False).ledger
 
 
+@pytest.mark.slow
 def test_threads_have_the_ledgers_of_a_serial_run():
     """Different problems, each traced by its own thread, and then one problem that all of them share."""
     jobs = [(n, 1 + n % 3) for n in range(1, 7)]

@@ -316,6 +316,7 @@ def test_every_process_reads_its_own_clients_alone(processes, tmp_path):
         np.testing.assert_allclose([float(v) for v in done[2:]], alone.x, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
     program = tmp_path / "process.py"
     program.write_text(textwrap.dedent(PROCESS))

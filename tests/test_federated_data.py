@@ -31,6 +31,7 @@ def test_round_trip(sizes):
         jax.tree.map(np.testing.assert_array_equal, data.client(i), client)
 
 
+@pytest.mark.slow
 @given(sizes_strategy, st.integers(0, 10))
 def test_full_batch_means_ignore_padding(sizes, seed):
     clients = clients_of(sizes, seed)

@@ -393,6 +393,7 @@ def wait_for(file, process):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_resume_after_sigkill_is_bit_for_bit(program, tmp_path):
     killed = program(tmp_path / "run", tmp_path / "killed.npz", 0.05)
     wait_for(tmp_path / "run" / "checkpoint.safetensors", killed)
@@ -409,6 +410,7 @@ def test_resume_after_sigkill_is_bit_for_bit(program, tmp_path):
         np.testing.assert_array_equal(a[name], b[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_signals_save_and_end_the_run(number, program, tmp_path):
     """Ctrl-C raises what there is; SIGTERM ends the process. Both can be resumed to the end."""

@@ -85,6 +85,7 @@ def test_full_batches_cohorts_and_memory_by_hand(weights, participation, engine,
     np.testing.assert_allclose(result.history["loss"][0], np.dot(w, means), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_gathered_replies_come_in_the_clients_order(x64):
     """FedRZO's scalars are gathered: with groups they must be put back where they belong."""
     arguments = {"rounds": 2, "seed": 3, "progress": False}
@@ -99,6 +100,7 @@ def test_gathered_replies_come_in_the_clients_order(x64):
         np.testing.assert_allclose(*found, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_validation_sizes_need_not_follow_the_training_sizes(x64):
     bilevel = fs.Bilevel(
         lambda x, y, s: 0.5 * (s["a"] @ y - s["b"]) ** 2, lambda x, y, s: loss(y, s) + x @ x + y @ y

@@ -82,7 +82,14 @@ def flat(y):
     return np.append(y["w"], y["c"])
 
 
-@pytest.mark.parametrize(("kappa", "weights"), [(10, "uniform"), (1000, "uniform"), (1000, "size")])
+@pytest.mark.parametrize(
+    ("kappa", "weights"),
+    [
+        pytest.param(10, "uniform", marks=pytest.mark.slow),
+        pytest.param(1000, "uniform", marks=pytest.mark.slow),
+        (1000, "size"),
+    ],
+)
 def test_defaults_are_right(kappa, weights):
     """Relative error of x at most 2e-3: the noise of a one-sided estimate alone is of the size of η."""
     case = Problem(kappa, weights)
@@ -93,6 +100,7 @@ def test_defaults_are_right(kappa, weights):
     assert result.history["lower_residual"][-1] <= 1e-6 * result.history["lower_residual"][0]
 
 
+@pytest.mark.slow
 def test_two_sided_is_exact():
     """Without the noise of size η only lower_tol is left, which is relative to each round's step."""
     case = Problem(1000)
@@ -102,6 +110,7 @@ def test_two_sided_is_exact():
     assert np.linalg.norm(flat(result.y) - y) <= 1e-6 * np.linalg.norm(y)
 
 
+@pytest.mark.slow
 def test_float32():
     """The differences of y are its rounding, 6e-8·κ, over η·‖dy/dx‖ at worst: here κ = 100 keeps 2e-3."""
     with jax.enable_x64(False):
@@ -111,7 +120,7 @@ def test_float32():
         assert case.error(result.x) <= 2e-3
 
 
-@pytest.mark.parametrize("weights", ["uniform", "size"])
+@pytest.mark.parametrize("weights", [pytest.param("uniform", marks=pytest.mark.slow), "size"])
 def test_everyone_solves_the_lower_level(weights):
     """Two of four clients a round: y is that of all clients, and x goes to the solution for all of them.
 
@@ -134,6 +143,7 @@ def test_everyone_solves_the_lower_level(weights):
     assert np.linalg.norm(found.mean(0) - case.x_star) <= 3 * standard_error
 
 
+@pytest.mark.slow
 def test_curvature_that_grows_with_x():
     """``y(x) = e^{−x}·1``: from x = 0 to 5 the curvature becomes 148 times as large."""
     p, data = 100, fs.FederatedData.from_clients([{"c": np.full(1, c)} for c in (0.5, 1.0, 1.5)])
@@ -150,6 +160,7 @@ def test_curvature_that_grows_with_x():
         np.testing.assert_allclose(result.y, np.exp(-exact), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_lower_level_that_is_not_quadratic():
     """Logistic regression with its weights of regularisation above, from a y0 where it is nearly flat."""
     rng = np.random.default_rng(1)
@@ -209,6 +220,7 @@ def test_set_that_moves_with_x(kappa):
     np.testing.assert_allclose(flat(runs[1].y), y, atol=2e-3 * np.abs(y).max())
 
 
+@pytest.mark.slow
 def test_minimax():
     saddle = fs.quadratic_minimax(clients=4, n=3, p=5)
     problem, data, x_star, y_star = saddle
@@ -220,6 +232,7 @@ def test_minimax():
     np.testing.assert_allclose(result.y, y_star, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_payoff_linear_in_y_on_a_set():
     """The paper's coupled example, x² + y with y ∈ [−1, 1] and x + y ≤ 0: no curvature, (0.5, −0.5)."""
     data = fs.FederatedData.from_clients([{"tilt": np.array([t])} for t in (-0.5, 0.0, 0.5)])
@@ -244,6 +257,7 @@ def test_a_budget_that_ends_first_is_told():
     assert result.state.report.short == 5
 
 
+@pytest.mark.slow
 def test_a_lower_level_without_a_solution_is_told():
     """Linear in y, which has no minimum: y stays finite, and there is a warning."""
     case = Problem(10)
@@ -259,6 +273,7 @@ def flat_sum(y):
     return y["w"].sum() + y["c"]
 
 
+@pytest.mark.slow
 def test_one_batch_for_a_round():
     """With lower_batch_size the round's batches have a solution of their own, which is found."""
     noisy = fs.quadratic_bilevel(clients=3, n=2, p=3, samples=6, noise=1.0)

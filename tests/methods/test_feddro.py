@@ -90,6 +90,7 @@ def test_the_local_reading_of_ds_feddro_has_a_biased_limit(two_clients, beta):
     np.testing.assert_allclose(predicted[0], 6 * beta / (1 + 4.5 * beta), rtol=0.2)
 
 
+@pytest.mark.slow
 def test_where_ds_feddro_ends(x64):
     """g_k = A_k x + b_k, f = ½‖y − d‖², h_k = ½ q_k‖x − c_k‖², I = 1: a linear system for every embedding.
 
@@ -157,6 +158,7 @@ def ds_round(eta, beta, I, gamma_x=1.3, gamma_y=1.4):
     return round
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("eta", "beta", "stable"), [(0.04, 0.3, False), (0.01, 0.3, True), (0.04, 0.05, True)]
 )
@@ -262,6 +264,7 @@ class ByHand:
         return x, y
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_the_algorithms_step_by_step():
     clients = regression((5, 4))
@@ -290,6 +293,7 @@ def test_the_algorithms_step_by_step():
     assert result.ledger.exchanges == 1 + 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_reductions():
     """With full batches: I = 1 is gradient descent on Φ, and so is one client with any I."""

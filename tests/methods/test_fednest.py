@@ -59,6 +59,7 @@ def test_a_cohort_drawn_anew_for_every_inner_averaging():
     np.testing.assert_allclose(y.var(), 0.1 / 1.9, rtol=0.4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inverse", ["series", "neumann", "cg"])
 def test_minibatches_leave_the_mean_of_the_series(inverse):
     """E p = H⁻¹ b: the factors' samples are independent. CG has one batch, hence E[H_B⁻¹] b."""

@@ -236,6 +236,7 @@ def test_constants_may_be_schedules():
     np.testing.assert_allclose(solve(moving, rounds=2).x, solve(method, rounds=2).x, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_lower_rounds_as_a_function():
     method = fs.FedRZOBilevel(
         0.01,

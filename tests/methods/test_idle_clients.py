@@ -55,7 +55,9 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "FedAvg" else pytest.mark.slow) for n in METHODS]
+)
 def test_an_idle_client_is_as_none(name):
     problem, method = METHODS[name]
     found = solve(problem, method(STEPS), ALL)

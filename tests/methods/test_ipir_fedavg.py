@@ -47,6 +47,7 @@ def exact(rounds=400):
     return np.asarray(jax.lax.scan(step, jnp.asarray(TOY.x0, jnp.float32), length=rounds + 1)[1])
 
 
+@pytest.mark.slow
 def test_stationarity_falls_towards_that_of_exact_projections():
     """Theorem 3 is about the mean over all rounds, which falls like 1/T with exact projections."""
     reference = exact()
@@ -59,6 +60,7 @@ def test_stationarity_falls_towards_that_of_exact_projections():
     assert reference[-1] < warm[-1] < paper[-1] / 100
 
 
+@pytest.mark.slow
 def test_warm_inner_rounds_follow_the_projection():
     far, near = (run(inner=inner) for inner in ("paper", "warm"))
     gaps = [np.linalg.norm(r.y - TOY.project(r.x)) for r in (far, near)]

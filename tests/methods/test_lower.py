@@ -126,6 +126,7 @@ def test_exchanges_of_lfd_grow_as_in_table_2():
     assert np.polyfit(np.log(r), np.log(rounds), 1)[0] == pytest.approx(2 / 9, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TUNED)
 def test_rules_divide_their_steps_among_the_exchanges_asked_for(name):
     T = 2 * 41 * np.log(41) * (1.1 if name == "lfd" else 1)
@@ -151,6 +152,7 @@ def test_constants_are_estimated(scale):
     assert tuple(map(float, flat)) == (0.1, 10.0)
 
 
+@pytest.mark.slow
 def test_points_do_not_see_each_other():
     """The solution at the centre is the same whether it is found with one other point or with three."""
     quadratic = fs.quadratic_bilevel(clients=3, n=2, p=3, samples=4, noise=0.5)

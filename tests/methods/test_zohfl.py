@@ -79,6 +79,7 @@ def test_scalars_are_vectors(x64, batch_size):
     assert scalars.ledger.floats_down == vectors.ledger.floats_down == 5 * 3 * N
 
 
+@pytest.mark.slow
 def test_steps_differ_by_client_and_round():
     """H_{i,r} = ⌈τ_i √(r+1)⌉ steps at two points, as the ledger shows; the server has its own gradients."""
     tau, rounds, batch = (1.0, 2.5, 0.0, 4.0), 5, 2
@@ -89,6 +90,7 @@ def test_steps_differ_by_client_and_round():
     assert result.ledger.function_values == rounds * 4 * 2
 
 
+@pytest.mark.slow
 def test_who_sits_out_does_not_count(x64):
     """With H_i = 0 the mean is over the others, whatever the client's data; it keeps its model."""
     H = np.array([1, 0, 1, 0])
@@ -102,6 +104,7 @@ def test_who_sits_out_does_not_count(x64):
     np.testing.assert_array_equal(again.x, result.x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("messages", ["vectors", "scalars"])
 def test_where_all_sit_out_the_server_learns_alone(x64, messages):
     result = solve(fs.ZOHFL(0.3, 0.1, H=np.zeros(4, int), messages=messages), rounds=7)

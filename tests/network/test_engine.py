@@ -35,15 +35,9 @@ from fedstrata.solving.pose import pose
 
 from ..cases import all_cases, samples
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
 CASES = {case.name: case for case in all_cases()}
 QUICK = {"scaffold", "zohfl"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compiler():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def assert_same(a, b, tolerance):

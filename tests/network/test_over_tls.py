@@ -22,17 +22,11 @@ from fedstrata.solving.pose import pose
 
 from ..cases import CLIENTS, all_cases
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
 CASES = {case.name: case for case in all_cases()}
 NAMES = [f"site-{i}" for i in range(3)]
 # Those with many exchanges in a round, with personal models, with the server's own data.
 ROWS = ["zohfl", "fednest", "feddro", "fedrzo-bilevel", "ipirfedavg"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compiler():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def posed(case, data):

@@ -29,6 +29,7 @@ def clients(sizes=(40, 60), seed=0):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_rates_are_those_counted():
     parts = clients((50, 50))

@@ -14,6 +14,7 @@ def _mean(function, data):
     return lambda x, y: jax.vmap(lambda sample: function(x, y, sample))(flat).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("build", [fs.quadratic_bilevel, fs.quadratic_minimax])
 def test_solution_is_stationary(build):

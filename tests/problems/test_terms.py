@@ -139,6 +139,7 @@ def test_every_class_evaluates_a_whole_batch(measured):
     assert measured(problem, X)["objective"] == pytest.approx(float(z @ z + over_clients(spread, X)))
 
 
+@pytest.mark.slow
 def test_a_personal_problem_evaluates_whole_batches():
     data = fs.FederatedData.from_clients(CLIENTS, server=CLIENTS[0])
     problem = fs.Personalized(
@@ -161,6 +162,7 @@ def test_a_personal_problem_evaluates_whole_batches():
         fs.Personalized(spread, fs.per_batch(lambda x, y: 0.0), sampled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("upper", [fs.per_batch(payoff), sampled])
 @pytest.mark.parametrize("lower", [fs.per_batch(lambda x, y, b: payoff(x, y, b) + 2 * y @ y), sampled])
 def test_a_bilevel_problem_as_sequences(upper, lower):
@@ -309,6 +311,7 @@ def test_the_loss_beside_fair_constraints_may_see_a_batch():
     assert result.history["loss"][0] == pytest.approx(float(over_clients(spread, X)))
 
 
+@pytest.mark.slow
 def test_a_black_box_of_a_batch():
     def by_numpy(x, batch):
         return float(np.var(batch["a"] @ x))
@@ -341,7 +344,7 @@ def of_equal_size(data):
 
 
 CASES = [c for c in all_cases() if not isinstance(c.problem, fs.MPEC | DRO | GroupDRO)]
-QUICK = {"compositional-fedavg", "fedrzo-bilevel", "strfedavg", "zohfl"}
+QUICK = {"compositional-fedavg"}
 
 
 @pytest.mark.parametrize(

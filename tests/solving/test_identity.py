@@ -84,6 +84,7 @@ def printed(file, seed):
     return output.stdout.decode().split()
 
 
+@pytest.mark.slow
 def test_other_processes_and_places_agree(tmp_path):
     (tmp_path / "here").mkdir()
     first, moved, changed = tmp_path / "first.py", tmp_path / "here" / "moved.py", tmp_path / "changed.py"
