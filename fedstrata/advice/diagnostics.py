@@ -28,6 +28,7 @@ from fedstrata.core.storage import Placed
 from fedstrata.core.types import Function, PyTree, Real, Weights
 from fedstrata.estimators.sphere import sphere, two_point
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Minimization
+from fedstrata.solving.result import Result
 
 BATCHES = 32  # enough for a t-interval, few enough to keep a gradient of each
 
@@ -177,34 +178,44 @@ def _batch_means(
     return jax.vmap(batch)(keys)
 
 
+def _at(x: PyTree | Result, weights: Weights | None) -> tuple[PyTree, Weights]:
+    """A point, or a result's, and the clients' weights: those given, else the result's, else uniform."""
+    if isinstance(x, Result):
+        x, weights = x.x, x.weights if weights is None else weights
+        if weights is None:
+            raise ValueError("This result does not know the clients' weights of its run: give weights=.")
+    return x, "uniform" if weights is None else weights
+
+
 def stationarity(
     problem: Problem,
     data: FederatedData,
-    x: PyTree,
+    x: PyTree | Result,
     eta: float,
     *,
     solution: Callable[..., PyTree] | None = None,
     samples: int = 3200,
     confidence: float = 0.95,
     seed: int = 0,
-    weights: Weights = "uniform",
+    weights: Weights | None = None,
 ) -> GradientNorm:
     """The norm of the smoothed problem's gradient at x, local sets included; zero is 2η-Clarke stationary.
 
     Args:
         problem: `Minimization`, `Bilevel`, `Minimax` or `MPEC`.
         data: the clients' samples; values are full means.
-        x: the point.
+        x: the point, or a result, whose x and weights are then taken.
         eta: the smoothing radius η.
         solution: the lower level's solution, ``solution(x)``, or ``solution(x, sample)`` for `MPEC`.
         samples: see `gradient_norm`.
         confidence: likewise.
         seed: likewise.
-        weights: of the clients, as given to `fedstrata.solve`; a result knows them, ``result.weights``.
+        weights: of the clients, as given to `fedstrata.solve`; None is a result's own, else uniform.
 
     Raises:
-        ValueError: where a solution is needed and not given.
+        ValueError: where a solution is needed and not given, or a result does not know its weights.
     """
+    x, weights = _at(x, weights)
     problem.check_weights(weights)
     x, placed = tree.as_floats(x, "x"), data.placed()
     outside = placed.each_client(lambda client: tree.sub(x, problem.set_of_x(x, client)))
@@ -230,27 +241,31 @@ def set_distances(problem: Problem, data: FederatedData, x: PyTree) -> np.ndarra
 def lower_residual(
     problem: Bilevel | Minimax | MPEC,
     data: FederatedData,
-    x: PyTree,
-    y: PyTree,
+    x: PyTree | Result,
+    y: PyTree = None,
     step: float = 1.0,
-    weights: Weights = "uniform",
+    weights: Weights | None = None,
 ) -> float:
     """``‖y − P_{Y(x)}(y − step · G)‖/step``, zero where y = y(x).
 
     Args:
         problem: G is the gradient of the lower level's mean, or the followers' map of an `MPEC`.
         data: the clients' samples.
-        x: the point.
-        y: the lower level's variable; for an `MPEC`, where every sample has an equilibrium of its own, a
-            function ``y(x, sample)``, and the result is the mean over the clients' samples.
+        x: the point, or a result, whose x, y and weights are then taken.
+        y: the lower level's variable, where x is no result; for an `MPEC`, where every sample has an
+            equilibrium of its own, a function ``y(x, sample)``, and the result is the mean over the clients'
+            samples.
         step: of the residual.
-        weights: of the clients, as given to `fedstrata.solve`; a result knows them, ``result.weights``.
+        weights: of the clients, as given to `fedstrata.solve`; None is a result's own, else uniform.
 
     >>> import fedstrata as fs
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel()
     >>> lower_residual(problem, data, x_star, y_star) < 1e-5
     True
     """
+    if y is None and isinstance(x, Result) and not isinstance(problem, MPEC):
+        y = x.y
+    x, weights = _at(x, weights)
     x, placed = tree.as_floats(x, "x"), data.placed()
     if not isinstance(problem, Bilevel | Minimax | MPEC):
         raise TypeError(f"lower_residual is for Bilevel, Minimax and MPEC, not {type(problem).__name__}.")
@@ -265,6 +280,8 @@ def lower_residual(
             return tree.norm(tree.sub(at, problem.project_y(moved, x, sample))) / step
 
         return float(jax.jit(lambda x, data: federated_mean(of_sample, data, weights=weights)(x))(x, placed))
+    if y is None:
+        raise TypeError("lower_residual needs y, or a result in place of x.")
     y = tree.as_floats(y, "y")
 
     @jax.jit

@@ -117,3 +117,24 @@ def test_consensus_error():
     mean = jax.tree.map(lambda leaf: leaf.mean(0), points)
     by_hand = np.mean([sum(((points[k][i] - mean[k]) ** 2).sum() for k in points) for i in range(3)])
     assert consensus_error(points) == pytest.approx(by_hand)
+
+
+def test_a_result_is_judged_with_its_own_weights():
+    """½‖x − a‖² on clients of one and three samples, weighted by size, from the mean of all samples."""
+    data = fs.FederatedData.from_clients([{"a": np.zeros((1, 2))}, {"a": np.ones((3, 2))}])
+    problem = fs.Minimization(lambda x, s: ((x - s["a"]) ** 2).sum() / 2)
+    options = {"rounds": 1, "progress": False, "weights": "size"}
+    result = fs.solve(problem, fs.FedAvg(1.0), data, np.zeros(2), **options)
+    np.testing.assert_allclose(result.x, 0.75)
+    found = stationarity(problem, data, result, 1e-2)
+    assert found.norm < 1e-2
+    assert found == stationarity(problem, data, result.x, 1e-2, weights="size")
+
+
+def test_the_lower_residual_of_a_result():
+    q = fs.quadratic_bilevel(clients=2, n=2, p=3)
+    start = {"y0": q.y_star, "rounds": 1, "progress": False}
+    result = fs.solve(q.problem, fs.FedMSA(1e-6, 1e-6), q.data, q.x_star, **start)
+    assert lower_residual(q.problem, q.data, result) == lower_residual(q.problem, q.data, result.x, result.y)
+    with pytest.raises(TypeError, match="needs y"):
+        lower_residual(q.problem, q.data, q.x_star)
