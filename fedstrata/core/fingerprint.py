@@ -157,8 +157,9 @@ class _Walk:
         module = function.__globals__.get("__name__") or ""  # wrappers take the name of what they wrap
         if is_known(module):
             name = f"{module}.{function.__code__.co_qualname}"
-            # two functions without names of their own may stand in one of ours
-            code = self.digest(function.__code__) if module.startswith("fedstrata") else b""
+            # two functions without names of their own may stand in one of ours, or in one factory
+            unnamed = module.startswith("fedstrata") or "<lambda>" in name
+            code = self.digest(function.__code__) if unnamed else b""
             return _hash("known", name, code, self.digest(function.__defaults__), *self._items(cells))
         return _hash(
             "function",

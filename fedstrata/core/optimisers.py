@@ -8,7 +8,22 @@ from typing import Any
 import numpy as np
 import optax
 
+from fedstrata.core.fingerprint import sure_fingerprint
 from fedstrata.core.functions import cells_of
+
+_first: dict[str, optax.GradientTransformation] = {}
+
+
+def first_like(optimiser: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The first optimiser that was made like this one: another object would be another program.
+
+    >>> first_like(optax.adam(0.1)) is first_like(optax.adam(0.1))
+    True
+    >>> first_like(optax.adam(0.1)) is first_like(optax.adam(0.2))
+    False
+    """
+    known = sure_fingerprint(optimiser)
+    return optimiser if known is None else _first.setdefault(known, optimiser)
 
 
 def optimiser_words(optimiser: optax.GradientTransformation) -> str:

@@ -41,6 +41,7 @@ from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, LocalSteps, Method, method
+from fedstrata.core.optimisers import first_like
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
@@ -82,6 +83,11 @@ class FedOpt(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for side in ("client", "server"):
+            object.__setattr__(self, side, first_like(getattr(self, side)))
 
     def cautions(self, problem: Minimization, rounds: int) -> list[str]:
         try:

@@ -200,6 +200,14 @@ def test_a_sweep_over_optimisers_is_refused():
         fs.sweep(problem, [method(0.5), method(1.0)], data, x0, rounds=2)
 
 
+def test_an_optimiser_made_anew_is_the_same_program():
+    def method(rate):
+        return fs.FedOpt(optax.sgd(GAMMA), optax.chain(optax.clip(1.0), optax.adam(rate)))
+
+    assert jax.tree.structure(method(0.5)) == jax.tree.structure(method(0.5))
+    assert jax.tree.structure(method(0.5)) != jax.tree.structure(method(0.6))
+
+
 @pytest.mark.slow
 def test_a_sweep_over_seeds():
     method = fs.FedOpt(optax.sgd(GAMMA), optax.sgd(1.0), H=2, batch_size=1)
