@@ -33,7 +33,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.digest import array_digest
-from fedstrata.core.functions import cells_of, globals_of, is_known, values_only, writes
+from fedstrata.core.functions import (
+    cells_of,
+    globals_of,
+    is_known,
+    numbers_written,
+    values_only,
+    writes,
+)
 
 
 def fingerprint(value: Any) -> str:
@@ -160,6 +167,7 @@ class _Walk:
             # two functions without names of their own may stand in one of ours, or in one factory
             unnamed = module.startswith("fedstrata") or "<lambda>" in name
             code = self.digest(function.__code__) if unnamed else b""
+            cells |= dict(numbers_written(function))
             return _hash("known", name, code, self.digest(function.__defaults__), *self._items(cells))
         return _hash(
             "function",

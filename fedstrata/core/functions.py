@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dataclasses
 import dis
 import functools
@@ -35,6 +36,19 @@ def cells_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # not assigned yet
             yield name, None
+
+
+def numbers_written(function: FunctionType) -> Iterator[tuple[str, float]]:
+    """The numbers that a function closes over and also assigns to, as floats.
+
+    In a library's function they are arguments that it converts (the steps of optax's cosine decay).
+    """
+    written = _written(function.__code__)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name in written:
+            with contextlib.suppress(ValueError):  # not assigned yet
+                if isinstance(cell.cell_contents, int | float):
+                    yield name, float(cell.cell_contents)
 
 
 def globals_of(function: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -152,6 +152,11 @@ def test_optimisers_are_told_apart_by_what_they_are_made_of():
         return [fingerprint(o) for o in eval(MADE.format(*numbers))]
 
     assert prints(0.1, 0.1) == prints(0.1, 0.1)
+    used = optax.cosine_decay_schedule(0.1, 10)
+    before = fingerprint(optax.sgd(used))
+    used(jnp.int32(3))  # which turns its number of steps into a float
+    assert fingerprint(optax.sgd(used)) == before
+    assert fingerprint(optax.sgd(optax.cosine_decay_schedule(0.1, 20))) != before
     assert not set(prints(0.1, 0.1)) & set(prints(0.2, 0.2))
     code = f"import optax; from fedstrata.core.fingerprint import fingerprint as f; print(*map(f, ({MADE})))"
     done = subprocess.run(
