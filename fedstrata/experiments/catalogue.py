@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.federated import FederatedData
+from fedstrata.core.metrics import PerClient, per_client
 from fedstrata.core.problem import Problem
 from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree, Weights
@@ -66,7 +67,7 @@ class Posed(NamedTuple):
     data: FederatedData
     x0: PyTree
     y0: PyTree
-    metrics: Mapping[str, Metric]
+    metrics: Mapping[str, Metric | PerClient]
 
 
 class Given(NamedTuple):
@@ -86,7 +87,7 @@ class Entry:
         pose: poses it; its keyword arguments are the problem's options.
         kind: its class, or None where the option ``form`` says.
         measures: what the history has of it.
-        metrics: what it can measure beside the model's ``accuracy`` and ``test_loss``.
+        metrics: what is measured, unless others are asked for, beside ``accuracy`` and ``test_loss``.
         needs: an option of ``[data]`` without which it cannot be posed.
         models: the models that it takes; all where there are none.
     """
@@ -137,16 +138,35 @@ def _classes(problem: str, model: Model) -> None:
         )
 
 
+Sampled = Callable[[PyTree, Any], Any]  # a function of the model's parameters and one sample
+# Where a model's parameters are: what makes of its functions those of x, or of x and y.
+PLACES: dict[str, Callable[[Sampled], Callable[..., Any]]] = {
+    "x": lambda function: lambda x, sample: function(x, sample),
+    "y": lambda function: lambda x, y, sample: function(y, sample),
+    "lifted": lambda function: lambda x, sample: function(x.x, sample),
+}
+
+
 @functools.cache
-def _metrics(model: Model, where: str) -> dict[str, Metric]:
-    """The model's metrics, where its parameters are ``"x"``, ``"y"`` or the x of a lifted variable."""
+def _metrics(model: Model, where: str = "x", own: str = "") -> dict[str, Any]:
+    """The model's metrics, where its parameters are; ``own`` says where a client's own are, if elsewhere."""
 
     def at(metric: Metric) -> Metric:
-        if where == "y":
-            return lambda x, y, data: metric(y, None, data)
-        return lambda x, y, data: metric(x.x, None, data)
+        if where == "x":
+            return metric
+        return lambda x, y, data: metric(y if where == "y" else x.x, None, data)
 
-    return dict(model.metrics) if where == "x" else {name: at(m) for name, m in model.metrics.items()}
+    whole = {name: at(metric) for name, metric in model.metrics.items()}
+    return {**whole, **_by_client(model.loss, model.correct, PLACES[own or where])}
+
+
+def _by_client(loss: Sampled, correct: Sampled, place: Callable[[Sampled], Any]) -> dict[str, PerClient]:
+    return {
+        "client_loss": per_client(place(loss)),
+        "client_accuracy": per_client(place(correct), mode="max"),
+        "client_test_loss": per_client(place(loss), part="test"),
+        "client_test_accuracy": per_client(place(correct), part="test", mode="max"),
+    }
 
 
 @functools.cache
@@ -157,7 +177,7 @@ def _minimization(model: Model) -> Minimization:
 def minimisation(given: Given) -> Posed:
     """The mean loss."""
     model = given.model
-    return Posed(_minimization(model), given.data, model.init(given.seed), None, _metrics(model, "x"))
+    return Posed(_minimization(model), given.data, model.init(given.seed), None, _metrics(model))
 
 
 @functools.lru_cache(maxsize=8)
@@ -171,7 +191,7 @@ def squares(x: PyTree) -> Any:
 
 
 @functools.cache
-def _regularised(model: Model, per: str) -> tuple[Bilevel, dict[str, Metric]]:
+def _regularised(model: Model, per: str) -> tuple[Bilevel, dict[str, Any]]:
     def lower(x: PyTree, y: PyTree, sample: PyTree) -> Any:
         log = x[sample["client"]] if per == "client" else x
         return model.loss(y, sample) + jnp.exp(log) / 2 * squares(y)
@@ -210,7 +230,7 @@ def _noisy(data: FederatedData, noise: float, classes: int, seed: int) -> Federa
 
 
 @functools.cache
-def _cleaned(model: Model, lam: float) -> tuple[Bilevel, dict[str, Metric]]:
+def _cleaned(model: Model, lam: float) -> tuple[Bilevel, dict[str, Any]]:
     def found(x: PyTree, y: PyTree, data: Placed) -> Any:
         return jnp.mean((x > 0) == data.train["clean"])
 
@@ -285,7 +305,7 @@ def _in_form(form: str, problem: Any, given: Given, data: FederatedData, lifted:
     model = given.model
     if form == "minimax":
         dual = _dual(problem, data, given.weights)
-        return Posed(dual.problem, dual.data, model.init(given.seed), dual.y0, _metrics(model, "x"))
+        return Posed(dual.problem, dual.data, model.init(given.seed), dual.y0, _metrics(model))
     return Posed(problem, data, model.init(given.seed), None, _metrics(model, "lifted" if lifted else "x"))
 
 
@@ -326,14 +346,8 @@ def client_of(sample: PyTree) -> Any:
 
 
 @functools.cache
-def _worst_client(model: Model, clients: int, lam: float) -> tuple[dro.GroupDRO, Metric]:
-    def worst(x: PyTree, y: PyTree, data: Placed) -> Any:
-        def own(x: PyTree, sample: PyTree) -> Any:
-            return jax.nn.one_hot(sample["client"], clients) * model.loss(x, sample)
-
-        return clients * jnp.max(data.mean(own, x, shares=data.shares("uniform")))
-
-    return dro.group(model.loss, clients, lam, client_of), worst
+def _worst_client(model: Model, clients: int, lam: float) -> dro.GroupDRO:
+    return dro.group(model.loss, clients, lam, client_of)
 
 
 def client_robust(given: Given, *, lam: float = 0.1, form: str = "composition") -> Posed:
@@ -346,9 +360,8 @@ def client_robust(given: Given, *, lam: float = 0.1, form: str = "composition") 
     """
     _one_of("form", form, FORMS)
     data = _indexed(given.data)
-    problem, worst = _worst_client(given.model, data.clients, _positive("lam", lam))
-    posed = _in_form(form, problem, given, data, lifted=False)
-    return posed._replace(metrics={**posed.metrics, "worst_loss": worst})
+    problem = _worst_client(given.model, data.clients, _positive("lam", lam))
+    return _in_form(form, problem, given, data, lifted=False)
 
 
 PREFERENCES = ("sparse", "smallest", "validation")
@@ -372,7 +385,7 @@ def selection(given: Given, *, prefer: str = "smallest") -> Posed:
     """
     _one_of("prefer", prefer, PREFERENCES)
     model = given.model
-    return Posed(_selected(model, prefer), given.data, model.init(given.seed), None, _metrics(model, "x"))
+    return Posed(_selected(model, prefer), given.data, model.init(given.seed), None, _metrics(model))
 
 
 @functools.cache
@@ -396,11 +409,11 @@ def personalised(given: Given, *, mu: float = 0.1, lam: float = 1.0) -> Posed:
     """
     model, start = given.model, given.model.init(given.seed)
     problem = _personal(model, _positive("mu", mu), _positive("lam", lam))
-    return Posed(problem, given.data, start, start, _metrics(model, "x"))
+    return Posed(problem, given.data, start, start, _metrics(model, "x", own="y"))
 
 
 @functools.cache
-def _strategic(model: Model, cost: float) -> tuple[MPEC, dict[str, Metric]]:
+def _strategic(model: Model, cost: float) -> tuple[MPEC, dict[str, Any]]:
     def moved(y: PyTree, sample: PyTree) -> PyTree:
         return {**sample, "x": sample["x"] + y}
 
@@ -410,18 +423,19 @@ def _strategic(model: Model, cost: float) -> tuple[MPEC, dict[str, Metric]]:
     def response(x: PyTree, sample: PyTree) -> Any:
         return slope(x, sample["x"]) / cost  # exact: the score is linear in the features
 
-    def at_response(function: Callable[[PyTree, Any], Any]) -> Metric:
-        def metric(x: PyTree, y: PyTree, data: Placed) -> Any:
-            return jax.vmap(lambda s: function(x, moved(response(x, s), s)))(data.test).mean()
+    def at_response(function: Sampled) -> Sampled:
+        return lambda x, sample: function(x, moved(response(x, sample), sample))
 
-        return metric
+    def tested(function: Sampled) -> Metric:
+        return lambda x, y, data: jax.vmap(at_response(function), (None, 0))(x, data.test).mean()
 
     problem = MPEC(
         leader=lambda x, y, sample: model.loss(x, moved(y, sample)),
         follower=lambda x, y, sample: cost * y - slope(x, sample["x"] + y),
         solution=response,
     )
-    return problem, {"accuracy": at_response(model.correct), "test_loss": at_response(model.loss)}
+    whole = {"accuracy": tested(model.correct), "test_loss": tested(model.loss)}
+    return problem, {**whole, **_by_client(model.loss, model.correct, at_response)}
 
 
 def strategic(given: Given, *, cost: float = 10.0) -> Posed:
@@ -461,10 +475,14 @@ CATALOGUE: dict[str, Entry] = {
     "hypercleaning": Entry(hypercleaned, Bilevel, LEVELS, ("found",), _valid),
     "loss_tuning": Entry(tuned, Bilevel, LEVELS, (), _valid),
     "robust": Entry(robust, None, ("objective",)),
-    "client_robust": Entry(client_robust, None, ("objective",), ("worst_loss",)),
+    "client_robust": Entry(client_robust, None, ("objective",), ("client_loss",)),
     "selection": Entry(selection, Selection, ("primary", "secondary"), (), _valid_if_asked),
     "personalised": Entry(
-        personalised, Personalized, ("objective", "server", "coupling", "client"), (), _server
+        personalised,
+        Personalized,
+        ("objective", "server", "coupling", "client"),
+        ("client_accuracy",),
+        _server,
     ),
     "strategic": Entry(strategic, MPEC, ("leader",), models=("logistic", "linear")),
 }

@@ -65,7 +65,8 @@ from fedstrata.report import Column, PaperClaims, PlotSpec, TableSpec
 from fedstrata.report.records import Scalar
 
 METRICS = ("accuracy", "test_loss")
-HIGH = {"accuracy", "found"}  # metrics of which more is better
+BY_CLIENT = ("client_loss", "client_accuracy")
+TESTED = ("client_test_loss", "client_test_accuracy")
 
 
 class Data(Named):
@@ -160,9 +161,10 @@ def define(content: Mapping[str, Any], name: str) -> Experiment:
         form = File.model_validate(content)
         _check(form)
         build = FileBuild(form)
-        measures, metrics = form.problem.entry.measures_of(form.problem.parameters), _measured(form)
+        series = list(form.problem.entry.measures_of(form.problem.parameters))
+        series += [name for metric in _measured(form) for name in _series(metric)]
         columns = [
-            *(Column(m, better=_better(m)) for m in (*measures, *metrics)),
+            *(Column(name, better=_better(name)) for name in series),
             Column("bytes_up", "ledger", "uploaded", format="bytes"),
         ]
         return Experiment(
@@ -176,7 +178,7 @@ def define(content: Mapping[str, Any], name: str) -> Experiment:
             build=build,
             seeds=form.seeds,
             table=form.table or TableSpec(tuple(columns), rows=("label", *form.grid)),
-            plots=tuple(PlotSpec(m) for m in (*measures, *metrics)) if form.plots is None else form.plots,
+            plots=tuple(map(PlotSpec, series)) if form.plots is None else form.plots,
             claims=form.claims,
             notes=form.notes,
             quick=form.quick or {"rounds": min(form.rounds, 5), "seeds": 1},
@@ -192,8 +194,11 @@ def define(content: Mapping[str, Any], name: str) -> Experiment:
 
 
 def _measured(form: File) -> list[str]:
-    """The metrics that are asked for; by default all."""
-    return _offered(form) if form.metrics is None else form.metrics
+    """The metrics that are asked for, or those that go with the problem."""
+    if form.metrics is not None:
+        return form.metrics
+    wanted = (*METRICS, *form.problem.entry.metrics)
+    return [metric for metric in _offered(form) if metric in wanted]
 
 
 def _offered(form: File) -> list[str]:
@@ -203,11 +208,18 @@ def _offered(form: File) -> list[str]:
     if loss is None and default is not None:
         loss = default.default
     numbers = loss is not None and Loss.of(loss).labels == "numbers"
-    return [*(m for m in METRICS if m != "accuracy" or not numbers), *form.problem.entry.metrics]
+    tested = TESTED if form.data.name in NATURAL else ()  # elsewhere nobody knows whose a test sample is
+    every = (*METRICS, *form.problem.entry.metrics, *BY_CLIENT, *tested)
+    return list(dict.fromkeys(m for m in every if "accuracy" not in m or not numbers))
+
+
+def _series(metric: str) -> list[str]:
+    """What the history has of a metric that is worth a column: of one by client its mean, and the worst."""
+    return [metric, f"{metric}/worst"] if metric.startswith("client_") else [metric]
 
 
 def _better(measure: str) -> Literal["low", "high", ""]:
-    if measure in HIGH:
+    if "accuracy" in measure or measure == "found":
         return "high"
     return "" if measure in ("lower", "weight", "payoff", "secondary", "coupling") else "low"
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.core.metrics import PerClient
 from fedstrata.experiments import ExperimentError
 from fedstrata.experiments.catalogue import CATALOGUE
 from fedstrata.experiments.data import LOADERS, PARTITIONS
 from fedstrata.experiments.runner import prepare, run_experiment
-from fedstrata.experiments.toml import METRICS, File, define, read
+from fedstrata.experiments.toml import BY_CLIENT, METRICS, TESTED, File, define, read
 from fedstrata.models import MODELS, options
 from fedstrata.report import load_report
 
@@ -180,8 +181,7 @@ def test_robust_problems_are_their_formulas():
     own = by_client(task.data, losses)
     expected = 0.1 * np.log(np.exp(own / 0.1).mean())
     assert measured(task, W)["objective"] == pytest.approx(expected, rel=1e-5)
-    worst = task.metrics["worst_loss"](W, None, task.data.placed())
-    assert float(worst) == pytest.approx(own.max(), rel=1e-5)
+    assert isinstance(task.metrics["client_loss"], PerClient)
     dual = posed({"name": "client_robust", "model": model, "lam": 0.1, "form": "minimax"}, fedmsa)
     q = np.exp(own / 0.1) / np.exp(own / 0.1).sum()  # where the payoff is largest, it is the objective
     assert measured(dual, W, jnp.asarray(q))["payoff"] == pytest.approx(expected, rel=1e-5)
@@ -203,6 +203,33 @@ def test_selection_and_personal_models_are_their_formulas():
     expected = logistic_losses(2 * W, first) + 3 / 2 * W @ W
     assert float(task.problem.client(W, 2 * W, first)) == pytest.approx(expected, rel=1e-5)
     assert float(task.problem.coupling(W, 2 * W)) == pytest.approx(0.4 / 2 * W @ W)
+
+
+@pytest.mark.slow
+def test_metrics_of_each_client():
+    """Of a hospital's own test patients at the start, where all scores are 0 and nobody is called ill."""
+    content = {
+        "title": "t",
+        "data": {"name": "heart"},
+        "problem": {"name": "minimisation", "model": {"name": "linear", "loss": "logistic"}},
+        "methods": [{"name": "FedAvg", "gamma": 0.1}],
+        "metrics": ["client_loss", "client_test_accuracy"],
+    }
+    e = define(content, "each")
+    assert [c.metric for c in e.table.columns][:5] == [
+        "loss",
+        "client_loss",
+        "client_loss/worst",
+        "client_test_accuracy",
+        "client_test_accuracy/worst",
+    ]
+    task = first_task(e)
+    history = fs.solve(
+        task.problem, task.method, task.data, task.x0, rounds=1, metrics=task.metrics, progress=False
+    ).history
+    well = [1 - task.data.test["y"][task.data.test["client"] == i].mean() for i in range(4)]
+    assert history["client_test_accuracy/worst"][0] == pytest.approx(min(well), rel=1e-5)
+    assert history["client_loss/worst"][0] == pytest.approx(np.log(2), rel=1e-5)
 
 
 def test_who_adapts_moves_along_the_score():
@@ -347,7 +374,7 @@ def test_the_page_names_every_key():
     page = (Path(__file__).parents[2] / "docs" / "toml.md").read_text("utf-8")
     words = set(re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL)))
     for name, entry in CATALOGUE.items():
-        assert {name, *entry.options, *entry.metrics} <= words, name
+        assert {name, *entry.options, *entry.metrics, *BY_CLIENT, *TESTED} <= words, name
     for name in MODELS:
         assert {name, *options(name)} <= words, name
     for name in PARTITIONS:
@@ -430,7 +457,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
         (change('label = "pulled"', 'label = "FedAvg"'), "two are called 'FedAvg'"),
         (
             change('["accuracy"]', '["accurate"]'),
-            "metrics: there is no 'accurate'. Did you mean 'accuracy'.* There are accuracy, test_loss, and",
+            "metrics: there is no 'accurate'. Did you mean 'accuracy'.* There are accuracy, test_loss, ",
         ),
         (change("mu = [0.5", "nu = [0.5"), r"grid: nothing is called 'nu'\. Did you mean 'mu'"),
         (change("mu = [0.5, 1.0]", "mu = []"), "no value of 'mu'"),
