@@ -1,7 +1,7 @@
 """The simulated program on clients that are read as they are needed: for data that does not fit into memory.
 
-A round's cohort follows from the seed. While the device computes, a thread reads the clients of the next
-rounds and places their samples: a *window*, of fixed shapes. The compiled rounds are the simulated
+A round's cohort follows from the seed. While the device computes, a thread draws the cohorts of the next
+rounds and reads and places their samples: a *window*, of fixed shapes. The compiled rounds are the simulated
 engine's; only the rows of clients are found by their numbers. What clients remember lives on the host, goes
 to the device with a window and back after it.
 
@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,6 @@ MANY = 10_000  # clients, above which metrics are means over some of them
 SAMPLED = 1_000  # of them
 WINDOW_BYTES = 2**26  # of samples and memories that are read ahead at once
 WINDOW_ROUNDS = 64  # at most
-READERS = 3  # threads, beside a GPU
 BLOCK_BYTES = 2**24  # of those through which an exchange with everyone goes
 BLOCK_CLIENTS = 4_096  # at most
 _numbers = itertools.count()
@@ -203,15 +202,6 @@ def _cohorts(clients: int, participants: int) -> Callable[..., Array]:
     return jax.jit(of)
 
 
-class Plan(NamedTuple):
-    """Which clients are needed for some rounds, and room for them by `Stream._capacity`."""
-
-    start: int
-    stop: int
-    clients: np.ndarray
-    room: dict[str, int]
-
-
 @dataclass
 class Window:
     """The clients of some rounds, on the device."""
@@ -251,11 +241,9 @@ class Stream:
         self.handle = next(_numbers)
         streams[self.handle] = self
         self._x64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
-        # Where the device is not the processor, it outruns one thread that reads.
-        self._readers = 1 if jax.default_backend() == "cpu" else READERS
-        self._reader = ThreadPoolExecutor(self._readers, "fedstrata-reader")
+        self._reader = ThreadPoolExecutor(1, "fedstrata-reader")
         self._window: Window | None = None
-        self._coming: deque[tuple[Plan, Future[Window]]] = deque()
+        self._next: Future[Window] | None = None
         self._in_windows: bool | None = None
         self._checked = False
 
@@ -352,13 +340,13 @@ class Stream:
             return self._window
         self._put_back()
         self._window = None
-        if not self._coming or self._coming[0][0].start != r:
-            self._coming.clear()
-        while len(self._coming) <= self._readers:
-            plan = self._plan(self._coming[-1][0].stop if self._coming else r)
-            self._coming.append((plan, self._reader.submit(self._read, plan)))
-        self._window = self._coming.popleft()[1].result()
-        return self._window
+        coming, self._next = self._next, None
+        found = None if coming is None else coming.result()
+        if found is None or not found.start <= r < found.stop:
+            found = self._read(r)
+        self._window = found
+        self._next = self._reader.submit(self._read, found.stop)
+        return found
 
     @cached_property
     def _capacity(self) -> dict[str, int]:
@@ -386,26 +374,23 @@ class Stream:
         parts = {"train": self.data.sizes, "valid": self.data.valid_sizes}
         return {name: int(s[clients].sum(dtype=np.int64)) for name, s in parts.items() if s is not None}
 
-    def _plan(self, r: int) -> Plan:
-        """As many rounds from ``r`` on as fit into a window."""
-        room, number = self._capacity, self._capacity["rounds"]
-        draw = _cohorts(self.setup.clients, self.setup.participants)
-        cohorts = np.asarray(draw(np.uint32(self.seed), r + np.arange(number, dtype=np.int32)))
-        while True:
-            clients = np.unique(cohorts[:number])
-            needed = self._samples(clients)
-            if all(needed[name] <= room[name] for name in needed):
-                break
-            if number == 1:  # an unlikely cohort: from now on there is room for it
-                room.update({name: max(room[name], needed[name]) for name in needed})
-                break
-            number = number // 2
-        return Plan(r, r + number, clients, dict(room))
-
-    def _read(self, plan: Plan) -> Window:
+    def _read(self, r: int) -> Window:
+        """The clients of as many rounds from ``r`` on as fit into a window."""
         with jax.enable_x64(self._x64):  # a setting of each thread's own
-            placed = self.data.some(plan.clients, plan.room["clients"], plan.room, self.groups)
-            return Window(plan.start, plan.stop, plan.clients, self._placed(placed))
+            room, number = self._capacity, self._capacity["rounds"]
+            draw = _cohorts(self.setup.clients, self.setup.participants)
+            cohorts = np.asarray(draw(np.uint32(self.seed), r + np.arange(number, dtype=np.int32)))
+            while True:
+                clients = np.unique(cohorts[:number])
+                needed = self._samples(clients)
+                if all(needed[name] <= room[name] for name in needed):
+                    break
+                if number == 1:  # an unlikely cohort: from now on there is room for it
+                    room.update({name: max(room[name], needed[name]) for name in needed})
+                    break
+                number = number // 2
+            placed = self.data.some(clients, room["clients"], room, self.groups)
+            return Window(r, r + number, clients, self._placed(placed))
 
     def _placed(self, host: Placed) -> Placed:
         return replace(jax.device_put(host), server=self.server, test=self.test)
