@@ -391,7 +391,7 @@ class FederatedData:
 
     def stacked(self, part: str = "train") -> PyTree:
         """Arrays of shape ``(clients, samples of each, …)``, where all clients have equally many."""
-        self._in_memory("stacked")
+        self.need_memory("stacked")
         samples, sizes = getattr(self, part), self.sizes if part == "train" else self.valid_sizes
         if sizes is None or (sizes != sizes[0]).any():
             raise DataError("Only clients of one size can be stacked; take them one by one, data.client(i).")
@@ -399,7 +399,7 @@ class FederatedData:
 
     def with_client_index(self) -> FederatedData:
         """Add ``client``, the client's number, to every sample, so that a loss can depend on it."""
-        self._in_memory("with_client_index")
+        self.need_memory("with_client_index")
 
         def add(samples: PyTree, sizes: np.ndarray) -> PyTree:
             if not isinstance(samples, dict):
@@ -436,7 +436,7 @@ class FederatedData:
 
     def place(self, put: Callable[[np.ndarray], Any]) -> Placed:
         """The same, made anew and not kept; ``put`` brings an array to its device."""
-        self._in_memory("This engine")
+        self.need_memory("This engine")
 
         def part(tree: PyTree, sizes: np.ndarray | None, who: str) -> Part | None:
             if sizes is None:
@@ -463,7 +463,8 @@ class FederatedData:
             groups,
         )
 
-    def _in_memory(self, what: str) -> None:
+    def need_memory(self, what: str) -> None:
+        """Raise where samples are read from a source as they are needed; ``what`` needs all of them."""
         if self.source is not None:
             raise DataError(
                 f"{what} needs all samples in memory, and these are read from a source as they are needed. "

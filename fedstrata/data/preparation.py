@@ -135,6 +135,7 @@ def standardize(
     """
     check_impute(impute)
     if isinstance(data, FederatedData):
+        data.need_memory("standardize")
         step = _scaling([data.client(i) for i in range(data.clients)], of, impute)
         before = data.preparation or Preparation(())
         if not isinstance(before, Preparation):

@@ -66,6 +66,7 @@ def for_data(name: str, data: FederatedData, **given: Any) -> Model:
             )
     # A file has lists where Python has tuples.
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    data.need_memory("A model's size")
     if not isinstance(data.train, dict) or not {"x", "y"} <= data.train.keys():
         found = (
             ", ".join(map(repr, data.train)) if isinstance(data.train, dict) else type(data.train).__name__

@@ -62,6 +62,8 @@ def test_federated_data_reads_what_it_is_asked_for(folder):
     assert again.fingerprint == data.fingerprint
     with pytest.raises(fs.DataError, match=r"data\.load\(\)"):
         data.placed()
+    with pytest.raises(fs.DataError, match="standardize needs all samples in memory"):
+        fs.data.standardize(data)
 
 
 def test_it_is_written_in_groups_and_from_federated_data(folder, tmp_path, monkeypatch):
