@@ -54,8 +54,7 @@ def compare(
     titles = dict.fromkeys(report.definition.title for report in reports.values())
     summary = f"{len(reports)} reports · {sum(len(report.runs) for report in reports.values())} runs"
     links = [part for part in shown if part.body]
-    plotted = any(report.definition.plots for report in reports.values())
-    text = page(title or " / ".join(titles), summary, links, "".join(parts), plotted=plotted)
+    text = page(title or " / ".join(titles), summary, links, "".join(parts))
     target = Path(file)
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".{target.name}.part")

@@ -21,7 +21,7 @@ from fedstrata.report.statistics import (
     show,
     t_interval,
 )
-from fedstrata.report.words import label_of, words
+from fedstrata.report.words import capital, label_of, words
 
 SWITCH = ("round", "exchanges", "bytes_up", "oracle_calls", "seconds")  # what a line can be drawn along
 POINTS = 1000  # of a line; more cannot be told apart on a screen
@@ -90,7 +90,7 @@ class Plot:
     @property
     def title(self) -> str:
         """What stands above it."""
-        return self.spec.title or f"{self.y_label[:1].upper()}{self.y_label[1:]} by {self.x_label}"
+        return self.spec.title or f"{capital(self.y_label)} by {self.x_label}"
 
     def limits(self) -> tuple[float, float] | None:
         """Of the metric's axis, where a band would take more than a quarter beyond what the means span.
@@ -266,14 +266,18 @@ def _thin(length: int) -> np.ndarray:
     return np.unique(np.linspace(0, length - 1, min(length, POINTS)).round().astype(int))
 
 
+def _category(run: RunRecord, key: str) -> str:
+    return name(key, run.value(key)) if key == "series" else show(run.value(key))
+
+
 def _bars(runs: Sequence[RunRecord], spec: PlotSpec, colours: dict[str, int]) -> list[Curve]:
-    categories = list(dict.fromkeys(show(run.value(spec.x)) for run in runs))
+    categories = list(dict.fromkeys(_category(run, spec.x) for run in runs))
     cells: dict[str, dict[str, tuple[Interval, int]]] = {}
     labels: dict[str, str] = {}
     keys = tuple(dict.fromkeys((*spec.lines, spec.x)))
     for members in group(runs, keys).values():
         values = np.array([number(run, spec.column) for run in members], float)
-        line, category = _name(members[0], spec.lines), show(members[0].value(spec.x))
+        line, category = _name(members[0], spec.lines), _category(members[0], spec.x)
         cells.setdefault(line, {})[category] = (_interval(values, spec), len(members))
         labels[line] = _method(members[0], spec)
     curves = []

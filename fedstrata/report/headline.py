@@ -7,13 +7,15 @@ from collections import Counter
 
 from fedstrata.report.statistics import name
 from fedstrata.report.tables import Table, cell_text
-from fedstrata.report.words import words
+from fedstrata.report.words import capital, words
 
 
 def headline(table: Table) -> str:
     """What a table says, by its first column that has a better direction, or else by its first one."""
     j = next((j for j, head in enumerate(table.heads) if head.column.better), 0)
     column, heading = table.heads[j].column, words(table.heads[j].title)
+    if column.heading not in table.heads[j].title:  # only where: the values of a setting stand side by side
+        heading = f"{words(column.heading)} with {heading}"
     cells = {
         i: row.cells[j]
         for i, row in enumerate(table.rows)
@@ -24,9 +26,12 @@ def headline(table: Table) -> str:
     order = sorted(cells, key=lambda i: cells[i].mean)
     seeds = max(len(cell.values) for cell in cells.values())
 
+    columns = list(zip(table.keys, zip(*(row.values for row in table.rows), strict=True), strict=True))
+    varied = [k for k, (_, values) in enumerate(columns) if len(set(map(repr, values))) > 1] or [0]
+
     def who(i: int) -> str:
-        pairs = zip(table.keys, table.rows[i].values, strict=True)
-        return ", ".join(name(key, value) for key, value in pairs if value is not None)
+        values = table.rows[i].values
+        return ", ".join(name(table.keys[k], values[k]) for k in varied if values[k] is not None)
 
     def number(i: int) -> str:
         return cell_text(cells[i], column)
@@ -36,7 +41,7 @@ def headline(table: Table) -> str:
         return f"{who(low)}: {heading} {number(low)}{_over(seeds)}."
     between = f"{heading} is between {number(low)} ({who(low)}) and {number(high)} ({who(high)})"
     if not column.better:
-        return f"{_capital(between)}{_over(seeds)}."
+        return f"{capital(between)}{_over(seeds)}."
     if seeds < 2:
         return f"With one seed, {between}; one seed cannot say whether that is more than chance."
     groups = [rows for rows in table.rivals() if len(set(rows) & cells.keys()) > 1]
@@ -67,7 +72,3 @@ def headline(table: Table) -> str:
 
 def _over(seeds: int) -> str:
     return f", mean over {seeds} seeds" if seeds > 1 else ", one seed"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -18,12 +18,14 @@ import numpy as np
 from markdown_it import MarkdownIt
 from plotly.offline import get_plotlyjs
 
-from fedstrata.report.curves import Plot
+from fedstrata.report.clients import by_client
+from fedstrata.report.curves import Plot, build_plot
 from fedstrata.report.headline import headline
 from fedstrata.report.interactive import figure
+from fedstrata.report.plots import draw, to_svg
 from fedstrata.report.records import RunRecord
 from fedstrata.report.specs import Claim, Definition
-from fedstrata.report.split import drawn
+from fedstrata.report.split import drawn as drawn_split
 from fedstrata.report.statistics import name, show
 from fedstrata.report.tables import (
     Table,
@@ -34,7 +36,7 @@ from fedstrata.report.tables import (
     ledger_table,
     mean_text,
 )
-from fedstrata.report.words import formula, typeset, words
+from fedstrata.report.words import capital, formula, typeset, words
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,10 @@ def render(definition: Definition, runs: Sequence[RunRecord], table: Table, plot
     """
     shown = sections(definition, runs, table, plots)
     body = lead(definition, table, plots) + "".join(map(section, shown))
-    return page(definition.title, _summary(definition, runs), shown, body, plotted=bool(plots))
+    return page(definition.title, _summary(definition, runs), shown, body)
 
 
-def page(title: str, summary: str, shown: Sequence[Section], body: str, *, plotted: bool) -> str:
+def page(title: str, summary: str, shown: Sequence[Section], body: str) -> str:
     """A whole page around its body."""
     return string.Template(_asset("page.html")).substitute(
         title=_text(title),
@@ -71,7 +73,7 @@ def page(title: str, summary: str, shown: Sequence[Section], body: str, *, plott
         css=_asset("page.css"),
         nav=" ".join(f'<a href="#{s.anchor}">{_text(s.title)}</a>' for s in shown),
         main=body,
-        plotly=_plotly() if plotted else "",
+        plotly=_plotly() if 'class="plot"' in body else "",
         script=_asset("page.js"),
     )
 
@@ -99,8 +101,9 @@ def sections(
         Section("findings", "What came out", f'<div class="prose">{markdown(rest)}</div>' if rest else ""),
         Section("results", "Results", results(runs, table)),
         Section("plots", "More plots", others),
+        Section("clients", "Client by client", _clients(definition, runs, prefix)),
         Section("solved", "What was solved", _definitions(definition.config)),
-        Section("split", "Who has which samples", drawn(definition.split) if definition.split else ""),
+        Section("split", "Who has which samples", drawn_split(definition.split) if definition.split else ""),
         Section("paper", "What the paper printed", _paper(definition, runs)),
         Section("ledger", "What was communicated", _ledger(definition, runs)),
         Section("reproduce", "How to get this again", _reproduce(definition, runs)),
@@ -221,6 +224,18 @@ def results(runs: Sequence[RunRecord], table: Table) -> str:
     if any(head.claimed for head in table.heads):
         said += " Deviation is relative to what the paper printed."
     return _broken(runs) + _table(table, said, "results")
+
+
+def _clients(definition: Definition, runs: Sequence[RunRecord], prefix: str) -> str:
+    spec = definition.table
+    parts = []
+    for found in by_client(runs, [*spec.rows, *filter(None, [spec.across])]):
+        plots = {plot.stem: build_plot(runs, plot) for plot in found.plots}
+        drawn = {stem: (plot, to_svg(draw(plot))) for stem, plot in plots.items()}
+        said = f"{capital(words(found.metric))} at the end of the runs, over the clients; "
+        table = _table(found.table, said + "mean ± standard error over the seeds.", found.plots[-1].stem)
+        parts.append(figures(drawn, prefix) + table)
+    return "".join(parts)
 
 
 def _broken(runs: Sequence[RunRecord]) -> str:

@@ -61,7 +61,9 @@ def name(key: str, value: Scalar) -> str:
     >>> name("label", "FedAvg"), name("eta", 0.1), name("K", None)
     ('FedAvg', 'η = 0.1', 'without K')
     """
-    if key in ("label", "method", "series"):
+    if key == "series":  # of a metric of every client, whose it is
+        return show(value).rpartition("/")[2]
+    if key in ("label", "method"):
         return show(value)
     return f"without {words(key)}" if value is None else f"{words(key)} = {show(value)}"
 

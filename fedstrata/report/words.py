@@ -55,6 +55,15 @@ def _token(found: re.Match[str]) -> str:
     return found[0] if len(first) == 1 else " ".join([first, *rest])
 
 
+def capital(text: str) -> str:
+    """With a capital letter in front, the rest as it is; a symbol stays.
+
+    >>> capital("test AUC"), capital("f at the end"), capital("η")
+    ('Test AUC', 'f at the end', 'η')
+    """
+    return text[:1].upper() + text[1:] if text[1:2].isalpha() else text
+
+
 def label_of(series: str) -> str:
     """A series' name on an axis."""
     return AXES.get(series, words(series))

@@ -98,9 +98,10 @@ class Page:
             pressed = {"button": "left", "clickCount": 1} if kind != "mouseMoved" else {}
             self.send("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], **pressed)
 
-    def screenshot(self, path: Path, *, whole: bool = True) -> None:
-        """The page as a PNG file."""
-        shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+    def screenshot(self, path: Path, clip: dict[str, float] | None = None) -> None:
+        """The page, or a rectangle of it, as a PNG file."""
+        some = {} if clip is None else {"clip": clip}
+        shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True, **some)
         Path(path).write_bytes(base64.b64decode(shot["data"]))
 
     def heard(self, method: str, params: dict[str, Any]) -> None:

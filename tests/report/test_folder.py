@@ -378,20 +378,20 @@ def rivals(*rows, seeds=3, H=(1,)):
 @pytest.mark.parametrize(
     ("runs", "said"),
     [
-        (rivals(1.0, 2.0), "A, H = 1 has the lowest loss, 1.103 ± 0.055: ahead of every other in a paired"),
+        (rivals(1.0, 2.0), "A has the lowest loss, 1.103 ± 0.055: ahead of every other in a paired"),
         (
             rivals(1.0, 1.0),
-            "Nothing is ahead in loss beyond the error: the lowest mean is 1.103 ± 0.055 (A, H",
+            "Nothing is ahead in loss beyond the error: the lowest mean is 1.103 ± 0.055 (A)",
         ),
         (
             rivals(1.0, 2.0, seeds=1),
-            "With one seed, loss is between 1.01 (A, H = 1) and 2 (B, H = 1); one seed",
+            "With one seed, loss is between 1.01 (A) and 2 (B); one seed",
         ),
         (
             rivals(1.0, 2.0, H=(1, 5)),
             "Of 2 settings, by loss: ahead beyond the error are A in 2 (paired t-tests",
         ),
-        (rivals(1.0), "A, H = 1: loss 1.103 ± 0.055, mean over 3 seeds."),
+        (rivals(1.0), "A: loss 1.103 ± 0.055, mean over 3 seeds."),
         (rivals(float("nan")), "No run ended with a finite number for loss."),
     ],
 )

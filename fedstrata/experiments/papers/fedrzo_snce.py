@@ -179,7 +179,7 @@ EXPERIMENT = Experiment(
             lines=("b", "H"),
             panels="followers",
             title="What the leader believes (η = 0.1; Figure 5)",
-            y_label="f, followers as Algorithm 5 leaves them",
+            y_label="f where Algorithm 5 leaves them",
         ),
         PlotSpec(
             "true",

@@ -154,6 +154,8 @@ def _takes_data(name: str) -> bool:
     return name in ("stationarity", "test_error")
 
 
+LOOK: dict[str, Any] = {"lines": ("K",), "panels": "label", "log_y": True, "x_label": "outer step"}
+
 EXPERIMENT = Experiment(
     name="ipirfedavg-lsp",
     title="IPIR-FedAvg: sparse interpolation with the log-sum penalty",
@@ -192,13 +194,19 @@ EXPERIMENT = Experiment(
         rows=("label", "K"),
     ),
     plots=(
-        PlotSpec("stationarity", lines=("K",), panels="label", log_y=True, title="‖∇F_λ‖²"),
+        PlotSpec("stationarity", title="The gradient of the envelope, squared", y_label="‖∇F_λ‖²", **LOOK),
         PlotSpec(
-            "stationarity", x="exchanges", lines=("label", "K"), log_x=True, log_y=True, title="‖∇F_λ‖²"
+            "stationarity",
+            x="exchanges",
+            lines=("label", "K"),
+            log_x=True,
+            log_y=True,
+            title="The same by exchanges",
+            y_label="‖∇F_λ‖²",
         ),
-        PlotSpec("f", lines=("K",), panels="label", title="f, the envelope of the penalty"),
-        PlotSpec("primary", lines=("K",), panels="label", log_y=True, title="h, the training loss"),
-        PlotSpec("change", lines=("K",), panels="label", log_y=True, title="|f(y^t) − f(y^{t−1})|"),
+        PlotSpec("f", title="The envelope of the penalty", y_label="f", **{**LOOK, "log_y": False}),
+        PlotSpec("primary", title="The training loss", y_label="h", **LOOK),
+        PlotSpec("change", title="How far the envelope still moves", y_label="|f(y^t) − f(y^{t−1})|", **LOOK),
     ),
     needs=("montevideo_bus", "wikimaths"),
     fallback={"data": "synthetic"},

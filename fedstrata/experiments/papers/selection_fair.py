@@ -248,11 +248,23 @@ EXPERIMENT = Experiment(
         paper=False,
     ),
     plots=(
-        PlotSpec("parity_gap", title="Demographic parity gap (test)"),
-        PlotSpec("opportunity_gap", title="Equal opportunity gap (test)"),
-        PlotSpec("worst_loss", title="The worst client's loss above that of the model in use"),
+        PlotSpec(
+            "parity_gap",
+            title="Demographic parity gap (test)",
+            y_label="how much oftener men get a yes",
+        ),
+        PlotSpec(
+            "opportunity_gap",
+            title="Equal opportunity gap (test)",
+            y_label="the same among those who earn more",
+        ),
+        PlotSpec(
+            "worst_loss",
+            title="The worst client's loss above that of the model in use",
+            y_label="loss above that of the model in use",
+        ),
         PlotSpec("accuracy", title="Accuracy (test)"),
-        PlotSpec("covariance", title="|gᵀx|, the covariance of sex and score"),
+        PlotSpec("covariance", title="|gᵀx|, the covariance of sex and score", y_label="|gᵀx|"),
     ),
     needs=("adult",),
     fallback={"data": "synthetic", "people": 2000},
