@@ -160,7 +160,6 @@ def markdown(text: str) -> str:
 def _summary(definition: Definition, runs: Sequence[RunRecord]) -> str:
     methods, seeds = {run.label for run in runs}, {run.seed for run in runs}
     parts = [_count(len(runs), "run"), _count(len(methods), "method"), _count(len(seeds), "seed")]
-    parts.append(f"{duration(sum(run.seconds for run in runs))} of computing")
     return " · ".join([*parts, *filter(None, [definition.written[:10]])])
 
 

@@ -192,6 +192,15 @@ def test_more_lines_than_colours_have_a_colour_for_each_method(make_runs):
         assert [looks[f"{label}, H = {H}"] for H in (1, 5, 10)] == [(0, k), (1, k), (2, k)]
 
 
+def test_a_method_has_the_same_colour_in_every_plot(make_runs):
+    runs = make_runs(labels=("A", "B", "C"), H=(1,))
+    for run in runs[:4]:
+        del run.history["accuracy"]
+    for metric, names in (("loss", ["A", "B", "C"]), ("accuracy", ["B", "C"])):
+        curves = build_plot(runs, PlotSpec(metric)).panels[0].curves
+        assert [(curve.name, curve.colour) for curve in curves] == [(n, "ABC".index(n)) for n in names]
+
+
 def test_a_logarithmic_axis_begins_at_the_first_positive_point(runs):
     curve = build_plot(runs, PlotSpec("loss", lines=("label", "H"), log_x=True)).panels[0].curves[0]
     members = [run.history["loss"] for run in runs[:4]]
