@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedstrata.report.records import RunRecord, union
 from fedstrata.report.specs import Column, PlotSpec, TableSpec
@@ -47,7 +48,7 @@ def _of(base: str, names: Sequence[str], runs: Sequence[RunRecord], rows: Sequen
     columns = [Column(base, title="mean"), *(Column(f"{base}/{s}", title=_words(s)) for s in statistics)]
     table = build_table(runs, TableSpec(tuple(columns), tuple(rows), paper=False))
     slug = re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-")
-    look = {"y": f"{base} of clients", "y_label": words(base), "lines": tuple(rows)}
+    look: dict[str, Any] = {"y": f"{base} of clients", "y_label": words(base), "lines": tuple(rows)}
     panels = [s for s in ("worst", "median", "best") if s in statistics]
     plots = [
         PlotSpec(

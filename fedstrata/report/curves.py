@@ -135,7 +135,7 @@ def build_plot(runs: Sequence[RunRecord], spec: PlotSpec) -> Plot:
     keys = [spec.panels, spec.down, *spec.lines, spec.x if spec.kind != "line" else ""]
     check_keys(kept, filter(None, keys))
     spec, common = _without_common(kept, spec)
-    colours = _looks(runs, spec.lines)  # of all: a method has its colour also where another has no such metric
+    colours = _looks(runs, spec.lines)  # of all: a method has one colour, whoever else has the metric
     along = _along(kept, spec)
     panels = []
     for value, members in _split(kept, spec.panels).items():
