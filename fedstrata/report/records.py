@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -183,10 +184,17 @@ def _read_history(text: str) -> dict[str, dict[str, np.ndarray]]:
 
 
 def to_csv(lines: Iterable[Sequence[str]]) -> str:
-    """Lines of cells as CSV text."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()
+    """Lines of cells as CSV text, each ended by a line feed.
+
+    >>> print(to_csv([["a", "b,c"]]), end="")
+    a,"b,c"
+    """
+    return "".join(",".join(map(_quoted, line)) + "\n" for line in lines)
+
+
+def _quoted(cell: str) -> str:
+    # Before Python 3.13, csv.writer leaves a carriage return bare, and the reader takes it for a line's end.
+    return f'"{cell.replace(chr(34), 2 * chr(34))}"' if re.search('[",\\r\\n]', cell) else cell
 
 
 def union(mappings: Iterable[Mapping[str, Any]]) -> list[str]:

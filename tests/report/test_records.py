@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedstrata.core.counting import Ledger
@@ -25,6 +25,8 @@ def run(**changes):
     values=st.lists(st.floats(width=64), min_size=1, max_size=4),
     label=st.text(min_size=1, max_size=5),
 )
+@example([{"a": None}, {"b": None, "a": False}], [0.0], "A")
+@example([{}], [0.0], "\r")
 def test_what_is_written_is_read_back_exactly(settings, values, label):
     rounds = np.arange(len(values))
     # Every second run lacks the series, and has a ledger.
@@ -44,7 +46,7 @@ def test_what_is_written_is_read_back_exactly(settings, values, label):
     for one, two in zip(runs, again, strict=True):
         for field in ("label", "setting", "seed", "ledger", "seconds", "method"):
             assert getattr(one, field) == getattr(two, field)
-        assert [type(v) for v in one.setting.values()] == [type(v) for v in two.setting.values()]
+        assert {k: type(v) for k, v in one.setting.items()} == {k: type(v) for k, v in two.setting.items()}
         assert one.history.keys() == two.history.keys()
         for name in one.history:
             np.testing.assert_array_equal(one.history[name], two.history[name], strict=True)
