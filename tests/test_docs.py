@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import fedstrata as fs
-from fedstrata.core.method import METHODS
 from fedstrata.engines import ENGINES
 
 ROOT = Path(__file__).parents[1]
+METHODS = fs.METHODS
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -51,6 +51,12 @@ def test_site_builds_without_warnings(tmp_path):
     pages = {path: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
     assert [path for path, page in pages.items() if fetched.search(page)] == []
     assert pages[tmp_path / "index.html"].count('class="md-tabs__item') <= 7
+
+
+def test_every_method_is_advised_about():
+    page = (ROOT / "docs" / "which-method.md").read_text(encoding="utf-8")
+    advised = set(re.findall(r"\w+", " ".join(re.findall(r"^\|[^|]*\|([^|]*)\|", page, re.MULTILINE))))
+    assert {name for name, cls in METHODS.items() if cls.__module__.startswith("fedstrata.")} <= advised
 
 
 def test_every_argument_of_a_method_is_documented():
