@@ -107,6 +107,13 @@ def measure(make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, data:
 def _plain_metric(name: str, metric: Function, state: PyTree, x: PyTree, y: PyTree, data: Placed) -> Any:
     try:
         return metric(*{1: (state,), 2: (x, y)}.get(positional(metric), (x, y, data)))
+    except (jax.errors.JAXTypeError, jax.errors.NonConcreteBooleanIndexError) as error:
+        raise TypeError(
+            f"The metric {name!r} cannot be compiled: NumPy, scikit-learn, `if` and float() cannot look at "
+            f"values while JAX compiles ({type(error).__name__}). Mark it as one for the host, "
+            f"metrics={{{name!r}: fs.on_host(…)}}, where any Python works; or write it with jax.numpy and "
+            "jnp.where."
+        ) from error
     except Exception as error:
         raise TypeError(
             f"The metric {name!r} cannot be evaluated: {type(error).__name__}: {error}\n"

@@ -223,6 +223,20 @@ def test_the_host_sees_every_run_of_a_sweep():
         np.testing.assert_array_equal(result.history["x"], result.history["same"])
 
 
+def by_cases(x, y):
+    return 1.0 if x[0] > 0 else 0.0
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [lambda x, y, data: auc(x, y, data), by_cases, lambda x, y: float(x[0]), lambda x, y: np.sin(x)[0]],
+)
+def test_a_metric_that_cannot_be_compiled_is_answered_with_the_name(metric):
+    with pytest.raises(TypeError, match=r"'m' cannot be compiled: .*metrics=\{'m': fs\.on_host\(…\)\}"):
+        solve({"m": metric})
+    assert np.isfinite(solve({"m": fs.on_host(metric)}, rounds=0).history["m"]).all()
+
+
 def test_what_on_host_refuses():
     with pytest.raises(ValueError, match="every must be"):
         fs.on_host(auc, every=0)
