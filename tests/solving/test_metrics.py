@@ -98,6 +98,7 @@ def test_streamed_clients():
             solve(refused, engine=some)
 
 
+@pytest.mark.slow
 def test_where_large_is_good_the_worst_is_the_smallest():
     metric = fs.per_client(lambda x, sample: sample["b"] == 1, mode="max", quantiles=(0.1,))
     history = solve({"right": metric}, rounds=0).history
@@ -123,6 +124,7 @@ def rows(tree):
     return [jax.tree.map(lambda leaf, j=j: leaf[j], tree) for j in range(len(jax.tree.leaves(tree)[0]))]
 
 
+@pytest.mark.slow
 def test_names_of_clients_are_the_names_of_series():
     named = dataclasses.replace(data, names=tuple("abcde"))
     history = solve({"loss": fs.per_client(loss, each=True)}, rounds=0, data=named).history
@@ -194,6 +196,7 @@ def test_the_compiled_run_is_cut_where_the_host_evaluates(monkeypatch):
     assert len(chunks) <= 9  # they double from one look to the next: 1; 2, 4, 2; 4, 4; 4
 
 
+@pytest.mark.slow
 def test_a_host_metric_of_each_client():
     def first(x, own):
         return own["a"][0, 0] - x[0]
