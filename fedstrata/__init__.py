@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # the same twice: for type checkers, and for Python, which im
     from fedstrata.methods import *  # noqa: F403
     from fedstrata.problems import *  # noqa: F403
     from fedstrata.problems.black_box import black_box as black_box
+    from fedstrata.problems.from_torch import from_torch as from_torch
     from fedstrata.solving import track as track
     from fedstrata.solving.checkpoint import Checkpoint as Checkpoint
     from fedstrata.solving.checkpoint import CheckpointError as CheckpointError
@@ -75,6 +76,7 @@ else:
             ],
             "fedstrata.engines.compiled": ["keep_compiled"],
             "fedstrata.problems.black_box": ["black_box"],
+            "fedstrata.problems.from_torch": ["from_torch"],
             "fedstrata.solving.checkpoint": ["Checkpoint", "CheckpointError"],
             "fedstrata.solving.loop": ["Diverged", "EarlyStop", "Interrupted", "solve"],
             "fedstrata.solving.result": ["Result"],

@@ -80,6 +80,8 @@ class Term:
         """The values at stacked samples."""
         if self.reads == "batch":
             raise TypeError(f"{self!r} returns one value for a whole batch, where every sample's is needed.")
+        if (own := getattr(self.function, "each_sample", None)) is not None:  # it has a way of its own
+            return own(samples, *args)
         over = jax.lax.map if one_by_one.get() else _vmapped
         return over(lambda sample: self.function(*args, sample), samples)
 

@@ -5,6 +5,7 @@ Scalars are cast to each leaf's dtype, so that a float64 step size never promote
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedstrata.core.types import Array, PyTree, Real
+from fedstrata.core.types import PyTree, Real
 
 add = optax.tree.add
 sub = optax.tree.sub
@@ -43,14 +44,69 @@ def dimension(tree: PyTree) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-def as_floats(tree: PyTree, name: str) -> PyTree:
-    """Leaves as JAX arrays; integers become the default float; anything without numbers is an error."""
+class Fixed:
+    """A function inside a module, such as an activation: no numbers, called as it was."""
 
-    def convert(path: tuple[jax.tree_util.KeyEntry, ...], leaf: Array) -> jax.Array:
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's value."""
+        return self.function(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fixed) and self.function == other.function
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+
+jax.tree_util.register_pytree_node(Fixed, lambda fixed: ((), fixed), lambda fixed, _: fixed)
+
+
+def as_floats(tree: PyTree, name: str) -> PyTree:
+    """Leaves as JAX arrays; integers become the default float; anything without numbers is an error.
+
+    Functions inside a module (Equinox's activations) are no variables and stay as they are, see `Fixed`.
+    """
+    if is_torch_module(tree):
+        raise TypeError(
+            f"{name} is a PyTorch module. Make a loss of it, loss = fs.from_torch(module, "
+            "torch.nn.functional.cross_entropy), and start from its parameters, loss.x0."
+        )
+
+    def convert(path: tuple[jax.tree_util.KeyEntry, ...], leaf: Any, in_equinox: bool = False) -> Any:
+        if _is_equinox(leaf):
+            inside = jax.tree_util.tree_map_with_path
+            return inside(lambda inner, each: convert((*path, *inner), each, True), leaf)
+        where = f"{name}{jax.tree_util.keystr(path)}"
+        if path and callable(leaf) and not hasattr(leaf, "dtype"):
+            return Fixed(leaf)
+        if in_equinox and not jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.inexact):
+            raise TypeError(
+                f"{where} is {leaf!r}, a constant of an Equinox module that would be trained. Take the "
+                f"parameters alone, {name}, static = eqx.partition(module, eqx.is_inexact_array), and call "
+                "eqx.combine(x, static) in the loss."
+            )
         try:
             array = jnp.asarray(leaf)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{name}{jax.tree_util.keystr(path)} is not an array: {leaf!r}.") from error
+        except (TypeError, ValueError, RuntimeError) as error:
+            if getattr(leaf, "requires_grad", False):
+                raise TypeError(
+                    f"{where} is a PyTorch parameter. Make a loss of its module, loss = fs.from_torch("
+                    "module, torch.nn.functional.cross_entropy), and start from loss.x0; or give tensors, "
+                    "parameter.detach()."
+                ) from error
+            raise TypeError(f"{where} is not an array: {leaf!r}.") from error
+        if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+            raise TypeError(
+                f"{where} is a random key, which is no variable. With Flax NNX take the parameters alone, "
+                f"graph, {name}, rest = nnx.split(model, nnx.Param, ...), and call nnx.merge(graph, x, rest) "
+                "in the loss."
+            )
         if not jnp.issubdtype(array.dtype, jnp.inexact):
             array = array.astype(jnp.result_type(float))
         if jnp.issubdtype(array.dtype, jnp.complexfloating):
@@ -59,7 +115,18 @@ def as_floats(tree: PyTree, name: str) -> PyTree:
             )
         return array
 
-    return jax.tree_util.tree_map_with_path(convert, tree)
+    return jax.tree_util.tree_map_with_path(convert, tree, is_leaf=_is_equinox)
+
+
+def is_torch_module(value: object) -> bool:
+    """Whether it is a `torch.nn.Module`; PyTorch is not imported for it."""
+    return any(cls.__module__ == "torch.nn.modules.module" for cls in type(value).__mro__)
+
+
+def _is_equinox(tree: PyTree) -> bool:
+    """Whether it is an `equinox.Module`, whose leaves that are no arrays of floats are constants."""
+    equinox = sys.modules.get("equinox")
+    return equinox is not None and isinstance(tree, equinox.Module)
 
 
 def nonfinite_leaves(tree: PyTree) -> list[str]:

@@ -1,0 +1,462 @@
+"""Losses of PyTorch modules: values, gradients and Hessian-vector products come from PyTorch, exactly.
+
+    loss = fs.from_torch(module, torch.nn.functional.cross_entropy)
+    result = fs.solve(fs.Minimization(loss), fs.FedAvg(0.1), data, loss.x0, rounds=100)
+    module.load_state_dict(loss.state_dict(result.x))
+
+The compiled program calls back to the host for
+
+    V(x, ξ) = the samples' losses                     W(x, ξ, c) = Σ_b c_b ∇ℓ_b(x)
+    J(x, ξ, v) = ∇ℓ_b(x)ᵀ v, its derivative along v   H(x, ξ, c, v) = Σ_b c_b ∇²ℓ_b(x) v, that of W
+
+and JAX differentiates through them: reverse mode takes W, forward mode over it H, which is all that the
+methods here do. Third derivatives, or Hessians by two reverse passes, are an error.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.core.tree import is_torch_module
+from fedstrata.core.types import Array, Function, PyTree
+
+
+class TorchError(RuntimeError):
+    """A PyTorch module that cannot serve as a loss; the message says why and what to do."""
+
+
+def from_torch(module: Any, loss: Function, *, inputs: str = "x", label: str | None = "y") -> TorchLoss:
+    """Make a loss ``f(x, sample)`` of a PyTorch module, for all methods, in every engine.
+
+    The module is copied, with its mode (train or eval), frozen parameters and buffers as they are now.
+
+    Args:
+        module: a `torch.nn.Module` that maps a batch of inputs to a batch of outputs, each by itself:
+            neither batch normalisation in training mode nor dropout.
+        loss: ``loss(outputs, labels)`` of a batch, as in `torch.nn.functional`, or an `nn.CrossEntropyLoss`
+            and its like, without its mean over the batch (weights of classes multiply a sample's loss); any
+            other function is called with one sample at a time, as a batch of one.
+        inputs: the sample's array that the module is called with.
+        label: the sample's array that the loss is called with; None for all of them, a dict of tensors.
+
+    Returns:
+        the loss; ``x0`` are the parameters to start from, a dict by their names in PyTorch.
+
+    Raises:
+        ImportError: without PyTorch; ``pip install fedstrata[torch]``.
+        TorchError: for a module whose outputs depend on other samples of a batch, or on chance.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            "fs.from_torch needs PyTorch, which is an extra: pip install 'fedstrata[torch]'."
+        ) from error
+    if not is_torch_module(module):
+        raise TypeError(f"from_torch takes a torch.nn.Module, but module is {module!r}.")
+    if not callable(loss):
+        raise TypeError(
+            "from_torch takes a loss of (outputs, labels) such as torch.nn.functional.cross_entropy, but it "
+            f"is {loss!r}."
+        )
+    for name, part in module.named_modules():
+        if not part.training:
+            continue
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
+            raise TorchError(
+                f"{name or 'The module'} is {type(part).__name__} in training mode: a sample's loss would "
+                "depend on the rest of its batch. Replace it by torch.nn.GroupNorm, or keep its statistics "
+                "fixed with module.eval()."
+            )
+        if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0:
+            raise TorchError(
+                f"{name or 'The module'} is {type(part).__name__} in training mode, which draws outside of "
+                "the run's seed: its results could not be repeated. Leave it out, or call module.eval()."
+            )
+    return TorchLoss(module, loss, inputs, label)
+
+
+@dataclass(eq=False)
+class TorchLoss:
+    """What `from_torch` returns: ``loss(x, sample)`` with derivatives from PyTorch.
+
+    Attributes:
+        module, loss, inputs, label: as given, the module as a copy.
+        x0: the module's parameters that are trained, name → array.
+    """
+
+    module: Any
+    loss: Function
+    inputs: str = "x"
+    label: str | None = "y"
+
+    def __post_init__(self) -> None:
+        self.module = copy.deepcopy(self.module)
+        self._unreduced = _without_mean(self.loss)
+        self._in_turn = False  # whether torch.func.vmap has failed: clients are taken one after the other
+        self._tried: set[Any] = set()
+        self._lock = threading.Lock()
+        named = dict(self.module.named_parameters())
+        trained = {name: p for name, p in named.items() if p.requires_grad}
+        if not trained:
+            raise TorchError("The module has no parameters that are trained (requires_grad).")
+        self.x0 = {name: jnp.asarray(_numpy(p)) for name, p in trained.items()}
+        self._fixed = {
+            **{name: p.detach() for name, p in named.items() if not p.requires_grad},
+            **dict(self.module.named_buffers()),
+        }
+        self._device = next(iter(trained.values())).device
+        self._each = _differentiable(self)
+
+    def __call__(self, x: PyTree, sample: PyTree) -> Array:
+        """The loss of one sample."""
+        return self.each_sample(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], sample), x)[0]
+
+    def each_sample(self, samples: PyTree, x: PyTree) -> Array:
+        """The losses of stacked samples, in one call of PyTorch, whose gradient is one as well."""
+        self._check(x, samples)
+        return self._each(x, samples)
+
+    def then(self, function: Function, of: Function | None = None) -> Function:
+        """A loss around this one, as quick: PyTorch still sees whole batches.
+
+        A plain function around it, ``lambda x, sample: loss(x, sample) + …``, has the same values, but
+        takes every sample's gradient by itself.
+
+        Args:
+            function: ``function(value, *variables)`` of a sample's loss and the variables, in JAX.
+            of: ``of(*variables)``, the module's parameters among them; by default the first.
+        """
+        return _Then(self, function, of or _first)
+
+    def state_dict(self, x: PyTree) -> dict[str, Any]:
+        """The module's ``state_dict`` with the parameters x: for ``module.load_state_dict``."""
+        import torch
+
+        self._check_names(x)
+        found = {key: value.clone() for key, value in self.module.state_dict().items()}
+        owners = {id(p): name for name, p in self.module.named_parameters()}
+        for name, p in self.module.named_parameters(remove_duplicate=False):  # shared ones have two names
+            if name in found and (owner := owners[id(p)]) in x:
+                found[name] = torch.tensor(np.asarray(x[owner]), dtype=p.dtype, device=p.device)
+        return found
+
+    def from_state_dict(self, state_dict: Mapping[str, Any]) -> PyTree:
+        """The parameters x of a ``state_dict``; what is not trained is not among them."""
+        if missing := [name for name in self.x0 if name not in state_dict]:
+            raise KeyError(f"The state_dict has no {missing[0]!r}; it has {', '.join(state_dict)}.")
+        return {name: jnp.asarray(_numpy(state_dict[name])) for name in self.x0}
+
+    def _check_names(self, x: PyTree) -> None:
+        shapes = {name: value.shape for name, value in self.x0.items()}
+        found = {n: jnp.shape(v) for n, v in x.items()} if isinstance(x, Mapping) else None
+        if found != shapes:
+            what = type(x).__name__ if found is None else found
+            raise TypeError(f"x must be like loss.x0, {shapes}, but is {what}. Start from loss.x0.")
+
+    def _check(self, x: PyTree, samples: PyTree) -> None:
+        """Try the module on samples of these shapes, once, before anything is computed."""
+        self._check_names(x)
+        names = (self.inputs, self.label)
+        for name in (n for n in names if n is not None):
+            if not isinstance(samples, Mapping) or name not in samples:
+                has = (
+                    ", ".join(map(repr, samples)) if isinstance(samples, Mapping) else type(samples).__name__
+                )
+                raise TypeError(
+                    f"The sample has no {name!r} but {has}: give from_torch(…, inputs=…, label=…), the names "
+                    "of its arrays."
+                )
+        leaves, structure = jax.tree.flatten(samples)
+        form = structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+        if form not in self._tried:
+            self._try(samples)
+            self._tried.add(form)
+
+    def _try(self, samples: PyTree) -> None:
+        import torch
+
+        rng = np.random.default_rng(0)
+
+        def draw(leaf: Any) -> np.ndarray:
+            shape = (2, *leaf.shape[1:])
+            if jnp.issubdtype(leaf.dtype, jnp.floating):
+                return rng.uniform(size=shape).astype(leaf.dtype)
+            return np.zeros(shape, leaf.dtype)
+
+        two = jax.tree.map(draw, samples)
+        parameters = self._tensors({name: np.asarray(value) for name, value in self.x0.items()})
+
+        def losses(rows: slice) -> np.ndarray:
+            part = self._tensors(jax.tree.map(lambda leaf: leaf[rows], two))
+            with torch.no_grad():
+                return _numpy(self._losses(parameters, part))
+
+        try:
+            both, alone = losses(slice(0, 2)), [losses(slice(i, i + 1)) for i in range(2)]
+        except Exception as error:
+            shapes = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", two)
+            raise TorchError(
+                f"The module or its loss fails on a batch {shapes}: {type(error).__name__}: {error}"
+            ) from error
+        if not np.allclose(both, np.concatenate(alone), rtol=1e-3, atol=1e-5, equal_nan=True):
+            raise TorchError(
+                "The module's outputs depend on the other samples of a batch, or on chance: the losses of "
+                f"two samples are {both.tolist()} together and {[float(v[0]) for v in alone]} one by one. A "
+                "loss is a function of the parameters and one sample."
+            )
+
+    def _tensors(self, arrays: PyTree) -> Any:
+        """Tensors that PyTorch may write to; whole numbers but bytes as int64, which its losses want."""
+        import torch
+
+        def tensor(leaf: np.ndarray) -> Any:
+            found = torch.from_numpy(np.array(leaf, order="C"))
+            if found.dtype in (torch.int8, torch.int16, torch.int32):
+                found = found.long()
+            return found.to(self._device)
+
+        return jax.tree.map(tensor, arrays)
+
+    def _losses(self, x: Any, samples: Any) -> Any:
+        """The samples' losses, as tensors."""
+        import torch
+
+        outputs = torch.func.functional_call(self.module, {**x, **self._fixed}, (samples[self.inputs],))
+        labels = samples if self.label is None else samples[self.label]
+        if (
+            self._unreduced is not None
+            and isinstance(outputs, torch.Tensor)
+            and isinstance(labels, torch.Tensor)
+        ):
+            found = self._unreduced(outputs, labels)
+            if found.shape == labels.shape:  # else two shapes were broadcast, which mixes samples
+                return found.flatten(1).mean(1) if found.ndim > 1 else found
+
+        def one(output: Any, label: Any) -> Any:
+            alone = functools.partial(torch.utils._pytree.tree_map, lambda leaf: leaf.unsqueeze(0))
+            value = self.loss(alone(output), alone(label))
+            if value.numel() != 1:
+                raise TorchError(
+                    f"The loss must return one number for one sample, but returns {tuple(value.shape)}."
+                )
+            return value.reshape(())
+
+        return torch.func.vmap(one)(outputs, labels)
+
+    def _run(self, function: Callable[..., Any], axes: int, arguments: list[Any]) -> Any:
+        """``function`` over leading axes (clients, directions, …): by torch.func.vmap, else in turn."""
+        if not self._in_turn:
+            try:
+                return _over(function, axes, arguments, in_turn=False)
+            except TorchError:
+                raise
+            except Exception:
+                self._in_turn = True  # some operations cannot be mapped; errors of the module come again
+        return _over(function, axes, arguments, in_turn=True)
+
+
+def _first(*variables: PyTree) -> PyTree:
+    return variables[0]
+
+
+@dataclass(frozen=True)
+class _Then:
+    loss: TorchLoss
+    function: Function
+    of: Function
+
+    def __call__(self, *args: PyTree) -> Any:
+        *variables, sample = args
+        return self.function(self.loss(self.of(*variables), sample), *variables)
+
+    def each_sample(self, samples: PyTree, *variables: PyTree) -> Any:
+        values = self.loss.each_sample(samples, self.of(*variables))
+        return jax.vmap(lambda value: self.function(value, *variables))(values)
+
+
+def _over(function: Callable[..., Any], axes: int, arguments: list[Any], in_turn: bool) -> Any:
+    """Map over leading axes, where an axis of length one stands for what is the same for all."""
+    import torch
+
+    if axes == 0:
+        return function(*arguments)
+    leaves, structure = jax.tree.flatten(arguments)
+    length = max(leaf.shape[0] for leaf in leaves)
+    mapped = [leaf.shape[0] == length and length > 1 for leaf in leaves]
+    leaves = [leaf if own else leaf[0] for leaf, own in zip(leaves, mapped, strict=True)]
+
+    def inner(*some: Any) -> Any:
+        given = iter(some)
+        rest = [next(given) if own else leaf for leaf, own in zip(leaves, mapped, strict=True)]
+        return _over(function, axes - 1, jax.tree.unflatten(structure, rest), in_turn)
+
+    varying = [leaf for leaf, own in zip(leaves, mapped, strict=True) if own]
+    if length == 1:
+        return jax.tree.map(lambda leaf: leaf.unsqueeze(0), inner())
+    if not in_turn:
+        return torch.func.vmap(inner)(*varying)
+    found = [inner(*(leaf[i] for leaf in varying)) for i in range(length)]
+    return jax.tree.map(lambda *parts: torch.stack(parts), *found)
+
+
+def _differentiable(loss: TorchLoss) -> Function:
+    """``each(x, samples)`` with the derivatives that the module's docstring names."""
+
+    def values(x: Any, samples: Any) -> Any:
+        return loss._losses(x, samples)
+
+    def weighted(x: Any, samples: Any, c: Any) -> Any:
+        import torch
+
+        return torch.func.grad(lambda x: (c * loss._losses(x, samples)).sum())(x)
+
+    def product(x: Any, samples: Any, c: Any, v: Any) -> Any:
+        gradient = weighted(x, samples, c)
+        return sum((gradient[name] * v[name]).sum() for name in gradient)
+
+    def along(x: Any, samples: Any, v: Any) -> Any:
+        import torch
+
+        c = torch.zeros(len(next(iter(samples.values()))), dtype=next(iter(x.values())).dtype)
+        # W is linear in c, and J its derivative by c: two reverse passes serve where forward mode does not
+        return torch.func.grad(lambda c: product(x, samples, c, v))(c.to(loss._device))
+
+    def curved(x: Any, samples: Any, c: Any, v: Any) -> Any:
+        import torch
+
+        return torch.func.grad(lambda x: product(x, samples, c, v))(x)
+
+    def call(function: Callable[..., Any], shape: PyTree, *args: PyTree) -> Any:
+        """A callback; whatever axes JAX puts in front are mapped over in PyTorch."""
+        axes = [leaf.ndim for leaf in jax.tree.leaves(args)]
+
+        def host(*given: PyTree) -> Any:
+            import torch
+
+            arrays = jax.tree.map(np.asarray, given)
+            leaves = jax.tree.leaves(arrays)
+            front = leaves[0].ndim - axes[0]
+            # Programs call from several threads, and a functional call puts its parameters into the module.
+            with loss._lock, torch.set_grad_enabled(function is not values):
+                found = loss._run(function, front, list(loss._tensors(arrays)))
+            lead = np.broadcast_shapes(*(leaf.shape[:front] for leaf in leaves))
+            return jax.tree.map(
+                lambda leaf, s: np.broadcast_to(_numpy(leaf), (*lead, *s.shape)).astype(s.dtype), found, shape
+            )
+
+        return jax.pure_callback(host, shape, *args, vmap_method="expand_dims")
+
+    def like(x: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), x)
+
+    def of_samples(x: PyTree, samples: PyTree) -> PyTree:
+        (length,) = {leaf.shape[0] for leaf in jax.tree.leaves(samples)}
+        return jax.ShapeDtypeStruct((length,), jnp.result_type(*jax.tree.leaves(x)))
+
+    @jax.custom_jvp
+    def V(x: PyTree, samples: PyTree) -> Array:
+        return call(values, of_samples(x, samples), x, samples)
+
+    @functools.partial(V.defjvp, symbolic_zeros=True)
+    def V_along(primals: Any, tangents: Any) -> Any:
+        _refuse(tangents[1])
+        x, samples = primals
+        return V(x, samples), call(along, of_samples(x, samples), x, samples, _dense(tangents[0], x))
+
+    @jax.custom_jvp
+    def W(x: PyTree, samples: PyTree, c: Array) -> PyTree:
+        return call(weighted, like(x), x, samples, c)
+
+    @functools.partial(W.defjvp, symbolic_zeros=True)
+    def W_along(primals: Any, tangents: Any) -> Any:
+        _refuse(tangents[1])
+        x, samples, c = primals
+        parts = []
+        if not _all_zero(tangents[0]):
+            parts.append(call(curved, like(x), x, samples, c, _dense(tangents[0], x)))
+        if not _all_zero(tangents[2]):
+            parts.append(W(x, samples, tangents[2]))
+        zeros = jax.tree.map(jnp.zeros_like, x)
+        return W(x, samples, c), jax.tree.map(lambda *leaves: sum(leaves), zeros, *parts)
+
+    @jax.custom_vjp
+    def each(x: PyTree, samples: PyTree) -> Array:
+        return V(x, samples)
+
+    def forward(x: PyTree, samples: PyTree) -> Any:
+        if any(leaf.perturbed for leaf in jax.tree.leaves(samples, is_leaf=_is_primal)):
+            _refuse_now()
+        x, samples = (
+            jax.tree.map(lambda leaf: leaf.value, part, is_leaf=_is_primal) for part in (x, samples)
+        )
+        return V(x, samples), (x, samples)
+
+    def backward(kept: Any, c: Any) -> Any:
+        x, samples = kept
+        gradient = jax.tree.map(jnp.zeros_like, x) if _is_zero(c) else W(x, samples, c)
+        return gradient, None
+
+    each.defvjp(forward, backward, symbolic_zeros=True)
+    return each
+
+
+def _without_mean(loss: Function) -> Function | None:
+    """A loss that takes means as one that gives every sample's, where PyTorch's ``reduction`` says so."""
+    if getattr(loss, "reduction", None) == "mean" and is_torch_module(loss):
+        found: Any = copy.deepcopy(loss)
+        found.reduction = "none"
+        return found
+    try:
+        reduction = inspect.signature(loss).parameters.get("reduction")
+    except (TypeError, ValueError):
+        return None
+    return (
+        None
+        if reduction is None or reduction.default != "mean"
+        else functools.partial(loss, reduction="none")
+    )
+
+
+def _is_primal(value: Any) -> bool:
+    return isinstance(value, jax.custom_derivatives.CustomVJPPrimal)
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, jax.custom_derivatives.SymbolicZero)
+
+
+def _all_zero(tangents: PyTree) -> bool:
+    return all(map(_is_zero, jax.tree.leaves(tangents, is_leaf=_is_zero)))
+
+
+def _dense(tangents: PyTree, x: PyTree) -> PyTree:
+    return jax.tree.map(
+        lambda t, leaf: jnp.zeros_like(leaf) if _is_zero(t) else t, tangents, x, is_leaf=_is_zero
+    )
+
+
+def _refuse(tangents: PyTree) -> None:
+    if not _all_zero(tangents):
+        _refuse_now()
+
+
+def _refuse_now() -> None:
+    raise TypeError(
+        "A loss of from_torch has derivatives by the module's parameters, not by the sample: where samples "
+        "are variables too, write the model in JAX."
+    )
+
+
+def _numpy(tensor: Any) -> np.ndarray:
+    return tensor.detach().cpu().numpy()
