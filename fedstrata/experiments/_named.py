@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import optax
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from fedstrata.core.words import suggest
 from fedstrata.experiments.errors import ExperimentError
@@ -17,11 +17,20 @@ from fedstrata.methods import METHODS, Method
 
 
 class Named(BaseModel):
-    """A name that a registry knows, and its parameters."""
+    """A name that a registry knows, and its parameters; a string is a name without any."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _alone(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            return {"name": given}
+        if not isinstance(given, Mapping | Named):
+            raise ValueError(f'must be a table with a name, such as {{ name = "…" }}, but is {given!r}')
+        return given
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -45,7 +45,8 @@ from __future__ import annotations
 import inspect
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -84,6 +85,7 @@ class Posing(Named):
     @model_validator(mode="before")
     @classmethod
     def _short(cls, given: Any) -> Any:
+        given = {"name": given} if isinstance(given, str) else given
         if not isinstance(given, Mapping):
             return given
         if given.get("name") in MODELS:
@@ -93,8 +95,7 @@ class Posing(Named):
                     f'name = "minimisation"'
                 )
             return {"name": "minimisation", "model": dict(given)}
-        model = given.get("model", {"name": "softmax"})
-        return {**given, "model": {"name": model} if isinstance(model, str) else model}
+        return given
 
     @property
     def entry(self) -> Entry:
@@ -161,6 +162,7 @@ def define(content: Mapping[str, Any], name: str) -> Experiment:
         form = File.model_validate(content)
         _check(form)
         build = FileBuild(form)
+        build.check_methods()
         series = list(form.problem.entry.measures_of(form.problem.parameters))
         series += [name for metric in _measured(form) for name in _series(metric)]
         columns = [
@@ -207,7 +209,8 @@ def _offered(form: File) -> list[str]:
     default = inspect.signature(MODELS[form.problem.model.name]).parameters.get("loss")
     if loss is None and default is not None:
         loss = default.default
-    numbers = loss is not None and Loss.of(loss).labels == "numbers"
+    with _about("problem.model"):
+        numbers = loss is not None and Loss.of(loss).labels == "numbers"
     tested = TESTED if form.data.name in NATURAL else ()  # elsewhere nobody knows whose a test sample is
     every = (*METRICS, *form.problem.entry.metrics, *BY_CLIENT, *tested)
     return list(dict.fromkeys(m for m in every if "accuracy" not in m or not numbers))
@@ -262,6 +265,20 @@ class FileBuild:
         raise ExperimentError(
             f"grid: nothing is called {key!r}{suggest(key, every)} There are {', '.join(every)}."
         )
+
+    def check_methods(self) -> None:
+        """Raise where a method cannot be made, as the file says or with a value of the grid."""
+        for label, method in self.methods.items():
+            grid = {}
+            for key, values in self.form.grid.items():
+                place = self.place(key)
+                if place.part == "methods" and label in place.labels and values:
+                    grid[key.rpartition(".")[2]] = values
+            given = {**method.parameters, **{key: values[0] for key, values in grid.items()}}
+            make_method(method.name, given)
+            for key, values in grid.items():
+                for value in values[1:]:
+                    make_method(method.name, {**given, key: value})
 
     def _names(self) -> dict[str, list[str]]:
         form = self.form
@@ -330,13 +347,18 @@ class FileBuild:
         if form.data.name not in NATURAL:
             split = values("partition", form.data.partition.parameters)
             source = {"clients": form.data.clients, **source}
-            source["partition"] = PARTITIONS[form.data.partition.name](**split)
-        data = federated(
-            form.data.name, **{k: tuple(v) if isinstance(v, list) else v for k, v in source.items()}
-        )
-        model = for_data(form.problem.model.name, data, **values("model", form.problem.model.parameters))
-        options = values("problem", form.problem.parameters)
-        posed = form.problem.entry.pose(Given(model, data, s.seed, form.weights), **options)
+            with _about("data.partition"):
+                source["partition"] = PARTITIONS[form.data.partition.name](**split)
+        with _about("data"):
+            data = federated(
+                form.data.name, **{k: tuple(v) if isinstance(v, list) else v for k, v in source.items()}
+            )
+        posing = form.problem
+        with _about("problem.model"):
+            model = for_data(posing.model.name, data, **values("model", posing.model.parameters))
+        with _about("problem"):
+            options = values("problem", posing.parameters)
+            posed = posing.entry.pose(Given(model, data, s.seed, form.weights), **options)
         return Task(
             posed.problem,
             make_method(compared.name, values("methods", compared.parameters)),
@@ -349,10 +371,24 @@ class FileBuild:
         )
 
 
+@contextmanager
+def _about(where: str) -> Iterator[None]:
+    """Errors about arguments say which part of the file they are about."""
+    try:
+        yield
+    except ExperimentError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ExperimentError(f"{where}: {error}") from error
+
+
 def _check(form: File) -> None:
     """Every name is known, every parameter too, and the methods can be made."""
     check_name("data", form.data, LOADERS)
     check_parameters("data", form.data, ["clients", "partition", "seed", *_options(form.data.name)])
+    for key, value in form.data.parameters.items():
+        if key.endswith("_fraction") and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ExperimentError(f"data: {key} must be a number in [0, 1), but is {value!r}.")
     if form.data.name in NATURAL:
         for key in ("clients", "partition"):
             if key in form.data.model_fields_set:
@@ -360,7 +396,7 @@ def _check(form: File) -> None:
     else:
         check_name("data.partition", form.data.partition, PARTITIONS)
         check_parameters("data.partition", form.data.partition, _partition_options(form))
-    check_name("problem", form.problem, [*CATALOGUE, *MODELS])
+    _check_problem(form.problem)
     check_name("problem.model", form.problem.model, form.problem.entry.models or MODELS)
     check_parameters("problem.model", form.problem.model, model_options(form.problem.model.name))
     check_parameters("problem", form.problem, ["model", *form.problem.entry.options])
@@ -375,6 +411,15 @@ def _check(form: File) -> None:
                 f"metrics: there is no {metric!r}{suggest(metric, offered)} There are {', '.join(offered)}, "
                 f"and {always} always."
             )
+
+
+def _check_problem(posing: Posing) -> None:
+    classes = {solved.__name__.lower(): solved for cls in METHODS.values() for solved in cls.solves}
+    if posing.name not in CATALOGUE and posing.name.lower() in classes:
+        names = [name for name, e in CATALOGUE.items() if _may_be(e, (classes[posing.name.lower()],))]
+        there = f"Problems of it are {', '.join(names)}." if names else "No problem here is of it."
+        raise ExperimentError(f"problem: {posing.name} is a class of problems. {there}")
+    check_name("problem", posing, [*CATALOGUE, *MODELS])
 
 
 def _check_needs(form: File) -> None:
@@ -412,10 +457,6 @@ def _check_method(method: Compared, form: File) -> None:
         )
     known = fields(METHODS[method.name])
     check_parameters(method.name, method, ["label", *known])
-    label = method.label or method.name
-    own = {key: form.grid[key][0] for key in known if form.grid.get(key)}
-    own |= {key: form.grid[f"{label}.{key}"][0] for key in known if form.grid.get(f"{label}.{key}")}
-    make_method(method.name, {**method.parameters, **own})
 
 
 def _may_be(entry: Entry, solves: tuple[type, ...]) -> bool:

@@ -96,6 +96,23 @@ def test_a_setting_becomes_the_task_that_the_file_says(tmp_path):
     assert tasks["FedAvg", None, 0].problem == tasks["pulled", 0.5, 1].problem
 
 
+def test_a_name_alone_is_enough():
+    content = {"title": "t", "data": "digits", "problem": "softmax", "methods": ["BiGSAM"]}
+    with pytest.raises(ExperimentError, match="BiGSAM does not solve a Minimization"):
+        define(content, "plain")
+    e = define({**content, "problem": "selection"}, "plain")
+    assert e.build(e.settings[0]).method == fs.BiGSAM()
+
+
+def test_what_data_or_a_model_refuses_says_which_part(tmp_path):
+    e = read(written(tmp_path, change("limit = 200", "limit = 0")))
+    with pytest.raises(ExperimentError, match="data: limit must be a whole number"):
+        e.build(e.settings[0])
+    e = read(written(tmp_path, change("lam = 1e-3", "lam = -1.0")))
+    with pytest.raises(ExperimentError, match=r"problem\.model: softmax: lam must be"):
+        e.build(e.settings[0])
+
+
 def test_a_fixed_seed_of_the_data_is_the_same_split(tmp_path):
     e = read(written(tmp_path, change("clients = 4", "clients = 4\nseed = 7")))
     assert len({id(e.build(s).data) for s in e.settings}) == 1
@@ -315,6 +332,14 @@ def test_a_grid_may_be_one_methods_own(tmp_path):
     assert [e.build(s).method.gamma for s in e.settings] == [0.4, 0.7] * 2
 
 
+def test_a_grid_of_another_part_says_nothing_of_a_method():
+    methods = [{"name": "IPIRFedAvg", "gamma": 0.1, "lam": 0.1}]
+    content = {"title": "t", "data": "digits", "problem": "selection", "methods": methods}
+    e = define({**content, "grid": {"lam": [0.0, 0.1]}}, "grid")  # the model's, which may be 0
+    assert [s.lam for s in e.change({"seeds": 1}).settings] == [0.0, 0.1]
+    assert e.build(e.settings[0]).method == fs.IPIRFedAvg(gamma=0.1, lam=0.1)
+
+
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "toml").glob("*.toml"))
 
 
@@ -419,6 +444,22 @@ def test_tables_and_plots_can_be_given(tmp_path):
         (change('"Dirichlet"', '"Dirichle"'), "data.partition: there is no 'Dirichle'"),
         (change("min_size", "size"), "data.partition: Dirichlet has no 'size'"),
         (change('"softmax"', '"softmin"'), "problem: there is no 'softmin'"),
+        (
+            change('"softmax"', '"Bilevel"'),
+            "problem: Bilevel is a class of problems. .* regularisation",
+        ),
+        (
+            change('"softmax"', '"linear"\n    loss = "logistics"'),
+            "problem.model: There is no loss 'logistics'. Did you mean 'logistic'",
+        ),
+        (
+            change("limit = 200", 'limit = 200\n    valid_fraction = "some"'),
+            "data: valid_fraction must be a number in",
+        ),
+        (
+            change('{ name = "Dirichlet", alpha = 0.5, min_size = 5 }', "3"),
+            "data.partition: must be a table with a name, .* but is 3",
+        ),
         (change("lam =", "lambda ="), r"problem.model: softmax has no 'lambda'\. Did you mean 'lam'"),
         (change('"FedAvg"', '"FedAverage"'), "methods: there is no 'FedAverage'. Did you mean 'FedAvg'"),
         (
@@ -461,6 +502,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
         ),
         (change("mu = [0.5", "nu = [0.5"), r"grid: nothing is called 'nu'\. Did you mean 'mu'"),
         (change("mu = [0.5, 1.0]", "mu = []"), "no value of 'mu'"),
+        (change("mu = [0.5, 1.0]", "mu = [0.5, -1.0]"), "FedProx: mu must be a number ≥ 0"),
         (FILE + "\n    [quick]\n    round = 1\n", "quick: .*no 'round'"),
     ],
 )
