@@ -42,96 +42,36 @@ in the data, its partition, the problem, its model and the methods; ``model.key`
 
 from __future__ import annotations
 
-import inspect
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
-from fedstrata.core.types import Weights
-from fedstrata.core.words import listed, suggest
-from fedstrata.experiments._named import Named, check_name, check_parameters, fields, make_method
+from fedstrata.core.words import suggest
+from fedstrata.experiments._checks import check
+from fedstrata.experiments._form import (
+    Compared,
+    File,
+    about,
+    better,
+    measured,
+    options_of,
+    partition_options,
+    series_of,
+)
+from fedstrata.experiments._named import fields, make_method
 from fedstrata.experiments.base import Experiment, Setting, Task
-from fedstrata.experiments.catalogue import CATALOGUE, FORMS, Entry, Given
-from fedstrata.experiments.data import LOADERS, NATURAL, PARTITIONS, federated
+from fedstrata.experiments.catalogue import Given
+from fedstrata.experiments.data import NATURAL, PARTITIONS, federated
 from fedstrata.experiments.errors import ExperimentError
 from fedstrata.methods import METHODS
-from fedstrata.models import MODELS, Loss, for_data
+from fedstrata.models import for_data
 from fedstrata.models import options as model_options
-from fedstrata.report import Column, PaperClaims, PlotSpec, TableSpec
+from fedstrata.report import Column, PlotSpec, TableSpec
 from fedstrata.report.records import Scalar
-
-METRICS = ("accuracy", "test_loss")
-BY_CLIENT = ("client_loss", "client_accuracy")
-TESTED = ("client_test_loss", "client_test_accuracy")
-
-
-class Data(Named):
-    """A loader, the clients and the partition."""
-
-    clients: int = Field(default=10, ge=1)
-    partition: Named = Named(name="IID")
-
-
-class Posing(Named):
-    """A problem of the catalogue and its model; a model's name alone is its minimisation."""
-
-    model: Named = Named(name="softmax")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short(cls, given: Any) -> Any:
-        given = {"name": given} if isinstance(given, str) else given
-        if not isinstance(given, Mapping):
-            return given
-        if given.get("name") in MODELS:
-            if "model" in given:
-                raise ValueError(
-                    f"{given['name']!r} is a model already: leave 'model' out, or name the problem, such as "
-                    f'name = "minimisation"'
-                )
-            return {"name": "minimisation", "model": dict(given)}
-        return given
-
-    @property
-    def entry(self) -> Entry:
-        """In the catalogue."""
-        return CATALOGUE[self.name]
-
-
-class Compared(Named):
-    """A method and what tables call it."""
-
-    label: str = ""
-
-
-class File(BaseModel):
-    """The form of a TOML file."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    title: str
-    description: str = ""
-    paper: str = ""
-    rounds: int = Field(default=100, ge=1)
-    eval_every: int = Field(default=1, ge=1)
-    participation: float | int = 1.0
-    weights: Weights = "uniform"
-    seeds: int = Field(default=3, ge=1)
-    metrics: list[str] | None = None
-    data: Data
-    problem: Posing
-    methods: list[Compared] = Field(min_length=1)
-    grid: dict[str, list[Scalar]] = {}
-    quick: dict[str, Scalar | list[Scalar]] = {}
-    table: TableSpec | None = None
-    plots: tuple[PlotSpec, ...] | None = None
-    claims: PaperClaims | None = None
-    notes: str = ""
 
 
 def read(file: str | Path) -> Experiment:
@@ -160,13 +100,13 @@ def define(content: Mapping[str, Any], name: str) -> Experiment:
     """The experiment that a file's content defines; see `read`."""
     try:
         form = File.model_validate(content)
-        _check(form)
+        check(form)
         build = FileBuild(form)
         build.check_methods()
         series = list(form.problem.entry.measures_of(form.problem.parameters))
-        series += [name for metric in _measured(form) for name in _series(metric)]
+        series += [name for metric in measured(form) for name in series_of(metric)]
         columns = [
-            *(Column(name, better=_better(name)) for name in series),
+            *(Column(name, better=better(name)) for name in series),
             Column("bytes_up", "ledger", "uploaded", format="bytes"),
         ]
         return Experiment(
@@ -193,38 +133,6 @@ def define(content: Mapping[str, Any], name: str) -> Experiment:
             f"; known keys are {', '.join(File.model_fields)}" if first["type"] == "extra_forbidden" else ""
         )
         raise ExperimentError(f"{at}: {message}{known}".removeprefix(": ")) from error
-
-
-def _measured(form: File) -> list[str]:
-    """The metrics that are asked for, or those that go with the problem."""
-    if form.metrics is not None:
-        return form.metrics
-    wanted = (*METRICS, *form.problem.entry.metrics)
-    return [metric for metric in _offered(form) if metric in wanted]
-
-
-def _offered(form: File) -> list[str]:
-    """The metrics that there are."""
-    loss = form.problem.model.parameters.get("loss")
-    default = inspect.signature(MODELS[form.problem.model.name]).parameters.get("loss")
-    if loss is None and default is not None:
-        loss = default.default
-    with _about("problem.model"):
-        numbers = loss is not None and Loss.of(loss).labels == "numbers"
-    tested = TESTED if form.data.name in NATURAL else ()  # elsewhere nobody knows whose a test sample is
-    every = (*METRICS, *form.problem.entry.metrics, *BY_CLIENT, *tested)
-    return list(dict.fromkeys(m for m in every if "accuracy" not in m or not numbers))
-
-
-def _series(metric: str) -> list[str]:
-    """What the history has of a metric that is worth a column: of one by client its mean, and the worst."""
-    return [metric, f"{metric}/worst"] if metric.startswith("client_") else [metric]
-
-
-def _better(measure: str) -> Literal["low", "high", ""]:
-    if "accuracy" in measure or measure == "found":
-        return "high"
-    return "" if measure in ("lower", "weight", "payoff", "secondary", "coupling") else "low"
 
 
 class Place(NamedTuple):
@@ -284,8 +192,8 @@ class FileBuild:
         form = self.form
         return {
             "solve": ["rounds", "eval_every", "participation"],
-            "data": _options(form.data.name),
-            "partition": _partition_options(form),
+            "data": options_of(form.data.name),
+            "partition": partition_options(form),
             "problem": list(form.problem.entry.options),
             "model": model_options(form.problem.model.name),
             "methods": [f for method in self.methods.values() for f in fields(METHODS[method.name])],
@@ -347,16 +255,16 @@ class FileBuild:
         if form.data.name not in NATURAL:
             split = values("partition", form.data.partition.parameters)
             source = {"clients": form.data.clients, **source}
-            with _about("data.partition"):
+            with about("data.partition"):
                 source["partition"] = PARTITIONS[form.data.partition.name](**split)
-        with _about("data"):
+        with about("data"):
             data = federated(
                 form.data.name, **{k: tuple(v) if isinstance(v, list) else v for k, v in source.items()}
             )
         posing = form.problem
-        with _about("problem.model"):
+        with about("problem.model"):
             model = for_data(posing.model.name, data, **values("model", posing.model.parameters))
-        with _about("problem"):
+        with about("problem"):
             options = values("problem", posing.parameters)
             posed = posing.entry.pose(Given(model, data, s.seed, form.weights), **options)
         return Task(
@@ -365,112 +273,7 @@ class FileBuild:
             posed.data,
             posed.x0,
             posed.y0,
-            metrics={name: posed.metrics[name] for name in _measured(form)},
+            metrics={name: posed.metrics[name] for name in measured(form)},
             options={} if form.weights == "uniform" else {"weights": form.weights},
             **values("solve", {}),
         )
-
-
-@contextmanager
-def _about(where: str) -> Iterator[None]:
-    """Errors about arguments say which part of the file they are about."""
-    try:
-        yield
-    except ExperimentError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ExperimentError(f"{where}: {error}") from error
-
-
-def _check(form: File) -> None:
-    """Every name is known, every parameter too, and the methods can be made."""
-    check_name("data", form.data, LOADERS)
-    check_parameters("data", form.data, ["clients", "partition", "seed", *_options(form.data.name)])
-    for key, value in form.data.parameters.items():
-        if key.endswith("_fraction") and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ExperimentError(f"data: {key} must be a number in [0, 1), but is {value!r}.")
-    if form.data.name in NATURAL:
-        for key in ("clients", "partition"):
-            if key in form.data.model_fields_set:
-                raise ExperimentError(f"data: {form.data.name} is divided by nature. Leave {key!r} out.")
-    else:
-        check_name("data.partition", form.data.partition, PARTITIONS)
-        check_parameters("data.partition", form.data.partition, _partition_options(form))
-    _check_problem(form.problem)
-    check_name("problem.model", form.problem.model, form.problem.entry.models or MODELS)
-    check_parameters("problem.model", form.problem.model, model_options(form.problem.model.name))
-    check_parameters("problem", form.problem, ["model", *form.problem.entry.options])
-    _check_needs(form)
-    for method in form.methods:
-        _check_method(method, form)
-    offered = _offered(form)
-    for metric in form.metrics or []:
-        if metric not in offered:
-            always = ", ".join(form.problem.entry.measures_of(form.problem.parameters))
-            raise ExperimentError(
-                f"metrics: there is no {metric!r}{suggest(metric, offered)} There are {', '.join(offered)}, "
-                f"and {always} always."
-            )
-
-
-def _check_problem(posing: Posing) -> None:
-    classes = {solved.__name__.lower(): solved for cls in METHODS.values() for solved in cls.solves}
-    if posing.name not in CATALOGUE and posing.name.lower() in classes:
-        names = [name for name, e in CATALOGUE.items() if _may_be(e, (classes[posing.name.lower()],))]
-        there = f"Problems of it are {', '.join(names)}." if names else "No problem here is of it."
-        raise ExperimentError(f"problem: {posing.name} is a class of problems. {there}")
-    check_name("problem", posing, [*CATALOGUE, *MODELS])
-
-
-def _check_needs(form: File) -> None:
-    """The data has the part that the problem is about."""
-    posing = form.problem
-    needed = posing.entry.needs(posing.parameters)
-    if needed is None or form.data.parameters.get(needed) or needed in form.grid:
-        return
-    if needed not in _options(form.data.name):
-        raise ExperimentError(
-            f"data: {posing.name} needs {needed}, which {form.data.name} has not. Take other data, such as "
-            "digits."
-        )
-    whose = "validation samples" if needed == "valid_fraction" else "samples of the server's own"
-    raise ExperimentError(f"data: {posing.name} needs {whose}: give {needed}, such as {needed} = 0.2.")
-
-
-def _check_method(method: Compared, form: File) -> None:
-    posing = form.problem
-    kind = posing.entry.kind_of(posing.parameters)
-    fitting = [name for name, cls in METHODS.items() if issubclass(kind, cls.solves)]
-    if method.name in METHODS and method.name not in fitting:
-        solves = METHODS[method.name].solves
-        others = [name for name, entry in CATALOGUE.items() if _may_be(entry, solves)]
-        for_those = f" Problems for it are {', '.join(others)}." if others else ""
-        raise ExperimentError(
-            f"methods: {method.name} does not solve a {kind.__name__}, which {posing.name} is, but "
-            f"{listed([cls.__name__ for cls in solves])}.{for_those} Methods for this problem are "
-            f"{', '.join(fitting)}."
-        )
-    if method.name not in METHODS:
-        raise ExperimentError(
-            f"methods: there is no {method.name!r}{suggest(method.name, list(METHODS))} "
-            f"For this problem there are {', '.join(fitting)}."
-        )
-    known = fields(METHODS[method.name])
-    check_parameters(method.name, method, ["label", *known])
-
-
-def _may_be(entry: Entry, solves: tuple[type, ...]) -> bool:
-    kinds = FORMS.values() if entry.kind is None else [entry.kind]
-    return any(issubclass(kind, solves) for kind in kinds)
-
-
-def _partition_options(form: File) -> list[str]:
-    return [] if form.data.name in NATURAL else fields(PARTITIONS[form.data.partition.name])
-
-
-def _options(loader: str) -> list[str]:
-    """The names of a loader's keyword arguments, the clients among them where they can be chosen."""
-    if loader in NATURAL:
-        return [name for name in inspect.signature(LOADERS[loader]).parameters if name != "seed"]
-    (options,) = inspect.signature(LOADERS[loader]).parameters["options"].annotation.__args__
-    return ["clients", *(name for name in options.__annotations__ if name not in ("data_dir", "dtype"))]

@@ -13,10 +13,11 @@ import pytest
 import fedstrata as fs
 from fedstrata.core.metrics import PerClient
 from fedstrata.experiments import ExperimentError
+from fedstrata.experiments._form import BY_CLIENT, METRICS, TESTED, File
 from fedstrata.experiments.catalogue import CATALOGUE
 from fedstrata.experiments.data import LOADERS, PARTITIONS
 from fedstrata.experiments.runner import prepare, run_experiment
-from fedstrata.experiments.toml import BY_CLIENT, METRICS, TESTED, File, define, read
+from fedstrata.experiments.toml import define, read
 from fedstrata.models import MODELS, options
 from fedstrata.report import load_report
 
