@@ -188,6 +188,7 @@ def baselines(
             runs["fine-tuned"].append(run(own, one, x, y, short))
             bar.update(2 * i + 3, {})
         runs["pooled"] = run(method, _pooled(data), x0, y0, rounds)
+        bar.update(2 * data.clients + 2, {})
     models = {
         "alone": runs["alone"],
         "together": [result] * data.clients,

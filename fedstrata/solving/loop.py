@@ -463,7 +463,7 @@ class Loop:
 
     def _latest(self) -> dict[str, float]:
         """The last values of the metrics, of several lanes their mean."""
-        names = [name for name in self.lanes[0].history if name not in BOOKKEEPING]
+        names = [n for n in self.lanes[0].history if n not in BOOKKEEPING and "/" not in n]  # a bar is short
         last = {n: [lane.history[n][-1] for lane in self.lanes if lane.history.get(n)] for n in names}
         return {name: float(np.mean(values)) for name, values in last.items() if values}
 
