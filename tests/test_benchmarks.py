@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import fedavg_softmax, fedmsa_losstuning, fedrzo, first_result
+import fedstrata as fs
+from benchmarks import fedavg_softmax, fedmsa_losstuning, fedrzo, first_result, scale
 from benchmarks.alternatives import ALTERNATIVES, Case
 from benchmarks.timing import interleave
 
@@ -165,3 +166,14 @@ def test_loss_tuning_goes_through_the_same_iterates(monkeypatch, capsys):
     fedmsa_losstuning.main(["--rounds", "1", "--repetitions", "1"])
     printed = capsys.readouterr().out
     assert re.search(r"FedStrata: [\d.]+ GFLOP, \d+ GFLOP/s, \d+% of that", printed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", scale.METHODS)
+def test_scale_measures_what_it_streams(name, tmp_path):
+    found = scale.measure(name, 100, tmp_path, False, 10)
+    assert found.keys() == {"round", "start", "call", "host", "device"}
+    assert found["device"] > 0
+    sizes = fs.data.open_store(tmp_path / "zipf-100").sizes
+    np.testing.assert_array_equal(sizes, scale.sizes_of(100))
+    assert 1 <= sizes.min() <= sizes.max() <= scale.LARGEST

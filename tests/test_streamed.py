@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.engines import streamed as streamed_module
 from fedstrata.engines.memories import Memories
 from fedstrata.engines.programs import kept
 from fedstrata.engines.rounds import MANY, distinct
@@ -92,7 +93,7 @@ def test_metrics_of_some_clients(data):
         fs.solve(problem, method, data, np.zeros(3), metrics=metrics, **arguments)
 
 
-def test_what_is_wrong_is_said(data):
+def test_what_is_wrong_is_said(data, monkeypatch):
     with pytest.raises(ValueError, match="metrics must be"):
         Streamed(metrics="some")
     with pytest.raises(fs.DataError, match=r"data\.load\(\)"):
@@ -104,8 +105,11 @@ def test_what_is_wrong_is_said(data):
         return samples(i)
 
     bad = fs.FederatedData.from_source(fs.data.FromFunction(SIZES, broken))
-    with pytest.raises(OSError, match="the disk is gone"):  # from the thread that reads, or from a callback
-        fs.solve(problem, fs.FedAvg(gamma=0.1), bad, np.zeros(3), **{**arguments, "participation": 1.0})
+    everyone = {**arguments, "participation": 1.0, "default_metrics": False}
+    monkeypatch.setattr(streamed_module, "MANY", 50)
+    # From the thread that reads, in a callback; and before that, what it means that all take part.
+    with pytest.warns(UserWarning, match="asks all 60 clients"), pytest.raises(OSError, match="disk is gone"):
+        fs.solve(problem, fs.FedAvg(gamma=0.1), bad, np.zeros(3), **everyone)
 
 
 @pytest.mark.slow
