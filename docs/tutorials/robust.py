@@ -119,8 +119,9 @@ axes.set(title="Mean training loss in each hospital")
 axes.legend()
 
 # %% [markdown]
-# The worst hospital gains, the others pay, and the mean is higher: that is the price, and it is a choice and
-# no fault of the method.
+# Made fair to groups, the model serves the two worst hospitals better, and the other two pay for it. Made
+# robust to patients, it has a far smaller largest loss, and every hospital's mean is higher. That is the
+# price, and it is a choice and no fault of the method.
 #
 # ## When not to use this
 #
