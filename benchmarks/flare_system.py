@@ -63,7 +63,7 @@ class System:
         assert (done.returncode != 0) == fails, told[-5000:]
         return told
 
-    def start(self, party: str) -> None:
+    def start(self, party: str, **environment: str) -> None:
         """As FLARE's start.sh does, without its loop of restarts."""
         role, more = ("server", ()) if party == SERVER else ("client", (f"uid={party}",))
         words = ["-u", "-m", f"nvflare.private.fed.app.{role}.{role}_train", "-m", str(self.kits / party)]
@@ -78,7 +78,7 @@ class System:
         ]
         with (self.folder / f"{party}.log").open("ab") as stream:
             self.processes[party] = subprocess.Popen(
-                [sys.executable, *words], cwd=self.folder, env=self.environment, stdout=stream,
+                [sys.executable, *words], cwd=self.folder, env=self.environment | environment, stdout=stream,
                 stderr=subprocess.STDOUT,
             )  # fmt: skip
 

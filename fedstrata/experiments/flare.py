@@ -34,6 +34,7 @@ except ImportError as error:
 
 Say = Callable[[str], None]
 MOST_JOBS = 20  # of one run, before somebody should look
+MOST_SILENT = 3  # of these, one after the other, without a word of the server's part
 RESULT, OUTCOME = "fedstrata", "outcome.json"
 
 
@@ -104,7 +105,8 @@ def prepare(kit: Path, party: Party, say: Say) -> None:
         words = f"{name}: {opened.data!r} fits"
     (kit / "local" / "fedstrata.json").write_text(json.dumps(asdict(party), indent=2) + "\n", "utf-8")
     file = flare.allow(kit, (ServerPart, SitePart))
-    say(f"{words}; allowed in {file}. Start FLARE as usual (again, where it is running).")
+    say(f"{words}; allowed in {file}, which no longer sends error logs to the server.")
+    say("Start FLARE as usual (again, where it is running).")
 
 
 class SitePart(flare.Answering):
@@ -179,7 +181,7 @@ def submit(kit: Path, plan: PreparedExperiment, out: Path, resume: bool, say: Sa
     logging.getLogger("nvflare").setLevel(logging.WARNING)
     user = json.loads((kit / "startup" / "fed_admin.json").read_text("utf-8"))["admin"]["username"]
     facts = {"fingerprint": fingerprint(plan.experiment)}
-    words = ""
+    words, silent = "", 0
     for _ in range(MOST_JOBS):
         made = flare.job(plan.experiment.name, sites, ServerPart(), SitePart(), {**facts, "resume": resume})
         outcome = _one(made, user, kit, out, say)
@@ -187,7 +189,8 @@ def submit(kit: Path, plan: PreparedExperiment, out: Path, resume: bool, say: Sa
         if outcome["state"] == "done":
             say(f"Report: {(out / 'report.html').resolve()}")
             return
-        if outcome["state"] == "stopped":
+        silent = silent + 1 if outcome["state"] == "silent" else 0
+        if outcome["state"] == "stopped" or silent == MOST_SILENT:
             raise Unfinished(f"{words} `--resume` goes on.")
         say(f"The job ended without a result ({words}). The next goes on from the checkpoint.")
     raise Unfinished(f"{MOST_JOBS} jobs ended without a result; the last: {words}. `--resume` goes on.")
@@ -213,9 +216,11 @@ def _one(made: Any, user: str, kit: Path, out: Path, say: Say) -> dict[str, str]
                 outcome = json.loads(found.read_text("utf-8"))
                 if outcome["state"] == "done":
                     shutil.copytree(found.parent / RESULT, out, dirs_exist_ok=True)
-        if outcome["state"] == "aborted":  # by somebody, or by FLARE since it lost a process
-            outcome = {"state": "stopped" if status == "FINISHED:ABORTED" else "again", "words": f"{status}."}
-        return outcome
+        if outcome["state"] != "aborted":
+            return outcome
+        # By somebody, or by FLARE since it lost a process.
+        state = "stopped" if status == "FINISHED:ABORTED" else "silent" if found is None else "again"
+        return {"state": state, "words": f"FLARE says {status}."}
     finally:
         session.close()
 

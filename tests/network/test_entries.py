@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import fedstrata as fs
+from fedstrata.cli import app, load
 from fedstrata.core.federated import DataError
-from fedstrata.experiments.networked import entry_of
+from fedstrata.experiments.networked import check, entry_of, opener
 
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
 Y = np.array([0, 1, 1, 0], np.int32)
@@ -66,3 +70,59 @@ def test_a_function_returns_a_client_several_or_federated_data(tmp_path):
 def test_what_is_no_entry_is_said(where, tmp_path):
     with pytest.raises(DataError, match=where.partition(":")[0]):
         entry_of(where, folder=tmp_path)
+
+
+TEXT = """
+import jax.numpy as jnp
+import fedstrata as fs
+from fedstrata.experiments.base import Experiment, Task
+from fedstrata.report import Column, TableSpec
+
+
+def loss(w, sample):
+    return 0.5 * (sample["x"] @ w - sample["y"]) ** 2
+
+
+def build(s):
+    return Task(fs.Minimization(loss), fs.FedAvg(0.1, H=2), None, jnp.zeros(2), rounds=3)
+
+
+EXPERIMENT = Experiment(
+    name="checked", title="Checked", description="A small problem.", grid={}, parameters={"a": 1}, seeds=1,
+    build=build, table=TableSpec((Column("loss"),)),
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ({"x": X, "y": Y}, None),
+        ({"x": X}, "y"),
+        ({"x": X[:, :1], "y": Y}, "loss"),
+        ({"x": X, "y": np.full(4, np.nan, np.float32)}, "NaN"),
+    ],
+    ids=["fits", "no label", "other features", "nan"],
+)
+def test_a_site_checks_its_data_against_the_text_before_it_joins(samples, words, tmp_path):
+    (tmp_path / "text.py").write_text(TEXT)
+    opens = opener(load(str(tmp_path / "text.py")), lambda: fs.FederatedData.from_clients([samples]), None)
+    if words is None:
+        assert check(opens).clients == 1
+    else:
+        with pytest.raises((ValueError, TypeError, KeyError), match=words):
+            check(opens)
+
+
+def test_a_federation_listens_on_loopback_unless_told_otherwise(tmp_path):
+    folder = tmp_path / "federation"
+    done = CliRunner().invoke(app, ["net", "init", str(folder), "--sites", "berlin,lyon"])
+    assert done.exit_code == 0, done.output
+    settings = tomllib.loads((folder / "federation.toml").read_text("utf-8"))
+    assert settings["server"]["listen"].startswith("127.0.0.1:")
+    assert settings["federation"]["sites"] == ["berlin", "lyon"]
+    assert settings["policy"]["missing"] == "wait"
+    for sites in ("berlin,berlin", "server,lyon", "../berlin", ""):
+        done = CliRunner().invoke(app, ["net", "init", str(tmp_path / "other"), "--sites", sites])
+        assert done.exit_code == 2
+        assert not (tmp_path / "other").exists()

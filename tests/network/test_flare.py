@@ -35,6 +35,11 @@ class Trial(System):
     def net(self, *words: str, fails: bool = False) -> str:
         return self.python("-m", "fedstrata", "net", *words, fails=fails)
 
+    def files(self, party: str) -> str:
+        """All that a party has written, without its copy of the text."""
+        found = [self.folder / f"{party}.log", *(f for f in (self.kits / party).rglob("*") if f.is_file())]
+        return "".join(f.read_text(errors="replace") for f in found if f.suffix != ".py")
+
     def kept(self, party: str) -> int:
         """How many times the clients of a site have remembered something."""
         return sum(1 for _ in (self.kits / party / "fedstrata").rglob("before_*"))
@@ -54,16 +59,20 @@ def test_a_run_outlives_a_site_that_is_killed(system):
     system.net("flare", str(kits / SERVER), "--set", ROUNDS)
     for name in SITES:
         assert "fits" in system.net("flare", str(kits / name), "--simulated", "--set", ROUNDS)
+    boom = system.folder / "boom"
+    boom.touch()  # an exception at a site, once
     for party in system.parties:
-        system.start(party)
-    words = [sys.executable, "-m", "fedstrata", "net", "run", "faults.py", str(kits / ADMIN), "--out", "out"]
+        system.start(party, **({"FAULTS_BOOM": str(boom)} if party == "berlin" else {}))
+    asked = ("run", "faults.py", str(kits / ADMIN), "--out", "out", "--set", ROUNDS)
+    told = system.net(*asked, fails=True)
+    assert "berlin: It is not ready" in told
+    assert not boom.exists()
+    assert "patient 17" in system.files("berlin")
+    assert "patient 17" not in system.files(SERVER) + told  # what an exception says stays at the site
+    words = [sys.executable, "-m", "fedstrata", "net", *asked, "--resume"]
     with (system.folder / "run.log").open("wb") as stream:
         run = subprocess.Popen(
-            [*words, "--set", ROUNDS],
-            cwd=system.folder,
-            env=system.environment,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
+            words, cwd=system.folder, env=system.environment, stdout=stream, stderr=subprocess.STDOUT
         )
     try:
         end = time.monotonic() + 200
@@ -107,3 +116,31 @@ def test_kits_of_flares_provisioning_open_our_own_connections(system):
         site.close()
     finally:
         server.close()
+
+
+def test_no_site_answers_another(tmp_path):
+    """In a job of FLARE sites can call each other; FLARE says who calls."""
+    from types import SimpleNamespace
+
+    from nvflare.collab.api.context import set_call_context
+
+    from fedstrata.engines.network import wire
+    from fedstrata.engines.network.flare import Answering
+
+    class Site(Answering):
+        def host(self, kit, name):
+            raise ZeroDivisionError("patient 17")
+
+    site, message = Site(), wire.pack({"op": "open", "seq": 7}, [])
+    workspace = SimpleNamespace(get_root_dir=lambda: str(tmp_path))
+    try:
+        for caller, words in (("lyon", "Only the server"), ("server", "ZeroDivisionError")):
+            context = SimpleNamespace(caller=caller, workspace=workspace, app=SimpleNamespace(name="berlin"))
+            set_call_context(context)
+            site.prepare()
+            header, _ = wire.unpack(site.answer(message))
+            assert words in header["error"]
+            assert "patient" not in header["error"]
+        assert header["seq"] == 7
+    finally:
+        set_call_context(None)

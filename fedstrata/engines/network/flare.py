@@ -9,6 +9,7 @@ site that does not answer ends the job, and the run goes on from its checkpoint 
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from fedstrata.engines.network import wire
 from fedstrata.engines.network.host import Host
 from fedstrata.engines.network.transport import Failure, Outcome, Request
 
+log = logging.getLogger("fedstrata.network")
 SETUP_SECONDS = 600  # for sites to start a job: they load and check their data
 
 
@@ -44,15 +46,35 @@ class Answering:
 
     @collab.init  # type: ignore[untyped-decorator]
     def prepare(self) -> None:
-        """Before the server may ask: a site whose data does not fit fails here."""
-        self._host = self.host(Path(collab.workspace.get_root_dir()), collab.site_name)
-        self._one = threading.Lock()
+        """Before the server may ask. A site whose data does not fit says so when it is asked."""
+        self._one, self._host, self._trouble = threading.Lock(), None, ""
+        try:
+            self._host = self.host(Path(collab.workspace.get_root_dir()), collab.site_name)
+        except Exception as error:  # its words may hold samples: they stay in this site's log
+            log.exception("not ready")
+            self._trouble = f"It is not ready ({type(error).__name__}); the site's log says more."
 
     @collab.publish  # type: ignore[untyped-decorator]
     def answer(self, message: bytes) -> bytes:
-        """A reply to whatever comes, one after the other: a call may come while a late one is under way."""
+        """A reply to the server, one after the other: a call may come while a late one is under way.
+
+        In a job of FLARE sites can call each other as well; no site answers another.
+        """
+        if collab.caller != "server":
+            log.warning("refused: asked by %s, which is not the server", collab.caller)
+            return wire.pack({"seq": None, "error": "Only the server is answered."}, [])
         with self._one:
+            if self._host is None:
+                return _refused(message, self._trouble)
             return self._host.answer(message)
+
+
+def _refused(message: bytes, words: str) -> bytes:
+    try:
+        number = wire.unpack(message)[0].get("seq")
+    except wire.WireError:
+        number = None
+    return wire.pack({"seq": number, "error": words}, [])
 
 
 class FlareServer:
@@ -160,7 +182,10 @@ def folders() -> tuple[Path, Path]:
 
 
 def allow(kit: Path, classes: Sequence[type]) -> Path:
-    """Allow a party's FLARE to make objects of these classes, and of Collab's own, in jobs without code."""
+    """Allow a party's FLARE to make objects of these classes, and of Collab's own, in jobs without code.
+
+    FLARE would send a site's error log to the server, and an exception's words may hold samples: no longer.
+    """
     local = kit / "local"
     file = local / "resources.json"
     found = file if file.is_file() else local / "resources.json.default"
@@ -168,5 +193,7 @@ def allow(kit: Path, classes: Sequence[type]) -> Path:
     wanted = [f"{c.__module__}.{c.__qualname__}" for c in (*classes, CollabController, CollabExecutor)]
     allowed = resources.setdefault("class_allow_list", [])
     allowed += [name for name in wanted if name not in allowed]
+    if "allow_log_streaming" in resources:
+        resources["allow_log_streaming"] = False
     file.write_text(json.dumps(resources, indent=2) + "\n", "utf-8")
     return file
