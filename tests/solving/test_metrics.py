@@ -153,7 +153,7 @@ def test_what_per_client_refuses():
 
 
 def test_a_network_shows_single_values_only_where_replies_are_shown_anyway():
-    with pytest.raises(ValueError, match="FedAvg shows the server averages alone"):
+    with pytest.raises(ValueError, match="FedAvg asks for averages alone"):
         solve({"loss": fs.per_client(loss)}, engine="network")
 
 

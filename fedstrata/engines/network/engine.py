@@ -370,8 +370,9 @@ class Network(Engine):
         start, why = f"The metric {name!r} is one for each client", None
         if method.reveals_on(setup.problem) != "replies":
             why = (
-                f"{type(method).__name__} shows the server averages alone, which each client's own value "
-                "would undo. Measure the mean, by a plain metric or the problem's own; or at the sites"
+                f"{type(method).__name__} asks for averages alone, which is fit for secure aggregation, and "
+                "each client's own value would undo that. The problem's own metrics are means; or measure "
+                "with another engine"
             )
         elif metric.part == "test":
             why = "a pooled test set is the server's, not the sites': make it a metric of (x, y, data)"
