@@ -55,7 +55,7 @@ def _of(base: str, names: Sequence[str], runs: Sequence[RunRecord], rows: Sequen
             **look,
             series=tuple(f"{base}/{s}" for s in panels),
             panels="series",
-            title=f"{capital(words(base))} of the {' and the '.join(panels)} client",
+            title=f"{capital(words(base))} of the {', the '.join(panels[:-1])} and the {panels[-1]} client",
             name=f"clients-{slug}",
         )
     ]
