@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from benchmarks import fedavg_softmax, fedmsa_losstuning, fedrzo, first_result, scale
+from benchmarks import fedavg_softmax, fedmsa_losstuning, fedrzo, first_result, rates, scale
 from benchmarks.alternatives import ALTERNATIVES, Case
 from benchmarks.timing import interleave
 
@@ -177,3 +177,19 @@ def test_scale_measures_what_it_streams(name, tmp_path):
     sizes = fs.data.open_store(tmp_path / "zipf-100").sizes
     np.testing.assert_array_equal(sizes, scale.sizes_of(100))
     assert 1 <= sizes.min() <= sizes.max() <= scale.LARGEST
+
+
+def test_a_slope_is_that_of_the_line():
+    law = rates.Law("", "", "", "n", -0.5, (10, 100, 1000), lambda n: 3 * n**-0.5)
+    rise, error, values = rates.slope(law)
+    assert rise == pytest.approx(-0.5)
+    assert error == pytest.approx(0, abs=1e-9)
+    assert values[1] == pytest.approx(0.3)
+
+
+@pytest.mark.slow
+def test_feddro_has_its_rate():
+    """Theorem 4.3: ‖∇Φ‖² ~ T^{−1/2}."""
+    law = next(law for law in rates.LAWS if law.method == "FedDRO" and law.against == "T")
+    rise, _, _ = rates.slope(law._replace(sizes=(256, 1024, 4096)))
+    assert rise == pytest.approx(law.predicted, abs=0.1)
