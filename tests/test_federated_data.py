@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import sparse
 from sklearn.utils import Bunch
 
 import fedstrata as fs
@@ -187,7 +188,9 @@ def test_other_libraries_containers_are_read(client):
     [
         (Holder(tensors=(Tensor(Y),) * 3), r"TensorDataset of 3 tensors.*ds\.tensors\[0\]"),
         (Holder(with_format=None, column_names=[]), r"Hugging Face.*dict\(ds\.with_format\('numpy'\)\[:\]\)"),
-        (Holder(dataset=None), r"PyTorch dataset.*\{'x': …, 'y': …\}"),
+        (Holder(dataset=None, batch_sampler=None), r"client 0 is a DataLoader.*Give its dataset"),
+        ({"x": sparse.eye(2).tocsr()}, r"client 0\['x'\] is a sparse matrix.*toarray"),
+        ({"x": [[1, 2], [3]]}, r"client 0\['x'\] has rows of different lengths"),
         (pd.DataFrame({"x": Y}), r"client 0 is a data frame.*from_dataframe"),
         (Bunch(data=pd.DataFrame({"x": Y}), target=Y), "as_frame=False"),
     ],
@@ -195,3 +198,53 @@ def test_other_libraries_containers_are_read(client):
 def test_others_are_answered_with_the_line_to_write(client, line):
     with pytest.raises(fs.DataError, match=line):
         fs.FederatedData.from_clients([client])
+
+
+def test_one_container_in_place_of_a_list_says_so():
+    with pytest.raises(fs.DataError, match=r"one dict, \['a', 'b'\].*list\(clients\.values\(\)\)"):
+        fs.FederatedData.from_clients({"a": {"x": X}, "b": {"x": X}})
+    with pytest.raises(fs.DataError, match=r"one dict, \['x', 'y'\].*from_arrays"):
+        fs.FederatedData.from_clients([{"x": X, "y": Y}], valid={"x": X, "y": Y})
+    with pytest.raises(fs.DataError, match=r"this is one Holder\. Pooled samples.*from_arrays"):
+        fs.FederatedData.from_clients(Holder(with_format=None))
+
+
+def test_pooled_and_test_data_have_the_same_doors():
+    bunch = Bunch(data=np.array(X), target=np.array(Y))
+    for pooled in (bunch, {"x": X, "y": Y}, Holder(tensors=(Tensor(X), Tensor(Y)))):
+        data = fs.FederatedData.from_arrays(pooled, 2, test=pooled)
+        assert sorted(data.train["x"].tolist()) == X
+        assert data.test["x"].tolist() == X
+        assert data.test["y"].tolist() == Y
+
+
+def test_datasets_of_pytorch():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'fedstrata[torch]'")
+    from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
+
+    x, y = torch.arange(12.0).reshape(6, 2).requires_grad_(True), torch.arange(6)
+    whole = TensorDataset(x, y)
+    parts = random_split(whole, [4, 2])
+    data = fs.FederatedData.from_clients(parts, test=whole)
+    assert data.sizes.tolist() == [4, 2]
+    for i, part in enumerate(parts):
+        assert data.client(i)["y"].tolist() == list(part.indices)
+        np.testing.assert_array_equal(data.client(i)["x"], x.detach().numpy()[part.indices])
+    assert data.test["x"].shape == (6, 2)
+    half = fs.FederatedData.from_clients([{"x": x.bfloat16()}])
+    assert half.train["x"].dtype == np.float32
+
+    class Images(Dataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, i):
+            raise AssertionError("read sample by sample")
+
+    for container, message in [
+        ([Images()], r"client 0 is a PyTorch dataset.*np\.stack"),
+        ([DataLoader(whole)], "client 0 is a DataLoader"),
+        (whole, r"this is one TensorDataset\. Pooled samples"),
+    ]:
+        with pytest.raises(fs.DataError, match=message):
+            fs.FederatedData.from_clients(container)

@@ -105,7 +105,8 @@ class FederatedData:
             raise DataError(f"There are {len(self.names)} names of {len(self.sizes)} clients.")
         for name in ("test", "server"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, _own(getattr(self, name), f"{name} data"))
+                samples = _plain(getattr(self, name), f"{name} data")
+                object.__setattr__(self, name, _own(samples, f"{name} data"))
                 _length(getattr(self, name), f"{name} data")
 
     @classmethod
@@ -158,12 +159,13 @@ class FederatedData:
             server_fraction: the part of all samples that the server keeps, drawn before the split.
             test: a pooled test set.
         """
+        arrays = arrays if hasattr(arrays, "columns") else _plain(arrays, "arrays")
         length = _length(arrays, "arrays")
         for name, fraction in (("valid_fraction", valid_fraction), ("server_fraction", server_fraction)):
             if not 0 <= fraction < 1:
                 raise DataError(f"{name} must be in [0, 1), but is {fraction}.")
         rng = np.random.default_rng(seed)
-        arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        arrays = {name: _array(array, f"arrays[{name!r}]") for name, array in arrays.items()}
         server = None
         if server_fraction > 0:
             order = rng.permutation(length)
@@ -583,7 +585,13 @@ def _array(leaf: Any, name: str) -> np.ndarray:
         raise DataError(f"{name} is a masked array, whose mask would be lost. Fill or drop what is masked.")
     if hasattr(leaf, "detach") and hasattr(leaf, "cpu"):  # a PyTorch tensor, wherever it is
         leaf = leaf.detach().cpu()
-    array = np.asarray(leaf)
+        leaf = leaf.float() if "bfloat16" in str(getattr(leaf, "dtype", "")) else leaf
+    if hasattr(leaf, "toarray"):
+        raise DataError(f"{name} is a sparse matrix. Give it as an array, matrix.toarray().")
+    try:
+        array = np.asarray(leaf)
+    except ValueError as error:
+        raise DataError(f"{name} has rows of different lengths: {error}") from error
     if array.dtype.kind in "OSUMm":
         raise DataError(f"{name} is not a plain array (dtype {array.dtype}). Convert it to numbers first.")
     if array.ndim == 0:
@@ -657,8 +665,17 @@ def _flatten(clients: Sequence[PyTree], what: str) -> tuple[PyTree, np.ndarray]:
     """
     if isinstance(clients, dict):
         raise DataError(
-            f"Give a list with one pytree of arrays per client; this is one dict, {sorted(clients)[:5]}. "
-            "Pooled arrays are split by fs.FederatedData.from_arrays({'x': …, 'y': …}, clients=…)."
+            f"Give a list with one pytree of arrays per client; this is one dict, {list(clients)[:5]}. "
+            + (
+                "Give list(clients.values())."
+                if clients and all(isinstance(own, dict) for own in clients.values())
+                else "Pooled arrays are split by fs.FederatedData.from_arrays({'x': …, 'y': …}, clients=…)."
+            )
+        )
+    if _is_dataset(clients):
+        raise DataError(
+            f"Give a list with one pytree of arrays per {what}; this is one {type(clients).__name__}. Pooled "
+            "samples are split by fs.FederatedData.from_arrays(samples, clients=…)."
         )
     clients = list(clients)
     if not clients:
@@ -711,11 +728,26 @@ def _plain(client: Any, who: str) -> PyTree:
         if not isinstance(client["data"], np.ndarray):
             raise DataError(f"{who} is a Bunch of data frames. Load it with as_frame=False.")
         client = {"x": client["data"], "y": client["target"]}
-    elif hasattr(client, "__getitem__") and hasattr(client, "__len__") and hasattr(client, "dataset"):
-        raise DataError(f"{who} is a part of a PyTorch dataset. Give its arrays, {{'x': …, 'y': …}}.")
+    elif hasattr(client, "dataset") and hasattr(client, "indices"):  # PyTorch's Subset, as of random_split
+        whole = _plain(client.dataset, who)
+        return {name: array[np.asarray(client.indices)] for name, array in whole.items()}
+    elif hasattr(client, "dataset") and hasattr(client, "batch_sampler"):
+        raise DataError(f"{who} is a DataLoader; batches are drawn by the method. Give its dataset.")
+    elif _is_dataset(client):
+        raise DataError(
+            f"{who} is a PyTorch dataset, which is read sample by sample. Stack it once: {{'x': np.stack([u "
+            "for u, _ in ds]), 'y': np.array([v for _, v in ds])}."
+        )
     if isinstance(client, dict):
-        return {name: np.asarray(v) if _numbers(v) else v for name, v in client.items()}
+        return {name: _array(v, f"{who}[{name!r}]") if _numbers(v) else v for name, v in client.items()}
     return client
+
+
+def _is_dataset(value: Any) -> bool:
+    """Whether it is a PyTorch or Hugging Face dataset; neither is imported for it."""
+    return hasattr(value, "with_format") or any(
+        cls.__module__.startswith("torch.utils.data") for cls in type(value).__mro__
+    )
 
 
 def _numbers(value: Any) -> bool:
