@@ -105,6 +105,7 @@ def ridge():
     return fs.Bilevel(ridge_upper, ridge_lower), data, x, {"w": np.zeros(4), "c": np.zeros(())}
 
 
+@pytest.mark.slow
 def test_a_nonlinear_problem_against_finite_differences(ridge):
     problem, data, x, y = ridge
 
@@ -132,6 +133,7 @@ def test_weights(ridge):
     assert abs(uniform.hypergradient_norm / pooled.hypergradient_norm - 1) > 1e-2
 
 
+@pytest.mark.slow
 def test_a_set_that_depends_on_x():
     """FedRZO's example, max of x² + y over y ≤ −x and y ∈ [−1, 1], whose ∇F(x) = 2x − 1; curved in y + x."""
     problem = fs.Minimax(
@@ -145,6 +147,7 @@ def test_a_set_that_depends_on_x():
     np.testing.assert_allclose(found.hypergradient, [2 * 0.2 - 1], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_set_of_x():
     problem, data, _, _ = fs.quadratic_bilevel(clients=2, n=2, p=3)
     boxed = fs.Bilevel(problem.upper, problem.lower, project_x=lambda x: jnp.zeros_like(x))
@@ -153,6 +156,7 @@ def test_a_set_of_x():
     assert found.stationarity == 0.0
 
 
+@pytest.mark.slow
 def test_personal_models():
     """f₁ = ½‖x−a‖², f₂ = ½‖y−b‖², h_i = ½‖y−c_i x‖²: y_i = c_i x, ∇F = x − a + mean c_i(c_i x − b)."""
     problem = fs.Personalized(
@@ -170,6 +174,7 @@ def test_personal_models():
     np.testing.assert_allclose(found.y, c[:, None] * x, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_an_equilibrium_constraint():
     """y(x, ξ) = max(0, (x − ξ)/2) solves a VI for each sample; F(x) = mean (x + 1 − y)²."""
     problem = fs.MPEC(

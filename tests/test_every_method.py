@@ -64,6 +64,7 @@ def test_same_seed_same_result(case, reference):
         np.testing.assert_array_equal(u, v)
 
 
+@pytest.mark.slow
 @every_case_slowly
 def test_debugging_agrees_with_partial_participation(case):
     if case.participation is None:

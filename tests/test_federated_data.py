@@ -54,6 +54,7 @@ def test_only_own_samples_are_drawn(sizes, seed):
         assert set(np.asarray(drawn).tolist()) == set(range(start, start + n))
 
 
+@pytest.mark.slow
 def test_weights_by_size():
     data = fs.FederatedData.from_clients([{"a": np.full((1, 1), 1.0)}, {"a": np.full((3, 1), 2.0)}])
     problem = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())

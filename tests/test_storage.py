@@ -58,7 +58,14 @@ def test_sizes_that_differ_much_are_grouped():
 
 @pytest.mark.parametrize("weights", ["uniform", "size"])
 @pytest.mark.parametrize("participation", [10, 4])
-@pytest.mark.parametrize("engine", ["simulated", fs.engines.Simulated(chunk=3), "sharded"], ids=str)
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "simulated",
+        *(pytest.param(e, marks=pytest.mark.slow) for e in (fs.engines.Simulated(chunk=3), "sharded")),
+    ],
+    ids=str,
+)
 def test_full_batches_cohorts_and_memory_by_hand(weights, participation, engine, x64):
     from fedstrata.core.fed import Setup
     from fedstrata.engines.rounds import cohort_of

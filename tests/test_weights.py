@@ -114,6 +114,7 @@ def bilevel():
     return problem, fs.FederatedData.from_clients(clients, valid), x, A @ x + e
 
 
+@pytest.mark.slow
 def test_a_result_is_judged_with_its_own_weights(bilevel, tmp_path):
     problem, data, x_star, y_star = bilevel
     method = fs.FedMSA(alpha=0.1, beta=0.3, batch_size=None)

@@ -169,6 +169,7 @@ def test_the_same_sample_at_both_points():
     np.testing.assert_allclose(error(9), first, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_sequences_of_any_number():
     """A chain zⁿ = z^{n−1}/5 + cⁿ/kⁿ, P = x + z^N − c¹, in means over clients that differ: solved by hand."""
     rng = np.random.default_rng(0)
@@ -267,6 +268,7 @@ def test_clients_that_differ_bias_the_papers_form_alone(risk, adjoint, low, high
     assert result.history["slope"][-1] == pytest.approx(result.history["slope"][-2], rel=1e-3, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_the_papers_form_is_right_where_clients_are_alike(risk):
     problem, data = risk
     alike = fs.FederatedData.from_clients([data.client(1)] * 3)
@@ -275,6 +277,7 @@ def test_the_papers_form_is_right_where_clients_are_alike(risk):
     assert fs.solve(problem, method, alike, ORIGIN, rounds=400, **options).history["slope"][-1] < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("N", [0, 1, 3])
 def test_compositions_of_any_depth(N):
     """Levels z ↦ tanh(W z) + c of clients that differ, then a federated outer level and a plain term."""
@@ -391,6 +394,7 @@ def test_mistakes(quadratic):
         fs.risk_averse(U, lam=-1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [1.0, 1])
 def test_a_full_start_leaves_no_noise(participation):
     """With ρ → 0 and K = 1 the first direction is that of all samples, whatever the minibatches are."""

@@ -130,6 +130,7 @@ def test_fedrzo_and_fedzo_tend_to_gradient_descent():
     assert error <= 6 * spread / np.linalg.norm((expected - x0) / GAMMA)
 
 
+@pytest.mark.slow
 def test_scalar_messages_are_the_same_iterates():
     vectors = fs.FedRZO(gamma=0.02, eta=0.1, H=2, batch_size=2)
     scalars = fs.FedRZO(gamma=0.02, eta=0.1, H=2, batch_size=2, messages="scalars")

@@ -57,6 +57,7 @@ def test_one_device_is_revealed():
     assert found(fs.solve(regression, method, regression_data, x0, rounds=1, progress=False)) == "replies"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lower", "rounds", "revealed"),
     [

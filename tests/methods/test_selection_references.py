@@ -79,6 +79,7 @@ def test_r_apm_is_fista_on_the_regularised_loss():
     np.testing.assert_allclose(run(fs.RAPM(L_h=1.0), rounds).x, x, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_r_apm_beats_the_papers_rule():
     assert error(run(fs.RAPM(), 1000).x) < 0.05 < error(run(fs.StRFedAvg(), 1000).x)
 

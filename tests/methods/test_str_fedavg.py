@@ -33,6 +33,7 @@ def test_the_start_needs_selection():
     assert error(TOY.project(TOY.x0)) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("K", [1, 5])
 @pytest.mark.parametrize("rule", ["convex", "strongly_convex"])
 def test_last_iterate_is_near_the_minimiser_of_the_regularised_loss(rule, K):
@@ -44,6 +45,7 @@ def test_last_iterate_is_near_the_minimiser_of_the_regularised_loss(rule, K):
         assert np.linalg.norm(gap) < 0.05 * SIZE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "eta"),
     [("convex", lambda R: R**-0.25), ("strongly_convex", lambda R: np.log(R) * R ** (-1 / 3))],
@@ -217,6 +219,7 @@ def test_the_scale_is_counted():
     assert "scaling" not in run(fs.StRFedAvg("strongly_convex", 3, 1.5, L_h=1.0), 12).ledger.levels
 
 
+@pytest.mark.slow
 def test_weak_sharp_minima_are_found_exactly():
     """h = cᵀx over a box: below the threshold α/(2‖∇f(x*)‖), h + ηf and the problem have one solution."""
     rng = np.random.default_rng(0)

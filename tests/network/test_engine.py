@@ -321,6 +321,7 @@ class AwayNetwork(Network):
             self.transport = Away(self.transport, {1, 2})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["uniform", "size"])
 def test_dropping_a_site_is_the_same_participation(weights):
     """Rounds 1 and 2 without client 1, by hand: the text with that cohort, one client at a time."""
