@@ -43,8 +43,10 @@ def by_client(runs: Sequence[RunRecord], rows: Sequence[str]) -> list[Clients]:
 
 def _of(base: str, names: Sequence[str], runs: Sequence[RunRecord], rows: Sequence[str]) -> Clients:
     kept = [name.removeprefix(f"{base}/") for name in names if name.startswith(f"{base}/")]
-    statistics = [name for name in kept if _STATISTIC.fullmatch(name)]
+    statistics = sorted(filter(_STATISTIC.fullmatch, kept), key=_order)
     each = [name for name in kept if name not in statistics]
+    if all(map(str.isdecimal, each)):  # clients without names
+        each.sort(key=int)
     columns = [Column(base, title="mean"), *(Column(f"{base}/{s}", title=_words(s)) for s in statistics)]
     table = build_table(runs, TableSpec(tuple(columns), tuple(rows), paper=False))
     slug = re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-")
@@ -71,6 +73,12 @@ def _of(base: str, names: Sequence[str], runs: Sequence[RunRecord], rows: Sequen
         )
         plots.insert(0, bars)
     return Clients(base, table, plots)
+
+
+def _order(statistic: str) -> float:
+    """The worst, the best, the quantiles as they grow, the spread."""
+    known = {"worst": -2.0, "best": -1.0, "median": 50.0, "spread": 101.0}
+    return known[statistic] if statistic in known else float(statistic[1:])
 
 
 def _words(statistic: str) -> str:

@@ -33,9 +33,9 @@ def runs():
 def test_statistics_are_a_table_and_clients_are_bars(runs):
     (found,) = by_client(runs, ["label"])
     head, _, _ = found.table.texts()
-    assert head == ["method", "seeds", "mean", "best", "worst", "25 % quantile", "median", "spread"]
+    assert head == ["method", "seeds", "mean", "worst", "best", "25 % quantile", "median", "spread"]
     worst = [run.history["loss/worst"][-1] for run in runs if run.label == "A"]
-    assert found.table.rows[0].cells[2].mean == pytest.approx(np.mean(worst), rel=1e-12)
+    assert found.table.rows[0].cells[1].mean == pytest.approx(np.mean(worst), rel=1e-12)
     bars, lines = (build_plot(runs, spec) for spec in found.plots)
     assert [(curve.name, curve.x) for curve in bars.panels[0].curves] == [("A", list(WHO)), ("B", list(WHO))]
     zurich = [run.history["loss/Zurich"][-1] for run in runs if run.label == "A"]
@@ -46,6 +46,13 @@ def test_statistics_are_a_table_and_clients_are_bars(runs):
         lines.panels[0].curves[0].y.mean,
         np.mean([run.history["loss/worst"] for run in runs if run.label == "A"], axis=0),
     )
+
+
+def test_clients_without_names_stand_in_their_order():
+    each = {f"loss/{i}": [float(i)] for i in sorted(map(str, range(11)))}
+    history = {"round": [0], "loss": [5.0], "loss/best": [0.0], "loss/worst": [10.0], **each}
+    (found,) = by_client([RunRecord("A", {}, 0, history, {}, 0.0, "A")], ["label"])
+    assert found.plots[0].series == tuple(f"loss/{i}" for i in range(11))
 
 
 def test_the_page_has_a_part_for_it_where_there_is_something_to_say(runs, tmp_path, make_runs):
