@@ -118,6 +118,17 @@ def test_every_order_of_oracle_serves(loss, method):
     close(runs[0].y, runs[1].y, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["debug", "sharded", "streamed"])
+def test_every_engine_finds_the_same(loss, engine):
+    problem, method = fs.Minimization(loss), fs.FedAvg(0.3, H=2, batch_size=None)
+    runs = [
+        fs.solve(problem, method, DATA, loss.x0, rounds=2, engine=name, progress=False)
+        for name in ("simulated", engine)
+    ]
+    close(runs[0].x, runs[1].x)
+
+
 def test_parameters_go_out_and_in_as_a_state_dict():
     class Tied(torch.nn.Module):
         def __init__(self):
