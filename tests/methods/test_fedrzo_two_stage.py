@@ -128,6 +128,10 @@ def test_paper_schedule_is_booked(game):
     assert ledger.function_values == expected
     assert ledger.lower_rounds == 0
     assert ledger.floats_down == rounds * clients * 2  # x and k
+    # k of all clients' steps
+    ledger = solve(game, method.replaced({"pace": 10.0}), rounds=rounds).ledger
+    longer = sum(1 + math.ceil(tau * math.log(10 * k + 1)) for k in range(H * rounds))
+    assert ledger.function_values == longer * 2 * batch * clients
 
 
 def test_one_step_of_the_paper(x64):

@@ -126,5 +126,11 @@ EXPERIMENT = Experiment(
     ),
     needs=("montevideo_bus", "wikimaths"),
     fallback={"data": "synthetic"},
-    quick={"rounds": 60, "K": [1, 5], "horizon": [20, 60], "seeds": 1},
+    quick={
+        "rounds": 60,
+        "method": ["γ_ℓ as in the experiment", "self-tuned", "linear program"],
+        "K": [1, 5],
+        "horizon": [60],
+        "seeds": 1,
+    },
 )
