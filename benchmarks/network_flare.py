@@ -18,7 +18,8 @@ try:
 
     from fedstrata.engines.network import flare
 except ImportError:
-    raise SystemExit('Left out, as NVIDIA FLARE is not installed: pip install "fedstrata[flare]"\n') from None
+    print('Left out, as NVIDIA FLARE is not installed: pip install "fedstrata[flare]"\n')
+    raise SystemExit(0) from None
 
 
 class BenchSite(flare.Answering):
