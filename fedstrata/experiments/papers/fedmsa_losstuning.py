@@ -228,9 +228,9 @@ EXPERIMENT = Experiment(
             ),
             Statement(
                 "A tenth of the communication rounds of FedNest.",
-                "By exchanges an eleventh to a fourteenth of FedNest's as run (K = 12), a sixth for K = 4; a "
-                "fifth to a seventh with FedMSA's steps. By bytes FedMSA needs 11.7 to 14.6 GB, FedNest as "
-                "run 17.3 to 19.2, with FedMSA's steps 7.7 to 9.1, SimFBO 4.0 to 8.8 (K = 12).",
+                "By exchanges an eleventh to a fourteenth of FedNest's as run (K = 12), a fifth to a sixth "
+                "for K = 4; a fifth to a seventh with FedMSA's steps. By bytes FedMSA needs 11.7 to 14.6 GB, "
+                "FedNest as run 17.3 to 19.2, with FedMSA's steps 7.7 to 9.1, SimFBO 4.0 to 8.8 (K = 12).",
                 "reproduced",
             ),
             Statement(
@@ -242,7 +242,7 @@ EXPERIMENT = Experiment(
             Statement(
                 "FedMSA gains from a larger K, FedNest does not.",
                 "From K = 4 to 12 FedMSA needs 2.6 to 3 times fewer exchanges to 90 %, FedNest as run 1.2 to "
-                "1.4 times fewer, all of that from 4 to 8.",
+                "1.4 times fewer, nearly all of that from 4 to 8.",
                 "partly",
             ),
         ),
