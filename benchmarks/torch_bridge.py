@@ -56,9 +56,12 @@ def programs(clients: int, features: int, neurons: int, rounds: int) -> dict[str
     def around(x: Any, sample: Any) -> Any:
         return 1.0 * loss(x, sample)
 
-    found = {"JAX": native, "from_torch": loss, "from_torch, then": loss.then(lambda value, x: 1.0 * value)}
-    if features < 100:  # a gradient for each sample: too slow to be worth a row
-        found["from_torch inside a function"] = around
+    found = {
+        "JAX": native,
+        "from_torch": loss,
+        "from_torch, then": loss.then(lambda value, x: 1.0 * value),
+        "from_torch inside a function": around,  # a gradient for each sample
+    }
     return {name: opened(function) for name, function in found.items()}
 
 
