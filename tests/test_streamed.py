@@ -99,6 +99,12 @@ def test_what_is_wrong_is_said(data, monkeypatch):
     with pytest.raises(fs.DataError, match=r"data\.load\(\)"):
         fs.solve(problem, scaffold, data, np.zeros(3), engine=fs.engines.Simulated(), **arguments)
 
+    monkeypatch.setattr(streamed_module, "_cores", lambda: 1)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
+    with pytest.raises(RuntimeError, match="JAX_NUM_CPU_DEVICES=2"):
+        fs.solve(problem, scaffold, data, np.zeros(3), weights="size", **arguments)
+    monkeypatch.undo()
+
     def broken(i):
         if i == 41:
             raise OSError("the disk is gone")
