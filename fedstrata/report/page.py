@@ -23,7 +23,7 @@ from fedstrata.report.curves import Plot, build_plot
 from fedstrata.report.headline import headline
 from fedstrata.report.interactive import figure
 from fedstrata.report.plots import draw, to_svg
-from fedstrata.report.records import RunRecord
+from fedstrata.report.records import MEASURED_ON, RunRecord
 from fedstrata.report.specs import Claim, Definition
 from fedstrata.report.split import drawn as drawn_split
 from fedstrata.report.statistics import name, show
@@ -160,7 +160,8 @@ def markdown(text: str) -> str:
 def _summary(definition: Definition, runs: Sequence[RunRecord]) -> str:
     methods, seeds = {run.label for run in runs}, {run.seed for run in runs}
     parts = [_count(len(runs), "run"), _count(len(methods), "method"), _count(len(seeds), "seed")]
-    return " · ".join([*parts, *filter(None, [definition.written[:10]])])
+    sampled = sorted({f"metrics on {run.setting[MEASURED_ON]}" for run in runs if MEASURED_ON in run.setting})
+    return " · ".join([*parts, *filter(None, [definition.written[:10]]), *sampled])
 
 
 def _count(n: int, noun: str) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedstrata.solving.result import Result
 
 Scalar = bool | int | float | str | None
+MEASURED_ON, EVERYONE = "measured_on", "all clients"  # the setting that tells, and what it need not tell
 
 
 class ReportError(ValueError):
@@ -91,9 +92,15 @@ class RunRecord:
     def of(
         cls, result: Result, label: str, *, seed: int, setting: Mapping[str, Scalar] | None = None
     ) -> Self:
-        """The record of a `Result`: of its ``history``, ``ledger``, ``seconds`` and ``method``."""
+        """The record of a `Result`: of its ``history``, ``ledger``, ``seconds`` and ``method``.
+
+        Where its metrics are of a part of the clients, the setting says so.
+        """
+        setting = dict(setting or {})
+        if result.measured_on != EVERYONE:
+            setting[MEASURED_ON] = result.measured_on
         method = result.method["name"] if isinstance(result.method, dict) else type(result.method).__name__
-        return cls(label, setting or {}, seed, result.history, as_dict(result.ledger), result.seconds, method)
+        return cls(label, setting, seed, result.history, as_dict(result.ledger), result.seconds, method)
 
     def value(self, key: str) -> Scalar:
         """The run's label, method or seed, or its value of a setting (None where it has none)."""

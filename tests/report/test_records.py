@@ -81,12 +81,15 @@ def test_the_record_of_a_result():
         ledger=Ledger(rounds=1, gradients=6, levels={"lower": {"exchanges": 4}}),
         seconds=1.5,
         method=FedAvg(),
+        measured_on="all clients",
     )
     record = RunRecord.of(result, "FedAvg, H = 5", seed=3, setting={"H": np.int32(5)})
     assert (record.method, record.seed, record.setting, record.seconds) == ("FedAvg", 3, {"H": 5}, 1.5)
     assert record.history["loss"].dtype == np.float64
     assert record.ledger["oracle_calls"] == 6
     assert record.ledger["lower_rounds"] == record.ledger["levels.lower.exchanges"] == 4
+    result.measured_on = "1000 of 20000 clients"
+    assert RunRecord.of(result, "A", seed=3).setting == {"measured_on": "1000 of 20000 clients"}
 
 
 def test_tables_that_do_not_fit_together_are_refused():
