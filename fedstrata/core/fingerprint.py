@@ -38,7 +38,6 @@ from fedstrata.core.functions import (
     globals_of,
     is_known,
     numbers_written,
-    values_only,
     writes,
 )
 
@@ -61,9 +60,10 @@ def sure_fingerprint(value: Any) -> str | None:
     >>> sure_fingerprint((1, threading.Lock())) is None
     True
     """
-    walk = _Walk()
-    found = walk.digest(value).hex()[:24]
-    return found if walk.sure else None
+    try:
+        return _Walk(sure=True).digest(value).hex()[:24]
+    except _Unsure:
+        return None
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -71,13 +71,17 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
 
 
+class _Unsure(Exception):
+    """Something was not looked into."""
+
+
 class _Walk:
     """Digests of objects and of what they hold; each object is looked at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, sure: bool = False) -> None:
         self.known: dict[int, tuple[Any, bytes]] = {}  # with the object, so that no other gets its number
         self.open: set[int] = set()
-        self.sure = True  # whether all of it was looked into
+        self.sure = sure  # whether to give up where something cannot be looked into
 
     def digest(self, value: Any) -> bytes:
         if value is None or isinstance(value, bool | int | str | bytes | complex | type(Ellipsis)):
@@ -97,8 +101,10 @@ class _Walk:
         return found
 
     def _look(self, value: Any) -> bytes:
-        given = None if isinstance(value, type) else getattr(value, "fingerprint", None)
-        if isinstance(given, str):
+        given = None if isinstance(value, type) else inspect.getattr_static(value, "fingerprint", None)
+        if isinstance(given, property | functools.cached_property):
+            given = value.fingerprint
+        if isinstance(given, str):  # looked up without __getattr__, which may do anything
             return _hash("named", given)
         match value:
             case jax.Array() | np.ndarray() | np.generic():
@@ -116,7 +122,7 @@ class _Walk:
             case property():
                 return self._all("property", value.fget, value.fset)
             case BuiltinFunctionType() | np.ufunc() | np.dtype() | ModuleType():
-                self.sure &= not isinstance(value, ModuleType) or is_known(value.__name__)
+                self._unsure(isinstance(value, ModuleType) and not is_known(value.__name__))
                 return _hash("name", _name(value))
             case type():
                 return self._class(value)
@@ -131,12 +137,16 @@ class _Walk:
                 return _hash("set", *sorted(map(self.digest, value)))
         return self._object(value)
 
+    def _unsure(self, here: bool) -> None:
+        if self.sure and here:
+            raise _Unsure
+
     def _all(self, kind: str, *parts: Any) -> bytes:
         return _hash(kind, *map(self.digest, parts))
 
     def _array(self, value: Any) -> bytes:
         if isinstance(value, jax.core.Tracer):
-            self.sure = False
+            self._unsure(True)
             return _hash("name", "a traced array")
         if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = jax.random.key_data(value)
@@ -159,8 +169,7 @@ class _Walk:
     def _function(self, function: FunctionType) -> bytes:
         cells = dict(cells_of(function))
         # What it does may depend on what it did, or on what was hung on it.
-        if writes(function) or values_only(function) or vars(function).keys() - {"__wrapped__"}:
-            self.sure = False
+        self._unsure(bool(vars(function).keys() - {"__wrapped__"}) or writes(function))
         module = function.__globals__.get("__name__") or ""  # wrappers take the name of what they wrap
         if is_known(module):
             name = f"{module}.{function.__code__.co_qualname}"
@@ -186,7 +195,7 @@ class _Walk:
         if is_known(cls.__module__):
             return _hash("name", _name(cls))
         own = {name: value for name, value in vars(cls).items() if _is_definition(name, value)}
-        self.sure &= all(name in own or name.startswith("__") for name in vars(cls))
+        self._unsure(any(name not in own and not name.startswith("__") for name in vars(cls)))
         return _hash("class", cls.__qualname__, *map(self.digest, cls.__bases__), *self._items(own))
 
     def _object(self, value: Any) -> bytes:
@@ -204,7 +213,7 @@ class _Walk:
                 return _hash("array", cls, self.digest(np.asarray(value)))
             reduced = value.__reduce_ex__(2)
         except Exception:  # it cannot be looked into
-            self.sure = False
+            self._unsure(True)
             return _hash("name", cls)
         if isinstance(reduced, str):
             return _hash("name", cls, reduced)
