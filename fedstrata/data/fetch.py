@@ -88,6 +88,18 @@ FORMS: dict[str, tuple[Form, ...]] = {
             ),
         ),
     ),
+    "cifar100": (
+        Form(
+            ("cifar-100-binary.tar.gz",),
+            formats.read_cifar100_binary,
+            (
+                Remote(
+                    "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+                    "md5:03b5dce01913d631647c71ecec9e9cb8",
+                ),
+            ),
+        ),
+    ),
     "adult": (
         Form(("adult.csv.gz",), formats.read_adult_csv),
         Form(

@@ -36,7 +36,7 @@ ADULT_COLUMNS = (
     "income",
 )
 _NUMERIC = {"age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week"}
-_CIFAR_RECORD = 1 + 3 * 32 * 32
+_CIFAR_PIXELS = 3 * 32 * 32
 _IDX_UBYTE = 0x08
 
 _BROKEN = (
@@ -130,7 +130,17 @@ def _grid(path: Path) -> np.ndarray:
 
 def read_cifar_binary(path: Path) -> Arrays:
     """CIFAR-10's binary version: records of a label and three 32×32 planes, in a tar archive."""
-    with _reading(path, "CIFAR-10's binary version"):
+    return _cifar(path, 10, [f"data_batch_{i}.bin" for i in range(1, 6)], "test_batch.bin")
+
+
+def read_cifar100_binary(path: Path) -> Arrays:
+    """CIFAR-100's: the same with two labels, of the twenty kinds and of the hundred classes."""
+    return _cifar(path, 100, ["train.bin"], "test.bin", labels=2)
+
+
+def _cifar(path: Path, classes: int, batches: list[str], last: str, labels: int = 1) -> Arrays:
+    with _reading(path, f"CIFAR-{classes}'s binary version"):
+        record = labels + _CIFAR_PIXELS
         with tarfile.open(path) as archive:
             members = {Path(member.name).name: member for member in archive if member.isfile()}
 
@@ -138,24 +148,23 @@ def read_cifar_binary(path: Path) -> Arrays:
                 _expect(name in members, f"{name} is missing")
                 file = archive.extractfile(members[name])
                 raw = np.frombuffer(file.read() if file else b"", np.uint8)
-                _expect(raw.size > 0 and raw.size % _CIFAR_RECORD == 0, f"{name} has a broken record")
-                return raw.reshape(-1, _CIFAR_RECORD)
+                _expect(raw.size > 0 and raw.size % record == 0, f"{name} has a broken record")
+                return raw.reshape(-1, record)
 
-            train = np.concatenate([batch(f"data_batch_{i}.bin") for i in range(1, 6)])
-            test = batch("test_batch.bin")
+            train, test = np.concatenate([batch(name) for name in batches]), batch(last)
         arrays = {}
         for part, records in (("train", train), ("test", test)):
-            arrays[f"y_{part}"] = records[:, 0]
-            arrays[f"x_{part}"] = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).copy()
-        return _images(arrays)
+            arrays[f"y_{part}"] = records[:, labels - 1]
+            arrays[f"x_{part}"] = records[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).copy()
+        return _images(arrays, classes)
 
 
-def _images(arrays: Arrays) -> Arrays:
+def _images(arrays: Arrays, classes: int = 10) -> Arrays:
     for part in ("train", "test"):
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         _expect(x.dtype == np.uint8 and x.ndim in (3, 4), f"x_{part} is no array of byte images")
         _expect(y.shape == x.shape[:1], f"{len(x)} images in x_{part} but labels of shape {y.shape}")
-        _expect(bool((y < 10).all()), f"y_{part} has labels beyond 9")
+        _expect(bool((y < classes).all()), f"y_{part} has labels beyond {classes - 1}")
         arrays[f"y_{part}"] = y.astype(np.int32)
     return arrays
 

@@ -72,7 +72,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Arrays:
     | name | arrays |
     |---|---|
     | digits, breast_cancer | `x`, `y` |
-    | mnist, fashion_mnist, cifar10 | `x_train`, `y_train`, `x_test`, `y_test` |
+    | mnist, fashion_mnist, cifar10, cifar100 | `x_train`, `y_train`, `x_test`, `y_test` |
     | heart | `x` (NaN where a value is missing), `y`, `num`, `site`, `feature_names` |
     | adult | the same, `group_train`, `sex_train`, `group_test`, `sex_test`, `feature_names` |
     | montevideo_bus | `visits` (stops × hours), `edges`, `weights`, `bus_stop`, `lon`, `lat` |
@@ -143,6 +143,14 @@ def cifar10(
     """CIFAR-10: ten kinds of objects in 32×32 colour pixels, 50,000 for training and 10,000 for the test."""
     parts = _parts(load("cifar10", options.pop("data_dir", None)))
     return _images(parts, 255, clients, partition, seed, **options)
+
+
+def cifar100(
+    clients: int = 10, partition: Partitioner = _IID, seed: int = 0, **options: Unpack[ImageOptions]
+) -> FederatedData:
+    """CIFAR-100: the same in a hundred classes, 500 and 100 of each."""
+    parts = _parts(load("cifar100", options.pop("data_dir", None)))
+    return _images(parts, 255, clients, partition, seed, classes=100, **options)
 
 
 def breast_cancer(
@@ -232,6 +240,7 @@ def _images(
     normalize: tuple[Any, Any] | None = None,
     limit: int | None = None,
     dtype: Any = np.float32,
+    classes: int = 10,
     **options: Any,
 ) -> FederatedData:
     dtype = _floating(dtype)
@@ -248,7 +257,7 @@ def _images(
     # Sampling comes first: floats take four times the room of bytes.
     train, test = (prepare(_sample(part, limit, seed)) for part in parts)
     federated = _federate(train, test, clients, partition, seed, dtype=dtype, **options)
-    return check_labels(federated, 10)
+    return check_labels(federated, classes)
 
 
 def _mean_and_std(normalize: tuple[Any, Any], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:

@@ -20,6 +20,7 @@ from fedstrata.data.loaders import (
     adult,
     breast_cancer,
     cifar10,
+    cifar100,
     digits,
     fashion_mnist,
     load,
@@ -69,6 +70,17 @@ def write_cifar_binary(path, batches, test):
             planes = x.transpose(0, 3, 1, 2).reshape(len(x), -1)
             raw = np.concatenate([y[:, None], planes], axis=1).tobytes()
             member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(raw)
+            archive.addfile(member, io.BytesIO(raw))
+
+
+def write_cifar100(path, train, test):
+    """Records of two labels and three planes, as the publisher's archive has them."""
+    with tarfile.open(path, "w:gz") as archive:
+        for name, (x, y) in (("train.bin", train), ("test.bin", test)):
+            planes = x.transpose(0, 3, 1, 2).reshape(len(x), -1)
+            raw = np.concatenate([(y // 5)[:, None], y[:, None], planes], axis=1).astype(np.uint8).tobytes()
+            member = tarfile.TarInfo(f"cifar-100-binary/{name}")
             member.size = len(raw)
             archive.addfile(member, io.BytesIO(raw))
 
@@ -135,6 +147,19 @@ class TestFormats:
             np.testing.assert_array_equal(one[name], other[name])
         np.testing.assert_array_equal(one["x_train"], np.concatenate([x for x, _ in batches]))
         np.testing.assert_array_equal(one["y_test"], test[1])
+
+    def test_cifar100_has_the_hundred_classes(self, tmp_path):
+        rng = np.random.default_rng(0)
+        (x, _), (x_test, _) = images(rng, 200, (32, 32, 3)), images(rng, 100, (32, 32, 3))
+        y, y_test = rng.permutation(200) % 100, np.arange(100)
+        write_cifar100(tmp_path / "cifar-100-binary.tar.gz", (x, y), (x_test, y_test))
+        loaded = load("cifar100", tmp_path)
+        np.testing.assert_array_equal(loaded["x_train"], x)
+        np.testing.assert_array_equal(loaded["y_train"], y)
+        np.testing.assert_array_equal(loaded["y_test"], y_test)
+        data = cifar100(4, data_dir=tmp_path, flat=False)
+        assert data.train["x"].shape == (200, 32, 32, 3)
+        assert data.train["y"].max() == 99
 
     def test_adult_as_uci_publishes_it(self, tmp_path):
         write_adult(tmp_path)

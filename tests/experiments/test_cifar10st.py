@@ -19,6 +19,14 @@ def test_keeps_the_last_images_of_the_first_half_of_the_classes():
         np.testing.assert_array_equal(chosen[y[chosen] == c], np.flatnonzero(y == c)[-100:])
 
 
+def test_of_a_hundred_classes_the_first_fifty_are_rare():
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(100), 12))
+    chosen = st.keep_last(y, 50, keep=3)
+    np.testing.assert_array_equal(np.bincount(y[chosen]), np.repeat([3, 12], 50))
+    model = st.network("cnn", classes=100)
+    assert jax.eval_shape(model.apply, model.init(0), np.zeros((32, 32, 3), np.uint8)).shape == (100,)
+
+
 def test_clients_have_equal_parts_and_share_no_image():
     arrays = {
         "x_train": np.arange(82, dtype=np.uint8).reshape(82, 1, 1, 1),

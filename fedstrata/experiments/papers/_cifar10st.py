@@ -1,6 +1,7 @@
-"""CIFAR10-ST and the methods that are compared on it, without what a bare GPU machine may lack.
+"""CIFAR10-ST, CIFAR100-ST and the methods compared on them, without what a bare GPU machine may lack.
 
-CIFAR10-ST keeps only the last 100 training images of each of the classes 0 to 4, and all 5000 of the others.
+They keep only the last 100 training images of each class in the first half of the classes, and all of the
+others.
 """
 
 from __future__ import annotations
@@ -17,19 +18,17 @@ from fedstrata.core.types import PyTree, Schedule
 from fedstrata.experiments.metrics import mean_by_class
 from fedstrata.models import Metric, Model, cnn, resnet20
 
-CLASSES = 10
+CLASSES = {"cifar100": 100}  # of a data set; of the others, ten
 
 
-def keep_last(y: np.ndarray, classes: tuple[int, ...] = (0, 1, 2, 3, 4), keep: int = 100) -> np.ndarray:
-    """The positions of CIFAR10-ST in CIFAR-10's training images."""
-    chosen = [
-        np.flatnonzero(y == c)[-keep:] if c in classes else np.flatnonzero(y == c) for c in range(CLASSES)
-    ]
-    return np.sort(np.concatenate(chosen))
+def keep_last(y: np.ndarray, rare: int = 5, keep: int = 100) -> np.ndarray:
+    """The positions of the last images of the classes below ``rare``, and of all images of the others."""
+    chosen = [np.flatnonzero(y == c)[-keep:] for c in range(rare)]
+    return np.sort(np.concatenate([*chosen, np.flatnonzero(y >= rare)]))
 
 
 def federated(arrays: dict[str, np.ndarray], clients: int, seed: int) -> fs.FederatedData:
-    """CIFAR10-ST's images spread evenly over clients; the images stay bytes."""
+    """Images spread evenly over clients; the images stay bytes."""
     order = np.random.default_rng(seed).permutation(len(arrays["y_train"]))
     size = len(order) // clients
     parts = [order[k * size : (k + 1) * size] for k in range(clients)]
@@ -39,13 +38,13 @@ def federated(arrays: dict[str, np.ndarray], clients: int, seed: int) -> fs.Fede
 
 
 @functools.cache
-def network(name: str, conv: str = "lax") -> Model:
+def network(name: str, conv: str = "lax", classes: int = 10) -> Model:
     """``resnet20``, or ``cnn`` for trials."""
-    return resnet20(conv=conv) if name == "resnet20" else cnn(conv=conv)
+    return (resnet20 if name == "resnet20" else cnn)(outputs=classes, conv=conv)
 
 
 @functools.cache
-def problems(model: Model, lam: float, bound: float) -> dict[str, Any]:
+def problems(model: Model, lam: float, bound: float, classes: int = 10) -> dict[str, Any]:
     """What each method solves."""
     kl = fs.dro.kl(model.loss, lam)
     return {
@@ -55,7 +54,7 @@ def problems(model: Model, lam: float, bound: float) -> dict[str, Any]:
         "MBSGD": kl,
         "FastDRO": fs.dro.chi2_ball(model.loss, 1.0),
         "PDSGD": fs.fairness.bounded_group_loss(
-            model.loss, CLASSES, bound, group_of=lambda sample: sample["y"]
+            model.loss, classes, bound, group_of=lambda sample: sample["y"]
         ),
     }
 
@@ -73,7 +72,7 @@ def method(name: str, eta: float | Schedule, I: int, beta: float, batch_size: in
 
 
 @functools.cache
-def metrics(model: Model, chunk: int = 500) -> dict[str, Metric]:
+def metrics(model: Model, chunk: int = 500, classes: int = 10) -> dict[str, Metric]:
     """Accuracies on training and test images: overall, of the rare classes, of the worst class."""
 
     def hits(x: PyTree, samples: PyTree) -> jax.Array:
@@ -84,10 +83,10 @@ def metrics(model: Model, chunk: int = 500) -> dict[str, Metric]:
         return hits(x, data.train).mean()
 
     def rare(x: PyTree, y: PyTree, data: Placed) -> jax.Array:
-        return hits(x, data.test).mean(where=data.test["y"] < CLASSES // 2)
+        return hits(x, data.test).mean(where=data.test["y"] < classes // 2)
 
     def worst(x: PyTree, y: PyTree, data: Placed) -> jax.Array:
-        return mean_by_class(hits(x, data.test), data.test["y"], CLASSES).min()
+        return mean_by_class(hits(x, data.test), data.test["y"], classes).min()
 
     return {
         "train_accuracy": train,

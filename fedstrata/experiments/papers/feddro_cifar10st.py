@@ -22,9 +22,10 @@ from fedstrata.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
 
 @functools.lru_cache(maxsize=4)
 def data_of(name: str, clients: int, seed: int, limit: int | None) -> fs.FederatedData:
-    """CIFAR10-ST, or digits made rare in the same way; ``limit`` images of a class at most."""
-    if name == "cifar10":
-        arrays = fs.data.load("cifar10")
+    """CIFAR10-ST or CIFAR100-ST, or digits made rare in the same way; ``limit`` images of a class at most."""
+    classes = st.CLASSES.get(name, 10)
+    if name != "digits":
+        arrays = fs.data.load(name)
         keep = 100
     else:
         digits = fs.data.load("digits")
@@ -36,27 +37,28 @@ def data_of(name: str, clients: int, seed: int, limit: int | None) -> fs.Federat
             "y_test": digits["y"][1400:],
         }
         keep = 10
-    chosen = st.keep_last(arrays["y_train"], keep=keep)
+    chosen = st.keep_last(arrays["y_train"], classes // 2, keep)
     arrays = {**arrays, "x_train": arrays["x_train"][chosen], "y_train": arrays["y_train"][chosen]}
     if limit is not None:
         for part in ("train", "test"):
-            few = st.keep_last(arrays[f"y_{part}"], tuple(range(st.CLASSES)), limit)
+            few = st.keep_last(arrays[f"y_{part}"], classes, limit)
             arrays |= {f"{name}_{part}": arrays[f"{name}_{part}"][few] for name in ("x", "y")}
     return st.federated(arrays, clients, seed)
 
 
 def build(s: Setting) -> Task:
-    """One method on CIFAR10-ST."""
-    data, model = data_of(s.data, s.clients, s.seed, s.limit), st.network(s.network, s.conv)
+    """One method on CIFAR10-ST or CIFAR100-ST."""
+    classes = st.CLASSES.get(s.data, 10)
+    data, model = data_of(s.data, s.clients, s.seed, s.limit), st.network(s.network, s.conv, classes)
     rounds = s.steps // s.I
     return Task(
-        st.problems(model, s.lam, s.bound)[s.method],
+        st.problems(model, s.lam, s.bound, classes)[s.method],
         st.method(s.method, dropped(s.eta, rounds * 3 // 4), s.I, s.beta, s.batch_size),
         data,
         model.init(s.seed),
         rounds=rounds,
         eval_every=max(1, rounds // s.evaluations),
-        metrics=st.metrics(model),
+        metrics=st.metrics(model, classes=classes),
         options={"default_metrics": False},
     )
 
