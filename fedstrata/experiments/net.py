@@ -488,6 +488,8 @@ class _Watch:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         self._thread.start()
 
     def __exit__(self, *error: object) -> None:

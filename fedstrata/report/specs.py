@@ -34,6 +34,7 @@ class Column:
         last: how many values ``mean_last`` takes.
         target: see ``reach``.
         at: see ``reach``.
+        optional: whether the column is left out where no run has the metric; else that is an error.
     """
 
     metric: str
@@ -44,6 +45,7 @@ class Column:
     last: int = 10
     target: float | None = None
     at: str = "round"
+    optional: bool = False
 
     def __post_init__(self) -> None:
         if self.reduce in ("best", "reach") and not self.better:

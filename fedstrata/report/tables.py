@@ -7,7 +7,7 @@ import math
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -250,8 +250,10 @@ def build_table(runs: Sequence[RunRecord], spec: TableSpec, paper: PaperClaims |
     across = (spec.across,) if spec.across else ()
     check_keys(runs, spec.rows + across)
     groups = group(runs, spec.rows + across)
-    for column in spec.columns:
-        if all(number(run, column) is None for run in runs):
+    missing = [column for column in spec.columns if all(number(run, column) is None for run in runs)]
+    spec = replace(spec, columns=tuple(c for c in spec.columns if not (c in missing and c.optional)))
+    for column in missing:
+        if not column.optional:
             raise ReportError(
                 f"no run has the metric of column {column.heading!r}: {_available(runs, column)}"
             )

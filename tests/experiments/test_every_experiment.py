@@ -40,6 +40,8 @@ def test_a_headline_is_written_out(tmp_path, monkeypatch):
 QUICKEST = ("demo",)
 
 
+# The self-tuned row of strfedavg-sparse is about the step that this tells of.
+@pytest.mark.filterwarnings("ignore:StRFedAvg. the primary loss curves:UserWarning")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICKEST else pytest.mark.slow) for n in ALL]
 )

@@ -73,7 +73,9 @@ EXPERIMENT = Experiment(
     table=TableSpec(
         (
             Column("accuracy", title="accuracy", format=".2%", better="high"),
-            Column("personal_accuracy", title="of personal models", format=".2%", better="high"),
+            Column(
+                "personal_accuracy", title="of personal models", format=".2%", better="high", optional=True
+            ),
         ),
         rows=("level", "label"),
         across="data",

@@ -36,7 +36,9 @@ EXPERIMENT = Experiment(
     table=TableSpec(
         (
             Column("accuracy", title="accuracy", format=".2%", better="high"),
-            Column("personal_accuracy", title="of personal models", format=".2%", better="high"),
+            Column(
+                "personal_accuracy", title="of personal models", format=".2%", better="high", optional=True
+            ),
             Column("global_loss", title="f₁", better="low"),
         ),
         rows=("data", "level", "label", "lam", "mu"),
