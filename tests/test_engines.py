@@ -82,7 +82,13 @@ def test_strides_of_a_gpu_change_nothing(monkeypatch):
         return fs.solve(problem, method, data, np.zeros(2, np.float32), rounds=rounds, eval_every=every,
                         participation=2, progress=False)  # fmt: skip
 
-    plain = {both: run(*both) for both in ((12, 4), (7, 3))}
+    def diverge():
+        with pytest.raises(fs.Diverged) as caught:
+            fs.solve(problem, fs.FedAvg(gamma=10.0), data, np.ones(2, np.float32), rounds=60, eval_every=20,
+                     progress=False)  # fmt: skip
+        return str(caught.value)
+
+    plain, words = {both: run(*both) for both in ((12, 4), (7, 3))}, diverge()
     monkeypatch.setattr(simulated.jax, "default_backend", lambda: "gpu")
     assert simulated.strided(Setup(problem, 4, 4), np.array([0, 50, 50])).stride == 25
     for both, its in plain.items():
@@ -90,6 +96,7 @@ def test_strides_of_a_gpu_change_nothing(monkeypatch):
         np.testing.assert_allclose(strided.x, its.x, rtol=1e-6)
         np.testing.assert_allclose(strided.history["loss"], its.history["loss"], rtol=1e-6)
         assert strided.ledger == its.ledger
+    assert diverge() == words  # the same round, though the state is looked at only now and then
 
 
 def test_only_sampled_clients_are_computed():

@@ -535,8 +535,17 @@ def test_what_cannot_be_looked_into_is_compiled_anew(monkeypatch):
 
         return counting
 
-    _, first, _, second = _compiled(monkeypatch, [make(), make()])
-    assert (first, second) == (1, 1)
+    def ask():  # a program of the user's own, whatever it holds
+        host = np.float32(1.75)
+        form = jax.ShapeDtypeStruct((), np.float32)
+        return lambda x, s: (
+            ((x - s["a"]) ** 2).sum()
+            + jax.lax.stop_gradient(jax.pure_callback(lambda: host, form, vmap_method="sequential"))
+        )
+
+    for maker in (make, ask):
+        _, first, _, second = _compiled(monkeypatch, [maker(), maker()])
+        assert (first, second) == (1, 1)
 
 
 def test_a_set_that_holds_arrays_is_found_again():

@@ -41,6 +41,8 @@ from fedstrata.core.functions import (
     writes,
 )
 
+CALLBACKS = {"pure_callback", "io_callback"}  # by which a compiled program calls one of the user's
+
 
 def fingerprint(value: Any) -> str:
     """The digest of anything; see the module.
@@ -157,6 +159,7 @@ class _Walk:
 
     def _code(self, code: CodeType, doc: str | None = None) -> bytes:
         """What is executed: neither where it stands nor how its variables are called."""
+        self._unsure(not CALLBACKS.isdisjoint(code.co_names))
         consts: list[Any] = list(code.co_consts)
         if doc is not None and consts and consts[0] == doc:
             consts[0] = None

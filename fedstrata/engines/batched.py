@@ -25,7 +25,7 @@ from fedstrata.core.method import Method
 from fedstrata.core.storage import Placed, alike
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.programs import program
-from fedstrata.engines.simulated import Simulated, lanes_of, strided, trace_advance, trace_begin
+from fedstrata.engines.simulated import Simulated, in_strides, lanes_of, trace_advance, trace_begin
 
 FILLED = 16  # runs side by side from which a CPU takes one client after the other
 
@@ -90,11 +90,7 @@ class Batched(Engine):
         seeds = np.asarray(seed, np.uint32)
         active = np.ones(len(seeds), bool) if active is None else active
         args = (method, carry, seeds, data, active, *self.inner.slots(first, rounds))
-        carry, *happened = program(_trace_advance, self, strided(setup, rounds), args)(*args)
-        happened = jax.device_get(happened)
-        if setup.stride != strided(setup, rounds).stride and (happened[-1][active] >= 0).any():
-            carry, *happened = program(_trace_advance, self, setup, args)(*args)  # to tell which round it was
-            happened = jax.device_get(happened)
+        carry, happened = in_strides(_trace_advance, self, setup, rounds, args, active)
         return Advanced(carry, lanes_of(rounds, *happened))
 
 

@@ -36,9 +36,7 @@ def program(
             _programs.move_to_end(key)
             return _programs[key]
     # A notebook's cell that is run again defines its functions anew: the same text is the same program.
-    # A program of the user's own, which may remember, is the one that was given.
-    plain = not setup.problem.without_derivatives
-    text = sure_fingerprint((setup.problem, setup.metrics)) if plain else None
+    text = sure_fingerprint((setup.problem, setup.metrics))
     same = text and (function, engine, text, replace(setup, problem=None, metrics=()), *key[3:])  # type: ignore[arg-type]
     with _lock:
         found = _programs.get(same)

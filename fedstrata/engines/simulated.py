@@ -130,10 +130,8 @@ class Simulated(Engine):
     ) -> Advanced:
         """See `Engine.advance`."""
         args = (method, carry, np.uint32(seed), data, *self.slots(first, rounds))
-        carry, *happened = program(trace_advance, self, strided(setup, rounds), args)(*args)
-        if setup.stride != strided(setup, rounds).stride and int(happened[-1]) >= 0:
-            carry, *happened = program(trace_advance, self, setup, args)(*args)  # to tell which round it was
-        return Advanced(carry, [lane_of(rounds, *jax.device_get(happened))])
+        carry, happened = in_strides(trace_advance, self, setup, rounds, args)
+        return Advanced(carry, [lane_of(rounds, *happened)])
 
     def slots(self, first: int, rounds: np.ndarray) -> tuple[np.int32, np.int32, np.ndarray]:
         """The arguments that say which rounds; of one shape, so that no number of them recompiles."""
@@ -153,6 +151,24 @@ def strided(setup: Setup, rounds: np.ndarray) -> Setup:
         return setup
     common = int(np.gcd.reduce(rounds))
     return replace(setup, stride=max(s for s in range(1, STRIDE + 1) if common % s == 0) if common else 1)
+
+
+def in_strides(
+    trace: Callable[..., Any],
+    engine: Engine,
+    setup: Setup,
+    rounds: np.ndarray,
+    args: tuple[Any, ...],
+    active: Any = ...,
+) -> tuple[Carry, list[Any]]:
+    """The carry after some rounds and, on the host, what happened; ``active`` are the runs still at it."""
+    coarse = strided(setup, rounds)
+    carry, *happened = program(trace, engine, coarse, args)(*args)
+    happened = jax.device_get(happened)
+    if coarse.stride > 1 and (happened[-1][active] >= 0).any():  # one by one, to tell which round it was
+        carry, *happened = program(trace, engine, setup, args)(*args)
+        happened = jax.device_get(happened)
+    return carry, happened
 
 
 def lane_of(

@@ -47,7 +47,7 @@ from fedstrata.engines.everyone import (
 from fedstrata.engines.memories import Held, Memories
 from fedstrata.engines.programs import program
 from fedstrata.engines.rounds import cohort_of, keys_of, measure
-from fedstrata.engines.simulated import Simulated, SimulatedFed, strided, trace_advance
+from fedstrata.engines.simulated import Simulated, SimulatedFed, in_strides, trace_advance
 
 MANY = 10_000  # clients, above which metrics are means over some of them
 SAMPLED = 1_000  # of them
@@ -323,10 +323,9 @@ class Stream:
         engine = Cohorts(self.engine.chunk)
         slots = engine.slots(r, np.array([number]))
         args = (method, Carry(state, window.memory), np.uint32(self.seed), window.placed, *slots)
-        bare = strided(bare, np.array([number]))
-        carry, _, words, bad = program(trace_advance, engine, bare, args)(*args)
+        carry, (_, words, bad) = in_strides(trace_advance, engine, bare, np.array([number]), args)
         window.memory = carry.memory
-        counts = counting.settle(jax.tree.map(lambda w: np.asarray(w)[0], words), number)
+        counts = counting.settle(jax.tree.map(lambda w: w[0], words), number)
         return carry.state, r + number, counts, int(bad)
 
     def _put_back(self) -> None:

@@ -21,7 +21,7 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -310,9 +310,16 @@ def _over(function: Callable[..., Any], axes: int, arguments: list[Any], in_turn
     return jax.tree.map(lambda *parts: torch.stack(parts), *found)
 
 
-def _differentiable(loss: TorchLoss) -> Function:
-    """``each(x, samples)`` with the derivatives that the module's docstring names."""
+class _Passes(NamedTuple):
+    """What PyTorch computes, of tensors: the losses V, W = Σ c ∇ℓ, and their derivatives along v."""
 
+    values: Function
+    weighted: Function
+    along: Function
+    curved: Function
+
+
+def _passes(loss: TorchLoss) -> _Passes:
     def values(x: Any, samples: Any) -> Any:
         return loss._losses(x, samples)
 
@@ -337,25 +344,33 @@ def _differentiable(loss: TorchLoss) -> Function:
 
         return torch.func.grad(lambda x: product(x, samples, c, v))(x)
 
-    def call(function: Callable[..., Any], shape: PyTree, *args: PyTree) -> Any:
-        """A callback; whatever axes JAX puts in front are mapped over in PyTorch."""
-        axes = [leaf.ndim for leaf in jax.tree.leaves(args)]
+    return _Passes(values, weighted, along, curved)
 
-        def host(*given: PyTree) -> Any:
-            import torch
 
-            arrays = jax.tree.map(np.asarray, given)
-            leaves = jax.tree.leaves(arrays)
-            front = leaves[0].ndim - axes[0]
-            # Programs call from several threads, and a functional call puts its parameters into the module.
-            with loss._lock, torch.set_grad_enabled(function is not values):
-                found = loss._run(function, front, list(loss._tensors(arrays)))
-            lead = np.broadcast_shapes(*(leaf.shape[:front] for leaf in leaves))
-            return jax.tree.map(
-                lambda leaf, s: np.broadcast_to(_numpy(leaf), (*lead, *s.shape)).astype(s.dtype), found, shape
-            )
+def _call(loss: TorchLoss, function: Function, shape: PyTree, *args: PyTree, graph: bool = True) -> Any:
+    """A pass as a callback; whatever axes JAX puts in front are mapped over in PyTorch."""
+    axes = [leaf.ndim for leaf in jax.tree.leaves(args)]
 
-        return jax.pure_callback(host, shape, *args, vmap_method="expand_dims")
+    def host(*given: PyTree) -> Any:
+        import torch
+
+        arrays = jax.tree.map(np.asarray, given)
+        leaves = jax.tree.leaves(arrays)
+        front = leaves[0].ndim - axes[0]
+        # Programs call from several threads, and a functional call puts its parameters into the module.
+        with loss._lock, torch.set_grad_enabled(graph):
+            found = loss._run(function, front, list(loss._tensors(arrays)))
+        lead = np.broadcast_shapes(*(leaf.shape[:front] for leaf in leaves))
+        return jax.tree.map(
+            lambda leaf, s: np.broadcast_to(_numpy(leaf), (*lead, *s.shape)).astype(s.dtype), found, shape
+        )
+
+    return jax.pure_callback(host, shape, *args, vmap_method="expand_dims")
+
+
+def _differentiable(loss: TorchLoss) -> Function:
+    """``each(x, samples)`` with the derivatives that the module's docstring names."""
+    passes, call = _passes(loss), functools.partial(_call, loss)
 
     def like(x: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), x)
@@ -366,17 +381,17 @@ def _differentiable(loss: TorchLoss) -> Function:
 
     @jax.custom_jvp
     def V(x: PyTree, samples: PyTree) -> Array:
-        return call(values, of_samples(x, samples), x, samples)
+        return call(passes.values, of_samples(x, samples), x, samples, graph=False)
 
     @functools.partial(V.defjvp, symbolic_zeros=True)
     def V_along(primals: Any, tangents: Any) -> Any:
         _refuse(tangents[1])
         x, samples = primals
-        return V(x, samples), call(along, of_samples(x, samples), x, samples, _dense(tangents[0], x))
+        return V(x, samples), call(passes.along, of_samples(x, samples), x, samples, _dense(tangents[0], x))
 
     @jax.custom_jvp
     def W(x: PyTree, samples: PyTree, c: Array) -> PyTree:
-        return call(weighted, like(x), x, samples, c)
+        return call(passes.weighted, like(x), x, samples, c)
 
     @functools.partial(W.defjvp, symbolic_zeros=True)
     def W_along(primals: Any, tangents: Any) -> Any:
@@ -384,7 +399,7 @@ def _differentiable(loss: TorchLoss) -> Function:
         x, samples, c = primals
         parts = []
         if not _all_zero(tangents[0]):
-            parts.append(call(curved, like(x), x, samples, c, _dense(tangents[0], x)))
+            parts.append(call(passes.curved, like(x), x, samples, c, _dense(tangents[0], x)))
         if not _all_zero(tangents[2]):
             parts.append(W(x, samples, tangents[2]))
         zeros = jax.tree.map(jnp.zeros_like, x)
