@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -260,8 +261,10 @@ def report(
             raise ReportError("--json tells of one folder, or of a comparison (--compare)")
         for folder in folders:
             page = rebuild(folder).resolve()
+            written = load_report(folder)
+            _say_left_out(written)
             if json_:
-                _print_report(page, load_report(folder))
+                _print_report(page, written)
             else:
                 typer.echo(page)
 
@@ -318,6 +321,7 @@ def _run_and_show(
         prepared, folder, command=command, fresh=fresh, together=together, console=console
     ).resolve()
     written = load_report(folder)
+    _say_left_out(written)
     if as_json:
         _print_report(page, written)
         return
@@ -327,6 +331,11 @@ def _run_and_show(
 
         console.print(Markdown(written.definition.findings))
     typer.echo(f"Report: {page}")
+
+
+def _say_left_out(written: Report) -> None:
+    for why in written.left_out:
+        typer.echo(f"Left out: {why}", err=True)
 
 
 def _print_report(page: Path, written: Report) -> None:
@@ -404,13 +413,17 @@ def _import(file: Path) -> ModuleType:
 
 
 def parse(assignments: list[str]) -> dict[str, Any]:
-    """What ``--set`` gives: numbers, true, false, none or text; several with commas between them.
+    r"""What ``--set`` gives: numbers, true, false, none or text; several with commas between them.
+
+    A value in double quotes is text, commas and all; outside them a backslash keeps a comma in the text.
 
     Raises:
         ExperimentError: where one is not of the form KEY=VALUE, or a key comes twice.
 
     >>> parse(["H=1,5", "eta=1e-3", "data=mnist", "warm=true", "beta=none"])
     {'H': [1, 5], 'eta': 0.001, 'data': 'mnist', 'warm': True, 'beta': None}
+    >>> parse(['method="FedMSA, K = 1",FedAvg'])
+    {'method': ['FedMSA, K = 1', 'FedAvg']}
     """
     from fedstrata.experiments import ExperimentError
 
@@ -421,9 +434,17 @@ def parse(assignments: list[str]) -> dict[str, Any]:
             raise ExperimentError(f"--set needs KEY=VALUE, such as H=5, but is {assignment!r}.")
         if key.strip() in values:
             raise ExperimentError(f"--set {key.strip()} comes twice; give several values with commas.")
-        parts = [_value(part) for part in text.strip().strip("[]").split(",") if part.strip()]
+        if text.strip().startswith("[") and text.strip().endswith("]"):
+            text = text.strip()[1:-1]
+        parts = [_value(part) for part in _split(text) if part.strip()]
         values[key.strip()] = parts[0] if len(parts) == 1 else parts
     return values
+
+
+def _split(text: str) -> list[str]:
+    """Text at its commas, but for those in double quotes and those after a backslash."""
+    marked = re.findall(r'\s*"(?:[^"\\]|\\.)*"\s*(?=,|$)|(?:[^,\\]|\\.|\\$)+', text)
+    return [part if part.strip().startswith('"') else part.replace("\\,", ",") for part in marked]
 
 
 def _value(text: str) -> bool | int | float | str | None:

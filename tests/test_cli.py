@@ -406,6 +406,13 @@ def test_demo(invoke, tmp_path):
         ("H=1,2", [1, 2]),
         ("H=[1, 2]", [1, 2]),
         ("H=a=b", "a=b"),
+        ('H="a, b"', "a, b"),
+        ('H="a, b", c', ["a, b", "c"]),
+        ("H=a\\, b,c", ["a, b", "c"]),
+        ('H=["a,b", 2]', ["a,b", 2]),
+        ("H=x[1]", "x[1]"),
+        ('H=a "b", c', ['a "b"', "c"]),
+        ("H=a\\b", "a\\b"),
     ],
 )
 def test_values_have_types(text, value):

@@ -283,8 +283,10 @@ def check_value(experiment: Experiment, key: str, value: Scalar | Sequence[Scala
     if not values:
         raise ExperimentError(f"{key} needs at least one value.")
     if key == "method" and (missing := [v for v in values if v not in known]):
+        names = [f'"{v}"' if "," in str(v) else str(v) for v in dict.fromkeys(known)]
+        quoted = " Give --set a name with a comma in double quotes." if any('"' in n for n in names) else ""
         raise ExperimentError(
-            f"{experiment.name} has no method {missing[0]!r}; it has {', '.join(map(str, known))}."
+            f"{experiment.name} has no method {missing[0]!r}; it has {', '.join(names)}.{quoted}"
         )
     return [_typed(key, v, known) for v in values]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedstrata.report.curves import build_plot
+from fedstrata.report.curves import build_plot, undrawn
 from fedstrata.report.folder import Report, load_report
 from fedstrata.report.page import Plots, Section, article, figures, page, results, section, sentence
 from fedstrata.report.plots import draw, to_svg
@@ -107,5 +107,5 @@ def _together(reports: dict[str, Report]) -> str:
 
 
 def _drawn(specs: Sequence[PlotSpec], runs: Sequence[RunRecord]) -> Plots:
-    plots = {spec.stem: build_plot(runs, spec) for spec in specs}
+    plots = {spec.stem: build_plot(runs, spec) for spec in specs if not undrawn(runs, spec)}
     return {stem: (plot, to_svg(draw(plot))) for stem, plot in plots.items()}

@@ -127,11 +127,10 @@ def build_plot(runs: Sequence[RunRecord], spec: PlotSpec) -> Plot:
     Raises:
         ReportError: where no run has the metric, or a line would average over more than seeds.
     """
-    if spec.series:
-        runs = [one for run in runs for one in _apart(run, spec)]
+    if why := undrawn(runs, spec):
+        raise ReportError(why)
+    runs = _of_series(runs, spec)
     kept = [run for run in runs if _drawable(run, spec)]
-    if not kept:
-        raise ReportError(f"plot {spec.stem!r}: no run has {spec.y!r}{_hint(runs, spec)}")
     keys = [spec.panels, spec.down, *spec.lines, spec.x if spec.kind != "line" else ""]
     check_keys(kept, filter(None, keys))
     spec, common = _without_common(kept, spec)
@@ -150,6 +149,18 @@ def build_plot(runs: Sequence[RunRecord], spec: PlotSpec) -> Plot:
     x_label = spec.x_label or label_of(spec.x)
     y_label = spec.y_label or (label_of(spec.y) if spec.kind == "line" else words(spec.column.heading))
     return Plot(spec, panels, _caption(spec, panels, common), x_label, y_label, along)
+
+
+def undrawn(runs: Sequence[RunRecord], spec: PlotSpec) -> str:
+    """Why a plot cannot be drawn, where no run has what it shows; else nothing.
+
+    A choice of methods may leave none that has the metric: a page is then made without the plot, and says so.
+    """
+    if any(_drawable(run, spec) for run in _of_series(runs, spec)):
+        return ""
+    beside = f" beside {spec.x!r}" if spec.kind == "line" else ""
+    known = union(run.history for run in runs)
+    return f"plot {spec.stem!r}: no run has {spec.y!r}{beside}; the histories have {known}"
 
 
 def _without_common(runs: Sequence[RunRecord], spec: PlotSpec) -> tuple[PlotSpec, list[str]]:
@@ -174,14 +185,17 @@ def _along(runs: Sequence[RunRecord], spec: PlotSpec) -> tuple[str, ...]:
     )
 
 
-def _apart(run: RunRecord, spec: PlotSpec) -> list[RunRecord]:
-    """A run for each of the series, which it has under the metric's name."""
+def _of_series(runs: Sequence[RunRecord], spec: PlotSpec) -> Sequence[RunRecord]:
+    """A run for each of the plot's series, which it has under the metric's name."""
+    if not spec.series:
+        return runs
     return [
         replace(
             run,
             setting={**run.setting, "series": series},
             history={**run.history, spec.y: run.history[series]},
         )
+        for run in runs
         for series in spec.series
         if series in run.history
     ]
@@ -206,11 +220,6 @@ def _drawable(run: RunRecord, spec: PlotSpec) -> bool:
     if spec.kind == "line":
         return spec.y in run.history and spec.x in run.history
     return number(run, spec.column) is not None
-
-
-def _hint(runs: Sequence[RunRecord], spec: PlotSpec) -> str:
-    beside = f" beside {spec.x!r}" if spec.kind == "line" else ""
-    return f"{beside}; the histories have {union(run.history for run in runs)}"
 
 
 def _name(run: RunRecord, keys: Sequence[str]) -> str:

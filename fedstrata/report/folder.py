@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from fedstrata.report.curves import build_plot
+from fedstrata.report.curves import build_plot, undrawn
 from fedstrata.report.page import render
 from fedstrata.report.plots import draw, to_png, to_svg
 from fedstrata.report.records import ReportError, RunRecord, read_runs, write_history, write_runs
@@ -49,6 +49,11 @@ class Report:
     definition: Definition
     runs: list[RunRecord]
     table: Table
+
+    @property
+    def left_out(self) -> list[str]:
+        """The plots that none of the runs has a series for, each as a sentence."""
+        return [why for spec in self.definition.plots if (why := undrawn(self.runs, spec))]
 
 
 def write_report(
@@ -90,7 +95,8 @@ def write_report(
         The path of the page.
 
     Raises:
-        ReportError: where the runs do not fit the table or the plots.
+        ReportError: where the runs do not fit the table or the plots. A plot whose series no run has is left
+            out, and the page says so.
     """
     versions, machine = environment()
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -171,6 +177,8 @@ def _derived(definition: Definition, runs: Sequence[RunRecord]) -> dict[str, byt
     files = {"table.csv": table.to_csv().encode(), "table.md": table.to_markdown().encode()}
     drawn = {}
     for spec in definition.plots:
+        if undrawn(runs, spec):
+            continue  # the page names it
         plot = build_plot(runs, spec)
         picture = draw(plot)
         svg = to_svg(picture)

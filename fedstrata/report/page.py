@@ -36,7 +36,7 @@ from fedstrata.report.tables import (
     ledger_table,
     mean_text,
 )
-from fedstrata.report.words import capital, formula, typeset, words
+from fedstrata.report.words import capital, formula, label_of, typeset, words
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def sections(
 ) -> list[Section]:
     """All the rest."""
     rest = definition.findings.strip().partition("\n\n")[2]
-    others = figures(dict(list(plots.items())[1:]), prefix)
+    others = figures(dict(list(plots.items())[1:]), prefix) + _left_out(definition, plots)
     notes = f'<div class="notes">{markdown(definition.notes)}</div>' if definition.notes else ""
     made = [
         Section("findings", "What came out", f'<div class="prose">{markdown(rest)}</div>' if rest else ""),
@@ -110,6 +110,13 @@ def sections(
         Section("notes", "Notes", notes),
     ]
     return [replace(section, anchor=prefix + section.anchor) for section in made if section.body]
+
+
+def _left_out(definition: Definition, plots: Plots) -> str:
+    """The plots that there are no series for."""
+    missing = [spec for spec in definition.plots if spec.stem not in plots]
+    said = "; ".join(f"{label_of(spec.y)} by {label_of(spec.x)}" for spec in missing)
+    return f"<p>Not drawn, as no run here has the series: {typeset(said)}.</p>" if missing else ""
 
 
 def section(part: Section) -> str:

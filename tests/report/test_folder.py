@@ -215,6 +215,18 @@ def test_bad_definitions_are_refused_before_anything_is_written(tmp_path, runs):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_plot_that_no_run_has_a_series_for_is_left_out_in_words(tmp_path, runs):
+    plots = [PlotSpec("regret", panels="H"), PlotSpec("loss", panels="H"), PlotSpec("loss", x="exchanges")]
+    page = write(tmp_path / "report", runs, plots=plots)
+    assert content(page.parent).keys() == FILES
+    words = "Not drawn, as no run here has the series: regret by communication round; loss by exchanges."
+    assert words in page.read_text("utf-8")
+    regret, by_exchanges = load_report(page.parent).left_out
+    assert regret.startswith("plot 'regret-by-round-h': no run has 'regret' beside 'round'; the histories")
+    assert "'loss' beside 'exchanges'" in by_exchanges
+    assert rebuild(page.parent) == page
+
+
 def test_a_copied_folder_is_the_same_report(report, tmp_path):
     shutil.copytree(report, tmp_path / "copy")
     rebuild(tmp_path / "copy")
