@@ -45,7 +45,8 @@ def headline(table: Table) -> str:
     if seeds < 2:
         return f"With one seed, {between}; one seed cannot say whether that is more than chance."
     groups = [rows for rows in table.rivals() if len(set(rows) & cells.keys()) > 1]
-    ahead = [row for row in table.best(j) if any(row in rows for rows in groups)]
+    best_rows = table.best(j)
+    ahead = [row for rows in groups for row in rows if row in best_rows]
     downwards = column.better == "low" or column.reduce == "reach"
     if len(groups) == 1:
         best = low if downwards else high

@@ -94,12 +94,22 @@ class Table:
     rows: tuple[Row, ...]
 
     def rivals(self) -> list[list[int]]:
-        """The rows that compete: methods within a setting; a table of settings alone is one competition."""
+        """The rows that compete: methods within a setting; a table of settings alone is one competition.
+
+        A row without one of the settings' keys, as a reference often is, competes in every setting that it
+        fits.
+        """
         names = {"label", "method"} & set(self.keys)
+        settings = [
+            tuple(v for key, v in zip(self.keys, row.values, strict=True) if names and key not in names)
+            for row in self.rows
+        ]
+        whole = dict.fromkeys(setting for setting in settings if None not in setting)
         found: dict[tuple[Scalar, ...], list[int]] = {}
-        for i, row in enumerate(self.rows):
-            pairs = zip(self.keys, row.values, strict=True)
-            found.setdefault(tuple(v for key, v in pairs if names and key not in names), []).append(i)
+        for i, setting in enumerate(settings):
+            fits = [w for w in whole if all(v in (None, o) for v, o in zip(setting, w, strict=True))]
+            for place in fits or [setting]:
+                found.setdefault(place, []).append(i)
         return list(found.values())
 
     def best(self, j: int) -> set[int]:
@@ -108,13 +118,16 @@ class Table:
         A row is best where a paired t-test over the seeds finds it better than each of its rivals
         (two-sided, level 5 %; a claim about all rivals needs no correction, as each must be beaten). With one
         seed nothing is. A rival that has no finite number in any seed is beaten; one that lacks some forbids
-        the mark.
+        the mark. A row that competes in several settings must be best in all of them.
         """
         column = self.heads[j].column
         if not column.better:
             return set()
         sign = 1 if column.better == "low" or column.reduce == "reach" else -1
-        return {i for rows in self.rivals() if (i := self._ahead(j, sign, rows)) is not None}
+        ahead = [(rows, self._ahead(j, sign, rows)) for rows in self.rivals()]
+        return {
+            i for _, i in ahead if i is not None and all(i == first for rows, first in ahead if i in rows)
+        }
 
     def _ahead(self, j: int, sign: int, rows: Sequence[int]) -> int | None:
         cells = {i: self.rows[i].cells[j] for i in rows if self.rows[i].cells[j].values}

@@ -2,6 +2,7 @@ import csv
 import io
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -150,6 +151,20 @@ def test_best_is_what_a_paired_test_over_seeds_finds():
 )
 def test_nothing_is_best_without_evidence(runs, best):
     assert build_table(runs, TableSpec((Column("m", better="low"),), ("label", "H"))).best(0) == best
+
+
+def test_a_reference_without_the_setting_competes_in_every_one():
+    def best(**values):
+        reference = [replace(run, setting={}) for run in rivals(R0=values.pop("R"))]
+        table = build_table(
+            rivals(**values) + reference, TableSpec((Column("m", better="low"),), ("label", "H"))
+        )
+        return {table.rows[i].values for i in table.best(0)}
+
+    methods = {"A1": (1.0, 1.1), "B1": (2.0, 2.1), "A5": (8.0, 8.1), "B5": (4.0, 4.1)}
+    assert best(**methods, R=(0.5, 0.6)) == {("R", None)}
+    assert best(**methods, R=(3.0, 3.1)) == {("A", 1)}  # ahead with H = 5 alone, which is not everywhere
+    assert best(**methods, R=(9.0, 9.1)) == {("A", 1), ("B", 5)}
 
 
 def test_claims_stand_beside_the_numbers(runs):

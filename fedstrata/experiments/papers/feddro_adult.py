@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedstrata.experiments.base import Experiment
 from fedstrata.experiments.papers._adult import COLUMNS, PARAMETERS, QUICK, build
 from fedstrata.report import PlotSpec, Reference, TableSpec
+
+LOOK: dict[str, Any] = {"lines": ("I",), "panels": "label"}
+ACCURACY = {**LOOK, "y_label": "test accuracy"}
+VIOLATION = {**LOOK, "y_label": "worst violation (test)"}
 
 EXPERIMENT = Experiment(
     name="feddro-adult",
@@ -23,28 +29,24 @@ EXPERIMENT = Experiment(
     build=build,
     seeds=5,
     table=TableSpec(COLUMNS, rows=("label", "I")),
-    # A panel for each method: ten lines in one cannot be told apart where most of them are at zero.
+    # A panel for each method: ten lines in one cannot be told apart where most of them are at one level.
     plots=(
-        PlotSpec("accuracy", lines=("I",), panels="label", title="Test accuracy by rounds"),
-        PlotSpec("accuracy", x="exchanges", lines=("label", "I"), log_x=True, name="accuracy-by-exchanges"),
-        PlotSpec("accuracy", x="bytes_up", lines=("label", "I"), log_x=True, name="accuracy-by-bytes"),
+        PlotSpec("accuracy", title="Test accuracy by rounds", **ACCURACY),
+        PlotSpec("accuracy", x="exchanges", log_x=True, name="accuracy-by-exchanges", **ACCURACY),
+        PlotSpec("accuracy", x="bytes_up", log_x=True, name="accuracy-by-bytes", **ACCURACY),
         PlotSpec(
             "test_violation",
-            lines=("I",),
-            panels="label",
             title="Worst violation by rounds",
-            y_label="worst violation (test)",
             references=(Reference(0.0, "no violation"),),
+            **VIOLATION,
         ),
         PlotSpec(
             "test_violation",
             x="bytes_up",
-            lines=("I",),
-            panels="label",
             log_x=True,
             title="Worst violation by bytes",
-            y_label="worst violation (test)",
             name="violation-by-bytes",
+            **VIOLATION,
         ),
     ),
     needs=("adult",),
