@@ -131,3 +131,20 @@ def test_annotations_in_words():
     )
     assert Field.of(Annotated[dict, "a table"]).words == "a table"
     assert Field.of(bool).words == "True or False"
+
+
+def halved(gamma, at, r):
+    return jnp.where(r < at, gamma, gamma / 2)
+
+
+def test_schedules_that_hold_their_numbers_apart_share_a_program():
+    """On ‖x − 1‖² a step takes 1 − 2γ off the distance; a sweep takes several γ side by side."""
+    gammas, at = (0.1, 0.3), 2
+    methods = [fs.FedAvg(jax.tree_util.Partial(halved, gamma, at)) for gamma in gammas]
+    assert len({jax.tree.structure(method) for method in methods}) == 1
+    assert repr(methods[0]) == "FedAvg(gamma=halved(0.1, 2))"
+    found = fs.sweep(problem, methods, data, np.zeros(3), rounds=3, progress=False)
+    for gamma, result in zip(gammas, found, strict=True):
+        np.testing.assert_allclose(result.x, 1 - (1 - 2 * gamma) ** 2 * (1 - gamma), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"gamma must be .* returns -0\.1"):
+        solve(fs.FedAvg(jax.tree_util.Partial(halved, -0.1, at)))

@@ -195,7 +195,12 @@ class Field:
         return callable(value) and any(isinstance(kind, OfRound) for kind in self.kinds)
 
     def is_leaf(self, value: object) -> bool:
-        """Whether the value is an array of the compiled program: a real number, or an array of counts."""
+        """Whether the value is data of the compiled program: a real number, or an array of counts.
+
+        So are the numbers that a `jax.tree_util.Partial` holds, the schedule ``Partial(f, 0.1)``.
+        """
+        if isinstance(value, jax.tree_util.Partial):
+            return self.scheduled(value)
         if any(isinstance(kind, Number) and kind.fault(value) is None for kind in self.kinds):
             return True
         return self.axis is not None and getattr(value, "ndim", 0) == 1

@@ -10,12 +10,14 @@ and phases, ``phase(problem, client, key, *message) -> upload``, which the round
 Hyper-parameters are data: real ones are leaves of the method as a pytree, so that a new step size does not
 recompile and a sweep is a vmap over methods; counts and options are static. A real one may also be a
 schedule, a function of the round (any optax schedule); `Method.at` puts in the round's value before `round`
-runs, so a method's text never sees schedules.
+runs, so a method's text never sees schedules. The numbers in ``jax.tree_util.Partial(f, 0.1)``, the schedule
+``r ↦ f(0.1, r)``, are leaves too: several such steps are one sweep.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection
 from types import MethodType
 from typing import (
@@ -263,6 +265,8 @@ def _plain(value: Any) -> Any:
         return np.asarray(value).tolist()
     if isinstance(value, optax.GradientTransformation):
         return optimiser_words(value)
+    if isinstance(value, functools.partial):
+        return short(value)
     if callable(value) and not dataclasses.is_dataclass(value):
         return getattr(value, "__qualname__", type(value).__name__)
     return repr(value)
@@ -284,8 +288,8 @@ MethodT = TypeVar("MethodT", bound=type[Method])
 def method(cls: MethodT) -> MethodT:
     """Make a frozen dataclass of a method's class, register it as a pytree and in `METHODS`.
 
-    What is a leaf depends on the value, not on the class alone: a schedule is a function, which is static,
-    and an optional number may be None.
+    What is a leaf depends on the value, not on the class alone: a schedule is a function, which is static
+    (but for the numbers in a `jax.tree_util.Partial`), and an optional number may be None.
     """
     cls = dataclasses.dataclass(frozen=True, repr=False)(cls)  # type: ignore[assignment]
     hints = get_type_hints(cls, include_extras=True)

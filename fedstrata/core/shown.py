@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -42,6 +43,9 @@ def short(value: Any) -> str:
             return optimiser_words(value)
         case Term():
             return short(value.function)
+        case functools.partial():
+            named = [f"{key}={short(held)}" for key, held in value.keywords.items()]
+            return f"{short(value.func)}({', '.join([*map(short, value.args), *named])})"
         case list() | tuple():
             return f"[{', '.join(map(short, value))}]"
     if (name := getattr(value, "__qualname__", None)) is not None:

@@ -138,7 +138,7 @@ def _check_alike(methods: list[Method], datasets: list[FederatedData], wanted: i
     if len(structures) > 1:
         raise ValueError(
             "The methods of a sweep must be of one class and differ in real numbers only: counts, options, "
-            "schedules and optimisers are part of the program. "
+            "schedules (but for numbers in a jax.tree_util.Partial) and optimisers are part of the program. "
             f"There are {len(structures)} structures: run them one by one."
         )
     forms = {d.form() for d in datasets}

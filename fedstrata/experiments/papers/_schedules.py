@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 
 import jax.numpy as jnp
+from jax.tree_util import Partial
 
-from fedstrata.core.types import Schedule
+from fedstrata.core.types import Array, Integer, Schedule
 
 
-@functools.cache
 def dropped(eta: float, at: int) -> Schedule:
-    """η, and a tenth of it from round ``at`` on."""
-    return lambda r: jnp.where(r < at, eta, eta / 10)
+    """η, and a tenth of it from round ``at`` on; runs with several η share a program."""
+    return Partial(_dropped, eta, at)
+
+
+def _dropped(eta: Array, at: Integer, r: Integer) -> Array:
+    return jnp.where(r < at, eta, eta / 10)
 
 
 @functools.cache
