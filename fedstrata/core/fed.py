@@ -106,7 +106,7 @@ class Engine(abc.ABC):
 
     def place_carry(self, carry: Carry) -> Carry:
         """Put state and memory where they belong."""
-        return jax.tree.map(jnp.asarray, carry)
+        return jax.device_put(carry)
 
     def fetch(self, carry: Carry, clients: int) -> Carry:
         """State and memory as host arrays, for results and checkpoints."""
@@ -119,6 +119,10 @@ class Engine(abc.ABC):
     def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
         """The result's ``(x, y)`` of a run's carry; ``host`` is what `fetch` returned of it."""
         return method.output(*jax.tree.map(jnp.asarray, host))
+
+    def outputs(self, methods: list[Method], carry: Carry, hosts: list[Carry]) -> list[tuple[PyTree, PyTree]]:
+        """The same of every lane."""
+        return [self.output(method, carry, host) for method, host in zip(methods, hosts, strict=True)]
 
     def saved(self, round_number: int) -> None:  # noqa: B027 (most engines need not know)
         """A checkpoint was written after so many rounds; the run is never taken up before it."""

@@ -27,8 +27,6 @@ from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.programs import program
 from fedstrata.engines.simulated import Simulated, in_strides, lanes_of, trace_advance, trace_begin
 
-FILLED = 16  # runs side by side from which a CPU takes one client after the other
-
 
 @dataclass(frozen=True)
 class Batched(Engine):
@@ -47,9 +45,7 @@ class Batched(Engine):
     @classmethod
     def of(cls, chunk: int | str | None, runs: int, seeds: int, own_data: bool) -> Batched:
         """Simulated runs in blocks of so many clients."""
-        if chunk == "auto" and runs >= FILLED and jax.default_backend() == "cpu":
-            chunk = 1  # the runs keep the cores busy
-        return cls(Simulated(chunk=chunk), seeds, own_data)
+        return cls(Simulated(chunk, runs=runs), seeds, own_data)
 
     def place(self, data: FederatedData | list[FederatedData]) -> Placed:
         """See `Engine.place`; data of the seeds' own, which every method has, are made alike and stacked."""
@@ -61,6 +57,10 @@ class Batched(Engine):
     def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
         """See `Engine.output`."""
         return Engine.output(self, method, carry, host)  # one look-up on the device for each run is slower
+
+    def outputs(self, methods: list[Method], carry: Carry, hosts: list[Carry]) -> list[tuple[PyTree, PyTree]]:
+        """See `Engine.outputs`; all of them go to the device at once."""
+        return [method.output(*own) for method, own in zip(methods, jax.device_put(hosts), strict=True)]
 
     def lane(self, carry: Carry, number: int) -> Carry:
         """See `Engine.lane`."""

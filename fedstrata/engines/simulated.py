@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, ClassVar
 
@@ -46,9 +46,11 @@ class Simulated(Engine):
     Args:
         chunk: clients per block: a number, ``None`` for all in one `vmap`, or ``"auto"`` to let the engine
             choose by device and message size. Results do not depend on it beyond rounding.
+        runs: how many runs there are of each client side by side, in a sweep.
     """
 
     chunk: int | str | None = "auto"
+    runs: int = field(default=1, kw_only=True)
     flat_passes: ClassVar[bool] = True  # whether an evaluation goes over the flat arrays, or client by client
 
     def __post_init__(self) -> None:
@@ -71,11 +73,11 @@ class Simulated(Engine):
             return number
         size = max(tree.dimension(message), 1)
         if jax.default_backend() != "cpu":
-            most = BLOCK_BYTES // (16 * size)
+            most = BLOCK_BYTES // (16 * size * self.runs)
         elif whole is None:
             most = number if size < MAP_FROM else 1
         else:
-            most = CACHED // (size + whole())
+            most = CACHED // (size * self.runs + whole())
         blocks = -(-number // max(most, 1))
         return -(-number // blocks)
 
@@ -183,15 +185,16 @@ def lanes_of(
 ) -> list[Lane]:
     """The same of several runs, on a leading axis; where all of them counted the same, it is settled once."""
 
-    def at(b: int, stacked: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf: leaf[b], stacked)
+    def counts(b: int) -> list[Counter[str]]:
+        return counts_of(rounds, jax.tree.map(lambda leaf: leaf[b], words))
 
     alike = all((leaf == leaf[:1]).all() for leaf in jax.tree.leaves(words))
-    shared = counts_of(rounds, at(0, words)) if alike else None
-    return [
-        Lane(_values(rounds, at(b, history)), shared or counts_of(rounds, at(b, words)), int(bad[b]))
-        for b in range(len(bad))
-    ]
+    shared = counts(0) if alike else None
+    lanes = []
+    for b, first_bad in enumerate(bad.tolist()):
+        values = {name: found[b] for name, found in history.items()}
+        lanes.append(Lane(_values(rounds, values), shared or counts(b), first_bad))
+    return lanes
 
 
 def _values(rounds: np.ndarray, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -21,7 +21,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from types import FrameType
+from typing import Any
 
 import jax
 import numpy as np
@@ -223,15 +225,11 @@ class Trajectory:
         """The counts so far."""
         return Ledger.from_counts(self.round, self.counts)
 
-    def record(self, values: dict[str, float], seconds: float) -> None:
-        """Add an evaluation to the history."""
-        row = {"round": self.round, **sent(self.counts), "seconds": seconds, **values}
-        before = len(self.history.get("round", ()))
-        for name in {
-            **row,
-            **self.history,
-        }:  # what was not measured now, or not from the beginning, is missing
-            self.history.setdefault(name, [math.nan] * before).append(row.get(name, math.nan))
+    def record(self, columns: Mapping[str, list[float]]) -> None:
+        """Add evaluations; what was not measured now, or not from the beginning, is missing."""
+        before, missing = len(self.history.get("round", ())), [math.nan] * len(columns["round"])
+        for name in {**columns, **self.history}:
+            self.history.setdefault(name, [math.nan] * before).extend(columns.get(name, missing))
 
 
 class Loop:
@@ -408,6 +406,7 @@ class Loop:
         posed, before, first = self.posed, self.carry, self.round
         active = np.array([lane.status == "done" for lane in self.lanes])
 
+        @cache  # lanes that diverged together are brought back together
         def advance(number: int) -> Advanced:
             return self.engine.advance(
                 posed.setup, posed.method, before, posed.seed, self.data, first, rounds[:number], active
@@ -433,33 +432,37 @@ class Loop:
         return happened
 
     def _record(self, these: list[int], happened: list[Lane | None], before: float, after: float) -> None:
+        shared: dict[Any, tuple[dict[str, list[float]], Counter[str]]] = {}  # lanes mostly count the same
         for b, (lane, its) in enumerate(zip(self.lanes, happened, strict=True)):
-            if its is None:
+            if its is None or not its.counts:
                 continue
-            for j, counts in enumerate(its.counts):
-                lane.round += these[j]
-                lane.counts.update(counts)
-                at = before + (after - before) * (j + 1) / len(these)
-                values = {n: float(v[j]) for n, v in its.history.items()}
-                if j == len(its.counts) - 1:
-                    values = self._on_host(b, values)
-                lane.record(values, at)
+            key = id(its.counts), lane.round, tuple(lane.counts.items())
+            if key not in shared:
+                shared[key] = _counted(lane, these, its.counts)
+            columns, counts = shared[key]
+            lane.round, lane.counts = int(columns["round"][-1]), counts.copy()
+            number = len(its.counts)
+            seconds = [before + (after - before) * (j + 1) / len(these) for j in range(number)]
+            columns = {**columns, "seconds": seconds, **{n: v.tolist() for n, v in its.history.items()}}
+            for name, value in self._on_host(b, number, columns).items():
+                columns[name] = [*[math.nan] * (number - 1), value]
+            lane.record(columns)
         self.round = max(lane.round for lane in self.lanes)
 
-    def _on_host(self, b: int, values: dict[str, float]) -> dict[str, float]:
-        """The values with those of the host's metrics that are due at a lane's point."""
+    def _on_host(self, b: int, number: int, taken: Mapping[str, Any]) -> dict[str, float]:
+        """Those of the host's metrics that are due at a lane's point, the last of so many evaluations."""
         posed, lane = self.posed, self.lanes[b]
-        number, last = len(lane.history.get("round", ())), lane.round == posed.rounds
-        due = {name: metric for name, metric in posed.hosted.items() if last or is_due(metric, number)}
+        done, last = len(lane.history.get("round", ())) + number - 1, lane.round == posed.rounds
+        due = {name: metric for name, metric in posed.hosted.items() if last or is_due(metric, done)}
         if not due:
-            return values
+            return {}
         host = self._fetch()[b]
         data = posed.data[b] if isinstance(posed.data, list) else posed.data
         point = self.engine.output(posed.methods[b], self.carry, host)
         found = evaluate(due, posed.setup.problem, data, posed.setup.weights, host.state, *point)
-        for taken in found.keys() & {*values, *BOOKKEEPING}:
-            raise ValueError(taken_name(taken))
-        return {**values, **{name: self.engine.agree(value) for name, value in found.items()}}
+        for name in found.keys() & {*taken, *BOOKKEEPING}:
+            raise ValueError(taken_name(name))
+        return {name: self.engine.agree(value) for name, value in found.items()}
 
     def _latest(self) -> dict[str, float]:
         """The last values of the metrics, of several lanes their mean."""
@@ -486,9 +489,10 @@ class Loop:
 
     def results(self, stopped: int | None = None) -> list[Result]:
         """What there is, on the host; ``stopped`` is what `run` returned."""
-        found = []
-        for lane, method, host in zip(self.lanes, self.posed.methods, self._fetch(), strict=True):
-            x, y = self.engine.output(method, self.carry, host)
+        found, hosts = [], self._fetch()
+        points = self.engine.outputs(self.posed.methods, self.carry, hosts)
+        lanes = zip(self.lanes, self.posed.methods, hosts, points, strict=True)
+        for lane, method, host, (x, y) in lanes:
             history = {name: np.asarray(values) for name, values in lane.history.items()}
             its = self._status(lane, stopped)
             setup, ledger, compiling = self.posed.setup, lane.ledger(), self.compiling()
@@ -568,6 +572,18 @@ class Loop:
         )
 
 
+def _counted(
+    lane: Trajectory, these: list[int], counts: list[Counter[str]]
+) -> tuple[dict[str, list[float]], Counter[str]]:
+    """The columns of rounds and of what was sent up to each evaluation, and the counts after the last."""
+    total, rows = lane.counts.copy(), []
+    for its in counts:
+        total.update(its)
+        rows.append(sent(total))
+    rounds = (lane.round + np.cumsum(these[: len(counts)])).tolist()
+    return {"round": rounds, **{name: [row[name] for row in rows] for name in rows[0]}}, total
+
+
 def _column(name: str, values: np.ndarray) -> list[float]:
     """A column of the history as it was before it was saved: counts are whole numbers."""
     return [int(v) for v in values] if name in BOOKKEEPING and name != "seconds" else values.tolist()
@@ -581,11 +597,12 @@ def _first_bad(lane: Lane, user: tuple[str, ...], first: int, these: np.ndarray)
     troubles = []
     if lane.bad_round >= 0:
         troubles.append((lane.bad_round, "state"))
-    ends = first + np.cumsum(these)
     for name, values in lane.history.items():
-        bad = np.flatnonzero(~np.isfinite(values))
-        if bad.size and name not in user and not name.startswith(tuple(f"{one}/" for one in user)):
-            troubles.append((int(ends[bad[0]]) - 1, f"metric {name!r}"))
+        good = np.isfinite(values)
+        if good.all() or name in user or name.startswith(tuple(f"{one}/" for one in user)):
+            continue
+        end = first + int(these[: int(good.argmin()) + 1].sum())
+        troubles.append((end - 1, f"metric {name!r}"))
     return min(troubles, default=None)
 
 

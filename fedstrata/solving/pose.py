@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -101,10 +102,11 @@ def pose(
     compiled = tuple((name, metric) for name, metric in found.items() if name not in hosted)
     setup = Setup(problem, data.clients, participants, weights, compiled, bool(default_metrics))
     method = check_method(setup, method, rounds)
-    x0, y0 = _point(problem.start_x(x0), "x0"), _point(y0, "y0")
-    if y0 is not None and not problem.has_y and type(method).start_y is Method.start_y:
-        raise ValueError(f"{type(problem).__name__} has one variable: leave y0 out.")
-    y0 = check_point(problem, data, x0, y0)
+    with _on_host():
+        x0, y0 = _point(problem.start_x(x0), "x0"), _point(y0, "y0")
+        if y0 is not None and not problem.has_y and type(method).start_y is Method.start_y:
+            raise ValueError(f"{type(problem).__name__} has one variable: leave y0 out.")
+        y0 = check_point(problem, data, x0, y0)
     _check_per_client(compiled, data, x0, y0)
     if setup.measure_problem and metrics:
         _check_names(problem, x0, y0, metrics)
@@ -262,9 +264,20 @@ def check_method(setup: Setup, method: Method, rounds: int) -> Method:
     return method.plan(rounds)
 
 
+def _on_host() -> AbstractContextManager[Any]:
+    """Where small arrays are made: a GPU would be waited for at each of them."""
+    if jax.default_backend() == "cpu":
+        return nullcontext()
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS names the GPU alone
+        return nullcontext()
+
+
 def initial_carry(problem: Problem, method: Method, x0: PyTree, y0: PyTree, clients: int) -> Carry:
     """State and memory before the first round, as strongly typed host arrays."""
-    y0 = method.start_y(problem, y0, clients)
-    state = jax.tree.map(np.asarray, method.init(problem, x0, y0))
-    memory = jax.tree.map(np.asarray, method.memory(problem, x0, y0))
+    with _on_host():
+        y0 = method.start_y(problem, y0, clients)
+        state = jax.tree.map(np.asarray, method.init(problem, x0, y0))
+        memory = jax.tree.map(np.asarray, method.memory(problem, x0, y0))
     return Carry(state, jax.tree.map(lambda leaf: np.broadcast_to(leaf, (clients, *leaf.shape)), memory))
