@@ -14,7 +14,6 @@ Exchanges before the first round and exact metrics are done in the same way.
 from __future__ import annotations
 
 import itertools
-import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -35,6 +34,7 @@ from fedstrata.core.metrics import PerClient
 from fedstrata.core.storage import Placed, groups_of
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, Integer, Key, PyTree
+from fedstrata.engines.callbacks import need_two_threads
 from fedstrata.engines.everyone import (
     Asked,
     Blocks,
@@ -436,12 +436,8 @@ class Stream:
         return state, tally.total(), bool(good)
 
     def _called(self, compiled: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """A program with callbacks; JAX hangs in them where its only thread waits for what it has to copy."""
-        if jax.default_backend() == "cpu" and max(_cores(), jax.local_device_count()) < 2:
-            raise RuntimeError(
-                "Exchanges with clients outside of a round's cohort, and exact metrics, need two threads of "
-                "JAX, and this process has one core. Set JAX_NUM_CPU_DEVICES=2 before it starts."
-            )
+        """A program with callbacks."""
+        need_two_threads("Exchanges with clients outside of a round's cohort, and exact metrics,")
         self.failure = None
         found = jax.block_until_ready(compiled(*args))
         if self.failure is not None:
@@ -536,11 +532,6 @@ class Stream:
         placed = data.load(clients).placed()
         total = jnp.asarray(data.sizes.sum(dtype=np.int64), jnp.result_type(float))
         return clients, replace(placed, ids=jnp.asarray(clients, jnp.int32), total=total)
-
-
-def _cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _filled(rows: np.ndarray, number: int) -> np.ndarray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,6 @@ import sys
 import threading
 import time
 import tomllib
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -244,7 +244,7 @@ def run_name(out: Path) -> str:
     out.mkdir(parents=True, exist_ok=True)
     file = out / "network-run"
     if not file.exists():
-        file.write_text(uuid.uuid4().hex, "utf-8")
+        file.write_text(secrets.token_hex(8), "utf-8")  # it stands in every message: short
     return file.read_text("utf-8").strip()
 
 

@@ -11,9 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import pjit
+from jax._src.core import EvalTrace
 
 import fedstrata as fs
 from fedstrata.core.fed import Carry
+from fedstrata.engines import callbacks
 from fedstrata.engines.debug import DebugFed
 from fedstrata.engines.network import (
     Failure,
@@ -100,11 +103,69 @@ def test_a_site_sends_one_weighted_sum():
 
 
 def test_headers_are_small():
+    """What a message has besides the leaves: header, clients, weights, key, padding."""
     case, engine = CASES["fedavg"], Network()
     result = case.run(engine=engine, default_metrics=False)
     messages = result.ledger.exchanges * 5
-    assert 0 < sum(engine.transport.sent) - result.ledger.bytes_down < 350 * messages
-    assert 0 < sum(engine.transport.received) - result.ledger.bytes_up < 350 * messages
+    assert 0 < sum(engine.transport.sent) - result.ledger.bytes_down <= 220 * messages
+    assert 0 < sum(engine.transport.received) - result.ledger.bytes_up <= 110 * messages
+
+
+def test_one_core_is_refused_before_anything_is_compiled(monkeypatch):
+    """JAX hangs in callbacks where its only thread waits for what it has to copy."""
+    monkeypatch.setattr(callbacks, "cores", lambda: 1)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
+    with pytest.raises(RuntimeError, match="JAX_NUM_CPU_DEVICES=2"):
+        run()
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """The names of what is run step by step, outside of the compiled programs."""
+    seen, process, call = [], EvalTrace.process_primitive, pjit._run_python_pjit
+
+    def processed(self, primitive, *rest):
+        seen.append(primitive.name)
+        return process(self, primitive, *rest)
+
+    def called(params, leaves, function, *rest):
+        seen.append(function.__name__)
+        return call(params, leaves, function, *rest)
+
+    jax.clear_caches()
+    monkeypatch.setattr(EvalTrace, "process_primitive", processed)
+    monkeypatch.setattr(pjit, "_run_python_pjit", called)
+    monkeypatch.setattr(pjit, "_get_fastpath_data", lambda *args: None)  # else, only a first call is seen
+    return seen
+
+
+@pytest.mark.parametrize("name", ["fedavg", pytest.param("fednest", marks=pytest.mark.slow)])
+def test_no_step_of_a_round_runs_eagerly(name, eager, caplog):
+    """Once every exchange was met, and compiled: neither at the server nor at the sites."""
+    rounds = []
+
+    def compiled():
+        return sum("Finished XLA compilation" in record.getMessage() for record in caplog.records)
+
+    def note(progressed):
+        rounds.append((list(eager), compiled()))
+        eager.clear()
+
+    def sum_up(x):
+        for _ in range(2):
+            x = jnp.sin(x + 1)
+        return x
+
+    with jax.log_compiles(), caplog.at_level("WARNING", "jax._src.dispatch"):
+        engine = Network(clients_per_site=5)  # a site that is asked for the first time compiles
+        CASES[name].run(engine=engine, rounds=8, default_metrics=False, callbacks=[note])
+        before = compiled()
+        sum_up(jnp.ones(3))
+    assert eager.count("sin") == eager.count("add") == 2  # what is looked for
+    assert compiled() > before > 0
+    assert len(rounds) == 9
+    assert [ran for ran, _ in rounds[6:]] == [[], [], []]
+    assert {number for _, number in rounds[5:]} == {before}
 
 
 def test_resume_takes_memory_along(tmp_path):
@@ -205,13 +266,13 @@ def site():
     return posed_site()
 
 
-def request(site, r=0, attempt=1, **changes):
+def request(site, r=0, attempt=1, since=0, **changes):
     """A valid request for the only exchange of SCAFFOLD's round, with changes."""
     state = site.text.state
     leaves = [np.ones(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((state.x, state.c))]
     header = {
-        "op": "exchange", "program": "round", "k": 0, "phase": "local_steps", "round": r, "attempt": attempt,
-        "since": 0, "participants": 5, "seq": 1 if site.last is None else site.last[0] + 1,
+        "op": "exchange", "what": ["round", 0, "local_steps", 5], "when": [r, attempt, since],
+        "seq": 1 if site.last is None else site.last[0] + 1,
     }  # fmt: skip
     arrays = [np.array([0], np.int32), np.array([1.0], np.float32), np.zeros(2, np.uint32), *leaves]
     for place, array in changes.pop("arrays", {}).items():
@@ -222,13 +283,17 @@ def request(site, r=0, attempt=1, **changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"program": "shutdown"},
-        {"k": 1},
-        {"k": -1},
-        {"phase": "other"},
+        {"what": ["shutdown", 0, "local_steps", 5]},
+        {"what": ["round", 1, "local_steps", 5]},
+        {"what": ["round", -1, "local_steps", 5]},
+        {"what": ["round", 0, "other", 5]},
+        {"what": ["round", 0, "local_steps", 6]},
+        {"what": ["round", 0, "local_steps"]},
+        {"what": ["round", True, "local_steps", 5]},
         {"seq": 0},
         {"seq": None},
-        {"attempt": "1"},
+        {"when": [0, "1", 0]},
+        {"when": None},
         {"arrays": {0: np.array([1], np.int32)}},
         {"arrays": {0: np.array([0, 0], np.int32)}},
         {"arrays": {0: np.zeros(0, np.int32)}},
@@ -302,7 +367,7 @@ class Away(Local):
         self.away, self.round = away, 0
 
     def exchange(self, requests, timeout):
-        self.round = next(iter(requests.values())).header["round"]
+        self.round = next(iter(requests.values())).header["when"][0]
         gone = {i: Failure("away", "made up") for i in requests if i == 1 and self.round in self.away}
         there = {i: request for i, request in requests.items() if i not in gone}
         replies, failures = super().exchange(there, timeout)

@@ -10,8 +10,9 @@ import grpc
 import numpy as np
 import pytest
 
-from fedstrata.engines.network import Failure, Request, WireError, wire
+from fedstrata.engines.network import Failure, Request, WireError, grpc_site, wire
 from fedstrata.engines.network.grpc_server import METHOD, SERVICE, UNASKED, GrpcServer, options
+from fedstrata.engines.network.grpc_site import LONGEST_PAUSE, serve
 from fedstrata.engines.network.kits import KitError, make, name_of, read
 
 
@@ -136,6 +137,49 @@ def test_bad_answers_are_one_sites_failure_and_the_rest_is_unharmed(server, kits
     assert failures[0].kind == kind
     bad.close()
     good.close()
+
+
+def test_a_late_answer_does_not_hide_the_right_one(server, kits):
+    """Both may come before anybody looks: what was asked for an earlier attempt, and what is asked now."""
+    site = Dialled(server, kits / "berlin", lambda m: [wire.pack({"seq": 0}, []), *echo(m)])
+    assert server.wait([0], 10) == [0]
+    for seq in range(1, 4):
+        replies, failures = ask(server, seq=seq, timeout=10.0)
+        assert not failures
+        assert replies[0].header["seq"] == seq
+    assert server._streams[0].unasked == 3
+    site.close()
+
+
+class Clock:
+    """A site's clock and its sleep: nobody waits."""
+
+    def __init__(self, lasting):
+        self.lasting, self.dials, self.now, self.pauses = lasting, 0, 0.0, []
+
+    def monotonic(self):
+        self.dials += 1
+        if self.dials % 2 == 0:  # asked before and after a connection
+            self.now += self.lasting.get(self.dials // 2, 0.01)
+        return self.now
+
+    def sleep(self, seconds):
+        self.pauses.append(seconds)
+
+
+def test_a_site_dials_again_after_pauses_that_grow_and_differ(kits, monkeypatch):
+    """Nobody listens there. The twelfth connection has lasted, so that the pauses begin anew."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        address = f"localhost:{found.getsockname()[1]}"
+    clock = Clock({12: 60.0})
+    monkeypatch.setattr(grpc_site, "time", clock)
+    serve(None, kits / "berlin", address, ended=lambda: len(clock.pauses) == 14)
+    growing = [min(0.25 * 2**i, LONGEST_PAUSE) for i in range(11)] + [0.25, 0.5, 1.0]
+    share = np.array(clock.pauses) / np.array(growing)
+    assert growing[7] == LONGEST_PAUSE
+    assert ((share >= 0.5) & (share <= 1)).all(), clock.pauses
+    assert len(set(share.round(6))) > 10  # sites that were cut off together do not come back together
 
 
 def test_a_site_that_floods_is_cut_off(server, kits):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from fedstrata.engines.network import Failure, Request, Text, wire
+from fedstrata.engines.network import Failure, Network, Request, Text, wire
 from fedstrata.engines.network.engine import part
-from fedstrata.engines.network.federation import Federation, made_up
+from fedstrata.engines.network.federation import Federation, _described, made_up
 from fedstrata.engines.network.host import Host, form_of
 from fedstrata.solving.pose import pose
 
@@ -129,6 +134,101 @@ def test_a_site_that_comes_back_with_other_data_is_refused(tmp_path):
     there, _ = joined(hosts, anew=True)
     hosts.restart(1, clients=np.array([0]))
     assert there._join([0, 1])[1].why == "it came back with other data"
+
+
+def test_numbers_grow_where_the_servers_clock_was_set_back(tmp_path, monkeypatch):
+    """A restarted server counts on from what the sites have seen, in their processes or on their disks."""
+    hosts = Hosts(tmp_path)
+    joined(hosts, anew=False)
+    now = time.time_ns()
+    hosts.hosts[0].seen = now // 1000 + 5  # answered
+    for i, seen in ((0, now // 1000 + 5), (1, now // 1000 + 7)):
+        site = hosts.hosts[i].site
+        site.at = (3, seen - i)
+        site._write("now", site.memory)
+    hosts.restart(1)
+    monkeypatch.setattr(time, "time_ns", lambda: now - 10**15)  # eleven days
+    remote = Federation(hosts, "run", 0, "text").gather()
+    assert remote.seen == now // 1000 + 6
+    engine = Network(remote)
+    engine.place(remote.form)
+    numbers = [engine._tick() for _ in range(3)]
+    assert remote.seen < numbers[0] < numbers[1] < numbers[2]
+    hosts.hosts[0].seen = 2**80  # a lie, which would spoil the numbers for ever
+    assert Federation(hosts, "run", 0, "text").gather().seen == now // 1000 + 6
+
+
+class Noting(Hosts):
+    """Notes the attempts that sites were asked for."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.attempts = []
+
+    def exchange(self, requests, timeout):
+        self.attempts += {r.header["when"][1] for r in requests.values() if r.header["op"] == "exchange"}
+        return super().exchange(requests, timeout)
+
+
+@pytest.mark.slow
+def test_attempts_never_repeat_over_restarts_of_the_server(tmp_path, monkeypatch):
+    """The server goes back to its checkpoint three times, its clock set back every time."""
+    hosts, case = Noting(tmp_path / "sites", "scaffold", 5), CASES["scaffold"]
+    real, told = time.time_ns, []
+    for restart in range(3):
+        monkeypatch.setattr(time, "time_ns", lambda restart=restart: real() - restart * 10**15)
+        there = Federation(hosts, "run", 0, "text")
+        remote = there.gather()
+        there.pose(int(remote.sizes.sum()), 5, None, "posed")
+        hosts.attempts.clear()
+        engine = Network(remote, checkpointed=True)
+        options = {"checkpoint": tmp_path / "run", "resume": restart > 0}
+        result = case.run(rounds=restart + 1, engine=engine, data=made_up(there.form, 5), **options)
+        told.append(list(dict.fromkeys(hosts.attempts)))
+    assert len(told[1]) >= 1
+    everything = list(itertools.chain(*told))
+    assert everything == sorted(set(everything))
+    for u, v in zip(jax.tree.leaves(result.x), jax.tree.leaves(case.run(rounds=3).x), strict=True):
+        np.testing.assert_allclose(u, v, rtol=1e-5, atol=1e-6)
+
+
+plain = st.one_of(st.none(), st.booleans(), st.integers(-(2**40), 2**40), st.sampled_from(["a", "float32"]))
+names = st.sampled_from(["train", "valid", "a"])
+anything = st.recursive(
+    plain,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(names, inner, max_size=3)),
+    max_leaves=6,
+)
+some, none = np.ones(2, np.int32), np.zeros(0, np.int32)
+sizes = st.lists(st.sampled_from([some, none, -some, np.ones(2)]), max_size=3)
+
+
+@given(anything, anything, sizes)
+@example({"train": None}, 0, [some, none])
+@example({"train": {"a": [["float32"], []]}}, 0, [some, none])
+@example({"train": {"a": ["float32", [1] * 80]}}, 0, [some, none])
+@example({"train": {"a": ["float64", [2**27]]}}, 0, [some, none])
+@example({"train": {"a": ["float32", [3]]}}, 0, [some, none])
+def test_whatever_a_site_says_of_its_data_is_refused_or_read(form, seen, arrays):
+    try:
+        found, said, number = _described(Request({"form": form, "seen": seen}, arrays))
+    except wire.WireError:
+        return
+    assert (said, number) == (form, seen)
+    assert (found[0] > 0).all()
+
+
+entries = st.sampled_from(["run", "what", "when", "number", "fingerprint", "server", "clients"])
+ops = st.sampled_from(["open", "join", "exchange", "memory", "other"])
+
+
+@given(st.dictionaries(entries, anything, max_size=4), ops)
+def test_a_site_answers_whatever_comes(header, op):
+    host = Host("text", lambda n: Opened(CASES["fedavg"], CASES["fedavg"].data), Path("nowhere"))
+    for message in (wire.pack({**header, "op": op, "seq": 7}, []), wire.pack(header, []), b"noise"):
+        answered, _ = wire.unpack(host.answer(message))
+        assert "error" in answered
+    assert host.site is None
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from fedstrata.core.metrics import PerClient
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, PyTree
+from fedstrata.engines.callbacks import need_two_threads
 from fedstrata.engines.network.site import Place, Site
 from fedstrata.engines.network.text import (
     BEFORE,
@@ -112,6 +113,7 @@ class Remote:
         sizes: of all clients.
         form: one client with a single made-up sample.
         fresh: is told whether the run begins, or goes on from a checkpoint.
+        seen: the highest number of a message or an attempt that a site has seen.
     """
 
     transport: Transport
@@ -119,6 +121,7 @@ class Remote:
     sizes: np.ndarray
     form: FederatedData
     fresh: Callable[[bool], None] = lambda fresh: None
+    seen: int = 0
 
 
 class Asked(NamedTuple):
@@ -211,7 +214,9 @@ class Network(Engine):
         self.waited: dict[str, float] = defaultdict(float)
         self.failed: Counter[str] = Counter()
         self.attempts = 0
-        self._clock = time.time_ns() // 1000  # numbers that also grow over restarts of the server
+        # Numbers that also grow over restarts of the server, and where its clock was set back meanwhile:
+        # then from what the sites have seen (`Remote.seen`).
+        self._clock = time.time_ns() // 1000
         self._attempt, self._since, self._round = 0, BEFORE, BEFORE
         self._counts: Counter[str] = Counter()
         self._finite, self._stretch = True, 1
@@ -226,6 +231,7 @@ class Network(Engine):
 
     def place(self, data: FederatedData) -> Placed:
         """Sizes, and the server's own samples. The others stay where they are."""
+        need_two_threads("The exchanges of a network")
         form = data.sample_of("server")
         server = jax.tree.map(lambda leaf, one: jnp.asarray(leaf, one.dtype), data.server, form)
         self._server = shapes(server)
@@ -240,6 +246,7 @@ class Network(Engine):
             self.sizes, self.members = self.remote.sizes, self.remote.members
             self.form = self.remote.form.placed()
             self.transport = self.remote.transport
+            self._clock = max(self._clock, self.remote.seen)
         self._site_of = np.zeros(len(self.sizes), np.int32)
         for site, clients in enumerate(self.members):
             self._site_of[clients] = site
@@ -478,8 +485,13 @@ class Network(Engine):
 
     def _present(self, setup: Setup, seed: int, r: int) -> np.ndarray:
         """This round's clients whose sites are there."""
-        chosen = cohort_of(setup, keys_of(jax.random.key(seed), r)[0])
-        cohort = np.arange(setup.clients) if chosen is None else np.asarray(chosen)
+        cohort = np.arange(setup.clients)
+        if setup.participants < setup.clients:
+            name = ("cohort", _identity(setup))
+            if name not in self._programs:
+                drawn = jax.jit(lambda seed, r: cohort_of(setup, keys_of(jax.random.key(seed), r)[0]))
+                self._programs[name] = drawn, setup
+            cohort = np.asarray(self._programs[name][0](np.uint32(seed), np.int32(r)))
         cohort = cohort[~np.isin(self._site_of[cohort], list(self._absent))].astype(np.int32)
         if not len(cohort):
             raise TooFewSites(f"round {r}: none of this round's clients is there. Resume when they are back.")
@@ -537,9 +549,9 @@ class Network(Engine):
         began = time.perf_counter()
         number = self._tick()
         header = {
-            "op": "exchange", "program": asked.program, "k": asked.k, "phase": asked.phase,
-            "round": self._round, "attempt": self._attempt, "seq": number,
-            "since": self._since if self.checkpointed else self._round, "participants": self._participants,
+            "op": "exchange", "seq": number,
+            "what": [asked.program, asked.k, asked.phase, self._participants],
+            "when": [self._round, self._attempt, self._since if self.checkpointed else self._round],
         }  # fmt: skip
         sites = self._site_of[of]
         if asked.evaluation and not asked.stacked and self._absent:  # the mean of those who are there

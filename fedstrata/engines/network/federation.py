@@ -9,13 +9,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedstrata.core.federated import FederatedData
+from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.engine import Remote, RoundFailed
 from fedstrata.engines.network.host import blank
 from fedstrata.engines.network.transport import Failure, Outcome, Request, Transport
 
 log = logging.getLogger("fedstrata.network")
+FAR = 10 * 365 * 24 * 3600 * 10**6  # microseconds by which the server's clock may have been set back
 
 
 class Connected(Transport, Protocol):
@@ -58,6 +59,7 @@ class Federation:
         self._known: set[int] = set()  # sites that have joined since the run is fresh
         self._sizes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._forms: dict[int, Any] = {}
+        self._seen = 0
         self._posed: dict[str, Any] = {}
         self.tell: Callable[[str, str], None] = lambda name, what: log.warning("%s: %s", name, what)
 
@@ -82,7 +84,7 @@ class Federation:
             first += len(members[-1])
         sizes = np.concatenate([self._sizes[i][0] for i in everyone])
         self.members, self.form = members, self._forms[0]
-        return Remote(self, members, sizes, made_up(self._forms[0], 1), self._begin)
+        return Remote(self, members, sizes, made_up(self._forms[0], 1), self._begin, self._seen)
 
     def _begin(self, fresh: bool) -> None:
         self.fresh, self._joined, self._known = fresh, {}, set()
@@ -96,7 +98,7 @@ class Federation:
         replies, failures = self._ask({i: Request(header, []) for i in sites})
         for i, reply in list(replies.items()):
             try:
-                sizes, form = _described(reply)
+                sizes, form, seen = _described(reply)
             except wire.WireError as error:
                 failures[i] = Failure("wrong", str(error))
                 continue
@@ -105,6 +107,8 @@ class Federation:
                 failures[i] = Failure("error", "it came back with other data")
                 continue
             self._sizes[i], self._forms[i] = sizes, form
+            if seen < time.time_ns() // 1000 + FAR:  # else it lies, and nobody's clock is so wrong
+                self._seen = max(self._seen, seen)
         return replies, failures
 
     def _join(self, sites: Sequence[int]) -> dict[int, Failure]:
@@ -159,18 +163,22 @@ class Federation:
         return replies, {**failures, **others}
 
 
-def _described(reply: Request) -> tuple[tuple[np.ndarray, np.ndarray], Any]:
-    """Sizes and form, as a site says them."""
-    arrays, form = reply.arrays, reply.header.get("form")
+def _described(reply: Request) -> tuple[tuple[np.ndarray, np.ndarray], Any, int]:
+    """Sizes and form, as a site says them, and the highest number it has seen."""
+    arrays, form = reply.arrays, wire.value(reply.header, "form", dict)
     if len(arrays) != 2 or any(a.ndim != 1 or a.dtype != np.int32 for a in arrays):
         raise wire.WireError("Sizes that are no sizes.")
     train, valid = arrays
     if len(train) == 0 or (train < 1).any() or (valid < 1).any() or len(valid) not in (0, len(train)):
         raise wire.WireError("Sizes that are no sizes.")
-    if not isinstance(form, dict) or "train" not in form or ("valid" in form) != (len(valid) > 0):
+    parts = {"train", "valid"} if len(valid) else {"train"}
+    if form.keys() != parts or not all(isinstance(entry, dict) for entry in form.values()):
         raise wire.WireError("A form that is no form.")
-    made_up(form, 1)
-    return (np.array(train), np.array(valid)), form
+    try:
+        made_up(form, 1)
+    except DataError as error:
+        raise wire.WireError(f"A form that is no form: {error}") from error
+    return (np.array(train), np.array(valid)), form, wire.value(reply.header, "seen", int)
 
 
 def made_up(form: Any, clients: int) -> FederatedData:

@@ -64,7 +64,7 @@ class GrpcServer:
         self._streams: dict[int, Stream] = {}
         self._sessions = 0
         self._awaited: dict[int, int] = {}  # site → the number of the message it owes an answer to
-        self._answers: dict[int, bytes] = {}
+        self._answers: dict[int, Request | Failure] = {}
         self._changed = threading.Condition()
         authority, certificate, key = read(kit)
         credentials = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
@@ -133,13 +133,16 @@ class GrpcServer:
 
     def _take(self, i: int, stream: Stream, message: bytes) -> bool:
         """A message has come; whether to go on listening."""
+        answer, number = _read(message, self.limit)
         with self._changed:
             self.received[i] += len(message)
-            if self._streams.get(i) is stream and i in self._awaited and i not in self._answers:
-                self._answers[i] = message
+            owed = self._awaited.get(i) if self._streams.get(i) is stream else None
+            if owed is not None and i not in self._answers and number in (owed, None):
+                self._answers[i] = answer
                 self._changed.notify_all()
                 return True
-            stream.unasked += 1
+            stream.unasked += 1  # late, from an earlier attempt; or sent again; or a flood
+            log.warning("%s sent a message that nobody asked for", self.names[i])
             return stream.unasked <= UNASKED
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
@@ -160,8 +163,11 @@ class GrpcServer:
                 self.sent[i] += len(packed[i])
             while open_ := [i for i in asked if i not in replies and i not in failures]:
                 for i in open_:
-                    if i in self._answers:
-                        self._read(i, numbers[i], self._answers.pop(i), replies, failures)
+                    if (answer := self._answers.pop(i, None)) is not None:
+                        if isinstance(answer, Failure):
+                            failures[i] = answer
+                        else:
+                            replies[i] = answer
                     elif self._streams.get(i) is not asked[i]:
                         failures[i] = Failure("away", "the connection broke")
                     elif time.monotonic() > end:
@@ -171,21 +177,6 @@ class GrpcServer:
             self._awaited = {}
         return replies, failures
 
-    def _read(
-        self, i: int, number: int, message: bytes, replies: dict[int, Request], failures: dict[int, Failure]
-    ) -> None:
-        try:
-            reply = Request(*wire.unpack(message, self.limit))
-        except wire.WireError as error:
-            failures[i] = Failure("wrong", str(error))
-            return
-        if reply.header.get("seq") != number:
-            self._streams[i].unasked += 1  # late, from an earlier attempt
-        elif "error" in reply.header:
-            failures[i] = Failure("error", str(reply.header["error"])[:500])
-        else:
-            replies[i] = reply
-
     def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
         """See `Transport.wait`."""
         end = time.monotonic() + seconds
@@ -193,3 +184,16 @@ class GrpcServer:
             while not all(i in self._streams for i in sites) and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)
             return [i for i in sites if i in self._streams]
+
+
+def _read(message: bytes, limit: int) -> tuple[Request | Failure, int | None]:
+    """An answer, and the number of the message that it answers; None where it does not say."""
+    try:
+        reply = Request(*wire.unpack(message, limit))
+    except wire.WireError as error:
+        return Failure("wrong", str(error)), None
+    number = reply.header.get("seq")
+    number = number if type(number) is int else None
+    if "error" in reply.header:
+        return Failure("error", str(reply.header["error"])[:500]), number
+    return reply if number is not None else Failure("wrong", "it does not say what it answers"), number

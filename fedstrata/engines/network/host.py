@@ -12,6 +12,7 @@ The server's requests, by their ``op``:
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ import numpy as np
 from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.types import PyTree
 from fedstrata.engines.network import wire
-from fedstrata.engines.network.site import Place, Site, SiteRefused
+from fedstrata.engines.network.site import Place, Site, SiteRefused, attempt_on_disk
 from fedstrata.engines.network.text import Text
 from fedstrata.engines.network.wire import Arrays, Header
 
@@ -69,6 +70,7 @@ class Host:
         self.number = -1
         self.opened: Opened | None = None
         self.site: Site | None = None
+        self.seen = 0  # the highest number of a message that was answered
 
     def answer(self, message: bytes, limit: int = wire.LIMIT) -> bytes:
         """A reply to whatever comes.
@@ -99,7 +101,9 @@ class Host:
         if op == "exchange":
             if self.site is None or header.get("run") != self.run:
                 raise SiteRefused("A request for a run that was not joined.")
-            return self.site.call(header, arrays)
+            reply = self.site.call(header, arrays)
+            self.seen = max(self.seen, reply[0]["seq"])
+            return reply
         if op == "open":
             return self._open(header)
         if op == "join":
@@ -126,7 +130,8 @@ class Host:
             self.run, self.number, self.opened, self.site = run, number, self.opens(number), None
         data = self.opened.data
         train, valid = sizes_of(data)
-        return {"form": form_of(data)}, [train, valid]
+        seen = max(self.seen, attempt_on_disk(self.folder / run))
+        return {"form": form_of(data), "seen": seen}, [train, valid]
 
     def _join(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         if self.opened is None or self.run is None or header.get("run") != self.run:
@@ -203,10 +208,14 @@ def blank(form: Any) -> PyTree:
         raise wire.WireError("A form that is no form.")
     arrays = {}
     for name, entry in form.items():
-        good = isinstance(entry, list) and len(entry) == 2 and entry[0] in wire.DTYPES
-        if not good or not isinstance(entry[1], list) or not all(type(n) is int and n >= 0 for n in entry[1]):
+        if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
             raise wire.WireError("A form that is no form.")
-        if np.prod([float(n) for n in entry[1]]) > wire.LIMIT:
+        dtype, shape = wire.DTYPES.get(entry[0]), entry[1]
+        if dtype is None or not isinstance(shape, list) or len(shape) > 31:
+            raise wire.WireError("A form that is no form.")
+        if not all(type(n) is int and 0 <= n <= wire.LIMIT for n in shape):
+            raise wire.WireError("A form that is no form.")
+        if math.prod(shape) * dtype.itemsize > wire.LIMIT:
             raise wire.WireError("A form that is too large.")
-        arrays[name] = np.broadcast_to(np.zeros((), wire.DTYPES[entry[0]]), tuple(entry[1]))
+        arrays[name] = np.broadcast_to(np.zeros((), dtype), tuple(shape))
     return arrays

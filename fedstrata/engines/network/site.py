@@ -8,7 +8,6 @@ that is its own text's. So a site cannot be asked for anything that is not in it
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -126,6 +125,9 @@ class Place:
 class Site:
     """One organisation in one run.
 
+    A request has, in its header, ``what`` it is about (program, position, phase, participants) and ``when``
+    (round, attempt, the round of the last checkpoint); its arrays are clients, weights, key and message.
+
     Args:
         text: its own copy.
         data: its clients' samples.
@@ -176,27 +178,23 @@ class Site:
             SiteRefused: where it does not fit this site's text.
             wire.WireError: where it is no request.
         """
-        began = time.perf_counter()
         number = wire.value(header, "seq", int)
         if self.last is not None and number <= self.last[0]:
             if number == self.last[0]:
                 return self.last[1]  # the same message: the same answer, and nothing changes twice
             raise SiteRefused("An old message.")
-        wanted = Wanted(
-            wire.value(header, "program", str), wire.value(header, "k", int),
-            wire.value(header, "phase", str), wire.value(header, "participants", int),
-        )  # fmt: skip
+        wanted = Wanted(*wire.values(header, "what", (str, int, str, int)))
         if wanted.program not in PROGRAMS:
             raise SiteRefused(f"There is no program {wanted.program!r}.")
         if not 1 <= wanted.participants <= self.setup.clients:
             raise SiteRefused("A round of more clients than there are, or of none.")
-        r, attempt = wire.value(header, "round", int), wire.value(header, "attempt", int)
+        r, attempt, since = wire.values(header, "when", (int, int, int))
         if len(arrays) < 3:
             raise SiteRefused("A request without clients, weights or key.")
         clients, weights, key, *leaves = arrays
         places = self._places(clients, weights)
         if wanted.program != "measure":
-            self._open(r, attempt, wire.value(header, "since", int))
+            self._open(r, attempt, since)
         compiled, arguments = self._prepare(wanted, max(r, 0), clients, places, weights, key, leaves)
         uploads, memory, tally = compiled.run(*arguments)
         uploads = [np.asarray(u) for u in uploads]
@@ -207,11 +205,7 @@ class Site:
             self._write("now", self.memory)  # on disk before the server hears of it
         counts = Counter({name: amount * len(clients) for name, amount in tally.fixed.items()})
         counts.update(counting.Tally(scaled=tally.scaled).total())
-        reply = {
-            "seq": number,
-            "counts": {} if compiled.evaluation else dict(counts),
-            "seconds": time.perf_counter() - began,
-        }
+        reply = {"seq": number, "counts": {} if compiled.evaluation else dict(counts)}
         self.last = number, (reply, uploads)
         return self.last[1]
 
@@ -380,6 +374,15 @@ class Site:
         if [(a.shape, a.dtype) for a in arrays] != [(b.shape, b.dtype) for b in leaves]:
             raise SiteRefused(f"{self.folder / name} belongs to another run.")
         return jax.tree.unflatten(structure, arrays), header.get("at")
+
+
+def attempt_on_disk(folder: Path) -> int:
+    """The number of the last attempt in which something was remembered there, or 0."""
+    try:
+        header, _ = wire.unpack((folder / "now").read_bytes(), 2**62)
+        return int(wire.values(header, "at", (int, int))[1])
+    except (OSError, wire.WireError):  # what is damaged is refused when the site joins
+        return 0
 
 
 def _exchanged(text: Text) -> tuple[tuple[str, Any], ...]:

@@ -2,7 +2,7 @@
 
     4 bytes    b"FSN" and the version of the protocol
     4 bytes    length of the header, little-endian
-    header     JSON: one object of plain values; "arrays" gives dtype and shape of each array
+    header     JSON: one object of plain values; "arrays" gives each array as [code of its dtype, *shape]
     arrays     little-endian bytes, each array at a multiple of 8
 
 What arrives is checked before anything is made of it: an array is a view of the message, never more than its
@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"FSN" + bytes([VERSION])
 LIMIT = 2**28  # bytes of a message, unless told otherwise
 HEADER_LIMIT = 2**16
@@ -31,6 +32,9 @@ Arrays = list[np.ndarray]
 _NAMES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
           "float16", "float32", "float64", "complex64", "complex128")  # fmt: skip
 DTYPES = {name: np.dtype(name) for name in _NAMES} | {"bfloat16": np.dtype(jnp.bfloat16)}
+CODES = {dtype.str[1:]: dtype for name, dtype in DTYPES.items() if name != "bfloat16"}  # f4, i8, b1, …
+CODES["bf2"] = DTYPES["bfloat16"]
+_CODE_OF = {dtype: code for code, dtype in CODES.items()}
 
 
 class WireError(ValueError):
@@ -41,10 +45,14 @@ def pack(header: Header, arrays: Arrays, limit: int = LIMIT) -> bytes:
     """A message as bytes.
 
     Raises:
-        WireError: where it would be larger than ``limit``.
+        WireError: where it would be larger than ``limit``, or an array has a dtype that does not travel.
     """
     arrays = [np.require(array, requirements="C") for array in arrays]
-    form = [[array.dtype.name, list(array.shape)] for array in arrays]
+    if strange := [str(array.dtype) for array in arrays if array.dtype not in _CODE_OF]:
+        raise WireError(
+            f"An array of dtype {strange[0]} does not travel; those that do: {', '.join(DTYPES)}."
+        )
+    form = [[_CODE_OF[array.dtype], *array.shape] for array in arrays]
     head = json.dumps({**header, "arrays": form}, separators=(",", ":"), allow_nan=False).encode()
     head += b" " * (-len(head) % 8)
     size = 8 + len(head) + sum(_padded(array.nbytes) for array in arrays)
@@ -90,9 +98,26 @@ def value(header: Header, name: str, kind: type) -> Any:
         WireError: where it is not.
     """
     found = header.get(name)
-    if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
+    if not _is(found, kind):
         raise WireError(f"A header whose entry {name!r} is missing or no {kind.__name__}.")
     return found
+
+
+def values(header: Header, name: str, kinds: Sequence[type]) -> list[Any]:
+    """An entry of a header that is a list of so many values, of these kinds.
+
+    Raises:
+        WireError: where it is not.
+    """
+    found = value(header, name, list)
+    if len(found) != len(kinds) or not all(map(_is, found, kinds)):
+        words = ", ".join(kind.__name__ for kind in kinds)
+        raise WireError(f"A header whose entry {name!r} is no list of {words}.")
+    return list(found)
+
+
+def _is(entry: Any, kind: type) -> bool:
+    return isinstance(entry, kind) and (kind is bool or not isinstance(entry, bool))
 
 
 def _arrays(form: Any, message: bytes, at: int) -> Arrays:
@@ -100,14 +125,14 @@ def _arrays(form: Any, message: bytes, at: int) -> Arrays:
         raise WireError("A header that does not say which arrays follow.")
     arrays = []
     for entry in form:
-        if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
+        if not isinstance(entry, list) or not entry or not isinstance(entry[0], str):
             raise WireError("A header whose description of an array is wrong.")
-        name, shape = entry
-        if name not in DTYPES or not isinstance(shape, list) or len(shape) > 32:
+        code, *shape = entry
+        if code not in CODES or len(shape) > 32:
             raise WireError("An array of a dtype or a shape that is not allowed.")
         if not all(type(n) is int and 0 <= n <= len(message) for n in shape):
             raise WireError("An array of a shape that is not allowed.")
-        dtype, count = DTYPES[name], math.prod(shape)
+        dtype, count = CODES[code], math.prod(shape)
         if at + count * dtype.itemsize > len(message):
             raise WireError("A message that is shorter than its header says.")
         raw = np.frombuffer(message, np.uint8, count * dtype.itemsize, at)
@@ -115,7 +140,7 @@ def _arrays(form: Any, message: bytes, at: int) -> Arrays:
             arrays.append(raw.view(dtype).reshape(shape))
         except ValueError as error:  # a shape with a zero and more entries than an index can have
             raise WireError("An array of a shape that is not allowed.") from error
-        if name == "bool" and (raw > 1).any():
+        if dtype.kind == "b" and (raw > 1).any():
             raise WireError("An array of truth values that are neither 0 nor 1.")
         at += _padded(count * dtype.itemsize)
     if at != len(message):

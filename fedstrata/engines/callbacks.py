@@ -1,0 +1,28 @@
+"""Programs that call out to the host: what they need of the machine."""
+
+from __future__ import annotations
+
+import os
+
+import jax
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def need_two_threads(what: str) -> None:
+    """A CPU's callbacks hang where JAX's only thread waits for what it has to copy: say so before.
+
+    Args:
+        what: needs them, as the beginning of a sentence.
+
+    Raises:
+        RuntimeError: where there is one thread.
+    """
+    if jax.default_backend() == "cpu" and max(cores(), jax.local_device_count()) < 2:
+        raise RuntimeError(
+            f"{what} need two threads of JAX, and this process has one core. "
+            "Set JAX_NUM_CPU_DEVICES=2 before it starts."
+        )
