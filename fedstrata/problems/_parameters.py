@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from numbers import Real
 from typing import Any, TypeVar, dataclass_transform
 
@@ -21,7 +22,31 @@ def static(**options: Any) -> Any:
     return field(metadata={"static": True}, **options)
 
 
-@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field, static))
+def entries(*, default: Any = MISSING, **bounds: Any) -> Any:
+    """A field for a real parameter, one number or one for each entry of a point; see `real`."""
+    return field(default=default, metadata={"check": partial(real, **bounds)})
+
+
+def number(*, default: Any = MISSING, **bounds: Any) -> Any:
+    """A field for a real parameter that is one number; see `real`."""
+    return field(default=default, metadata={"check": partial(scalar, **bounds)})
+
+
+class Checked:
+    """A dataclass that checks its `entries` and `number` when it is built, and fits them to points."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]
+            if "check" in f.metadata:
+                checked = f.metadata["check"](getattr(self, f.name), f"{type(self).__name__}: {f.name}")
+                object.__setattr__(self, f.name, checked)
+
+    def fitted(self, name: str, x: PyTree) -> PyTree:
+        """The parameter of this name as a pytree like ``x``, see `spread`."""
+        return spread(getattr(self, name), x, f"{type(self).__name__}: {name}")
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field, static, entries, number))
 def pytree(cls: type[T]) -> type[T]:
     """A frozen dataclass registered as a pytree; equal only to itself, since arrays do not compare."""
     cls = dataclass(frozen=True, eq=False)(cls)

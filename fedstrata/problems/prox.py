@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import jax
@@ -28,11 +29,11 @@ from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
 from fedstrata.core.types import PyTree, Real
-from fedstrata.problems._parameters import pytree, real, scalar, spread, static
+from fedstrata.problems._parameters import Checked, entries, number, pytree, real, scalar, static
 from fedstrata.problems.sets import HIGHEST, MoreauIndicator, Set, contains
 
 
-class Regularizer(abc.ABC):
+class Regularizer(Checked, abc.ABC):
     """A function r with a proximal map."""
 
     @abc.abstractmethod
@@ -93,12 +94,6 @@ def _envelope_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[
     return value + mu * half, by_r + tree.dot(pull, d_x) - half * d_mu
 
 
-def _sum(entries: Callable[..., jax.Array], x: PyTree, *parameters: PyTree) -> jax.Array:
-    """The sum over all entries of a function of the entries of some pytrees."""
-    sums = jax.tree.map(lambda *leaves: entries(*leaves).sum(), x, *parameters)
-    return jax.tree.reduce(jnp.add, sums)
-
-
 def _abs(x: jax.Array) -> jax.Array:
     """|x| with the derivative 0 at 0: `jnp.abs` has 1, which would push a sparse point off its zeros."""
     return x * jnp.sign(x)
@@ -112,8 +107,39 @@ def _up_to(x: jax.Array, most: jax.Array) -> jax.Array:
     return jnp.where(jnp.abs(x) > most, jnp.sign(x) * most, x)
 
 
+class Entrywise(Regularizer):
+    """A sum over all entries; each parameter is one number, or has one for every entry.
+
+    A subclass says what an entry x with its own parameters adds, what its prox is, and (x − prox)/μ.
+    """
+
+    _added: Callable[..., jax.Array]  # (x, *parameters)
+    _nearest: Callable[..., jax.Array]  # (x, step, *parameters)
+    _slope: Callable[..., jax.Array]  # (x, μ, *parameters)
+
+    def value(self, x: PyTree) -> jax.Array:
+        x = tree.as_floats(x, "x")
+        sums = jax.tree.map(lambda *leaves: self._added(*leaves).sum(), x, *self._parameters(x))
+        return jax.tree.reduce(jnp.add, sums)
+
+    def _prox(self, x: PyTree, step: Real) -> PyTree:
+        return self._each(self._nearest, x, step)
+
+    def _pull(self, x: PyTree, mu: Real) -> PyTree:
+        return self._each(self._slope, x, mu)
+
+    def _each(self, function: Callable[..., jax.Array], x: PyTree, step: Real) -> PyTree:
+        def leaf(x: jax.Array, *parameters: jax.Array) -> jax.Array:
+            return function(x, jnp.asarray(step, x.dtype), *parameters)
+
+        return jax.tree.map(leaf, x, *self._parameters(x))
+
+    def _parameters(self, x: PyTree) -> list[PyTree]:
+        return [self.fitted(f.name, x) for f in fields(self)]  # type: ignore[arg-type]
+
+
 @pytree
-class L1(Regularizer):
+class L1(Entrywise):
     """``weight · ‖x‖₁``; its envelope is Huber's function.
 
         prox: sign(x) · max(|x| − step · weight, 0)
@@ -125,27 +151,20 @@ class L1(Regularizer):
         ValueError: a negative weight, a NaN or an infinity.
     """
 
-    weight: PyTree = 1.0
+    weight: PyTree = entries(default=1.0, minimum=0)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "weight", real(self.weight, "L1: weight", minimum=0))
+    def _added(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        return weight * _abs(x)
 
-    def value(self, x: PyTree) -> jax.Array:  # noqa: D102
-        x = tree.as_floats(x, "x")
-        return _sum(lambda x, w: w * _abs(x), x, spread(self.weight, x, "L1: weight"))
+    def _nearest(self, x: jax.Array, step: jax.Array, weight: jax.Array) -> jax.Array:
+        return _soft(x, step * weight)
 
-    def _prox(self, x: PyTree, step: Real) -> PyTree:
-        threshold = tree.scale(step, spread(self.weight, x, "L1: weight"))
-        return jax.tree.map(_soft, x, threshold)
-
-    def _pull(self, x: PyTree, mu: Real) -> PyTree:
-        return jax.tree.map(
-            lambda x, w: _up_to(x / jnp.asarray(mu, x.dtype), w), x, spread(self.weight, x, "L1: weight")
-        )
+    def _slope(self, x: jax.Array, mu: jax.Array, weight: jax.Array) -> jax.Array:
+        return _up_to(x / mu, weight)
 
 
 @pytree
-class L2Squared(Regularizer):
+class L2Squared(Entrywise):
     """``weight/2 · ‖x‖₂²``.
 
         prox: x/(1 + step · weight)
@@ -157,25 +176,20 @@ class L2Squared(Regularizer):
         ValueError: a negative weight, a NaN or an infinity.
     """
 
-    weight: PyTree = 1.0
+    weight: PyTree = entries(default=1.0, minimum=0)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "weight", real(self.weight, "L2Squared: weight", minimum=0))
+    def _added(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        return 0.5 * weight * x**2
 
-    def value(self, x: PyTree) -> jax.Array:  # noqa: D102
-        x = tree.as_floats(x, "x")
-        return _sum(lambda x, w: 0.5 * w * x**2, x, spread(self.weight, x, "L2Squared: weight"))
+    def _nearest(self, x: jax.Array, step: jax.Array, weight: jax.Array) -> jax.Array:
+        return x / (1 + step * weight)
 
-    def _prox(self, x: PyTree, step: Real) -> PyTree:
-        shrink = tree.scale(step, spread(self.weight, x, "L2Squared: weight"))
-        return jax.tree.map(lambda x, s: x / (1 + s), x, shrink)
-
-    def _pull(self, x: PyTree, mu: Real) -> PyTree:
-        return jax.tree.map(jnp.multiply, spread(self.weight, x, "L2Squared: weight"), self._prox(x, mu))
+    def _slope(self, x: jax.Array, mu: jax.Array, weight: jax.Array) -> jax.Array:
+        return weight * self._nearest(x, mu, weight)
 
 
 @pytree
-class ElasticNet(Regularizer):
+class ElasticNet(Entrywise):
     """``l1 · ‖x‖₁ + l2/2 · ‖x‖₂²``.
 
         prox: soft(x, step · l1)/(1 + step · l2)
@@ -188,26 +202,22 @@ class ElasticNet(Regularizer):
         ValueError: a negative weight, a NaN or an infinity.
     """
 
-    l1: PyTree = 1.0
-    l2: PyTree = 1.0
+    l1: PyTree = entries(default=1.0, minimum=0)
+    l2: PyTree = entries(default=1.0, minimum=0)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "l1", real(self.l1, "ElasticNet: l1", minimum=0))
-        object.__setattr__(self, "l2", real(self.l2, "ElasticNet: l2", minimum=0))
+    def _added(self, x: jax.Array, l1: jax.Array, l2: jax.Array) -> jax.Array:
+        return l1 * _abs(x) + 0.5 * l2 * x**2
 
-    def value(self, x: PyTree) -> jax.Array:  # noqa: D102
-        return L1(self.l1).value(x) + L2Squared(self.l2).value(x)
+    def _nearest(self, x: jax.Array, step: jax.Array, l1: jax.Array, l2: jax.Array) -> jax.Array:
+        return _soft(x, step * l1) / (1 + step * l2)
 
-    def _prox(self, x: PyTree, step: Real) -> PyTree:
-        return L2Squared(self.l2)._prox(L1(self.l1)._prox(x, step), step)
-
-    def _pull(self, x: PyTree, mu: Real) -> PyTree:
+    def _slope(self, x: jax.Array, mu: jax.Array, l1: jax.Array, l2: jax.Array) -> jax.Array:
         # of both parts at the prox; where that is 0 the second is none
-        return tree.add(L1(self.l1)._pull(x, mu), L2Squared(self.l2)._pull(L1(self.l1)._prox(x, mu), mu))
+        return _up_to(x / mu, l1) + l2 * self._nearest(x, mu, l1, l2)
 
 
 @pytree
-class LogSum(Regularizer):
+class LogSum(Entrywise):
     """``weight · Σ log(1 + |x|/ε)``, the log-sum penalty (nonconvex).
 
     With λ = step · weight, the larger stationary point beside 0 is ``t = (|x| − ε + √((|x| + ε)² − 4λ))/2``:
@@ -226,31 +236,18 @@ class LogSum(Regularizer):
         ValueError: a negative weight, an ε that is not positive, a NaN or an infinity.
     """
 
-    weight: PyTree = 1.0
-    epsilon: PyTree = 1.0
+    weight: PyTree = entries(default=1.0, minimum=0)
+    epsilon: PyTree = entries(default=1.0, above=0)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "weight", real(self.weight, "LogSum: weight", minimum=0))
-        object.__setattr__(self, "epsilon", real(self.epsilon, "LogSum: epsilon", above=0))
+    def _added(self, x: jax.Array, weight: jax.Array, epsilon: jax.Array) -> jax.Array:
+        return weight * jnp.log1p(_abs(x) / epsilon)
 
-    def value(self, x: PyTree) -> jax.Array:  # noqa: D102
-        x = tree.as_floats(x, "x")
-        weight, epsilon = spread(self.weight, x, "LogSum: weight"), spread(self.epsilon, x, "LogSum: epsilon")
-        return _sum(lambda x, w, e: w * jnp.log1p(_abs(x) / e), x, weight, epsilon)
+    def _nearest(self, x: jax.Array, step: jax.Array, weight: jax.Array, epsilon: jax.Array) -> jax.Array:
+        return _log_threshold(x, step * weight, epsilon)
 
-    def _prox(self, x: PyTree, step: Real) -> PyTree:
-        lam = tree.scale(step, spread(self.weight, x, "LogSum: weight"))
-        return jax.tree.map(_log_threshold, x, lam, spread(self.epsilon, x, "LogSum: epsilon"))
-
-    def _pull(self, x: PyTree, mu: Real) -> PyTree:
-        weight, epsilon = spread(self.weight, x, "LogSum: weight"), spread(self.epsilon, x, "LogSum: epsilon")
-
-        def entries(x: jax.Array, y: jax.Array, weight: jax.Array, epsilon: jax.Array) -> jax.Array:
-            return jnp.where(
-                y == 0, x / jnp.asarray(mu, x.dtype), jnp.sign(y) * weight / (epsilon + jnp.abs(y))
-            )
-
-        return jax.tree.map(entries, x, self._prox(x, mu), weight, epsilon)
+    def _slope(self, x: jax.Array, mu: jax.Array, weight: jax.Array, epsilon: jax.Array) -> jax.Array:
+        y = self._nearest(x, mu, weight, epsilon)
+        return jnp.where(y == 0, x / mu, jnp.sign(y) * weight / (epsilon + jnp.abs(y)))
 
 
 def _log_threshold(x: jax.Array, lam: jax.Array, epsilon: jax.Array) -> jax.Array:
@@ -269,7 +266,7 @@ def _log_threshold(x: jax.Array, lam: jax.Array, epsilon: jax.Array) -> jax.Arra
 
 
 @pytree
-class LHalf(Regularizer):
+class LHalf(Entrywise):
     """``weight · Σ |x|^½`` (nonconvex).
 
     With λ = step · weight:
@@ -286,30 +283,19 @@ class LHalf(Regularizer):
         ValueError: a negative weight, a NaN or an infinity.
     """
 
-    weight: PyTree = 1.0
+    weight: PyTree = entries(default=1.0, minimum=0)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "weight", real(self.weight, "LHalf: weight", minimum=0))
+    def _added(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        # The derivative is infinite at 0; it is taken as 0 there, as that of |x| is, and never as NaN.
+        return weight * jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, jnp.abs(x))))
 
-    def value(self, x: PyTree) -> jax.Array:  # noqa: D102
-        x = tree.as_floats(x, "x")
+    def _nearest(self, x: jax.Array, step: jax.Array, weight: jax.Array) -> jax.Array:
+        return _half_threshold(x, step * weight)
 
-        def entries(x: jax.Array, weight: jax.Array) -> jax.Array:
-            # The derivative is infinite at 0; it is taken as 0 there, as that of |x| is, and never as NaN.
-            return weight * jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, jnp.abs(x))))
-
-        return _sum(entries, x, spread(self.weight, x, "LHalf: weight"))
-
-    def _prox(self, x: PyTree, step: Real) -> PyTree:
-        lam = tree.scale(step, spread(self.weight, x, "LHalf: weight"))
-        return jax.tree.map(_half_threshold, x, lam)
-
-    def _pull(self, x: PyTree, mu: Real) -> PyTree:
-        def entries(x: jax.Array, y: jax.Array, weight: jax.Array) -> jax.Array:
-            root = jnp.sqrt(jnp.where(y == 0, 1, jnp.abs(y)))
-            return jnp.where(y == 0, x / jnp.asarray(mu, x.dtype), jnp.sign(y) * weight / (2 * root))
-
-        return jax.tree.map(entries, x, self._prox(x, mu), spread(self.weight, x, "LHalf: weight"))
+    def _slope(self, x: jax.Array, mu: jax.Array, weight: jax.Array) -> jax.Array:
+        y = self._nearest(x, mu, weight)
+        root = jnp.sqrt(jnp.where(y == 0, 1, jnp.abs(y)))
+        return jnp.where(y == 0, x / mu, jnp.sign(y) * weight / (2 * root))
 
 
 def _half_threshold(x: jax.Array, lam: jax.Array) -> jax.Array:
@@ -371,11 +357,8 @@ class GroupLasso(Regularizer):
 
     def _pull(self, x: PyTree, mu: Real) -> PyTree:
         flat, unravel = ravel_pytree(x)
-        norms, weight, mu = (
-            self._norms(flat),
-            jnp.asarray(self.weight, flat.dtype),
-            jnp.asarray(mu, flat.dtype),
-        )
+        norms, mu = self._norms(flat), jnp.asarray(mu, flat.dtype)
+        weight = jnp.asarray(self.weight, flat.dtype)
         kept = norms > mu * weight
         factor = jnp.where(kept, weight / jnp.where(kept, norms, 1), 1 / mu)
         return unravel(factor[self.groups] * flat)
@@ -405,40 +388,31 @@ class NuclearNorm(Regularizer):
         ValueError: a negative weight, a NaN or an infinity; a leaf that is no matrix.
     """
 
-    weight: Real = 1.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "weight", scalar(self.weight, "NuclearNorm: weight", minimum=0))
+    weight: Real = number(default=1.0, minimum=0)
 
     def value(self, x: PyTree) -> jax.Array:  # noqa: D102
-        x = self._matrices(tree.as_floats(x, "x"))
-
-        def entries(x: jax.Array) -> jax.Array:
-            return jnp.asarray(self.weight, x.dtype) * jnp.linalg.svd(x, compute_uv=False)
-
-        return _sum(entries, x)
+        x = tree.as_floats(x, "x")
+        norms = [jnp.linalg.svd(self._matrix(leaf), compute_uv=False).sum() for leaf in jax.tree.leaves(x)]
+        return jax.tree.reduce(jnp.add, tree.scale(self.weight, norms))
 
     def _prox(self, x: PyTree, step: Real) -> PyTree:
-        def matrix(x: jax.Array) -> jax.Array:
-            U, sigma, V = jnp.linalg.svd(x, full_matrices=False)
-            threshold = jnp.asarray(step, x.dtype) * jnp.asarray(self.weight, x.dtype)
-            return jnp.matmul(U * _soft(sigma, threshold)[..., None, :], V, precision=HIGHEST)
-
-        return jax.tree.map(matrix, self._matrices(x))
+        return self._of_singular_values(lambda sigma, step, weight: _soft(sigma, step * weight), x, step)
 
     def _pull(self, x: PyTree, mu: Real) -> PyTree:
-        def matrix(x: jax.Array) -> jax.Array:
-            U, sigma, V = jnp.linalg.svd(x, full_matrices=False)
-            pull = _up_to(sigma / jnp.asarray(mu, x.dtype), jnp.asarray(self.weight, x.dtype))
-            return jnp.matmul(U * pull[..., None, :], V, precision=HIGHEST)
+        return self._of_singular_values(lambda sigma, mu, weight: _up_to(sigma / mu, weight), x, mu)
 
-        return jax.tree.map(matrix, self._matrices(x))
+    def _of_singular_values(self, function: Callable[..., jax.Array], x: PyTree, step: Real) -> PyTree:
+        def leaf(x: jax.Array) -> jax.Array:
+            U, sigma, V = jnp.linalg.svd(self._matrix(x), full_matrices=False)
+            sigma = function(sigma, jnp.asarray(step, x.dtype), jnp.asarray(self.weight, x.dtype))
+            return jnp.matmul(U * sigma[..., None, :], V, precision=HIGHEST)
 
-    def _matrices(self, x: PyTree) -> PyTree:
-        for leaf in jax.tree.leaves(x):
-            if leaf.ndim < 2:
-                raise ValueError(f"NuclearNorm: a matrix is needed, but the point has shape {leaf.shape}.")
-        return x
+        return jax.tree.map(leaf, x)
+
+    def _matrix(self, leaf: jax.Array) -> jax.Array:
+        if leaf.ndim < 2:
+            raise ValueError(f"NuclearNorm: a matrix is needed, but the point has shape {leaf.shape}.")
+        return leaf
 
 
 @pytree

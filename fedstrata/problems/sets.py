@@ -31,12 +31,23 @@ from jax.flatten_util import ravel_pytree
 from fedstrata.core import tree
 from fedstrata.core.types import PyTree, Real
 from fedstrata.problems._feasibility import Implied
-from fedstrata.problems._parameters import concrete, dimension, pytree, real, scalar, spread, static, vector
+from fedstrata.problems._parameters import (
+    Checked,
+    concrete,
+    dimension,
+    entries,
+    number,
+    pytree,
+    real,
+    scalar,
+    static,
+    vector,
+)
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
 
-class Set(abc.ABC):
+class Set(Checked, abc.ABC):
     """A closed convex set; calling it projects."""
 
     def __call__(self, x: PyTree) -> PyTree:
@@ -53,7 +64,7 @@ class Set(abc.ABC):
         """The parameters that have an entry per entry of a point."""
         return ()
 
-    def _imply(self, common: Implied) -> None:  # noqa: B027 - nothing need be known of a set
+    def _imply(self, common: Implied) -> None:
         """State what every point of the set satisfies."""
 
 
@@ -80,12 +91,11 @@ class Box(Set):
     Array([1., 2.], dtype=float32)
     """
 
-    lower: PyTree
-    upper: PyTree
+    lower: PyTree = entries(infinite=True)
+    upper: PyTree = entries(infinite=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lower", real(self.lower, "Box: lower", infinite=True))
-        object.__setattr__(self, "upper", real(self.upper, "Box: upper", infinite=True))
+        super().__post_init__()
         for low, high in _pairs(self.lower, self.upper):
             if not concrete((low, high)):
                 continue
@@ -99,8 +109,7 @@ class Box(Set):
                 )
 
     def _project(self, x: PyTree) -> PyTree:
-        lower, upper = spread(self.lower, x, "Box: lower"), spread(self.upper, x, "Box: upper")
-        return optax.projections.projection_box(x, lower, upper)
+        return optax.projections.projection_box(x, self.fitted("lower", x), self.fitted("upper", x))
 
     def _points(self) -> tuple[PyTree, ...]:
         return self.lower, self.upper
@@ -132,15 +141,11 @@ class Ball(Set):
         ValueError: a negative radius, a NaN or an infinity.
     """
 
-    radius: Real
-    center: PyTree = 0.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", scalar(self.radius, "Ball: radius", minimum=0))
-        object.__setattr__(self, "center", real(self.center, "Ball: center"))
+    radius: Real = number(minimum=0)
+    center: PyTree = entries(default=0.0)
 
     def _project(self, x: PyTree) -> PyTree:
-        center = spread(self.center, x, "Ball: center")
+        center = self.fitted("center", x)
         step = tree.sub(x, center)
         radius = jnp.asarray(self.radius, _dtype(x))
         inside = tree.norm(step) <= radius
@@ -170,10 +175,7 @@ class Simplex(Set):
     Array([0.75, 0.25, 0.  ], dtype=float32)
     """
 
-    scale: Real = 1.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scale", scalar(self.scale, "Simplex: scale", above=0))
+    scale: Real = number(default=1.0, above=0)
 
     def _project(self, x: PyTree) -> PyTree:
         flat, unravel = ravel_pytree(x)
@@ -195,10 +197,7 @@ class L1Ball(Set):
         ValueError: a negative radius, a NaN or an infinity.
     """
 
-    radius: Real
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", scalar(self.radius, "L1Ball: radius", minimum=0))
+    radius: Real = number(minimum=0)
 
     def _project(self, x: PyTree) -> PyTree:
         flat, unravel = ravel_pytree(x)
@@ -224,17 +223,16 @@ class HalfSpace(Set):
         ValueError: a zero normal, a NaN, or b = −∞.
     """
 
-    a: PyTree
-    b: Any
+    a: PyTree = entries()
+    b: Real = number(above=-np.inf, infinite=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "a", real(self.a, "HalfSpace: a"))
-        object.__setattr__(self, "b", scalar(self.b, "HalfSpace: b", above=-np.inf, infinite=True))
+        super().__post_init__()
         if concrete(self.a) and not any(np.any(leaf) for leaf in jax.tree.leaves(self.a)):
             raise ValueError("HalfSpace: a is zero, so that every point is in the set (use Whole()) or none.")
 
     def _project(self, x: PyTree) -> PyTree:
-        a = spread(self.a, x, "HalfSpace: a")
+        a = self.fitted("a", x)
         return optax.projections.projection_halfspace(x, a, jnp.asarray(self.b, _dtype(x)))
 
     def _points(self) -> tuple[PyTree, ...]:
