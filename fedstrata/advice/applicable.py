@@ -131,6 +131,3 @@ def _fit(cls: type[Method], problem: Problem, via: str) -> Fit:
         reveals=cls.reveals_on(problem),
         via=via,
     )
-
-
-__all__ = ["Fit", "Fits", "applicable"]

@@ -355,6 +355,3 @@ def _forward(
 
     indirect, errors = jax.lax.map(one, jnp.eye(flat.size, dtype=flat.dtype))
     return tree.add(f_x, unravel(indirect)), errors.max()
-
-
-__all__ = ["Diagnosis", "diagnose"]

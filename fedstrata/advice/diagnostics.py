@@ -314,14 +314,3 @@ def federated_mean(
     """The clients' mean of the full-batch mean of ``function(…, sample)``, as a function of the rest."""
     placed = data.placed() if isinstance(data, FederatedData) else data
     return partial(placed.mean, function, shares=placed.shares(weights), part=part)
-
-
-__all__ = [
-    "GradientNorm",
-    "consensus_error",
-    "federated_mean",
-    "gradient_norm",
-    "lower_residual",
-    "set_distances",
-    "stationarity",
-]

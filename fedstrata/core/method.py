@@ -39,18 +39,16 @@ from typing_extensions import TypeVar  # with defaults, which the standard libra
 
 from fedstrata.core import html, tree
 from fedstrata.core.fed import Fed
-from fedstrata.core.hyperparameters import (
-    BatchSize,
-    Count,
-    Counts,
-    Field,
-    Fraction,
-    LocalSteps,
-    NonNegative,
-    PerSequence,
-    Positive,
-    Unit,
-)
+from fedstrata.core.hyperparameters import BatchSize as BatchSize
+from fedstrata.core.hyperparameters import Count as Count
+from fedstrata.core.hyperparameters import Counts as Counts
+from fedstrata.core.hyperparameters import Field
+from fedstrata.core.hyperparameters import Fraction as Fraction
+from fedstrata.core.hyperparameters import LocalSteps as LocalSteps
+from fedstrata.core.hyperparameters import NonNegative as NonNegative
+from fedstrata.core.hyperparameters import PerSequence as PerSequence
+from fedstrata.core.hyperparameters import Positive as Positive
+from fedstrata.core.hyperparameters import Unit as Unit
 from fedstrata.core.optimisers import optimiser_words
 from fedstrata.core.problem import Problem
 from fedstrata.core.shown import line, short
@@ -297,23 +295,3 @@ def method(cls: MethodT) -> MethodT:
     tree.register(cls, _leaves)
     METHODS[cls.__name__] = cls
     return cls
-
-
-__all__ = [
-    "METHODS",
-    "BatchSize",
-    "Count",
-    "Counts",
-    "Fraction",
-    "LocalSteps",
-    "Method",
-    "NonNegative",
-    "PerSequence",
-    "Positive",
-    "ProblemT",
-    "Reveals",
-    "StateT",
-    "Unit",
-    "by_options",
-    "method",
-]

@@ -106,15 +106,3 @@ def bilevel_maps(
     f_x, f_w = gradients(f, x, z.w)
     along = curvature(g, x, z.w, z.v, products)
     return tree.sub(f_x, along.mixed), Coupled(along.gradient, tree.sub(along.product, f_w))
-
-
-__all__ = [
-    "Coupled",
-    "Curvature",
-    "Products",
-    "bilevel_maps",
-    "curvature",
-    "difference_step",
-    "mixed_product",
-    "product",
-]

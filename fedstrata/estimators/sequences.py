@@ -173,18 +173,3 @@ def _composition(problem: Composition, client: Client, key: jax.Array, batch_siz
         return a if plain is None else tree.add(a, gradient(plain, x)), tuple(S)
 
     return maps
-
-
-__all__ = [
-    "SOLVES",
-    "Follower",
-    "Maps",
-    "Tracked",
-    "compose",
-    "draw",
-    "gap",
-    "linearised",
-    "number",
-    "second",
-    "start",
-]

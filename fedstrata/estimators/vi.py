@@ -298,6 +298,3 @@ def _dtype(y: PyTree) -> Any:
 
 def _epsilon(y: PyTree) -> float:
     return float(jnp.finfo(_dtype(y)).eps)
-
-
-__all__ = ["SOLVERS", "Solution", "accelerated", "extragradient", "projection", "residual", "step_size"]

@@ -15,7 +15,6 @@ from fedstrata.core.problem import (
     FUNCTION,
     Mean,
     Problem,
-    Projection,
     check_like,
     check_scalar,
     shape_of,
@@ -435,16 +434,3 @@ def require_y(y: PyTree, name: str) -> None:
     """Problems with a second variable need its starting point."""
     if y is None:
         raise ValueError(f"{name} has two variables: give the start of the second one, solve(…, x0, y0=…).")
-
-
-__all__ = [
-    "MPEC",
-    "Bilevel",
-    "Composition",
-    "Minimax",
-    "Minimization",
-    "MultiSequence",
-    "Personalized",
-    "Projection",
-    "Selection",
-]

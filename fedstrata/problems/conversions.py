@@ -242,6 +242,3 @@ class _Tracking:
 
     def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> Any:
         return tree.norm(tree.sub(y, self.level.at(sample)(x)), squared=True) / 2
-
-
-__all__ = ["as_bilevel", "as_multisequence"]

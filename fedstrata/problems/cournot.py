@@ -203,6 +203,3 @@ def _knots(b: float, c: np.ndarray, caps: np.ndarray) -> tuple[np.ndarray, np.nd
 def _inverse(xp: ModuleType, knots: PyTree, values: PyTree, z: PyTree) -> PyTree:
     """φ⁻¹(z): an interpolation between the knots, of slope 1 outside."""
     return xp.interp(z, values, knots) + xp.minimum(z, 0) + xp.maximum(z - values[-1], 0)
-
-
-__all__ = ["Cournot", "cournot_game"]

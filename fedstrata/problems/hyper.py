@@ -127,6 +127,3 @@ class _Head:
         W, b = y["W"][sample["client"]], y["b"][sample["client"]]
         loss = cross_entropy(self.features(x, sample["x"]) @ W + b, sample["y"])
         return loss + self.lam * (jnp.vdot(W, W) + jnp.vdot(b, b)) if self.lam else loss
-
-
-__all__ = ["balance", "hypercleaning", "hyperrepresentation", "loss_tuning"]

@@ -107,7 +107,7 @@ def _up_to(x: jax.Array, most: jax.Array) -> jax.Array:
     return jnp.where(jnp.abs(x) > most, jnp.sign(x) * most, x)
 
 
-class Entrywise(Regularizer):
+class _Entrywise(Regularizer):
     """A sum over all entries; each parameter is one number, or has one for every entry.
 
     A subclass says what an entry x with its own parameters adds, what its prox is, and (x − prox)/μ.
@@ -139,7 +139,7 @@ class Entrywise(Regularizer):
 
 
 @pytree
-class L1(Entrywise):
+class L1(_Entrywise):
     """``weight · ‖x‖₁``; its envelope is Huber's function.
 
         prox: sign(x) · max(|x| − step · weight, 0)
@@ -164,7 +164,7 @@ class L1(Entrywise):
 
 
 @pytree
-class L2Squared(Entrywise):
+class L2Squared(_Entrywise):
     """``weight/2 · ‖x‖₂²``.
 
         prox: x/(1 + step · weight)
@@ -189,7 +189,7 @@ class L2Squared(Entrywise):
 
 
 @pytree
-class ElasticNet(Entrywise):
+class ElasticNet(_Entrywise):
     """``l1 · ‖x‖₁ + l2/2 · ‖x‖₂²``.
 
         prox: soft(x, step · l1)/(1 + step · l2)
@@ -217,7 +217,7 @@ class ElasticNet(Entrywise):
 
 
 @pytree
-class LogSum(Entrywise):
+class LogSum(_Entrywise):
     """``weight · Σ log(1 + |x|/ε)``, the log-sum penalty (nonconvex).
 
     With λ = step · weight, the larger stationary point beside 0 is ``t = (|x| − ε + √((|x| + ε)² − 4λ))/2``:
@@ -266,7 +266,7 @@ def _log_threshold(x: jax.Array, lam: jax.Array, epsilon: jax.Array) -> jax.Arra
 
 
 @pytree
-class LHalf(Entrywise):
+class LHalf(_Entrywise):
     """``weight · Σ |x|^½`` (nonconvex).
 
     With λ = step · weight:
@@ -449,16 +449,3 @@ class Indicator(Regularizer):
 
     def envelope(self, x: PyTree, mu: Real) -> jax.Array:  # noqa: D102
         return MoreauIndicator(self.set, mu)(x)
-
-
-__all__ = [
-    "L1",
-    "ElasticNet",
-    "GroupLasso",
-    "Indicator",
-    "L2Squared",
-    "LHalf",
-    "LogSum",
-    "NuclearNorm",
-    "Regularizer",
-]

@@ -186,6 +186,3 @@ class _Draw:
 
     def data(self, arrays: dict[str, np.ndarray]) -> FederatedData:
         return FederatedData.from_clients([{k: v[i] for k, v in arrays.items()} for i in range(self.clients)])
-
-
-__all__ = ["Quadratic", "quadratic_bilevel", "quadratic_minimax"]

@@ -554,22 +554,3 @@ def _pairs(lower: PyTree, upper: PyTree) -> list[tuple[Any, Any]]:
     if len(high) == 1 and np.shape(high[0]) == ():
         return [(a, high[0]) for a in low]
     return []
-
-
-__all__ = [
-    "Affine",
-    "Ball",
-    "Box",
-    "HalfSpace",
-    "Intersection",
-    "L1Ball",
-    "MoreauIndicator",
-    "NonNegative",
-    "Product",
-    "Set",
-    "Simplex",
-    "Whole",
-    "contains",
-    "distance",
-    "moreau_indicator",
-]

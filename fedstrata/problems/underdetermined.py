@@ -100,6 +100,3 @@ def underdetermined(
     x_star = c + np.linalg.pinv(A) @ (b - A @ c)
     data = FederatedData.from_clients(parts)
     return Underdetermined(Selection(residual, distance), data, x_star, x0, A, b, c)
-
-
-__all__ = ["Underdetermined", "underdetermined"]
