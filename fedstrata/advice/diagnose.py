@@ -29,6 +29,7 @@ from fedstrata.core.federated import FederatedData
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree, Real, Weights
+from fedstrata.estimators import vi
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Personalized
 from fedstrata.problems.conversions import as_bilevel
 from fedstrata.solving.result import Result
@@ -288,34 +289,18 @@ def _cg(level: _Level, x: PyTree, y: PyTree, data: Placed, b: PyTree, accuracy: 
 def _extragradient(
     level: _Level, data: Placed, x: PyTree, y: PyTree, tolerance: Real
 ) -> tuple[PyTree, Array, Array, Array]:
-    """``ȳ = P(y − sG(y)), y ← P(y − sG(ȳ))``; s is halved where it is too long, and returned last."""
+    """y(x), the residual ‖y − P(y − sG(y))‖/s at the start and at the end, and the step s."""
+
+    def G(y: PyTree) -> PyTree:
+        return level.lower(x, y, data)
 
     def onto(y: PyTree) -> PyTree:
         return y if level.project is None else level.project(y, x, data)
 
-    def half_step(y: PyTree, s: Real) -> tuple[PyTree, PyTree, Array]:
-        slope = level.lower(x, y, data)
-        middle = onto(tree.axpy(-s, slope, y))
-        return slope, middle, tree.norm(tree.sub(y, middle)) / s
-
-    def advance(state: PyTree) -> PyTree:
-        t, y, s, _ = state
-        slope, middle, _ = half_step(y, s)
-        ahead = level.lower(x, middle, data)
-        moved = tree.norm(tree.sub(y, middle))
-        good = s * tree.norm(tree.sub(slope, ahead)) <= 0.9 * moved
-        new = onto(tree.axpy(-s, ahead, y))
-        y = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, y)
-        s = jnp.where(good, s, s / 2)
-        return t + 1, y, s, jnp.where(good, half_step(y, s)[2], state[3])
-
-    first = half_step(y, 1.0)[2]
-
-    def unfinished(state: PyTree) -> Array:
-        return (state[0] < PROJECTED_STEPS) & (state[3] > 0.1 * tolerance * (1 + first))
-
-    _, y_new, s, last = jax.lax.while_loop(unfinished, advance, (0, y, jnp.asarray(1.0), first))
-    return y_new, half_step(y, s)[2], last, s
+    scale = 1 + vi.residual(G, onto, y)
+    found = vi.extragradient(G, onto, y, tol=0.1 * tolerance, scale=scale, max_steps=PROJECTED_STEPS)
+    first, last = (vi.residual(G, onto, at, found.alpha) / found.alpha for at in (y, found.y))
+    return found.y, first, last, found.alpha
 
 
 # The hypergradient

@@ -30,7 +30,7 @@ the product of their sets, with the worst μ and L among them: give the stacked 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,26 @@ MAX_STEPS = 10_000
 POWER_STEPS = 4
 SAFETY = 0.7  # of the largest step that extragradient may take
 FAILURES = 12  # after which the accelerated method does without momentum
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments that all solvers take.
+
+    Attributes:
+        alpha: the step size; None finds one.
+        steps: how many steps, possibly traced; None stops by ``tol``.
+        tol: the residual to reach, relative to ``scale``. Default 1e-6.
+        max_steps: the most steps without a given number.
+        scale: what the residual is compared with; None is ‖G‖ at the start.
+        probe: the direction in which a step size is first looked for; None takes one without symmetry.
+    """
+
+    alpha: Real | None
+    steps: Integer | None
+    tol: Real
+    max_steps: int
+    scale: Real | None
+    probe: PyTree
 
 
 class Solution(NamedTuple):
@@ -69,75 +89,37 @@ def residual(G: Map, project: Map, y: PyTree, alpha: Real = 1.0) -> jax.Array:
     return _norm(tree.sub(y, project(tree.axpy(-alpha, G(y), y))))
 
 
-def projection(
-    G: Map,
-    project: Map,
-    y: PyTree,
-    *,
-    alpha: Real | None = None,
-    steps: Integer | None = None,
-    tol: Real = 1e-6,
-    max_steps: int = MAX_STEPS,
-    scale: Real | None = None,
-    probe: PyTree = None,
-) -> Solution:
-    """The projection method.
+def projection(G: Map, project: Map, y: PyTree, **options: Unpack[Options]) -> Solution:
+    """The projection method: from ``y``, with a map ``G`` of y and the projection ``project`` onto Y."""
 
-    Args:
-        G: the map, a function of y.
-        project: the projection onto Y.
-        y: where to start.
-        alpha: the step size; None finds one.
-        steps: how many steps, possibly traced; None stops by ``tol``.
-        tol: the residual to reach, relative to ``scale``.
-        max_steps: the most steps without a given number.
-        scale: what the residual is compared with; None is ‖G‖ at the start.
-        probe: the direction in which a step size is first looked for; None takes one without symmetry.
-    """
-    adapt = alpha is None
-
-    def step(run: _Run) -> _Run:
+    def step(run: _Run, first: Real | None) -> _Run:
         y = project(tree.axpy(-run.alpha, G(run.y), run.y))
         moved = _norm(tree.sub(y, run.y))
-        alpha = jnp.where(moved >= run.moved, run.alpha / 2, run.alpha) if adapt else run.alpha
+        alpha = run.alpha if first is None else jnp.where(moved >= run.moved, run.alpha / 2, run.alpha)
         # A smaller step moves less: what was moved is scaled to be comparable with the next.
         return _Run(y, run.k + 1, moved * (alpha / run.alpha), alpha)
 
-    first = step_size(G, y, _cocoercivity, probe) if alpha is None else alpha
-    return _solve(step, G, y, None, 1, adapt, first, steps, tol, max_steps, scale)
+    return _solve(step, G, y, _cocoercivity, **options)
 
 
-def extragradient(
-    G: Map,
-    project: Map,
-    y: PyTree,
-    *,
-    alpha: Real | None = None,
-    steps: Integer | None = None,
-    tol: Real = 1e-6,
-    max_steps: int = MAX_STEPS,
-    scale: Real | None = None,
-    probe: PyTree = None,
-) -> Solution:
-    """The extragradient method (Korpelevich 1976); the arguments are those of `projection`."""
-    adapt = alpha is None
+def extragradient(G: Map, project: Map, y: PyTree, **options: Unpack[Options]) -> Solution:
+    """The extragradient method (Korpelevich 1976)."""
 
-    def step(run: _Run) -> _Run:
+    def step(run: _Run, first: Real | None) -> _Run:
         at_y = G(run.y)
         middle = project(tree.axpy(-run.alpha, at_y, run.y))
         at_middle = G(middle)
         y = project(tree.axpy(-run.alpha, at_middle, run.y))
         dy = tree.sub(middle, run.y)
         alpha, moved = run.alpha, _norm(dy)
-        if adapt:
+        if first is not None:
             dG = tree.sub(at_middle, at_y)
             # Differences of the size of rounding errors say nothing.
             telling = _norm(dG) > jnp.sqrt(_epsilon(y)) * _norm(at_y)
             alpha = jnp.where(telling, jnp.minimum(alpha, _lipschitz(dy, dG)), alpha)
         return _Run(y, run.k + 1, moved * (alpha / run.alpha), alpha)
 
-    first = step_size(G, y, _lipschitz, probe) if alpha is None else alpha
-    return _solve(step, G, y, None, 2, adapt, first, steps, tol, max_steps, scale)
+    return _solve(step, G, y, _lipschitz, values_per_step=2, **options)
 
 
 class _Momentum(NamedTuple):
@@ -149,29 +131,16 @@ class _Momentum(NamedTuple):
     failures: jax.Array
 
 
-def accelerated(
-    G: Map,
-    project: Map,
-    y: PyTree,
-    *,
-    alpha: Real | None = None,
-    steps: Integer | None = None,
-    tol: Real = 1e-6,
-    max_steps: int = MAX_STEPS,
-    scale: Real | None = None,
-    probe: PyTree = None,
-) -> Solution:
-    """The accelerated projection method with restarts; the arguments are those of `projection`."""
-    adapt = alpha is None
-    first = step_size(G, y, _cocoercivity, probe) if alpha is None else alpha
+def accelerated(G: Map, project: Map, y: PyTree, **options: Unpack[Options]) -> Solution:
+    """The accelerated projection method with restarts."""
 
-    def step(run: _Run) -> _Run:
+    def step(run: _Run, first: Real | None) -> _Run:
         z, t, last, best, when, failures = run.more
         y = project(tree.axpy(-run.alpha, G(z), z))
         back, forth = tree.sub(z, y), tree.sub(y, run.y)
         moved, restart = _norm(back), _dot(back, forth) > 0
         alpha = run.alpha
-        if adapt:
+        if first is not None:
             now = moved / alpha
             momentum = failures < FAILURES
             stalled = (restart & (now >= last)) | (now > 4 * best) | (run.k - when > 50 + run.k // 4)
@@ -191,7 +160,7 @@ def accelerated(
 
     one, zero = jnp.ones((), _dtype(y)), jnp.int32(0)
     more = _Momentum(y, one, one * jnp.inf, one * jnp.inf, zero, zero)
-    return _solve(step, G, y, more, 1, adapt, first, steps, tol, max_steps, scale)
+    return _solve(step, G, y, _cocoercivity, more, **options)
 
 
 SOLVERS: dict[str, Callable[..., Solution]] = {
@@ -210,21 +179,33 @@ class _Run(NamedTuple):
 
 
 def _solve(
-    step: Callable[[_Run], _Run],
+    one_step: Callable[[_Run, Real | None], _Run],
     G: Map,
     y: PyTree,
-    more: PyTree,
-    values_per_step: int,
-    adapt: bool,
-    alpha: Real | None,
-    steps: Integer | None,
-    tol: Real,
-    max_steps: int,
-    scale: Real | None,
+    rule: Callable[[PyTree, PyTree], jax.Array],
+    more: PyTree = None,
+    values_per_step: int = 1,
+    *,
+    alpha: Real | None = None,
+    steps: Integer | None = None,
+    tol: Real = 1e-6,
+    max_steps: int = MAX_STEPS,
+    scale: Real | None = None,
+    probe: PyTree = None,
 ) -> Solution:
-    """The loop of all solvers: a given number of steps, or until the residual is small."""
+    """The loop of all solvers: a given number of steps, or until the residual is small.
+
+    A step is told the ``rule``'s step size, which it then adapts; None where the user gave one.
+    """
     dtype, eps = _dtype(y), _epsilon(y)
-    before = POWER_STEPS + 1 if adapt else 0
+    first, before = None, 0
+    if alpha is None:
+        first, before = step_size(G, y, rule, probe), POWER_STEPS + 1
+        alpha = first
+
+    def step(run: _Run) -> _Run:
+        return one_step(run, first)
+
     start = _Run(y, jnp.int32(0), jnp.full((), jnp.inf, dtype), jnp.asarray(alpha, dtype), more)
     if steps is None:
         if scale is None:
@@ -235,7 +216,7 @@ def _solve(
             return (run.k < max_steps) & (run.moved > enough)
 
         end = jax.lax.while_loop(unfinished, step, start)
-    elif adapt:
+    elif first is not None:
         end = jax.lax.fori_loop(0, steps, lambda _, run: step(run), start)
     else:  # nothing depends on the residual: it is not computed in the loop
         end = jax.lax.fori_loop(0, steps, lambda _, run: step(run)._replace(moved=run.moved), start)

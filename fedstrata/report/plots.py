@@ -20,18 +20,9 @@ from matplotlib.ticker import EngFormatter
 from fedstrata.report.curves import DASHES, PALETTE, Curve, Dash, Panel, Plot
 from fedstrata.report.records import ReportError
 from fedstrata.report.words import label_of, scripted, words
+from fedstrata.solving.result import BOOKKEEPING
 
 COLOUR_MAP = "cividis"
-_BESIDE = (
-    "round",
-    "seconds",
-    "exchanges",
-    "bytes_up",
-    "bytes_down",
-    "floats_up",
-    "floats_down",
-    "oracle_calls",
-)
 
 # On dark paper; SVG files hold both and follow the reader's theme.
 DARK = {
@@ -364,7 +355,7 @@ def plot_history(
     Raises:
         ReportError: where the history lacks a series.
     """
-    chosen = [name for name in history if name not in (*_BESIDE, x)] if metrics is None else list(metrics)
+    chosen = [name for name in history if name not in (*BOOKKEEPING, x)] if metrics is None else list(metrics)
     if missing := [name for name in (x, *chosen) if name not in history]:
         raise ReportError(f"the history has no {missing}; it has {list(history)}")
     if not chosen:

@@ -23,8 +23,15 @@ from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Setting, Task
 from fedstrata.methods.zohfl import RootDecay, RootGrowth
+from fedstrata.report import Column
 
 Sample = dict[str, Any]
+
+PROBLEM = "min_x f₁(x) + λ/2 Σ_i ρ_i ‖x − y_i(x)‖²,  y_i(x) = argmin_y CE_i(y) + μ/2 ‖x − y‖²"
+ACCURACIES = (
+    Column("accuracy", title="accuracy", format=".2%", better="high"),
+    Column("personal_accuracy", title="of personal models", format=".2%", better="high", optional=True),
+)
 
 LEVELS = {"mild": (1000.0, 0.9), "moderate": (1.0, 0.5), "extreme": (0.1, 0.1)}  # α; β, who take part
 DATA = ("mnist", "fashion_mnist", "cifar10")

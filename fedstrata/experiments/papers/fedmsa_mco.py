@@ -21,8 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
+from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
+from fedstrata.models import Metric
 from fedstrata.report import Column, PlotSpec, TableSpec
 
 LAM, DELTA = 1.0, 1e-3
@@ -36,13 +38,25 @@ def U(x: PyTree, sample: PyTree) -> Any:
 PROBLEM = fs.risk_averse(U, LAM, DELTA)
 
 
-def objective(x: PyTree, data: fs.FederatedData) -> Any:
-    """The centralised objective, for its gradient."""
-    u = jax.vmap(lambda sample: U(x, sample))(data.train)
-    return u.mean() + LAM * jnp.sqrt((jnp.maximum(0, u - u.mean()) ** 2).mean() + DELTA)
+@functools.cache
+def slope(lam: float, delta: float) -> Metric:
+    """‖∇F‖ of the centralised objective."""
+
+    def objective(x: PyTree, data: Placed) -> Any:
+        u = jax.vmap(lambda sample: U(x, sample))(data.train)
+        return u.mean() + lam * jnp.sqrt((jnp.maximum(0, u - u.mean()) ** 2).mean() + delta)
+
+    return lambda x, y, data: jnp.linalg.norm(jax.grad(objective)(x, data))
 
 
-METRICS = {"slope": lambda x, y, data: jnp.linalg.norm(jax.grad(objective)(x, data))}
+def by_updates(result: fs.Result, metric: str, steps: int) -> dict[str, Any]:
+    """The updates so far (round 0 has one local step), and a metric relative to the start."""
+    values = result.history[metric]
+    updates = np.maximum(0, steps * (result.history["round"] - 1) + 1)
+    return {"updates": updates, "relative": values / values[0]}
+
+
+METRICS = {"slope": slope(LAM, DELTA)}
 
 
 @functools.cache
@@ -72,14 +86,11 @@ def build(s: Setting) -> Task:
         method = fs.FedMSA(s.alpha, s.beta, K=s.K, clients=local, adjoint=adjoint)
         rounds, every = s.rounds, s.every
     steps = 1 if s.method == "centralised" else s.K
+    derive = functools.partial(by_updates, metric="slope", steps=steps)
+    return Task(PROBLEM, method, data, x0, rounds=rounds, eval_every=every, metrics=METRICS, derive=derive)
 
-    def measures(result: fs.Result) -> dict[str, Any]:
-        slope = result.history["slope"]
-        # round 0 has one local step
-        updates = np.maximum(0, steps * (result.history["round"] - 1) + 1)
-        return {"updates": updates, "relative": slope / slope[0]}
 
-    return Task(PROBLEM, method, data, x0, rounds=rounds, eval_every=every, metrics=METRICS, derive=measures)
+LOOK: dict[str, Any] = {"lines": ("label", "alpha"), "panels": "split", "log_y": True}
 
 
 EXPERIMENT = Experiment(
@@ -121,35 +132,11 @@ EXPERIMENT = Experiment(
         rows=("split", "alpha", "label"),
     ),
     plots=(
-        PlotSpec("objective", lines=("label", "alpha"), panels="split", log_y=True, title="By rounds"),
-        PlotSpec(
-            "objective", x="updates", lines=("label", "alpha"), panels="split", log_y=True, title="By updates"
-        ),
-        PlotSpec(
-            "relative",
-            x="exchanges",
-            lines=("label", "alpha"),
-            panels="split",
-            log_y=True,
-            title="‖∇F‖, relative to the start, by exchanges",
-        ),
-        PlotSpec(
-            "objective",
-            x="bytes_up",
-            lines=("label", "alpha"),
-            panels="split",
-            log_y=True,
-            log_x=True,
-            title="By bytes uploaded",
-        ),
-        PlotSpec(
-            "relative",
-            x="updates",
-            lines=("label", "alpha"),
-            panels="split",
-            log_y=True,
-            title="‖∇F‖, relative to the start, by updates",
-        ),
+        PlotSpec("objective", title="By rounds", **LOOK),
+        PlotSpec("objective", x="updates", title="By updates", **LOOK),
+        PlotSpec("relative", x="exchanges", title="‖∇F‖, relative to the start, by exchanges", **LOOK),
+        PlotSpec("objective", x="bytes_up", log_x=True, title="By bytes uploaded", **LOOK),
+        PlotSpec("relative", x="updates", title="‖∇F‖, relative to the start, by updates", **LOOK),
     ),
     quick={"rounds": 20, "alpha": [1e-4], "split": ["alike"], "seeds": 1},
 )

@@ -18,7 +18,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -26,22 +25,11 @@ import fedstrata as fs
 from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree, Schedule
 from fedstrata.experiments.base import Experiment, Setting, Task
-from fedstrata.experiments.papers.fedmsa_mco import U
+from fedstrata.experiments.papers.fedmsa_mco import U, by_updates, slope
 from fedstrata.report import Column, PlotSpec, TableSpec
 
 LAM = DELTA = 0.1
 PROBLEM = fs.risk_averse(U, LAM, DELTA)
-
-
-def objective(x: PyTree, data: Placed) -> Any:
-    """The centralised objective, for its gradient."""
-    u = jax.vmap(lambda sample: U(x, sample))(data.train)
-    return u.mean() + LAM * jnp.sqrt((jnp.maximum(0, u - u.mean()) ** 2).mean() + DELTA)
-
-
-def slope(x: PyTree, y: PyTree, data: Placed) -> Any:
-    """‖∇F‖."""
-    return jnp.linalg.norm(jax.grad(objective)(x, data))
 
 
 def distance(x: PyTree, y: PyTree, data: Placed) -> Any:
@@ -50,7 +38,7 @@ def distance(x: PyTree, y: PyTree, data: Placed) -> Any:
     return jnp.minimum(jnp.linalg.norm(x - truth), jnp.linalg.norm(x + truth))
 
 
-METRICS = {"distance": distance, "slope": slope}
+METRICS = {"distance": distance, "slope": slope(LAM, DELTA)}
 
 
 @functools.cache
@@ -89,16 +77,10 @@ def build(s: Setting) -> Task:
         method = fs.FedMSA(alpha, beta, 0.5, s.K, adjoint=False, batch_size=s.batch_size)
     steps = 1 if central else s.K
     rounds = s.rounds * (s.K if central else 2 if noisy else 1)
-
-    def measures(result: fs.Result) -> dict[str, Any]:
-        # round 0 of FedMSA has one local step
-        updates = np.maximum(0, steps * (result.history["round"] - 1) + 1)
-        far = result.history["distance"]
-        return {"updates": updates, "relative": far / far[0]}
-
+    derive = functools.partial(by_updates, metric="distance", steps=steps)
     every = s.every * (s.K if central else 1)
     x0 = np.full(s.d, 0.1, np.float32)
-    return Task(PROBLEM, method, data, x0, rounds=rounds, eval_every=every, metrics=METRICS, derive=measures)
+    return Task(PROBLEM, method, data, x0, rounds=rounds, eval_every=every, metrics=METRICS, derive=derive)
 
 
 RUNS = ("FedMSA as run", "FedMSA with β = 0.9", "centralised as run", "centralised with FedMSA's α")

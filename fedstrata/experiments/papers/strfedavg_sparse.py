@@ -32,8 +32,6 @@ from fedstrata.experiments.papers._regression import (
 from fedstrata.report import Column, PlotSpec, RunRecord, TableSpec
 
 L1 = fs.prox.L1()
-
-
 SPARSEST = fs.Selection(residual, L1)
 
 
@@ -82,6 +80,8 @@ def linear_program(s: Setting, toy: Regression) -> RunRecord:
     return record(s, values, time.perf_counter() - began, "linprog")
 
 
+LOOK: dict[str, Any] = {"lines": ("K", "horizon"), "panels": "label", "log_y": True}
+
 EXPERIMENT = Experiment(
     name="strfedavg-sparse",
     title="StR-FedAvg: the sparsest of all interpolating regressions",
@@ -120,9 +120,9 @@ EXPERIMENT = Experiment(
         rows=("label", "K", "horizon"),
     ),
     plots=(
-        PlotSpec("f", lines=("K", "horizon"), panels="label", log_y=True, title="f, the envelope of ℓ1"),
-        PlotSpec("primary", lines=("K", "horizon"), panels="label", log_y=True, title="h, the training loss"),
-        PlotSpec("change", lines=("K", "horizon"), panels="label", log_y=True, title="|f(x̂_r) − f(x̂_{r−1})|"),
+        PlotSpec("f", title="f, the envelope of ℓ1", **LOOK),
+        PlotSpec("primary", title="h, the training loss", **LOOK),
+        PlotSpec("change", title="|f(x̂_r) − f(x̂_{r−1})|", **LOOK),
     ),
     needs=("montevideo_bus", "wikimaths"),
     fallback={"data": "synthetic"},

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedstrata.experiments.base import Experiment
-from fedstrata.experiments.papers._zohfl import DATA, LEVELS, PARAMETERS, build
+from fedstrata.experiments.papers._zohfl import DATA, LEVELS, PARAMETERS, PROBLEM, build
 from fedstrata.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
+
+LOOK: dict[str, Any] = {"lines": ("tau", "mu", "data"), "panels": "level"}
 
 EXPERIMENT = Experiment(
     name="zohfl-convergence",
@@ -14,7 +18,7 @@ EXPERIMENT = Experiment(
         "Softmax regression on images at three levels of heterogeneity, by ZO-HFL with H_r = ⌈τ√(r+1)⌉ local "
         "steps in round r. The global loss is f₁ + f₂ of the server's model and the clients' own."
     ),
-    problem="min_x f₁(x) + λ/2 Σ_i ρ_i ‖x − y_i(x)‖²,  y_i(x) = argmin_y CE_i(y) + μ/2 ‖x − y‖²",
+    problem=PROBLEM,
     parameters={**{key: value for key, value in PARAMETERS.items() if key != "mu"}, "rounds": 200},
     grid={
         "method": ["ZO-HFL"],
@@ -35,29 +39,10 @@ EXPERIMENT = Experiment(
         rows=("data", "level", "mu", "tau"),
     ),
     plots=(
+        PlotSpec("objective", log_y=True, title="The global loss", y_label="f₁ + f₂", **LOOK),
+        PlotSpec("global_loss", title="Its part on the server's data", y_label="f₁", **LOOK),
         PlotSpec(
-            "objective",
-            lines=("tau", "mu", "data"),
-            panels="level",
-            log_y=True,
-            title="The global loss",
-            y_label="f₁ + f₂",
-        ),
-        PlotSpec(
-            "global_loss",
-            lines=("tau", "mu", "data"),
-            panels="level",
-            title="Its part on the server's data",
-            y_label="f₁",
-        ),
-        PlotSpec(
-            "coupling",
-            lines=("tau", "mu", "data"),
-            panels="level",
-            log_x=True,
-            log_y=True,
-            title="Its part of the clients' models",
-            y_label="f₂",
+            "coupling", log_x=True, log_y=True, title="Its part of the clients' models", y_label="f₂", **LOOK
         ),
     ),
     claims=PaperClaims(

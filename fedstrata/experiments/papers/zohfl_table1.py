@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from fedstrata.experiments.base import Experiment
-from fedstrata.experiments.papers._zohfl import BASELINES, DATA, LEVELS, PARAMETERS, SHARED, build
-from fedstrata.report import Claim, Column, PaperClaims, PlotSpec, Statement, TableSpec
+from fedstrata.experiments.papers._zohfl import (
+    ACCURACIES,
+    BASELINES,
+    DATA,
+    LEVELS,
+    PARAMETERS,
+    PROBLEM,
+    SHARED,
+    build,
+)
+from fedstrata.report import Claim, PaperClaims, PlotSpec, Statement, TableSpec
 
 PRINTED = {
     "FedAvg": ((87.17, 77.52, 68.36), (77.33, 59.64, 37.20), (39.19, 45.50, 27.43)),
@@ -61,7 +70,7 @@ EXPERIMENT = Experiment(
         "data; beside the paper's rows stand a server that learns from these alone, and the baselines with "
         "these spread over the clients."
     ),
-    problem="min_x f₁(x) + λ/2 Σ_i ρ_i ‖x − y_i(x)‖²,  y_i(x) = argmin_y CE_i(y) + μ/2 ‖x − y‖²",
+    problem=PROBLEM,
     parameters={**PARAMETERS, "tau": 20.0},
     grid={
         "level": list(LEVELS),
@@ -71,12 +80,7 @@ EXPERIMENT = Experiment(
     build=build,
     seeds=3,
     table=TableSpec(
-        (
-            Column("accuracy", title="accuracy", format=".2%", better="high"),
-            Column(
-                "personal_accuracy", title="of personal models", format=".2%", better="high", optional=True
-            ),
-        ),
+        ACCURACIES,
         rows=("level", "label"),
         across="data",
     ),

@@ -8,7 +8,7 @@ steps of the baselines (``baseline_steps``).
 from __future__ import annotations
 
 from fedstrata.experiments.base import Experiment
-from fedstrata.experiments.papers._zohfl import LEVELS, PARAMETERS, build
+from fedstrata.experiments.papers._zohfl import ACCURACIES, LEVELS, PARAMETERS, PROBLEM, build
 from fedstrata.report import Column, PlotSpec, TableSpec
 
 EXPERIMENT = Experiment(
@@ -19,7 +19,7 @@ EXPERIMENT = Experiment(
         "Softmax regression on MNIST and Fashion-MNIST at three levels of heterogeneity, over λ and μ, "
         "beside a server that learns alone: the accuracy of the global model and of the clients' own."
     ),
-    problem="min_x f₁(x) + λ/2 Σ_i ρ_i ‖x − y_i(x)‖²,  y_i(x) = argmin_y CE_i(y) + μ/2 ‖x − y‖²",
+    problem=PROBLEM,
     parameters={key: value for key, value in PARAMETERS.items() if key not in ("lam", "mu")} | {"tau": 20.0},
     grid=[
         {
@@ -34,21 +34,12 @@ EXPERIMENT = Experiment(
     build=build,
     seeds=3,
     table=TableSpec(
-        (
-            Column("accuracy", title="accuracy", format=".2%", better="high"),
-            Column(
-                "personal_accuracy", title="of personal models", format=".2%", better="high", optional=True
-            ),
-            Column("global_loss", title="f₁", better="low"),
-        ),
+        (*ACCURACIES, Column("global_loss", title="f₁", better="low")),
         rows=("data", "level", "label", "lam", "mu"),
     ),
     plots=(
         PlotSpec(
-            "accuracy",
-            lines=("label", "lam", "mu"),
-            panels="level",
-            title="Accuracy of the global model",
+            "accuracy", lines=("label", "lam", "mu"), panels="level", title="Accuracy of the global model"
         ),
     ),
     needs=("mnist", "fashion_mnist"),
