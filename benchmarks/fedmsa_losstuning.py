@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.core.fed import Carry, Setup
+from fedstrata.core.fed import Carry, Job, Setup
 from fedstrata.problems.hyper import balance
 
 from .timing import interleave, table
@@ -79,7 +79,7 @@ def ours(data: fs.FederatedData, rounds: int) -> Callable[[], Any]:
     def run() -> Any:
         # round 0 has K = 1: begin with round 1, whose point before is the same
         return jax.block_until_ready(
-            engine.advance(setup, method, carry, 0, placed, 1, np.array([rounds])).carry.state[:2]
+            engine.advance(Job(setup, method, 0, placed), carry, 1, np.array([rounds])).carry.state[:2]
         )
 
     return run

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.core.fed import Carry, Setup
+from fedstrata.core.fed import Carry, Job, Setup
 from fedstrata.models import relu_network
 
 from .timing import Run, interleave, table
@@ -88,7 +88,7 @@ def ours(case: Case) -> Run:
     rounds = np.array([case.rounds])
 
     def run() -> Any:
-        x = engine.advance(setup, method, carry, 0, placed, 0, rounds).carry.state.x
+        x = engine.advance(Job(setup, method, 0, placed), carry, 0, rounds).carry.state.x
         return np.concatenate([np.ravel(x["Z"]), x["w"]])
 
     return run

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.core.fed import Carry, Engine
+from fedstrata.core.fed import Carry, Engine, Job
 from fedstrata.engines.network import Network, Policy, Request, Text
 from fedstrata.engines.network.federation import Connected, Federation
 from fedstrata.engines.network.grpc_server import GrpcServer
@@ -91,7 +91,7 @@ def rounds(engine: Engine, run: Posed, number: int) -> float:
 
     def one(r: int, carry: Carry) -> tuple[Carry, float]:
         began = time.perf_counter()
-        done = engine.advance(run.setup, run.method, carry, 0, data, r, np.array([1], np.int32)).carry
+        done = engine.advance(Job(run.setup, run.method, 0, data), carry, r, np.array([1], np.int32)).carry
         np.asarray(done.state.x)
         return done, time.perf_counter() - began
 

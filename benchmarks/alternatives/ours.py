@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.core.fed import Carry, Setup
+from fedstrata.core.fed import Carry, Job, Setup
 
 from ..timing import Run
 from . import Case
@@ -33,7 +33,7 @@ def simulated(case: Case) -> Run:
 
     def run() -> Any:
         return jax.block_until_ready(
-            engine.advance(setup, method, carry, case.seed, placed, 0, rounds).carry.state.x
+            engine.advance(Job(setup, method, case.seed, placed), carry, 0, rounds).carry.state.x
         )
 
     return run

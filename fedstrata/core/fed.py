@@ -65,6 +65,18 @@ class Carry(NamedTuple):
     memory: PyTree
 
 
+class Job(NamedTuple):
+    """What an engine is to run: what is fixed, the method, the seed, and the data where the phases run.
+
+    Of several runs side by side, methods and seeds are stacked.
+    """
+
+    setup: Setup
+    method: Method
+    seed: Any
+    data: Any  # what the engine's own `place` returned
+
+
 class Lane(NamedTuple):
     """What happened to one run in some rounds; an engine that runs several side by side has a lane for each.
 
@@ -136,22 +148,12 @@ class Engine(abc.ABC):
         return value
 
     @abc.abstractmethod
-    def begin(
-        self, setup: Setup, method: Method, carry: Carry, seed: int, data: Placed
-    ) -> tuple[Carry, list[Counter[str]]]:
+    def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
         """The method's exchanges before the first round, and their counts in each lane."""
 
     @abc.abstractmethod
     def advance(
-        self,
-        setup: Setup,
-        method: Method,
-        carry: Carry,
-        seed: int,
-        data: Placed,
-        first: int,
-        rounds: np.ndarray,
-        active: np.ndarray | None = None,
+        self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
         """``rounds[j]`` rounds before the j-th evaluation, from round ``first``, in lanes that are active."""
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Arrays = Mapping[str, np.ndarray]
+Parts = list[np.ndarray]
+Rng = np.random.Generator
 
 _REDRAWS = 20  # Dirichlet draws before short clients are topped up
 
@@ -31,9 +33,7 @@ _REDRAWS = 20  # Dirichlet draws before short clients are topped up
 class Partitioner(abc.ABC):
     """Base of the partitioners: the checks, the random order and the picture."""
 
-    def split(
-        self, arrays: Arrays, clients: int, rng: np.random.Generator, label: str = "y"
-    ) -> list[np.ndarray]:
+    def split(self, arrays: Arrays, clients: int, rng: Rng, label: str = "y") -> Parts:
         """Divides the samples among the clients.
 
         Args:
@@ -57,9 +57,7 @@ class Partitioner(abc.ABC):
         return [rng.permutation(part) for part in parts]
 
     @abc.abstractmethod
-    def _split(
-        self, arrays: Arrays, total: int, clients: int, rng: np.random.Generator, label: str
-    ) -> list[np.ndarray]:
+    def _split(self, arrays: Arrays, total: int, clients: int, rng: Rng, label: str) -> Parts:
         """The rule itself; its arguments have been checked."""
 
     def draw(
@@ -96,9 +94,7 @@ class IID(Partitioner):
     [3, 2, 2]
     """
 
-    def _split(
-        self, arrays: Arrays, total: int, clients: int, rng: np.random.Generator, label: str
-    ) -> list[np.ndarray]:
+    def _split(self, arrays: Arrays, total: int, clients: int, rng: Rng, label: str) -> Parts:
         return np.array_split(rng.permutation(total), clients)
 
 
@@ -128,9 +124,7 @@ class Dirichlet(Partitioner):
         _check_alpha(self.alpha, "Dirichlet")
         _check_count("min_size", self.min_size)
 
-    def _split(
-        self, arrays: Arrays, total: int, clients: int, rng: np.random.Generator, label: str
-    ) -> list[np.ndarray]:
+    def _split(self, arrays: Arrays, total: int, clients: int, rng: Rng, label: str) -> Parts:
         _check_min_size(self.min_size, clients, total)
         classes, members = _classes(arrays, label, "Dirichlet")
         by_class = [np.flatnonzero(members == c) for c in range(len(classes))]
@@ -177,9 +171,7 @@ class OneClass(Partitioner):
         if not _is_real(self.q) or not 0 <= self.q <= 1:
             raise ValueError(f"OneClass needs q in [0, 1] (0: iid, 1: one class per client), got {self.q!r}.")
 
-    def _split(
-        self, arrays: Arrays, total: int, clients: int, rng: np.random.Generator, label: str
-    ) -> list[np.ndarray]:
+    def _split(self, arrays: Arrays, total: int, clients: int, rng: Rng, label: str) -> Parts:
         classes, members = _classes(arrays, label, "OneClass")
         sizes = [len(part) for part in np.array_split(np.arange(total), clients)]
         wanted = math.floor(self.q * (total // clients) + 1e-9)  # 0.29 * 100 is 28.999…
@@ -219,9 +211,7 @@ class ByKey(Partitioner):
         if not isinstance(self.key, str) or not self.key:
             raise ValueError(f"ByKey needs the name of an array, got {self.key!r}.")
 
-    def _split(
-        self, arrays: Arrays, total: int, clients: int, rng: np.random.Generator, label: str
-    ) -> list[np.ndarray]:
+    def _split(self, arrays: Arrays, total: int, clients: int, rng: Rng, label: str) -> Parts:
         values, members = _values(arrays, self.key, "ByKey")
         if clients > len(values):
             raise ValueError(
@@ -261,9 +251,7 @@ class QuantitySkew(Partitioner):
         _check_alpha(self.alpha, "QuantitySkew")
         _check_count("min_size", self.min_size)
 
-    def _split(
-        self, arrays: Arrays, total: int, clients: int, rng: np.random.Generator, label: str
-    ) -> list[np.ndarray]:
+    def _split(self, arrays: Arrays, total: int, clients: int, rng: Rng, label: str) -> Parts:
         _check_min_size(self.min_size, clients, total)
         floor = np.repeat(np.arange(clients), self.min_size)
         rest = _shares(self.alpha, total - len(floor), clients, rng)
@@ -292,9 +280,7 @@ class Shards(Partitioner):
     def __post_init__(self) -> None:
         _check_count("per_client", self.per_client)
 
-    def _split(
-        self, arrays: Arrays, total: int, clients: int, rng: np.random.Generator, label: str
-    ) -> list[np.ndarray]:
+    def _split(self, arrays: Arrays, total: int, clients: int, rng: Rng, label: str) -> Parts:
         shards = clients * self.per_client
         if shards > total:
             raise ValueError(
@@ -334,9 +320,7 @@ class FeatureShift(Partitioner):
         if not _is_real(self.noise) or not 0 <= self.noise < math.inf:
             raise ValueError(f"FeatureShift needs a finite noise ≥ 0, got {self.noise!r}; for ∞ use IID().")
 
-    def _split(
-        self, arrays: Arrays, total: int, clients: int, rng: np.random.Generator, label: str
-    ) -> list[np.ndarray]:
+    def _split(self, arrays: Arrays, total: int, clients: int, rng: Rng, label: str) -> Parts:
         if self.key not in arrays:
             raise KeyError(f"FeatureShift needs the array {self.key!r}, but there are only {sorted(arrays)}.")
         x = np.asarray(arrays[self.key], float).reshape(total, -1)
@@ -391,9 +375,7 @@ class TwoLevel(Partitioner):
                     f"TwoLevel: {name} must be a partition, such as IID(), got {getattr(self, name)!r}."
                 )
 
-    def _split(
-        self, arrays: Arrays, total: int, clients: int, rng: np.random.Generator, label: str
-    ) -> list[np.ndarray]:
+    def _split(self, arrays: Arrays, total: int, clients: int, rng: Rng, label: str) -> Parts:
         if self.groups > clients:
             raise ValueError(f"{self.groups} groups need at least as many clients, but there are {clients}.")
         members = [len(part) for part in np.array_split(np.arange(clients), self.groups)]
@@ -415,7 +397,7 @@ def _apportion(room: np.ndarray, count: int) -> np.ndarray:
     return np.diff(edges, prepend=0)
 
 
-def _shares(alpha: float, count: int, clients: int, rng: np.random.Generator) -> np.ndarray:
+def _shares(alpha: float, count: int, clients: int, rng: Rng) -> np.ndarray:
     """The owner of each of `count` samples, in Dirichlet proportions."""
     edges = np.rint(np.cumsum(rng.dirichlet(np.full(clients, alpha))) * count).astype(np.int64)
     edges[-1] = count

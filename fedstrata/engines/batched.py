@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import counting
-from fedstrata.core.fed import Advanced, Carry, Engine, Setup
+from fedstrata.core.fed import Advanced, Carry, Engine, Job, Setup
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.storage import Placed, alike
@@ -66,31 +66,21 @@ class Batched(Engine):
         """See `Engine.lane`."""
         return jax.tree.map(lambda leaf: leaf[number], carry)
 
-    def begin(
-        self, setup: Setup, method: Method, carry: Carry, seed: Any, data: Placed
-    ) -> tuple[Carry, list[Counter[str]]]:
+    def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
         """See `Engine.begin`."""
-        args = (method, carry, np.asarray(seed, np.uint32), data)
-        carry, words = program(_trace_begin, self, setup, args)(*args)
+        args = (job.method, carry, np.asarray(job.seed, np.uint32), job.data)
+        carry, words = program(_trace_begin, self, job.setup, args)(*args)
         words = jax.tree.map(np.asarray, words)
         return carry, [counting.settle(_at(words, b), 1) for b in range(len(args[2]))]
 
     def advance(
-        self,
-        setup: Setup,
-        method: Method,
-        carry: Carry,
-        seed: Any,
-        data: Placed,
-        first: int,
-        rounds: np.ndarray,
-        active: np.ndarray | None = None,
+        self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
         """See `Engine.advance`."""
-        seeds = np.asarray(seed, np.uint32)
+        seeds = np.asarray(job.seed, np.uint32)
         active = np.ones(len(seeds), bool) if active is None else active
-        args = (method, carry, seeds, data, active, *self.inner.slots(first, rounds))
-        carry, happened = in_strides(_trace_advance, self, setup, rounds, args, active)
+        args = (job.method, carry, seeds, job.data, active, *self.inner.slots(first, rounds))
+        carry, happened = in_strides(_trace_advance, self, job.setup, rounds, args, active)
         return Advanced(carry, lanes_of(rounds, *happened))
 
 

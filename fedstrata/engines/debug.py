@@ -7,6 +7,7 @@ Negative ones count from the end, as in NumPy, and cannot be told.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -19,59 +20,44 @@ from jax.experimental import checkify
 
 from fedstrata.core import counting, tree
 from fedstrata.core.client import Client
-from fedstrata.core.fed import Advanced, Carry, ClientError, Engine, Exchange, Fed, Lane, Setup, visit
-from fedstrata.core.method import Method
-from fedstrata.core.storage import Placed
+from fedstrata.core.fed import Advanced, Carry, ClientError, Engine, Exchange, Fed, Job, visit
 from fedstrata.core.term import one_by_one
 from fedstrata.core.types import Array, PyTree
-from fedstrata.engines.rounds import before_rounds, finite, measure, one_round
+from fedstrata.engines.rounds import before_rounds, finite, in_a_loop, measure, one_round
 
 
 @dataclass(frozen=True)
 class Debug(Engine):
     """Slow and talkative: nothing is compiled, every reply is looked at."""
 
-    def begin(
-        self, setup: Setup, method: Method, carry: Carry, seed: int, data: Placed
-    ) -> tuple[Carry, list[Counter[str]]]:
+    def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
         """See `Engine.begin`."""
+        setup, method, seed, data = job
+        make_fed = partial(DebugFed, look=True)
         with jax.disable_jit(), counting.collect() as tally:
-            carry = before_rounds(
-                partial(DebugFed, look=True), setup, method, carry, jax.random.key(seed), data
-            )
+            carry = before_rounds(make_fed, setup, method, carry, jax.random.key(seed), data)
         return carry, [tally.total()]
 
     def advance(
-        self,
-        setup: Setup,
-        method: Method,
-        carry: Carry,
-        seed: int,
-        data: Placed,
-        first: int,
-        rounds: np.ndarray,
-        active: np.ndarray | None = None,
+        self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
-        """See `Engine.advance`: a plain loop, left at the first round whose state is not finite."""
-        r, key, bad = first, jax.random.key(seed), -1
-        history: list[dict[str, Array]] = []
-        counts: list[Counter[str]] = []
+        """See `Engine.advance`."""
+        setup, method, seed, data = job
+        key, looks = jax.random.key(seed), itertools.chain([True], itertools.repeat(False))
+
+        def one(carry: Carry, r: int, stop: int) -> tuple[Carry, int, Counter[str], int]:
+            make_fed = partial(DebugFed, look=r == first)
+            with counting.collect() as tally:
+                carry = one_round(make_fed, setup, method, carry, key, data, jnp.int32(r))
+            good = bool(finite(carry.state))
+            return carry, r + good, tally.total(), -1 if good else r
+
+        def measured(carry: Carry, r: int) -> dict[str, Array]:
+            return measure(partial(DebugFed, look=next(looks)), setup, method, carry, data)
+
         with jax.disable_jit():
-            for number in rounds:
-                with counting.collect() as tally:
-                    for _ in range(int(number)):
-                        make_fed = partial(DebugFed, look=r == first)
-                        carry = one_round(make_fed, setup, method, carry, key, data, jnp.int32(r))
-                        if not bool(finite(carry.state)):
-                            bad = r
-                            break
-                        r += 1
-                history.append(measure(partial(DebugFed, look=not history), setup, method, carry, data))
-                counts.append(tally.total())
-                if bad >= 0:
-                    break
-        stacked = {name: np.array([float(values[name]) for values in history]) for name in history[0]}
-        return Advanced(carry, [Lane(stacked, counts, bad)])
+            carry, lane = in_a_loop(carry, first, rounds, one, measured)
+        return Advanced(carry, [lane])
 
 
 class DebugFed(Fed):

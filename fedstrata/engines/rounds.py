@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedstrata.core import counting
-from fedstrata.core.fed import Carry, Fed, Setup
+from fedstrata.core.fed import Carry, Fed, Lane, Setup
 from fedstrata.core.method import Method
 from fedstrata.core.metrics import PerClient
 from fedstrata.core.problem import taken_name
@@ -67,6 +69,38 @@ def one_round(
     r = r if isinstance(r, int) else jnp.asarray(r, jnp.result_type(int))
     state = method.at(r).round(setup.problem, fed, key_round, r, carry.state)
     return Carry(_like(carry.state, state), fed.memory)
+
+
+def in_a_loop(
+    carry: Any,
+    first: int,
+    rounds: np.ndarray,
+    some: Callable[[Any, int, int], tuple[Any, int, Counter[str], int]],
+    measured: Callable[[Any, int], Mapping[str, Any]],
+) -> tuple[Any, Lane]:
+    """Rounds in a loop on the host, left at the first one whose state is not finite.
+
+    Args:
+        carry: what passes from round to round.
+        first: the first round.
+        rounds: how many before each evaluation.
+        some: ``some(carry, r, stop)`` does rounds from r, not past stop: the carry after them, the next
+            round, what was counted, and the round that went bad, or −1.
+        measured: ``measured(carry, r)`` are the metrics.
+    """
+    r, bad = first, -1
+    history, counts = [], []
+    for number in rounds.tolist():
+        stop, these = r + number, Counter[str]()
+        while r < stop and bad < 0:
+            carry, r, counted, bad = some(carry, r, stop)
+            these.update(counted)
+        history.append(measured(carry, r))
+        counts.append(these)
+        if bad >= 0:
+            break
+    values = {name: np.array([float(row[name]) for row in history]) for name in history[0]}
+    return carry, Lane(values, counts, bad)
 
 
 def before_rounds(

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -27,7 +27,7 @@ from jax._src import distributed  # the barrier that needs no device has no publ
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fedstrata.core.fed import Advanced, Carry, Engine, Setup
+from fedstrata.core.fed import Advanced, Carry, Engine, Job
 from fedstrata.core.federated import FederatedData, on_device
 from fedstrata.core.method import Method
 from fedstrata.core.storage import Group, Part, Placed
@@ -161,9 +161,12 @@ class Sharded(Simulated):
         found = np.unique(np.concatenate(here))
         return found[found < clients]
 
-    def _from_source(self, data: FederatedData) -> Placed:
-        """The same layout, where each process reads its own clients' samples alone."""
-        if not len(self.clients_here(data.clients)):
+    def _lay_out(self, data: FederatedData) -> Placed:
+        """A mesh divides arrays evenly, so clients are padded to one length, and rows fill up the mesh.
+
+        Each process takes its own clients' samples alone: of a source, it reads no others.
+        """
+        if data.source is not None and not len(self.clients_here(data.clients)):
             raise ValueError(
                 f"Process {jax.process_index()} of {jax.process_count()} has no client: {data.clients} are "
                 f"divided over {self.multiple()} devices. Use fewer processes."
@@ -218,56 +221,17 @@ class Sharded(Simulated):
             (largest,),
         )
 
-    def _lay_out(self, data: FederatedData) -> Placed:
-        """A mesh divides arrays evenly, so clients are padded to one length, and rows fill up the mesh."""
-        if data.source is not None:
-            return self._from_source(data)
-        host = data.place(np.asarray)
-        who = np.arange(-(-data.clients // self.multiple()) * self.multiple())
-        who[data.clients :] = 0
-
-        def part(of: Part | None, longest: int) -> Part | None:
-            if of is None:
-                return None
-            sizes, offsets = np.asarray(of.sizes)[who], np.asarray(of.offsets)[who]
-            rows = (offsets[:, None] + np.minimum(np.arange(longest), sizes[:, None] - 1)).reshape(-1)
-            leaves = jax.tree.map(lambda leaf: self._spread(np.asarray(leaf)[rows]), of.leaves)
-            starts = np.arange(len(who), dtype=np.int32) * longest
-            return Part(leaves, self._spread(sizes), self._spread(starts), of.samples, longest)
-
-        training = part(host.training, host.largest.train)
-        assert training is not None
-        return replace(
-            host,
-            training=training,
-            validation=part(host.validation, host.largest.valid),
-            test=jax.tree.map(self._copy, host.test),
-            server=jax.tree.map(self._copy, host.server),
-            order=None,
-            groups=(host.largest,),
-        )
-
-    def begin(
-        self, setup: Setup, method: Method, carry: Carry, seed: int, data: Placed
-    ) -> tuple[Carry, list[Counter[str]]]:
+    def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
         """See `Engine.begin`."""
         with _together():
-            return super().begin(setup, method, carry, seed, data)
+            return super().begin(job, carry)
 
     def advance(
-        self,
-        setup: Setup,
-        method: Method,
-        carry: Carry,
-        seed: int,
-        data: Placed,
-        first: int,
-        rounds: np.ndarray,
-        active: np.ndarray | None = None,
+        self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
         """See `Engine.advance`."""
         with _together():
-            return super().advance(setup, method, carry, seed, data, first, rounds, active)
+            return super().advance(job, carry, first, rounds, active)
 
     def place_carry(self, carry: Carry) -> Carry:
         """See `Engine.place_carry`."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedstrata.core import counting, tree
 from fedstrata.core.client import Samples
-from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Fed, Lane, Setup, visit
+from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Fed, Job, Lane, Setup, visit
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.storage import Group, Placed
@@ -111,28 +111,18 @@ class Simulated(Engine):
         """Blocks of clients are padded to a multiple of this."""
         return 1
 
-    def begin(
-        self, setup: Setup, method: Method, carry: Carry, seed: int, data: Placed
-    ) -> tuple[Carry, list[Counter[str]]]:
+    def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
         """See `Engine.begin`."""
-        args = (method, carry, np.uint32(seed), data)
-        carry, words = program(trace_begin, self, setup, args)(*args)
+        args = (job.method, carry, np.uint32(job.seed), job.data)
+        carry, words = program(trace_begin, self, job.setup, args)(*args)
         return carry, [counting.settle(words, 1)]
 
     def advance(
-        self,
-        setup: Setup,
-        method: Method,
-        carry: Carry,
-        seed: int,
-        data: Placed,
-        first: int,
-        rounds: np.ndarray,
-        active: np.ndarray | None = None,
+        self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
         """See `Engine.advance`."""
-        args = (method, carry, np.uint32(seed), data, *self.slots(first, rounds))
-        carry, happened = in_strides(trace_advance, self, setup, rounds, args)
+        args = (job.method, carry, np.uint32(job.seed), job.data, *self.slots(first, rounds))
+        carry, happened = in_strides(trace_advance, self, job.setup, rounds, args)
         return Advanced(carry, [lane_of(rounds, *happened)])
 
     def slots(self, first: int, rounds: np.ndarray) -> tuple[np.int32, np.int32, np.ndarray]:

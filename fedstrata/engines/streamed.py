@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import counting
-from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Fed, Lane, Setup
+from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Fed, Job, Setup
 from fedstrata.core.federated import FederatedData, on_device
 from fedstrata.core.method import Method
 from fedstrata.core.metrics import PerClient
@@ -46,7 +46,7 @@ from fedstrata.engines.everyone import (
 )
 from fedstrata.engines.memories import Held, Memories
 from fedstrata.engines.programs import program
-from fedstrata.engines.rounds import cohort_of, keys_of, measure
+from fedstrata.engines.rounds import cohort_of, in_a_loop, keys_of, measure
 from fedstrata.engines.simulated import Simulated, SimulatedFed, in_strides, trace_advance
 
 MANY = 10_000  # clients, above which metrics are means over some of them
@@ -119,41 +119,26 @@ class Streamed(Engine):
         count = self.sampled(data.clients)
         return "all clients" if count is None else f"{count} of {data.clients} clients, the same throughout"
 
-    def begin(
-        self, setup: Setup, method: Method, carry: Carry, seed: int, data: Any
-    ) -> tuple[Carry, list[Counter[str]]]:
+    def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
         """See `Engine.begin`: all clients, block after block."""
+        setup, method, seed, data = job
         data.begin(setup, carry.memory, seed)
         state, counts, _ = data.everyone("start", setup, method, carry.state, 0)
         return data.carry(state), [counts]
 
     def advance(
-        self,
-        setup: Setup,
-        method: Method,
-        carry: Carry,
-        seed: int,
-        data: Any,
-        first: int,
-        rounds: np.ndarray,
-        active: np.ndarray | None = None,
+        self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
-        """See `Engine.advance`: left at the first round whose state is not finite."""
+        """See `Engine.advance`."""
+        setup, method, seed, data = job
         data.begin(setup, carry.memory, seed)
-        state, r, bad = carry.state, first, -1
-        history: list[dict[str, Any]] = []
-        counts: list[Counter[str]] = []
-        for number in rounds.tolist():
-            stop, these = r + number, Counter[str]()
-            while r < stop and bad < 0:
-                state, r, counted, bad = data.rounds(setup, method, state, r, stop)
-                these.update(counted)
-            history.append(data.measured(setup, method, state))
-            counts.append(these)
-            if bad >= 0:
-                break
-        values = {name: np.array([float(row[name]) for row in history]) for name in history[0]}
-        return Advanced(data.carry(state), [Lane(values, counts, bad)])
+
+        def measured(state: PyTree, r: int) -> dict[str, Any]:
+            return data.measured(setup, method, state)
+
+        some = partial(data.rounds, setup, method)
+        state, lane = in_a_loop(carry.state, first, rounds, some, measured)
+        return Advanced(data.carry(state), [lane])
 
 
 # ---- rounds of cohorts, in windows

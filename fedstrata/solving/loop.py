@@ -31,7 +31,7 @@ import numpy as np
 from fedstrata.core import tree
 from fedstrata.core.compiling import compiled_for
 from fedstrata.core.counting import Ledger, sent
-from fedstrata.core.fed import Advanced, Carry, Engine, Lane, Unfinished
+from fedstrata.core.fed import Advanced, Carry, Engine, Job, Lane, Unfinished
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.metrics import Metric, evaluate, is_due
@@ -276,7 +276,8 @@ class Loop:
                     f"The metric {name!r} takes the data, but the server of a network has none: samples stay "
                     "at the sites. Give a function of (x, y) or of the state."
                 )
-        self.data = engine.place(posed.data)  # type: ignore[arg-type]  # a list only where lanes differ
+        placed = engine.place(posed.data)  # type: ignore[arg-type]  # a list only where lanes differ
+        self.job = Job(posed.setup, posed.method, posed.seed, placed)
         self.carry = engine.place_carry(carry)
 
     def _prepare(self, saving: Checkpoint) -> None:
@@ -332,8 +333,7 @@ class Loop:
         """Exchanges before the first round, where the method has any."""
         if self.round > 0 or self.lanes[0].history or not self.posed.methods[0].starts():
             return
-        setup, method, seed = self.posed.setup, self.posed.method, self.posed.seed
-        self.carry, counts = self.engine.begin(setup, method, self.carry, seed, self.data)
+        self.carry, counts = self.engine.begin(self.job, self.carry)
         for lane, its in zip(self.lanes, counts, strict=True):
             lane.counts.update(its)
         self._warn([m.remarks(host.state) for m, host in zip(self.posed.methods, self._fetch(), strict=True)])
@@ -408,9 +408,7 @@ class Loop:
 
         @cache  # lanes that diverged together are brought back together
         def advance(number: int) -> Advanced:
-            return self.engine.advance(
-                posed.setup, posed.method, before, posed.seed, self.data, first, rounds[:number], active
-            )
+            return self.engine.advance(self.job, before, first, rounds[:number], active)
 
         self.carry, lanes = advance(len(rounds))
         happened = [lane if active[b] else None for b, lane in enumerate(lanes)]

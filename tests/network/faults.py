@@ -199,6 +199,7 @@ def simulated(**parameters) -> dict[str, float]:
 
 def forgetting(client: int, r: int) -> np.ndarray:
     """Where the same run comes to when a client has forgotten everything before round ``r``."""
+    from fedstrata.core.fed import Job
     from fedstrata.engines.simulated import Simulated
     from fedstrata.solving.pose import pose
 
@@ -212,7 +213,7 @@ def forgetting(client: int, r: int) -> np.ndarray:
             memory = jax.tree.map(lambda m, f: m.at[client].set(f[client]), carry.memory, first)
             carry = carry._replace(memory=memory)
         rounds = np.array([end - begin], np.int32)
-        carry = engine.advance(run.setup, run.method, carry, 0, data, begin, rounds).carry
+        carry = engine.advance(Job(run.setup, run.method, 0, data), carry, begin, rounds).carry
     return np.asarray(carry.state.x)
 
 

@@ -23,7 +23,7 @@ from jax.experimental import io_callback
 
 from fedstrata.core import counting
 from fedstrata.core.compiling import compiling
-from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Lane, Setup, Unfinished, visit
+from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Job, Setup, Unfinished, visit
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.metrics import PerClient
@@ -44,7 +44,7 @@ from fedstrata.engines.network.text import (
     shapes,
 )
 from fedstrata.engines.network.transport import Failure, Local, Request, Transport
-from fedstrata.engines.rounds import cohort_of, finite, keys_of
+from fedstrata.engines.rounds import cohort_of, finite, in_a_loop, keys_of
 
 log = logging.getLogger("fedstrata.network")
 
@@ -292,45 +292,31 @@ class Network(Engine):
         self._programs.clear()
         self._sites = None
 
-    def begin(
-        self, setup: Setup, method: Method, carry: Carry, seed: int, data: Placed
-    ) -> tuple[Carry, list[Counter[str]]]:
+    def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
         """See `Engine.begin`."""
+        setup, method, seed, data = job
         self._join(setup, method, carry)
         self._counts = Counter()
         carry = self._transaction("start", setup, method, carry, seed, data, BEFORE)
         return carry, [+self._counts]
 
     def advance(
-        self,
-        setup: Setup,
-        method: Method,
-        carry: Carry,
-        seed: int,
-        data: Placed,
-        first: int,
-        rounds: np.ndarray,
-        active: np.ndarray | None = None,
+        self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
-        """See `Engine.advance`: a loop here, left at the first round whose state is not finite."""
+        """See `Engine.advance`."""
+        setup, method, seed, data = job
         self._join(setup, method, carry)
-        r, bad = first, -1
-        history: list[dict[str, Any]] = []
-        counts: list[Counter[str]] = []
-        for number in rounds:
+
+        def one(carry: Carry, r: int, stop: int) -> tuple[Carry, int, Counter[str], int]:
             self._counts = Counter()
-            for _ in range(int(number)):
-                carry = self._transaction("round", setup, method, carry, seed, data, r)
-                if not self._finite:
-                    bad = r
-                    break
-                r += 1
-            counts.append(+self._counts)
-            history.append(self._measured(setup, method, carry, seed, data, r))
-            if bad >= 0:
-                break
-        stacked = {name: np.array([float(values[name]) for values in history]) for name in history[0]}
-        return Advanced(carry, [Lane(stacked, counts, bad)])
+            carry = self._transaction("round", setup, method, carry, seed, data, r)
+            return carry, r + self._finite, +self._counts, -1 if self._finite else r
+
+        def measured(carry: Carry, r: int) -> dict[str, Any]:
+            return self._measured(setup, method, carry, seed, data, r)
+
+        carry, lane = in_a_loop(carry, first, rounds, one, measured)
+        return Advanced(carry, [lane])
 
     def _measured(
         self, setup: Setup, method: Method, carry: Carry, seed: int, data: Any, r: int
