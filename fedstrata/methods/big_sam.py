@@ -18,15 +18,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from fedstrata.core import tree
-from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, Fraction, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.methods._shared.regularized import Regularized, Scale, both_gradients
+from fedstrata.methods._shared.regularized import Regularized, Scale
 from fedstrata.problems.classes import Selection
 
 
@@ -59,8 +57,6 @@ class BiGSAM(Regularized[State]):
     power_steps: Count = 20
     batch_size: BatchSize = None
 
-    needs = "gradients, products"
-
     def check(self, problem: Selection, clients: int) -> None:
         super().check(problem, clients)
         if problem.f.regularizer is not None and self.mu is None:
@@ -71,17 +67,13 @@ class BiGSAM(Regularized[State]):
             raise ValueError("BiGSAM estimates the curvatures of h and f together: give L_f with L_h.")
 
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
-        one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x0)))
-        return State(x0, Scale(one, one, one))
+        return State(x0, Scale.unknown(x0))
 
     def start(self, problem: Selection, fed: Fed, key: Key, state: State) -> State:
         scale = self.scale(problem, fed, key, state.x)
         if self.L_f is not None:
             scale = scale._replace(L_f=jnp.asarray(self.L_f))
         return state._replace(scale=scale._replace(L_f=jnp.maximum(scale.L_f, self.mu_f)))
-
-    def gradients(self, problem: Selection, client: Client, key: Key, x: PyTree) -> tuple[PyTree, PyTree]:
-        return both_gradients(problem, client, key, self.batch_size, x, self.mu)
 
     def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         g_h, g_f = fed.average(self.gradients, key, state.x)

@@ -39,14 +39,7 @@ from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
-from fedstrata.methods._shared.regularized import (
-    Regularized,
-    Scale,
-    StepSizes,
-    direction,
-    regularized_steps,
-    server_step,
-)
+from fedstrata.methods._shared.regularized import Regularized, Scale, StepSizes, direction
 from fedstrata.methods.str_fedavg import averaged
 from fedstrata.problems.classes import Objective, Selection
 
@@ -95,8 +88,6 @@ class IPIRFedAvg(Regularized[State]):
     power_steps: Count = 20
     batch_size: BatchSize = None
 
-    needs = "gradients, products"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.inner == "weak_sharp" and self.eta is None:
@@ -120,19 +111,17 @@ class IPIRFedAvg(Regularized[State]):
         return self.unscaled(state.scale, self.at(0).tuned(0)[1])
 
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
-        one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x0)))
-        return State(x0, x0, x0, Scale(one, one, one))
+        scale = Scale.unknown(x0)
+        return State(x0, x0, x0, scale._replace(L_f=scale.L_h))
 
     def start(self, problem: Selection, fed: Fed, key: Key, state: State) -> State:
         scale = self.scale(problem, fed, key, state.x, secondary=False)
         return state._replace(scale=scale._replace(L_f=state.scale.L_f))
 
-    def local_steps(
+    def inner_steps(
         self, problem: Selection, client: Client, key: Key, x: PyTree, anchor: PyTree, steps: StepSizes
     ) -> PyTree:
-        return regularized_steps(
-            problem, _distance(anchor), client, key, x, steps, self.K, self.batch_size, None
-        )
+        return self.steps_with(problem, _distance(anchor), client, key, x, steps, None)
 
     def secondary_gradient(self, problem: Selection, client: Client, key: Key, y: PyTree) -> PyTree:
         return direction(problem.f, client.valid, key, self.batch_size, y, self.mu)
@@ -147,9 +136,9 @@ class IPIRFedAvg(Regularized[State]):
         def body(j: Integer, carry: tuple[PyTree, PyTree, Real]) -> tuple[PyTree, PyTree, Real]:
             x, average, weight = carry
             key_cohort, key_j = jax.random.split(jax.random.fold_in(key, j))
-            moved = fed.average(self.local_steps, key_j, x, anchor, steps, of=_cohort(fed, key_cohort))
+            moved = fed.average(self.inner_steps, key_j, x, anchor, steps, of=_cohort(fed, key_cohort))
             average, weight = averaged(average, weight, x, shrink)
-            return server_step(problem, g, x, moved, steps, self.K, self.gamma_g, None), average, weight
+            return self.server_step(problem, g, x, moved, steps, None), average, weight
 
         x = state.warm if self.inner == "warm" else state.x
         with fed.level("lower"):

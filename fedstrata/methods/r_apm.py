@@ -23,11 +23,10 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core import tree
-from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.methods._shared.regularized import Regularized, Scale, both_gradients, server_step
+from fedstrata.methods._shared.regularized import Regularized, Scale
 from fedstrata.problems.classes import Selection
 
 
@@ -62,28 +61,21 @@ class RAPM(Regularized[State]):
     power_steps: Count = 20
     batch_size: BatchSize = None
 
-    needs = "gradients, products"
     full_participation = "its acceleration adds up what sampled gradients miss, and diverges."
 
     def plan(self, rounds: int) -> RAPM:
         return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))
 
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
-        one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x0)))
-        return State(x0, x0, one, Scale(one, 0 * one, one))
-
-    def start(self, problem: Selection, fed: Fed, key: Key, state: State) -> State:
-        return state._replace(scale=self.scale(problem, fed, key, state.x))
-
-    def gradients(self, problem: Selection, client: Client, key: Key, x: PyTree) -> tuple[PyTree, PyTree]:
-        return both_gradients(problem, client, key, self.batch_size, x, self.mu)
+        scale = Scale.unknown(x0)
+        return State(x0, x0, scale.L_h, scale)
 
     def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         g_h, g_f = fed.average(self.gradients, key, state.z)
         eta = jnp.asarray(self.R) ** -self.b if self.eta is None else self.eta
         steps = self.step_sizes(1.0, eta, state.scale, safe=True)
         moved = tree.scale(-1, tree.axpy(steps.h, g_h, tree.scale(steps.f, g_f)))
-        x = server_step(problem, problem.f, state.z, moved, steps, 1, 1.0, self.mu)  # line 1
+        x = self.server_step(problem, problem.f, state.z, moved, steps, self.mu)  # line 1
         theta = (1 + jnp.sqrt(1 + 4 * state.theta**2)) / 2  # line 2
         z = tree.axpy((state.theta - 1) / theta, tree.sub(x, state.x), x)  # line 3
         return State(x, z, theta, state.scale)

@@ -21,18 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
 from fedstrata.core.hyperparameters import POSITIVE, Axis
 from fedstrata.core.method import BatchSize, Count, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.methods._shared.regularized import (
-    Regularized,
-    Scale,
-    StepSizes,
-    regularized_steps,
-    server_step,
-)
+from fedstrata.methods._shared.regularized import Regularized, Scale
 from fedstrata.problems.classes import Selection
 
 
@@ -78,8 +71,6 @@ class SequentialRegularization(Regularized[State]):
     power_steps: Count = 20
     batch_size: BatchSize = None
 
-    needs = "gradients, products"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         grid = np.atleast_1d(np.asarray(self.eta, float))
@@ -106,16 +97,7 @@ class SequentialRegularization(Regularized[State]):
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
         count = self.eta.shape[0]
         solutions = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), x0)
-        one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x0)))
-        return State(x0, x0, solutions, Scale(one, 0 * one, one))
-
-    def start(self, problem: Selection, fed: Fed, key: Key, state: State) -> State:
-        return state._replace(scale=self.scale(problem, fed, key, state.x))
-
-    def local_steps(
-        self, problem: Selection, client: Client, key: Key, x: PyTree, steps: StepSizes
-    ) -> PyTree:
-        return regularized_steps(problem, problem.f, client, key, x, steps, self.K, self.batch_size, self.mu)
+        return State(x0, x0, solutions, Scale.unknown(x0))
 
     def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         stage, x = self.stage(r), state.x
@@ -125,6 +107,6 @@ class SequentialRegularization(Regularized[State]):
         gamma, eta = 1.0 if self.gamma is None else self.gamma, jnp.asarray(self.eta)[stage]
         steps = self.step_sizes(gamma, eta, state.scale, safe=self.gamma is None)
         moved = fed.average(self.local_steps, key, x, steps)  # line 3
-        x = server_step(problem, problem.f, x, moved, steps, self.K, self.gamma_g, self.mu)
+        x = self.server_step(problem, problem.f, x, moved, steps, self.mu)
         solutions = jax.tree.map(lambda all_, one: all_.at[stage].set(one), state.solutions, x)  # line 4
         return State(x, state.x0, solutions, state.scale)

@@ -44,17 +44,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import tree
-from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, NonNegative, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
-from fedstrata.methods._shared.regularized import (
-    Regularized,
-    Scale,
-    StepSizes,
-    regularized_steps,
-    server_step,
-)
+from fedstrata.methods._shared.regularized import Regularized, Scale
 from fedstrata.problems.classes import Selection
 
 PAPER = ("convex", "strongly_convex", "weak_sharp")
@@ -129,8 +122,6 @@ class StRFedAvg(Regularized[State]):
     batch_size: BatchSize = None
     returns: Literal["average", "last"] | None = None
 
-    needs = "gradients, products"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rule == "weak_sharp" and self.eta is None:
@@ -171,24 +162,14 @@ class StRFedAvg(Regularized[State]):
         return self.unscaled(state.scale, self.at(0).tuned(0)[0])
 
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
-        zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(x0)))
-        return State(x0, x0, zero, Scale(zero + 1, zero, zero + 1))
-
-    def start(self, problem: Selection, fed: Fed, key: Key, state: State) -> State:
-        return state._replace(scale=self.scale(problem, fed, key, state.x))
-
-    def local_steps(
-        self, problem: Selection, client: Client, key: Key, x: PyTree, steps: StepSizes
-    ) -> PyTree:
-        return regularized_steps(
-            problem, problem.f, client, key, x, steps, self.K, self.batch_size, self.mu
-        )  # lines 3–6
+        scale = Scale.unknown(x0)
+        return State(x0, x0, jnp.zeros_like(scale.L_h), scale)
 
     def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         gamma, eta = self.tuned(r)
         steps = self.step_sizes(gamma, eta, state.scale, safe=self.gamma is None)  # line 1
-        moved = fed.average(self.local_steps, key, state.x, steps)  # line 2
-        x = server_step(problem, problem.f, state.x, moved, steps, self.K, self.gamma_g, self.mu)  # line 8
+        moved = fed.average(self.local_steps, key, state.x, steps)  # lines 2–6
+        x = self.server_step(problem, problem.f, state.x, moved, steps, self.mu)  # line 8
         shrink = self.gamma_g * self.K * steps.f * self.modulus / 2  # ηγ̃μ_f/2
         average, weight = averaged(state.average, state.weight, state.x, shrink)  # line 7
         return State(x, average, weight, state.scale)

@@ -13,7 +13,7 @@ clients' steps.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import Method, StateT
 from fedstrata.core.term import Term
-from fedstrata.core.types import PyTree, Real
+from fedstrata.core.types import Key, PyTree, Real
 from fedstrata.estimators.curvature import hessian_product, local_curvature, power_iteration
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Objective, Selection
@@ -40,6 +40,12 @@ class Scale(NamedTuple):
     L_f: jax.Array
     L_max: jax.Array
 
+    @classmethod
+    def unknown(cls, x: PyTree) -> Scale:
+        """Before anything is estimated."""
+        one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x)))
+        return cls(one, 0 * one, one)
+
 
 class StepSizes(NamedTuple):
     """A client's step on h and on f: γ_ℓ/L_h and γ_ℓ η."""
@@ -51,7 +57,7 @@ class StepSizes(NamedTuple):
 def direction(
     level: Objective,
     samples: Samples | None,
-    key: jax.Array,
+    key: Key,
     batch_size: int | None,
     x: PyTree,
     mu: Real | None = None,
@@ -67,64 +73,8 @@ def direction(
     return g
 
 
-def both_gradients(
-    problem: Selection, client: Client, key: jax.Array, batch_size: int | None, x: PyTree, mu: Real | None
-) -> tuple[PyTree, PyTree]:
-    """A client's gradients of h and f at x, with independent samples."""
-    key_h, key_f = jax.random.split(key)
-    g_h = direction(problem.h, client.train, key_h, batch_size, x)
-    return g_h, direction(problem.f, client.valid, key_f, batch_size, x, mu)
-
-
-def regularized_steps(
-    problem: Selection,
-    f: Objective,
-    client: Client,
-    key: jax.Array,
-    x: PyTree,
-    steps: StepSizes,
-    K: int,
-    batch_size: int | None,
-    mu: Real | None,
-) -> PyTree:
-    """A client's K steps on ``h_i/L_h + ηf_i`` from x, with independent samples; returns how far it came."""
-
-    def step(y: PyTree, key: jax.Array) -> PyTree:
-        key_h, key_f = jax.random.split(key)
-        g_h = direction(problem.h, client.train, key_h, batch_size, y)
-        g_f = direction(f, client.valid, key_f, batch_size, y, mu)
-        y = tree.axpy(-steps.h, g_h, tree.axpy(-steps.f, g_f, y))
-        return problem.project(y, client) if _own_set(problem) else y
-
-    return tree.sub(loop(K, step, key, x), x)
-
-
-def server_step(
-    problem: Selection,
-    f: Objective,
-    x: PyTree,
-    moved: PyTree,
-    steps: StepSizes,
-    K: int,
-    gamma_g: Real,
-    mu: Real | None,
-) -> PyTree:
-    """``x + γ_g · moved``, the proximal maps of what the clients' steps left out, and the set."""
-    x = tree.axpy(gamma_g, moved, x)
-    if problem.h.regularizer is not None:
-        x = problem.h.regularizer.prox(x, gamma_g * K * steps.h)
-    if f.regularizer is not None and mu is None:
-        x = f.regularizer.prox(x, gamma_g * K * steps.f)
-    return x if _own_set(problem) else problem.project(x)
-
-
-def _own_set(problem: Selection) -> bool:
-    """Whether each client has a set of its own."""
-    return problem.project.arity > 1
-
-
 class Regularized(Method[Selection, StateT]):
-    """Base of these methods, which have the fields below."""
+    """Base of these methods, which have the fields below, and a `Scale` in their state."""
 
     K: int = 1
     gamma_g: Real = 1.0
@@ -134,6 +84,7 @@ class Regularized(Method[Selection, StateT]):
     batch_size: int | None
 
     solves = (Selection,)
+    needs = "gradients, products"
 
     def check(self, problem: Selection, clients: int) -> None:
         super().check(problem, clients)
@@ -146,9 +97,58 @@ class Regularized(Method[Selection, StateT]):
                 "regulariser, or write one regulariser that is their sum."
             )
 
-    def scale(
-        self, problem: Selection, fed: Fed, key: jax.Array, x: PyTree, *, secondary: bool = True
-    ) -> Scale:
+    def start(self, problem: Selection, fed: Fed, key: Key, state: Any) -> Any:
+        return state._replace(scale=self.scale(problem, fed, key, state.x))
+
+    def both_gradients(
+        self, problem: Selection, f: Objective, client: Client, key: Key, x: PyTree, mu: Real | None
+    ) -> tuple[PyTree, PyTree]:
+        """A client's gradients of h and f at x, with independent samples."""
+        key_h, key_f = jax.random.split(key)
+        g_h = direction(problem.h, client.train, key_h, self.batch_size, x)
+        return g_h, direction(f, client.valid, key_f, self.batch_size, x, mu)
+
+    def gradients(self, problem: Selection, client: Client, key: Key, x: PyTree) -> tuple[PyTree, PyTree]:
+        """A phase: both gradients of the problem."""
+        return self.both_gradients(problem, problem.f, client, key, x, self.mu)
+
+    def local_steps(
+        self, problem: Selection, client: Client, key: Key, x: PyTree, steps: StepSizes
+    ) -> PyTree:
+        """A phase: K steps on ``h_i/L_h + ηf_i``."""
+        return self.steps_with(problem, problem.f, client, key, x, steps, self.mu)
+
+    def steps_with(
+        self,
+        problem: Selection,
+        f: Objective,
+        client: Client,
+        key: Key,
+        x: PyTree,
+        steps: StepSizes,
+        mu: Real | None,
+    ) -> PyTree:
+        """A client's K steps on ``h_i/L_h + ηf_i`` from x; returns how far it came."""
+
+        def step(y: PyTree, key: Key) -> PyTree:
+            g_h, g_f = self.both_gradients(problem, f, client, key, y, mu)
+            y = tree.axpy(-steps.h, g_h, tree.axpy(-steps.f, g_f, y))
+            return problem.project(y, client) if _own_set(problem) else y
+
+        return tree.sub(loop(self.K, step, key, x), x)
+
+    def server_step(
+        self, problem: Selection, f: Objective, x: PyTree, moved: PyTree, steps: StepSizes, mu: Real | None
+    ) -> PyTree:
+        """``x + γ_g · moved``, the proximal maps of what the clients' steps left out, and the set."""
+        x, times = tree.axpy(self.gamma_g, moved, x), self.gamma_g * self.K
+        if problem.h.regularizer is not None:
+            x = problem.h.regularizer.prox(x, times * steps.h)
+        if f.regularizer is not None and mu is None:
+            x = f.regularizer.prox(x, times * steps.f)
+        return x if _own_set(problem) else problem.project(x)
+
+    def scale(self, problem: Selection, fed: Fed, key: Key, x: PyTree, *, secondary: bool = True) -> Scale:
         """Estimate the curvatures, f's if ``secondary``; the ledger has it as the level ``"scaling"``."""
         dtype = jnp.result_type(*jax.tree.leaves(x))
         smooth = secondary and _is_smooth(problem.f)
@@ -174,7 +174,7 @@ class Regularized(Method[Selection, StateT]):
             L_f = L_f + 1 / self.mu
         return Scale(L_h, L_f, L_max)
 
-    def products(self, problem: Selection, client: Client, key: jax.Array, x: PyTree, v: PyTree) -> PyTree:
+    def products(self, problem: Selection, client: Client, key: Key, x: PyTree, v: PyTree) -> PyTree:
         """The phase of power iteration: ``∇²h_i v`` at x and at the origin, and the same of f_i."""
         points = _points(x)
         parts = [(problem.h, client.train), (problem.f, client.valid)]
@@ -185,9 +185,7 @@ class Regularized(Method[Selection, StateT]):
             found.append(counting.each(lambda x, v, l=level, s=samples: _product(l, s, x, v), points, mine))
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
 
-    def own_curvature(
-        self, problem: Selection, client: Client, key: jax.Array, x: PyTree, unit: Real
-    ) -> jax.Array:
+    def own_curvature(self, problem: Selection, client: Client, key: Key, x: PyTree, unit: Real) -> jax.Array:
         """The phase of the largest L_i: (L_i/unit)^8, since the 8th root of a sum is near the maximum."""
         assert problem.h.loss is not None
         h = _full_mean(problem.h.loss, client.train)
@@ -213,6 +211,11 @@ class Regularized(Method[Selection, StateT]):
             f"γ̃ = {gamma:.3g} would diverge. It is divided by L_h (result.state.scale), and η counts against "
             "the divided loss. Scale the data, or give L_h, to be rid of this warning."
         ]
+
+
+def _own_set(problem: Selection) -> bool:
+    """Whether each client has a set of its own."""
+    return problem.project.arity > 1
 
 
 def _points(x: PyTree) -> PyTree:
