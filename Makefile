@@ -6,7 +6,7 @@ JOBS   ?= 2
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 RUNS   := $(VENV)/.ready-run
-BENCH  := $(VENV)/.ready-bench
+SLOW   := $(VENV)/.ready-slow
 
 # Material for MkDocs otherwise prints an advertisement of its successor.
 export NO_MKDOCS_2_WARNING := 1
@@ -23,7 +23,7 @@ demo: $(RUNS)  ## what four hospitals gain by learning together: a table and a p
 test: $(READY)  ## quick tests and the examples in docstrings
 	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not slow"
 
-test-slow: $(READY)  ## tests that train networks or run for long
+test-slow: $(SLOW)  ## tests that train networks or run for long
 	$(BIN)/pytest -n $(JOBS) -m slow
 
 test-wheel:  ## the built wheel, installed into an empty environment and tried
@@ -43,7 +43,7 @@ format: $(READY)  ## format the code, and repair what the linter can
 docs: $(READY)  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
-bench: $(BENCH)  ## run the benchmarks
+bench: $(READY)  ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove the environment, caches and builds
@@ -63,6 +63,6 @@ $(READY): pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-$(BENCH): $(READY)
-	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+$(SLOW): $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[test-slow]'
 	touch $@

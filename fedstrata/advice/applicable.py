@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import SupportsIndex, overload
 
+from fedstrata.core import html
 from fedstrata.core.problem import Problem
 from fedstrata.methods import METHODS, Method
 from fedstrata.problems.classes import (
@@ -76,12 +77,20 @@ class Fits(tuple[Fit, ...]):
                 return fit
         raise KeyError(f"{key} does not fit; these do: {', '.join(self.names) or 'none'}.")
 
-    def __repr__(self) -> str:
-        columns = ("method", "needs", "assumes", "data", "participation", "reveals")
-        rows = [columns]
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [("method", "needs", "assumes", "data", "participation", "reveals")]
         for fit in self:
             name = f"{fit.name} (fs.{fit.via})" if fit.via else fit.name
             rows.append((name, fit.needs, fit.assumes, fit.data, fit.participation, fit.reveals))
+        return rows
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._rows()
+        return html.table(head, rows, left=len(head))
+
+    def __repr__(self) -> str:
+        rows = self._rows()
+        columns = rows[0]
         widths = [max(len(row[j]) for row in rows) for j in range(len(columns))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows

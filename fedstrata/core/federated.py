@@ -534,7 +534,7 @@ class FederatedData:
         return line("FederatedData", self._words())
 
     def _repr_html_(self) -> str:
-        drawn = html.bars(self.sizes, f"training samples of {self.clients} clients")
+        drawn = html.bars(self.sizes, f"training samples of {self.clients} clients", names=self.names)
         axis = f"training samples of each client: {self.sizes.min():,} to {self.sizes.max():,}"
         return html.titled(f"FederatedData: {', '.join(self._words())}", drawn, f"<div>{axis}</div>")
 

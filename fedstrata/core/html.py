@@ -50,18 +50,39 @@ def facts(title: str, pairs: Mapping[str, object]) -> str:
     return titled(title, table(("", ""), [(name, str(value)) for name, value in pairs.items()], left=2))
 
 
-def bars(values: Sequence[float] | np.ndarray, label: str, width: int = 360, height: int = 60) -> str:
-    """Bars side by side, as an inline drawing; of very many, means of neighbours."""
+def bars(
+    values: Sequence[float] | np.ndarray,
+    label: str,
+    width: int = 360,
+    height: int = 60,
+    names: Sequence[str] | None = None,
+) -> str:
+    """Bars side by side, as an inline drawing; of very many, means of neighbours.
+
+    Args:
+        values: their heights.
+        label: what they are, for those who cannot see them.
+        width: of the drawing, in pixels.
+        height: of the bars.
+        names: below the bars, as far as there is room, and where the pointer is.
+    """
     heights = np.asarray(values, float)
     if len(heights) > width // 2:
-        heights = np.array([part.mean() for part in np.array_split(heights, width // 2)])
+        heights, names = np.array([part.mean() for part in np.array_split(heights, width // 2)]), None
     step, top = width / len(heights), max(float(heights.max()), 1e-300)
     drawn = "".join(
         f'<rect x="{j * step:.2f}" y="{height * (1 - h / top):.2f}" width="{max(step * 0.85, 0.8):.2f}" '
-        f'height="{height * h / top:.2f}" fill="{COLOURS[0]}"/>'
+        f'height="{height * h / top:.2f}" fill="{COLOURS[0]}">'
+        f"<title>{text(names[j] if names else j)}: {h:,.6g}</title></rect>"
         for j, h in enumerate(heights)
     )
-    return _svg(drawn, width, height, label)
+    if names is None or max(map(len, names)) * 6.5 > step:
+        return _svg(drawn, width, height, label)
+    below = "".join(
+        f'<text x="{j * step:.2f}" y="{height + 13}" font-size="11" fill="currentColor">{text(name)}</text>'
+        for j, name in enumerate(names)
+    )
+    return _svg(drawn + below, width, height + 18, label)
 
 
 def curves(

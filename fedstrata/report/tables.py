@@ -390,7 +390,9 @@ def history_table(
     lines = [[number_text(series[name][i].item()) for name in names] for i in chosen]
     caption = ""
     if ledger is not None:
-        totals = {n: value for n, value in as_dict(ledger).items() if not isinstance(value, Mapping)}
+        totals = {
+            n: value for n, value in as_dict(ledger).items() if value and not isinstance(value, Mapping)
+        }
         words = (
             f"{n.replace('_', ' ')} {mean_text(value, math.nan, _form(n))}" for n, value in totals.items()
         )
@@ -461,6 +463,10 @@ class HistoryTable(rich.table.Table):
         text = "\n".join(line.rstrip() for line in lines).strip("\n")
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         return text.encode(encoding, "replace").decode(encoding)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, **_: Any) -> dict[str, str]:
+        """For a notebook: Rich's own would break the words below at the width of the numbers."""
+        return {"text/plain": str(self), "text/html": self.to_html()}
 
     def to_html(self) -> str:
         """For a notebook's page."""

@@ -81,6 +81,19 @@ def test_bars_are_as_high_as_sizes():
     np.testing.assert_allclose([float(b.get("height")) for b in bars], 60 * np.array([4, 2, 8]) / 8)
     many = ET.fromstring(html.bars(np.arange(1, 100_001), "many")).findall(".//rect")
     assert len(many) <= 180
+    heart = fs.data.heart()
+    named = "".join(ET.fromstring(heart._repr_html_()).itertext())
+    assert all(named.count(name) == 2 for name in heart.names)  # below its bar, and where the pointer is
+
+
+def test_tables_in_a_notebook_are_tables(result):
+    bundle = result.table()._repr_mimebundle_()
+    assert bundle["text/plain"] == str(result.table())
+    page = ET.fromstring(f"<div>{bundle['text/html']}</div>")
+    assert len(page.findall(".//tr")) == 6
+    assert "exchanges 4" in page.findall("./div")[-1].text
+    fits = fs.applicable(fs.Selection(loss, lambda x: x @ x))
+    assert len(ET.fromstring(fits._repr_html_()).findall(".//tr")) == len(fits) + 1
 
 
 def test_curves_go_from_their_least_to_their_largest():

@@ -1,6 +1,7 @@
 """Trackers: they log all that the history has, and cut nothing."""
 
 import csv
+import json
 import os
 import socket
 import struct
@@ -219,10 +220,44 @@ def test_wandb_is_given_everything(monkeypatch):
     assert run.code == 0
 
 
+def wandb_rows(file):
+    """Step → the values logged there, from W&B's own file: records in blocks of 32 KB, as LevelDB's logs."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, parts, found = file.read_bytes(), 7, b"", {}
+    while at + 7 <= len(data):
+        if (rest := -at % 2**15) and rest < 7:
+            at += rest
+            continue
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or the end of one
+            record, parts = Record.FromString(parts), b""
+            if record.WhichOneof("record_type") == "history":
+                row = {(i.key or i.nested_key[0]): json.loads(i.value_json) for i in record.history.item}
+                found[row["_step"]] = row
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of wandb's own modules
+def test_wandb_has_the_history_offline(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed: pip install 'fedstrata[test-slow]'")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    result = solve(fs.track.WandB("hospitals", mode="offline", dir=str(tmp_path)), rounds=300)
+    wandb.teardown()  # its own process writes the end of the file
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    found = wandb_rows(file)
+    assert list(found) == result.history["round"].tolist()
+    np.testing.assert_allclose([row["loss"] for row in found.values()], result.history["loss"])
+    assert [row["bytes_up"] for row in found.values()] == result.history["bytes_up"].tolist()
+
+
 @pytest.fixture
 def mlflow_server(tmp_path):
     """MLflow's own server on loopback, with SQLite."""
-    pytest.importorskip("mlflow.server.handlers", reason="mlflow is not installed: pip install mlflow")
+    pytest.importorskip("mlflow.server.handlers", reason="no mlflow: pip install 'fedstrata[test-slow]'")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
