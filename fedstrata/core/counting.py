@@ -24,6 +24,7 @@ import numpy as np
 
 from fedstrata.core import html
 from fedstrata.core.shown import line
+from fedstrata.core.tracing import traced
 from fedstrata.core.types import Array, Integer, Key, PyTree
 
 T = TypeVar("T")
@@ -153,15 +154,15 @@ def repeat(
             turn += 1
         return carry
 
-    # A while loop must know its carry beforehand: one abstract pass finds which factors there are.
-    _, shapes = jax.eval_shape(step, carry, jnp.zeros((), jnp.int32))
+    # A while loop must know its carry beforehand: which factors there are.
+    (_, shapes), again = traced(step, carry, jnp.zeros((), jnp.int32))
 
     def goes_on(now: tuple[Integer, PyTree, Tally]) -> jax.Array:
         due = jnp.asarray(now[0] < times)
         return due if until is None else due & ~until(now[1])
 
     def stepped(now: tuple[Integer, PyTree, Tally]) -> tuple[Integer, PyTree, Tally]:
-        carry, tally = step(now[1], now[0])
+        carry, tally = again(now[1], now[0])
         return now[0] + 1, carry, jax.tree.map(jnp.add, now[2], tally)
 
     start = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)

@@ -433,7 +433,7 @@ class FederatedData:
         with _lock:
             mine = _placed.setdefault(self, {})
             if key not in mine:
-                mine[key] = self.place(jnp.asarray) if make is None else make(self)
+                mine[key] = self.place(_put) if make is None else make(self)
             return mine[key]
 
     def place(self, put: Callable[[np.ndarray], Any]) -> Placed:
@@ -557,6 +557,11 @@ _placed: WeakKeyDictionary[FederatedData, dict[Hashable, Placed]] = WeakKeyDicti
 _lock = Lock()
 ALIGNED = 64  # bytes
 _OURS = {dict, tuple, list, np.ndarray}  # a client's samples, nearly always
+
+
+def _put(leaf: np.ndarray) -> jax.Array:
+    """A copy on the default device; `jnp.asarray` would compile a program for each shape."""
+    return jax.device_put(_padded(len(leaf), leaf) if jax.default_backend() == "cpu" else leaf)
 
 
 def _evenly(total: int, clients: int, rng: np.random.Generator) -> list[np.ndarray]:

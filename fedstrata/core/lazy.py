@@ -31,7 +31,10 @@ def lazy(
             value = getattr(shared[name], name)
         elif name in home:
             module = import_module(home[name])
-            value = vars(module)[name] if name in vars(module) else import_module(f"{home[name]}.{name}")
+            if name in vars(module) or (home[name] != package and hasattr(module, name)):
+                value = getattr(module, name)  # the other may be lazy too
+            else:
+                value = import_module(f"{home[name]}.{name}")
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         setattr(sys.modules[package], name, value)  # the next look-up does not come here

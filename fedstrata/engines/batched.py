@@ -108,7 +108,7 @@ def _nested(
     found = over_all(
         first, *jax.tree.map(by_method, (carry,)), by_method(seed)[0], data, *map(by_method, own)
     )
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), found)
+    return jax.tree.map(lambda leaf: leaf.reshape(len(seed), *leaf.shape[2:]), found)
 
 
 def _trace_begin(

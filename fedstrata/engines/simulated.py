@@ -27,6 +27,7 @@ from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.storage import Group, Placed
 from fedstrata.core.term import Term
+from fedstrata.core.tracing import traced
 from fedstrata.core.types import Array, Function, Integer, PyTree
 from fedstrata.engines.programs import program
 from fedstrata.engines.rounds import before_rounds, finite, measure, one_round
@@ -156,11 +157,45 @@ def in_strides(
     """The carry after some rounds and, on the host, what happened; ``active`` are the runs still at it."""
     coarse = strided(setup, rounds)
     carry, *happened = program(trace, engine, coarse, args)(*args)
-    happened = jax.device_get(happened)
-    if coarse.stride > 1 and (happened[-1][active] >= 0).any():  # one by one, to tell which round it was
+    history, words, bad = jax.device_get(happened)
+    if coarse.stride > 1 and (bad[active] >= 0).any():  # one by one, to tell which round it was
         carry, *happened = program(trace, engine, setup, args)(*args)
-        happened = jax.device_get(happened)
-    return carry, happened
+        history, words, bad = jax.device_get(happened)
+    return carry, [history.tree(), words.tree(), bad]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("rows",), meta_fields=("form", "rank"))
+@dataclass(frozen=True)
+class Rows:
+    """A tree of each evaluation as a row of one array: one copy to the host in place of one for each leaf.
+
+    Attributes:
+        rows: of shape (evaluations, leaves, …).
+        form: the structure of the trees.
+        rank: the number of axes of a leaf.
+    """
+
+    rows: Array
+    form: Any
+    rank: int
+
+    @classmethod
+    def like(cls, tree: PyTree, number: int) -> Rows:
+        """So many empty rows for trees of leaves with one shape and dtype."""
+        leaves, form = jax.tree.flatten(tree)
+        shape, dtype = (leaves[0].shape, leaves[0].dtype) if leaves else ((), jnp.result_type(float))
+        return cls(jnp.zeros((number, len(leaves), *shape), dtype), form, len(shape))
+
+    def put(self, row: Integer, tree: PyTree) -> Rows:
+        """The same with a tree in a row."""
+        if not (leaves := jax.tree.leaves(tree)):
+            return self
+        return replace(self, rows=jax.lax.dynamic_update_index_in_dim(self.rows, jnp.stack(leaves), row, 0))
+
+    def tree(self) -> PyTree:
+        """A tree whose leaves have an axis of evaluations, on the host."""
+        each = np.moveaxis(np.asarray(self.rows), -1 - self.rank, 0)
+        return jax.tree.unflatten(self.form, list(each))
 
 
 def lane_of(
@@ -218,18 +253,17 @@ def trace_advance(
     first: Integer,
     evaluations: Integer,
     rounds: Array,
-) -> tuple[Carry, dict[str, Array], counting.Tally, Array]:
+) -> tuple[Carry, Rows, Rows, Array]:
     """Rounds and evaluations as two nested loops of traced length."""
     make_fed, key, most = engine.make_fed(), jax.random.key(seed), engine.evaluations_at_once
 
     @counting.counted
-    def round_once(carry: Carry, r: Integer) -> Carry:
+    def one(carry: Carry, r: Integer) -> Carry:
         return one_round(make_fed, setup, method, carry, key, data, r)
 
-    # Loops must know their carry beforehand: abstract passes find which counts and which metrics there are.
-    _, tally = jax.eval_shape(round_once, carry, first)
-    metrics = jax.eval_shape(lambda c: measure(make_fed, setup, method, c, data), carry)
-    history = {name: jnp.zeros((most,), shape.dtype) for name, shape in metrics.items()}
+    # Loops must know their carry beforehand: which counts and which metrics there are.
+    (_, tally), round_once = traced(one, carry, first)
+    metrics, measured = traced(lambda c: measure(make_fed, setup, method, c, data), carry)
     none = counting.no_words(tally)
 
     def round_step(_: Integer, inner: Any) -> Any:
@@ -248,12 +282,9 @@ def trace_advance(
     def evaluate(j: Integer, outer: Any) -> Any:
         carry, r, bad, history, words = outer
         carry, r, these, bad = jax.lax.fori_loop(0, rounds[j] // setup.stride, stride, (carry, r, none, bad))
-        values = measure(make_fed, setup, method, carry, data)
-        history = {name: history[name].at[j].set(value) for name, value in values.items()}
-        return carry, r, bad, history, jax.tree.map(lambda w, new: w.at[j].set(new), words, these)
+        return carry, r, bad, history.put(j, measured(carry)), words.put(j, these)
 
-    words = jax.tree.map(lambda w: jnp.zeros((most, *w.shape), w.dtype), none)
-    start = (carry, first, jnp.int32(-1), history, words)
+    start = (carry, first, jnp.int32(-1), Rows.like(metrics, most), Rows.like(none, most))
     carry, _, bad, history, words = jax.lax.fori_loop(0, evaluations, evaluate, start)
     return engine.fixed_layout(carry), history, words, bad
 
@@ -397,15 +428,17 @@ class SimulatedFed(Fed):
             reply, tally = visit(self.setup, exchange, self.data.client(place, _row(memory, place), group))
             return reply.upload, reply.memory, jax.tree.map(lambda f: jnp.where(index < rows, f, 0), tally)
 
+        (shape, _, counts), first = traced(partial(one, groups[0]), indices[0, 0], self.memory)
+
         def together(group: Group, index: Array, memory: PyTree) -> tuple[PyTree, PyTree, counting.Tally]:
+            its = first if group is groups[0] else partial(one, group)
             if block == 1:  # without `vmap`, matrices stay matrices
-                uploads, news, counts = one(group, index[0], memory)
+                uploads, news, counts = its(index[0], memory)
                 return *jax.tree.map(lambda leaf: leaf[None], (uploads, news)), counts
             index = self.engine.over_clients(index)
-            uploads, news, counts = jax.vmap(partial(one, group), in_axes=(0, None))(index, memory)
+            uploads, news, counts = jax.vmap(its, in_axes=(0, None))(index, memory)
             return uploads, news, counting.summed(counts)
 
-        shape, _, counts = jax.eval_shape(partial(one, groups[0]), indices[0, 0], self.memory)
         number_of = self.data.group_numbers() if len(groups) > 1 else None
 
         def step(carry: Any, block_of: tuple[Array, Array]) -> tuple[Any, PyTree]:

@@ -1,44 +1,52 @@
 """Reports: tables, plots and a page of many runs, in one folder that can be read and made again."""
 
-from fedstrata.report.compare import compare
-from fedstrata.report.folder import Report, environment, load_report, rebuild, write_report
-from fedstrata.report.plots import plot_history
-from fedstrata.report.records import ReportError, RunRecord
-from fedstrata.report.specs import (
-    Claim,
-    Column,
-    Definition,
-    PaperClaims,
-    PlotSpec,
-    Reference,
-    Split,
-    Statement,
-    TableSpec,
-)
-from fedstrata.report.split import split_of
-from fedstrata.report.tables import Table, build_table, history_table
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Claim",
-    "Column",
-    "Definition",
-    "PaperClaims",
-    "PlotSpec",
-    "Reference",
-    "Report",
-    "ReportError",
-    "RunRecord",
-    "Split",
-    "Statement",
-    "Table",
-    "TableSpec",
-    "build_table",
-    "compare",
-    "environment",
-    "history_table",
-    "load_report",
-    "plot_history",
-    "rebuild",
-    "split_of",
-    "write_report",
-]
+from fedstrata.core.lazy import lazy
+
+if TYPE_CHECKING:  # the same twice, as in `fedstrata`: who defines a table needs no Matplotlib
+    from fedstrata.report.compared import compare as compare
+    from fedstrata.report.folder import Report as Report
+    from fedstrata.report.folder import environment as environment
+    from fedstrata.report.folder import load_report as load_report
+    from fedstrata.report.folder import rebuild as rebuild
+    from fedstrata.report.folder import write_report as write_report
+    from fedstrata.report.plots import plot_history as plot_history
+    from fedstrata.report.records import ReportError as ReportError
+    from fedstrata.report.records import RunRecord as RunRecord
+    from fedstrata.report.specs import Claim as Claim
+    from fedstrata.report.specs import Column as Column
+    from fedstrata.report.specs import Definition as Definition
+    from fedstrata.report.specs import PaperClaims as PaperClaims
+    from fedstrata.report.specs import PlotSpec as PlotSpec
+    from fedstrata.report.specs import Reference as Reference
+    from fedstrata.report.specs import Split as Split
+    from fedstrata.report.specs import Statement as Statement
+    from fedstrata.report.specs import TableSpec as TableSpec
+    from fedstrata.report.split import split_of as split_of
+    from fedstrata.report.tables import Table as Table
+    from fedstrata.report.tables import build_table as build_table
+    from fedstrata.report.tables import history_table as history_table
+else:
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "fedstrata.report.compared": ["compare"],
+            "fedstrata.report.folder": ["Report", "environment", "load_report", "rebuild", "write_report"],
+            "fedstrata.report.plots": ["plot_history"],
+            "fedstrata.report.records": ["ReportError", "RunRecord"],
+            "fedstrata.report.specs": [
+                "Claim",
+                "Column",
+                "Definition",
+                "PaperClaims",
+                "PlotSpec",
+                "Reference",
+                "Split",
+                "Statement",
+                "TableSpec",
+            ],
+            "fedstrata.report.split": ["split_of"],
+            "fedstrata.report.tables": ["Table", "build_table", "history_table"],
+        },
+    )

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 import fedstrata as fs
 from fedstrata.core.types import PyTree
@@ -140,6 +139,8 @@ def validated(train: Sequence[Part], valid: Sequence[Part]) -> tuple[float, floa
     def loss(log: float) -> float:
         y = trained(train, float(np.exp(log)))
         return float(np.mean([np.logaddexp(0, -v * (U @ y)).mean() for U, v in valid]))
+
+    from scipy.optimize import minimize_scalar  # half a second that the first result need not wait for
 
     found = minimize_scalar(loss, bounds=(-7, 2), method="bounded")
     return float(np.exp(found.x)), float(found.fun)
