@@ -183,11 +183,67 @@ def test_an_equilibrium_constraint():
         project_y=fs.sets.NonNegative(),
     )
     data = fs.FederatedData.from_clients([{"a": np.array([-1.0, 2.0])}, {"a": np.array([0.0])}])
-    found = fs.diagnose(at(problem, data, np.ones(1), np.zeros(1)))
+    found = fs.diagnose(at(problem, data, np.ones(1), np.zeros((2, 1))))
     y, slope = np.array([[1.0, 0.0], [0.5, 0.0]]), np.array([[0.5, 0.0], [0.5, 0.0]])
     each = 2 * (1 + 1 - y) * (1 - slope)
     assert found.converged
     assert float(found.hypergradient[0]) == pytest.approx(each[0].mean() / 2 + each[1, 0] / 2, abs=1e-6)
+    np.testing.assert_allclose(found.y, [[0.5], [0.5]], atol=1e-7)  # the clients' means of y(x, ξ)
+
+
+@pytest.mark.parametrize(
+    "own", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["each client's", "shared"]
+)
+def test_coupled_followers(own):
+    """Affine followers, G = M y − x − c_i with M not symmetric: y_i = M⁻¹(x + c_i), F = ½ mean ‖y_i − 1‖².
+
+    So ∇F = M⁻ᵀ (mean y_i − 1), and x* = M 1 − mean c. Three clients of unequal size in two dimensions: a
+    follower's map that saw all clients' y at once would not even fit.
+    """
+    M = np.array([[2.0, 1.0], [-1.0, 1.0]])
+    c = np.array([[0.0, 0.0], [1.0, -1.0], [2.0, 4.0]]) if own else np.zeros((3, 2))
+    problem = fs.MPEC(
+        leader=lambda x, y, s: 0.5 * ((y - 1) ** 2).sum(),
+        follower=lambda x, y, s: jnp.asarray(M) @ y - x - s["c"],
+    )
+    clients = [{"c": np.tile(ci, (n, 1))} for ci, n in zip(c, [2, 4, 1], strict=True)]
+    data = fs.FederatedData.from_clients(clients)
+
+    def responses(x):
+        return np.linalg.solve(M, (x + c).T).T
+
+    x = np.array([0.3, -1.0])
+    y = responses(x)
+    found = fs.diagnose(at(problem, data, x, np.zeros((3, 2))))
+    np.testing.assert_allclose(found.y, y, atol=1e-7)
+    np.testing.assert_allclose(found.hypergradient, np.linalg.solve(M.T, y.mean(0) - 1), atol=1e-7)
+    assert found.objective == pytest.approx(0.5 * ((y - 1) ** 2).sum(1).mean(), abs=1e-7)
+    assert found.lower_residual == pytest.approx(np.linalg.norm(x + c), rel=1e-7)
+    assert found.lower_distance == pytest.approx(np.linalg.norm(y), rel=1e-7)
+
+    x = M @ np.ones(2) - c.mean(0)
+    best = fs.diagnose(at(problem, data, x, responses(x)))
+    assert best.hypergradient_norm < 1e-7
+    assert best.lower_residual < 1e-12
+    with pytest.raises(ValueError, match="each of the 3 clients"):
+        fs.diagnose(at(problem, data, x, np.zeros(2)))
+
+
+@pytest.mark.slow
+def test_what_the_two_stage_method_found():
+    """Cournot's followers, y − x − c_i + Σ y: the result's y fits, and both levels are solved."""
+    data = fs.FederatedData.from_clients([{"c": np.zeros((4, 2))}, {"c": np.ones((4, 2))}])
+    problem = fs.MPEC(lambda x, y, s: 0.5 * ((y - 1) ** 2).sum(), lambda x, y, s: y - x - s["c"] + y.sum())
+    method = fs.FedRZOTwoStage(
+        0.5, 0.1, lower="extragradient", batch_size=None, two_sided=True, directions=2, orthogonal=True
+    )
+    result = fs.solve(problem, method, data, np.zeros(2), y0=np.zeros(2), rounds=300, progress=False)
+    found = fs.diagnose(result)
+    # y_i = (x + c_i)/3 by symmetry: x* = 2.5, y = (2.5/3, 3.5/3), F = ½ mean 2·(1/6)²
+    np.testing.assert_allclose(result.x, 2.5, atol=1e-5)
+    assert found.objective == pytest.approx(1 / 36, abs=1e-6)
+    assert found.hypergradient_norm < 1e-5
+    assert found.lower_residual < 1e-4
 
 
 def test_a_lower_level_without_a_solution_is_reported():

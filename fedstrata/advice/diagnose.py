@@ -50,8 +50,9 @@ class Diagnosis:
         hypergradient_norm: ‖∇F(x)‖.
         stationarity: ‖x − P_X(x − ∇F(x))‖, the same where x is free.
         objective: F(x).
-        y: y(x), like the result's y.
-        lower_residual: ‖G(x, y)‖ at the result's own y; on a set ‖y − P_Y(y − s G)‖/s.
+        y: y(x), like the result's y: for an `MPEC` each client's mean of y(x, ξ) over its samples.
+        lower_residual: ‖G(x, y)‖ at the result's own y; on a set ‖y − P_Y(y − s G)‖/s. For an `MPEC` of the
+            clients' means over their samples, before the norm.
         lower_distance: ‖y − y(x)‖, how far the result's y is from the solution.
         solved_residual: the residual at y(x).
         system_residual: of the linear system, relative to its right-hand side.
@@ -79,6 +80,8 @@ class _Level:
     lower: Function  # G
     project: Function | None  # P_Y(y, x, data)
     symmetric: bool  # whether ∇_y G is
+    spread: Function = lambda y, data: y  # a result's y as the lower level's
+    gather: Function = lambda y, data: y  # and back
 
 
 def diagnose(
@@ -132,10 +135,21 @@ def diagnose(
     with jax.enable_x64(True):
         placed = data.placed()
         x, y = _double(result.x), _double(result.y)
-        if isinstance(problem, MPEC):  # every sample has its own y
-            length = int(data.sizes.sum())
-            y = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (length, *leaf.shape)), y)
+        if isinstance(problem, MPEC):
+            _check_responses(problem, placed, x, y)
         return _diagnose(problem, _level(problem, weights), placed, x, y, tolerance)
+
+
+def _check_responses(problem: MPEC, data: Placed, x: PyTree, y: PyTree) -> None:
+    """Raise where y is not a response of every client, stacked."""
+    shapes = [leaf.shape for leaf in jax.tree.leaves(y)]
+    if any(shape[:1] != (data.clients,) for shape in shapes):
+        raise ValueError(
+            f"The y of a result for MPEC has a response of each of the {data.clients} clients along its "
+            f"first axis, but is of shape {shapes[0] if len(shapes) == 1 else shapes}."
+        )
+    one, sample = (jax.tree.map(lambda leaf: leaf[0], each) for each in (y, data.train))
+    problem.check(x, one, sample, sample)
 
 
 def _double(point: PyTree) -> PyTree:
@@ -145,12 +159,17 @@ def _double(point: PyTree) -> PyTree:
 def _diagnose(
     problem: TwoLevel, level: _Level, data: Placed, x: PyTree, y: PyTree, tolerance: float
 ) -> Diagnosis:
+    start = level.spread(y, data)
     if level.project is None and level.symmetric:
-        solved, first, last = _newton(level, data, x, y, tolerance)
+        solved, first, last = _newton(level, data, x, start, tolerance)
+        scale = first
         gradient, relative = _adjoint(level, data, x, solved, tolerance)
     else:
-        solved, first, last, step = _extragradient(level, data, x, y, tolerance)
+        solved, scale, last, step = _extragradient(level, data, x, start, tolerance)
         gradient, relative = _forward(level, data, x, solved, step, tolerance)
+        gap = _residual(level, data, x, start, step)
+        first = tree.norm(level.gather(gap, data)) / step
+    found = level.gather(solved, data)
     moved = tree.sub(x, gradient)
     if problem.set_of_x.shared:
         moved = problem.set_of_x(moved)
@@ -159,12 +178,12 @@ def _diagnose(
         hypergradient_norm=float(tree.norm(gradient)),
         stationarity=float(tree.norm(tree.sub(x, moved))),
         objective=float(level.upper(x, solved, data)),
-        y=solved,
+        y=found,
         lower_residual=float(first),
-        lower_distance=float(tree.norm(tree.sub(y, solved))),
+        lower_distance=float(tree.norm(tree.sub(y, found))),
         solved_residual=float(last),
         system_residual=float(relative),
-        converged=bool(last <= tolerance * (1 + first) and relative <= 10 * tolerance),
+        converged=bool(last <= tolerance * (1 + scale) and relative <= 10 * tolerance),
     )
 
 
@@ -218,7 +237,23 @@ def _personal(problem: Personalized, weights: Weights) -> _Level:
 
 
 def _per_sample(problem: MPEC, weights: Weights) -> _Level:
-    """Y has a leading axis of all samples: each has its own variational inequality."""
+    """Y has a leading axis of all samples: each has its own variational inequality.
+
+    A result's y has one of clients, whose mean responses they are.
+    """
+
+    def spread(y: PyTree, data: Placed) -> PyTree:
+        owners = jnp.repeat(jnp.arange(data.clients), data.sizes, total_repeat_length=data.training.samples)
+        return jax.tree.map(lambda leaf: leaf[owners], y)
+
+    def gather(y: PyTree, data: Placed) -> PyTree:
+        owners = spread(jnp.arange(data.clients), data)
+
+        def mean(leaf: Array) -> Array:
+            sums = jax.ops.segment_sum(leaf, owners, data.clients)
+            return sums / data.sizes.reshape(-1, *[1] * (sums.ndim - 1))
+
+        return jax.tree.map(mean, y)
 
     def upper(x: PyTree, y: PyTree, data: Placed) -> Any:
         values = jax.vmap(lambda y, sample: problem.leader(x, y, sample))(y, data.train)
@@ -230,7 +265,7 @@ def _per_sample(problem: MPEC, weights: Weights) -> _Level:
     def onto(y: PyTree, x: PyTree, data: Placed) -> PyTree:
         return jax.vmap(lambda y, sample: problem.project_y(y, x, sample))(y, data.train)
 
-    return _Level(upper, lower, None if problem.project_y.trivial else onto, False)
+    return _Level(upper, lower, None if problem.project_y.trivial else onto, False, spread, gather)
 
 
 # Solving the lower level
@@ -315,14 +350,20 @@ def _adjoint(level: _Level, data: Placed, x: PyTree, y: PyTree, tolerance: Real)
 
 
 @partial(jax.jit, static_argnums=0)
+def _residual(level: _Level, data: Placed, x: PyTree, y: PyTree, step: Real) -> PyTree:
+    """The natural residual as a vector, y − P_Y(y − s G(x, y))."""
+    moved = tree.axpy(-step, level.lower(x, y, data), y)
+    return tree.sub(y, moved if level.project is None else level.project(moved, x, data))
+
+
+@partial(jax.jit, static_argnums=0)
 def _forward(
     level: _Level, data: Placed, x: PyTree, y: PyTree, step: Real, tolerance: Real
 ) -> tuple[PyTree, Array]:
     """One linear system for every coordinate of x: projections need no derivative backwards."""
 
     def residual(x: PyTree, y: PyTree) -> PyTree:
-        moved = tree.axpy(-step, level.lower(x, y, data), y)
-        return tree.sub(y, moved if level.project is None else level.project(moved, x, data))
+        return _residual(level, data, x, y, step)
 
     def product(v: PyTree) -> PyTree:
         return jax.jvp(lambda y: residual(x, y), (y,), (v,))[1]
