@@ -28,6 +28,7 @@ ROOMS = {
     "advice": "Advice",
     "core": "The contract",
 }
+HYPHENED = ("BiG-SAM", "DS-FedDRO", "IPIR-FedAvg", "R-APM", "StR-FedAvg", "ZO-HFL")  # as papers write them
 COMPARISON = "comparison.md"  # where names in tables are other projects'
 _TAG = re.compile(r"(<[^>]+>)")
 _CLOSED = {"a", "pre", "h1", "h2", "h3", "h4", "h5", "h6", "nav", "summary"}  # no links in there
@@ -167,7 +168,8 @@ def on_page_content(html: str, page: Page, **kwargs: Any) -> str:
     """Link methods and problems in tables and code, and ``fs.name`` in code, to their pages."""
     classes = {name for name in fs.__all__ if inspect.isclass(getattr(fs, name))}
     kinds = {name for name in classes if issubclass(getattr(fs, name), fs.Method | fs.Problem)}
-    in_table = re.compile(rf"\b({'|'.join(sorted(kinds, key=len, reverse=True))})\b")
+    written = {name: name for name in kinds} | {text: text.replace("-", "") for text in HYPHENED}
+    in_table = re.compile(rf"\b({'|'.join(sorted(written, key=len, reverse=True))})\b")
     named = "|".join(sorted(fs.__all__, key=len, reverse=True))
     in_code = re.compile(rf"^(?:fs\.({named})\b(?!\.)|({'|'.join(sorted(kinds))})$)")
     inside: list[str] = []
@@ -180,7 +182,7 @@ def on_page_content(html: str, page: Page, **kwargs: Any) -> str:
                 inside.append(tag[2])
         elif part and not _CLOSED & set(inside):
             if "td" in inside and "code" not in inside and page.file.src_uri != COMPARISON:
-                part = in_table.sub(lambda found: anchor(found[1], found[0], page), part)
+                part = in_table.sub(lambda found: anchor(written[found[1]], found[0], page), part)
             if "code" in inside:
                 part = in_code.sub(lambda found: anchor(found[1] or found[2], found[0], page), part)
         parts.append(part)

@@ -347,7 +347,9 @@ EXPERIMENT = Experiment(
         "**Step sizes** were chosen by validation loss on fold 0: α from 1 and 2 (learning alone takes "
         "half of it: it diverged in one fold with the whole), FedRZOBilevel's lower level from two. "
         "AFL's λ is what FedMSA finds on fold 0. Missing values are imputed and features scaled by the "
-        "federation's training patients, for learning alone too."
+        "federation's training patients, for learning alone too.\n\n"
+        "**With your own data** `fs.baselines(problem, data, method, x0, rounds=…)` compares learning "
+        "together with learning alone, client by client, and with fine-tuning and pooled data."
     ),
     quick={"rounds": 40, "seeds": 1},
     quick_seconds=15,
