@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,9 +136,9 @@ def show(rows: Iterable[tuple[str, float, float, float]]) -> None:
         print(f"{words:8s}{network:10.1f}{transport:10.1f}{simulated:11.2f}", flush=True)
 
 
-def main() -> None:
-    """Start the sites, time, end them by their ids."""
-    print("An exchange with three sites over mutual TLS on loopback, median ms")
+@contextmanager
+def served() -> Iterator[GrpcServer]:
+    """Three processes are the sites of this server; they are ended by their ids."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make(folder, SITES, ["localhost"])
@@ -146,7 +147,7 @@ def main() -> None:
         processes = [subprocess.Popen([*command, str(folder / s), f"localhost:{server.port}"]) for s in SITES]
         try:
             assert len(server.wait(range(len(SITES)), 120)) == len(SITES), "the sites did not come"
-            show(measured(server))
+            yield server
             done = {"op": "done", "seq": time.time_ns() // 1000}
             server.exchange({i: Request(done, []) for i in range(len(SITES))}, 2.0)
         finally:
@@ -154,6 +155,13 @@ def main() -> None:
                 process.terminate()
                 process.wait()
             server.close()
+
+
+def main() -> None:
+    """Start the sites, and time."""
+    print("An exchange with three sites over mutual TLS on loopback, median ms")
+    with served() as server:
+        show(measured(server))
 
 
 if __name__ == "__main__":

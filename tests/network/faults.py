@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,19 +78,22 @@ def environment() -> dict[str, str]:
 class Federation:
     """Three sites and a server on 127.0.0.1."""
 
-    def __init__(self, folder: Path, policy: str = "", words: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, policy: str = "", words: tuple[str, ...] = (), federation: str = ""
+    ) -> None:
         from fedstrata.engines.network.kits import make
 
         self.folder, self.out, self.words = folder, folder / "out", words
         self.experiment = folder / "faults.py"
         self.experiment.write_text(EXPERIMENT)
         self.port = free_port()
-        make(folder / "kits", SITES, ["localhost", "127.0.0.1"])
+        make(folder / "kits", (*SITES, "paris"), ["localhost", "127.0.0.1"])  # paris is not taken in
         names = ", ".join(f'"{name}"' for name in SITES)
         text = (
             f'[server]\nlisten = "127.0.0.1:{self.port}"\naddress = "localhost:{self.port}"\n'
             'hosts = ["localhost"]\n'
-            f'[federation]\nsites = [{names}]\nexperiment = "{self.experiment}"\n[policy]\n{policy}\n'
+            f'[federation]\nsites = [{names}]\nexperiment = "{self.experiment}"\n{federation}\n'
+            f"[policy]\n{policy}\n"
         )
         for party in ("server", *SITES):
             (folder / "kits" / party / "federation.toml").write_text(text)
@@ -214,6 +218,31 @@ def forgetting(client: int, r: int) -> np.ndarray:
             carry = carry._replace(memory=memory)
         rounds = np.array([end - begin], np.int32)
         carry = engine.advance(Job(run.setup, run.method, 0, data), carry, begin, rounds).carry
+    return np.asarray(carry.state.x)
+
+
+def without(client: int, away: range) -> np.ndarray:
+    """Where the same run comes to when a client takes no part in these rounds."""
+    from fedstrata.core.fed import Carry
+    from fedstrata.engines.rounds import keys_of
+    from fedstrata.engines.simulated import Simulated
+    from fedstrata.solving.pose import pose
+
+    _, task = _text()
+    run = pose(task.problem, task.method, task.data, task.x0, rounds=task.rounds)
+    engine = Simulated()
+    data, carry = engine.place(run.data), engine.place_carry(run.carry)
+
+    @jax.jit
+    def one(carry: Any, cohort: Any, r: Any) -> Any:
+        setup = replace(run.setup, participants=cohort.shape[0])
+        fed = engine.make_fed()(setup, data, carry.memory, cohort, r)
+        key = keys_of(jax.random.key(0), r)[1]
+        return Carry(run.method.at(r).round(setup.problem, fed, key, r, carry.state), fed.memory)
+
+    for r in range(task.rounds):
+        cohort = [i for i in range(len(SITES)) if i != client or r not in away]
+        carry = one(carry, np.array(cohort, np.int32), np.int32(r))
     return np.asarray(carry.state.x)
 
 

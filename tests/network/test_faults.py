@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .faults import EXPERIMENT, Federation, environment, forgetting, simulated
+from .faults import EXPERIMENT, Federation, environment, forgetting, simulated, without
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,14 @@ def test_a_site_that_is_away_is_dropped_and_readmitted(federation):
     federation.until(past(federation, federation.round() + 5))
     federation.start_site("lyon")
     federation.until(lambda: "lyon: readmitted" in federation.log("server"))
-    federation.finish()
+    found = federation.finish()
+    (first,), (last,) = (
+        [int(r) for r in re.findall(rf"round (\d+): lyon: {what}", federation.log("server"))]
+        for what in ("dropped", "readmitted")
+    )
+    assert last - first >= 5
+    wanted = without(1, range(first, last))  # weights renormalised, and its memory kept meanwhile
+    np.testing.assert_allclose([found[f"x{j}"] for j in range(3)], wanted, atol=1e-5)
     present = np.array([row["present/lyon"] for row in federation.history()])
     assert present[:10].all()
     assert present[-1] == 1
@@ -154,7 +161,9 @@ def test_status_stop_resume_and_collect(federation, undisturbed):
     federation.start_site("lyon", "--share")
     federation.start_server()
     federation.until(past(federation, 10))
-    assert "lyon: connected" in federation.command("status", "out")
+    told = federation.command("status", "out")
+    assert all(f"{name}: connected" in told for name in ("berlin", "lyon", "turin"))
+    assert re.search(r"round \d+ of 200", told)
     assert "Asked process" in federation.command("stop", "out")
     assert federation.processes["server"].wait(60) == 130
     assert "No run is under way" in federation.command("status", "out", fails=True)
@@ -162,6 +171,10 @@ def test_status_stop_resume_and_collect(federation, undisturbed):
     assert "--resume" in federation.command("run", *words, fails=True)
     federation.start_server("--resume")
     assert_same(federation.finish(), undisturbed)
+    assert "[1/1] SCAFFOLD, seed 0" in federation.log("server")  # the display of any run
+    page = (federation.out / "report.html").read_text("utf-8")
+    for words_ in ("The network", "sent to it", "received", "waited for", "failures", "attempts at rounds"):
+        assert words_ in page
     told = federation.command("collect", *words)
     assert "berlin: This site does not give away" in told
     assert [file.name for file in (federation.out / "collected" / "run-0").iterdir()] == ["lyon.safetensors"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 import time
@@ -34,11 +35,10 @@ def server(kits):
 class Dialled:
     """A raw connection, which answers as it is told."""
 
-    def __init__(self, server, kit, answer, limit=2**24):
-        import queue
-
+    def __init__(self, server, kit, answer, limit=2**24, anonymous=False):
         self.outbox = queue.SimpleQueue()
-        credentials = grpc.ssl_channel_credentials(*(read(kit)[i] for i in (0, 2, 1))) if kit else None
+        which = (0,) if anonymous else (0, 2, 1)  # the authority alone, or with key and certificate
+        credentials = grpc.ssl_channel_credentials(*(read(kit)[i] for i in which)) if kit else None
         address = f"localhost:{server.port}"
         self.channel = (
             grpc.secure_channel(address, credentials, options(limit))
@@ -87,9 +87,9 @@ def test_a_site_is_asked_and_bytes_are_counted(server, kits):
     site.close()
 
 
-@pytest.mark.parametrize("who", [None, "foreign/berlin"])
-def test_no_certificate_or_another_authoritys_is_refused(server, kits, who):
-    stranger = Dialled(server, who and kits / who, echo)
+@pytest.mark.parametrize(("who", "anonymous"), [(None, True), ("berlin", True), ("foreign/berlin", False)])
+def test_no_certificate_or_another_authoritys_is_refused(server, kits, who, anonymous):
+    stranger = Dialled(server, who and kits / who, echo, anonymous=anonymous)
     stranger.thread.join(10)
     assert stranger.ended is grpc.StatusCode.UNAVAILABLE
     assert server.wait([0, 1], 0.2) == []

@@ -123,7 +123,8 @@ class GrpcServer:
                     why = "it sent too much that nobody asked for"
                     break
         except Exception as error:  # gRPC's own, whatever ended the stream
-            why = str(getattr(error, "details", lambda: None)() or type(error).__name__)
+            unsaid = f"the connection broke, or a message was larger than {self.limit} bytes"
+            why = str(getattr(error, "details", lambda: None)() or unsaid)
         with self._changed:
             if self._streams.get(i) is stream:
                 del self._streams[i]
