@@ -73,6 +73,19 @@ class Projection:
             return point
         return self.function(point, *context[: self.arity - 1])
 
+    def common(self, point: PyTree) -> PyTree:
+        """The projection onto a set that all clients share; a point as it is where they have their own.
+
+        A server takes it after averaging, and clients step from points that they do not project themselves,
+        along gradients at their projections: the mean of projected points stays off a boundary on which
+        clients disagree, however short their steps.
+        """
+        return self(point) if self.shared else point
+
+    def own(self, point: PyTree, client: Any) -> PyTree:
+        """The projection onto a client's own set; a point as it is where all clients share theirs."""
+        return point if self.shared else self(point, client)
+
 
 class Problem:
     """Base of the problem classes: makes terms of functions and wraps projections when an object is built.

@@ -1,14 +1,14 @@
 """AFL: agnostic federated learning (Mohri, Sivek, Suresh 2019), with local steps.
 
-    min_x max_{λ ∈ Δ}  Σ_i λ_i E f_i(x, ξ)
+    min_x max_{λ ∈ Δ}  Σ_i λ_i E f_i(x, ξ)   over X
 
-    1  client i, H times from x_i = x:  draw ξ;  x_i ← P_X(x_i − γ ∇f_i(x_i, ξ))
+    1  client i, H times from z_i = x:  draw ξ;  z_i ← z_i − γ ∇f_i(P_X(z_i), ξ)
     2  client i: send f_i(x, ξ)
-    3  server: x ← Σ_i λ_i x_i
+    3  server: x ← P_X(Σ_i λ_i z_i)
     4  server: λ ← P_Δ(λ + η_λ (f_1(x), …, f_m(x))), the losses at the x that line 1 started from
 
-H = 1 is the paper's method. λ is the result's ``y``. Reveals an average, and every client's loss. Needs
-gradients.
+H = 1 is the paper's method. With sets X_i of their own clients project each step instead of the server. λ is
+the result's ``y``. Reveals an average, and every client's loss. Needs gradients.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ class AFL(Method[Minimization, State]):
         return State(x0, y0)
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
-        def step(x: PyTree, key: Key) -> PyTree:
+        def step(z: PyTree, key: Key) -> PyTree:
             f = client.mean(problem.loss, key, self.batch_size)
-            return problem.project(tree.axpy(-self.gamma, gradient(f, x), x), client)
+            g = gradient(f, problem.project.common(z))
+            return problem.project.own(tree.axpy(-self.gamma, g, z), client)
 
         return loop(steps_of(self.H, client), step, key, x)  # line 1
 
@@ -86,6 +87,6 @@ class AFL(Method[Minimization, State]):
         key_steps, key_loss = jax.random.split(key)
         losses = fed.gather(self.loss, key_loss, state.x)
         at_work = fed.at_work(self.H, given=state.y)
-        x = fed.average(self.local_steps, key_steps, state.x, weights=at_work, around=state.x)  # line 3
+        x = fed.average(self.local_steps, key_steps, state.x, weights=at_work, around=state.x)
         weights = optax.projections.projection_simplex(state.y + self.eta_lam * jnp.asarray(losses))  # line 4
-        return State(x, weights)
+        return State(problem.project.common(x), weights)  # line 3

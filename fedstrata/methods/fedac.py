@@ -4,18 +4,17 @@
 
     1  server: send w, w_ag to the clients that take part
     2  client i, K times:
-    3      w, w_ag ← P(w), P(w_ag);  w_md ← w/β + (1 − 1/β) w_ag;  draw ξ from D_i;  g ← ∇f_i(w_md, ξ)
+    3      w_md ← w/β + (1 − 1/β) w_ag;  draw ξ from D_i;  g ← ∇f_i(P_X(w_md), ξ)
     4      w_ag ← w_md − η g
     5      w ← (1 − 1/α) w + w_md/α − γ g
-    6  server: w, w_ag ← P(the means of the clients'); x is w_ag
+    6  server: w, w_ag ← P_X(the means of the clients'); x is w_ag
 
     γ = max(η, √(η/(μK)))
     variant I:   α = 1/(γμ),          β = α + 1
     variant II:  α = 3/(2γμ) − 1/2,   β = (2α² − 1)/(α − 1)
 
-The original has no set. A round's last step is projected by the server, after averaging: a mean of
-projections would stay inside the set where the clients' gradients pull apart. With sets X_i of their own,
-clients project.
+The original has no set. As in FedAvg the server projects, after averaging: a mean of projections would stay
+inside the set where the clients' gradients pull apart. With sets X_i of their own, clients project.
 
 Reveals only averages. Needs gradients. With one client and K = 1 it is accelerated gradient descent.
 """
@@ -82,16 +81,17 @@ class FedAC(Method[Minimization, State]):
         alpha, beta, gamma = self.coupling()
 
         def step(both: tuple[PyTree, PyTree], key: Key) -> tuple[PyTree, PyTree]:
-            w, w_ag = (problem.project(one, client) for one in both)
+            w, w_ag = both
             w_md = tree.lerp(1 / beta, w_ag, w)
-            g = gradient(client.mean(problem.loss, key, self.batch_size), w_md)  # line 3
+            f = client.mean(problem.loss, key, self.batch_size)
+            g = gradient(f, problem.project.common(w_md))  # line 3
             w_ag = tree.axpy(-self.eta, g, w_md)  # line 4
-            return tree.axpy(-gamma, g, tree.lerp(1 / alpha, w, w_md)), w_ag  # line 5
+            w = tree.axpy(-gamma, g, tree.lerp(1 / alpha, w, w_md))  # line 5
+            return problem.project.own(w, client), problem.project.own(w_ag, client)
 
-        both = loop(self.K, step, key, (w, w_ag))  # line 2
-        return both if problem.project.shared else tuple(problem.project(one, client) for one in both)
+        return loop(self.K, step, key, (w, w_ag))  # line 2
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         both = fed.average(self.local_steps, key, state.w, state.x, around=(state.w, state.x))  # line 1
-        w, w_ag = (problem.project(one) if problem.project.shared else one for one in both)  # line 6
+        w, w_ag = (problem.project.common(one) for one in both)  # line 6
         return State(w_ag, w)

@@ -3,10 +3,16 @@
     min_x  1/m Σ_i E f_i(x, ξ)   over X
 
     1  server: send x̂ to the clients that take part
-    2  client i, H times from x = x̂:
+    2  client i, H times from z = x̂:
     3      draw ξ from D_i
-    4      x ← P_{X_i}(x − γ ∇f_i(x, ξ))
-    5  server: x̂ ← the mean of the clients' x
+    4      z ← z − γ ∇f_i(P_X(z), ξ)
+    5  server: x̂ ← P_X(the mean of the clients' z)
+
+The original has no set. Here the server projects, and clients take gradients at projections (lazily, as
+Yuan, Zaheer, Reddi 2021 do by dual averaging): the mean of points that clients project themselves stays off a
+boundary on which they disagree, however small γ is. So H = 1 is projected parallel SGD, and H > 1 differs
+from it by the drift of local steps, of order γ(H − 1), as without a set. With sets X_i of their own
+clients project each step, x ← P_{X_i}(x − γ ∇f_i(x, ξ)), and the server takes the mean.
 
 Reveals only averages. Needs gradients. H = 1 is parallel SGD.
 """
@@ -51,12 +57,14 @@ class FedAvg(Method[Minimization, State]):
         return State(x0)
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
-        def step(x: PyTree, key: Key) -> PyTree:
+        def step(z: PyTree, key: Key) -> PyTree:
             f = client.mean(problem.loss, key, self.batch_size)  # line 3
-            return problem.project(tree.axpy(-self.gamma, gradient(f, x), x), client)  # line 4
+            g = gradient(f, problem.project.common(z))
+            return problem.project.own(tree.axpy(-self.gamma, g, z), client)  # line 4
 
         return loop(steps_of(self.H, client), step, key, x)  # line 2
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         at_work = fed.at_work(self.H)
-        return State(fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x))  # 1, 5
+        mean = fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x)  # line 1
+        return State(problem.project.common(mean))  # line 5

@@ -1,12 +1,15 @@
 """FedMSPP (Yuan and Li 2022): federated minibatch stochastic proximal point.
 
-    min_x  1/m Σ_i E f_i(x, ξ)
+    min_x  1/m Σ_i E f_i(x, ξ)   over X
 
     1  server: send x̄ to the clients that take part
     2  client i: draw one minibatch B from D_i for the whole round
-    3  client i: x ≈ argmin_x f_i(x; B) + ‖x − x̄‖²/(2η), by H gradient steps of size γ from x̄:
-    4      x ← x − γ (∇f_i(x; B) + (x − x̄)/η)
-    5  server: x̄ ← the mean of the clients' x
+    3  client i: z ≈ argmin_z f_i(z; B) + ‖z − x̄‖²/(2η), by H gradient steps of size γ from x̄:
+    4      z ← z − γ (∇f_i(P_X(z); B) + (z − x̄)/η)
+    5  server: x̄ ← P_X(the mean of the clients' z)
+
+The original has no set. As in FedAvg the server projects, so that H = 1 is projected gradient descent on
+the mean; with sets X_i of their own clients project each step instead.
 
 Reveals only averages. Needs gradients. η → ∞ is FedAvg with one minibatch per round.
 """
@@ -58,12 +61,14 @@ class FedMSPP(Method[Minimization, State]):
         key_batch, key_steps = jax.random.split(key)
         f = client.mean(problem.loss, key_batch, self.batch_size)  # line 2
 
-        def step(x: PyTree, key: Key) -> PyTree:
-            direction = tree.axpy(1 / self.eta, tree.sub(x, x_bar), gradient(f, x))
-            return problem.project(tree.axpy(-self.gamma, direction, x), client)  # line 4
+        def step(z: PyTree, key: Key) -> PyTree:
+            g = gradient(f, problem.project.common(z))
+            direction = tree.axpy(1 / self.eta, tree.sub(z, x_bar), g)
+            return problem.project.own(tree.axpy(-self.gamma, direction, z), client)  # line 4
 
         return loop(steps_of(self.H, client), step, key_steps, x_bar)  # line 3
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         at_work = fed.at_work(self.H)
-        return State(fed.average(self.proximal_point, key, state.x, weights=at_work, around=state.x))  # 1, 5
+        mean = fed.average(self.proximal_point, key, state.x, weights=at_work, around=state.x)  # line 1
+        return State(problem.project.common(mean))  # line 5

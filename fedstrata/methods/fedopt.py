@@ -3,11 +3,11 @@
     min_x  1/m Σ_i E f_i(x, ξ)   over X
 
     1  server: send x to the clients S that take part
-    2  client i, with a new state of ClientOpt, H times from x_i = x:
-    3      draw ξ from D_i;  g ← ∇f_i(x_i, ξ)
-    4      x_i ← P_{X_i}(ClientOpt(x_i, g))
-    5  client i: send x − x_i
-    6  server: Δ ← the mean over S of the x − x_i
+    2  client i, with a new state of ClientOpt, H times from z_i = x:
+    3      draw ξ from D_i;  g ← ∇f_i(P_X(z_i), ξ)
+    4      z_i ← ClientOpt(z_i, g)
+    5  client i: send x − z_i
+    6  server: Δ ← the mean over S of the x − z_i
     7  server: x ← P_X(ServerOpt(x, Δ)), whose state stays
 
 Both are optimisers of optax, for which Δ stands in the place of a gradient (the paper's Δ_t is its negative):
@@ -23,7 +23,11 @@ divides by √v + τ as optax does, but starts from v ≥ τ² and corrects no b
 
 A schedule of ServerOpt runs over the rounds. One of ClientOpt runs over the local steps and begins anew in
 every round, like its momentum. P_X is there where the set is the same for all clients; where each has its
-own, the server's point may lie outside of them, as in FedAvg. A client with H = 0 is not in S.
+own, it projects each of its steps, and the server's point may lie outside of them, as in FedAvg. A client
+with H = 0 is not in S.
+
+An adaptive ServerOpt scales every coordinate on its own, which the Euclidean P_X does not: over a box the
+limit is right, over a ball or a simplex it is not the minimiser, and a warning says so.
 
 Reveals only averages. Needs gradients.
 """
@@ -34,6 +38,7 @@ from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedstrata.core import tree
@@ -42,9 +47,11 @@ from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, LocalSteps, Method, method
 from fedstrata.core.optimisers import first_like
+from fedstrata.core.problem import Projection
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.sets import Box, NonNegative
 
 Optimiser = Annotated[optax.GradientTransformation, "an optax optimiser such as optax.adam(1e-2)"]
 
@@ -90,6 +97,19 @@ class FedOpt(Method[Minimization, State]):
             object.__setattr__(self, side, first_like(getattr(self, side)))
 
     def cautions(self, problem: Minimization, rounds: int) -> list[str]:
+        return self._of_the_set(problem.project) + self._of_the_schedule()
+
+    def _of_the_set(self, project: Projection) -> list[str]:
+        by_coordinate = isinstance(project.function, Box | NonNegative)
+        if project.trivial or not project.shared or by_coordinate or not _bends(self.server):
+            return []
+        return [
+            "FedOpt: the server's optimiser scales every coordinate on its own, but the projection treats "
+            "them alike: unless the set bounds each coordinate by itself, as fs.sets.Box does, the limit is "
+            "not the minimiser over it. Use server=optax.sgd(1.0), or FedAvg."
+        ]
+
+    def _of_the_schedule(self) -> list[str]:
         try:
             kept = jax.eval_shape(self.client.init, jnp.zeros(1))
         except Exception:  # made for parameters of a certain form
@@ -109,18 +129,19 @@ class FedOpt(Method[Minimization, State]):
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
         def step(at: tuple[PyTree, PyTree], key: Key) -> tuple[PyTree, PyTree]:
-            x_i, kept = at
-            f = client.mean(problem.loss, key, self.batch_size)  # line 3
-            x_i, kept = _step(self.client, gradient(f, x_i), kept, x_i)
-            return problem.project(x_i, client), kept  # line 4
+            z, kept = at
+            f = client.mean(problem.loss, key, self.batch_size)
+            g = gradient(f, problem.project.common(z))  # line 3
+            z, kept = _step(self.client, g, kept, z)
+            return problem.project.own(z, client), kept  # line 4
 
-        x_i, _ = loop(steps_of(self.H, client), step, key, (x, self.client.init(x)))  # line 2
-        return tree.sub(x, x_i)  # line 5
+        z, _ = loop(steps_of(self.H, client), step, key, (x, self.client.init(x)))  # line 2
+        return tree.sub(x, z)  # line 5
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         delta = fed.average(self.local_steps, key, state.x, weights=fed.at_work(self.H))  # lines 1, 6
         x, server = _step(self.server, delta, state.server, state.x)
-        return State(problem.project(x) if problem.project.shared else x, server)  # line 7
+        return State(problem.project.common(x), server)  # line 7
 
 
 def _step(
@@ -130,6 +151,16 @@ def _step(
     updates, after = optimiser.update(g, kept, x)
     after = jax.tree.map(lambda new, old: jnp.asarray(new, jnp.result_type(old)), after, kept)
     return optax.apply_updates(x, updates), after
+
+
+def _bends(optimiser: optax.GradientTransformation) -> bool:
+    """Whether its first step is not along the gradient."""
+    g = jnp.array([1.0, 2.0])
+    try:
+        step = np.asarray(optimiser.update(g, optimiser.init(jnp.zeros(2)), jnp.zeros(2))[0])
+    except Exception:  # made for parameters of a certain form
+        return False
+    return bool(abs(step[1] - 2 * step[0]) > 1e-3 * abs(step[1]))
 
 
 def _of_schedule(path: tuple[object, ...], _: object) -> bool:

@@ -3,10 +3,13 @@
     min_x  1/m Σ_i E f_i(x, ξ)   over X
 
     1  server: send x̂ to the clients that take part
-    2  client i, H times from x = x̂:
+    2  client i, H times from z = x̂:
     3      draw ξ from D_i
-    4      x ← P_{X_i}(x − γ (∇f_i(x, ξ) + μ (x − x̂)))
-    5  server: x̂ ← the mean of the clients' x
+    4      z ← z − γ (∇f_i(P_X(z), ξ) + μ (z − x̂))
+    5  server: x̂ ← P_X(the mean of the clients' z)
+
+As in FedAvg the server projects, so that H = 1 is projected gradient descent on the mean; with sets X_i of
+their own clients project each step instead.
 
 Reveals only averages. Needs gradients. μ = 0 is FedAvg.
 """
@@ -53,13 +56,15 @@ class FedProx(Method[Minimization, State]):
         return State(x0)
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x_hat: PyTree) -> PyTree:
-        def step(x: PyTree, key: Key) -> PyTree:
+        def step(z: PyTree, key: Key) -> PyTree:
             f = client.mean(problem.loss, key, self.batch_size)  # line 3
-            direction = tree.axpy(self.mu, tree.sub(x, x_hat), gradient(f, x))
-            return problem.project(tree.axpy(-self.gamma, direction, x), client)  # line 4
+            g = gradient(f, problem.project.common(z))
+            direction = tree.axpy(self.mu, tree.sub(z, x_hat), g)
+            return problem.project.own(tree.axpy(-self.gamma, direction, z), client)  # line 4
 
         return loop(steps_of(self.H, client), step, key, x_hat)  # line 2
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         at_work = fed.at_work(self.H)
-        return State(fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x))  # 1, 5
+        mean = fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x)  # line 1
+        return State(problem.project.common(mean))  # line 5

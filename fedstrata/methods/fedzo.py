@@ -3,11 +3,14 @@
     min_x  1/m Σ_i E f_i(x, ξ)   over X
 
     1  server: send x̂ to the clients that take part
-    2  client i, H times from x = x̂:
-    3      draw ξ from D_i, and v_1 … v_b on the unit sphere
+    2  client i, H times from z = x̂:
+    3      draw ξ from D_i, and v_1 … v_b on the unit sphere;  x ← P_X(z)
     4      g ← d/(μ b) Σ_j (f_i(x + μ v_j, ξ) − f_i(x, ξ)) v_j
-    5      x ← P_{X_i}(x − η g)
-    6  server: x̂ ← x̂ + the mean of the clients' x − x̂
+    5      z ← z − η g
+    6  server: x̂ ← P_X(x̂ + the mean of the clients' z − x̂)
+
+As in FedAvg the server projects, so that H = 1 is a projected step along the mean of the g; with sets X_i of
+their own clients project each step instead.
 
 Reveals only averages. Needs function values only.
 """
@@ -65,9 +68,10 @@ class FedZO(Method[Minimization, State]):
     def local_steps(self, problem: Minimization, client: Client, key: Key, x_hat: PyTree) -> PyTree:
         d = tree.dimension(x_hat)
 
-        def step(x: PyTree, key: Key) -> PyTree:
+        def step(z: PyTree, key: Key) -> PyTree:
             key_xi, key_v = jax.random.split(key)
-            f = client.mean(problem.loss, key_xi, self.batch_size)  # line 3
+            f = client.mean(problem.loss, key_xi, self.batch_size)
+            x = problem.project.common(z)  # line 3
             value = f(x)
 
             def along(g: PyTree, key: Key) -> PyTree:
@@ -76,10 +80,10 @@ class FedZO(Method[Minimization, State]):
                 return tree.axpy(d / (self.mu * self.b) * difference, v, g)
 
             g = loop(self.b, along, key_v, tree.zeros_like(x))  # line 4
-            return problem.project(tree.axpy(-self.eta, g, x), client)  # line 5
+            return problem.project.own(tree.axpy(-self.eta, g, z), client)  # line 5
 
         return tree.sub(loop(steps_of(self.H, client), step, key, x_hat), x_hat)  # line 2
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         moved = fed.average(self.local_steps, key, state.x, weights=fed.at_work(self.H))  # line 1
-        return State(tree.add(state.x, moved))  # line 6
+        return State(problem.project.common(tree.add(state.x, moved)))  # line 6

@@ -3,13 +3,13 @@
     min_x  1/m Σ_i E f_i(x, ξ)   over X
 
     1  server: draw ``devices`` of the clients; send them x̂
-    2  client i, τ times from x = x̂:
+    2  client i, τ times from z = x̂:
     3      draw ξ from D_i
-    4      x ← P(x);  x ← x − γ_r ∇f_i(x, ξ)
-    5  server: x̂ ← P(the mean of the devices' x)
+    4      z ← z − γ_r ∇f_i(P_X(z), ξ)
+    5  server: x̂ ← P_X(the mean of the devices' z)
 
-A round's last step is projected by the server, after averaging: a mean of projections would stay inside the
-set where the clients' gradients pull apart. With sets X_i of their own, clients project.
+The original has no set. As in FedAvg the server projects, after averaging: a mean of projections would stay
+inside the set where the clients' gradients pull apart. With sets X_i of their own, clients project.
 
 The paper's steps under strong convexity decrease, γ_r = 4/(μ(a + rτ)): give ``gamma`` as that function of r.
 
@@ -70,16 +70,15 @@ class LFD(Method[Minimization, State]):
         return State(x0)
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
-        def step(x: PyTree, key: Key) -> PyTree:
+        def step(z: PyTree, key: Key) -> PyTree:
             f = client.mean(problem.loss, key, self.batch_size)  # line 3
-            x = problem.project(x, client)
-            return tree.axpy(-self.gamma, gradient(f, x), x)  # line 4
+            g = gradient(f, problem.project.common(z))
+            return problem.project.own(tree.axpy(-self.gamma, g, z), client)  # line 4
 
-        x = loop(self.tau, step, key, x)  # line 2
-        return x if problem.project.shared else problem.project(x, client)
+        return loop(self.tau, step, key, x)  # line 2
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         key_devices, key_steps = jax.random.split(key)
         chosen = None if self.devices is None else fed.sample(key_devices, self.devices)  # line 1
         x = fed.average(self.local_steps, key_steps, state.x, of=chosen, around=state.x)
-        return State(problem.project(x) if problem.project.shared else x)  # line 5
+        return State(problem.project.common(x))  # line 5

@@ -1,13 +1,14 @@
 """Local SGDA: simultaneous local descent and ascent (Deng and Mahdavi 2021).
 
-    min_x max_y  1/m Σ_i E f_i(x, y, ξ)
+    min_x max_y  1/m Σ_i E f_i(x, y, ξ)   over X and Y
 
     1  server: send x, y to the clients that take part
-    2  client i, τ times from (x_i, y_i) = (x, y):
-    3      draw ξ;  x_i ← P_X(x_i − η_x ∇_x f_i),   y_i ← P_Y(y_i + η_y ∇_y f_i),   both at (x_i, y_i, ξ)
-    4  server: (x, y) ← the mean of the clients' (x_i, y_i)
+    2  client i, τ times from (u, w) = (x, y):
+    3      draw ξ;  u ← u − η_x ∇_x f_i,   w ← w + η_y ∇_y f_i,   both at (P_X(u), P_Y(w), ξ)
+    4  server: (x, y) ← (P_X, P_Y)(the mean of the clients' (u, w))
 
-τ = 1 is gradient descent ascent. Reveals only averages. Needs gradients.
+As in FedAvg the server projects, so that τ = 1 is projected gradient descent ascent on the mean; with sets
+X_i of their own clients project each step in x instead. Reveals only averages. Needs gradients.
 """
 
 from __future__ import annotations
@@ -56,11 +57,18 @@ class LocalSGDA(Method[Minimax, State]):
     def local_steps(self, problem: Minimax, client: Client, key: Key, x: PyTree, y: PyTree) -> State:
         def step(at: State, key: Key) -> State:
             f = client.mean(problem.payoff, key, self.batch_size)
-            by_x, by_y = gradients(f, at.x, at.y)
-            x = problem.project_x(tree.axpy(-self.eta_x, by_x, at.x), client)  # line 3
-            return State(x, problem.project_y(tree.axpy(self.eta_y, by_y, at.y), x, client))
+            by_x, by_y = gradients(f, *self.inside(problem, at))
+            u = problem.project_x.own(tree.axpy(-self.eta_x, by_x, at.x), client)
+            return State(u, tree.axpy(self.eta_y, by_y, at.y))  # line 3
 
         return loop(steps_of(self.tau, client), step, key, State(x, y))  # line 2
 
+    def inside(self, problem: Minimax, at: State) -> State:
+        """P_X and P_Y."""
+        x = problem.project_x.common(at.x)
+        return State(x, problem.project_y(at.y, x))
+
     def round(self, problem: Minimax, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        return fed.average(self.local_steps, key, *state, weights=fed.at_work(self.tau), around=state)  # 1, 4
+        at_work = fed.at_work(self.tau)
+        mean = fed.average(self.local_steps, key, *state, weights=at_work, around=state)  # line 1
+        return self.inside(problem, mean)  # line 4

@@ -118,7 +118,8 @@ def test_a_schedule_of_the_client_begins_anew_in_every_round(x64):
 
 @pytest.mark.slow
 def test_an_adaptive_server_stays_in_the_set(x64):
-    result = solve(fs.FedOpt(optax.sgd(GAMMA), optax.adam(1.0), H=H), BALL, rounds=3)
+    with pytest.warns(UserWarning, match="the limit is not the minimiser over it"):
+        result = solve(fs.FedOpt(optax.sgd(GAMMA), optax.adam(1.0), H=H), BALL, rounds=3)
     assert float(optax.tree.norm(result.x)) <= 0.3 + 1e-12
 
 

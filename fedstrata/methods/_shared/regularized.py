@@ -133,7 +133,7 @@ class Regularized(Method[Selection, StateT]):
         def step(y: PyTree, key: Key) -> PyTree:
             g_h, g_f = self.both_gradients(problem, f, client, key, y, mu)
             y = tree.axpy(-steps.h, g_h, tree.axpy(-steps.f, g_f, y))
-            return problem.project(y, client) if _own_set(problem) else y
+            return problem.project.own(y, client)
 
         return tree.sub(loop(self.K, step, key, x), x)
 
@@ -146,7 +146,7 @@ class Regularized(Method[Selection, StateT]):
             x = problem.h.regularizer.prox(x, times * steps.h)
         if f.regularizer is not None and mu is None:
             x = f.regularizer.prox(x, times * steps.f)
-        return x if _own_set(problem) else problem.project(x)
+        return problem.project.common(x)
 
     def scale(self, problem: Selection, fed: Fed, key: Key, x: PyTree, *, secondary: bool = True) -> Scale:
         """Estimate the curvatures, f's if ``secondary``; the ledger has it as the level ``"scaling"``."""
@@ -211,11 +211,6 @@ class Regularized(Method[Selection, StateT]):
             f"γ̃ = {gamma:.3g} would diverge. It is divided by L_h (result.state.scale), and η counts against "
             "the divided loss. Scale the data, or give L_h, to be rid of this warning."
         ]
-
-
-def _own_set(problem: Selection) -> bool:
-    """Whether each client has a set of its own."""
-    return problem.project.arity > 1
 
 
 def _points(x: PyTree) -> PyTree:
