@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedstrata as fs
 from fedstrata.core.method import METHODS
 from fedstrata.engines.programs import kept
+from fedstrata.engines.rounds import one_round
+from fedstrata.engines.simulated import Simulated, SimulatedFed
+from fedstrata.solving.pose import pose
 
 from .cases import CLIENTS, all_cases
 
@@ -147,3 +152,39 @@ def test_resume_is_bit_for_bit(case, reference, tmp_path):
 def test_describes_itself(case):
     assert case.method.describe().keys() == {f.name for f in dataclasses.fields(case.method)}
     assert case.method.solves
+
+
+@pytest.mark.slow
+@every_case
+def test_all_samples_of_clients_of_very_unequal_size(case):
+    """Full batches where groups of clients have capacities of their own, traced: all shapes fit."""
+    full = {name: None for name in case.method.hyperparameters if name.startswith("batch")}
+    try:
+        method = dataclasses.replace(case.method, **full)
+    except (TypeError, ValueError):
+        pytest.skip("it draws minibatches")
+
+    def repeated(part, sizes):
+        rows = [case.data.client(i, part) for i in range(CLIENTS)]
+        return [
+            jax.tree.map(lambda leaf, n=n: np.resize(leaf, (n, *leaf.shape[1:])), its)
+            for its, n in zip(rows, sizes, strict=True)
+        ]
+
+    valid = None if case.data.valid is None else repeated("valid", (3, 1, 20, 5, 2))
+    data = fs.FederatedData.from_clients(
+        repeated("train", (2, 40, 3, 9, 17)), valid=valid, server=case.data.server
+    )
+    assert len(data.placed().groups) > 1
+    make_fed = functools.partial(SimulatedFed, Simulated())
+    for participation in {1.0, case.participation or 1.0}:
+        posed = pose(case.problem, method, data, case.x0, y0=case.y0, rounds=1, participation=participation)
+        after = jax.eval_shape(
+            lambda method, carry, data, setup=posed.setup: one_round(
+                make_fed, setup, method, carry, jax.random.key(0), data, jnp.int32(0)
+            ),
+            posed.method,
+            posed.carry,
+            posed.data.placed(),
+        )
+        assert jax.tree.map(jnp.shape, after.state) == jax.tree.map(jnp.shape, posed.carry.state)

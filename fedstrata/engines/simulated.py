@@ -304,7 +304,7 @@ class SimulatedFed(Fed):
             exchange = exchange._replace(of=data.slots(exchange.of))
         whole = self._whole(exchange)
         numbers = None if exchange.evaluation else lambda: sum(whole().values())
-        if len(data.groups) == 1 or not whole():
+        if len(data.groups) == 1 or not whole() or self._per_sample(exchange):
             block = self.engine.block(number, message, numbers)
             if exchange.of is None and block >= number:
                 return self._side_by_side(exchange)
@@ -318,6 +318,20 @@ class SimulatedFed(Fed):
         weights = self._weights(exchange)[by_size]
         replies, shape = self._in_blocks(exchange, exchange.of[by_size], weights, block, data.groups)
         return (_row(replies, jnp.argsort(by_size)) if exchange.stacked else replies), shape
+
+    def _per_sample(self, exchange: Exchange) -> bool:
+        """Whether uploads have a row for every sample: stacked, they need one capacity for all groups."""
+        if not exchange.stacked:
+            return False
+
+        def upload(group: Group, index: Array, memory: PyTree) -> PyTree:
+            return visit(self.setup, exchange, self.data.client(index, _row(memory, index), group))[0].upload
+
+        shapes = {
+            str(jax.eval_shape(partial(upload, group), jnp.zeros((), jnp.int32), self.memory))
+            for group in self.data.groups
+        }
+        return len(shapes) > 1
 
     def _indices(self, exchange: Exchange) -> Array:
         return self.everyone if exchange.of is None else exchange.of

@@ -65,6 +65,26 @@ def test_a_step_of_fastdro_is_along_the_worst_case(problem):
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("engine", ["simulated", pytest.param("streamed", marks=pytest.mark.slow)])
+def test_all_samples_of_clients_of_very_unequal_size(engine):
+    """With KL, q ∝ exp(ℓ/λ): each client's number of losses is its own, and no padding is among them."""
+    data = fs.FederatedData.from_clients(regression((4, 30, 12)))
+    problem = fs.dro.kl(loss, lam=0.5)
+    losses, slopes, shares = pooled(data, X0)
+    q = shares * np.exp(losses / 0.5)
+    result = solve(problem, fs.FastDRO(0.1), data, X0, rounds=1, engine=engine)
+    np.testing.assert_allclose(result.x, X0 - 0.1 * (q / q.sum()) @ slopes, rtol=1e-9)
+    if engine == "simulated":  # the same without a cohort is enough of the quick tests
+        return
+    # A cohort of two: one of the three pairs.
+    some = solve(problem, fs.FastDRO(0.1), data, X0, rounds=1, participation=2, engine=engine)
+    owners = np.repeat(np.arange(3), data.sizes)
+    pairs = [q * (owners != left_out) for left_out in range(3)]
+    ends = [X0 - 0.1 * (p / p.sum()) @ slopes for p in pairs]
+    assert min(np.abs(some.x - end).max() for end in ends) < 1e-9
+
+
+@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", ["chi2 ball", "chi2 penalty", "kl-cvar"])
 def test_fastdro_reaches_the_optimum_of_smooth_risks(name):
     problem, data = SETS[name], fs.FederatedData.from_clients(regression((4, 6, 3)))

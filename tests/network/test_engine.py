@@ -246,6 +246,13 @@ def test_progress_is_shown_as_elsewhere(monkeypatch, capsys):
     assert {"rounds", "2/2", "loss"} <= set(shown[1])
 
 
+def test_a_number_for_every_sample_is_refused():
+    """The server must know how long a reply is; how many samples a site has is its own affair."""
+    case = CASES["fastdro"]
+    with pytest.raises(ValueError, match="give the method a batch_size"):
+        case.run(engine="network", method=dataclasses.replace(case.method, batch_size=None))
+
+
 def test_divergence_is_told_as_elsewhere():
     with pytest.raises(fs.Diverged):
         run(fs.FedAvg(gamma=1e25, H=4), rounds=6)

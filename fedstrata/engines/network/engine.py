@@ -27,7 +27,7 @@ from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Job, Setup, Un
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.metrics import PerClient
-from fedstrata.core.storage import Placed
+from fedstrata.core.storage import Group, Placed
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.callbacks import need_two_threads
@@ -148,10 +148,16 @@ class NetworkFed(Positioned):
         """Out of the program, to the sites, and back."""
         k, form = self.next_position(), self.engine.form
 
-        def one(memory: PyTree) -> PyTree:
-            return visit(self.setup, exchange, form.client(0, _row(memory)))[0].upload
+        def one(samples: int, memory: PyTree) -> PyTree:
+            client = form.client(0, _row(memory), Group(1, samples, samples))
+            return visit(self.setup, exchange, client)[0].upload
 
-        shape = jax.eval_shape(one, self.memory)
+        shape = jax.eval_shape(partial(one, 1), self.memory)
+        if exchange.stacked and str(shape) != str(jax.eval_shape(partial(one, 2), self.memory)):
+            raise ValueError(
+                f"{name_of(exchange.phase)!r} sends a number for every sample of a client, and the server of "
+                "a network does not know how many there are: give the method a batch_size."
+            )
         uploads, structure = jax.tree.flatten(shape)
         of = self.everyone if exchange.of is None else exchange.of
         lead = (of.shape[0],) if exchange.stacked else ()
