@@ -22,6 +22,7 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradients
+from fedstrata.methods._shared.sequences import moving_set
 from fedstrata.problems.classes import Minimax
 
 
@@ -50,6 +51,10 @@ class LocalSGDA(Method[Minimax, State]):
     batch_size: BatchSize = None
 
     solves = (Minimax,)
+
+    @classmethod
+    def refuses(cls, problem: Minimax) -> str | None:
+        return super().refuses(problem) or moving_set(cls.__name__, problem)
 
     def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -115,3 +116,32 @@ def test_afl_takes_weights_to_start_from():
     for bad in (np.array([0.5, 0.6]), np.ones(3) / 3, np.array([-0.5, 1.5])):
         with pytest.raises(ValueError, match="2 weights"):
             fs.solve(problem, method, given, np.zeros(()), y0=bad, **start)
+
+
+MOVING = fs.Minimax(
+    lambda x, y, s: 0.5 * (x - s["a"]) ** 2 + x * y - 0.5 * y**2,
+    project_y=lambda y, x: jnp.clip(y, -1.0, 0.5 - 0.2 * x),
+)
+
+
+def test_a_set_of_y_that_depends_on_x_is_refused():
+    """Every method that steps along ∇_x f would end elsewhere: those of values alone are left."""
+    for name, cls in fs.METHODS.items():
+        if fs.Minimax in cls.solves and name != "FedRZOMinimax":
+            assert "depends on x" in cls.refuses(MOVING), name
+    assert fs.applicable(MOVING).names == ["FedRZOBilevel", "FedRZOMinimax"]
+    data = fs.FederatedData.from_clients([{"a": np.array([1.0, 2.0])}, {"a": np.array([3.0])}])
+    with pytest.raises(ValueError, match="depends on x. Use FedRZOMinimax"):
+        fs.solve(MOVING, fs.LocalSGDA(0.1, 0.1), data, 0.0, y0=0.0, rounds=1, progress=False)
+    with pytest.raises(ValueError, match="has no sets"):
+        fs.as_multisequence(MOVING)
+
+
+@pytest.mark.slow
+def test_a_set_of_y_that_depends_on_x_is_solved_by_values():
+    """Where the bound of y is active F(x) = ½ E(x − a)² + xb − ½b², b = ½ − x/5: F'(x) = 0.56x − 1.65."""
+    data = fs.FederatedData.from_clients([{"a": np.array([1.0, 2.0])}, {"a": np.array([3.0])}])
+    method = fs.FedRZOMinimax(0.2, 0.01, two_sided=True, batch_size=None)
+    result = fs.solve(MOVING, method, data, 0.0, y0=0.0, rounds=100, eval_every=100, progress=False)
+    np.testing.assert_allclose(result.x, 1.65 / 0.56, atol=1e-4)
+    np.testing.assert_allclose(result.y, 0.5 - 0.2 * 1.65 / 0.56, atol=1e-3)

@@ -92,7 +92,12 @@ def refused_sets(name: str, problem: Problem, server: bool) -> str | None:
             f"{name} takes ∇_y = 0 for the solution of the lower level, which a set of y makes false. "
             "Leave project_y out, or use a zeroth-order method (FedRZOBilevel)."
         )
-    if isinstance(problem, Minimax) and problem.project_y.arity > 1:
+    return moving_set(name, problem) if isinstance(problem, Minimax) else None
+
+
+def moving_set(name: str, problem: Minimax) -> str | None:
+    """Why a set of y that depends on x cannot be had by methods that step along ∇_x f."""
+    if problem.project_y.arity > 1:
         return f"{name}: ∇_x f is no descent direction where the set of y depends on x. Use FedRZOMinimax."
     return None
 
