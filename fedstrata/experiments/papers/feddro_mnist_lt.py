@@ -122,7 +122,7 @@ EXPERIMENT = Experiment(
             Column("rare_accuracy", title="digits 7 to 9", better="high", format=".1%"),
         ),
     ),
-    plots=(PlotSpec("worst_accuracy"), PlotSpec("accuracy")),
+    plots=(PlotSpec("worst_accuracy", y_label="accuracy of the worst digit"), PlotSpec("accuracy")),
     needs=("mnist",),
     fallback={"data": "digits"},
     quick={"data": "digits", "rounds": 20, "clients": 4, "hidden": 16, "batch_size": 8, "imbalance": 0.1,
