@@ -14,6 +14,8 @@ samples is E_i, and over clients 1/m Σ.
     personalised    min_w E ℓ(w) on the server's samples + μ/2 · 1/m Σ ‖w − y_i(w)‖²,
                     y_i(w) = argmin E_i ℓ(y) + λ/2 ‖y − w‖²
     strategic       min_w 1/m Σ E_i ℓ(w) at features u + y(w), y(w) = argmax score(w, u + y) − c/2 ‖y‖²
+    standardised    min_w 1/m Σ E_i ℓ(w) at features (u − z¹)/√z², with z¹ = 1/m Σ E_i u and
+                    z² = 1/m Σ E_i (u − z¹)², all three at once
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from fedstrata.problems import (
     Composition,
     Minimax,
     Minimization,
+    MultiSequence,
     Personalized,
     Selection,
     dro,
@@ -456,6 +459,42 @@ def strategic(given: Given, *, cost: float = 10.0) -> Posed:
     return Posed(problem, data, model.init(given.seed), start, metrics)
 
 
+@functools.cache
+def _standardised(model: Model, floor: float) -> tuple[MultiSequence, dict[str, Any]]:
+    def moved(Z: PyTree, sample: PyTree) -> PyTree:
+        mean, variance = Z
+        return {**sample, "x": (sample["x"] - mean) / jnp.sqrt(jnp.maximum(variance, floor))}
+
+    def at(function: Sampled) -> Callable[..., Any]:
+        return lambda x, Z, sample: function(x, moved(Z, sample))
+
+    def tested(function: Sampled) -> Metric:
+        return lambda x, Z, data: jax.vmap(at(function), (None, None, 0))(x, Z, data.test).mean()
+
+    problem = MultiSequence(
+        P=lambda x, Z, sample: jax.grad(model.loss)(x, moved(Z, sample)),
+        S=(
+            lambda x, mean, sample: mean - sample["x"],
+            lambda mean, variance, sample: variance - (sample["x"] - mean) ** 2,
+        ),
+    )
+    whole = {"accuracy": tested(model.correct), "test_loss": tested(model.loss)}
+    return problem, {**whole, **_by_client(model.loss, model.correct, at)}
+
+
+def standardised(given: Given, *, floor: float = 0.01) -> Posed:
+    """The features' means and variances over the federation, and the model at what they make of the features.
+
+    Args:
+        given: the model, the data.
+        floor: the least variance that features are divided by the root of.
+    """
+    problem, metrics = _standardised(given.model, _positive("floor", floor))
+    shape = given.data.train["x"].shape[1:]
+    start = (jnp.zeros(shape), jnp.ones(shape))
+    return Posed(problem, given.data, given.model.init(given.seed), start, metrics)
+
+
 def _valid(options: Mapping[str, Any]) -> str:
     return "valid_fraction"
 
@@ -485,4 +524,5 @@ CATALOGUE: dict[str, Entry] = {
         _server,
     ),
     "strategic": Entry(strategic, MPEC, ("leader",), models=("logistic", "linear")),
+    "standardised": Entry(standardised, MultiSequence, ("P", "S")),
 }

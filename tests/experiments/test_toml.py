@@ -6,6 +6,7 @@ import textwrap
 import warnings
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -261,6 +262,21 @@ def test_who_adapts_moves_along_the_score():
     assert leader == pytest.approx(logistic_losses(W, moved), rel=1e-5)
 
 
+def test_means_variances_and_the_model_wait_for_each_other():
+    problem = {"name": "standardised", "model": "logistic"}
+    task = posed(problem, [{"name": "FedMSA", "alpha": 0.1, "beta": 0.1}])
+    train = task.data.train
+    mean, variance = train["x"].mean(0), train["x"].var(0)
+    for S, before, z in zip(task.problem.S, (W, mean), (mean, variance), strict=True):
+        found = jax.vmap(S, (None, None, 0))(before, z, train).mean(0)
+        np.testing.assert_allclose(found, 0, atol=1e-5)
+    scaled = {**train, "x": (train["x"] - mean) / np.sqrt(np.maximum(variance, 0.01))}
+    P = jax.vmap(task.problem.P, (None, None, 0))(W, (mean, variance), train).mean(0)
+    signs = 2.0 * np.asarray(train["y"]) - 1
+    slopes = -signs / (1 + np.exp(signs * (np.asarray(scaled["x"]) @ np.asarray(W))))
+    np.testing.assert_allclose(P, (slopes[:, None] * scaled["x"]).mean(0), atol=1e-5)
+
+
 def test_wrong_labels_are_as_many_as_asked_for():
     problem = {"name": "hypercleaning", "model": "softmax", "noise": 0.4}
     task = posed(problem, [{"name": "FedMSA", "alpha": 1.0, "beta": 0.1}], **VALID)
@@ -355,6 +371,7 @@ def test_every_class_has_an_example():
         fs.Selection,
         fs.Personalized,
         fs.MPEC,
+        fs.MultiSequence,
     } <= found
 
 
