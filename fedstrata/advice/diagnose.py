@@ -26,6 +26,7 @@ from fedstrata.advice.diagnostics import federated_mean
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.federated import FederatedData
+from fedstrata.core.scaled import opened
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree, Real, Weights
@@ -222,7 +223,7 @@ def _personal(problem: Personalized, weights: Weights) -> _Level:
 
     def upper(x: PyTree, y: PyTree, data: Placed) -> Any:
         coupling = data.each_client(lambda client, y: problem.couple(x, y, client), y)
-        return Term.of(problem.server).over(data.server, None, x) + data.shares(weights) @ coupling
+        return Term.of(problem.server).over(opened(data.server), None, x) + data.shares(weights) @ coupling
 
     def lower(x: PyTree, y: PyTree, data: Placed) -> PyTree:
         def slope(client: Client, y: PyTree) -> PyTree:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core.counting import count
+from fedstrata.core.scaled import opened
 from fedstrata.core.term import Term, equal_weights
 from fedstrata.core.types import Function, Integer, Key, PyTree, Real
 
@@ -96,15 +97,15 @@ class Samples:
     def data(self) -> PyTree:
         """This client's arrays; rows past its size repeat the last sample, so that a loss is finite there."""
         if self.capacity is None:
-            return self.leaves
+            return opened(self.leaves)
         if isinstance(self.size, int) and self.size == self.capacity:
             slices = partial(jax.lax.dynamic_slice_in_dim, start_index=self.offset, slice_size=self.size)
-            return jax.tree.map(slices, self.leaves)
+            return opened(jax.tree.map(slices, self.leaves))
         return self.take(jnp.minimum(jnp.arange(self.capacity), self.size - 1))
 
     def take(self, positions: jax.Array) -> PyTree:
         """The samples at these positions."""
-        return jax.tree.map(lambda leaf: leaf[self.offset + positions], self.leaves)
+        return opened(jax.tree.map(lambda leaf: leaf[self.offset + positions], self.leaves))
 
     def mean(self, function: Function, key: Key, batch_size: int | None) -> Oracle:
         """``function`` averaged over ``batch_size`` samples drawn with replacement, or over all (None)."""

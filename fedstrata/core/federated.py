@@ -20,8 +20,9 @@ import numpy as np
 from fedstrata.core import html
 from fedstrata.core.counting import Ledger
 from fedstrata.core.digest import tree_digest
+from fedstrata.core.scaled import is_scaled, opened, scaled
 from fedstrata.core.shown import line
-from fedstrata.core.source import Source, rows_of, source_digest
+from fedstrata.core.source import ScaledSource, Source, rows_of, source_digest
 from fedstrata.core.storage import NOBODY, Group, Part, Placed, groups_of
 from fedstrata.core.types import PyTree
 
@@ -368,16 +369,16 @@ class FederatedData:
         """Client ``i``'s own samples: ``"train"``, ``"valid"``, or a ``"test"`` that says whose they are."""
         if part == "test":
             mine = self.test_clients == i
-            return jax.tree.map(lambda leaf: leaf[mine], self.test)
+            return opened(jax.tree.map(lambda leaf: leaf[mine], self.test))
         samples, sizes = getattr(self, part), self.sizes if part == "train" else self.valid_sizes
         if sizes is None:
             raise DataError(f"The data has no {part} part.")
         if not 0 <= i < len(sizes):
             raise IndexError(f"There is no client {i}; there are {len(sizes)}, from 0.")
         if self.source is not None:
-            return self.read(np.array([i]), part)
+            return opened(self.read(np.array([i]), part))
         first = int(sizes[:i].sum())
-        return jax.tree.map(lambda leaf: leaf[first : first + int(sizes[i])], samples)
+        return opened(jax.tree.map(lambda leaf: leaf[first : first + int(sizes[i])], samples))
 
     @property
     def test_clients(self) -> np.ndarray:
@@ -397,7 +398,8 @@ class FederatedData:
         samples, sizes = getattr(self, part), self.sizes if part == "train" else self.valid_sizes
         if sizes is None or (sizes != sizes[0]).any():
             raise DataError("Only clients of one size can be stacked; take them one by one, data.client(i).")
-        return jax.tree.map(lambda leaf: leaf.reshape(len(sizes), int(sizes[0]), *leaf.shape[1:]), samples)
+        shape = len(sizes), int(sizes[0])
+        return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), opened(samples))
 
     def with_client_index(self) -> FederatedData:
         """Add ``client``, the client's number, to every sample, so that a loss can depend on it."""
@@ -411,10 +413,42 @@ class FederatedData:
         valid = None if self.valid_sizes is None else add(self.valid, self.valid_sizes)
         return replace(self, train=add(self.train, self.sizes), valid=valid)
 
+    def scaled(self, **scales: tuple[Any, Any]) -> FederatedData:
+        """Arrays that are kept as they are, uint8 for one, and seen as ``(x − mean) / deviation`` in floats.
+
+        Samples are converted when they are taken, in every engine, with those for validation, the test's and
+        the server's: bytes take a quarter of the room of floats, on the device too.
+
+        Args:
+            scales: by name of an array, mean and deviation: numbers, or arrays that broadcast against one
+                sample. ``x=(0, 255)`` makes numbers in [0, 1] of bytes.
+
+        Raises:
+            DataError: where there is no such array, or a deviation is not positive.
+
+        >>> import numpy as np, fedstrata as fs
+        >>> data = fs.FederatedData.from_clients([{"x": np.array([[0], [255]], np.uint8)}]).scaled(x=(0, 255))
+        >>> data.train["x"].dtype, data.client(0)["x"].tolist()
+        (dtype('uint8'), [[0.0], [1.0]])
+        """
+        found = tuple((name, *_scale(self.train, name, *pair)) for name, pair in scales.items())
+
+        def of(samples: PyTree) -> PyTree:
+            return None if samples is None else scaled(samples, found)
+
+        valid = self.valid_source
+        return replace(
+            self,
+            **{part: of(getattr(self, part)) for part in ("train", "valid", "test", "server")},
+            source=None if self.source is None else ScaledSource(self.source, found),
+            valid_source=None if valid is None else ScaledSource(valid, found),
+        )
+
     def sample_of(self, part: str = "train") -> PyTree:
         """The shapes and dtypes of one sample as a user's function sees it, or None where there is none."""
         samples = getattr(self, part)
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], _device_dtype(leaf)), samples)
+        form = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], _device_dtype(leaf)), samples)
+        return opened(form)
 
     def form(self) -> tuple[Hashable, ...]:
         """What data sets have in common that one program can serve: clients, samples, shapes."""
@@ -516,7 +550,9 @@ class FederatedData:
             own = [np.array(source_digest(source).encode()) for source in sources]
             return tree_digest((own, self.test, self.server))
         parts = (self.train, self.sizes, self.valid, self.valid_sizes, self.test, self.server)
-        return tree_digest(parts)
+        found = tree_digest(parts)
+        scales = [leaf for leaf in jax.tree.leaves(parts, is_leaf=is_scaled) if is_scaled(leaf)]
+        return " ".join([found, *(f"{s.mean} {s.deviation}" for s in scales)])
 
     @property
     def nbytes(self) -> int:
@@ -544,7 +580,7 @@ class FederatedData:
         extras = [name for name in ("valid", "test", "server") if getattr(self, name) is not None]
         named = {
             jax.tree_util.keystr(path, simple=True, separator="."): leaf
-            for path, leaf in jax.tree_util.tree_leaves_with_path(self.train)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(self.train, is_leaf=is_scaled)
         }
         arrays = [f"{name} {leaf.dtype}{list(leaf.shape[1:])}".strip() for name, leaf in named.items()]
         found = [f"{self.clients} clients", f"{number} samples ({each} each)"]
@@ -557,6 +593,32 @@ _placed: WeakKeyDictionary[FederatedData, dict[Hashable, Placed]] = WeakKeyDicti
 _lock = Lock()
 ALIGNED = 64  # bytes
 _OURS = {dict, tuple, list, np.ndarray}  # a client's samples, nearly always
+
+
+def _scale(samples: PyTree, name: str, mean: Any, deviation: Any) -> tuple[Any, Any]:
+    """Mean and deviation as plain numbers, or nested tuples of them, that fit an array."""
+    if not isinstance(samples, dict) or name not in samples or is_scaled(samples[name]):
+        known = [k for k in samples if not is_scaled(samples[k])] if isinstance(samples, dict) else []
+        raise DataError(
+            f"There is no array {name!r} to scale; there are {', '.join(map(repr, known)) or 'none'}."
+        )
+    shape = samples[name].shape[1:]
+    parts = [np.asarray(part, float) for part in (mean, deviation)]
+    try:
+        for part in parts:
+            np.broadcast_to(part, shape)
+    except ValueError as error:
+        words = f"{name!r}: mean and deviation must broadcast against a sample, which is {shape}."
+        raise DataError(words) from error
+    if not (np.isfinite(parts[0]).all() and (parts[1] > 0).all() and np.isfinite(parts[1]).all()):
+        raise DataError(
+            f"{name!r} needs a finite mean and a deviation > 0, but they are {mean!r}, {deviation!r}."
+        )
+
+    def plain(value: Any) -> Any:
+        return tuple(map(plain, value)) if isinstance(value, list) else value
+
+    return plain(parts[0].tolist()), plain(parts[1].tolist())
 
 
 def _put(leaf: np.ndarray) -> jax.Array:

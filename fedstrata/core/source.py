@@ -7,12 +7,14 @@ there, see `fedstrata.core.federated.FederatedData.from_source`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import jax
 import numpy as np
 
 from fedstrata.core.digest import tree_digest
+from fedstrata.core.scaled import Scales, scaled
 from fedstrata.core.types import PyTree
 
 
@@ -32,6 +34,38 @@ class Source(Protocol):
 
         It may be called from another thread.
         """
+
+
+@dataclass(frozen=True)
+class ScaledSource:
+    """A source some of whose arrays are converted when samples are taken, see `fedstrata.core.scaled`.
+
+    Attributes:
+        source: what it reads.
+        scales: by name of an array, mean and deviation.
+    """
+
+    source: Source
+    scales: Scales
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """See `Source.sizes`."""
+        return self.source.sizes
+
+    @property
+    def form(self) -> PyTree:
+        """See `Source.form`."""
+        return scaled(self.source.form, self.scales)
+
+    def samples(self, clients: np.ndarray) -> PyTree:
+        """See `Source.samples`."""
+        return scaled(self.source.samples(clients), self.scales)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what it reads and of the scales."""
+        return f"{source_digest(self.source)} {self.scales}"
 
 
 def rows_of(sizes: np.ndarray, offsets: np.ndarray) -> np.ndarray:

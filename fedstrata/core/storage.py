@@ -22,6 +22,7 @@ import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples
+from fedstrata.core.scaled import opened
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, PyTree
 
@@ -117,12 +118,12 @@ class Placed:
     @property
     def train(self) -> PyTree:
         """All clients' training samples, flat."""
-        return self.training.flat(self.clients)
+        return opened(self.training.flat(self.clients))
 
     @property
     def valid(self) -> PyTree:
         """All clients' validation samples, flat, or None."""
-        return None if self.validation is None else self.validation.flat(self.clients)
+        return None if self.validation is None else opened(self.validation.flat(self.clients))
 
     @property
     def sizes(self) -> Array:
@@ -219,7 +220,7 @@ class Placed:
 
         def values_of(first: Integer, rows: int) -> PyTree:
             some = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, rows), leaves)
-            return term.each(some if rows < length else leaves, *args)
+            return term.each(opened(some if rows < length else leaves), *args)
 
         def summed(first: Integer, rows: int) -> PyTree:
             own = jax.lax.dynamic_slice_in_dim(weights, first, rows)

@@ -92,7 +92,8 @@ def as_floats(tree: PyTree, name: str) -> PyTree:
                 "eqx.combine(x, static) in the loss."
             )
         try:
-            array = jnp.asarray(leaf)
+            # a copy of a plain array: `jnp.asarray` takes longer, and compiles something for each shape
+            array = jax.device_put(np.array(leaf)) if type(leaf) is np.ndarray else jnp.asarray(leaf)
         except (TypeError, ValueError, RuntimeError) as error:
             if getattr(leaf, "requires_grad", False):
                 raise TypeError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from fedstrata.core.fed import Carry, Fed, Lane, Setup
 from fedstrata.core.method import Method
 from fedstrata.core.metrics import PerClient
 from fedstrata.core.problem import taken_name
+from fedstrata.core.scaled import opened
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, Function, Integer, Key, PyTree
@@ -122,6 +124,7 @@ def measure(make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, data:
     values: dict[str, Any] = dict(method.metrics(carry.state))
     with counting.collect():
         fed = make_fed(setup, data, carry.memory, None, 0)
+        data = replace(data, **{p: opened(getattr(data, p)) for p in ("test", "server") if hasattr(data, p)})
         if setup.measure_problem:
             values.update(setup.problem.measure(fed.mean, x, y))
         for name, metric in setup.metrics:

@@ -157,6 +157,9 @@ def in_strides(
     """The carry after some rounds and, on the host, what happened; ``active`` are the runs still at it."""
     coarse = strided(setup, rounds)
     carry, *happened = program(trace, engine, coarse, args)(*args)
+    if jax.default_backend() != "cpu":
+        for leaf in jax.tree.leaves(carry.state):  # on its way while the rest is waited for
+            leaf.copy_to_host_async()
     history, words, bad = jax.device_get(happened)
     if coarse.stride > 1 and (bad[active] >= 0).any():  # one by one, to tell which round it was
         carry, *happened = program(trace, engine, setup, args)(*args)
@@ -170,12 +173,12 @@ class Rows:
     """A tree of each evaluation as a row of one array: one copy to the host in place of one for each leaf.
 
     Attributes:
-        rows: of shape (evaluations, leaves, …).
+        rows: of shape (evaluations, leaves, …); None where there are no leaves.
         form: the structure of the trees.
         rank: the number of axes of a leaf.
     """
 
-    rows: Array
+    rows: Array | None
     form: Any
     rank: int
 
@@ -183,18 +186,20 @@ class Rows:
     def like(cls, tree: PyTree, number: int) -> Rows:
         """So many empty rows for trees of leaves with one shape and dtype."""
         leaves, form = jax.tree.flatten(tree)
-        shape, dtype = (leaves[0].shape, leaves[0].dtype) if leaves else ((), jnp.result_type(float))
-        return cls(jnp.zeros((number, len(leaves), *shape), dtype), form, len(shape))
+        if not leaves:
+            return cls(None, form, 0)
+        return cls(jnp.zeros((number, len(leaves), *leaves[0].shape), leaves[0].dtype), form, leaves[0].ndim)
 
     def put(self, row: Integer, tree: PyTree) -> Rows:
         """The same with a tree in a row."""
-        if not (leaves := jax.tree.leaves(tree)):
+        if self.rows is None:
             return self
-        return replace(self, rows=jax.lax.dynamic_update_index_in_dim(self.rows, jnp.stack(leaves), row, 0))
+        new = jnp.stack(jax.tree.leaves(tree))
+        return replace(self, rows=jax.lax.dynamic_update_index_in_dim(self.rows, new, row, 0))
 
     def tree(self) -> PyTree:
         """A tree whose leaves have an axis of evaluations, on the host."""
-        each = np.moveaxis(np.asarray(self.rows), -1 - self.rank, 0)
+        each = () if self.rows is None else np.moveaxis(np.asarray(self.rows), -1 - self.rank, 0)
         return jax.tree.unflatten(self.form, list(each))
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import fedstrata
 from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.metrics import Metric, OnHost, PerClient
+from fedstrata.core.scaled import opened
 from fedstrata.core.term import positional
 from fedstrata.core.types import PyTree
 from fedstrata.data import from_csv, open_store
@@ -213,7 +214,7 @@ class Server:
             self.transport, f"{self.run}-{number}", number, self._fingerprint, self.anew, patience
         )
         remote = there.gather()
-        server = None if task.data is None else task.data.server
+        server = None if task.data is None else opened(task.data.server)
         data = replace(made_up(there.form, len(remote.sizes)), server=server)
         form = None
         if server is not None:
@@ -269,8 +270,8 @@ class _ServersOwn:
     """What a metric of ``(x, y, data)`` may see on the server of a network."""
 
     def __init__(self, data: FederatedData | None) -> None:
-        self.test = None if data is None else data.test
-        self.server = None if data is None else data.server
+        self.test = None if data is None else opened(data.test)
+        self.server = None if data is None else opened(data.server)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"samples stay at the sites: on a network there is no data.{name} at the server")
@@ -301,5 +302,5 @@ def check(opens: Callable[[int], SiteRun], runs: Sequence[int] = (0,)) -> Federa
         found = opens(number)
         whole = found.task.data
         clients = max(found.data.clients, 1 if whole is None else whole.clients)
-        found.text(clients, None if whole is None else whole.server)
+        found.text(clients, None if whole is None else opened(whole.server))
     return found.data

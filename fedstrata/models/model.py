@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.core.scaled import opened
 from fedstrata.core.storage import Placed
 from fedstrata.core.types import Array, Function, Key, PyTree
 from fedstrata.models.losses import Labels, Loss
@@ -109,7 +110,7 @@ def test_mean(function: Callable[[PyTree, Any], Any]) -> Metric:
     def metric(x: PyTree, y: PyTree, data: Placed) -> Any:
         if data.test is None:
             raise ValueError("accuracy and test_loss are means over test data, and there is none: test=….")
-        return jax.vmap(function, in_axes=(None, 0))(x, data.test).mean()
+        return jax.vmap(function, in_axes=(None, 0))(x, opened(data.test)).mean()
 
     return metric
 

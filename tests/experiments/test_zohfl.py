@@ -1,8 +1,11 @@
 """The pieces of ZO-HFL's experiments: who holds which images, and runs that are solved side by side."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from fedstrata.core.scaled import opened, scaled
 from fedstrata.experiments.papers import _zohfl as zohfl
 from fedstrata.experiments.papers.zohfl_table1 import EXPERIMENT
 from fedstrata.experiments.runner import run_experiment
@@ -11,7 +14,7 @@ from fedstrata.report import load_report
 
 def images(part, clients=None):
     """The multiset of a part's images, as counts by their bytes."""
-    rows = part["x"] if clients is None else [x for i in clients for x in part.client(i)["x"]]
+    rows = opened(part)["x"] if clients is None else [x for i in clients for x in part.client(i)["x"]]
     names, counts = np.unique([row.tobytes() for row in rows], return_counts=True)
     return dict(zip(names.tolist(), counts.tolist(), strict=True))
 
@@ -30,7 +33,8 @@ def test_split():
     assert len(data.server["y"]) == round(0.3 * 1618)
     assert data.sizes.sum() == 1618 - 485
     assert data.sizes.min() >= 10
-    everything = images(zohfl.pooled("digits"))
+    arrays, scale = zohfl.pooled("digits")
+    everything = images(scaled(arrays, (("x", *scale),)))
     mine = images(data, range(10))
     assert total(images(data.test), images(data.server), mine) == everything
     shared = zohfl.split("digits", alpha=0.1, seed=3, clients=10, server="shared")
@@ -41,16 +45,19 @@ def test_split():
 
 
 def test_scores_are_of_standardised_images():
-    arrays = zohfl.pooled("digits")
+    arrays, _ = zohfl.pooled("digits")
+    data = zohfl.split("digits", alpha=0.1, seed=3, clients=10)
+    assert arrays["x"].dtype == data.train["x"].dtype == np.uint8
     x = arrays["x"].astype(float)
-    standard = (x - x.mean()) / x.std()
+    standard = (data.train["x"].values - x.mean()) / x.std()
     weights = np.random.default_rng(0).normal(size=(10, 64))
-    np.testing.assert_allclose(zohfl.scores(weights, arrays), standard @ weights.T, rtol=1e-4, atol=1e-4)
+    found = zohfl.scores(weights, data.placed().train)
+    np.testing.assert_allclose(found, standard @ weights.T, rtol=1e-4, atol=1e-4)
 
 
 def test_cross_entropy():
     rng = np.random.default_rng(1)
-    sample = {k: v[:5] for k, v in zohfl.pooled("digits").items()}
+    sample = {k: v[:5] for k, v in zohfl.split("digits", 0.1, 3, 10).client(0).items()}
     x = rng.normal(size=(10, 64))
     s = np.asarray(zohfl.scores(x, sample), float)
     expected = np.log(np.exp(s).sum(1)) - s[np.arange(5), sample["y"]]
@@ -93,8 +100,8 @@ def test_the_papers_table():
 def test_personal_accuracy_is_each_models_own_in_its_clients_mix_of_classes():
     data = zohfl.split("digits", alpha=0.1, seed=1, clients=4)
     models = np.random.default_rng(0).normal(size=(4, 10, 64)).astype(np.float32)
-    found = float(zohfl.personal_accuracy(models[0], models, data.placed()))
-    x = (data.test["x"] - data.test["scale"][:, :1]) / data.test["scale"][:, 1:]
+    placed, x = data.placed(), opened(data.test)["x"]
+    found = float(zohfl.personal_accuracy(models[0], models, replace(placed, test=opened(placed.test))))
     expected = 0.0
     for i, model in enumerate(models):
         right = (x @ model.T).argmax(1) == data.test["y"]

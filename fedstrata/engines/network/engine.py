@@ -27,6 +27,7 @@ from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Job, Setup, Un
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.metrics import PerClient
+from fedstrata.core.scaled import opened
 from fedstrata.core.storage import Group, Placed
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, PyTree
@@ -239,7 +240,7 @@ class Network(Engine):
         """Sizes, and the server's own samples. The others stay where they are."""
         need_two_threads("The exchanges of a network")
         form = data.sample_of("server")
-        server = jax.tree.map(lambda leaf, one: jnp.asarray(leaf, one.dtype), data.server, form)
+        server = jax.tree.map(lambda leaf, one: jnp.asarray(leaf, one.dtype), opened(data.server), form)
         self._server = shapes(server)
         if self.remote is None:
             self._data, self.sizes = data, np.asarray(data.sizes)

@@ -1,0 +1,79 @@
+"""Arrays that are converted when samples are taken: bytes stay bytes wherever they are kept.
+
+A `Scaled` stands in a pytree of samples where an array would. What keeps, copies or fetches samples goes
+through to the bytes, as `jax.tree.map` does; what hands them to a user's function calls `opened` first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.core.types import PyTree
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What a function sees as ``(values − mean) / deviation``, in JAX's default float.
+
+    Attributes:
+        values: as they are kept, e.g. in uint8.
+        mean, deviation: numbers, or nested tuples that broadcast against a sample.
+    """
+
+    values: Any
+    mean: Any
+    deviation: Any
+
+    def opened(self) -> Any:
+        """As a function sees them; of shapes, theirs."""
+        if isinstance(self.values, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(self.values.shape, jnp.result_type(float))
+        xp: Any = np if isinstance(self.values, np.ndarray) else jnp
+        dtype = jnp.result_type(float)
+        return (self.values.astype(dtype) - xp.asarray(self.mean, dtype)) / xp.asarray(self.deviation, dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the values."""
+        return self.values.shape
+
+    @property
+    def dtype(self) -> Any:
+        """In which they are kept."""
+        return self.values.dtype
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.opened(), dtype)
+
+
+jax.tree_util.register_pytree_with_keys(
+    Scaled,
+    lambda s: ([(jax.tree_util.GetAttrKey("values"), s.values)], (s.mean, s.deviation)),
+    lambda static, children: Scaled(next(iter(children)), *static),
+)
+
+
+def is_scaled(leaf: Any) -> bool:
+    """Whether it is converted when it is taken."""
+    return isinstance(leaf, Scaled)
+
+
+def opened(samples: PyTree) -> PyTree:
+    """Samples as a user's function sees them."""
+    return jax.tree.map(lambda leaf: leaf.opened() if is_scaled(leaf) else leaf, samples, is_leaf=is_scaled)
+
+
+Scales = tuple[tuple[str, Any, Any], ...]  # name, mean, deviation
+
+
+def scaled(samples: PyTree, scales: Scales) -> PyTree:
+    """Samples, dicts of arrays, some of whose arrays are converted when they are taken."""
+    return {**samples, **{name: Scaled(samples[name], mean, deviation) for name, mean, deviation in scales}}
