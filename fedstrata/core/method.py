@@ -140,6 +140,10 @@ class Method(Generic[ProblemT, StateT]):
         """What the user is to be warned of before anything is computed."""
         return []
 
+    def objective_of(self, problem: ProblemT) -> str | None:
+        """The default metric that it makes small, a function of x alone; None where there is none."""
+        return problem.objective
+
     def metrics(self, state: StateT) -> dict[str, jax.Array]:
         """Numbers of the method's own that belong in the history."""
         return {}

@@ -96,11 +96,16 @@ class Problem:
         made_for: the clients' weights that are part of the problem's functions; None where it has any.
         has_y: whether there is a second variable.
         personal: whether every client has one of its own.
+        objective: the default metric that is a function of x alone and is to fall, where there is one.
+        settling: default metrics that may rise at first, while the second variable finds its place, but not
+            without end.
     """
 
     made_for: Weights | None = None
     has_y: ClassVar[bool] = True
     personal: ClassVar[bool] = False
+    objective: ClassVar[str | None] = None
+    settling: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]

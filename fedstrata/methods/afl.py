@@ -59,6 +59,9 @@ class AFL(Method[Minimization, State]):
     def reveals_on(self, problem: Minimization) -> Reveals:
         return "replies"
 
+    def objective_of(self, problem: Minimization) -> None:
+        """None: the mean loss may rise while the worst client's falls."""
+
     def start_y(self, problem: Minimization, y0: PyTree, clients: int) -> jax.Array:
         if y0 is None:
             return jnp.full((clients,), 1 / clients)

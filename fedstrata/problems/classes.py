@@ -40,6 +40,8 @@ class Minimization(Problem):
     project: Any = None
     has_y = False
 
+    objective = "loss"
+
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         return {"loss": mean(self.loss, x)}
 
@@ -67,6 +69,8 @@ class Bilevel(Problem):
     project_y: Any = None
     made_for: Weights | None = field(default=None, kw_only=True)
     same_samples: bool = field(default=False, kw_only=True)
+
+    settling = ("upper",)
 
     @property
     def validated(self) -> str | None:
@@ -131,6 +135,8 @@ class MPEC(Problem):
     project_x: Any = None
     project_y: Any = None
     solution: Function | None = field(default=None, metadata=FUNCTION)
+
+    objective = "leader"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -243,6 +249,8 @@ class Selection(Problem):
     f: Objective = field(init=False, repr=False, compare=False)
     has_y = False
 
+    settling = ("primary",)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "h", Objective.of(self.primary, "Selection.primary"))
         object.__setattr__(self, "f", Objective.of(self.secondary, "Selection.secondary"))
@@ -285,6 +293,8 @@ class Personalized(Problem):
     project_y: Any = None
 
     personal = True
+
+    settling = ("objective",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -343,6 +353,8 @@ class Composition(Problem):
 
     levels: Sequence[Function] = ()
     plain: Function | None = field(default=None, metadata=FUNCTION)
+
+    objective = "objective"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -407,6 +419,8 @@ class MultiSequence(Problem):
 
     P: Function = field(metadata=FUNCTION)
     S: tuple[Function, ...] = ()
+
+    settling = ("P", "S")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -48,6 +48,9 @@ class Constrained(Composition):
     lam: float = field(default=0.01, kw_only=True)
     linear: Function | None = field(default=None, kw_only=True)
 
+    objective = None  # may have to rise where the start violates the constraints
+    settling = ("objective",)
+
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         """The objective, h alone, and the largest violation."""
         g, loss = mean(self.inner, x), mean(Term.of(self.plain), x)

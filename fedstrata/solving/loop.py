@@ -52,6 +52,7 @@ from fedstrata.solving.identity import differences
 from fedstrata.solving.pose import Posed, pose
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import BOOKKEEPING, Result
+from fedstrata.solving.runaway import in_words, runaway
 from fedstrata.solving.track import Run, Tracker, Tracking
 
 PAUSE = 0.5  # seconds between two looks at a running program
@@ -342,6 +343,10 @@ class Loop:
         """What there is to say of the rounds that there were."""
         fetched = zip(self.posed.methods, self._fetch(), strict=True)
         self._warn([m.closing_remarks(host.state) for m, host in fetched])
+        problem, x0 = self.posed.setup.problem, self.posed.x0
+        ended = [(m, lane) for m, lane in zip(self.posed.methods, self.lanes, strict=True) if lane.history]
+        found = [(m, runaway(problem, m, x0, lane.history)) for m, lane in ended if lane.status != "diverged"]
+        self._warn([in_words([(m, its) for m, its in found if its is not None], len(self.lanes))])
 
     def _warn(self, remarks: list[list[str]]) -> None:
         """Once for each thing to say, whichever lanes it is about."""
@@ -605,6 +610,11 @@ def _first_bad(lane: Lane, user: tuple[str, ...], first: int, these: np.ndarray)
 
 
 def _explain(method: Method, round_number: int, quantity: str, carry: Carry) -> str:
+    if round_number < 0:
+        return (
+            f"The {quantity} is not finite at x0, before any step: look at the data (labels out of range? "
+            "engine='debug' finds them) and at the loss."
+        )
     if quantity == "state":
         leaves = tree.nonfinite_leaves(carry.state)
         quantity = f"state ({', '.join(leaves)})" if leaves else "state"

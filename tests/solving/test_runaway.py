@@ -1,0 +1,74 @@
+"""A run that ends far above its start says so, and one that works, or only passes through, does not."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from fedstrata.solving.runaway import Runaway, runaway
+
+DATA = fs.FederatedData.from_clients([{"a": np.array([[0.0]])}, {"a": np.array([[2.0]])}])
+HALF = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
+TWO = fs.Bilevel(lambda x, y, s: (y**2).sum(), lambda x, y, s: ((y - x) ** 2).sum())
+X0 = np.zeros(1, np.float32)
+
+
+def solve(gamma, problem=HALF, x0=X0, **more):
+    return fs.solve(problem, fs.FedAvg(gamma), DATA, x0, rounds=8, progress=False, **more)
+
+
+def test_steps_that_grow_without_end_are_told_of():
+    """x − 1 is multiplied by 1 − γ = −99 in every round: ½(99¹⁶ + 1) after eight, which float32 holds."""
+    with pytest.warns(UserWarning, match=r"FedAvg ran away: loss.*1 → 4\.257e\+31.*step size \(gamma=100\)"):
+        result = solve(100.0)
+    assert result.status == "done"
+    assert result.history["loss"][-1] == pytest.approx(0.5 * (99.0**16 + 1), rel=1e-3)
+
+
+def test_runs_side_by_side_are_told_of_once():
+    methods = [fs.FedAvg(gamma) for gamma in (0.5, 50.0, 100.0)]
+    with pytest.warns(UserWarning, match="So did 1 others of the 3 runs") as found:
+        fs.sweep(HALF, methods, DATA, X0, rounds=8, progress=False)
+    assert len(found) == 1
+
+
+def quiet(problem, history, x0=X0, method=None):
+    return runaway(problem, method or fs.FedAvg(0.1), x0, history)
+
+
+def test_when_it_is_silent():
+    assert quiet(HALF, {"loss": [1.0, 1e9, 0.9]}) is None  # passed through
+    assert quiet(HALF, {"loss": [1.0, 8.0]}) is None  # noise, or a bad start of a long run
+    assert quiet(HALF, {"loss": [0.0, 1e-5]}) is None  # rounding: a start at the solution
+    assert quiet(HALF, {"loss": [-3.0, -1.0]}) is None
+    assert quiet(HALF, {"loss": [0.1, 5.0]}, method=fs.AFL(0.1, 0.1)) is None  # minimises the worst loss
+    assert quiet(HALF, {}) is None  # not measured
+    bounded = fs.Minimization(HALF.loss, project=fs.sets.Ball(0.1))
+    assert quiet(bounded, {"loss": [0.0, 9.0]}, x0=np.ones(1, np.float32)) is None  # the start is outside
+    assert quiet(bounded, {"loss": [0.1, 9.0]}) == Runaway("loss", 0.1, 9.0)
+    own = fs.Minimization(HALF.loss, project=lambda x, client: x)
+    assert quiet(own, {"loss": [0.0, 9.0]}) is None
+    assert quiet(fs.Minimax(lambda x, y, s: 0.0), {"payoff": [0.1, 1e9]}) is None
+
+
+def test_two_levels_may_rise_and_settle():
+    """Upper losses of a lower level that starts at zero rise to their place; growth to the end is told of."""
+    assert quiet(TWO, {"upper": [0.0, 3.0, 4.0, 4.0, 4.0]}) is None
+    assert quiet(TWO, {"upper": [0.7, 1.0, 1e3, 1e6, 1e9]}) == Runaway("upper", 0.7, 1e9)
+    assert quiet(TWO, {"upper": [0.7, 50.0]}) is None
+    assert quiet(TWO, {"upper": [0.7, 1e4]}) == Runaway("upper", 0.7, 1e4)
+
+
+def test_a_loss_that_is_not_finite_at_the_start():
+    """No step was made, so that no step can be too large."""
+    log = fs.Minimization(lambda x, s: (s["a"] * np.nan * x).sum())
+    with pytest.raises(
+        fs.Diverged, match="metric 'loss' is not finite at x0, before any step: look at the data"
+    ):
+        solve(0.1, log)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        solve(0.5)
