@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from fedstrata.core.words import suggest
+
 
 def lazy(
     package: str, homes: Mapping[str, Sequence[str]], whole: Sequence[str] = ()
@@ -36,7 +38,8 @@ def lazy(
             else:
                 value = import_module(f"{home[name]}.{name}")
         else:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            close = suggest(name, get("__all__")) if public else "."
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{close}", name=name)
         setattr(sys.modules[package], name, value)  # the next look-up does not come here
         return value
 

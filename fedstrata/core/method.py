@@ -53,6 +53,7 @@ from fedstrata.core.optimisers import optimiser_words
 from fedstrata.core.problem import Problem
 from fedstrata.core.shown import line, short
 from fedstrata.core.types import Integer, Key, PyTree
+from fedstrata.core.words import spelling
 
 METHODS: dict[str, type[Method]] = {}
 
@@ -294,6 +295,7 @@ def method(cls: MethodT) -> MethodT:
     (but for the numbers in a `jax.tree_util.Partial`), and an optional number may be None.
     """
     cls = dataclasses.dataclass(frozen=True, repr=False)(cls)  # type: ignore[assignment]
+    cls.__init__ = spelling(cls.__name__)(cls.__init__)  # type: ignore[method-assign]
     hints = get_type_hints(cls, include_extras=True)
     cls.hyperparameters = {f.name: Field.of(hints[f.name]) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     tree.register(cls, _leaves)

@@ -263,6 +263,8 @@ def _advice(error: Exception) -> str:
             )
         case jax.errors.NonConcreteBooleanIndexError():
             return f"A mask makes a shape depend on values: write jnp.where(mask, a, 0), not a[mask]{values}"
+    if "subdtype of <class 'numpy.integer'>" in str(error):
+        return "Labels of classes must be integers: give y.astype(int) in the data."
     return (
         "A function sees ONE sample, without the sample axis; check the shapes of x0 (and y0) against the "
         "data."

@@ -291,7 +291,7 @@ class Stream:
             warnings.warn(
                 f"In a round of {name}, {why} all {self.data.clients} clients, so that their samples are "
                 f"read anew each time.{offer}",
-                stacklevel=9,
+                stacklevel=10,
             )
 
     # -- windows

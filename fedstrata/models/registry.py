@@ -99,6 +99,8 @@ def _loss(parameters: Any, given: dict[str, Any]) -> Loss:
 def _outputs(data: FederatedData, loss: Loss) -> int:
     """How many scores the labels ask for."""
     if loss.labels == "classes":
+        if (found := np.asarray(data.train["y"]).dtype).kind not in "iub":
+            raise DataError(f"Labels of classes must be integers, but 'y' is {found}: give y.astype(int).")
         return max(2, count_classes(data))
     if loss.labels == "two":
         check_labels(data, 2)

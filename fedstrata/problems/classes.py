@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -354,7 +354,7 @@ class Composition(Problem):
     levels: Sequence[Function] = ()
     plain: Function | None = field(default=None, metadata=FUNCTION)
 
-    objective = "objective"
+    objective: ClassVar[str | None] = "objective"
 
     def __post_init__(self) -> None:
         super().__post_init__()

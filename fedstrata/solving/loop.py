@@ -37,6 +37,7 @@ from fedstrata.core.method import Method
 from fedstrata.core.metrics import Metric, evaluate, is_due
 from fedstrata.core.problem import Problem, taken_name
 from fedstrata.core.types import PyTree, Weights
+from fedstrata.core.words import spelling
 from fedstrata.engines import engine_of
 from fedstrata.solving.checkpoint import (
     Checkpoint,
@@ -127,6 +128,7 @@ class EarlyStop:
         return bool(values[-self.patience :].min() > values[: -self.patience].min() - self.min_delta)
 
 
+@spelling("solve")
 def solve(
     problem: Problem,
     method: Method,
@@ -351,7 +353,7 @@ class Loop:
     def _warn(self, remarks: list[list[str]]) -> None:
         """Once for each thing to say, whichever lanes it is about."""
         for remark in dict.fromkeys(itertools.chain(*remarks)):
-            warnings.warn(remark, stacklevel=5)
+            warnings.warn(remark, stacklevel=6)
 
     def _advance(self, bar: Progress, asked: list[int], tracking: Tracking) -> int | None:
         """Chunk after chunk; the signal that asked for an end, if one did."""
@@ -535,7 +537,7 @@ class Loop:
                 f"{self.saving.file} could not be written after round {self.round} "
                 f"({error.strerror or error}). "
                 "The run goes on without it, and tries again when the next one is due.",
-                stacklevel=5,
+                stacklevel=6,
             )
             return
         self.saved = True

@@ -204,7 +204,7 @@ def _warn_of_validation(problem: Problem, data: FederatedData) -> None:
             "samples that the other level is fitted to, and its metric is no validation loss. Hold samples "
             "out (valid_fraction=… of loaders and from_arrays, valid=… of from_clients), or, where both "
             f"levels are to see the same samples, say so: fs.{name}(…, same_samples=True).",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

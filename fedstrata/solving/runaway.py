@@ -38,7 +38,7 @@ def runaway(
     """The metric that ended far above where it should have, if one did."""
     rounding = float(np.sqrt(max(np.finfo(leaf.dtype).eps for leaf in jax.tree.leaves(x0))))
     objective = method.objective_of(problem)
-    if objective in history and _inside(problem, x0):
+    if objective is not None and objective in history and _inside(problem, x0):
         start, end = history[objective][0], history[objective][-1]
         if end > start + FACTOR * abs(start) + rounding:
             return Runaway(objective, start, end)
@@ -72,6 +72,6 @@ def in_words(found: Sequence[tuple[Method, Runaway]], runs: int) -> list[str]:
     given = f" ({', '.join(f'{n}={v:g}' for n, v in steps.items())})" if steps else ""
     others = f" So did {len(found) - 1} others of the {runs} runs." if len(found) > 1 else ""
     return [
-        f"{type(method).__name__} ran away: {metric} ended far above where it began, {start:.4g} → {end:.4g}, "
-        f"though all numbers are finite. Lower the step size{given}, or scale the data.{others}"
+        f"{type(method).__name__} ran away: {metric} ended far above where it began, {start:.4g} → "
+        f"{end:.4g}, though all numbers are finite. Lower the step size{given}, or scale the data.{others}"
     ]

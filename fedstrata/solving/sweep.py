@@ -15,6 +15,7 @@ from fedstrata.core.method import Method
 from fedstrata.core.metrics import Metric
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
+from fedstrata.core.words import spelling
 from fedstrata.engines.batched import Batched
 from fedstrata.solving.checkpoint import Checkpoint
 from fedstrata.solving.loop import Callback, Loop, interruption
@@ -23,6 +24,7 @@ from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import Result
 
 
+@spelling("sweep")
 def sweep(
     problem: Problem,
     methods: Method | Sequence[Method],

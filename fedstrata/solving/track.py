@@ -101,7 +101,7 @@ class Tracking:
         warnings.warn(
             f"fs.track.{type(tracker).__name__} failed ({type(error).__name__}: {error}). The run goes on "
             "without it; the result's history has everything.",
-            stacklevel=6,
+            stacklevel=7,
         )
 
 

@@ -1,0 +1,67 @@
+"""Misspelt names and arguments are answered with what was meant."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+
+import numpy as np
+import pytest
+
+import fedstrata as fs
+
+DATA = fs.FederatedData.from_clients([{"x": np.eye(3), "y": np.array([0.0, 1.0, 2.0])}] * 2)
+PROBLEM = fs.Minimization(lambda x, s: (x**2).sum())
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda: fs.FedAvg(gama=0.1), TypeError, r"FedAvg has no argument 'gama'. Did you mean 'gamma'"),
+        (lambda: fs.FedAvg(lr=0.1), TypeError, r"no argument 'lr'.*It has gamma, H, batch_size\."),
+        (lambda: fs.FedAvg(0.1, batchsize=2), TypeError, "Did you mean 'batch_size'"),
+        (
+            lambda: fs.solve(PROBLEM, fs.FedAvg(0.1), DATA, np.ones(1), rounds=1, weight="size"),
+            TypeError,
+            "solve has no argument 'weight'. Did you mean 'weights'",
+        ),
+        (
+            lambda: fs.sweep(PROBLEM, fs.FedAvg(0.1), DATA, np.ones(1), rounds=1, seed=[1]),
+            TypeError,
+            "sweep has no argument 'seed'. Did you mean 'seeds'",
+        ),
+        (lambda: fs.Fedavg, AttributeError, "no attribute 'Fedavg'. Did you mean 'FedAvg'"),
+        (lambda: fs.models.for_data("softmax", DATA), fs.DataError, r"must be integers.*y\.astype\(int\)"),
+        (
+            lambda: fs.solve(
+                fs.Minimization(fs.models.softmax(3, 3).loss),
+                fs.FedAvg(0.1),
+                DATA,
+                fs.models.softmax(3, 3).init(0),
+                rounds=1,
+            ),
+            TypeError,
+            r"Labels of classes must be integers: give y\.astype\(int\)",
+        ),
+    ],
+)
+def test_what_was_meant(call, kind, words):
+    with pytest.raises(kind, match=words):
+        call()
+
+
+def test_signatures_stay():
+    assert list(inspect.signature(fs.FedAvg).parameters) == ["gamma", "H", "batch_size"]
+    assert inspect.signature(fs.solve).parameters["rounds"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_warnings_point_at_the_caller():
+    """At the line that called `solve`, before and after the run."""
+    two = fs.Bilevel(lambda x, y, s: (y**2).sum(), lambda x, y, s: ((y - x) ** 2).sum())
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        fs.solve(PROBLEM, fs.FedAvg(50.0), DATA, np.ones(1), rounds=4, progress=False)
+        fs.solve(two, fs.SOBA(0.1, 0.1), DATA, np.ones(1), y0=np.ones(1), rounds=1, progress=False)
+        fs.sweep(PROBLEM, fs.FedAvg(50.0), DATA, np.ones(1), rounds=4, progress=False)
+    assert {warning.filename for warning in found} == {__file__}
+    assert len(found) == 3
