@@ -70,11 +70,11 @@ def test_full_batches_cohorts_and_memory_by_hand(weights, participation, engine,
     from fedstrata.core.fed import Setup
     from fedstrata.engines.rounds import cohort_of
 
-    setup = Setup(problem, 10, participation)
+    setup, placed = Setup(problem, 10, participation, weights), DATA.placed()
     cohorts = []
     for r in range(3):
         key = jax.random.split(jax.random.fold_in(jax.random.key(5), r))[0]
-        cohort = cohort_of(setup, key)
+        cohort = cohort_of(setup, key, placed)
         cohorts.append(np.arange(10) if cohort is None else np.asarray(cohort))
     method = fs.SCAFFOLD(eta_l=0.1, K=2)
     result = fs.solve(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,7 +11,6 @@ from fedstrata.engines import callbacks
 from fedstrata.engines import streamed as streamed_module
 from fedstrata.engines.memories import Memories
 from fedstrata.engines.programs import kept
-from fedstrata.engines.rounds import MANY, distinct
 from fedstrata.engines.streamed import Streamed
 
 from .cases import all_cases
@@ -142,25 +140,6 @@ def test_memories_keep_what_was_written_and_go_back():
         assert memories.at(0).take(np.array([1, 4]))["b"].tolist() == [3, 3]
         full = Memories(memories.whole(), limit)
         assert full.whole()["b"].tolist() == [3] * 6
-
-
-def test_a_few_of_many_are_drawn_evenly():
-    """Every client equally likely, no one twice: against the binomial distribution."""
-    clients, count, draws = MANY + 1, 20, 4_000
-    drawn = np.asarray(
-        jax.jit(jax.vmap(lambda k: distinct(k, clients, count)))(jax.random.split(jax.random.key(0), draws))
-    )
-    assert all(len(set(row)) == count for row in drawn.tolist())
-    assert drawn.min() >= 0
-    assert drawn.max() < clients
-    tenths = np.bincount(drawn.reshape(-1) * 10 // clients, minlength=10)
-    expected = draws * count / 10
-    np.testing.assert_allclose(tenths, expected, atol=5 * np.sqrt(expected))
-    # where draws coincide, as they must with so many, all sets stay equally likely
-    pairs = jax.vmap(lambda k: jnp.sort(distinct(k, clients, clients // 8)))(
-        jax.random.split(jax.random.key(1), 50)
-    )
-    assert (np.diff(np.asarray(pairs), axis=1) > 0).all()
 
 
 @pytest.mark.slow

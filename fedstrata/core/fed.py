@@ -23,8 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import counting, tree
+from fedstrata.core import counting
 from fedstrata.core.client import Client, Samples
+from fedstrata.core.cohorts import by_weight, threshold
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import Term
@@ -33,6 +34,9 @@ from fedstrata.core.types import Array, Function, Integer, Key, Phase, PyTree, R
 if TYPE_CHECKING:
     from fedstrata.core.method import Method
     from fedstrata.core.problem import Problem
+
+
+WHOLE = 2.0**30  # what weights that sum to one are multiplied by, where whole ones are needed
 
 
 class Remember(NamedTuple):
@@ -46,7 +50,8 @@ class Remember(NamedTuple):
 class Setup:
     """What is fixed for a run: the problem, who takes part, how replies are weighted, what is measured.
 
-    ``stride`` is an engine's own: so many rounds that it never has to part.
+    ``stride`` is an engine's own: so many rounds that it never has to part. ``drawn`` is how many clients
+    were drawn for a round, where some of them are missing.
     """
 
     problem: Problem
@@ -56,6 +61,12 @@ class Setup:
     metrics: tuple[tuple[str, Any], ...] = ()
     measure_problem: bool = True
     stride: int = 1
+    drawn: int | None = None
+
+
+def by_size(setup: Setup, data: Placed) -> bool:
+    """Whether clients are drawn, and count, by their sizes, see `fedstrata.core.cohorts`."""
+    return setup.weights == "size" and data.equal is None
 
 
 class Carry(NamedTuple):
@@ -202,12 +213,22 @@ class Fed(abc.ABC):
         self.data = data
         self.memory = memory
         self.round_number = round_number
-        self._chosen = chosen  # this round's clients; None is everyone
+        self._chosen: Array | None = None  # this round's clients; None is everyone
+        self._weighted: list[tuple[Array, Array]] = []  # who was drawn by size, and what they count for
         self._level = "main"
+        if chosen is not None:
+            self.take(chosen)
 
     @abc.abstractmethod
     def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
         """Carry it out: the mean or the stack of the uploads, and the shape of one; replaces ``memory``."""
+
+    def take(self, chosen: Array) -> None:
+        """Let these be this round's clients."""
+        self._chosen = chosen
+        if by_size(self.setup, self.data):
+            theta = threshold(self.data.every_size, self.setup.drawn or self.setup.participants)
+            self._weighted.append((chosen, theta.counts(self.data.sizes_of(chosen))))
 
     @property
     def clients(self) -> int:
@@ -235,22 +256,16 @@ class Fed(abc.ABC):
         return self.weights_of(self._chosen)
 
     @property
+    def cohort_sizes(self) -> Array | None:
+        """Their weights as they are, not as they count after a draw; None where all are equal."""
+        return None if self.setup.weights == "uniform" else self.data.sizes_of(self._chosen)
+
+    @property
     def cohort_share(self) -> Real:
         """Their part of the weight of all clients: what a mean over them counts in a mean over everyone."""
         if self._chosen is None or self.setup.weights == "uniform":
             return self.participants / self.clients
         return self.data.sizes_of(self._chosen).sum() / self.data.all_samples
-
-    def as_of_everyone(self, mean: PyTree, before: PyTree) -> PyTree:
-        """This round's mean, moved so that over all cohorts it is on average what everyone's would be.
-
-        Where clients have weights, those of a cohort are made to sum to one, and a mean over it counts each
-        of them too much or too little: the step from ``before`` to it is taken as much longer as the cohort
-        has more than its share of the weight.
-        """
-        if self._chosen is None or self.setup.weights == "uniform":
-            return mean
-        return tree.lerp(self.cohort_share * self.clients / self.participants, before, mean)
 
     @property
     def server(self) -> Samples | None:
@@ -292,15 +307,38 @@ class Fed(abc.ABC):
         if given is None:
             if self.setup.weights == "uniform":
                 return None
-            given = self.data.sizes_of(of)
+            given = next((counts for drawn, counts in self._weighted if drawn is of), None)
+            given = self.data.sizes_of(of) if given is None else given
         weights = jnp.asarray(given, jnp.result_type(float))
         return weights / weights.sum()
 
     def sample(self, key: Key, count: int) -> Array:
-        """``count`` of this round's clients, drawn without replacement, in ascending order."""
+        """``count`` of this round's clients, drawn without replacement, in ascending order.
+
+        Where clients have weights they are drawn, and count in an average, as `fedstrata.core.cohorts` says.
+        """
         if not 1 <= count <= self.participants:
             raise ValueError(f"Cannot sample {count} of {self.participants} clients that take part.")
-        return jnp.sort(jax.random.choice(key, self.cohort, (count,), replace=False))
+        if not by_size(self.setup, self.data):
+            return jnp.sort(jax.random.choice(key, self.cohort, (count,), replace=False))
+        lengths = self.data.every_size
+        if self._chosen is not None:
+            lengths = jnp.round(self.cohort_weights * WHOLE).astype(lengths.dtype)
+        return self._drawn(key, self.cohort, lengths, count)
+
+    def redraw(self, key: Key) -> Array | None:
+        """As many of all clients as take part in this round, drawn anew; None is everyone."""
+        if self.participants == self.clients:
+            return None
+        if not by_size(self.setup, self.data):
+            return jnp.sort(jax.random.choice(key, self.everyone, (self.participants,), replace=False))
+        return self._drawn(key, self.everyone, self.data.every_size, self.participants)
+
+    def _drawn(self, key: Key, of: Array, lengths: Array, count: int) -> Array:
+        theta = threshold(lengths, count)
+        places = by_weight(key, lengths, count, theta)
+        self._weighted.append((of[places], theta.counts(lengths[places])))
+        return self._weighted[-1][0]
 
     def average(
         self,

@@ -23,7 +23,7 @@ from fedstrata.core.digest import tree_digest
 from fedstrata.core.scaled import is_scaled, opened, scaled
 from fedstrata.core.shown import line
 from fedstrata.core.source import ScaledSource, Source, rows_of, source_digest
-from fedstrata.core.storage import NOBODY, Group, Part, Placed, groups_of
+from fedstrata.core.storage import NOBODY, Group, Part, Placed, common_size, groups_of
 from fedstrata.core.types import PyTree
 
 
@@ -479,7 +479,7 @@ class FederatedData:
                 return None
             offsets = _offsets(sizes).astype(np.int32)
             leaves = jax.tree.map(put, on_device(tree, who))
-            return Part(leaves, put(sizes), put(offsets), int(sizes.sum()), _common(sizes))
+            return Part(leaves, put(sizes), put(offsets), int(sizes.sum()), common_size(sizes))
 
         training, validation = (
             part(self.train, self.sizes, "train"),
@@ -494,8 +494,8 @@ class FederatedData:
             jax.tree.map(put, on_device(self.server, "server")),
             None if order is None else put(order),
             self.clients,
-            _common(self.sizes),
-            None if self.valid_sizes is None else _common(self.valid_sizes),
+            common_size(self.sizes),
+            common_size(self.valid_sizes),
             groups,
         )
 
@@ -523,7 +523,7 @@ class FederatedData:
         def part(name: str, sizes: np.ndarray | None) -> Part | None:
             if sizes is None:
                 return None
-            own: Any = np.full(rows, _common(sizes) or 1, np.int32)
+            own: Any = np.full(rows, common_size(sizes) or 1, np.int32)
             own[:number] = sizes[clients]
             offsets: Any = np.zeros(rows, np.int32)
             offsets[:number] = _offsets(own[:number])
@@ -538,7 +538,7 @@ class FederatedData:
         assert training is not None
         ids: Any = np.full(rows, NOBODY, np.int32)
         ids[:number] = clients
-        equal = _common(self.sizes), None if self.valid_sizes is None else _common(self.valid_sizes)
+        equal = common_size(self.sizes), common_size(self.valid_sizes)
         total: Any = np.asarray(self.sizes.sum(dtype=np.int64), jnp.result_type(float))
         return Placed(training, validation, None, None, None, self.clients, *equal, groups, ids, total)
 
@@ -636,10 +636,6 @@ def _evenly(total: int, clients: int, rng: np.random.Generator) -> list[np.ndarr
 def _some(clients: np.ndarray) -> str:
     """Which clients, in a few words."""
     return f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients from {clients[0]} on"
-
-
-def _common(sizes: np.ndarray) -> int | None:
-    return int(sizes[0]) if (sizes == sizes[0]).all() else None
 
 
 def _offsets(sizes: np.ndarray) -> np.ndarray:

@@ -83,9 +83,14 @@ class Part:
         return jax.tree.map(lambda leaf: leaf[rows], self.leaves)
 
 
+def common_size(sizes: np.ndarray | None) -> int | None:
+    """The size of every client, where it is the same for all."""
+    return None if sizes is None or (sizes != sizes[0]).any() else int(sizes[0])
+
+
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("training", "validation", "test", "server", "order", "ids", "total"),
+    data_fields=("training", "validation", "test", "server", "order", "ids", "total", "every"),
     meta_fields=("clients", "equal", "valid_equal", "groups"),
 )
 @dataclass(frozen=True)
@@ -101,6 +106,7 @@ class Placed:
         groups: clients of like size.
         ids: where only some clients are here, which, ascending; arrays then have a row for each of these.
         total: how many training samples all clients have, where some are not here.
+        every: how many each of them has, where some are not here and clients are drawn by size.
     """
 
     training: Part
@@ -114,6 +120,7 @@ class Placed:
     groups: tuple[Group, ...]
     ids: Array | None = None
     total: Array | None = None
+    every: Array | None = None
 
     @property
     def train(self) -> PyTree:
@@ -139,6 +146,11 @@ class Placed:
     def sizes_of(self, of: Array | None) -> Array:
         """How many training samples some clients have; None is everyone."""
         return self.sizes if of is None else self.training.sizes[self.slots(of)]
+
+    @property
+    def every_size(self) -> Array:
+        """How many training samples each client has, whether it is here or not."""
+        return self.sizes if self.every is None else self.every
 
     @property
     def all_samples(self) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
@@ -44,11 +44,20 @@ class Answers(Protocol):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Outline:
-    """What a program knows of data that is elsewhere: everyone's sizes, the server's and the test samples."""
+    """What a program knows of data that is elsewhere: everyone's sizes, the server's and the test samples.
+
+    ``equal`` is the size of every client, where it is the same for all.
+    """
 
     sizes: Array
     server: PyTree
     test: PyTree
+    equal: int | None = field(metadata={"static": True})
+
+    @property
+    def every_size(self) -> Array:
+        """See `Placed.every_size`."""
+        return self.sizes
 
     def sizes_of(self, of: Array | None) -> Array:
         """See `Placed.sizes_of`."""

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import counting
-from fedstrata.core.fed import Carry, Fed, Lane, Setup
+from fedstrata.core.cohorts import by_weight, threshold, uniformly
+from fedstrata.core.fed import Carry, Fed, Lane, Setup, by_size
 from fedstrata.core.method import Method
 from fedstrata.core.metrics import PerClient
 from fedstrata.core.problem import taken_name
@@ -22,37 +23,17 @@ from fedstrata.core.term import positional
 from fedstrata.core.types import Array, Function, Integer, Key, PyTree
 
 MakeFed = Callable[[Setup, Placed, PyTree, Array | None, Integer], Fed]
-MANY = 1_000  # clients, above which a few are drawn without shuffling all
 BEFORE = 2**31 - 1  # stands for "before round 0" where a key is folded with a round's number
 
 
-def cohort_of(setup: Setup, key: Key) -> Array | None:
+def cohort_of(setup: Setup, key: Key, data: Placed) -> Array | None:
     """This round's clients: None is everyone."""
     if setup.participants == setup.clients:
         return None
-    return jnp.sort(distinct(key, setup.clients, setup.participants))
-
-
-def distinct(key: Key, clients: int, count: int) -> Array:
-    """So many of the clients, each set of them equally likely.
-
-    A few of very many are the first that differ in twice as many draws, which costs what the few cost; where
-    they do not suffice, draw again. Else clients are shuffled, which costs what all of them cost.
-    """
-    if clients <= MANY or 8 * count > clients:
-        return jax.random.choice(key, clients, (count,), replace=False)
-
-    def draw(t: Array) -> tuple[Array, Array]:
-        drawn = jax.random.randint(jax.random.fold_in(key, t), (2 * count,), 0, clients, jnp.int32)
-        order = jnp.argsort(drawn, stable=True)
-        new = jnp.ones(2 * count, bool).at[order[1:]].set(jnp.diff(drawn[order]) != 0)
-        return drawn[jnp.argsort(~new, stable=True)[:count]], new.sum() >= count
-
-    def again(now: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        return now[0] + 1, *draw(now[0])
-
-    start = (jnp.int32(0), jnp.zeros(count, jnp.int32), jnp.asarray(False))
-    return jax.lax.while_loop(lambda now: ~now[2], again, start)[1]
+    if by_size(setup, data):
+        sizes, count = data.every_size, setup.participants
+        return by_weight(key, sizes, count, threshold(sizes, count))
+    return jnp.sort(uniformly(key, setup.clients, setup.participants))
 
 
 def keys_of(key: Key, r: Integer) -> tuple[Key, Key]:
@@ -66,7 +47,7 @@ def one_round(
 ) -> Carry:
     """Round ``r``, which draws from ``fold_in(key, r)`` alone; a state's dtypes stay what they were."""
     key_cohort, key_round = keys_of(key, r)
-    fed = make_fed(setup, data, carry.memory, cohort_of(setup, key_cohort), r)
+    fed = make_fed(setup, data, carry.memory, cohort_of(setup, key_cohort, data), r)
     # of the default width: 1/r of a 32-bit integer would be a float32 where the rest is in float64
     r = r if isinstance(r, int) else jnp.asarray(r, jnp.result_type(int))
     state = method.at(r).round(setup.problem, fed, key_round, r, carry.state)

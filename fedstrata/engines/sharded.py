@@ -30,7 +30,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from fedstrata.core.fed import Advanced, Carry, Engine, Job
 from fedstrata.core.federated import FederatedData, on_device
 from fedstrata.core.method import Method
-from fedstrata.core.storage import Group, Part, Placed
+from fedstrata.core.storage import Group, Part, Placed, common_size
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.simulated import Simulated
 
@@ -216,8 +216,8 @@ class Sharded(Simulated):
             jax.tree.map(self._copy, on_device(data.server, "server")),
             None,
             data.clients,
-            _equal(data.sizes),
-            _equal(data.valid_sizes),
+            common_size(data.sizes),
+            common_size(data.valid_sizes),
             (largest,),
         )
 
@@ -258,11 +258,6 @@ class Sharded(Simulated):
 
         with _together():
             return Carry(jax.tree.map(np.asarray, carry.state), jax.tree.map(rows, carry.memory))
-
-
-def _equal(sizes: np.ndarray | None) -> int | None:
-    """The size of every client, where it is the same for all."""
-    return None if sizes is None or (sizes != sizes[0]).any() else int(sizes[0])
 
 
 def _put(array: np.ndarray, layout: NamedSharding) -> jax.Array:

@@ -31,9 +31,9 @@ from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Fed, Job, Setu
 from fedstrata.core.federated import FederatedData, on_device
 from fedstrata.core.method import Method
 from fedstrata.core.metrics import PerClient
-from fedstrata.core.storage import Placed, groups_of
+from fedstrata.core.storage import Placed, common_size, groups_of
 from fedstrata.core.term import positional
-from fedstrata.core.types import Array, Integer, Key, PyTree
+from fedstrata.core.types import Array, Integer, Key, PyTree, Weights
 from fedstrata.engines.callbacks import need_two_threads
 from fedstrata.engines.everyone import (
     Asked,
@@ -178,12 +178,12 @@ class Cohorts(Simulated):
 
 
 @cache
-def _cohorts(clients: int, participants: int) -> Callable[..., Array]:
+def _cohorts(clients: int, participants: int, weights: Weights) -> Callable[..., Array]:
     """The cohorts of some rounds, from the seed."""
-    setup = Setup(None, clients, participants)  # type: ignore[arg-type]
+    setup = Setup(None, clients, participants, weights)  # type: ignore[arg-type]
 
-    def of(seed: Integer, rounds: Array) -> Array | None:
-        return jax.vmap(lambda r: cohort_of(setup, keys_of(jax.random.key(seed), r)[0]))(rounds)
+    def of(seed: Integer, rounds: Array, data: Any) -> Array | None:
+        return jax.vmap(lambda r: cohort_of(setup, keys_of(jax.random.key(seed), r)[0], data))(rounds)
 
     return jax.jit(of)
 
@@ -345,7 +345,9 @@ class Stream:
         found = {"rounds": rounds, "clients": clients}
         for name, sizes in (("train", data.sizes), ("valid", data.valid_sizes)):
             if sizes is not None:
-                likely = clients * sizes.mean() + 4 * np.sqrt(clients) * sizes.std()
+                by = data.sizes if self._drawing is not None else None  # larger clients then come more often
+                mean = np.average(sizes, weights=by)
+                likely = clients * mean + 4 * np.sqrt(clients * np.average((sizes - mean) ** 2, weights=by))
                 found[name] = int(min(max(likely, sizes.max()), sizes.sum(dtype=np.int64)))
         return found
 
@@ -363,8 +365,9 @@ class Stream:
         """The clients of as many rounds from ``r`` on as fit into a window."""
         with jax.enable_x64(self._x64):  # a setting of each thread's own
             room, number = self._capacity, self._capacity["rounds"]
-            draw = _cohorts(self.setup.clients, self.setup.participants)
-            cohorts = np.asarray(draw(np.uint32(self.seed), r + np.arange(number, dtype=np.int32)))
+            draw = _cohorts(self.setup.clients, self.setup.participants, self.setup.weights)
+            rounds = r + np.arange(number, dtype=np.int32)
+            cohorts = np.asarray(draw(np.uint32(self.seed), rounds, self._drawing))
             while True:
                 clients = np.unique(cohorts[:number])
                 needed = self._samples(clients)
@@ -378,13 +381,19 @@ class Stream:
             return Window(r, r + number, clients, self._placed(placed))
 
     def _placed(self, host: Placed) -> Placed:
-        return replace(jax.device_put(host), server=self.server, test=self.test)
+        every = None if self._drawing is None else self._drawing.sizes
+        return replace(jax.device_put(host), server=self.server, test=self.test, every=every)
+
+    @cached_property
+    def _drawing(self) -> Outline | None:
+        """What cohorts are drawn from; None where clients count the same."""
+        return self._outline if self.setup.weights == "size" and self._outline.equal is None else None
 
     # -- everyone
 
     @cached_property
     def _outline(self) -> Outline:
-        return Outline(jnp.asarray(self.data.sizes), self.server, self.test)
+        return Outline(jnp.asarray(self.data.sizes), self.server, self.test, common_size(self.data.sizes))
 
     @cached_property
     def _block(self) -> dict[str, int]:

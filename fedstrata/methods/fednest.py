@@ -205,7 +205,7 @@ class FedNest(Implicit[Nested, State]):
             of, weights = None, at_work
             if redraw:
                 key_cohort = jax.random.fold_in(key_inner, -1 - t)
-                of = jnp.sort(jax.random.choice(key_cohort, fed.everyone, (fed.participants,), replace=False))
+                of = fed.redraw(key_cohort)
                 weights = fed.at_work(self.tau, of)
             q = fed.average(self.inner_mean, key_q, x, y, of=of)  # line 2
             message = (self.inner_steps, key_steps, x, y, q)

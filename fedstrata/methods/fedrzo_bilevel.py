@@ -25,8 +25,7 @@ directions line 2 is at x̂ and every x̂ + v_j, still in the same exchanges, an
 
 Where not all clients take part in a round, those who do have lines 3 to 8, and lines 1 and 2 are everyone's:
 the solution y_S(x̂) of a cohort's own lower level would lead x̂ to the fixed point of E f_S(x, y_S(x)),
-another problem. With weights, line 8 is x̂ + c (the mean − x̂), where c is the cohort's part of all weight
-over its part of the clients, so that the mean over cohorts is that over all clients.
+another problem.
 
 The paper's solvers of line 2 do many local steps between two averages, with constants that the user knows
 (``lower="local_sgd"`` is its Algorithm 3). The default needs none and averages every step, until the residual
@@ -449,7 +448,6 @@ class FedRZOBilevel(Method[Implicit, State]):
         )  # line 3
         if self.messages == "scalars":
             reply = tree.axpy(-self.gamma, combine(reply, v), x)
-        reply = fed.as_of_everyone(reply, x)  # line 8
         return state._replace(x=reply, y=self.at_centre(problem, x, y), report=report)
 
     def at_centre(self, problem: Implicit, x: PyTree, y: PyTree) -> PyTree:

@@ -136,7 +136,7 @@ class IPIRFedAvg(Regularized[State]):
         def body(j: Integer, carry: tuple[PyTree, PyTree, Real]) -> tuple[PyTree, PyTree, Real]:
             x, average, weight = carry
             key_cohort, key_j = jax.random.split(jax.random.fold_in(key, j))
-            moved = fed.average(self.inner_steps, key_j, x, anchor, steps, of=_cohort(fed, key_cohort))
+            moved = fed.average(self.inner_steps, key_j, x, anchor, steps, of=fed.redraw(key_cohort))
             average, weight = averaged(average, weight, x, shrink)
             return self.server_step(problem, g, x, moved, steps, None), average, weight
 
@@ -162,10 +162,3 @@ class IPIRFedAvg(Regularized[State]):
 def _distance(anchor: PyTree) -> Objective:
     """½‖x − anchor‖²."""
     return Objective(known=lambda x: tree.norm(tree.sub(x, anchor), squared=True) / 2)
-
-
-def _cohort(fed: Fed, key: jax.Array) -> jax.Array | None:
-    """The clients of an inner round; None is everyone."""
-    if fed.participants == fed.clients:
-        return None
-    return jnp.sort(jax.random.choice(key, fed.everyone, (fed.participants,), replace=False))

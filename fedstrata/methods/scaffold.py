@@ -9,8 +9,10 @@
     5  server: x ← x + η_g mean_S(y − x)
     6  server: c ← c + |S|/m mean_S(c_i⁺ − c_i)
 
-c is the mean of all c_i, so where clients have weights |S|/m is their part of them. A client with K = 0
-keeps its c_i and is not in S. Started from zero control variates, its first round is FedAvg.
+c is the mean of all c_i: where clients have weights, |S|/m is the part of S in them, and the means over S are
+by these weights, not by those that undo how S was drawn (at the solution all clients move alike, so that any
+will do there). A client with K = 0 keeps its c_i and is not in S. Started from zero control variates, its
+first round is FedAvg.
 
 Reveals only averages. Needs gradients.
 """
@@ -84,11 +86,11 @@ class SCAFFOLD(Method[Minimization, State]):
         return Remember((moved, tree.sub(c_new, c_i)), c_new)
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        at_work = fed.at_work(self.K)
+        own, share = fed.cohort_sizes, fed.cohort_share
+        at_work = fed.at_work(self.K, given=own)
         moved, changed = fed.average(self.local_steps, key, state.x, state.c, weights=at_work)  # line 1
         x = tree.axpy(self.eta_g, moved, state.x)  # line 5
-        share = fed.cohort_share
         if at_work is not None:
-            share *= jnp.sum(fed.cohort_weights, where=at_work > 0)
+            share *= jnp.sum(fed.weights_of(fed.cohort, own), where=at_work > 0)
         c = tree.axpy(share, changed, state.c)  # line 6
         return State(x, c)

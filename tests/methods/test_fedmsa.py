@@ -129,7 +129,7 @@ def test_algorithm_1_by_hand(quadratic):
     setup = Setup(quadratic.problem, 10, 4)
     for r in range(rounds):
         key_cohort, key = jax.random.split(jax.random.fold_in(jax.random.key(0), r))
-        cohort = np.asarray(cohort_of(setup, key_cohort))
+        cohort = np.asarray(cohort_of(setup, key_cohort, quadratic.data.placed()))
         keep = 1 - rho if r else 0.0
         h = np.mean([maps(i, z) + keep * (h - maps(i, before)) for i in cohort], axis=0)
         ends = []

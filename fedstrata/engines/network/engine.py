@@ -28,7 +28,7 @@ from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.metrics import PerClient
 from fedstrata.core.scaled import opened
-from fedstrata.core.storage import Group, Placed
+from fedstrata.core.storage import Group, Placed, common_size
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.callbacks import need_two_threads
@@ -143,7 +143,7 @@ class NetworkFed(Positioned):
         super().__init__(*args)
         self.engine, self.program = engine, program
         if cohort is not None:
-            self._chosen = cohort
+            self.take(cohort)
 
     def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
         """Out of the program, to the sites, and back."""
@@ -258,7 +258,7 @@ class Network(Engine):
         for site, clients in enumerate(self.members):
             self._site_of[clients] = site
         self._sites = None
-        return Shell(jnp.asarray(self.sizes), server)  # type: ignore[return-value]
+        return Shell(jnp.asarray(self.sizes), server, common_size(self.sizes))  # type: ignore[return-value]
 
     def place_carry(self, carry: Carry) -> Carry:
         """The state; of the memory, which clients keep, one client's placeholder stands in the programs.
@@ -450,8 +450,8 @@ class Network(Engine):
     ) -> Any:
         cohort = None
         if program == "round" and self._absent:
-            cohort = self._present(setup, seed, r)
-            setup = replace(setup, participants=len(cohort))
+            cohort = self._present(setup, seed, data, r)
+            setup = replace(setup, participants=len(cohort), drawn=setup.participants)
         self._participants = setup.participants
         arguments = (
             method,
@@ -476,15 +476,17 @@ class Network(Engine):
         memories = [site.memory for site in self._sites]
         return Carry(value, jax.tree.map(lambda *rows: np.concatenate(rows), *memories))
 
-    def _present(self, setup: Setup, seed: int, r: int) -> np.ndarray:
+    def _present(self, setup: Setup, seed: int, data: Any, r: int) -> np.ndarray:
         """This round's clients whose sites are there."""
         cohort = np.arange(setup.clients)
         if setup.participants < setup.clients:
             name = ("cohort", _identity(setup))
             if name not in self._programs:
-                drawn = jax.jit(lambda seed, r: cohort_of(setup, keys_of(jax.random.key(seed), r)[0]))
+                drawn = jax.jit(
+                    lambda seed, r, data: cohort_of(setup, keys_of(jax.random.key(seed), r)[0], data)
+                )
                 self._programs[name] = drawn, setup
-            cohort = np.asarray(self._programs[name][0](np.uint32(seed), np.int32(r)))
+            cohort = np.asarray(self._programs[name][0](np.uint32(seed), np.int32(r), data))
         cohort = cohort[~np.isin(self._site_of[cohort], list(self._absent))].astype(np.int32)
         if not len(cohort):
             raise TooFewSites(f"round {r}: none of this round's clients is there. Resume when they are back.")
@@ -627,7 +629,14 @@ def _is_unknown(memory: PyTree) -> bool:
 
 def _identity(setup: Setup) -> Any:
     """Which setup it is: a problem may hold what cannot be hashed."""
-    return id(setup.problem), setup.participants, setup.weights, setup.metrics, setup.measure_problem
+    return (
+        id(setup.problem),
+        setup.participants,
+        setup.drawn,
+        setup.weights,
+        setup.metrics,
+        setup.measure_problem,
+    )
 
 
 def _finite(array: np.ndarray) -> bool:

@@ -8,7 +8,7 @@ everyone who holds the text.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -30,10 +30,19 @@ BEFORE = -1  # the number of the round that "start" is, for what clients remembe
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Shell:
-    """What a side may know of the federation's data: everyone's sizes, and the server's own samples."""
+    """What a side may know of the federation's data: everyone's sizes, and the server's own samples.
+
+    ``equal`` is the size of every client, where it is the same for all.
+    """
 
     sizes: Any
     server: Any
+    equal: int | None = field(default=None, metadata={"static": True})
+
+    @property
+    def every_size(self) -> Any:
+        """How many training samples each client has."""
+        return self.sizes
 
     @property
     def clients(self) -> int:

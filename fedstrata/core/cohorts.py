@@ -1,0 +1,113 @@
+"""Who takes part, and what each then counts for.
+
+Of m clients with weights n_i, s are drawn such that client i is one of them with the probability
+
+    π_i = min(1, n_i/θ),    θ such that Σ π_i = s,
+
+and it then counts n_i/π_i = max(n_i, θ). These sum to Σ n_i whoever is drawn, and on average client i counts
+n_i: the mean over a cohort is on average the mean over everyone, and equal to it where all clients agree. A
+cohort drawn uniformly, its weights n_i made to sum to one, has neither: small clients count too much. Where
+all n_i are equal, all sets are equally likely, and everyone of a cohort counts the same.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata.core.types import Array, Key
+
+MANY = 1_000  # clients, above which a few are drawn without shuffling all
+
+
+class Threshold(NamedTuple):
+    """θ = ``rest``/``left``: of those who are not drawn for certain, the weight and how many are drawn."""
+
+    rest: Array
+    left: Array
+
+    def certain(self, weights: Array) -> Array:
+        """Who is drawn for certain, π_i = 1."""
+        return weights >= -(-self.rest // jnp.maximum(self.left, 1))
+
+    def counts(self, weights: Array) -> Array:
+        """What these clients count for where they are drawn, max(n_i, θ)."""
+        theta = self.rest / jnp.maximum(self.left, 1)
+        return jnp.maximum(weights, theta.astype(jnp.result_type(float)))
+
+
+def threshold(weights: Array, count: int) -> Threshold:
+    """θ of drawing so many clients, who have whole weights: who exceeds it is set apart until nobody does."""
+    everyone = Threshold(weights.sum(dtype=weights.dtype), jnp.asarray(count, weights.dtype))
+
+    def without(now: Threshold) -> Threshold:
+        certain = now.certain(weights)
+        rest = jnp.sum(weights, where=~certain, dtype=weights.dtype)
+        return Threshold(rest, count - certain.sum(dtype=weights.dtype))
+
+    def step(both: tuple[Threshold, Threshold]) -> tuple[Threshold, Threshold]:
+        return both[1], without(both[1])
+
+    both = (everyone, without(everyone))
+    return jax.lax.while_loop(lambda both: both[0].left != both[1].left, step, both)[1]
+
+
+def by_weight(key: Key, weights: Array, count: int, theta: Threshold) -> Array:
+    """So many clients, drawn with the probabilities π_i, ascending.
+
+    Clients lie one after the other in a random order, each as long as its weight. Points θ apart, from a
+    random one on, hit client i with the probability n_i/θ, and none twice. Of very many clients, which need
+    not be shuffled one by one, neighbours stay together.
+
+    Args:
+        key: of the draw.
+        weights: of everyone; whole numbers.
+        count: how many.
+        theta: see `threshold`.
+    """
+    key_order, key_start = jax.random.split(key)
+    certain = theta.certain(weights)
+    open_ = jnp.where(certain, 0, weights)  # who is drawn for certain is no part of the line
+    together = -(-weights.shape[0] // MANY)
+    lines = jnp.pad(open_, (0, -weights.shape[0] % together)).reshape(-1, together).sum(1, dtype=open_.dtype)
+    order = jax.random.permutation(key_order, lines.shape[0])
+    ends = jnp.cumsum(lines[order])
+
+    # ⌊(start + k·rest)/left⌋, in parts that stay small
+    k, left = jnp.arange(count), jnp.maximum(theta.left, 1)
+    start = jax.random.randint(key_start, (), 0, jnp.maximum(theta.rest, 1), open_.dtype)
+    fraction = (start % left + k * (theta.rest % left).astype(jnp.result_type(float))) / left
+    points = k * (theta.rest // left) + start // left + jnp.floor(fraction).astype(open_.dtype)
+
+    place = jnp.minimum(jnp.searchsorted(ends, points, side="right"), lines.shape[0] - 1)
+    drawn = order[place]
+    if together > 1:
+        within = points - (ends - lines[order])[place]
+        before = (jnp.cumsum(lines) - lines)[drawn]
+        drawn = jnp.searchsorted(jnp.cumsum(open_), before + within, side="right")
+    others = jnp.nonzero(certain, size=count, fill_value=0)[0]
+    return jnp.sort(jnp.where(k < theta.left, drawn, others[k - theta.left])).astype(jnp.int32)
+
+
+def uniformly(key: Key, clients: int, count: int) -> Array:
+    """So many of the clients, each set of them equally likely.
+
+    A few of very many are the first that differ in twice as many draws, which costs what the few cost; where
+    they do not suffice, draw again. Else clients are shuffled, which costs what all of them cost.
+    """
+    if clients <= MANY or 8 * count > clients:
+        return jax.random.choice(key, clients, (count,), replace=False)
+
+    def draw(t: Array) -> tuple[Array, Array]:
+        drawn = jax.random.randint(jax.random.fold_in(key, t), (2 * count,), 0, clients, jnp.int32)
+        order = jnp.argsort(drawn, stable=True)
+        new = jnp.ones(2 * count, bool).at[order[1:]].set(jnp.diff(drawn[order]) != 0)
+        return drawn[jnp.argsort(~new, stable=True)[:count]], new.sum() >= count
+
+    def again(now: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        return now[0] + 1, *draw(now[0])
+
+    start = (jnp.int32(0), jnp.zeros(count, jnp.int32), jnp.asarray(False))
+    return jax.lax.while_loop(lambda now: ~now[2], again, start)[1]
