@@ -378,11 +378,11 @@ class Stream:
                     break
                 number = number // 2
             placed = self.data.some(clients, room["clients"], room, self.groups)
-            return Window(r, r + number, clients, self._placed(placed))
+            every = None if self._drawing is None else self._drawing.sizes
+            return Window(r, r + number, clients, replace(self._placed(placed), every=every))
 
     def _placed(self, host: Placed) -> Placed:
-        every = None if self._drawing is None else self._drawing.sizes
-        return replace(jax.device_put(host), server=self.server, test=self.test, every=every)
+        return replace(jax.device_put(host), server=self.server, test=self.test)
 
     @cached_property
     def _drawing(self) -> Outline | None:

@@ -171,7 +171,7 @@ def solve(
         progress: show a progress bar when it takes longer than two seconds.
         weights: ``"uniform"`` (as in the papers) or ``"size"``, in proportion to the clients' *training*
             samples: their weights in all averages, the upper level's too, whose validation samples may be
-            divided otherwise.
+            divided otherwise. Those who take part are drawn by them too, see `fedstrata.core.cohorts`.
         callbacks: called after each evaluation, which cuts the compiled run there; a true return stops the
             run. See `EarlyStop`. Those of `fedstrata.track` log what happens elsewhere, and cut nothing.
         default_metrics: whether the problem's own metrics, full passes over the data, are evaluated.
