@@ -55,6 +55,8 @@ def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> Table:
     except TypeError:
         if hasattr(frame, "collect"):
             raise DataError(f"{name} is lazy: give {name}.collect().") from None
+        if hasattr(frame, "to_pandas"):
+            raise DataError(f"{name} is a {type(frame).__name__}: give its .to_pandas().") from None
         raise DataError(
             f"{name} is no data frame (pandas, Polars, PyArrow, …) but {type(frame).__name__}. Arrays enter "
             "through fs.FederatedData.from_clients or from_arrays."

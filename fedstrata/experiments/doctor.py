@@ -32,10 +32,11 @@ PURPOSES = {
     "wandb": "Weights & Biases: fs.track.WandB",
     "bench": "the benchmarks",
     "test": "the tests",
+    "test-slow": "the slow tests",
     "docs": "the documentation",
     "dev": "work on the package itself",
 }
-DEVELOPERS = ("bench", "test", "docs", "dev")
+DEVELOPERS = ("bench", "test", "test-slow", "docs", "dev")
 SPACE = 2**30  # bytes of free disk below which a long run may end badly
 
 

@@ -129,10 +129,12 @@ def define(content: Mapping[str, Any], name: str) -> Experiment:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
-        known = (
-            f"; known keys are {', '.join(File.model_fields)}" if first["type"] == "extra_forbidden" else ""
-        )
-        raise ExperimentError(f"{at}: {message}{known}".removeprefix(": ")) from error
+        if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+            known = list(File.model_fields)
+            raise ExperimentError(
+                f"there is no {at!r}{suggest(at, known)} There are {', '.join(known)}."
+            ) from error
+        raise ExperimentError(f"{at}: {message}".removeprefix(": ")) from error
 
 
 class Place(NamedTuple):

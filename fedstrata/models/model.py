@@ -43,6 +43,9 @@ class Model:
     labels: Labels
     metrics: dict[str, Metric]
 
+    def __repr__(self) -> str:
+        return f"Model(labels={self.labels!r}, metrics={list(self.metrics)})"
+
     def predict(self, x: PyTree, inputs: Any) -> np.ndarray:
         """The predictions for stacked inputs: labels of classes, or numbers."""
         scores = jax.jit(jax.vmap(self.apply, in_axes=(None, 0)))(x, jnp.asarray(inputs))

@@ -451,7 +451,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
         (change('title = "Two methods"', ""), "title: Field required"),
         (
             change("rounds = 3", "round = 3"),
-            "round: Extra inputs are not permitted; known keys are title, .* rounds",
+            r"there is no 'round'\. Did you mean 'rounds'.*\? There are title, .* rounds",
         ),
         (change("rounds = 3", "rounds = 0"), "rounds: Input should be greater than or equal to 1"),
         (
