@@ -36,5 +36,5 @@ EXPERIMENT = Experiment(
     fallback={"data": "digits"},
     quick=ten.EXPERIMENT.quick,
     quick_seconds=10,
-    full_time="about as long as feddro-cifar10st, an hour on an H200 that ten processes share",
+    full_time="about as long as feddro-cifar10st, half an hour on an H200 that ten processes share",
 )
