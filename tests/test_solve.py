@@ -230,8 +230,9 @@ def test_divergence_names_round_quantity_and_hint(tmp_path):
 def test_what_has_no_value_at_the_start_is_no_matter_of_the_step():
     model = fs.models.softmax(2, 2)
     labelled = fs.FederatedData.from_clients([{"x": np.ones((2, 2)), "y": np.array([1, 2])}])
-    with pytest.raises(fs.Diverged, match="not finite at the start.* a label outside 0"):
-        fs.solve(fs.Minimization(model.loss), fs.FedAvg(0.1), labelled, model.init(0), rounds=1, progress=False)
+    problem = fs.Minimization(model.loss)
+    with pytest.raises(fs.Diverged, match=r"not finite at the start.* a label outside 0"):
+        fs.solve(problem, fs.FedAvg(0.1), labelled, model.init(0), rounds=1, progress=False)
 
 
 def test_debug_engine_names_the_client():

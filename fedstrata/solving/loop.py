@@ -622,8 +622,9 @@ def _explain(method: Method, round_number: int, quantity: str, carry: Carry) -> 
         quantity = f"state ({', '.join(leaves)})" if leaves else "state"
     if round_number < 0:
         return (
-            f"{type(method).__name__}: the {quantity} is not finite at the start, before the first round. Look "
-            "at x0 and the data: is a number missing (NaN), a label outside 0 … K−1? engine='debug' says where."
+            f"{type(method).__name__}: the {quantity} is not finite at the start, before the first round. "
+            "Look at x0 and the data: is a number missing (NaN), a label outside 0 … K−1? "
+            "engine='debug' says where."
         )
     steps = {n: v for n, v in method.describe().items() if isinstance(v, float)}
     return (
