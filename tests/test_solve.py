@@ -227,14 +227,6 @@ def test_divergence_names_round_quantity_and_hint(tmp_path):
     assert (tmp_path / "checkpoint.safetensors").exists()
 
 
-def test_what_has_no_value_at_the_start_is_no_matter_of_the_step():
-    model = fs.models.softmax(2, 2)
-    labelled = fs.FederatedData.from_clients([{"x": np.ones((2, 2)), "y": np.array([1, 2])}])
-    problem = fs.Minimization(model.loss)
-    with pytest.raises(fs.Diverged, match=r"not finite at the start.* a label outside 0"):
-        fs.solve(problem, fs.FedAvg(0.1), labelled, model.init(0), rounds=1, progress=False)
-
-
 def test_debug_engine_names_the_client():
     def picky(x, sample):
         return jnp.where(sample["a"].sum() < 0, jnp.nan, 1.0) * (x**2).sum()

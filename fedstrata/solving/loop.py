@@ -620,12 +620,6 @@ def _explain(method: Method, round_number: int, quantity: str, carry: Carry) -> 
     if quantity == "state":
         leaves = tree.nonfinite_leaves(carry.state)
         quantity = f"state ({', '.join(leaves)})" if leaves else "state"
-    if round_number < 0:
-        return (
-            f"{type(method).__name__}: the {quantity} is not finite at the start, before the first round. "
-            "Look at x0 and the data: is a number missing (NaN), a label outside 0 … K−1? "
-            "engine='debug' says where."
-        )
     steps = {n: v for n, v in method.describe().items() if isinstance(v, float)}
     return (
         f"{type(method).__name__} diverged: the {quantity} is not finite after round {round_number}. "
