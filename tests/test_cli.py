@@ -1,5 +1,6 @@
 """The command line: what it prints, where it writes, how it fails."""
 
+import importlib.util
 import json
 import os
 import re
@@ -197,7 +198,13 @@ def test_doctor_tells_what_there_is(invoke, monkeypatch):
     assert [d["platform"] for d in told["devices"]] == [d.platform for d in jax.devices()]
     assert told["data"]["sets"]["mnist"] is present("mnist")
     extras = {extra["name"]: extra for extra in told["extras"]}
-    assert extras["test"]["installed"]
+    pyproject = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
+    assert extras.keys() == pyproject["project"]["optional-dependencies"].keys()
+    assert all(extra["purpose"] for extra in told["extras"])
+    without_torch = importlib.util.find_spec("torch") is None
+    assert ("torch is missing" in extras["torch"]["missing"]) is without_torch
+    assert ("torch is missing" in extras["test"]["missing"]) is without_torch  # by way of another extra
+    assert all(extra["installed"] is not bool(extra["missing"]) for extra in told["extras"])
     assert not any("pytest" in words for words in extras["dev"]["missing"])
     monkeypatch.delenv("FEDSTRATA_DATA")
     output = " ".join(invoke("doctor").output.split())
@@ -213,6 +220,7 @@ def test_doctor_finds_what_does_not_fit(monkeypatch):
     monkeypatch.setattr(
         metadata, "requires", lambda name: ["numpy<1", 'no-such-thing>=2; extra == "gpu"', "jax"]
     )
+    monkeypatch.setattr(doctor, "SOURCE", Path("nowhere"))  # as installed
     trouble = []
     extras, _ = doctor._requirements(trouble)
     assert re.match("numpy is 2.*, not <1: pip install", trouble[0])

@@ -141,6 +141,10 @@ class Method(Generic[ProblemT, StateT]):
         """What the user is to be warned of before anything is computed."""
         return []
 
+    def cautions_at(self, x0: PyTree) -> list[str]:
+        """The same of what depends on the start."""
+        return []
+
     def objective_of(self, problem: ProblemT) -> str | None:
         """The default metric that it makes small, a function of x alone; None where there is none."""
         return problem.objective

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +38,7 @@ PURPOSES = {
     "dev": "work on the package itself",
 }
 DEVELOPERS = ("bench", "test", "test-slow", "docs", "dev")
+SOURCE = Path(__file__).parents[2] / "pyproject.toml"  # in a checkout, whose installed metadata may be older
 SPACE = 2**30  # bytes of free disk below which a long run may end badly
 
 
@@ -107,21 +109,19 @@ def install(extra: str = "") -> str:
 def _requirements(trouble: list[str]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The extras, and the versions of what the package itself needs."""
     try:
-        asked = [Requirement(text) for text in metadata.requires("fedstrata") or []]
+        own, by_extra = declared()
     except metadata.PackageNotFoundError:
         trouble.append(
             "fedstrata is not installed, so its requirements are unknown: pip install -e . in its folder."
         )
         return [], {}
-    own = [r for r in asked if r.marker is None or r.marker.evaluate({"extra": ""})]
     versions = {}
     for requirement in own:
         versions[requirement.name] = _version(requirement.name) or "missing"
         if lacking := _lacking([requirement]):
             trouble.append(f"{lacking[0]}: {install()} mends it.")
     extras = []
-    for extra in metadata.metadata("fedstrata").get_all("Provides-Extra") or []:
-        mine = [r for r in asked if r not in own and r.marker and r.marker.evaluate({"extra": extra})]
+    for extra, mine in by_extra.items():
         lacking = _lacking(mine)
         extras.append(
             {
@@ -133,6 +133,24 @@ def _requirements(trouble: list[str]) -> tuple[list[dict[str, Any]], dict[str, s
             }
         )
     return extras, versions
+
+
+def declared() -> tuple[list[Requirement], dict[str, list[Requirement]]]:
+    """What the package needs, and each of its extras: by its own file in a checkout, else as installed."""
+    if SOURCE.is_file():
+        project = tomllib.loads(SOURCE.read_text("utf-8")).get("project", {})
+        if project.get("name") == "fedstrata":
+            extras = project["optional-dependencies"]
+            return _parsed(project["dependencies"]), {name: _parsed(asked) for name, asked in extras.items()}
+    asked = _parsed(metadata.requires("fedstrata") or [])
+    own = [r for r in asked if r.marker is None or r.marker.evaluate({"extra": ""})]
+    names = metadata.metadata("fedstrata").get_all("Provides-Extra") or []
+    rest = [r for r in asked if r not in own and r.marker]
+    return own, {name: [r for r in rest if r.marker and r.marker.evaluate({"extra": name})] for name in names}
+
+
+def _parsed(asked: Iterable[str]) -> list[Requirement]:
+    return [Requirement(text) for text in asked]
 
 
 def _version(name: str) -> str | None:
@@ -147,6 +165,10 @@ def _lacking(requirements: Iterable[Requirement]) -> list[str]:
     found = []
     for requirement in requirements:
         version = _version(requirement.name)
+        if requirement.name == "fedstrata":
+            for extra in sorted(requirement.extras):
+                found += _lacking(declared()[1].get(extra, []))
+            continue
         if version is None:
             found.append(f"{requirement.name} is missing")
         elif not requirement.specifier.contains(version, prereleases=True):

@@ -36,6 +36,7 @@ from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import check_directions, combine, directions, estimate, theory_steps
 from fedstrata.methods._shared.pull import overshooting
+from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.problems.classes import Minimization
 
 
@@ -132,6 +133,9 @@ class FedRZO(Method[Minimization, State]):
             raise ValueError(
                 "FedRZO: messages='scalars' needs the same number H of steps for all clients and rounds."
             )
+
+    def cautions_at(self, x0: PyTree) -> list[str]:
+        return lost_in_rounding(self, "eta", x0)
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         check_directions("FedRZO", self.directions, self.orthogonal, x0)

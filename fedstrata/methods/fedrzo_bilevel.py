@@ -81,6 +81,7 @@ from fedstrata.methods._shared.lower import (
     whole,
 )
 from fedstrata.methods._shared.pull import overshooting
+from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.problems.classes import Bilevel, Minimax, Minimization
 from fedstrata.problems.conversions import as_bilevel
 
@@ -286,6 +287,9 @@ class FedRZOBilevel(Method[Implicit, State]):
             size = {"rule": None, "same": self.batch_size}.get(size, size)
             return Accurate(self.lower_tol, size)
         return TUNED[self.lower].solver(self.batch_size if size in ("rule", "same") else size)
+
+    def cautions_at(self, x0: PyTree) -> list[str]:
+        return lost_in_rounding(self, "eta", x0)
 
     def init(self, problem: Implicit, x0: PyTree, y0: PyTree) -> State:
         """Nothing is solved yet."""

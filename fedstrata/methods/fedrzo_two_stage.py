@@ -53,6 +53,7 @@ from fedstrata.core.types import Array, Function, Integer, Key, PyTree
 from fedstrata.estimators import vi
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
 from fedstrata.methods._shared.pull import overshooting
+from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.problems.classes import MPEC
 
 Solver = Callable[[Function, Function, PyTree], PyTree]
@@ -197,6 +198,9 @@ class FedRZOTwoStage(Method[MPEC, State]):
             raise ValueError(
                 "FedRZOTwoStage: messages='scalars' needs the same number H of steps for all and always."
             )
+
+    def cautions_at(self, x0: PyTree) -> list[str]:
+        return lost_in_rounding(self, "eta", x0)
 
     def init(self, problem: MPEC, x0: PyTree, y0: PyTree) -> State:
         check_directions("FedRZOTwoStage", self.directions, self.orthogonal, x0)

@@ -28,6 +28,7 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import sphere
+from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.problems.classes import Minimization
 
 
@@ -61,6 +62,9 @@ class FedZO(Method[Minimization, State]):
     @classmethod
     def differentiates(cls, problem: Minimization) -> tuple[str, ...]:
         return ()
+
+    def cautions_at(self, x0: PyTree) -> list[str]:
+        return lost_in_rounding(self, "mu", x0)
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)

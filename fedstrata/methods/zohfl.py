@@ -41,6 +41,7 @@ from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars
+from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.problems.classes import Personalized
 
 
@@ -152,6 +153,9 @@ class ZOHFL(Method[Personalized, State]):
     @by_options
     def reveals_on(self, problem: Personalized) -> Reveals:
         return "replies" if self.messages == "scalars" else "averages"
+
+    def cautions_at(self, x0: PyTree) -> list[str]:
+        return lost_in_rounding(self, "eta", x0)
 
     def init(self, problem: Personalized, x0: PyTree, y0: PyTree) -> State:
         check_directions("ZOHFL", self.directions, self.orthogonal, x0)

@@ -413,11 +413,10 @@ class HistoryTable(rich.table.Table):
     def __init__(self, title: str, head: Sequence[str], lines: Sequence[Sequence[str]], caption: str) -> None:
         super().__init__(
             title=Text(title) if title else None,
-            caption=Text(caption) if caption else None,
             header_style="bold",
             box=rich.box.SIMPLE_HEAD,
         )
-        self.head, self.lines = head, lines
+        self.head, self.lines, self.below = head, lines, caption
         for heading in head:
             self.add_column(Text(heading), justify="right", no_wrap=True)
         for cells in lines:
@@ -435,22 +434,23 @@ class HistoryTable(rich.table.Table):
             taken += wide[j]
         if len(found) == 1:
             return [self]
-        ends = [str(text) if text else "" for text in (self.title, self.caption)]
         return [
             HistoryTable(
-                ends[0] if n == 0 else "",
+                str(self.title or "") if n == 0 else "",
                 [self.head[j] for j in columns],
                 [[cells[j] for j in columns] for cells in self.lines],
-                ends[1] if n == len(found) - 1 else "",
+                self.below if n == len(found) - 1 else "",
             )
             for n, columns in enumerate(found)
         ]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
-        """As one table, or in parts."""
+        """As one table, or in parts; the words below are as wide as the page, not as the numbers."""
         parts = self.parts(options.max_width)
         if len(parts) == 1:
             yield from super().__rich_console__(console, options)
+            if self.below:
+                yield Text(self.below, style="table.caption")
         else:
             yield from parts
 
@@ -470,7 +470,7 @@ class HistoryTable(rich.table.Table):
 
     def to_html(self) -> str:
         """For a notebook's page."""
-        below = f"<div>{html.text(self.caption)}</div>" if self.caption else ""
+        below = f"<div>{html.text(self.below)}</div>" if self.below else ""
         return html.table(self.head, self.lines, left=0) + below
 
 

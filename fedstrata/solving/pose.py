@@ -111,6 +111,8 @@ def pose(
     if setup.measure_problem and metrics:
         _check_names(problem, x0, y0, metrics)
     _warn_of_validation(problem, data)
+    for caution in method.cautions_at(x0):
+        warnings.warn(caution, stacklevel=4)
     carry = initial_carry(problem, method, x0, y0, data.clients)
     return Posed(setup, [method], [seed], method, seed, data, carry, rounds, eval_every, x0, y0, hosted)
 

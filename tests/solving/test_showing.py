@@ -114,6 +114,14 @@ def test_a_table_is_text_where_it_is_printed(result, monkeypatch):
     assert words.count("round") > 3  # the narrow one is in parts, each with its rounds
 
 
+@pytest.mark.parametrize("names", [[], ["loss"]])
+def test_the_words_below_a_narrow_table_are_as_wide_as_the_page(names, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    history = {"round": np.arange(3), **{name: np.ones(3) for name in names}}
+    text = str(history_table(history, {"rounds": 3, "exchanges": 3, "bytes_up": 24, "bytes_down": 24}))
+    assert text.splitlines()[-1] == "rounds 3, exchanges 3, bytes up 24 B, bytes down 24 B"
+
+
 @pytest.mark.parametrize("width", [40, 120])
 def test_no_number_is_cut_in_a_terminal(width):
     history = {"round": np.arange(3), **{f"metric-{j}": np.full(3, 1234.5678 + j) for j in range(9)}}

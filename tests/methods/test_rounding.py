@@ -1,0 +1,33 @@
+"""Differences that are too narrow for the numbers near x0 are told of before the run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedstrata as fs
+
+ZEROTH = [
+    fs.FedRZO(0.1, eta=1e-5),
+    fs.FedZO(0.1, mu=1e-5),
+    fs.FedRZOBilevel(0.1, eta=1e-5),
+    fs.FedRZOTwoStage(0.1, eta=1e-5),
+    fs.ZOHFL(0.1, eta=1e-5, gamma_client=0.1),
+]
+
+
+@pytest.mark.parametrize("method", ZEROTH, ids=lambda method: type(method).__name__)
+def test_neighbours_of_990_are_too_far_apart(method):
+    """In float32 they are 2⁻¹⁴ ≈ 6·10⁻⁵ apart, in float64 2⁻⁴³."""
+    (caution,) = method.cautions_at(np.full(1, 990, np.float32))
+    assert "1e-05 is lost in rounding" in caution
+    assert "6e-05" in caution
+    assert not method.cautions_at(np.full(1, 990, np.float64))
+    assert not method.cautions_at({"w": np.zeros(3, np.float32), "b": np.ones(1, np.float32)})
+
+
+def test_it_is_said_where_a_run_would_stay_where_it_is():
+    data = fs.FederatedData.from_clients([{"a": np.array([[1000.0]])}] * 2)
+    problem = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
+    with pytest.warns(UserWarning, match="FedRZO: eta=1e-05 is lost in rounding"):
+        fs.solve(problem, fs.FedRZO(0.1, eta=1e-5), data, np.full(1, 990.0), rounds=1, progress=False)
