@@ -14,7 +14,8 @@
 There is no lower-level communication: every client solves its own followers' game, one for each sample.
 With τ = None line 4 stops by the residual instead, ‖y − P_Y(y − αG)‖/α ≤ tol · ‖G(y₀)‖; with α = None the
 solver finds its step size (`fedstrata.estimators.vi`). Theorem 2 asks for α = μ/L² and τ ≥ −1/ln(1 − 1/κ²),
-κ = L/μ.
+κ = L/μ. The residual that was reached then goes with the reply, two numbers: it is in the history as
+``lower_residual``, and where the equilibria were not found there is a warning.
 
 Without local sets the server can replay line 6 from H scalars (``messages="scalars"``), as in
 `fedstrata.methods.fedrzo`.
@@ -56,6 +57,7 @@ from fedstrata.methods._shared.pull import overshooting
 from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.problems.classes import MPEC
 
+WORST = 1e30  # stands for a residual that is not finite
 Solver = Callable[[Function, Function, PyTree], PyTree]
 Lower = (
     Literal["projection", "extragradient", "accelerated", "solution"]
@@ -63,11 +65,26 @@ Lower = (
 )
 
 
+class Report(NamedTuple):
+    """How well the equilibria were solved.
+
+    Attributes:
+        residual: of the last local step, relative to ‖G(y₀)‖; the mean of the clients'.
+        short: in how many rounds it stayed large in a step of some client.
+        rounds: how many there were.
+    """
+
+    residual: jax.Array
+    short: jax.Array
+    rounds: jax.Array
+
+
 class State(NamedTuple):
-    """The server's iterate, and how many local steps were taken."""
+    """The server's iterate, how many local steps were taken, and how well equilibria were solved."""
 
     x: PyTree  # x̂
     k: jax.Array
+    report: Report | None
 
 
 class Memory(NamedTuple):
@@ -78,12 +95,17 @@ class Memory(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """What passes from one local step to the next: the point, the samples' starts, mean response, scalars."""
+    """What passes from one local step to the next.
+
+    The point, the samples' starts, the mean response, the scalars; and where they are measured a pair, the
+    last relative residual and the number of steps in which it stayed large.
+    """
 
     x: PyTree
     start: PyTree
     y: PyTree
     scalars: jax.Array
+    quality: jax.Array | None
 
 
 @method
@@ -94,8 +116,9 @@ class FedRZOTwoStage(Method[MPEC, State]):
         gamma: step size γ.
         eta: smoothing radius η.
         H: local steps.
-        lower: ``"projection"`` (the paper's), ``"extragradient"``, ``"accelerated"`` (for a potential game),
-            ``"solution"`` (the problem's own), or a function ``(G, project, y) -> y``.
+        lower: ``"extragradient"``, which needs G monotone and no more; ``"projection"`` (the paper's, for a
+            strongly monotone G); ``"accelerated"`` (for a potential game); ``"solution"`` (the problem's
+            own); or a function ``(G, project, y) -> y``.
         alpha: the solver's step size α; None finds one.
         tau: τ, for t_k = ⌈τ ln(k+1)⌉ solver steps; None stops by ``tol``.
         pace: t_k = ⌈τ ln(pace·k + 1)⌉; with m clients m, where k is to count the steps of all of them.
@@ -113,7 +136,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
     gamma: Positive  # γ
     eta: Positive  # η
     H: LocalSteps = 1
-    lower: Lower = "projection"
+    lower: Lower = "extragradient"
     alpha: Positive | None = None  # α
     tau: NonNegative | None = None  # τ
     tol: Positive = 1e-6
@@ -176,7 +199,8 @@ class FedRZOTwoStage(Method[MPEC, State]):
             if B2 > 0:
                 gamma = min(gamma, eta / (12 * math.sqrt(6 * 5 / 8) * H * B2 * (L0 * n + 1)))
         tau = -1 / math.log1p(-((mu / L) ** 2)) if mu < L else 1.0
-        return cls(gamma, eta, H, alpha=mu / L**2, tau=tau, **options)
+        rules: dict[str, Any] = {"lower": "projection", "alpha": mu / L**2, "tau": tau}
+        return cls(gamma, eta, H, **{**rules, **options})
 
     @by_options
     def reveals_on(self, problem: MPEC) -> Reveals:
@@ -202,9 +226,32 @@ class FedRZOTwoStage(Method[MPEC, State]):
     def cautions_at(self, x0: PyTree) -> list[str]:
         return lost_in_rounding(self, "eta", x0)
 
+    @property
+    def measures(self) -> bool:
+        """Whether the solver stops by its residual, and so knows it."""
+        return self.tau is None and isinstance(self.lower, str) and self.lower != "solution"
+
     def init(self, problem: MPEC, x0: PyTree, y0: PyTree) -> State:
         check_directions("FedRZOTwoStage", self.directions, self.orthogonal, x0)
-        return State(x0, jnp.int32(0))
+        report = Report(jnp.ones(()), jnp.int32(0), jnp.int32(0)) if self.measures else None
+        return State(x0, jnp.int32(0), report)
+
+    def metrics(self, state: State) -> dict[str, jax.Array]:
+        """The residual of the last equilibria, relative to that at ``y0``, where it is measured."""
+        return {} if state.report is None else {"lower_residual": state.report.residual}
+
+    def closing_remarks(self, state: State) -> list[str]:
+        """Where the followers' equilibria were not found, in more than one round of a hundred."""
+        if state.report is None or 100 * state.report.short <= state.report.rounds:
+            return []
+        other = "" if self.lower == "extragradient" else ": lower='extragradient' needs no more than monotone"
+        return [
+            f"FedRZOTwoStage: in {int(state.report.short)} of {int(state.report.rounds)} rounds "
+            f"lower={self.lower!r} did not find the followers' equilibria to tol={self.tol:g} within "
+            f"max_steps={self.max_steps}; their residual at the end was {float(state.report.residual):.2g} "
+            "times that at y0. x and y may be wrong. Look whether the followers' map is monotone in y"
+            f"{other}; give more max_steps or a smaller alpha; in float32 rounding may be the limit."
+        ]
 
     def memory(self, problem: MPEC, x0: PyTree, y0: PyTree) -> Memory:
         return Memory(y0, y0)
@@ -214,8 +261,10 @@ class FedRZOTwoStage(Method[MPEC, State]):
 
     def respond(
         self, problem: MPEC, x: PyTree, start: PyTree, y0: PyTree, samples: PyTree, real: Array, k: Integer
-    ) -> tuple[PyTree, Any]:
+    ) -> tuple[PyTree, Any, Array | None]:
         """The equilibria (line 4) at stacked points for stacked samples, and how often G was evaluated.
+
+        With them, where the solver stops by it, the relative residual and whether it is too large.
 
         All are solved side by side and stop together. Samples that are not ``real`` fill up a client's
         arrays: they stay where they start, so that neither steps nor step sizes depend on how many there
@@ -227,7 +276,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
 
         solution = problem.solution
         if self.lower == "solution" and solution is not None:
-            return everywhere(lambda x, y, s: solution(x, s))(x, start, samples), 0
+            return everywhere(lambda x, y, s: solution(x, s))(x, start, samples), 0, None
         lower = self.lower
         if not isinstance(lower, str):
             own = everywhere(
@@ -235,7 +284,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
                     lambda y: problem.follower(x, y, s), lambda y: problem.project_y(y, x, s), y
                 )
             )
-            return own(x, start, samples), 0
+            return own(x, start, samples), 0, None
 
         def only_real(y: PyTree, other: PyTree) -> PyTree:
             def choose(a: Array, b: Array) -> Array:
@@ -257,10 +306,13 @@ class FedRZOTwoStage(Method[MPEC, State]):
         if self.tau is not None:
             steps = jnp.ceil(self.tau * jnp.log1p(self.pace * jnp.asarray(k, float))).astype(jnp.int32)
             found = solver(alpha=self.alpha, steps=steps)
-            return only_real(found.y, start), found.values
+            return only_real(found.y, start), found.values, None
         scale = tree.norm(G(y0))
         found = solver(alpha=self.alpha, tol=self.tol, max_steps=self.max_steps, scale=scale)
-        return only_real(found.y, start), found.values + 1
+        relative = found.residual / jnp.where(scale > 0, scale, 1)
+        enough = jnp.maximum(10 * self.tol, jnp.sqrt(jnp.finfo(relative.dtype).eps))
+        quality = jnp.stack([jnp.nan_to_num(relative, nan=WORST, posinf=WORST), ~(relative <= enough)])
+        return only_real(found.y, start), found.values + 1, quality.astype(jnp.result_type(float))
 
     def walk(self, problem: MPEC, client: Client, key: Key, x: PyTree, k: Integer) -> Walk:
         """The local steps."""
@@ -278,7 +330,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
             v = directions(key_v, walk.x, self.eta, self.directions, self.orthogonal)
             z, weights = points(walk.x, v, self.two_sided), f.weigh()
             starts = spread(walk.start, ends)
-            y, values = self.respond(problem, z, starts, y0, f.samples, weights > 0, k + h)  # line 4
+            y, values, quality = self.respond(problem, z, starts, y0, f.samples, weights > 0, k + h)  # line 4
             each = jax.vmap(jax.vmap(problem.leader, in_axes=(None, 0, 0)), in_axes=(0, 0, None))(
                 z, y, f.samples
             )
@@ -295,21 +347,23 @@ class FedRZOTwoStage(Method[MPEC, State]):
             kept = walk.scalars
             if self.messages == "scalars":
                 kept = kept.at[h].set(s.astype(kept.dtype))
-            return Walk(x_new, start, mean, kept)
+            if quality is not None and walk.quality is not None:
+                quality = quality.at[1].add(walk.quality[1])
+            return Walk(x_new, start, mean, kept, quality)
 
         steps = self.H if self.messages == "scalars" else 0
         kept = jnp.zeros((steps, self.directions), jnp.result_type(*jax.tree.leaves(x)))
         start = client.memory.y if self.warm_start else client.memory.y0
-        begin = Walk(x, spread(start, length), client.memory.y, kept)
+        begin = Walk(x, spread(start, length), client.memory.y, kept, self.unmeasured())
         return loop(steps_of(self.H, client), step, key, begin, indexed=True)  # line 2
 
     def local_steps(self, problem: MPEC, client: Client, key: Key, x: PyTree, k: Integer = 0) -> Remember:
         walk = self.walk(problem, client, key, x, k)
-        return Remember(walk.x, Memory(walk.y, client.memory.y0))
+        return Remember((walk.x, walk.quality), Memory(walk.y, client.memory.y0))
 
     def local_scalars(self, problem: MPEC, client: Client, key: Key, x: PyTree, k: Integer = 0) -> Remember:
         walk = self.walk(problem, client, key, x, k)
-        return Remember(walk.scalars, Memory(walk.y, client.memory.y0))
+        return Remember((walk.scalars, walk.quality), Memory(walk.y, client.memory.y0))
 
     def replay(self, key: Key, index: Integer, factors: jax.Array, x: PyTree) -> PyTree:
         """``Σ_k s_k v_k`` of one client, from the keys it drew with."""
@@ -324,13 +378,26 @@ class FedRZOTwoStage(Method[MPEC, State]):
         message = (state.x,) if self.tau is None else (state.x, state.k)
         k = state.k + jnp.max(jnp.asarray(self.H))
         if self.messages == "vectors":
+            known = state.x, self.unmeasured()
             at_work = fed.at_work(self.H)
-            x = fed.average(self.local_steps, key, *message, weights=at_work, around=state.x)  # lines 1, 7
-            return State(x, k)
-        replies = fed.gather(self.local_scalars, key, *message)
+            x, quality = fed.average(self.local_steps, key, *message, weights=at_work, around=known)  # 1, 7
+            return State(x, k, self.noted(state.report, quality))
+        replies, qualities = fed.gather(self.local_scalars, key, *message)
+        quality = combine(fed.cohort_weights, qualities)
 
         def add(x: PyTree, one: tuple[Any, Any, Any]) -> tuple[PyTree, None]:
             index, weight, factors = one
             return tree.axpy(-self.gamma * weight, self.replay(key, index, factors, state.x), x), None
 
-        return State(jax.lax.scan(add, state.x, (fed.cohort, fed.cohort_weights, replies))[0], k)
+        x = jax.lax.scan(add, state.x, (fed.cohort, fed.cohort_weights, replies))[0]
+        return State(x, k, self.noted(state.report, quality))
+
+    def unmeasured(self) -> Array | None:
+        """Of no step: the residual, and how often it stayed large."""
+        return jnp.zeros((2,)) if self.measures else None
+
+    def noted(self, before: Report | None, quality: Array | None) -> Report | None:
+        """The report after a round, from the clients' mean."""
+        if before is None or quality is None:
+            return None
+        return Report(quality[0], before.short + (quality[1] > 0), before.rounds + 1)

@@ -122,7 +122,7 @@ def test_own_solver_and_samples(game):
 def test_paper_schedule_is_booked(game):
     """t_k = ⌈τ ln(k+1)⌉ values of G and one of the leader, at two points, for each sample and local step."""
     tau, H, rounds, clients, batch = 3.0, 4, 3, 5, 2
-    method = fs.FedRZOTwoStage(0.01, 0.1, H=H, alpha=0.02, tau=tau, batch_size=batch)
+    method = fs.FedRZOTwoStage(0.01, 0.1, H=H, lower="projection", alpha=0.02, tau=tau, batch_size=batch)
     ledger = solve(game, method, rounds=rounds).ledger
     expected = sum(1 + math.ceil(tau * math.log(k + 1)) for k in range(H * rounds)) * 2 * batch * clients
     assert ledger.function_values == expected
@@ -138,7 +138,7 @@ def test_one_step_of_the_paper(x64):
     """Lines 3 to 6 by hand: one client, one sample, k = 1, in one dimension, where v = ±η."""
     game = fs.cournot_game(4, 1.0, clients=1, samples=1)
     gamma, eta, alpha, tau = 0.01, 0.3, 0.05, 2.0
-    method = fs.FedRZOTwoStage(gamma, eta, H=2, alpha=alpha, tau=tau)
+    method = fs.FedRZOTwoStage(gamma, eta, H=2, lower="projection", alpha=alpha, tau=tau)
     a = game.demands[0]
 
     def loss(x, k):
@@ -298,3 +298,41 @@ def test_what_fills_up_a_clients_arrays_changes_nothing(lower, x64):
 
     for a, b in zip(jax.tree.leaves(replied(4)), jax.tree.leaves(replied(40)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def spiral(k, lower, **options):
+    """Followers G = k J y − x − c_i with J a turn by 90°: monotone, not strongly; y_i = −J(x + c_i)/k."""
+    problem = fs.MPEC(
+        lambda x, y, s: 0.5 * ((y - 1) ** 2).sum(),
+        lambda x, y, s: k * jnp.array([[0.0, 1.0], [-1.0, 0.0]]) @ y - x - s["c"],
+    )
+    data = fs.FederatedData.from_clients([{"c": np.zeros((2, 2))}, {"c": np.ones((2, 2))}])
+    method = fs.FedRZOTwoStage(
+        0.5, 0.1, batch_size=None, two_sided=True, directions=2, orthogonal=True, **lower
+    )
+    return fs.solve(problem, method, data, np.zeros(2), y0=np.zeros(2), progress=False, **options)
+
+
+def test_the_default_solver_needs_no_more_than_monotone():
+    """F(x) is smallest where the mean of y_i is (1, 1): x + ½ = k J (1, 1) = (1, −1) for k = 1."""
+    result = spiral(1.0, {}, rounds=40, eval_every=40)
+    np.testing.assert_allclose(result.x, [0.5, -1.5], atol=1e-4)
+    assert result.history["lower_residual"][-1] <= 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("messages", ["vectors", "scalars"])
+def test_equilibria_that_are_not_found_are_told(messages):
+    lower = {"lower": "projection", "messages": messages}
+    with pytest.warns(UserWarning, match="in 3 of 3 rounds lower='projection' did not find"):
+        result = spiral(1.0, lower, rounds=3)
+    assert result.history["lower_residual"][-1] > 0.1
+
+
+@pytest.mark.slow
+def test_followers_that_are_not_monotone_are_told():
+    problem = fs.MPEC(lambda x, y, s: 0.5 * ((y - 1) ** 2).sum(), lambda x, y, s: -y - x - s["c"])
+    data = fs.FederatedData.from_clients([{"c": np.zeros((2, 2))}, {"c": np.ones((2, 2))}])
+    method = fs.FedRZOTwoStage(1e-3, 0.1, max_steps=20)  # more of them overflow, which is told as well
+    with pytest.warns(UserWarning, match="whether the followers' map is monotone"):
+        fs.solve(problem, method, data, np.zeros(2), y0=np.zeros(2), rounds=2, progress=False)
