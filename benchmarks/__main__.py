@@ -15,8 +15,8 @@ FOLDER = Path(__file__).parent
 
 def main(names: list[str]) -> None:
     """Run them, below a line about the machine."""
-    modules = [module.name for module in pkgutil.iter_modules([str(FOLDER)]) if not module.ispkg]
-    known = [name for name in modules if name not in ("__main__", "timing", "flare_system")]
+    modules = [module.name for module in pkgutil.iter_modules([str(FOLDER)])]
+    known = [name for name in modules if name not in ("__main__", "timing", "flare_system", "alternatives")]
     unknown = sorted(set(names) - set(known))
     if unknown:
         raise SystemExit(f"There is no benchmark {', '.join(unknown)}; there are {', '.join(known)}.")

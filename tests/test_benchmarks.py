@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from benchmarks import fedavg_softmax, fedmsa_losstuning, fedrzo, first_result, rates, scale
+from benchmarks import fedavg_softmax, fedmsa_losstuning, fedrzo, first_result, scale
 from benchmarks.alternatives import ALTERNATIVES, Case
+from benchmarks.rates import compositions
+from benchmarks.rates.law import Law, slope
 from benchmarks.timing import interleave
 
 SLOW = ("Flower",)  # starts processes
@@ -180,8 +182,8 @@ def test_scale_measures_what_it_streams(name, tmp_path):
 
 
 def test_a_slope_is_that_of_the_line():
-    law = rates.Law("", "", "", "n", -0.5, (10, 100, 1000), lambda n: 3 * n**-0.5)
-    rise, error, values = rates.slope(law)
+    law = Law("", "", "", "n", -0.5, (10, 100, 1000), lambda n: 3 * n**-0.5)
+    rise, error, values = slope(law)
     assert rise == pytest.approx(-0.5)
     assert error == pytest.approx(0, abs=1e-9)
     assert values[1] == pytest.approx(0.3)
@@ -190,6 +192,6 @@ def test_a_slope_is_that_of_the_line():
 @pytest.mark.slow
 def test_feddro_has_its_rate():
     """Theorem 4.3: ‖∇Φ‖² ~ T^{−1/2}."""
-    law = next(law for law in rates.LAWS if law.method == "FedDRO" and law.against == "T")
-    rise, _, _ = rates.slope(law._replace(sizes=(256, 1024, 4096)))
+    law = next(law for law in compositions.LAWS if law.method == "FedDRO" and law.against == "T")
+    rise, _, _ = slope(law._replace(sizes=(256, 1024, 4096)))
     assert rise == pytest.approx(law.predicted, abs=0.1)
