@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from threading import Lock
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 import jax
@@ -20,15 +20,23 @@ import numpy as np
 from fedstrata.core import html
 from fedstrata.core.counting import Ledger
 from fedstrata.core.digest import tree_digest
+from fedstrata.core.samples import DataError as DataError
+from fedstrata.core.samples import (
+    array_of,
+    device_dtype,
+    finite,
+    flattened,
+    held,
+    length_of,
+    on_device,
+    sizes_of,
+    unwrapped,
+)
 from fedstrata.core.scaled import is_scaled, opened, scaled
 from fedstrata.core.shown import line
 from fedstrata.core.source import ScaledSource, Source, rows_of, source_digest
 from fedstrata.core.storage import NOBODY, Group, Part, Placed, common_size, groups_of
 from fedstrata.core.types import PyTree
-
-
-class DataError(ValueError):
-    """The data cannot be used as given; the message says which client, which array and what to do."""
 
 
 class Splits(Protocol):
@@ -94,11 +102,11 @@ class FederatedData:
             if samples is None or sizes is None:
                 raise DataError(f"FederatedData needs {name} and its sizes together.")
             if self.source is None:
-                object.__setattr__(self, name, _own(samples, f"{name} data"))
-                number = _length(getattr(self, name), f"{name} data")
+                object.__setattr__(self, name, held(samples, f"{name} data"))
+                number = length_of(getattr(self, name), f"{name} data")
             else:
                 number = jax.tree.leaves(samples)[0].shape[0]
-            checked = _sizes(sizes, number, name)
+            checked = sizes_of(sizes, number, name)
             object.__setattr__(self, "sizes" if name == "train" else "valid_sizes", checked)
         if self.valid_sizes is not None and len(self.valid_sizes) != len(self.sizes):
             raise DataError(f"valid has {len(self.valid_sizes)} clients where there are {len(self.sizes)}.")
@@ -106,9 +114,9 @@ class FederatedData:
             raise DataError(f"There are {len(self.names)} names of {len(self.sizes)} clients.")
         for name in ("test", "server"):
             if getattr(self, name) is not None:
-                samples = _plain(getattr(self, name), f"{name} data")
-                object.__setattr__(self, name, _own(samples, f"{name} data"))
-                _length(getattr(self, name), f"{name} data")
+                samples = unwrapped(getattr(self, name), f"{name} data")
+                object.__setattr__(self, name, held(samples, f"{name} data"))
+                length_of(getattr(self, name), f"{name} data")
 
     @classmethod
     def from_clients(
@@ -129,8 +137,8 @@ class FederatedData:
         Raises:
             DataError: for an empty client, arrays that do not fit together, a NaN or an infinity.
         """
-        train, sizes = _flatten(clients, "client")
-        held_out, valid_sizes = (None, None) if valid is None else _flatten(valid, "validation client")
+        train, sizes = flattened(clients, "client")
+        held_out, valid_sizes = (None, None) if valid is None else flattened(valid, "validation client")
         if valid_sizes is not None and len(valid_sizes) != len(sizes):
             raise DataError(f"valid has {len(valid_sizes)} clients where there are {len(sizes)}.")
         return cls(train, sizes, held_out, valid_sizes, test, server)
@@ -160,13 +168,13 @@ class FederatedData:
             server_fraction: the part of all samples that the server keeps, drawn before the split.
             test: a pooled test set.
         """
-        arrays = arrays if hasattr(arrays, "columns") else _plain(arrays, "arrays")
-        length = _length(arrays, "arrays")
+        arrays = arrays if hasattr(arrays, "columns") else unwrapped(arrays, "arrays")
+        length = length_of(arrays, "arrays")
         for name, fraction in (("valid_fraction", valid_fraction), ("server_fraction", server_fraction)):
             if not 0 <= fraction < 1:
                 raise DataError(f"{name} must be in [0, 1), but is {fraction}.")
         rng = np.random.default_rng(seed)
-        arrays = {name: _array(array, f"arrays[{name!r}]") for name, array in arrays.items()}
+        arrays = {name: array_of(array, f"arrays[{name!r}]") for name, array in arrays.items()}
         server = None
         if server_fraction > 0:
             order = rng.permutation(length)
@@ -174,9 +182,10 @@ class FederatedData:
             server = {name: array[order[:kept]] for name, array in arrays.items()}
             arrays = {name: array[order[kept:]] for name, array in arrays.items()}
         if partition is None:
-            parts = _evenly(length if server is None else length - kept, clients, rng)
-        else:
-            parts = partition.split(arrays, clients, rng, label=label)
+            from fedstrata.data.partition import IID  # what divides samples lives there
+
+            partition = IID()
+        parts = partition.split(arrays, clients, rng, label=label)
         train, valid = [], []
         for i, part in enumerate(parts):
             part = rng.permutation(part)
@@ -285,7 +294,7 @@ class FederatedData:
             if one is None:
                 found += [None, None]
                 continue
-            sizes = _sizes(one.sizes, int(np.sum(one.sizes, dtype=np.int64)), who)
+            sizes = sizes_of(one.sizes, int(np.sum(one.sizes, dtype=np.int64)), who)
             form = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), one.form)
             if not jax.tree.leaves(form):
                 raise DataError(f"The {who}'s form has no arrays: give one jax.ShapeDtypeStruct for each.")
@@ -322,15 +331,12 @@ class FederatedData:
         Raises:
             DataError: where a source gives something else.
         """
-        sizes = self.sizes if part == "train" else self.valid_sizes
-        if sizes is None:
-            raise DataError(f"The data has no {part} part.")
+        form, sizes = self._part(part)
         source = self.source if part == "train" else self.valid_source
         if source is None:
             rows = rows_of(sizes[clients], self._starts[part][clients])
-            return jax.tree.map(lambda leaf: leaf[rows], getattr(self, part))
-        found = source.samples(clients)
-        form, number = getattr(self, part), int(sizes[clients].sum())
+            return jax.tree.map(lambda leaf: leaf[rows], form)
+        found, number = source.samples(clients), int(sizes[clients].sum())
         structure: Any = jax.tree.structure(form)
         if jax.tree.structure(found) != structure:
             raise DataError(f"The source gave {jax.tree.structure(found)}, its form is {structure}.")
@@ -343,11 +349,19 @@ class FederatedData:
                     f"The source gave {jax.tree_util.keystr(path)} as {leaf.dtype} {leaf.shape} for "
                     f"{_some(clients)}, where sizes and form say {like.dtype} {wanted}."
                 )
-            if not _finite(leaf):
+            if not finite(leaf):
                 raise DataError(
                     f"{jax.tree_util.keystr(path)} has a NaN or an infinity in a sample of {_some(clients)}."
                 )
         return found
+
+    def _part(self, name: str) -> tuple[PyTree, np.ndarray]:
+        """The samples of all clients, or their form, and how many each has."""
+        parts = {"train": (self.train, self.sizes), "valid": (self.valid, self.valid_sizes)}
+        samples, sizes = parts[name]
+        if sizes is None:
+            raise DataError(f"The data has no {name} part.")
+        return samples, sizes
 
     @cached_property
     def _starts(self) -> dict[str, np.ndarray]:
@@ -370,9 +384,7 @@ class FederatedData:
         if part == "test":
             mine = self.test_clients == i
             return opened(jax.tree.map(lambda leaf: leaf[mine], self.test))
-        samples, sizes = getattr(self, part), self.sizes if part == "train" else self.valid_sizes
-        if sizes is None:
-            raise DataError(f"The data has no {part} part.")
+        samples, sizes = self._part(part)
         if not 0 <= i < len(sizes):
             raise IndexError(f"There is no client {i}; there are {len(sizes)}, from 0.")
         if self.source is not None:
@@ -395,8 +407,8 @@ class FederatedData:
     def stacked(self, part: str = "train") -> PyTree:
         """Arrays of shape ``(clients, samples of each, …)``, where all clients have equally many."""
         self.need_memory("stacked")
-        samples, sizes = getattr(self, part), self.sizes if part == "train" else self.valid_sizes
-        if sizes is None or (sizes != sizes[0]).any():
+        samples, sizes = self._part(part)
+        if (sizes != sizes[0]).any():
             raise DataError("Only clients of one size can be stacked; take them one by one, data.client(i).")
         shape = len(sizes), int(sizes[0])
         return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), opened(samples))
@@ -447,7 +459,7 @@ class FederatedData:
     def sample_of(self, part: str = "train") -> PyTree:
         """The shapes and dtypes of one sample as a user's function sees it, or None where there is none."""
         samples = getattr(self, part)
-        form = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], _device_dtype(leaf)), samples)
+        form = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], device_dtype(leaf)), samples)
         return opened(form)
 
     def form(self) -> tuple[Hashable, ...]:
@@ -592,7 +604,6 @@ class FederatedData:
 _placed: WeakKeyDictionary[FederatedData, dict[Hashable, Placed]] = WeakKeyDictionary()
 _lock = Lock()
 ALIGNED = 64  # bytes
-_OURS = {dict, tuple, list, np.ndarray}  # a client's samples, nearly always
 
 
 def _scale(samples: PyTree, name: str, mean: Any, deviation: Any) -> tuple[Any, Any]:
@@ -626,13 +637,6 @@ def _put(leaf: np.ndarray) -> jax.Array:
     return jax.device_put(_padded(len(leaf), leaf) if jax.default_backend() == "cpu" else leaf)
 
 
-def _evenly(total: int, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """A random sample of the whole for every client; sizes differ by at most one."""
-    if not 1 <= clients <= total:
-        raise DataError(f"{total} samples cannot be split over {clients} clients.")
-    return [rng.permutation(part) for part in np.array_split(rng.permutation(total), clients)]
-
-
 def _some(clients: np.ndarray) -> str:
     """Which clients, in a few words."""
     return f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients from {clients[0]} on"
@@ -640,239 +644,6 @@ def _some(clients: np.ndarray) -> str:
 
 def _offsets(sizes: np.ndarray) -> np.ndarray:
     return np.cumsum(sizes) - sizes
-
-
-def _array(leaf: Any, name: str) -> np.ndarray:
-    """A plain array with a sample axis, or an error."""
-    if isinstance(leaf, np.ma.MaskedArray):
-        raise DataError(f"{name} is a masked array, whose mask would be lost. Fill or drop what is masked.")
-    if hasattr(leaf, "detach") and hasattr(leaf, "cpu"):  # a PyTorch tensor, wherever it is
-        leaf = leaf.detach().cpu()
-        leaf = leaf.float() if "bfloat16" in str(getattr(leaf, "dtype", "")) else leaf
-    if hasattr(leaf, "toarray"):
-        raise DataError(f"{name} is a sparse matrix. Give it as an array, matrix.toarray().")
-    try:
-        array = np.asarray(leaf)
-    except ValueError as error:
-        raise DataError(f"{name} has rows of different lengths: {error}") from error
-    if array.dtype.kind in "OSUMm":
-        raise DataError(f"{name} is not a plain array (dtype {array.dtype}). Convert it to numbers first.")
-    if array.ndim == 0:
-        raise DataError(f"{name} is a scalar. Arrays have the samples on their first axis: use shape (1, …).")
-    return array
-
-
-def _finite(array: np.ndarray) -> bool:
-    """Whether there is neither a NaN nor an infinity; their sum finds them without a second array."""
-    if array.dtype.kind not in "fc":
-        return True
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(array.sum(dtype=array.dtype))) or bool(np.isfinite(array).all())
-
-
-def _length(data: PyTree, who: str) -> int:
-    """The common length of the sample axis; errors for empty, ragged or non-finite arrays."""
-    leaves = jax.tree_util.tree_leaves_with_path(data)
-    if not leaves:
-        raise DataError(f"{who} has no arrays. Give each client a pytree of arrays, e.g. {{'x': …, 'y': …}}.")
-    lengths = {}
-    for path, leaf in leaves:
-        name = f"{who}{jax.tree_util.keystr(path)}"
-        array = _array(leaf, name)
-        if not _finite(array):
-            row = int(np.argwhere(~np.isfinite(array))[0][0])
-            raise DataError(
-                f"{name} has a NaN or an infinity, first in sample {row}. Drop such samples, or put means in "
-                "the place of missing values: fs.data.standardize(clients, impute='mean')."
-            )
-        lengths[name] = array.shape[0]
-    if len(set(lengths.values())) > 1:
-        raise DataError(f"The arrays of {who} differ in their number of samples: {lengths}.")
-    length = next(iter(lengths.values()))
-    if length == 0:
-        raise DataError(
-            f"{who} is empty. Drop clients without samples, or use a partition with a minimum size."
-        )
-    return length
-
-
-def _own(data: PyTree, who: str) -> PyTree:
-    """Arrays that nobody can change: a copy of them may be on a device already."""
-
-    def one(path: Any, leaf: Any) -> np.ndarray:
-        array = _array(leaf, f"{who}{jax.tree_util.keystr(path)}")
-        array = array.view()
-        array.flags.writeable = False
-        return array
-
-    return jax.tree_util.tree_map_with_path(one, data)
-
-
-def _sizes(sizes: Any, samples: int, name: str) -> np.ndarray:
-    found = np.asarray(sizes)
-    if found.ndim != 1 or found.dtype.kind not in "iu" or (found < 1).any():
-        raise DataError(f"The sizes of {name} must be a list of whole numbers ≥ 1, but are {sizes!r}.")
-    if found.sum() != samples:
-        raise DataError(
-            f"The sizes of {name} add up to {found.sum()}, but its arrays have {samples} samples. "
-            "They hold all clients' samples, one client after the other."
-        )
-    return found.astype(np.int32)
-
-
-def _flatten(clients: Sequence[PyTree], what: str) -> tuple[PyTree, np.ndarray]:
-    """All clients' samples one after the other, and their sizes.
-
-    Everything is looked at in whole columns: a hundred thousand clients are checked in a fraction of a
-    second, and only where something is wrong is each client looked at by itself, to name it.
-    """
-    if isinstance(clients, dict):
-        raise DataError(
-            f"Give a list with one pytree of arrays per client; this is one dict, {list(clients)[:5]}. "
-            + (
-                "Give list(clients.values())."
-                if clients and all(isinstance(own, dict) for own in clients.values())
-                else "Pooled arrays are split by fs.FederatedData.from_arrays({'x': …, 'y': …}, clients=…)."
-            )
-        )
-    if _is_dataset(clients):
-        raise DataError(
-            f"Give a list with one pytree of arrays per {what}; this is one {type(clients).__name__}. Pooled "
-            "samples are split by fs.FederatedData.from_arrays(samples, clients=…)."
-        )
-    clients = list(clients)
-    if not clients:
-        raise DataError(f"There are no {what}s. Give a list with one pytree of arrays per client.")
-    # Another library's container is not to be iterated sample by sample, so it is looked at first.
-    clients = [c if type(c) in _OURS else _plain(c, f"{what} {i}") for i, c in enumerate(clients)]
-    if (found := _joined(clients, what)) is None:
-        clients = [_plain(client, f"{what} {i}") for i, client in enumerate(clients)]
-        found = _joined(clients, what) or _blame(clients, what)
-    return found
-
-
-def _joined(clients: Sequence[PyTree], what: str) -> tuple[PyTree, np.ndarray] | None:
-    """The same, or None where something does not fit. Clients' dtypes are promoted to a common one."""
-    structure: Any = jax.tree.structure(clients[0])
-    try:
-        columns = list(zip(*(structure.flatten_up_to(client) for client in clients), strict=True))
-        arrays = [[leaf if type(leaf) is np.ndarray else _array(leaf, what) for leaf in c] for c in columns]
-        shapes = [{a.shape[1:] for a in column} for column in arrays]
-        lengths = [np.fromiter((a.shape[0] for a in column), np.int64, len(column)) for column in arrays]
-        plain = all(len(shape) == 1 for shape in shapes)
-        plain = plain and not any(a.dtype.kind in "OSUMm" for column in arrays for a in column)
-        good = plain and all((n == lengths[0]).all() for n in lengths[1:]) and bool((lengths[0] > 0).all())
-        flat = [np.concatenate(column) for column in arrays] if good else []
-        good = good and bool(flat) and all(map(_finite, flat))
-    except (DataError, ValueError, IndexError, TypeError):
-        good = False
-    return (jax.tree.unflatten(structure, flat), lengths[0].astype(np.int32)) if good else None
-
-
-def _plain(client: Any, who: str) -> PyTree:
-    """A client's samples in another library's container as a pytree of arrays, or the line to write."""
-    if hasattr(client, "with_format") and hasattr(client, "column_names"):
-        raise DataError(
-            f"{who} is a Hugging Face dataset. Give its arrays: dict(ds.with_format('numpy')[:])."
-        )
-    if hasattr(client, "columns") and hasattr(client, "shape"):
-        raise DataError(
-            f"{who} is a data frame. Give the frames to fs.FederatedData.from_dataframe(frames, label=…)."
-        )
-    tensors = getattr(client, "tensors", None)  # PyTorch's TensorDataset
-    if isinstance(tensors, tuple):
-        if len(tensors) != 2:
-            raise DataError(
-                f"{who} is a TensorDataset of {len(tensors)} tensors. Name them: "
-                "{'x': ds.tensors[0], 'y': ds.tensors[1], …}."
-            )
-        client = dict(zip("xy", tensors, strict=True))
-    elif isinstance(client, dict) and {"data", "target"} <= client.keys():  # scikit-learn's Bunch
-        if not isinstance(client["data"], np.ndarray):
-            raise DataError(f"{who} is a Bunch of data frames. Load it with as_frame=False.")
-        client = {"x": client["data"], "y": client["target"]}
-    elif hasattr(client, "dataset") and hasattr(client, "indices"):  # PyTorch's Subset, as of random_split
-        whole = _plain(client.dataset, who)
-        return {name: array[np.asarray(client.indices)] for name, array in whole.items()}
-    elif hasattr(client, "dataset") and hasattr(client, "batch_sampler"):
-        raise DataError(f"{who} is a DataLoader; batches are drawn by the method. Give its dataset.")
-    elif _is_dataset(client):
-        raise DataError(
-            f"{who} is a PyTorch dataset, which is read sample by sample. Stack it once: {{'x': np.stack([u "
-            "for u, _ in ds]), 'y': np.array([v for _, v in ds])}."
-        )
-    if isinstance(client, dict):
-        return {name: _array(v, f"{who}[{name!r}]") if _numbers(v) else v for name, v in client.items()}
-    return client
-
-
-def _is_dataset(value: Any) -> bool:
-    """Whether it is a PyTorch or Hugging Face dataset; neither is imported for it."""
-    return hasattr(value, "with_format") or any(
-        cls.__module__.startswith("torch.utils.data") for cls in type(value).__mro__
-    )
-
-
-def _numbers(value: Any) -> bool:
-    """Whether it is a list of numbers, or of lists of them."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(v, int | float) or _numbers(v) for v in value)
-    )
-
-
-def _blame(clients: Sequence[PyTree], what: str) -> NoReturn:
-    """Name the first client that does not fit, and why."""
-    for i, data in enumerate(clients):
-        _length(data, f"{what} {i}")
-    structure: Any = jax.tree.structure(clients[0])
-    first = _signature(clients[0])
-    for i, data in enumerate(clients):
-        found = _signature(data)
-        if found.keys() != first.keys() or jax.tree.structure(data) != structure:
-            raise DataError(
-                f"{what} {i} has the arrays {', '.join(found)}, {what} 0 has {', '.join(first)}. "
-                "All clients hold the same arrays."
-            )
-        for name, (dtype, shape) in found.items():
-            if shape != first[name][1]:
-                other, form = first[name]
-                raise DataError(
-                    f"{what} {i}: {name} is {dtype} {shape}, {what} 0's is {other} {form}. "
-                    "That is the form of one sample: it is the same for all clients."
-                )
-    raise DataError(f"The {what}s' arrays do not fit together.")
-
-
-def _signature(data: PyTree) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    """By name of each array, what one sample of it is."""
-
-    def name(path: Any) -> str:
-        return repr(jax.tree_util.keystr(path, simple=True, separator=".")) if path else "the array"
-
-    arrays = ((name(path), _array(leaf, "")) for path, leaf in jax.tree_util.tree_leaves_with_path(data))
-    return {key: (array.dtype, array.shape[1:]) for key, array in arrays}
-
-
-def _device_dtype(leaf: np.ndarray) -> np.dtype:
-    """Floats in JAX's default dtype, wide integers as JAX holds them, small ones as they are."""
-    if leaf.dtype.kind == "f":
-        return np.dtype(jnp.result_type(float))
-    return jax.dtypes.canonicalize_dtype(leaf.dtype)
-
-
-def on_device(samples: PyTree, who: str) -> PyTree:
-    """Arrays in the dtypes that they have on a device.
-
-    Raises:
-        DataError: for whole numbers that would wrap around.
-    """
-
-    def one(path: Any, leaf: np.ndarray) -> np.ndarray:
-        return _for_device(leaf, f"{who}{jax.tree_util.keystr(path)}")
-
-    return jax.tree_util.tree_map_with_path(one, samples)
 
 
 def _padded(rows: int, leaf: np.ndarray) -> np.ndarray:
@@ -884,15 +655,3 @@ def _padded(rows: int, leaf: np.ndarray) -> np.ndarray:
     found = raw[first : first + length].view(leaf.dtype).reshape(shape)
     found[: len(leaf)], found[len(leaf) :] = leaf, 0
     return found
-
-
-def _for_device(leaf: np.ndarray, name: str) -> np.ndarray:
-    dtype = _device_dtype(leaf)
-    if leaf.dtype.kind in "iu" and dtype.itemsize < leaf.dtype.itemsize:
-        limits = np.iinfo(dtype)
-        if leaf.min() < limits.min or leaf.max() > limits.max:
-            raise DataError(
-                f"{name} has whole numbers from {leaf.min()} to {leaf.max()}, which would wrap around in "
-                f"{dtype}. Number them anew, give them as floats, or enable 64 bits (jax_enable_x64)."
-            )
-    return np.asarray(leaf, dtype)

@@ -28,8 +28,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedstrata.core.fed import Advanced, Carry, Engine, Job
-from fedstrata.core.federated import FederatedData, on_device
+from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
+from fedstrata.core.samples import on_device
 from fedstrata.core.storage import Group, Part, Placed, common_size
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.simulated import Simulated

@@ -28,9 +28,10 @@ import numpy as np
 
 from fedstrata.core import counting
 from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Fed, Job, Setup
-from fedstrata.core.federated import FederatedData, on_device
+from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.metrics import PerClient
+from fedstrata.core.samples import on_device
 from fedstrata.core.storage import Placed, common_size, groups_of
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, Integer, Key, PyTree, Weights
