@@ -20,9 +20,9 @@ import jax
 from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
-from fedstrata.core.client import Client
+from fedstrata.core.client import Client, Oracle
 from fedstrata.core.term import Term, known
-from fedstrata.core.types import Function, PyTree
+from fedstrata.core.types import Function, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import ARITHMETIC, tracker_of
@@ -51,6 +51,10 @@ class Chain(NamedTuple):
     def pulls(self) -> int:
         """How many cotangents need the clients' mean."""
         return max(len(self.inner) - 1, 0) + (self.federated and len(self.inner) > 0)
+
+    def drawn(self, client: Client, key: Key, batch_size: int | None) -> Drawn:
+        """On a minibatch of a client, drawn by the key; None is all its samples."""
+        return Drawn(self, client, key, batch_size)
 
 
 def chain_of(problem: Composition) -> Chain:
@@ -86,97 +90,77 @@ def followed(problem: Composition, y: Values) -> Values:
     return tuple(y[n] for n in chain_of(problem).positions)
 
 
-def value(chain: Chain, client: Client, key: jax.Array, batch_size: int | None, n: int, z: PyTree) -> PyTree:
-    """gⁿ⁺¹(z) on a client's samples."""
-    return client.train.mean(chain.inner[n], key, batch_size)(z)
-
-
-def at_two(
-    chain: Chain, client: Client, key: jax.Array, batch_size: int | None, n: int, before: PyTree, now: PyTree
-) -> tuple[PyTree, PyTree]:
-    """gⁿ⁺¹ on the same samples at two points."""
-    g = client.train.mean(chain.inner[n], key, batch_size)
-    return g(before), g(now)
-
-
 def cotangent(chain: Chain, values: Values, pulled: Values) -> PyTree:
     """The lowest cotangent that is known: the last one pulled, or ∇f(z^N) where f is known to everyone."""
     return pulled[-1] if pulled else jax.grad(chain.outer)(values[-1])
 
 
-def pull(
-    chain: Chain, client: Client, key: jax.Array, batch_size: int | None, values: Values, pulled: Values
-) -> PyTree:
-    """The next cotangent below those in ``pulled``, on a client's samples."""
-    if chain.federated and not pulled:
-        return gradient(client.train.mean(chain.outer, key, batch_size), values[-1])
-    n = len(chain.inner) - 1 - (len(pulled) - chain.federated)
-    return _vjp(chain, client, key, batch_size, n, values[n - 1], values[n], cotangent(chain, values, pulled))
+class Drawn(NamedTuple):
+    """A chain on a client's samples, the same ones in all that is asked of it; see `Chain.drawn`."""
 
+    chain: Chain
+    client: Client
+    key: Key
+    batch_size: int | None
 
-def pull_locally(
-    chain: Chain, client: Client, key: jax.Array, batch_size: int | None, values: Values
-) -> Values:
-    """All cotangents by this client's own functions."""
-    pulled: Values = ()
-    for _ in range(chain.pulls):
-        pulled = (*pulled, pull(chain, client, key, batch_size, values, pulled))
-    return pulled
+    def mean(self, function: Function) -> Oracle:
+        """A function's mean over the samples."""
+        return self.client.train.mean(function, self.key, self.batch_size)
 
+    def value(self, n: int, z: PyTree) -> PyTree:
+        """gⁿ⁺¹(z)."""
+        return self.mean(self.chain.inner[n])(z)
 
-def direction(
-    chain: Chain,
-    client: Client,
-    key: jax.Array,
-    batch_size: int | None,
-    x: PyTree,
-    values: Values,
-    pulled: Values,
-) -> PyTree:
-    """``∇h(x) + ∇g¹(x)ᵀ v¹`` on a client's samples, the same ones in both."""
-    if chain.inner:
-        v = cotangent(chain, values, pulled)
-        total = _vjp(chain, client, key, batch_size, 0, x, values[0], v)
-    elif chain.federated:
-        total = gradient(client.train.mean(chain.outer, key, batch_size), x)
-    else:
-        total = jax.grad(chain.outer)(x)
-    if chain.plain is None:
-        return total
-    return tree.add(total, gradient(client.train.mean(chain.plain, key, batch_size), x))
+    def at_two(self, n: int, before: PyTree, now: PyTree) -> tuple[PyTree, PyTree]:
+        """gⁿ⁺¹ at two points."""
+        g = self.mean(self.chain.inner[n])
+        return g(before), g(now)
 
+    def pull(self, values: Values, pulled: Values) -> PyTree:
+        """The next cotangent below those in ``pulled``."""
+        chain = self.chain
+        if chain.federated and not pulled:
+            return gradient(self.mean(chain.outer), values[-1])
+        n = len(chain.inner) - 1 - (len(pulled) - chain.federated)
+        return self._vjp(n, values[n - 1], values[n], cotangent(chain, values, pulled))
 
-def _vjp(
-    chain: Chain,
-    client: Client,
-    key: jax.Array,
-    batch_size: int | None,
-    n: int,
-    z: PyTree,
-    followed: PyTree,
-    v: PyTree,
-) -> PyTree:
-    """``∇gⁿ⁺¹(z)ᵀ v`` in the units of the followed value; booked as a gradient."""
-    level = chain.inner[n]
-    tracker = tracker_of(level)
+    def pull_locally(self, values: Values) -> Values:
+        """All cotangents by this client's own functions."""
+        pulled: Values = ()
+        for _ in range(self.chain.pulls):
+            pulled = (*pulled, self.pull(values, pulled))
+        return pulled
 
-    def scalar(z: PyTree, sample: PyTree) -> jax.Array:
-        return tree.dot(v, tracker.gap(level(z, sample), followed))
+    def direction(self, x: PyTree, values: Values, pulled: Values) -> PyTree:
+        """``∇h(x) + ∇g¹(x)ᵀ v¹``."""
+        chain = self.chain
+        if chain.inner:
+            total = self._vjp(0, x, values[0], cotangent(chain, values, pulled))
+        elif chain.federated:
+            total = gradient(self.mean(chain.outer), x)
+        else:
+            total = jax.grad(chain.outer)(x)
+        return total if chain.plain is None else tree.add(total, gradient(self.mean(chain.plain), x))
 
-    return gradient(client.train.mean(Term(scalar, level.reads), key, batch_size), z)
+    def _vjp(self, n: int, z: PyTree, followed: PyTree, v: PyTree) -> PyTree:
+        """``∇gⁿ⁺¹(z)ᵀ v`` in the units of the followed value; booked as a gradient."""
+        level = self.chain.inner[n]
+        tracker = tracker_of(level)
 
+        def scalar(z: PyTree, sample: PyTree) -> jax.Array:
+            return tree.dot(v, tracker.gap(level(z, sample), followed))
 
-def jacobian(
-    chain: Chain, client: Client, key: jax.Array, batch_size: int | None, n: int, z: PyTree, followed: PyTree
-) -> jax.Array:
-    """``∇gⁿ⁺¹(z)`` as a matrix, flattened value by flattened argument, in the followed value's units."""
-    level = chain.inner[n]
-    tracker = tracker_of(level)
-    flat, unravel = ravel_pytree(z)
+        return gradient(self.mean(Term(scalar, level.reads)), z)
 
-    def gap(flat: jax.Array, sample: PyTree) -> jax.Array:
-        return ravel_pytree(tracker.gap(level(unravel(flat), sample), followed))[0]
+    def jacobian(self, n: int, z: PyTree, followed: PyTree) -> jax.Array:
+        """``∇gⁿ⁺¹(z)`` as a matrix, flattened value by flattened argument, in the followed value's units."""
+        level = self.chain.inner[n]
+        tracker = tracker_of(level)
+        flat, unravel = ravel_pytree(z)
 
-    mean = client.train.mean(Term(gap, level.reads), key, batch_size)
-    mean.book("gradients", tree.dimension(followed))
-    return jax.jacrev(mean.silent)(flat)
+        def gap(flat: jax.Array, sample: PyTree) -> jax.Array:
+            return ravel_pytree(tracker.gap(level(unravel(flat), sample), followed))[0]
+
+        mean = self.mean(Term(gap, level.reads))
+        mean.book("gradients", tree.dimension(followed))
+        return jax.jacrev(mean.silent)(flat)

@@ -65,34 +65,24 @@ class CompositionalFedAvg(Compositional[State]):
     def memory(self, problem: Composition, x0: PyTree, y0: PyTree) -> PyTree:
         return x0 if self.case == 2 else None
 
-    def step(
-        self,
-        chain: c.Chain,
-        client: Client,
-        key: Key,
-        x: PyTree,
-        used: tuple[c.Values, c.Values] | None = None,
-    ) -> PyTree:
+    def step(self, drawn: c.Drawn, x: PyTree, used: tuple[c.Values, c.Values] | None = None) -> PyTree:
         if used is None:
             y: c.Values = ()
-            for n in range(len(chain.inner)):
-                y = (*y, c.value(chain, client, key, self.batch_size, n, y[-1] if y else x))  # line 3
-            used = (y, c.pull_locally(chain, client, key, self.batch_size, y))
-        return tree.axpy(-self.eta, c.direction(chain, client, key, self.batch_size, x, *used), x)  # line 4
+            for n in range(len(drawn.chain.inner)):
+                y = (*y, drawn.value(n, y[-1] if y else x))  # line 3
+            used = (y, drawn.pull_locally(y))
+        return tree.axpy(-self.eta, drawn.direction(x, *used), x)  # line 4
 
     def local_steps(self, problem: Composition, client: Client, key: Key, x: PyTree) -> PyTree:
-        chain = c.chain_of(problem)
-        return loop(self.I, lambda x, key: self.step(chain, client, key, x), key, x)  # line 2
+        return loop(self.I, lambda x, key: self.step(self.drawn(problem, client, key), x), key, x)  # line 2
 
     def local_steps_from(
         self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree
     ) -> PyTree:
         """Case II: the first step is with the shared embedding, at the x̄ and the samples it was taken on."""
-        chain = c.chain_of(problem)
-        x = self.step(chain, client, key, client.memory, (y, pulled))
-        return loop(
-            self.I - 1, lambda x, key: self.step(chain, client, key, x), jax.random.fold_in(key, 1), x
-        )
+        x, rest = self.step(self.drawn(problem, client, key), client.memory, (y, pulled)), self.I - 1
+        key = jax.random.fold_in(key, 1)
+        return loop(rest, lambda x, key: self.step(self.drawn(problem, client, key), x), key, x)
 
     def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
         if self.case == 1:

@@ -133,24 +133,19 @@ class DSFedDRO(Compositional[State]):
         pulled: c.Values,
         floor: Real,
     ) -> PyTree:
-        chain = c.chain_of(problem)
-        trackers = [tracker_of(level) for level in chain.inner]
+        trackers = [tracker_of(level) for level in c.chain_of(problem).inner]
 
         def step(carry: Any, key_t: Key, t: Integer) -> Any:
             x_k, y_k, _ = carry
-            next_key = jax.random.fold_in(key, t + 1)
+            now, then = (self.drawn(problem, client, k) for k in (key_t, jax.random.fold_in(key, t + 1)))
             used, slopes = (y, pulled)
             if self.embedding == "local":
-                used, slopes = y_k, c.pull_locally(chain, client, key_t, self.batch_size, y_k)
+                used, slopes = y_k, now.pull_locally(y_k)
             if floor is not None:
-                now = c.value(chain, client, key_t, self.batch_size, 0, x_k)
-                used = (trackers[0].guard(used[0], now, floor), *used[1:])
-            towards = c.direction(chain, client, key_t, self.batch_size, x_k, used, slopes)
-            x_k = tree.axpy(-self.eta, towards, x_k)  # line 4
+                used = (trackers[0].guard(used[0], now.value(0, x_k), floor), *used[1:])
+            x_k = tree.axpy(-self.eta, now.direction(x_k, used, slopes), x_k)  # line 4
             points = (x if self.embedding == "anchored" else x_k, *(y_k if self.embedding == "local" else y))
-            newest = [
-                c.value(chain, client, next_key, self.batch_size, n, points[n]) for n in range(len(trackers))
-            ]
+            newest = [then.value(n, points[n]) for n in range(len(trackers))]
             blends = (
                 tracker.blend(self.beta, *pair) for tracker, *pair in zip(trackers, y_k, newest, strict=True)
             )

@@ -133,15 +133,13 @@ class FedDRO(Compositional[State]):
         self, problem: Composition, client: Client, key: Key, n: int, before: PyTree, now: PyTree
     ) -> PyTree:
         """Line 3 without ȳ, at level n + 1."""
-        chain = c.chain_of(problem)
-        g_before, g_now = c.at_two(chain, client, key, self.batch_size, n, before, now)
-        return tracker_of(chain.inner[n]).change(self.beta, g_before, g_now)
+        drawn = self.drawn(problem, client, key)
+        return tracker_of(drawn.chain.inner[n]).change(self.beta, *drawn.at_two(n, before, now))
 
     def move(self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree) -> PyTree:
         """Line 5."""
         x, t = client.memory
-        key_t = jax.random.fold_in(key, t)
-        step = c.direction(c.chain_of(problem), client, key_t, self.batch_size, x, y, pulled)
+        step = self.drawn(problem, client, jax.random.fold_in(key, t)).direction(x, y, pulled)
         return tree.axpy(-self.eta, step, x)
 
     def first_step(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:

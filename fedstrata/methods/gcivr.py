@@ -80,58 +80,45 @@ class GCIVR(Compositional[State]):
     def memory(self, problem: Composition, x0: PyTree, y0: PyTree) -> Memory:
         return Memory(x0, x0)
 
+    def full(self, problem: Composition, client: Client, key: Key) -> c.Drawn:
+        """The composition on all of a client's samples."""
+        return c.chain_of(problem).drawn(client, key, None)
+
+    def change(
+        self, problem: Composition, client: Client, key: Key, n: int, before: PyTree, now: PyTree
+    ) -> PyTree:
+        """What a client sends of level n + 1, whose argument was ``before``."""
+        drawn = self.drawn(problem, client, key)
+        return tracker_of(drawn.chain.inner[n]).change(0.0, *drawn.at_two(n, before, now))
+
     def keep(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:
         """The client keeps x, and sends g_B there and at x⁻."""
-        pair = c.at_two(c.chain_of(problem), client, key, self.batch_size, 0, client.memory.x, x)
-        return Remember(
-            tracker_of(c.chain_of(problem).inner[0]).change(0.0, *pair), Memory(x, client.memory.x)
-        )
+        return Remember(self.change(problem, client, key, 0, client.memory.x, x), Memory(x, client.memory.x))
 
     def keep_full(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:
         """The client keeps x, and sends g there."""
-        return Remember(c.value(c.chain_of(problem), client, key, None, 0, x), Memory(x, client.memory.x))
+        return Remember(self.full(problem, client, key).value(0, x), Memory(x, client.memory.x))
 
     def change_above(
         self, problem: Composition, client: Client, key: Key, before: PyTree, now: PyTree
     ) -> PyTree:
-        chain, n = c.chain_of(problem), len(now)
-        return tracker_of(chain.inner[n]).change(
-            0.0, *c.at_two(chain, client, key, self.batch_size, n, before[-1], now[-1])
-        )
+        return self.change(problem, client, key, len(now), before[-1], now[-1])
 
     def full_above(self, problem: Composition, client: Client, key: Key, now: PyTree) -> PyTree:
-        return c.value(c.chain_of(problem), client, key, None, len(now), now[-1])
+        return self.full(problem, client, key).value(len(now), now[-1])
 
     def slopes(self, problem: Composition, client: Client, key: Key, before: PyTree, y: PyTree) -> PyTree:
         """∇g_B and ∇h_B at x less those at x⁻, in the units of the new y."""
-        levels = c.chain_of(problem).inner
-        z, w = self._slopes(problem, client, key, self.batch_size, client.memory.x, y, y)
-        z_before, w_before = self._slopes(
-            problem, client, key, self.batch_size, client.memory.before, before, y
-        )
-        kept = [_units(*three) > 0 for three in zip(levels, before, y, strict=True)]
+        drawn = self.drawn(problem, client, key)
+        z, w = _slopes(drawn, client.memory.x, y, y)
+        z_before, w_before = _slopes(drawn, client.memory.before, before, y)
+        kept = [_units(*three) > 0 for three in zip(drawn.chain.inner, before, y, strict=True)]
         z = tuple(a - jnp.where(keep, b, 0) for a, b, keep in zip(z, z_before, kept, strict=True))
         return z, tree.sub(w, w_before)
 
     def full_slopes(self, problem: Composition, client: Client, key: Key, y: PyTree) -> PyTree:
         """∇g and ∇h at x."""
-        return self._slopes(problem, client, key, None, client.memory.x, y, y)
-
-    def _slopes(
-        self,
-        problem: Composition,
-        client: Client,
-        key: Key,
-        batch_size: int | None,
-        x: PyTree,
-        below: c.Values,
-        y: PyTree,
-    ) -> PyTree:
-        chain = c.chain_of(problem)
-        points = (x, *below[:-1])
-        z = tuple(c.jacobian(chain, client, key, batch_size, n, points[n], y[n]) for n in range(len(y)))
-        plain = chain.plain
-        return z, None if plain is None else gradient(client.train.mean(plain, key, batch_size), x)
+        return _slopes(self.full(problem, client, key), client.memory.x, y, y)
 
     def restart(self, problem: Composition, fed: Fed, key: Key, state: State) -> State:
         """Line 1."""
@@ -171,6 +158,13 @@ class GCIVR(Compositional[State]):
         step = ravel_pytree(state.x)[1](v)
         step = step if state.w is None else tree.add(step, state.w)
         return state._replace(x=tree.axpy(-self.eta, step, state.x))  # line 4
+
+
+def _slopes(drawn: c.Drawn, x: PyTree, below: c.Values, y: PyTree) -> PyTree:
+    """The levels' Jacobians and ∇h, or None, at x and the values ``below``, in the units of y."""
+    points, plain = (x, *below[:-1]), drawn.chain.plain
+    z = tuple(drawn.jacobian(n, points[n], y[n]) for n in range(len(y)))
+    return z, None if plain is None else gradient(drawn.mean(plain), x)
 
 
 def _units(level: Function, before: PyTree, now: PyTree) -> jax.Array:

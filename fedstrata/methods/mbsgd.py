@@ -23,7 +23,6 @@ from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional
 from fedstrata.problems.classes import Composition
 
@@ -53,7 +52,7 @@ class MBSGD(Compositional[State]):
         return x0
 
     def direction(self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree) -> PyTree:
-        return c.direction(c.chain_of(problem), client, key, self.batch_size, client.memory, y, pulled)
+        return self.drawn(problem, client, key).direction(client.memory, y, pulled)
 
     def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
         y = self.values_at(problem, fed, key, self.value_and_keep, state.x)  # lines 1, 2

@@ -72,17 +72,12 @@ class PDSGD(Compositional[State]):
         """The value and the gradient of f where it is a mean over clients."""
         return value_and_gradient(client.train.mean(c.chain_of(problem).outer, key, self.batch_size), y[-1])
 
-    def pull(
-        self, problem: Composition, client: Client, key: Key, values: c.Values, pulled: c.Values
-    ) -> PyTree:
-        return c.pull(self._chain(problem), client, key, self.batch_size, values, pulled)
+    def drawn(self, problem: Composition, client: Client, key: Key) -> c.Drawn:
+        """The composition, whose uppermost cotangent the server gives."""
+        return c.chain_of(problem)._replace(federated=True).drawn(client, key, self.batch_size)
 
     def direction(self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree) -> PyTree:
-        return c.direction(self._chain(problem), client, key, self.batch_size, client.memory, y, pulled)
-
-    def _chain(self, problem: Composition) -> c.Chain:
-        """The chain whose uppermost cotangent the server gives."""
-        return c.chain_of(problem)._replace(federated=True)
+        return self.drawn(problem, client, key).direction(client.memory, y, pulled)
 
     def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
         key, key_j = jax.random.split(key)

@@ -26,7 +26,41 @@ def revealed_by_levels(problem: Composition) -> Reveals:
     return "averages" if plain else "replies"
 
 
-class Compositional(Method[Composition, StateT]):
+class Chained:
+    """Phases that evaluate a composition's levels, and exchanges of them."""
+
+    def drawn(self, problem: Composition, client: Client, key: Key) -> c.Drawn:
+        """The composition on samples of a client."""
+        raise NotImplementedError
+
+    def value_of_level(self, problem: Composition, client: Client, key: Key, at: c.Values) -> PyTree:
+        """gⁿ on a client's samples; ``at`` is z^{n−1} behind n − 1 times None."""
+        return self.drawn(problem, client, key).value(len(at) - 1, at[-1])
+
+    def pull(
+        self, problem: Composition, client: Client, key: Key, values: c.Values, pulled: c.Values
+    ) -> PyTree:
+        """The next cotangent on a client's samples."""
+        return self.drawn(problem, client, key).pull(values, pulled)
+
+    def values_at(self, problem: Composition, fed: Fed, key: Key, phase: Phase, message: PyTree) -> c.Values:
+        """All followed values, one exchange for each level; the first is by ``phase``."""
+        values: c.Values = ()
+        for n, level in enumerate(c.chain_of(problem).inner):
+            if n > 0:
+                phase, message = self.value_of_level, (*[None] * n, values[-1])
+            values = (*values, level_mean(fed, tracker_of(level), phase, key, message))
+        return values
+
+    def cotangents(self, problem: Composition, fed: Fed, key: Key, values: c.Values) -> c.Values:
+        """The cotangents that need the clients' mean, one exchange each; none where f is known and N = 1."""
+        pulled: c.Values = ()
+        for _ in range(c.chain_of(problem).pulls):
+            pulled = (*pulled, fed.average(self.pull, key, values, pulled))
+        return pulled
+
+
+class Compositional(Chained, Method[Composition, StateT]):
     """Base of the methods for ``h(x) + f(g(x))``; see `fedstrata.estimators.compositional`."""
 
     batch_size: BatchSize
@@ -47,32 +81,10 @@ class Compositional(Method[Composition, StateT]):
     def reveals_on(self, problem: Composition) -> Reveals:
         return revealed_by_levels(problem)
 
-    def value_of_level(self, problem: Composition, client: Client, key: Key, at: c.Values) -> PyTree:
-        """gⁿ on a client's samples; ``at`` is z^{n−1} behind n − 1 times None."""
-        return c.value(c.chain_of(problem), client, key, self.batch_size, len(at) - 1, at[-1])
+    def drawn(self, problem: Composition, client: Client, key: Key) -> c.Drawn:
+        """The composition on a client's minibatch."""
+        return c.chain_of(problem).drawn(client, key, self.batch_size)
 
     def value_and_keep(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:
         """g¹ on a client's samples; the client keeps x."""
         return Remember(self.value_of_level(problem, client, key, (x,)), x)
-
-    def pull(
-        self, problem: Composition, client: Client, key: Key, values: c.Values, pulled: c.Values
-    ) -> PyTree:
-        """The next cotangent on a client's samples."""
-        return c.pull(c.chain_of(problem), client, key, self.batch_size, values, pulled)
-
-    def values_at(self, problem: Composition, fed: Fed, key: Key, phase: Phase, message: PyTree) -> c.Values:
-        """All followed values, one exchange for each level; the first is by ``phase``."""
-        values: c.Values = ()
-        for n, level in enumerate(c.chain_of(problem).inner):
-            if n > 0:
-                phase, message = self.value_of_level, (*[None] * n, values[-1])
-            values = (*values, level_mean(fed, tracker_of(level), phase, key, message))
-        return values
-
-    def cotangents(self, problem: Composition, fed: Fed, key: Key, values: c.Values) -> c.Values:
-        """The cotangents that need the clients' mean, one exchange each; none where f is known and N = 1."""
-        pulled: c.Values = ()
-        for _ in range(c.chain_of(problem).pulls):
-            pulled = (*pulled, fed.average(self.pull, key, values, pulled))
-        return pulled

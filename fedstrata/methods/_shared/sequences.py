@@ -14,10 +14,9 @@ from fedstrata.core.method import Method, Reveals, StateT, by_options
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import Key, PyTree, Real
 from fedstrata.estimators import sequences
-from fedstrata.estimators.compositional import chain_of, pull, value
-from fedstrata.methods._shared.compositional import level_mean, revealed_by_levels
+from fedstrata.estimators.compositional import Drawn, chain_of
+from fedstrata.methods._shared.compositional import Chained, revealed_by_levels
 from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
-from fedstrata.problems.levels import tracker_of
 
 
 class Point(NamedTuple):
@@ -27,7 +26,7 @@ class Point(NamedTuple):
     Z: tuple[PyTree, ...]
 
 
-class Sequences(Method[Problem, StateT]):
+class Sequences(Chained, Method[Problem, StateT]):
     """What the methods of coupled sequences share."""
 
     solves = sequences.SOLVES
@@ -56,31 +55,18 @@ class Sequences(Method[Problem, StateT]):
     def output(self, state: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
         return state.x, sequences.second(state.Z)
 
-    def inner_value(self, problem: Composition, client: Client, key: Key, at: tuple[PyTree, ...]) -> PyTree:
-        """A phase: gⁿ on all samples; ``at`` is z^{n−1} behind n − 1 times None."""
-        return value(chain_of(problem), client, key, None, len(at) - 1, at[-1])
-
-    def inner_adjoint(
-        self, problem: Composition, client: Client, key: Key, values: PyTree, pulled: PyTree
-    ) -> PyTree:
-        """A phase: the adjoint below those in ``pulled``, on all samples."""
-        return pull(chain_of(problem), client, key, None, values, pulled)
+    def drawn(self, problem: Composition, client: Client, key: Key) -> Drawn:
+        """The composition on all of a client's samples."""
+        return chain_of(problem).drawn(client, key, None)
 
     def exact_start(self, problem: Problem, fed: Fed, key: Key, x: PyTree, Z: PyTree) -> PyTree:
         """A composition's values and adjoints at x, one exchange for each; other problems keep their Z."""
         if not isinstance(problem, Composition) or not Z:
             return Z
-        chain = chain_of(problem)
-        values: tuple[PyTree, ...] = ()
-        pulled: tuple[PyTree, ...] = ()
-        for n, level in enumerate(chain.inner):
-            at = (*[None] * n, values[-1] if n else x)
-            values = (*values, level_mean(fed, tracker_of(level), self.inner_value, key, at))
+        values = self.values_at(problem, fed, key, self.value_of_level, (x,))
         if not isinstance(Z[0], sequences.Tracked):
             return values
-        for _ in range(chain.pulls):
-            pulled = (*pulled, fed.average(self.inner_adjoint, key, values, pulled))
-        return sequences.compose(problem, values, pulled)
+        return sequences.compose(problem, values, self.cotangents(problem, fed, key, values))
 
 
 def refused_sets(name: str, problem: Problem, server: bool) -> str | None:
