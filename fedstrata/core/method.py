@@ -99,9 +99,13 @@ class Method(Generic[ProblemT, StateT]):
     hyperparameters: ClassVar[dict[str, Field]] = {}
 
     def __post_init__(self) -> None:
-        for name, field in self.hyperparameters.items():
-            value = field.check(type(self).__name__, name, getattr(self, name))
-            object.__setattr__(self, name, value)
+        for name, value in self._values().items():
+            checked = self.hyperparameters[name].check(type(self).__name__, name, value)
+            object.__setattr__(self, name, checked)
+
+    def _values(self) -> dict[str, Any]:
+        """The hyper-parameters by name."""
+        return {name: getattr(self, name) for name in self.hyperparameters}
 
     def at(self, r: Integer) -> Self:
         """This method with every schedule replaced by its value at round ``r``."""
@@ -110,14 +114,13 @@ class Method(Generic[ProblemT, StateT]):
 
     def scheduled(self, r: Integer) -> dict[str, Any]:
         """The values at round ``r`` of those hyper-parameters that are schedules."""
-        values = {name: getattr(self, name) for name in self.hyperparameters}
-        return {name: v(r) for name, v in values.items() if self.hyperparameters[name].scheduled(v)}
+        return {name: v(r) for name, v in self._values().items() if self.hyperparameters[name].scheduled(v)}
 
     def replaced(self, values: dict[str, Any]) -> Self:
         """A copy with some hyper-parameters replaced by leaves, without the checks: they may be traced."""
         new = object.__new__(type(self))
-        for name in self.hyperparameters:
-            object.__setattr__(new, name, values.get(name, getattr(self, name)))
+        for name, value in {**self._values(), **values}.items():
+            object.__setattr__(new, name, value)
         tree.fix_leaves(new, tree.leaf_names(self, _leaves) | values.keys())
         return new
 
@@ -200,16 +203,16 @@ class Method(Generic[ProblemT, StateT]):
         if (reason := self.refuses(problem)) is not None:
             raise ValueError(reason)
         lengths = self.lengths(problem, clients)
-        for name, field in self.hyperparameters.items():
-            field.check_length(type(self).__name__, name, getattr(self, name), lengths)
+        for name, value in self._values().items():
+            self.hyperparameters[name].check_length(type(self).__name__, name, value, lengths)
 
     def check_schedules(self, rounds: int) -> None:
         """Raise where a schedule leaves its range: all of the first rounds are looked at, then some."""
         looked = np.minimum(np.arange(LOOKED), max(rounds - 1, 0))
         if rounds > LOOKED:
             looked[LOOKED // 2 :] = np.linspace(LOOKED // 2, rounds - 1, LOOKED // 2)
-        for name, field in self.hyperparameters.items():
-            if field.scheduled(value := getattr(self, name)):
+        for name, value in self._values().items():
+            if (field := self.hyperparameters[name]).scheduled(value):
                 field.check_schedule(type(self).__name__, name, value, looked)
 
     def start_y(self, problem: ProblemT, y0: PyTree, clients: int) -> PyTree:
@@ -246,18 +249,17 @@ class Method(Generic[ProblemT, StateT]):
         return line(type(self).__name__, self._given())
 
     def _repr_html_(self) -> str:
-        given = {name: short(getattr(self, name)) for name in self.hyperparameters}
+        given = {name: short(value) for name, value in self._values().items()}
         return html.facts(type(self).__name__, given)
 
     def _given(self) -> dict[str, Any]:
         """The hyper-parameters that are not what they are by default."""
         defaults = {f.name: f.default for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        values = {name: getattr(self, name) for name in self.hyperparameters}
-        return {name: value for name, value in values.items() if not _same(value, defaults[name])}
+        return {name: value for name, value in self._values().items() if not _same(value, defaults[name])}
 
     def describe(self) -> dict[str, Any]:
         """Hyper-parameters as plain values, for configurations and tables."""
-        return {name: _plain(getattr(self, name)) for name in self.hyperparameters}
+        return {name: _plain(value) for name, value in self._values().items()}
 
 
 def _same(value: Any, default: Any) -> bool:

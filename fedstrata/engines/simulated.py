@@ -23,7 +23,6 @@ import numpy as np
 from fedstrata.core import counting, tree
 from fedstrata.core.client import Samples
 from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Fed, Job, Lane, Setup, visit
-from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.storage import Group, Placed
 from fedstrata.core.term import Term
@@ -88,10 +87,6 @@ class Simulated(Engine):
             return None
         return TILE.get(jax.default_backend(), TILE["gpu"])
 
-    def place(self, data: FederatedData) -> Placed:
-        """See `Engine.place`: made once, and kept with the data."""
-        return data.placed()
-
     def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
         """See `Engine.output`: nothing is copied back to the device, where it is already."""
         return method.output(*carry)
@@ -124,7 +119,8 @@ class Simulated(Engine):
         """See `Engine.advance`."""
         args = (job.method, carry, np.uint32(job.seed), job.data, *self.slots(first, rounds))
         carry, happened = in_strides(trace_advance, self, job.setup, rounds, args)
-        return Advanced(carry, [lane_of(rounds, *happened)])
+        history, words, bad = happened
+        return Advanced(carry, [Lane(_values(rounds, history), counts_of(rounds, words), int(bad))])
 
     def slots(self, first: int, rounds: np.ndarray) -> tuple[np.int32, np.int32, np.ndarray]:
         """The arguments that say which rounds; of one shape, so that no number of them recompiles."""
@@ -203,17 +199,10 @@ class Rows:
         return jax.tree.unflatten(self.form, list(each))
 
 
-def lane_of(
-    rounds: np.ndarray, history: dict[str, np.ndarray], words: counting.Tally, bad: np.ndarray
-) -> Lane:
-    """What a program says of one run, on the host."""
-    return Lane(_values(rounds, history), counts_of(rounds, words), int(bad))
-
-
 def lanes_of(
     rounds: np.ndarray, history: dict[str, np.ndarray], words: counting.Tally, bad: np.ndarray
 ) -> list[Lane]:
-    """The same of several runs, on a leading axis; where all of them counted the same, it is settled once."""
+    """What a program says of several runs, on a leading axis; equal counts are settled once."""
 
     def counts(b: int) -> list[Counter[str]]:
         return counts_of(rounds, jax.tree.map(lambda leaf: leaf[b], words))
@@ -313,8 +302,8 @@ class SimulatedFed(Fed):
             block = self.engine.block(number, message, numbers)
             if exchange.of is None and block >= number:
                 return self._side_by_side(exchange)
-            weights = self._weights(exchange)
-            return self._in_blocks(exchange, self._indices(exchange), weights, block, (data.largest,))
+            of = self.everyone if exchange.of is None else exchange.of
+            return self._in_blocks(exchange, of, self._weights(exchange), block, (data.largest,))
         if exchange.of is None:
             return self._by_groups(exchange, whole())
         # Who takes part is known only when the program runs: blocks of like size choose their capacity then.
@@ -337,9 +326,6 @@ class SimulatedFed(Fed):
             for group in self.data.groups
         }
         return len(shapes) > 1
-
-    def _indices(self, exchange: Exchange) -> Array:
-        return self.everyone if exchange.of is None else exchange.of
 
     def _weights(self, exchange: Exchange) -> Array:
         number = self.clients if exchange.of is None else exchange.of.shape[0]

@@ -48,7 +48,9 @@ def as_multisequence(problem: Problem) -> MultiSequence:
     """
     if isinstance(problem, MultiSequence):
         return problem
-    _refuse_sets(problem, "MultiSequence")
+    if bound := [field for field, projection in problem.sets.items() if not projection.trivial]:
+        kind = type(problem).__name__
+        raise ValueError(f"A MultiSequence has no sets, but this {kind} has {bound[0]}. Leave it out.")
     if without := problem.without_derivatives:
         raise TypeError(
             f"The maps of a MultiSequence are gradients, and {', '.join(without)} has values only."
@@ -98,14 +100,6 @@ def as_bilevel(problem: Problem) -> Bilevel:
         terms = Term(_Outer(*upper), together(*upper)), Term(_Tracking(inner), together(inner))
         return Bilevel(*terms, same_samples=True)
     raise TypeError(f"{type(problem).__name__} is not bilevel: Minimax and two-level Composition are.")
-
-
-def _refuse_sets(problem: Problem, name: str) -> None:
-    for field, projection in problem.sets.items():
-        if not projection.trivial:
-            raise ValueError(
-                f"A {name} has no sets, but this {type(problem).__name__} has {field}. Leave it out."
-            )
 
 
 def _identity(z: PyTree) -> PyTree:

@@ -77,7 +77,7 @@ class DRO(Composition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _weighable(self.loss)
+        per_sample(self.loss, "The loss of a robust problem", "every sample is weighed by its own loss")
 
     @property
     def lifted(self) -> bool:
@@ -248,10 +248,6 @@ class _MeanAndRoot:
         return z[0] + self.lam * jnp.sqrt(jax.nn.relu(z[1]) + self.delta)
 
 
-def _weighable(loss: Function) -> None:
-    per_sample(loss, "The loss of a robust problem", "every sample is weighed by its own loss")
-
-
 def _threshold(loss: Function, risk: risks.Chi2Penalty | risks.CVaR | risks.KLCVaR) -> DRO:
     """``min_{x,η} η + E excess(ℓ − η)``."""
 
@@ -272,7 +268,7 @@ class GroupDRO(Composition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _weighable(self.loss)
+        per_sample(self.loss, "The loss of a robust problem", "every sample is weighed by its own loss")
 
     def minimax(self, data: FederatedData, weights: Weights = "uniform") -> Dual:
         """``min_x max_q Σ_j q_j E[ℓ | j] − λ Σ_j q_j log(G q_j)``; groups' sizes are taken from the data.

@@ -33,7 +33,7 @@ def loss_tuning(predict: Function) -> Bilevel:
     Args:
         predict: ``predict(y, features)``, the scores.
     """
-    _refuse_batches("loss_tuning: predict", predict)
+    per_sample(predict, "loss_tuning: predict", "it sees one sample's features")
     return Bilevel(_Weighted(predict), _Tuned(predict))
 
 
@@ -58,7 +58,7 @@ def hypercleaning(predict: Function, lam: float) -> Bilevel:
     """
     if lam <= 0:
         raise ValueError(f"hypercleaning needs lam > 0, but it is {lam!r}.")
-    _refuse_batches("hypercleaning: predict", predict)
+    per_sample(predict, "hypercleaning: predict", "it sees one sample's features")
     return Bilevel(_Plain(predict), _Cleaned(predict, lam))
 
 
@@ -75,12 +75,8 @@ def hyperrepresentation(features: Function, lam: float) -> Bilevel:
     """
     if lam <= 0:
         raise ValueError(f"hyperrepresentation needs lam > 0, but it is {lam!r}.")
-    _refuse_batches("hyperrepresentation: features", features)
+    per_sample(features, "hyperrepresentation: features", "it sees one sample's features")
     return Bilevel(_Head(features, 0.0), _Head(features, lam))
-
-
-def _refuse_batches(name: str, model: Function) -> None:
-    per_sample(model, name, "it sees one sample's features")
 
 
 @dataclass(frozen=True)
