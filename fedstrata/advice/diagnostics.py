@@ -25,6 +25,7 @@ from fedstrata.core import tree
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.problem import Problem
 from fedstrata.core.storage import Placed
+from fedstrata.core.term import Given
 from fedstrata.core.types import Function, PyTree, Real, Weights
 from fedstrata.estimators.sphere import sphere, two_point
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Minimization
@@ -76,22 +77,16 @@ def gradient_norm(
     >>> estimate.low < 10 < estimate.high
     True
     """
-    return _norm(_Plain(f), None, tree.as_floats(x, "x"), eta, samples, confidence, seed, shift)
+    return _norm(Given(_alone, f), None, tree.as_floats(x, "x"), eta, samples, confidence, seed, shift)
 
 
-@dataclass(frozen=True)
-class _Plain:
-    """A function of x alone. Equal functions share a program, which two lambdas around them would not."""
-
-    f: Callable[[PyTree], Any]
-
-    def __call__(self, x: PyTree, context: None) -> Any:
-        return self.f(x)
+def _alone(f: Callable[[PyTree], Any], x: PyTree, context: None) -> Any:
+    return f(x)
 
 
 @dataclass(frozen=True, eq=False)
 class _Implicit:
-    """The implicit objective of a problem; likewise, without asking its sets for a hash."""
+    """The implicit objective of a problem. Equal ones share a program, and its sets need no hash."""
 
     problem: Any
     solution: Callable[..., PyTree] | None

@@ -7,6 +7,7 @@ makes terms of its functions when it is built; whatever is made of a term after 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -20,6 +21,16 @@ from fedstrata.core.types import Function, PyTree
 
 Reads: TypeAlias = Literal["sample", "batch", "nothing"]
 MeanOf: TypeAlias = Callable[[PyTree, jax.Array], PyTree]
+
+
+class Given(functools.partial[Any]):
+    """A function whose first arguments are given; two are equal where these are, and share their programs."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Given) and (self.func, self.args) == (other.func, other.args)
+
+    def __hash__(self) -> int:
+        return hash((self.func, self.args))
 
 
 def positional(function: Function) -> int:
@@ -98,13 +109,13 @@ class Term:
 
     def then(self, g: Callable[[Any], Any]) -> Term:
         """``g(function(…))``, with the same marks."""
-        return replace(self, function=_Then(self.function, g))
+        return replace(self, function=Given(_then, self.function, g))
 
     def on_batches(self) -> Term:
         """The term as one that reads batches: the mean over a batch's samples."""
         if self.reads != "sample":
             return self
-        return replace(self, function=_OnBatch(self), reads="batch")
+        return replace(self, function=Given(_on_batch, self), reads="batch")
 
     @property
     def name(self) -> str:
@@ -160,22 +171,13 @@ def alike(*terms: Term) -> tuple[Term, ...]:
     return tuple(term.on_batches() for term in terms) if together(*terms) == "batch" else terms
 
 
-@dataclass(frozen=True)
-class _Then:
-    first: Function
-    second: Callable[[Any], Any]
-
-    def __call__(self, *args: PyTree) -> Any:
-        return self.second(self.first(*args))
+def _then(first: Function, second: Callable[[Any], Any], *args: PyTree) -> Any:
+    return second(first(*args))
 
 
-@dataclass(frozen=True)
-class _OnBatch:
-    term: Term
-
-    def __call__(self, *args: PyTree) -> Any:
-        *rest, batch = args
-        return self.term.over(batch, None, *rest)
+def _on_batch(term: Term, *args: PyTree) -> Any:
+    *rest, batch = args
+    return term.over(batch, None, *rest)
 
 
 def equal_weights(samples: PyTree) -> jax.Array:

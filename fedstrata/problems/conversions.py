@@ -12,14 +12,13 @@ them are evaluated on batches: every map is linear in them, so that means over s
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 
 from fedstrata.core import tree
 from fedstrata.core.problem import Problem
-from fedstrata.core.term import Term, alike, together
+from fedstrata.core.term import Given, Term, alike, together
 from fedstrata.core.types import PyTree
 from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
 from fedstrata.problems.levels import ARITHMETIC, tracker_of
@@ -57,10 +56,12 @@ def as_multisequence(problem: Problem) -> MultiSequence:
         )
     if isinstance(problem, Bilevel):
         f, g = alike(Term.of(problem.upper), Term.of(problem.lower))
-        return MultiSequence(Term(_BilevelP(f, g), f.reads), (Term(_BilevelS(f, g), f.reads),))
+        P, S = (Term(Given(map_, f, g), f.reads) for map_ in (_bilevel_P, _bilevel_S))
+        return MultiSequence(P, (S,))
     if isinstance(problem, Minimax):
         payoff = Term.of(problem.payoff)
-        return MultiSequence(Term(_MinimaxP(payoff), payoff.reads), (Term(_MinimaxS(payoff), payoff.reads),))
+        P, S = (Term(Given(map_, payoff), payoff.reads) for map_ in (_minimax_P, _minimax_S))
+        return MultiSequence(P, (S,))
     if isinstance(problem, Composition):
         return _sequences_of(problem)
     raise TypeError(f"{type(problem).__name__} is no MultiSequence: Bilevel, Minimax and Composition are.")
@@ -97,7 +98,7 @@ def as_bilevel(problem: Problem) -> Bilevel:
             raise ValueError("A level that is followed as its logarithm is no solution of least squares.")
         inner, outer = map(Term.of, problem.levels)
         upper = (outer,) if problem.plain is None else alike(outer, Term.of(problem.plain))
-        terms = Term(_Outer(*upper), together(*upper)), Term(_Tracking(inner), together(inner))
+        terms = Term(Given(_outer, upper), together(*upper)), Term(Given(_tracking, inner), together(inner))
         return Bilevel(*terms, same_samples=True)
     raise TypeError(f"{type(problem).__name__} is not bilevel: Minimax and two-level Composition are.")
 
@@ -106,50 +107,28 @@ def _identity(z: PyTree) -> PyTree:
     return z
 
 
-@dataclass(frozen=True)
-class _BilevelP:
+def _bilevel_P(upper: Term, lower: Term, x: PyTree, Z: PyTree, sample: PyTree) -> PyTree:
     """``∇_x f − ∇²_xw g·v``."""
-
-    upper: Term
-    lower: Term
-
-    def __call__(self, x: PyTree, Z: PyTree, sample: PyTree) -> PyTree:
-        ((w, v),) = Z
-        _, mixed = jax.jvp(lambda w: jax.grad(self.lower)(x, w, sample), (w,), (v,))
-        return tree.sub(jax.grad(self.upper)(x, w, sample), mixed)
+    ((w, v),) = Z
+    _, mixed = jax.jvp(lambda w: jax.grad(lower)(x, w, sample), (w,), (v,))
+    return tree.sub(jax.grad(upper)(x, w, sample), mixed)
 
 
-@dataclass(frozen=True)
-class _BilevelS:
+def _bilevel_S(upper: Term, lower: Term, x: PyTree, z: PyTree, sample: PyTree) -> PyTree:
     """``(∇_w g, ∇²_ww g·v − ∇_w f)``."""
-
-    upper: Term
-    lower: Term
-
-    def __call__(self, x: PyTree, z: PyTree, sample: PyTree) -> PyTree:
-        w, v = z
-        slope, product = jax.jvp(lambda w: jax.grad(self.lower, 1)(x, w, sample), (w,), (v,))
-        return slope, tree.sub(product, jax.grad(self.upper, 1)(x, w, sample))
+    w, v = z
+    slope, product = jax.jvp(lambda w: jax.grad(lower, 1)(x, w, sample), (w,), (v,))
+    return slope, tree.sub(product, jax.grad(upper, 1)(x, w, sample))
 
 
-@dataclass(frozen=True)
-class _MinimaxP:
+def _minimax_P(payoff: Term, x: PyTree, Z: PyTree, sample: PyTree) -> PyTree:
     """``∇_x f``."""
-
-    payoff: Term
-
-    def __call__(self, x: PyTree, Z: PyTree, sample: PyTree) -> PyTree:
-        return jax.grad(self.payoff)(x, Z[0], sample)
+    return jax.grad(payoff)(x, Z[0], sample)
 
 
-@dataclass(frozen=True)
-class _MinimaxS:
+def _minimax_S(payoff: Term, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
     """``−∇_y f``."""
-
-    payoff: Term
-
-    def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
-        return tree.scale(-1, jax.grad(self.payoff, 1)(x, y, sample))
+    return tree.scale(-1, jax.grad(payoff, 1)(x, y, sample))
 
 
 def _sequences_of(problem: Composition) -> MultiSequence:
@@ -159,22 +138,18 @@ def _sequences_of(problem: Composition) -> MultiSequence:
     if len(levels) == 1:
         raise ValueError("A composition of one level has no inner sequence: use Minimization.")
     *inner, outer = levels
-    gaps = [Term(_Gap(level), level.reads) for level in inner]
+    gaps = [Term(Given(_gap, level), level.reads) for level in inner]
     plain = () if problem.plain is None else (Term.of(problem.plain),)
     outer, *terms = alike(outer, *gaps, *plain)
     chain = _Chain(tuple(terms[: len(gaps)]), outer, *terms[len(gaps) :])
     reads = together(outer, *terms)
-    return MultiSequence(Term(_CompositionP(chain), reads), (Term(_CompositionS(chain), reads),))
+    P, S = (Term(Given(map_, chain), reads) for map_ in (_composition_P, _composition_S))
+    return MultiSequence(P, (S,))
 
 
-@dataclass(frozen=True)
-class _Gap:
+def _gap(level: Term, z: PyTree, u: PyTree, *sample: PyTree) -> PyTree:
     """``(z, u) ↦ gap(f(z), u)``, usually f(z) − u, whose mean over samples is zero at the level's value."""
-
-    level: Term
-
-    def __call__(self, z: PyTree, u: PyTree, *sample: PyTree) -> PyTree:
-        return tracker_of(self.level).gap(self.level(z, *sample), u)
+    return tracker_of(level).gap(level(z, *sample), u)
 
 
 class _Chain(NamedTuple):
@@ -185,54 +160,34 @@ class _Chain(NamedTuple):
     plain: Term | None = None
 
 
-@dataclass(frozen=True)
-class _CompositionP:
+def _composition_P(chain: _Chain, x: PyTree, Z: PyTree, sample: PyTree) -> PyTree:
     """``∇h + ∇f⁰(x) a¹``."""
-
-    chain: _Chain
-
-    def __call__(self, x: PyTree, Z: PyTree, sample: PyTree) -> PyTree:
-        ((inner, adjoint),) = Z
-        gap, plain = self.chain.gaps[0].at(sample), self.chain.plain
-        (a,) = jax.vjp(lambda x: gap(x, inner[0]), x)[1](adjoint[0])
-        return a if plain is None else tree.add(a, jax.grad(plain)(x, sample))
+    ((inner, adjoint),) = Z
+    gap, plain = chain.gaps[0].at(sample), chain.plain
+    (a,) = jax.vjp(lambda x: gap(x, inner[0]), x)[1](adjoint[0])
+    return a if plain is None else tree.add(a, jax.grad(plain)(x, sample))
 
 
-@dataclass(frozen=True)
-class _CompositionS:
+def _composition_S(chain: _Chain, x: PyTree, z: PyTree, sample: PyTree) -> PyTree:
     """``zⁿ − f^{n−1}(z^{n−1})`` and ``aⁿ − ∇fⁿ(zⁿ) a^{n+1}``, for all n."""
-
-    chain: _Chain
-
-    def __call__(self, x: PyTree, z: PyTree, sample: PyTree) -> PyTree:
-        inner, adjoint = z
-        levels = list(zip(self.chain.gaps, (x, *inner[:-1]), inner, strict=True))
-        S = tuple(tree.scale(-1, gap.at(sample)(before, u)) for gap, before, u in levels)
-        targets = [
-            jax.vjp(lambda z, gap=gap, u=u: gap.at(sample)(z, u), before)[1](a)[0]
-            for (gap, before, u), a in zip(levels[1:], adjoint[1:], strict=True)
-        ]
-        targets.append(jax.grad(self.chain.outer.at(sample))(inner[-1]))
-        return S, tuple(map(tree.sub, adjoint, targets))
+    inner, adjoint = z
+    levels = list(zip(chain.gaps, (x, *inner[:-1]), inner, strict=True))
+    S = tuple(tree.scale(-1, gap.at(sample)(before, u)) for gap, before, u in levels)
+    targets = [
+        jax.vjp(lambda z, gap=gap, u=u: gap.at(sample)(z, u), before)[1](a)[0]
+        for (gap, before, u), a in zip(levels[1:], adjoint[1:], strict=True)
+    ]
+    targets.append(jax.grad(chain.outer.at(sample))(inner[-1]))
+    return S, tuple(map(tree.sub, adjoint, targets))
 
 
-@dataclass(frozen=True)
-class _Outer:
+def _outer(levels: tuple[Term, ...], x: PyTree, y: PyTree, sample: PyTree) -> Any:
     """``h(x) + f(y)``."""
-
-    level: Term
-    plain: Term | None = None
-
-    def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> Any:
-        value = self.level.at(sample)(y)
-        return value if self.plain is None else value + self.plain(x, sample)
+    level, *plain = levels
+    value = level.at(sample)(y)
+    return value + plain[0](x, sample) if plain else value
 
 
-@dataclass(frozen=True)
-class _Tracking:
+def _tracking(level: Term, x: PyTree, y: PyTree, sample: PyTree) -> Any:
     """``½‖y − g(x)‖²``."""
-
-    level: Term
-
-    def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> Any:
-        return tree.norm(tree.sub(y, self.level.at(sample)(x)), squared=True) / 2
+    return tree.norm(tree.sub(y, level.at(sample)(x)), squared=True) / 2

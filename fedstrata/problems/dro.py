@@ -33,7 +33,7 @@ import numpy as np
 
 from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.problem import FUNCTION, Mean, known_weights
-from fedstrata.core.term import per_sample
+from fedstrata.core.term import Given, per_sample
 from fedstrata.core.types import Array, Function, PyTree, Real, Weights
 from fedstrata.problems import risks
 from fedstrata.problems._parameters import pytree
@@ -192,7 +192,7 @@ def chi2_ball(loss: Function, rho: float) -> DRO:
 
 def mean_semideviation(loss: Function, lam: float, delta: float = 1e-6) -> DRO:
     """``min_x E ℓ + λ √(E(ℓ − E ℓ)₊² + δ)``; three levels, of which the first passes x on."""
-    levels = (_Mean(loss), _Deviation(loss), _MeanAndRoot(lam, delta))
+    levels = (Given(_mean, loss), Given(_deviation, loss), Given(_mean_and_root, lam, delta))
     return DRO(levels, loss=loss, risk=risks.Semideviation(lam, delta))
 
 
@@ -216,36 +216,20 @@ def risk_averse(U: Function, lam: float = 1.0, delta: float = 1e-3) -> DRO:
     return mean_semideviation(U, lam, delta)
 
 
-@dataclass(frozen=True)
-class _Mean:
+def _mean(loss: Function, x: PyTree, sample: PyTree) -> tuple[Any, PyTree]:
     """``(ℓ, x)``."""
-
-    loss: Function
-
-    def __call__(self, x: PyTree, sample: PyTree) -> tuple[Any, PyTree]:
-        return self.loss(x, sample), x
+    return loss(x, sample), x
 
 
-@dataclass(frozen=True)
-class _Deviation:
+def _deviation(loss: Function, z: tuple[Any, PyTree], sample: PyTree) -> tuple[Any, Any]:
     """``(ℓ̄, (ℓ − ℓ̄)₊²)``."""
-
-    loss: Function
-
-    def __call__(self, z: tuple[Any, PyTree], sample: PyTree) -> tuple[Any, Any]:
-        mean, x = z
-        return mean, jax.nn.relu(self.loss(x, sample) - mean) ** 2
+    mean, x = z
+    return mean, jax.nn.relu(loss(x, sample) - mean) ** 2
 
 
-@dataclass(frozen=True)
-class _MeanAndRoot:
+def _mean_and_root(lam: float, delta: float, z: tuple[Any, Any]) -> Any:
     """``ℓ̄ + λ √(s + δ)``; a followed mean of squares may fall a little below zero."""
-
-    lam: float
-    delta: float
-
-    def __call__(self, z: tuple[Any, Any]) -> Any:
-        return z[0] + self.lam * jnp.sqrt(jax.nn.relu(z[1]) + self.delta)
+    return z[0] + lam * jnp.sqrt(jax.nn.relu(z[1]) + delta)
 
 
 def _threshold(loss: Function, risk: risks.Chi2Penalty | risks.CVaR | risks.KLCVaR) -> DRO:
@@ -310,23 +294,17 @@ def group(
         return lam * (jax.nn.logsumexp(ratio(*z) / lam) - jnp.log(groups))
 
     return GroupDRO(
-        (ByGroup(loss, groups, group_of), f), loss=loss, groups=groups, lam=lam, group_of=group_of
+        (Given(by_group, loss, groups, group_of), f), loss=loss, groups=groups, lam=lam, group_of=group_of
     )
 
 
-@dataclass(frozen=True)
-class ByGroup:
+def by_group(
+    loss: Function, groups: int, group_of: Function, x: PyTree, sample: PyTree
+) -> tuple[jax.Array, jax.Array]:
     """``ℓ·1_j`` and ``1_j`` of each group j: the ratio of their means is E[ℓ | j]."""
-
-    loss: Function
-    groups: int
-    group_of: Function
-
-    def __call__(self, x: PyTree, sample: PyTree) -> tuple[jax.Array, jax.Array]:
-        """A sample's part of both."""
-        value = self.loss(x, sample)
-        member = jax.nn.one_hot(self.group_of(sample), self.groups, dtype=value.dtype)
-        return member * value, member
+    value = loss(x, sample)
+    member = jax.nn.one_hot(group_of(sample), groups, dtype=value.dtype)
+    return member * value, member
 
 
 def group_sizes(data: FederatedData, groups: int, group_of: Function, weights: Weights) -> np.ndarray:

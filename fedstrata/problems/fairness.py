@@ -21,10 +21,10 @@ import numpy as np
 
 from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.problem import FUNCTION, Mean
-from fedstrata.core.term import Term, alike, per_sample, together
+from fedstrata.core.term import Given, Term, alike, per_sample, together
 from fedstrata.core.types import DType, Function, PyTree, Weights
 from fedstrata.problems.classes import Composition, Minimax
-from fedstrata.problems.dro import ByGroup, Dual, Floored, clients_mean, group_sizes, ratio
+from fedstrata.problems.dro import Dual, Floored, by_group, clients_mean, group_sizes, ratio
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def bounded_group_loss(
     """``min E ℓ  s.t.  E[ℓ | group j] ≤ bound`` for all groups j."""
     loss = per_sample(loss, "bounded_group_loss: loss", "every sample counts in its own group")
 
-    inner = ByGroup(loss, groups, group_of)
+    inner = Given(by_group, loss, groups, group_of)
 
     def constraints(g: tuple[jax.Array, jax.Array]) -> jax.Array:
         return jnp.where(g[1] > 0, ratio(*g) - bound, 0)

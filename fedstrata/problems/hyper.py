@@ -10,7 +10,6 @@ A sample is ``{"x": features, "y": label}``, with what a problem adds. All have 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedstrata.core.term import per_sample
+from fedstrata.core.term import Given, per_sample
 from fedstrata.core.types import Function, PyTree
 from fedstrata.models.losses import cross_entropy
 from fedstrata.problems.classes import Bilevel
@@ -34,7 +33,7 @@ def loss_tuning(predict: Function) -> Bilevel:
         predict: ``predict(y, features)``, the scores.
     """
     per_sample(predict, "loss_tuning: predict", "it sees one sample's features")
-    return Bilevel(_Weighted(predict), _Tuned(predict))
+    return Bilevel(Given(_weighted, predict), Given(_tuned, predict))
 
 
 def balance(labels: np.ndarray, classes: int) -> np.ndarray:
@@ -59,7 +58,7 @@ def hypercleaning(predict: Function, lam: float) -> Bilevel:
     if lam <= 0:
         raise ValueError(f"hypercleaning needs lam > 0, but it is {lam!r}.")
     per_sample(predict, "hypercleaning: predict", "it sees one sample's features")
-    return Bilevel(_Plain(predict), _Cleaned(predict, lam))
+    return Bilevel(Given(_plain, predict), Given(_cleaned, predict, lam))
 
 
 def hyperrepresentation(features: Function, lam: float) -> Bilevel:
@@ -76,50 +75,28 @@ def hyperrepresentation(features: Function, lam: float) -> Bilevel:
     if lam <= 0:
         raise ValueError(f"hyperrepresentation needs lam > 0, but it is {lam!r}.")
     per_sample(features, "hyperrepresentation: features", "it sees one sample's features")
-    return Bilevel(_Head(features, 0.0), _Head(features, lam))
+    return Bilevel(Given(_head, features, 0.0), Given(_head, features, lam))
 
 
-@dataclass(frozen=True)
-class _Weighted:
-    predict: Function
-
-    def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> Any:
-        return sample["weight"] * cross_entropy(self.predict(y, sample["x"]), sample["y"])
+def _weighted(predict: Function, x: PyTree, y: PyTree, sample: PyTree) -> Any:
+    return sample["weight"] * cross_entropy(predict(y, sample["x"]), sample["y"])
 
 
-@dataclass(frozen=True)
-class _Tuned:
-    predict: Function
-
-    def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> Any:
-        scores = jax.nn.sigmoid(x["delta"]) * self.predict(y, sample["x"]) + x["shift"]
-        return cross_entropy(scores, sample["y"])
+def _tuned(predict: Function, x: PyTree, y: PyTree, sample: PyTree) -> Any:
+    scores = jax.nn.sigmoid(x["delta"]) * predict(y, sample["x"]) + x["shift"]
+    return cross_entropy(scores, sample["y"])
 
 
-@dataclass(frozen=True)
-class _Plain:
-    predict: Function
-
-    def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> Any:
-        return cross_entropy(self.predict(y, sample["x"]), sample["y"])
+def _plain(predict: Function, x: PyTree, y: PyTree, sample: PyTree) -> Any:
+    return cross_entropy(predict(y, sample["x"]), sample["y"])
 
 
-@dataclass(frozen=True)
-class _Cleaned:
-    predict: Function
-    lam: float
-
-    def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> Any:
-        loss = cross_entropy(self.predict(y, sample["x"]), sample["y"])
-        return jax.nn.sigmoid(x[sample["index"]]) * loss + self.lam * optax.tree.norm(y, squared=True)
+def _cleaned(predict: Function, lam: float, x: PyTree, y: PyTree, sample: PyTree) -> Any:
+    loss = cross_entropy(predict(y, sample["x"]), sample["y"])
+    return jax.nn.sigmoid(x[sample["index"]]) * loss + lam * optax.tree.norm(y, squared=True)
 
 
-@dataclass(frozen=True)
-class _Head:
-    features: Function
-    lam: float
-
-    def __call__(self, x: PyTree, y: PyTree, sample: PyTree) -> Any:
-        W, b = y["W"][sample["client"]], y["b"][sample["client"]]
-        loss = cross_entropy(self.features(x, sample["x"]) @ W + b, sample["y"])
-        return loss + self.lam * (jnp.vdot(W, W) + jnp.vdot(b, b)) if self.lam else loss
+def _head(features: Function, lam: float, x: PyTree, y: PyTree, sample: PyTree) -> Any:
+    W, b = y["W"][sample["client"]], y["b"][sample["client"]]
+    loss = cross_entropy(features(x, sample["x"]) @ W + b, sample["y"])
+    return loss + lam * (jnp.vdot(W, W) + jnp.vdot(b, b)) if lam else loss
