@@ -57,3 +57,13 @@ def test_imports_point_one_way(path):
 
 def test_there_is_no_module_without_a_room():
     assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py", "cli.py"}
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGE.rglob("__init__.py")), ids=lambda path: path.parent.name)
+def test_no_name_hides_a_module(package):
+    """``from package import name`` must not give a function where a module has that name."""
+    here = ".".join(package.parent.relative_to(PACKAGE.parent).parts)
+    modules = {path.stem for path in package.parent.glob("*.py")}
+    for node in ast.walk(ast.parse(package.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module != here:
+            assert not modules & {alias.asname or alias.name for alias in node.names}

@@ -16,9 +16,9 @@ from fedstrata.problems.conversions import as_bilevel, as_multisequence
 from fedstrata.problems.cournot import cournot_game
 from fedstrata.problems.dro import risk_averse
 from fedstrata.problems.hyper import hypercleaning, hyperrepresentation, loss_tuning
+from fedstrata.problems.interpolation import underdetermined
 from fedstrata.problems.levels import LogMeanExp
 from fedstrata.problems.quadratic import quadratic_bilevel, quadratic_minimax
-from fedstrata.problems.underdetermined import underdetermined
 
 __all__ = [
     "MPEC",
