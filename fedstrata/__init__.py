@@ -9,7 +9,7 @@ from fedstrata.core.lazy import lazy
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:  # the same twice: for type checkers, and for Python, which imports a name when it is used
+if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name when it is used
     from fedstrata import data as data
     from fedstrata import engines as engines
     from fedstrata import methods as methods
@@ -51,37 +51,4 @@ if TYPE_CHECKING:  # the same twice: for type checkers, and for Python, which im
     from fedstrata.solving.result import Result as Result
     from fedstrata.solving.sweep import sweep as sweep
 else:
-    __getattr__, __dir__ = lazy(
-        __name__,
-        {
-            "fedstrata": ["data", "engines", "methods", "models", "problems"],
-            "fedstrata.advice": ["diagnostics"],
-            "fedstrata.advice.applicable": ["applicable"],
-            "fedstrata.advice.baselines": ["Baselines", "baselines"],
-            "fedstrata.advice.diagnose": ["Diagnosis", "diagnose"],
-            "fedstrata.core.counting": ["Ledger"],
-            "fedstrata.core.fed": ["ClientError"],
-            "fedstrata.core.federated": ["DataError", "FederatedData"],
-            "fedstrata.core.metrics": ["on_host", "per_client"],
-            "fedstrata.core.term": ["per_batch"],
-            "fedstrata.data.partition": [
-                "IID",
-                "ByKey",
-                "Dirichlet",
-                "FeatureShift",
-                "OneClass",
-                "QuantitySkew",
-                "Shards",
-                "TwoLevel",
-            ],
-            "fedstrata.engines.compiled": ["keep_compiled"],
-            "fedstrata.problems.black_box": ["black_box"],
-            "fedstrata.problems.from_torch": ["from_torch"],
-            "fedstrata.solving.checkpoint": ["Checkpoint", "CheckpointError"],
-            "fedstrata.solving.loop": ["Diverged", "EarlyStop", "Interrupted", "solve"],
-            "fedstrata.solving.result": ["Result"],
-            "fedstrata.solving": ["track"],
-            "fedstrata.solving.sweep": ["sweep"],
-        },
-        whole=["fedstrata.methods", "fedstrata.problems"],
-    )
+    __getattr__, __dir__ = lazy(__name__)

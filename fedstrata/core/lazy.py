@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from fedstrata.core.words import suggest
 
 
-def lazy(
-    package: str, homes: Mapping[str, Sequence[str]], whole: Sequence[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """A package's ``__getattr__``, which also gives its ``__all__``, and its ``__dir__``.
+
+    Its names are those that its own ``if TYPE_CHECKING:`` imports, so that they are written once. Modules of
+    which that takes all, ``import *``, come with the first name that is asked for, whichever it is: what they
+    register is there from then on.
 
     Args:
         package: its name, ``__name__``.
-        homes: module → the names that the package takes from it, as ``from module import names`` would.
-        whole: modules all of whose public names the package has. They come with the first name that is asked
-            for, whichever it is: what they register is there from then on.
     """
-    home = {name: module for module, names in homes.items() for name in names}
+    source: Any = sys.modules[package].__loader__
+    (block,) = (s for s in ast.parse(source.get_source(package)).body if isinstance(s, ast.If))
+    taken = [(s.module, a.name) for s in block.body if isinstance(s, ast.ImportFrom) for a in s.names]
+    home = {name: str(module) for module, name in taken if name != "*"}
+    whole = [str(module) for module, name in taken if name == "*"]
 
     def get(name: str) -> Any:
         public = name == "__all__" or not name.startswith("_")

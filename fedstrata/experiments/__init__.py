@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedstrata.core.lazy import lazy
 
-if TYPE_CHECKING:  # the same twice: for type checkers, and for Python, which imports a name when it is used
+if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name when it is used
     from fedstrata.experiments.base import Experiment as Experiment
     from fedstrata.experiments.base import Setting as Setting
     from fedstrata.experiments.base import Task as Task
@@ -22,20 +22,4 @@ if TYPE_CHECKING:  # the same twice: for type checkers, and for Python, which im
     from fedstrata.report import Statement as Statement
     from fedstrata.report import TableSpec as TableSpec
 else:
-    __getattr__, __dir__ = lazy(
-        __name__,
-        {
-            "fedstrata.experiments.base": ["Experiment", "Setting", "Task"],
-            "fedstrata.experiments.errors": ["ExperimentError"],
-            "fedstrata.report": [
-                "Claim",
-                "Column",
-                "PaperClaims",
-                "PlotSpec",
-                "Reference",
-                "RunRecord",
-                "Statement",
-                "TableSpec",
-            ],
-        },
-    )
+    __getattr__, __dir__ = lazy(__name__)

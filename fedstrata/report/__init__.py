@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from fedstrata.core.lazy import lazy
 
-if TYPE_CHECKING:  # the same twice, as in `fedstrata`: who defines a table needs no Matplotlib
+if TYPE_CHECKING:  # and for `lazy`: who defines a table needs no Matplotlib
     from fedstrata.report.compared import compare as compare
     from fedstrata.report.folder import Report as Report
     from fedstrata.report.folder import environment as environment
@@ -28,25 +28,4 @@ if TYPE_CHECKING:  # the same twice, as in `fedstrata`: who defines a table need
     from fedstrata.report.tables import build_table as build_table
     from fedstrata.report.tables import history_table as history_table
 else:
-    __getattr__, __dir__ = lazy(
-        __name__,
-        {
-            "fedstrata.report.compared": ["compare"],
-            "fedstrata.report.folder": ["Report", "environment", "load_report", "rebuild", "write_report"],
-            "fedstrata.report.plots": ["plot_history"],
-            "fedstrata.report.records": ["ReportError", "RunRecord"],
-            "fedstrata.report.specs": [
-                "Claim",
-                "Column",
-                "Definition",
-                "PaperClaims",
-                "PlotSpec",
-                "Reference",
-                "Split",
-                "Statement",
-                "TableSpec",
-            ],
-            "fedstrata.report.split": ["split_of"],
-            "fedstrata.report.tables": ["Table", "build_table", "history_table"],
-        },
-    )
+    __getattr__, __dir__ = lazy(__name__)
