@@ -225,14 +225,6 @@ def shape_of(name: str, function: Function, args: tuple[PyTree, ...]) -> PyTree:
         ) from error
 
 
-def check_number(name: str, function: Function, *args: PyTree) -> None:
-    """The value must be one number, which may be whole or true (shapes only)."""
-    leaves = jax.tree.leaves(shape_of(name, function, args))
-    if len(leaves) != 1 or leaves[0].shape != ():
-        found = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
-        raise TypeError(f"{name} must return one number for one sample, but returns {found}.")
-
-
 def _advice(error: Exception) -> str:
     """What to do about an error of a user's function."""
     frames = []
@@ -271,12 +263,13 @@ def _advice(error: Exception) -> str:
     )
 
 
-def check_scalar(name: str, function: Function, *args: PyTree) -> None:
-    """The value must be one real number (shapes only)."""
+def check_scalar(name: str, function: Function, *args: PyTree, kind: type = jnp.floating) -> None:
+    """The value must be one number, a real one, or of another ``kind`` (shapes only)."""
     leaves = jax.tree.leaves(shape_of(name, function, args))
-    if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
+    if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, kind):
         found = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
-        raise TypeError(f"{name} must return one real number for one sample, but returns {found}.")
+        real = "real " if kind is jnp.floating else ""
+        raise TypeError(f"{name} must return one {real}number for one sample, but returns {found}.")
 
 
 def check_like(name: str, like: PyTree, function: Function, *args: PyTree) -> None:

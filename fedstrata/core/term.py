@@ -27,7 +27,9 @@ class Given(functools.partial[Any]):
     """A function whose first arguments are given; two are equal where these are, and share their programs."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Given) and (self.func, self.args) == (other.func, other.args)
+        if not isinstance(other, Given):
+            return NotImplemented
+        return (self.func, self.args, self.keywords) == (other.func, other.args, other.keywords)
 
     def __hash__(self) -> int:
         return hash((self.func, self.args))

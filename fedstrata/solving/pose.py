@@ -19,7 +19,7 @@ from fedstrata.core.fed import Carry, Setup
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import METHODS, Method
 from fedstrata.core.metrics import Hosted, Metric, OnHost, PerClient, is_hosted
-from fedstrata.core.problem import Problem, check_number, taken_name
+from fedstrata.core.problem import Problem, check_scalar, taken_name
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.solving.identity import identity_of
@@ -182,7 +182,8 @@ def _check_per_client(metrics: Iterable[tuple[str, Any]], data: FederatedData, x
         if takes_y and y is None:  # the method may have one of its own
             continue
         point = (x, y) if takes_y else (x,)
-        check_number(f"The metric {name!r}", metric.function, *point, data.sample_of(metric.part))
+        sample = data.sample_of(metric.part)
+        check_scalar(f"The metric {name!r}", metric.function, *point, sample, kind=np.generic)
 
 
 def _check_names(problem: Problem, x: PyTree, y: PyTree, metrics: Mapping[str, Any]) -> None:
