@@ -88,7 +88,9 @@ def test_the_two_stage_response_is_that_at_x(two_sided):
     """y(x, ξ) = x·b + ‖x‖² 1: one round of one step from x̂; two-sided, ‖x ± v‖² = ‖x‖² + η² on average."""
     clients, x, eta = data(), np.array([1.0, -0.5, 2.0]), 0.5
     problem = fs.MPEC(lambda x, y, s: loss(x, s) + x @ y, lambda x, y, s: y - x * s["b"] - x @ x)
-    method = fs.FedRZOTwoStage(0.01, eta, batch_size=None, alpha=1.0, two_sided=two_sided, tol=1e-12)
+    method = fs.FedRZOTwoStage(
+        0.01, eta, lower="projection", batch_size=None, alpha=1.0, two_sided=two_sided, tol=1e-12
+    )
     found = fs.solve(problem, method, clients, x, y0=np.zeros(3), rounds=1, progress=False)
     means = np.array([clients.client(i)["b"].mean() for i in range(3)])
     expected = x * means[:, None] + x @ x + (eta**2 if two_sided else 0)

@@ -64,7 +64,7 @@ CASES = [
             0.2,
             H=np.array([0, 1, 2, 1, 1]),
             lower="accelerated",
-            max_steps=4,
+            max_steps=2000,
             warm_start=True,
             batch_size=None,
         ),
