@@ -63,7 +63,7 @@ CASES = [
             0.01,
             0.2,
             H=np.array([0, 1, 2, 1, 1]),
-            lower="accelerated",
+            lower="projection",
             max_steps=2000,
             warm_start=True,
             batch_size=None,
