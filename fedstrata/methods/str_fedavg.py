@@ -51,6 +51,7 @@ from fedstrata.methods._shared.regularized import Regularized, Scale
 from fedstrata.problems.classes import Selection
 
 PAPER = ("convex", "strongly_convex", "weak_sharp")
+BIASED = ("convex", "strongly_convex")  # with the rule's own η
 
 
 class State(NamedTuple):
@@ -157,6 +158,18 @@ class StRFedAvg(Regularized[State]):
         if self.eta is not None and self.rule != "geometric":
             eta = self.eta
         return gamma if self.gamma is None else self.gamma, eta
+
+    def cautions(self, problem: Selection, rounds: int) -> list[str]:
+        """The bias that the paper's η for R rounds leaves."""
+        if self.rule not in BIASED or self.eta is not None:
+            return []
+        eta = float(np.asarray(self.plan(rounds).tuned(0)[1]))
+        return [
+            f"StRFedAvg: the rule {self.rule!r}, the paper's, keeps η = {eta:.3g} for these {rounds} rounds, "
+            "and its result is near the minimiser of h + ηf, which may be far from that of f over argmin h. "
+            "rule='geometric' lets η fall to 1e-6 on the way, and comes closer; a given eta is not remarked "
+            "on."
+        ]
 
     def remarks(self, state: State) -> list[str]:
         return self.unscaled(state.scale, self.at(0).tuned(0)[0])

@@ -370,3 +370,20 @@ def test_bad_problems():
     unequal = [{"a": np.ones((n, 40)), "b": np.ones(n)} for n in (2, 3)]
     with pytest.raises(ValueError, match="Give L_h"):
         run(fs.StRFedAvg(), 1, TOY._replace(data=fs.FederatedData.from_clients(unequal)), batch)
+
+
+def test_the_papers_rule_says_what_it_leaves():
+    """By the closed form: with f = ½‖x‖² the minimiser of h + ηf is 1/(1 + η) of the solution."""
+    A = np.array([[1.0, 0.0]])
+    data = fs.FederatedData.from_clients([{"a": A, "b": np.ones(1)}])
+    problem = fs.Selection(lambda x, s: 0.5 * (s["a"] @ x - s["b"]) ** 2, lambda x: 0.5 * (x @ x))
+    more = {"rounds": 2000, "eval_every": 2000, "progress": False}
+    with pytest.warns(UserWarning, match=r"keeps η = 0\.15 for these 2000 rounds"):
+        paper = fs.solve(problem, fs.StRFedAvg(returns="last"), data, np.array([0.0, 5.0]), **more)
+    eta = 2000**-0.25  # and 5 falls by 1 − ηγ̃ in a round, γ̃ = R^(−1/2)
+    np.testing.assert_allclose(paper.x, [1 / (1 + eta), 5 * (1 - eta * 2000**-0.5) ** 2000], atol=1e-4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        near = fs.solve(problem, fs.StRFedAvg("geometric"), data, np.array([0.0, 5.0]), **more)
+    np.testing.assert_allclose(near.x, [1, 0], atol=1e-4)
+    assert not fs.StRFedAvg(eta=0.01).cautions(problem, 100)
