@@ -27,7 +27,7 @@ def quadratic():
 def test_the_hypergradient_of_a_quadratic_is_exact(quadratic):
     x, y = np.array([0.3, -1.0, 2.0]), np.ones(5)
     found = fs.diagnose(at(quadratic.problem, quadratic.data, x, y))
-    assert found.converged
+    assert found.solved
     np.testing.assert_allclose(found.hypergradient, quadratic.gradient(x), rtol=1e-7, atol=1e-8)
     np.testing.assert_allclose(found.y, quadratic.solution(x), atol=1e-7)
     assert found.lower_distance == pytest.approx(np.linalg.norm(y - quadratic.solution(x)), rel=1e-6)
@@ -64,7 +64,7 @@ def test_results_of_other_zeroth_order_methods():
     method = fs.FedRZOMinimax(0.02, 0.1, lower="local_sgd", lower_rounds=3)
     result = fs.solve(q.problem, method, q.data, np.ones(2), y0=np.zeros(3), rounds=5, progress=False)
     found = fs.diagnose(result)
-    assert found.converged
+    assert found.solved
     np.testing.assert_allclose(found.hypergradient, q.gradient(result.x), rtol=1e-7, atol=1e-8)
     assert found.hypergradient_norm > 1e-2
 
@@ -113,7 +113,7 @@ def test_a_nonlinear_problem_against_finite_differences(ridge):
         return fs.diagnose(at(problem, data, {**x, **change}, y), tolerance=1e-12).objective
 
     found = fs.diagnose(at(problem, data, x, y), tolerance=1e-12)
-    assert found.converged
+    assert found.solved
     step = 1e-4
     for name in x:
         ahead, behind = (objective(**{name: x[name] + sign * step}) for sign in (1, -1))
@@ -142,7 +142,7 @@ def test_a_set_that_depends_on_x():
     )
     data = fs.FederatedData.from_clients([{"mu": np.full(2, 0.1)}] * 2)
     found = fs.diagnose(at(problem, data, np.array([0.2]), np.array([0.0])))
-    assert found.converged
+    assert found.solved
     np.testing.assert_allclose(found.y, [-0.2], atol=1e-7)
     np.testing.assert_allclose(found.hypergradient, [2 * 0.2 - 1], atol=1e-6)
 
@@ -186,7 +186,7 @@ def test_an_equilibrium_constraint():
     found = fs.diagnose(at(problem, data, np.ones(1), np.zeros((2, 1))))
     y, slope = np.array([[1.0, 0.0], [0.5, 0.0]]), np.array([[0.5, 0.0], [0.5, 0.0]])
     each = 2 * (1 + 1 - y) * (1 - slope)
-    assert found.converged
+    assert found.solved
     assert float(found.hypergradient[0]) == pytest.approx(each[0].mean() / 2 + each[1, 0] / 2, abs=1e-6)
     np.testing.assert_allclose(found.y, [[0.5], [0.5]], atol=1e-7)  # the clients' means of y(x, ξ)
 
@@ -249,7 +249,32 @@ def test_what_the_two_stage_method_found():
 def test_a_lower_level_without_a_solution_is_reported():
     problem = fs.Bilevel(lambda x, y, s: (y**2).sum(), lambda x, y, s: s["a"] * (x * y).sum())
     data = fs.FederatedData.from_clients([{"a": np.ones(1)}])
-    assert not fs.diagnose(at(problem, data, np.ones(1), np.ones(1))).converged
+    assert not fs.diagnose(at(problem, data, np.ones(1), np.ones(1))).solved
+
+
+def test_the_verdict_is_on_the_result(quadratic):
+    """‖∇F(x)‖ relative to that at x0, in words; a bad point is not called converged."""
+    x, x0 = np.array([0.3, -1.0, 2.0]), np.zeros(3)
+    found = fs.diagnose(at(quadratic.problem, quadratic.data, x, np.ones(5)), x0=x0)
+    expected = np.linalg.norm(quadratic.gradient(x)) / np.linalg.norm(quadratic.gradient(x0))
+    assert found.reduction == pytest.approx(expected, rel=1e-6)
+    assert f"{found.reduction:.2g} of that at x0" in repr(found)
+    assert "converged" not in repr(found)
+
+
+def test_problems_without_a_lower_level():
+    """½ E‖x − a‖² over a ball, whose gradient is x − mean a; and log E exp(a x) with softmax weights."""
+    data = fs.FederatedData.from_clients([{"a": np.array([[1.0], [3.0]])}, {"a": np.array([[4.0]])}])
+    problem = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum(), project=fs.sets.Ball(1.0))
+    found = fs.diagnose(at(problem, data, np.ones(1), None), x0=np.zeros(1))
+    np.testing.assert_allclose(found.hypergradient, [1.0 - 3.0], rtol=1e-12)
+    assert (found.stationarity, found.reduction, found.y) == (0.0, 0.0, None)
+    chained = fs.Composition([lambda x, s: jnp.exp(s["a"] @ x), jnp.log])
+    a, shares = np.array([1.0, 3.0, 4.0]), np.array([0.25, 0.25, 0.5])
+    q = shares * np.exp(0.5 * a)
+    found = fs.diagnose(at(chained, data, np.full(1, 0.5), None))
+    assert found.hypergradient_norm == pytest.approx(q @ a / q.sum(), rel=1e-9)
+    assert found.objective == pytest.approx(np.log(q.sum()), rel=1e-9)
 
 
 def test_errors(quadratic, tmp_path):
@@ -260,7 +285,8 @@ def test_errors(quadratic, tmp_path):
         fs.diagnose(loaded)
     again = fs.diagnose(loaded, problem=quadratic.problem, data=quadratic.data)
     assert again.hypergradient_norm == pytest.approx(fs.diagnose(result).hypergradient_norm)
-    with pytest.raises(TypeError, match="no lower level"):
-        fs.diagnose(dataclasses.replace(result, problem=fs.Minimization(lambda x, s: x.sum())))
+    selection = fs.Selection(lambda x, s: x.sum(), lambda x: x @ x)
+    with pytest.raises(TypeError, match="no measure for Selection"):
+        fs.diagnose(dataclasses.replace(result, problem=selection))
     with pytest.raises(ValueError, match="tolerance"):
         fs.diagnose(result, tolerance=2.0)

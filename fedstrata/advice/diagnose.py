@@ -1,4 +1,4 @@
-"""How good a bilevel result is: its hypergradient, exact to a tolerance, whatever method found it.
+"""How good a result is: its gradient, through the lower level where there is one, whatever method found it.
 
     F(x) = f(x, y(x)),   y(x) solves  G(x, y) = 0,  or on a set  y = P_Y(y − s G(x, y))
 
@@ -12,7 +12,7 @@ All sums are over all samples of all clients, in float64, and nothing is counted
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeAlias
 
@@ -26,12 +26,14 @@ from fedstrata.advice.diagnostics import federated_mean
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.federated import FederatedData
+from fedstrata.core.problem import Problem
 from fedstrata.core.scaled import opened
+from fedstrata.core.shown import line
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree, Real, Weights
 from fedstrata.estimators import vi
-from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Personalized
+from fedstrata.problems.classes import MPEC, Bilevel, Composition, Minimax, Minimization, Personalized
 from fedstrata.problems.conversions import as_bilevel
 from fedstrata.solving.result import Result
 
@@ -57,20 +59,37 @@ class Diagnosis:
         lower_distance: ‖y − y(x)‖, how far the result's y is from the solution.
         solved_residual: the residual at y(x).
         system_residual: of the linear system, relative to its right-hand side.
-        converged: whether both are within the tolerance. If not, the lower level has no unique solution that
-            these steps find: nonconvex, or too badly scaled.
+        solved: whether both are within the tolerance, so that the other numbers are exact. It says nothing of
+            the result. If not, the lower level has no unique solution that these steps find: nonconvex, or
+            too badly scaled.
+        reduction: the stationarity relative to that at ``x0``; None where that was not given.
+
+    For problems without a lower level ``y`` and what belongs to it are None.
     """
 
-    hypergradient: PyTree = field(repr=False)
+    hypergradient: PyTree
     hypergradient_norm: float
     stationarity: float
     objective: float
-    y: PyTree = field(repr=False)
-    lower_residual: float
-    lower_distance: float
-    solved_residual: float
-    system_residual: float
-    converged: bool
+    y: PyTree = None
+    lower_residual: float | None = None
+    lower_distance: float | None = None
+    solved_residual: float | None = None
+    system_residual: float | None = None
+    solved: bool = True
+    reduction: float | None = None
+
+    def __repr__(self) -> str:
+        of_start = "give x0= to compare it with the start"
+        if self.reduction is not None:
+            of_start = f"{self.reduction:.2g} of that at x0"
+        words = [f"stationarity {self.stationarity:.3g} ({of_start})", f"objective {self.objective:.6g}"]
+        if self.lower_residual is not None:
+            words.append(f"residual of y {self.lower_residual:.3g}")
+            words.append(f"distance of y to y(x) {self.lower_distance:.3g}")
+        if not self.solved:
+            words.append("NOT exact: the lower level or the linear system was not solved")
+        return line("Diagnosis", words)
 
 
 @dataclass(frozen=True)
@@ -88,32 +107,35 @@ class _Level:
 def diagnose(
     result: Result,
     *,
-    problem: TwoLevel | None = None,
+    problem: TwoLevel | Minimization | Composition | None = None,
     data: FederatedData | None = None,
     tolerance: float = 1e-8,
     weights: Weights | None = None,
+    x0: PyTree = None,
 ) -> Diagnosis:
-    """The exact hypergradient at a result's x, and how well its y solves the lower level.
+    """The exact (hyper)gradient at a result's x, and how well its y solves the lower level.
 
     Args:
-        result: of any method, zeroth-order ones too, for `Bilevel`, `Minimax`, `Personalized` or `MPEC`.
+        result: of any method, zeroth-order ones too, for `Bilevel`, `Minimax`, `Personalized`, `MPEC`,
+            `Minimization` or `Composition`.
         problem: where the result was loaded and does not know it.
         data: likewise.
         tolerance: of the lower level (relative to 1 + its residual at the start) and of the linear system
             (relative).
         weights: of the clients, ``"uniform"`` or ``"size"``, where they are not to be the run's own.
+        x0: the run's start, to measure the same there: whether a gradient is small depends on the problem.
 
     Raises:
         ValueError: where the result does not know problem, data or weights, and they are not given.
-        TypeError: for problems without a lower level.
+        TypeError: for problems of other classes.
 
     >>> import fedstrata as fs, numpy as np
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)
     >>> method = fs.FedMSA(alpha=0.1, beta=0.2, K=5)
     >>> result = fs.solve(problem, method, data, np.zeros(2), y0=np.zeros(3), rounds=60, progress=False)
-    >>> found = diagnose(result)
-    >>> found.converged, found.hypergradient_norm < 1e-4
-    (True, True)
+    >>> found = diagnose(result, x0=np.zeros(2))
+    >>> found.hypergradient_norm < 1e-4, found.reduction < 1e-4, found.solved
+    (True, True, True)
     """
     problem = result.problem if problem is None else problem
     data = result.data if data is None else data
@@ -121,9 +143,10 @@ def diagnose(
         raise ValueError(
             "This result was loaded, so it knows neither problem nor data: give problem= and data=."
         )
-    if not isinstance(problem, TwoLevel):
+    if not isinstance(problem, TwoLevel | Minimization | Composition):
         raise TypeError(
-            f"{type(problem).__name__} has no lower level; Bilevel, Minimax, Personalized and MPEC have."
+            f"diagnose has no measure for {type(problem).__name__}: it has one for Bilevel, Minimax, "
+            "Personalized, MPEC, Minimization and Composition. Look at result.history."
         )
     if isinstance(problem, Bilevel | Minimax) and problem.project_y.arity > 2:
         raise TypeError("A set of y that differs between clients is no set of the common y.")
@@ -138,7 +161,17 @@ def diagnose(
         x, y = _double(result.x), _double(result.y)
         if isinstance(problem, MPEC):
             _check_responses(problem, placed, x, y)
-        return _diagnose(problem, _level(problem, weights), placed, x, y, tolerance)
+
+        def at(x: PyTree) -> Diagnosis:
+            if not isinstance(problem, TwoLevel):
+                return _single(problem, weights, placed, x)
+            return _diagnose(problem, _level(problem, weights), placed, x, y, tolerance)
+
+        found = at(x)
+        if x0 is None:
+            return found
+        start = at(_double(problem.start_x(x0))).stationarity
+        return replace(found, reduction=found.stationarity / start if start > 0 else np.inf)
 
 
 def _check_responses(problem: MPEC, data: Placed, x: PyTree, y: PyTree) -> None:
@@ -171,21 +204,41 @@ def _diagnose(
         gap = _residual(level, data, x, start, step)
         first = tree.norm(level.gather(gap, data)) / step
     found = level.gather(solved, data)
-    moved = tree.sub(x, gradient)
-    if problem.set_of_x.shared:
-        moved = problem.set_of_x(moved)
     return Diagnosis(
         hypergradient=gradient,
         hypergradient_norm=float(tree.norm(gradient)),
-        stationarity=float(tree.norm(tree.sub(x, moved))),
+        stationarity=_stationarity(problem, x, gradient),
         objective=float(level.upper(x, solved, data)),
         y=found,
         lower_residual=float(first),
         lower_distance=float(tree.norm(tree.sub(y, found))),
         solved_residual=float(last),
         system_residual=float(relative),
-        converged=bool(last <= tolerance * (1 + scale) and relative <= 10 * tolerance),
+        solved=bool(last <= tolerance * (1 + scale) and relative <= 10 * tolerance),
     )
+
+
+def _stationarity(problem: Problem, x: PyTree, gradient: PyTree) -> float:
+    """‖x − P_X(x − ∇F)‖; a set of each client's own is no set of x."""
+    moved = tree.sub(x, gradient)
+    if problem.set_of_x.shared:
+        moved = problem.set_of_x(moved)
+    return float(tree.norm(tree.sub(x, moved)))
+
+
+def _single(problem: Minimization | Composition, weights: Weights, data: Placed, x: PyTree) -> Diagnosis:
+    """Without a lower level: the gradient of the problem's own objective."""
+
+    def mean(function: Function, *args: PyTree, part: Literal["train", "valid"] = "train") -> Any:
+        return federated_mean(function, data, part, weights)(*args)
+
+    def objective(x: PyTree) -> Any:
+        (value,) = problem.measure(mean, x, None).values()  # type: ignore[arg-type]
+        return value
+
+    value, gradient = jax.jit(jax.value_and_grad(objective))(x)
+    norm = float(tree.norm(gradient))
+    return Diagnosis(gradient, norm, _stationarity(problem, x, gradient), float(value))
 
 
 # The problems over their pooled data
