@@ -10,6 +10,8 @@ others say so and end; started again with ``resume=True``, all go on from the la
 from __future__ import annotations
 
 import atexit
+import itertools
+import json
 import re
 import sys
 import threading
@@ -36,13 +38,15 @@ from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.simulated import Simulated
 
 LEAVING = 5  # seconds that a process waits for the others at its end
-NOTICED = 20  # seconds without a sign of life after which a process counts as lost
+NOTICED = 20  # seconds without a sign of life after which JAX counts a process as lost
+BEAT = 1.5  # seconds between two signs of life by which the others learn whom they lost
+_SIGNS = "fedstrata/signs of life"
 _LOST = re.compile(r"gloo|nccl|connection (reset|closed|refused)|socket closed|heartbeat|UNAVAILABLE", re.I)
 _lost = threading.Event()  # a peer, which nobody need wait for
 
 
 class PeerLost(RuntimeError):
-    """Another process of a run is gone; the message says how to go on."""
+    """Another process of a run is gone; the message says which, and how to go on."""
 
 
 def connect(address: str, processes: int, number: int) -> None:
@@ -59,7 +63,52 @@ def connect(address: str, processes: int, number: int) -> None:
     jax.distributed.initialize(
         address, processes, number, heartbeat_timeout_seconds=NOTICED, shutdown_timeout_seconds=NOTICED
     )
+    threading.Thread(target=_beat, args=(number,), name="fedstrata-beat", daemon=True).start()
     atexit.register(_leave)  # before JAX's own, which was registered before
+
+
+def _beat(number: int) -> None:
+    """Signs of life, kept by the first process, until there is nobody to keep them."""
+    with suppress(jax.errors.JaxRuntimeError):
+        for turn in itertools.count():
+            client = distributed.global_state.client
+            if client is None:
+                return
+            client.key_value_set(f"{_SIGNS}/{number}", str(turn), allow_overwrite=True)
+            time.sleep(BEAT)
+
+
+def _missing(number: int) -> list[int]:
+    """The processes that give no sign of life any more; whoever finds out first tells the others."""
+    client: Any = distributed.global_state.client
+    told = "fedstrata/lost"
+
+    def signs() -> dict[int, str]:
+        found = client.key_value_dir_get(_SIGNS)
+        return {int(key.rpartition("/")[2]): value for key, value in found}
+
+    try:
+        before = signs()
+        time.sleep(3 * BEAT)
+        with suppress(jax.errors.JaxRuntimeError):  # nobody was told yet
+            return json.loads(client.key_value_try_get(told))
+        after = signs()
+        found = [i for i in before if i != number and after.get(i) == before[i]]
+        if found:
+            client.key_value_set(told, json.dumps(found), allow_overwrite=True)
+        return found
+    except jax.errors.JaxRuntimeError as error:
+        return [0] if number and _LOST.search(str(error)) else []  # the first one keeps the signs
+
+
+def _words(lost: list[int], number: int, processes: int) -> str:
+    who = " and ".join(map(str, lost))
+    who = f"process {who}" if len(lost) == 1 else f"the processes {who}" if lost else "another one"
+    return (
+        f"Process {number} of {processes} lost {who}, which {'have' if len(lost) > 1 else 'has'} ended or "
+        "cannot be reached, and cannot go on alone. Start all processes again, with a checkpoint and "
+        "resume=True: the run goes on from the last one that was saved."
+    )
 
 
 def _leave() -> None:
@@ -84,11 +133,8 @@ def _together() -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1 or not _LOST.search(str(error)):
             raise
-        message = (
-            f"Process {jax.process_index()} of {jax.process_count()} lost another one, which has ended or "
-            "cannot be reached, and cannot go on alone. Start all processes again, with a checkpoint and "
-            "resume=True: the run goes on from the last one that was saved."
-        )
+        number = jax.process_index()
+        message = _words(_missing(number), number, jax.process_count())
         _lost.set()
         # JAX ends this process too where the lost one was the first: perhaps before the exception is shown.
         print(f"PeerLost: {message}", file=sys.stderr, flush=True)
