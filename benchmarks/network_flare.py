@@ -41,6 +41,13 @@ class BenchServer:
         (flare.folders()[1] / "times.json").write_text(json.dumps(rows), "utf-8")
 
 
+def prepared(system: System) -> None:
+    """Allow the job at every party, and start them."""
+    for party in system.parties:
+        flare.allow(system.kits / party, (BenchServer, BenchSite))
+        system.start(party)
+
+
 def times(system: System) -> Iterable[Any]:
     """One job, to its end."""
     made = flare.job("times", SITES, BenchServer(), BenchSite(), {})
@@ -62,9 +69,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         system = System(Path(name), SITES, os.environ | {"PYTHONPATH": root})
         try:
-            for party in system.parties:
-                flare.allow(system.kits / party, (BenchServer, BenchSite))
-                system.start(party)
+            prepared(system)
             found = times(system)
         finally:
             system.close()

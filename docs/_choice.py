@@ -1,4 +1,7 @@
-"""The page "which method": a ladder of questions, and beside each the methods that `fs.applicable` finds."""
+"""The page "which method": a ladder of questions, and beside each the methods that `fs.applicable` finds.
+
+From the same, what each method reveals, for the page on security.
+"""
 
 import sys
 from collections.abc import Iterable
@@ -78,8 +81,23 @@ RUNGS = [
 
 
 def on_page_markdown(markdown: str, page: Page, **kwargs: Any) -> str:
-    """Replace ``<!-- ladder -->``."""
+    """Replace ``<!-- ladder -->`` and ``<!-- reveals -->``."""
+    if "<!-- reveals -->" in markdown:
+        markdown = markdown.replace("<!-- reveals -->", reveals())
     return markdown.replace("<!-- ladder -->", ladder(page)) if "<!-- ladder -->" in markdown else markdown
+
+
+def reveals() -> str:
+    """What each method needs the server to see on each class of problems, as a Markdown table."""
+    rows = ["| problem | averages suffice | single replies are asked for |", "|---|---|---|"]
+    for rung in RUNGS:
+        found: dict[str, list[str]] = {"averages": [], "replies": []}
+        for fit in fs.applicable(rung.problem):
+            if not fit.via:
+                found[fit.reveals].append(f"`{fit.name}`")
+        names = " ".join(f"`{name}`" for name in rung.answer.split(", "))
+        rows.append(f"| {names} | {', '.join(found['averages'])} | {', '.join(found['replies'])} |")
+    return "\n".join(rows)
 
 
 def ladder(page: Page) -> str:

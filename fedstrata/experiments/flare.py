@@ -7,6 +7,7 @@ lost, the next goes on from the checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
@@ -34,6 +35,7 @@ except ImportError as error:
 
 Say = Callable[[str], None]
 MOST_JOBS = 20  # of one run, before somebody should look
+MISSED = 10  # looks, a second apart, after which a job that the server does not have is given up
 MOST_SILENT = 3  # of these, one after the other, without a word of the server's part
 RESULT, OUTCOME = "fedstrata", "outcome.json"
 
@@ -196,21 +198,56 @@ def submit(kit: Path, plan: PreparedExperiment, out: Path, resume: bool, say: Sa
     raise Unfinished(f"{MOST_JOBS} jobs ended without a result; the last: {words}. `--resume` goes on.")
 
 
+class _Admin:
+    """An administrator's session, opened again where FLARE's server was gone."""
+
+    def __init__(self, user: str, kit: Path, say: Say) -> None:
+        self.user, self.kit, self.say = user, kit, say
+        self.session = self._opened()
+
+    def _opened(self) -> Session:
+        while True:
+            try:
+                return new_secure_session(self.user, str(self.kit))
+            except Exception as error:  # the server may not be up yet
+                self.say(f"waiting for FLARE's server ({type(error).__name__}: {error})")
+                time.sleep(5.0)
+
+    def reopen(self) -> None:
+        """A new session; its threads would keep the process from ending if the old one stayed open."""
+        self.close()
+        self.session = self._opened()
+
+    def close(self) -> None:
+        """Hang up, whatever a lost connection raises."""
+        with contextlib.suppress(Exception):
+            self.session.close()
+
+    def abort(self, number: str) -> None:
+        """End a job; one that does not run is no matter."""
+        with contextlib.suppress(Exception):
+            self.session.abort_job(number)
+
+    def has(self, number: str) -> bool:
+        """Whether the server really has a job."""
+        return any(job.job_id == number for job in self.session.get_system_info().job_info)
+
+
 def _one(made: Any, user: str, kit: Path, out: Path, say: Say) -> dict[str, str]:
     """One job to its end: what came of it, and its files."""
-    session = _session(user, kit, say)
+    admin = _Admin(user, kit, say)
     try:
         with tempfile.TemporaryDirectory() as folder:
             made.export_job(folder)
-            number = session.submit_job(str(Path(folder) / made.name))
+            number = admin.session.submit_job(str(Path(folder) / made.name))
         say(f"FLARE's job {number}: submitted")
         try:
-            session, status = _watched(session, number, user, kit, say)
+            status = _watched(admin, number, say)
         except KeyboardInterrupt:
-            session.abort_job(number)
+            admin.abort(number)
             raise KeyboardInterrupt("the job is aborted; `--resume` goes on with the run.") from None
         with tempfile.TemporaryDirectory() as folder:
-            found = _downloaded(session, number, folder)
+            found = _downloaded(admin.session, number, folder)
             outcome = {"state": "aborted", "words": ""}
             if found is not None:
                 outcome = json.loads(found.read_text("utf-8"))
@@ -222,34 +259,31 @@ def _one(made: Any, user: str, kit: Path, out: Path, say: Say) -> dict[str, str]
         state = "stopped" if status == "FINISHED:ABORTED" else "silent" if found is None else "again"
         return {"state": state, "words": f"FLARE says {status}."}
     finally:
-        session.close()
+        admin.close()
 
 
-def _watched(session: Session, number: str, user: str, kit: Path, say: Say) -> tuple[Session, str]:
-    """Wait for a job's end, also through a restart of FLARE's server: the session and the last status."""
-    last = ""
+def _watched(admin: _Admin, number: str, say: Say) -> str:
+    """Wait for a job's end, also through a restart of FLARE's server: the last status."""
+    last, cut_off, missed = "", False, 0
     while True:
         try:
-            status = str(session.get_job_meta(number).get("status", ""))
+            status = str(admin.session.get_job_meta(number).get("status", ""))
+            # A server that was killed still calls its jobs running when it is back, and has none.
+            missed = missed + 1 if cut_off and not admin.has(number) else 0
         except Exception as error:  # whatever a lost connection raises
             say(f"no word from FLARE's server ({type(error).__name__})")
-            session = _session(user, kit, say)
+            admin.reopen()
+            cut_off = True
             continue
         if status != last:
             say(f"FLARE's job {number}: {status.lower()}")
             last = status
         if status.startswith("FINISHED"):
-            return session, status
+            return status
+        if missed == MISSED:
+            admin.abort(number)
+            return "that it runs, but its server has forgotten it"
         time.sleep(1.0)
-
-
-def _session(user: str, kit: Path, say: Say) -> Session:
-    while True:
-        try:
-            return new_secure_session(user, str(kit))
-        except Exception as error:  # the server may not be up yet
-            say(f"waiting for FLARE's server ({type(error).__name__}: {error})")
-            time.sleep(5.0)
 
 
 def _downloaded(session: Session, number: str, folder: str) -> Path | None:

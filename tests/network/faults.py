@@ -221,14 +221,14 @@ def forgetting(client: int, r: int) -> np.ndarray:
     return np.asarray(carry.state.x)
 
 
-def without(client: int, away: range) -> np.ndarray:
+def without(client: int, away: range, **parameters: Any) -> np.ndarray:
     """Where the same run comes to when a client takes no part in these rounds."""
     from fedstrata.core.fed import Carry
     from fedstrata.engines.rounds import keys_of
     from fedstrata.engines.simulated import Simulated
     from fedstrata.solving.pose import pose
 
-    _, task = _text()
+    _, task = _text(**parameters)
     run = pose(task.problem, task.method, task.data, task.x0, rounds=task.rounds)
     engine = Simulated()
     data, carry = engine.place(run.data), engine.place_carry(run.carry)

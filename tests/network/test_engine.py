@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import re
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 
@@ -39,6 +42,7 @@ from fedstrata.solving import progress
 from fedstrata.solving.pose import pose
 
 from ..cases import all_cases, samples
+from .faults import environment
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 CASES = {case.name: case for case in all_cases()}
@@ -118,6 +122,39 @@ def test_one_core_is_refused_before_anything_is_compiled(monkeypatch):
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
     with pytest.raises(RuntimeError, match="JAX_NUM_CPU_DEVICES=2"):
         run()
+
+
+ONE_CORE = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import numpy as np
+import fedstrata as fs
+
+problem = fs.Minimization(lambda x, sample: 0.5 * ((x - sample["a"]) ** 2).sum())
+data = fs.FederatedData.from_clients([{"a": np.ones(1, np.float32)}] * 2)
+x0 = np.zeros(2_000_000, np.float32)
+method = fs.FedAvg(0.1, H=1, batch_size=None)
+options = {"engine": "network", "progress": False, "default_metrics": False}
+result = fs.solve(problem, method, data, x0, rounds=3, **options)
+print(np.abs(result.x - (1 - 0.9**3)).max())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="the system does not bind processes to cores"
+)
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_on_one_core_large_arrays_pass_as_the_error_says(devices):
+    env = environment() | {"JAX_NUM_CPU_DEVICES": devices}
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_CORE], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    if devices == "1":
+        assert done.returncode == 1
+        assert "Set JAX_NUM_CPU_DEVICES=2" in done.stderr
+    else:
+        assert float(done.stdout) < 1e-6, done.stderr
 
 
 @pytest.fixture

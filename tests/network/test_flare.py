@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from benchmarks.flare_system import ADMIN, SERVER, System
 
-from .faults import EXPERIMENT, SITES, environment, history, simulated
+from .faults import EXPERIMENT, SITES, environment, history, simulated, without
 
 pytest.importorskip("nvflare", reason='no NVIDIA FLARE: pip install "fedstrata[flare]"')
+psutil = pytest.importorskip("psutil")  # comes with it
 pytestmark = pytest.mark.slow
 ROUNDS = "rounds=150"
 
@@ -21,12 +25,12 @@ ROUNDS = "rounds=150"
 class Trial(System):
     """FedStrata's kits in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, policy: str = "timeout = 10.0") -> None:
         super().__init__(folder, SITES, environment() | {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache")})
         names = ", ".join(f'"{name}"' for name in SITES)
         text = (
             '[server]\nlisten = "127.0.0.1:0"\naddress = "localhost:0"\nhosts = ["localhost"]\n'
-            f'[federation]\nsites = [{names}]\nexperiment = "faults.py"\n[policy]\ntimeout = 10.0\n'
+            f'[federation]\nsites = [{names}]\nexperiment = "faults.py"\n[policy]\n{policy}\n'
         )
         for party in (*self.parties, ADMIN):
             (self.kits / party / "federation.toml").write_text(text)
@@ -40,16 +44,64 @@ class Trial(System):
         found = [self.folder / f"{party}.log", *(f for f in (self.kits / party).rglob("*") if f.is_file())]
         return "".join(f.read_text(errors="replace") for f in found if f.suffix != ".py")
 
-    def kept(self, party: str) -> int:
-        """How many times the clients of a site have remembered something."""
-        return sum(1 for _ in (self.kits / party / "fedstrata").rglob("before_*"))
+    def round(self, party: str) -> int:
+        """The last round that a site has begun, or −1."""
+        files = (self.kits / party / "fedstrata").rglob("before_*")
+        return max((int(file.name.removeprefix("before_")) for file in files), default=-1)
+
+    def prepare(self) -> None:
+        """Every party says what it does, and starts."""
+        self.net("flare", str(self.kits / SERVER), "--set", ROUNDS)
+        for name in SITES:
+            self.net("flare", str(self.kits / name), "--simulated", "--set", ROUNDS)
+        for party in self.parties:
+            self.start(party)
+
+    def submit(self, *more: str) -> None:
+        """An administrator's process, which sees the run through."""
+        words = ["run", "faults.py", str(self.kits / ADMIN), "--out", "out", "--set", ROUNDS, *more]
+        with (self.folder / "run.log").open("ab") as stream:
+            self.run = subprocess.Popen(
+                [sys.executable, "-m", "fedstrata", "net", *words], cwd=self.folder, env=self.environment,
+                stdout=stream, stderr=subprocess.STDOUT, preexec_fn=listening,
+            )  # fmt: skip
+
+    def told(self) -> str:
+        """What the administrator's processes said."""
+        return (self.folder / "run.log").read_text(errors="replace")
+
+    def until(self, true: Callable[[], bool], seconds: float = 200.0) -> None:
+        end = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < end, self.told()[-3000:]
+            assert self.run.poll() is None, self.told()[-3000:]
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        run = getattr(self, "run", None)
+        if run is not None and run.poll() is None:
+            run.kill()
+            run.wait()
+        super().close()
+
+
+def listening() -> None:
+    """Ctrl-C counts also where these tests run in a shell's background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
-def system(tmp_path):
-    made = Trial(tmp_path)
+def system(tmp_path, request):
+    made = Trial(tmp_path, *([request.param] if hasattr(request, "param") else []))
     yield made
     made.close()
+
+
+def assert_undisturbed(system):
+    found, wanted = history(system.folder / "out")[-1], simulated(rounds=150)
+    for name in ("x0", "x1", "x2"):
+        assert abs(found[name] - wanted[name]) < 1e-5
+    assert (found["gradients"], found["up"]) == (wanted["gradients"], wanted["up"])  # nothing twice
 
 
 def test_a_run_outlives_a_site_that_is_killed(system):
@@ -69,35 +121,61 @@ def test_a_run_outlives_a_site_that_is_killed(system):
     assert not boom.exists()
     assert "patient 17" in system.files("berlin")
     assert "patient 17" not in system.files(SERVER) + told  # what an exception says stays at the site
-    words = [sys.executable, "-m", "fedstrata", "net", *asked, "--resume"]
-    with (system.folder / "run.log").open("wb") as stream:
-        run = subprocess.Popen(
-            words, cwd=system.folder, env=system.environment, stdout=stream, stderr=subprocess.STDOUT
-        )
-    try:
-        end = time.monotonic() + 200
-        while system.kept("lyon") < 10:
-            assert time.monotonic() < end, (system.folder / "run.log").read_text()[-3000:]
-            assert run.poll() is None, (system.folder / "run.log").read_text()[-3000:]
-            time.sleep(0.1)
-        system.kill("lyon")
-        time.sleep(3)
-        system.start("lyon")
-        assert run.wait(400) == 0, (system.folder / "run.log").read_text()[-3000:]
-    finally:
-        if run.poll() is None:
-            run.kill()
-            run.wait()
-    told = (system.folder / "run.log").read_text()
-    assert "goes on from the checkpoint" in told
-    found, wanted = history(system.folder / "out")[-1], simulated(rounds=150)
-    for name in ("x0", "x1", "x2"):
-        assert abs(found[name] - wanted[name]) < 1e-5
-    assert (found["gradients"], found["up"]) == (wanted["gradients"], wanted["up"])  # nothing twice
+    system.submit("--resume")
+    system.until(lambda: system.round("lyon") >= 10)
+    system.kill("lyon")
+    time.sleep(3)
+    system.start("lyon")
+    assert system.run.wait(400) == 0, system.told()[-3000:]
+    assert "goes on from the checkpoint" in system.told()
+    assert_undisturbed(system)
     assert not list(kits.rglob("custom"))  # no code travelled
     assert "The network" in (system.folder / "out" / "report.html").read_text("utf-8")
     # Another text than the server's is said, and nothing is tried again.
     assert "another text" in system.net("run", "faults.py", str(kits / ADMIN), "--out", "other", fails=True)
+
+
+def test_a_run_outlives_ctrl_c_and_a_server_that_is_killed(system):
+    system.prepare()
+    system.submit()
+    system.until(lambda: system.round("lyon") >= 10)
+    system.run.send_signal(signal.SIGINT)
+    assert system.run.wait(100) == 130, system.told()[-3000:]
+    assert "the job is aborted" in system.told()
+    before = system.round("lyon")
+    assert before < 149
+    system.submit("--resume")
+    system.until(lambda: system.round("lyon") >= before + 10)
+    system.kill(SERVER)
+    time.sleep(3)
+    system.start(SERVER)
+    assert system.run.wait(500) == 0, system.told()[-3000:]
+    assert "no word from FLARE's server" in system.told()
+    assert_undisturbed(system)
+
+
+@pytest.mark.parametrize("system", ['missing = "drop"\nafter = 0.2\ntimeout = 3.0'], indirect=True)
+def test_a_site_that_sleeps_is_dropped_where_the_policy_says_so(system):
+    system.prepare()
+    system.submit()
+    system.until(lambda: system.round("lyon") >= 10)
+    asleep = psutil.Process(system.processes["lyon"].pid).children(recursive=True)
+    for process in asleep:
+        process.suspend()  # the site's part of the job
+    log, dropped = system.folder / f"{SERVER}.log", r"round (\d+): lyon: dropped"
+    system.until(lambda: re.search(dropped, log.read_text(errors="replace")) is not None)
+    for process in asleep:
+        process.resume()  # FLARE's job does not end before; it is not taken in again
+    assert system.run.wait(400) == 0, system.told()[-3000:]
+    rows, first = history(system.folder / "out"), int(re.search(dropped, log.read_text(errors="replace"))[1])
+    assert 10 <= first < 150
+    assert [row["present/lyon"] for row in rows if row["round"] != first] == [
+        float(row["round"] < first) for row in rows if row["round"] != first
+    ]
+    assert all(row["present/turin"] == 1 for row in rows)
+    wanted = without(1, range(first, 150), rounds=150)
+    for j, name in enumerate(("x0", "x1", "x2")):
+        assert abs(rows[-1][name] - wanted[j]) < 1e-5
 
 
 def test_kits_of_flares_provisioning_open_our_own_connections(system):

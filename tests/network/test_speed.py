@@ -6,9 +6,12 @@ import pytest
 
 from benchmarks.network import measured, served
 
+from .faults import environment
+
 pytestmark = pytest.mark.slow
 # Milliseconds of an exchange with three sites, and of the bare transport on the machine they are meant for.
 LIMITS = {"10 KB": (8, 1.5), "1 MB": (45, 11), "10 MB": (230, 106)}
+FLARE = {"10 KB": (35, 15), "1 MB": (110, 62), "10 MB": (550, 336)}
 
 
 def too_slow(rows, limits):
@@ -32,4 +35,22 @@ def test_an_exchange_is_fast():
             slow = list(too_slow(measured(server), LIMITS))
             if not slow:
                 break
+    assert not slow
+
+
+def test_an_exchange_inside_flare_is_fast(tmp_path):
+    pytest.importorskip("nvflare", reason='no NVIDIA FLARE: pip install "fedstrata[flare]"')
+    from benchmarks.flare_system import System
+    from benchmarks.network import SITES
+    from benchmarks.network_flare import prepared, times
+
+    system = System(tmp_path, SITES, environment())
+    try:
+        prepared(system)
+        for _ in range(2):
+            slow = list(too_slow(times(system), FLARE))
+            if not slow:
+                break
+    finally:
+        system.close()
     assert not slow
