@@ -132,8 +132,10 @@ def main() -> None:
             if isinstance(found, str):
                 missing[f"{name} ({clients:,} clients)"] = found
                 continue
-            ours.setdefault(clients, found["rate"])
-            cells = [name, f"{clients:,}", f"{found['rate']:.3g}", f"{found['rate'] / ours[clients]:.2f}"]
+            if name == "fedstrata":
+                ours[clients] = found["rate"]
+            ratio = f"{found['rate'] / ours[clients]:.2f}" if clients in ours else "–"
+            cells = [name, f"{clients:,}", f"{found['rate']:.3g}", ratio]
             cells += [f"{found['start']:.1f}", f"{found['memory'] / 1e6:.0f}", f"{found['loss']:.4f}"]
             print(f"| {' | '.join(cells)} |", flush=True)
     print("".join(f"\nLeft out: {name}, {why}." for name, why in missing.items()) + "\n")
