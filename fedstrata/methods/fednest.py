@@ -22,7 +22,8 @@ The indirect part of h is fixed in line 8: where f does not depend on x directly
 change nothing. ``inverse`` offers other solvers of the linear system (`fedstrata.methods._shared.implicit`).
 With minibatches every factor of line 6 has samples of its own, as the paper's analysis asks; CG has one
 batch. Exchanges of lines 2 to 6 are booked as lower-level ones. Reveals only averages. Needs gradients, for
-bilevel problems Hessian-vector products, a strongly convex lower level and ℓ ≥ its largest curvature.
+bilevel problems Hessian-vector products, a strongly convex lower level and ℓ ≥ its largest curvature, which
+it finds where it is not given.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from fedstrata.estimators.compositional import chain_of, followed
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.hypergradient import Products
 from fedstrata.estimators.sequences import gap, linearised
-from fedstrata.methods._shared.implicit import Implicit, Inverse
+from fedstrata.methods._shared.implicit import Curvature, Implicit, Inverse
 from fedstrata.problems.classes import Bilevel, Composition, Minimax
 
 Direction = Callable[[PyTree], PyTree]
@@ -58,6 +59,7 @@ class State(NamedTuple):
     x: PyTree
     y: PyTree
     p: PyTree
+    curvature: Curvature | None = None
 
 
 @method
@@ -70,7 +72,7 @@ class FedNest(Implicit[Nested, State]):
         T: inner averagings per round.
         tau: local steps, also one number per client.
         N: terms of the Neumann series (steps of CG).
-        ell: ℓ, an upper bound of the curvature of the lower level.
+        ell: ℓ, an upper bound of the curvature of the lower level; None finds one before the first round.
         inverse: ``"neumann"`` (the paper's), ``"series"``, ``"cg"`` or ``"none"``.
         products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.
         batch_size: samples in each gradient; None is the full batch.
@@ -83,7 +85,7 @@ class FedNest(Implicit[Nested, State]):
     T: Count = 1
     tau: LocalSteps = 1  # τ
     N: Count = 5
-    ell: Positive = 1.0  # ℓ
+    ell: Positive | None = None  # ℓ
     inverse: Inverse = "neumann"
     products: Products = "exact"
     batch_size: BatchSize = None
@@ -100,7 +102,7 @@ class FedNest(Implicit[Nested, State]):
 
     def init(self, problem: Nested, x0: PyTree, y0: PyTree) -> State:
         y = followed(problem, y0)[0] if isinstance(problem, Composition) else y0
-        return State(x0, y, tree.zeros_like(y))
+        return State(x0, y, tree.zeros_like(y), self.no_curvature(problem))
 
     def lower_direction(self, problem: Nested, client: Client, key: Key, x: PyTree) -> Direction:
         """``y ↦ ∇_y g_i(x, y)`` at samples drawn now."""
@@ -217,7 +219,7 @@ class FedNest(Implicit[Nested, State]):
         if isinstance(problem, Bilevel):
             with fed.level("lower"):
                 direct, b = fed.average(self.upper_gradients, key_slope, x, y)  # line 5
-            p = self.inverse_product(fed, key_system, x, y, b, p)  # line 6
+            p = self.inverse_product(fed, key_system, x, y, b, p, state.curvature)  # line 6
             h = direct
             if self.inverse != "none":
                 h = tree.sub(direct, fed.average(self.mixed_product, key_h, x, y, p))  # line 7
@@ -226,4 +228,4 @@ class FedNest(Implicit[Nested, State]):
                 p = self.slope(problem, fed, key_slope, y)
             h = fed.average(self.outer_mean, key_h, x, y, p)
         x = fed.average(self.outer_steps, key_outer, x, y, p, h, weights=at_work, around=x)  # lines 8, 9
-        return State(x, y, p)
+        return State(x, y, p, state.curvature)

@@ -27,7 +27,7 @@ from fedstrata.core.method import BatchSize, Count, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.hypergradient import Products
-from fedstrata.methods._shared.implicit import Implicit, Inverse
+from fedstrata.methods._shared.implicit import Curvature, Implicit, Inverse
 from fedstrata.problems.classes import Bilevel
 
 
@@ -37,6 +37,7 @@ class State(NamedTuple):
     x: PyTree
     y: PyTree
     v: PyTree
+    curvature: Curvature | None = None
 
 
 @method
@@ -48,7 +49,7 @@ class HypergradientDescent(Implicit[Bilevel, State]):
         beta: the step of y.
         T: lower-level steps per round.
         N: steps of CG per round (terms of the series).
-        ell: ℓ, an upper bound of the lower level's curvature, for the series.
+        ell: ℓ, an upper bound of the lower level's curvature, for the series; None finds one.
         inverse: ``"cg"``, ``"series"``, ``"neumann"`` or ``"none"``.
         products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.
         batch_size: samples in each direction; None is the full batch.
@@ -58,7 +59,7 @@ class HypergradientDescent(Implicit[Bilevel, State]):
     beta: Positive  # β
     T: Count = 10
     N: Count = 10
-    ell: Positive = 1.0  # ℓ
+    ell: Positive | None = None  # ℓ
     inverse: Inverse = "cg"
     products: Products = "exact"
     batch_size: BatchSize = None
@@ -68,7 +69,7 @@ class HypergradientDescent(Implicit[Bilevel, State]):
     server_steps = True
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
-        return State(x0, y0, tree.zeros_like(y0))
+        return State(x0, y0, tree.zeros_like(y0), self.no_curvature(problem))
 
     def lower_gradient(self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree) -> PyTree:
         return gradient(client.train.mean(problem.lower, key, self.batch_size), x, y, wrt=1)
@@ -84,7 +85,7 @@ class HypergradientDescent(Implicit[Bilevel, State]):
         with fed.level("lower"):
             y = fed.repeat(self.T, descend, state.y)  # line 1
             h, b = fed.average(self.upper_gradients, key_upper, x, y)  # line 2
-        v = self.inverse_product(fed, key_system, x, y, b, state.v)
+        v = self.inverse_product(fed, key_system, x, y, b, state.v, state.curvature)
         if self.inverse != "none":
             h = tree.sub(h, fed.average(self.mixed_product, key_mixed, x, y, v))
-        return State(problem.project_x(tree.axpy(-self.alpha, h, x)), y, v)  # line 3
+        return State(problem.project_x(tree.axpy(-self.alpha, h, x)), y, v, state.curvature)  # line 3

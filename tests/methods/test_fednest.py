@@ -289,3 +289,38 @@ def test_mistakes(quadratic):
     boxed = fs.Bilevel(quadratic.problem.upper, quadratic.problem.lower, project_y=fs.sets.Box(-1, 1))
     with pytest.raises(ValueError, match="zeroth-order"):
         run(quadratic._replace(problem=boxed), fs.FedNest(0.1, 0.1), 1)
+
+
+def steep():
+    """g_i = 2‖y − x − a_i‖², whose curvature is 4, and f = ½‖y − 1‖² + ½‖x‖²/10: x* = (1 − ā)/1.1."""
+    problem = fs.Bilevel(
+        lambda x, y, s: 0.5 * ((y - 1) ** 2).sum() + 0.05 * (x**2).sum(),
+        lambda x, y, s: 2 * ((y - x - s["a"]) ** 2).sum(),
+        same_samples=True,
+    )
+    data = fs.FederatedData.from_clients([{"a": np.array([[0.0, 1.0]])}, {"a": np.array([[2.0, -2.0]])}])
+    return problem, data, (1 - np.array([1.0, -0.5])) / 1.1
+
+
+def test_the_curvature_is_found_where_it_is_not_given():
+    problem, data, x_star = steep()
+    method = fs.FedNest(0.3, 0.2, T=2, inverse="series")
+    result = fs.solve(
+        problem, method, data, np.zeros(2), y0=np.zeros(2), rounds=150, eval_every=150, progress=False
+    )
+    assert result.state.curvature.ell == pytest.approx(1.25 * 4, rel=1e-6)
+    # five terms leave 0.2⁵ of the indirect part, y − 1 = ȳ − 1, away
+    np.testing.assert_allclose(result.x, x_star, atol=2e-4)
+    assert result.ledger.levels["scaling"]["exchanges"] > 0
+
+
+@pytest.mark.slow
+def test_too_few_terms_are_told():
+    """Curvatures 1 and 20: five terms with ℓ = 25 leave (24/25)⁵ = 82 % of the first away."""
+    problem, data, _ = steep()
+    scale = np.array([0.5, 10.0])
+    uneven = fs.Bilevel(problem.upper, lambda x, y, s: (scale * (y - x) ** 2).sum(), same_samples=True)
+    start = {"y0": np.zeros(2), "rounds": 1, "progress": False}
+    with pytest.warns(UserWarning, match="leave up to 82% .* Give N=57 or more, or inverse='cg'"):
+        fs.solve(uneven, fs.FedNest(0.01, 0.01), data, np.zeros(2), **start)
+    fs.solve(uneven, fs.FedNest(0.01, 0.01, N=57), data, np.zeros(2), **start)

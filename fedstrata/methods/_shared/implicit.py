@@ -10,12 +10,17 @@ Every exchange sends one vector of y's size each way, booked as a lower-level on
 factor of a series has samples of its own, so that the mean of v is that of the full batch: E ∏(I − H_B/ℓ) =
 (I − H/ℓ)ⁿ, where one batch B for all would give E[H_B⁻¹] b, too long. Conjugate gradients need one matrix in
 all their steps, so they keep their samples, and that bias. Clients that sit out do so for all factors.
+
+A series needs ℓ to be at least the lower level's largest curvature L: from L = 2ℓ on it diverges, and N
+terms of it leave (1 − μ/ℓ)^N of the solution away. Without a given ℓ, power iterations before the first round
+find L and μ at the start, ℓ = 1.25 L, and there is a warning where N terms are too few.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +30,29 @@ from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import Method, ProblemT, StateT
 from fedstrata.core.problem import Problem
+from fedstrata.core.term import Term
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradients
 from fedstrata.estimators.hypergradient import Products, mixed_product, product
+from fedstrata.methods._shared.lower import estimate_constants, one_point
 from fedstrata.methods._shared.sequences import needs_of, refused_sets
 from fedstrata.problems.classes import Bilevel
 
 Inverse = Literal["neumann", "series", "cg", "none"]
+
+ABOVE = 1.25  # ℓ over the largest curvature that was found: it changes along the way
+LEFT = 0.1  # the part of the solution that a series may leave away without a word
+
+
+class Curvature(NamedTuple):
+    """The lower level's smallest and largest curvature, as found at the start."""
+
+    mu: jax.Array
+    L: jax.Array
+
+    @property
+    def ell(self) -> jax.Array:
+        return ABOVE * self.L
 
 
 class Implicit(Method[ProblemT, StateT]):
@@ -41,7 +62,7 @@ class Implicit(Method[ProblemT, StateT]):
     """
 
     N: int
-    ell: Real
+    ell: Real | None
     inverse: Inverse
     products: Products
     batch_size: int | None
@@ -55,6 +76,50 @@ class Implicit(Method[ProblemT, StateT]):
     @classmethod
     def refuses(cls, problem: Problem) -> str | None:
         return refused_sets(cls.__name__, problem, cls.server_steps)
+
+    def estimates(self, problem: Problem) -> bool:
+        """Whether a series needs ℓ, and nobody gave it."""
+        series = self.inverse in ("neumann", "series")
+        return series and self.ell is None and isinstance(problem, Bilevel)
+
+    def no_curvature(self, problem: Problem) -> Curvature | None:
+        """What stands in the state before the estimate."""
+        return Curvature(jnp.ones(()), jnp.ones(())) if self.estimates(problem) else None
+
+    def start(self, problem: Any, fed: Fed, key: Key, state: Any) -> Any:
+        """Estimate ℓ, where it is needed."""
+        if not self.estimates(problem):
+            return state
+
+        def product(v: PyTree) -> PyTree:
+            found = fed.average(self.curve, key, state.x, state.y, jax.tree.map(lambda leaf: leaf[0], v))
+            return one_point(found)
+
+        with fed.level("scaling"):
+            mu, kappa = estimate_constants(product, fed.repeat, key, one_point(state.y))
+        like = state.curvature.L.dtype
+        return state._replace(curvature=Curvature(mu.astype(like), (mu * kappa / 2).astype(like)))
+
+    def curve(self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree, v: PyTree) -> PyTree:
+        """A phase: ``∇²_yy g · v`` over all samples, where the loss takes them one by one."""
+        whole_client = Term.of(problem.lower).reads == "sample"
+        g = client.train.mean(problem.lower, key, None if whole_client else self.batch_size)
+        return product(g, x, y, v, self.products)
+
+    def remarks(self, state: Any) -> list[str]:
+        """Where the terms of the series are too few for the curvature that was found."""
+        if state.curvature is None:
+            return []
+        rate = 1 - float(state.curvature.mu / state.curvature.ell)
+        if not rate**self.N > LEFT:
+            return []
+        enough = math.ceil(math.log(LEFT) / math.log(rate))
+        return [
+            f"{type(self).__name__}: {self.N} terms of the series for the inverse Hessian leave up to "
+            f"{rate**self.N:.0%} of the indirect gradient away (the lower level's curvature is about "
+            f"{float(state.curvature.mu):.2g} to {float(state.curvature.L):.2g} at the start), so that x "
+            f"will be off. Give N={enough} or more, or inverse='cg'."
+        ]
 
     def upper_gradients(self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree) -> PyTree:
         """A phase: ``(∇_x f, ∇_y f)``."""
@@ -74,15 +139,18 @@ class Implicit(Method[ProblemT, StateT]):
         g = client.train.mean(problem.lower, key, self.batch_size)
         return mixed_product(g, x, y, v, self.products)
 
-    def inverse_product(self, fed: Fed, key: Key, x: PyTree, y: PyTree, b: PyTree, v: PyTree) -> PyTree:
+    def inverse_product(
+        self, fed: Fed, key: Key, x: PyTree, y: PyTree, b: PyTree, v: PyTree, curvature: Curvature | None
+    ) -> PyTree:
         """``v ≈ [∇²_yy g]⁻¹ b``, starting from ``v`` where that helps."""
+        ell: Any = self.ell if curvature is None else curvature.ell
         key_products, key_length = jax.random.split(key)
 
         def times(u: PyTree, key: Key = key_products) -> PyTree:
             return fed.average(self.lower_product, key, x, y, u)
 
         def shrink(t: Integer, u: PyTree) -> PyTree:
-            return tree.axpy(-1 / self.ell, times(u, jax.random.fold_in(key_products, t)), u)
+            return tree.axpy(-1 / ell, times(u, jax.random.fold_in(key_products, t)), u)
 
         if self.inverse == "none":
             return tree.zeros_like(v)
@@ -91,13 +159,13 @@ class Implicit(Method[ProblemT, StateT]):
                 return conjugate_gradients(fed, times, b, v, self.N)
             if self.inverse == "neumann":
                 length = jax.random.randint(key_length, (), 0, self.N)
-                return fed.repeat(length, shrink, tree.scale(self.N / self.ell, b))
+                return fed.repeat(length, shrink, tree.scale(self.N / ell, b))
 
             def add(t: Integer, both: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
                 term = shrink(t, both[0])
                 return term, tree.add(both[1], term)
 
-            first = tree.scale(1 / self.ell, b)
+            first = tree.scale(1 / ell, b)
             return fed.repeat(self.N - 1, add, (first, first))[1]
 
 
