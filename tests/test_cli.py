@@ -230,6 +230,23 @@ def test_doctor_finds_what_does_not_fit(monkeypatch):
     assert re.search(r"pip install .*\[gpu\]'", gpu["install"])
 
 
+def test_a_run_that_ends_far_above_its_start_is_told_of(invoke, tmp_path):
+    """In the terminal and on the page, also where the run is there already."""
+    (tmp_path / "a.toml").write_text(FILE)
+    for _ in range(2):
+        output = invoke("run", "a.toml", "--set", "gamma=300", "--out", "out").output
+        assert re.search(r"FedAvg, seed 0: loss ran away, \S+ → \S+: lower the step size", output)
+        assert "loss ran away" in (tmp_path / "out" / "report.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_a_learnt_weight_that_ran_away_is_told_of(invoke):
+    """Its logarithm is x, which a step of 5000 sends to where float32's exponential is 0."""
+    example = Path(__file__).parents[1] / "examples" / "toml" / "bilevel.toml"
+    output = invoke("run", str(example), "--quick", "--set", "alpha=5000", "--set", "gamma=5000").output
+    assert "FedMSA, seed 0: the weight ended at 0, as its logarithm ran away" in output
+
+
 def test_run_a_file(invoke, tmp_path):
     (tmp_path / "a file.toml").write_text(FILE)
     output = invoke("run", "a file.toml", "--set", "gamma=0.1,0.5", "--seeds", "2").output

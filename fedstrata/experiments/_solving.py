@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
+from fedstrata.core.tree import as_floats
 from fedstrata.core.types import PyTree
 from fedstrata.experiments._display import Display, Watch
 from fedstrata.experiments._store import Store
@@ -25,6 +26,7 @@ from fedstrata.solving.checkpoint import Checkpoint
 from fedstrata.solving.identity import described, differences, identity_of
 from fedstrata.solving.loop import Diverged, solve
 from fedstrata.solving.result import BOOKKEEPING, Result
+from fedstrata.solving.runaway import runaway
 from fedstrata.solving.sweep import sweep
 
 Pair = tuple[Setting, Task]
@@ -32,11 +34,15 @@ Answer = TypeVar("Answer")
 
 
 class Solved(NamedTuple):
-    """A setting's runs, and what they were made of where that can be told without making them."""
+    """A setting's runs, and what they were made of where that can be told without making them.
+
+    ``remarks`` are what a reader of their numbers should know.
+    """
 
     setting: Setting
     runs: list[RunRecord]
     identity: dict[str, Any] | None = None
+    remarks: tuple[str, ...] = ()
 
 
 def check_stored(experiment: Experiment, setting: Setting, stored: dict[str, Any], file: Path) -> None:
@@ -83,13 +89,34 @@ def solve_all(
             elif together:
                 groups.setdefault(_program(built), []).append((setting, built))
             else:
-                runs = [_record(built, setting, _solve(built, setting, store, display))]
-                yield Solved(setting, runs, _identity(built, setting))
+                yield _solved(built, setting, _solve(built, setting, store, display))
     for group in _products(groups.values()):
         display.started(group[0][0], others=len(group) - 1)
         with _naming(group[0][0], experiment):
             for (setting, task), result in zip(group, _sweep(group, store), strict=True):
-                yield Solved(setting, [_record(task, setting, result)], _identity(task, setting))
+                yield _solved(task, setting, result)
+
+
+def _solved(task: Task, setting: Setting, result: Result) -> Solved:
+    runs = [_record(task, setting, result)]
+    return Solved(setting, runs, _identity(task, setting), _remarks(task, setting, result))
+
+
+def _remarks(task: Task, setting: Setting, result: Result) -> tuple[str, ...]:
+    """Of a run that ended far above its start, or with a learnt weight that is no longer a number > 0."""
+    if task.silent or result.status == "diverged":
+        return ()
+    who, found = f"{setting.words or type(task.method).__name__}, seed {setting.seed}", []
+    if (away := runaway(task.problem, task.method, as_floats(task.x0, "x0"), result.history)) is not None:
+        found.append(
+            f"{who}: {away.metric} ran away, {away.start:.4g} → {away.end:.4g}: lower the step size."
+        )
+    weight = result.history.get("weight")
+    if weight is not None and weight[0] > 0 and not 0 < weight[-1] < np.inf:
+        found.append(
+            f"{who}: the weight ended at {weight[-1]:g}, as its logarithm ran away: lower the step size of x."
+        )
+    return tuple(found)
 
 
 def _records(built: object) -> list[RunRecord]:

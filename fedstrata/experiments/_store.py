@@ -34,6 +34,7 @@ class Finished(NamedTuple):
 
     runs: list[RunRecord]
     identity: dict[str, Any] | None
+    remarks: tuple[str, ...]
 
 
 class Store:
@@ -69,13 +70,20 @@ class Store:
         """Where a run that is not finished is kept, or several that are solved together."""
         return self.folder / "unfinished" / f"{self.digest(*settings)}.safetensors"
 
-    def save(self, setting: Setting, runs: Sequence[RunRecord], identity: dict[str, Any] | None) -> None:
+    def save(
+        self,
+        setting: Setting,
+        runs: Sequence[RunRecord],
+        identity: dict[str, Any] | None,
+        remarks: Sequence[str] = (),
+    ) -> None:
         """Keep a setting's runs: all of them or, if this is interrupted, none."""
         content = {
             "sha256": UNSEALED,
             "setting": dict(setting),
             "seed": setting.seed,
             "identity": identity,
+            "remarks": list(remarks),
             "runs": write_runs(runs),
             "history": write_history(runs),
         }
@@ -96,7 +104,8 @@ class Store:
                 f"{file} is damaged: it is not what was written. Delete it, and its run is done again."
             )
         found = json.loads(content)
-        return Finished(read_runs(found["runs"], found["history"]), found["identity"])
+        remarks = tuple(found.get("remarks", ()))  # an older file has none
+        return Finished(read_runs(found["runs"], found["history"]), found["identity"], remarks)
 
     def tidy(self) -> None:
         """Remove the folder of checkpoints, where none is left."""

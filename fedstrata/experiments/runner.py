@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 from rich.console import Console
+from rich.markup import escape
 
 from fedstrata.experiments._display import Display
 from fedstrata.experiments._solving import check_stored, solve_all
@@ -120,7 +121,7 @@ def run_experiment(
     if fresh:
         store.clear()
     store.prepare()
-    settings, done = experiment.settings, _stored(experiment, store)
+    settings, (done, remarks) = experiment.settings, _stored(experiment, store)
     numbers = {id(setting): i for i, setting in enumerate(settings)}
     # Seed by seed: an interrupted experiment has something of every setting, and data is split once a seed.
     missing = sorted((s for i, s in enumerate(settings) if i not in done), key=lambda s: s.seed)
@@ -128,10 +129,11 @@ def run_experiment(
     metrics = [column.metric for column in experiment.table.columns if column.reduce not in ("ledger", "run")]
     with Display(len(settings), len(done), metrics, console, progress) as display:
         try:
-            for setting, runs, identity in solve_all(experiment, missing, store, display, side_by_side):
-                done[numbers[id(setting)]] = runs
-                store.save(setting, runs, identity)
-                display.finished(setting, runs)
+            for solved in solve_all(experiment, missing, store, display, side_by_side):
+                number = numbers[id(solved.setting)]
+                done[number], remarks[number] = solved.runs, solved.remarks
+                store.save(*solved)
+                display.finished(solved.setting, solved.runs)
         except KeyboardInterrupt:
             so_far = f"{len(done)} of {len(settings)} runs"
             if done:
@@ -141,18 +143,25 @@ def run_experiment(
             words = f"{so_far} are stored in {folder}; the same command goes on there."
             raise ExperimentInterrupted(words) from None
     store.tidy()
+    said = [remark for i in sorted(remarks) for remark in remarks[i]]
+    if console is not None:
+        for remark in said:
+            console.print(f"[yellow]{escape(remark)}[/yellow]")
+    prepared = replace(prepared, remarks=(*prepared.remarks, *said))
     return report_runs(prepared, folder, _in_order(done), command, _split(experiment))
 
 
-def _stored(experiment: Experiment, store: Store) -> dict[int, list[RunRecord]]:
-    """The runs that are there already, by the number of their setting."""
-    done = {}
+def _stored(
+    experiment: Experiment, store: Store
+) -> tuple[dict[int, list[RunRecord]], dict[int, tuple[str, ...]]]:
+    """The runs that are there already, and what there is to say of them, by the number of their setting."""
+    done, remarks = {}, {}
     for i, setting in enumerate(experiment.settings):
         if (stored := store.load(setting)) is not None:
             if stored.identity is not None:
                 check_stored(experiment, setting, stored.identity, store.file(setting))
-            done[i] = stored.runs
-    return done
+            done[i], remarks[i] = stored.runs, stored.remarks
+    return done, remarks
 
 
 def _in_order(done: Mapping[int, list[RunRecord]]) -> list[RunRecord]:

@@ -9,7 +9,7 @@ first half of the run is a run that grows without end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,14 +32,12 @@ class Runaway(NamedTuple):
     end: float
 
 
-def runaway(
-    problem: Problem, method: Method, x0: PyTree, history: Mapping[str, Sequence[float]]
-) -> Runaway | None:
+def runaway(problem: Problem, method: Method, x0: PyTree, history: Mapping[str, Any]) -> Runaway | None:
     """The metric that ended far above where it should have, if one did."""
     rounding = float(np.sqrt(max(np.finfo(leaf.dtype).eps for leaf in jax.tree.leaves(x0))))
     objective = method.objective_of(problem)
     if objective is not None and objective in history and _inside(problem, x0):
-        start, end = history[objective][0], history[objective][-1]
+        start, end = float(history[objective][0]), float(history[objective][-1])
         if end > start + FACTOR * abs(start) + rounding:
             return Runaway(objective, start, end)
     for name in problem.settling:
