@@ -38,6 +38,7 @@ def test_an_exchange_is_fast():
     assert not slow
 
 
+@pytest.mark.filterwarnings("ignore")  # FLARE's own, in its threads
 def test_an_exchange_inside_flare_is_fast(tmp_path):
     pytest.importorskip("nvflare", reason='no NVIDIA FLARE: pip install "fedstrata[flare]"')
     from benchmarks.flare_system import System
