@@ -64,7 +64,7 @@ CASES = [
             0.2,
             H=np.array([0, 1, 2, 1, 1]),
             lower="projection",
-            max_steps=2000,
+            tol=1e-2,
             warm_start=True,
             batch_size=None,
         ),
