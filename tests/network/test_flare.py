@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -60,10 +61,10 @@ class Trial(System):
     def submit(self, *more: str) -> None:
         """An administrator's process, which sees the run through."""
         words = ["run", "faults.py", str(self.kits / ADMIN), "--out", "out", "--set", ROUNDS, *more]
-        with (self.folder / "run.log").open("ab") as stream:
+        with (self.folder / "run.log").open("ab") as stream, listening():
             self.run = subprocess.Popen(
                 [sys.executable, "-m", "fedstrata", "net", *words], cwd=self.folder, env=self.environment,
-                stdout=stream, stderr=subprocess.STDOUT, preexec_fn=listening,
+                stdout=stream, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
     def told(self) -> str:
@@ -85,9 +86,17 @@ class Trial(System):
         super().close()
 
 
-def listening() -> None:
-    """Ctrl-C counts also where these tests run in a shell's background."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+@contextmanager
+def listening() -> Iterator[None]:
+    """Processes started here hear Ctrl-C, also where these tests run in a shell's background.
+
+    A function between fork and exec could say it too, but JAX's threads forbid the fork.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
