@@ -121,3 +121,16 @@ def test_equal_clients_are_drawn_as_without_weights():
         for weights in ("uniform", "size")
     ]  # fmt: skip
     np.testing.assert_allclose(runs[0], runs[1], rtol=1e-6)
+
+
+def test_more_samples_than_can_be_drawn_by_are_refused():
+    """Sizes are added as 32-bit numbers, which would go round silently."""
+    many = fs.FederatedData.from_source(
+        fs.data.FromFunction(
+            [2**30, 2**30, 5], lambda client: {"a": np.zeros(1)}, {"a": jax.ShapeDtypeStruct((), float)}
+        )
+    )
+    with pytest.raises(ValueError, match="2³¹ samples"):
+        fs.solve(
+            fs.Minimization(square), fs.FedAvg(0.1), many, 0.0, rounds=1, participation=2, weights="size"
+        )

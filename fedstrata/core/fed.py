@@ -315,7 +315,8 @@ class Fed(abc.ABC):
     def sample(self, key: Key, count: int) -> Array:
         """``count`` of this round's clients, drawn without replacement, in ascending order.
 
-        Where clients have weights they are drawn, and count in an average, as `fedstrata.core.cohorts` says.
+        Where clients have weights they are drawn, and count in an average, as `fedstrata.core.cohorts` says:
+        by this very array, so hand it to ``of=`` as it is.
         """
         if not 1 <= count <= self.participants:
             raise ValueError(f"Cannot sample {count} of {self.participants} clients that take part.")

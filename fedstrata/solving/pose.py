@@ -97,6 +97,11 @@ def pose(
     eval_every, seed = whole("eval_every", eval_every, 1), whole("seed", seed, 0, MOST_SEEDS)
     problem.check_weights(weights)
     participants = _participants(participation, data.clients)
+    if weights == "size" and participants < data.clients and data.sizes.sum(dtype=np.int64) >= 2**31:
+        raise ValueError(
+            "weights='size' draws clients by whole numbers of 32 bits, and there are 2³¹ samples or more. "
+            "Use weights='uniform', or participation=1.0."
+        )
     found = _metrics(metrics, data)
     hosted: dict[str, Any] = {name: metric for name, metric in found.items() if is_hosted(metric)}
     compiled = tuple((name, metric) for name, metric in found.items() if name not in hosted)
