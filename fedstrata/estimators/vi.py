@@ -245,6 +245,13 @@ def step_size(
     return jnp.where(jnp.isfinite(alpha), alpha, 1)
 
 
+def secant_step(dy: PyTree, dG: PyTree) -> jax.Array:
+    """``‖Δy‖/‖ΔG‖``, between 1/L and 1/μ; 1 where either is zero."""
+    dy_size, dG_size = _norm(dy), _norm(dG)
+    known = (dy_size > 0) & (dG_size > 0)
+    return jnp.where(known, dy_size / jnp.where(known, dG_size, 1), 1)
+
+
 def uneven(leaf: jax.Array) -> jax.Array:
     """A direction without symmetry, lest it be orthogonal to the eigenvector that matters."""
     return 1 + jnp.cos(jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape) / 2

@@ -14,8 +14,12 @@
 There is no lower-level communication: every client solves its own followers' game, one for each sample.
 With τ = None line 4 stops by the residual instead, ‖y − P_Y(y − αG)‖/α ≤ tol · ‖G(y₀)‖; with α = None the
 solver finds its step size (`fedstrata.estimators.vi`). Theorem 2 asks for α = μ/L² and τ ≥ −1/ln(1 − 1/κ²),
-κ = L/μ. The residual that was reached then goes with the reply, two numbers: it is in the history as
-``lower_residual``, and where the equilibria were not found there is a warning.
+κ = L/μ.
+
+The residual that was reached goes with the reply, two numbers: it is in the history as ``lower_residual``,
+and where the equilibria were not found there is a warning. With τ it may be large at first, and is judged in
+the last step; then, and of a given solution or solver, it is measured with α = ‖y − y₀‖/‖G(y) − G(y₀)‖, by
+values of G that are not booked, as those of metrics are not.
 
 Without local sets the server can replay line 6 from H scalars (``messages="scalars"``), as in
 `fedstrata.methods.fedrzo`.
@@ -34,6 +38,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
@@ -50,7 +55,7 @@ from fedstrata.core.method import (
     by_options,
     method,
 )
-from fedstrata.core.types import Array, Function, Integer, Key, PyTree
+from fedstrata.core.types import Array, Function, Integer, Key, PyTree, Real
 from fedstrata.estimators import vi
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
 from fedstrata.methods._shared.pull import overshooting
@@ -58,6 +63,7 @@ from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.problems.classes import MPEC
 
 WORST = 1e30  # stands for a residual that is not finite
+LARGE = 0.1  # a residual, relative to that at y₀, that t_k steps should have come below in the end
 Solver = Callable[[Function, Function, PyTree], PyTree]
 Lower = (
     Literal["projection", "extragradient", "accelerated", "solution"]
@@ -70,7 +76,7 @@ class Report(NamedTuple):
 
     Attributes:
         residual: of the last local step, relative to ‖G(y₀)‖; the mean of the clients'.
-        short: in how many rounds it stayed large in a step of some client.
+        short: in how many rounds it stayed large in a step of some client; with τ in the last step.
         rounds: how many there were.
     """
 
@@ -84,7 +90,7 @@ class State(NamedTuple):
 
     x: PyTree  # x̂
     k: jax.Array
-    report: Report | None
+    report: Report
 
 
 class Memory(NamedTuple):
@@ -97,15 +103,15 @@ class Memory(NamedTuple):
 class Walk(NamedTuple):
     """What passes from one local step to the next.
 
-    The point, the samples' starts, the mean response, the scalars; and where they are measured a pair, the
-    last relative residual and the number of steps in which it stayed large.
+    The point, the samples' starts, the mean response, the scalars; and a pair, the last relative residual and
+    the number of steps in which it stayed large (with τ: whether it did in the last).
     """
 
     x: PyTree
     start: PyTree
     y: PyTree
     scalars: jax.Array
-    quality: jax.Array | None
+    quality: jax.Array
 
 
 @method
@@ -122,7 +128,8 @@ class FedRZOTwoStage(Method[MPEC, State]):
         alpha: the solver's step size α; None finds one.
         tau: τ, for t_k = ⌈τ ln(k+1)⌉ solver steps; None stops by ``tol``.
         pace: t_k = ⌈τ ln(pace·k + 1)⌉; with m clients m, where k is to count the steps of all of them.
-        tol: the residual at which to stop, relative to ‖G‖ at ``y0``.
+        tol: the residual at which to stop, relative to ‖G‖ at ``y0``; a given solution or solver is warned of
+            where it leaves ten times that (and more than rounding does).
         max_steps: the most solver steps without ``tau``.
         warm_start: start from the last response; else from ``y0``, as in the paper.
         batch_size: samples per function value, each with an equilibrium of its own; None for all.
@@ -227,30 +234,48 @@ class FedRZOTwoStage(Method[MPEC, State]):
         return lost_in_rounding(self, "eta", x0)
 
     @property
-    def measures(self) -> bool:
-        """Whether the solver stops by its residual, and so knows it."""
-        return self.tau is None and isinstance(self.lower, str) and self.lower != "solution"
+    def given(self) -> bool:
+        """Whether line 4 is the user's own."""
+        return self.lower == "solution" or not isinstance(self.lower, str)
+
+    @property
+    def timed(self) -> bool:
+        """Whether it takes t_k steps."""
+        return self.tau is not None and not self.given
 
     def init(self, problem: MPEC, x0: PyTree, y0: PyTree) -> State:
         check_directions("FedRZOTwoStage", self.directions, self.orthogonal, x0)
-        report = Report(jnp.ones(()), jnp.int32(0), jnp.int32(0)) if self.measures else None
-        return State(x0, jnp.int32(0), report)
+        return State(x0, jnp.int32(0), Report(jnp.ones(()), jnp.int32(0), jnp.int32(0)))
 
     def metrics(self, state: State) -> dict[str, jax.Array]:
-        """The residual of the last equilibria, relative to that at ``y0``, where it is measured."""
-        return {} if state.report is None else {"lower_residual": state.report.residual}
+        """The residual of the last equilibria, relative to that at ``y0``."""
+        return {"lower_residual": state.report.residual}
 
     def closing_remarks(self, state: State) -> list[str]:
         """Where the followers' equilibria were not found, in more than one round of a hundred."""
-        if state.report is None or 100 * state.report.short <= state.report.rounds:
+        residual, short, rounds = state.report
+        if not short if self.timed else 100 * short <= rounds:
             return []
+        end = f"their residual at the end was {float(residual):.2g} times that at y0. x and y may be wrong. "
+        name = "your solver" if callable(self.lower) else f"lower={self.lower!r}"
+        if self.timed:
+            return [
+                f"FedRZOTwoStage: the steps of {name} that tau={float(np.asarray(self.tau)):g} asks for did "
+                f"not find the followers' equilibria: {end}Give a larger tau, or leave it out: the solver "
+                "then stops by its residual."
+            ]
+        told = f"FedRZOTwoStage: in {int(short)} of {int(rounds)} rounds {name} did not find the followers' "
+        if self.given:
+            return [
+                f"{told}equilibria to ten times tol={self.tol:g}: {end}Look whether it solves the follower's "
+                "variational inequality at every x, and whether it takes enough steps; where what it leaves "
+                "is good enough for you, say so with a larger tol."
+            ]
         other = "" if self.lower == "extragradient" else ": lower='extragradient' needs no more than monotone"
         return [
-            f"FedRZOTwoStage: in {int(state.report.short)} of {int(state.report.rounds)} rounds "
-            f"lower={self.lower!r} did not find the followers' equilibria to tol={self.tol:g} within "
-            f"max_steps={self.max_steps}; their residual at the end was {float(state.report.residual):.2g} "
-            "times that at y0. x and y may be wrong. Look whether the followers' map is monotone in y"
-            f"{other}; give more max_steps or a smaller alpha; in float32 rounding may be the limit."
+            f"{told}equilibria to tol={self.tol:g} within max_steps={self.max_steps}; {end}Look whether the "
+            f"followers' map is monotone in y{other}; give more max_steps or a smaller alpha; in float32 "
+            "rounding may be the limit."
         ]
 
     def memory(self, problem: MPEC, x0: PyTree, y0: PyTree) -> Memory:
@@ -261,10 +286,10 @@ class FedRZOTwoStage(Method[MPEC, State]):
 
     def respond(
         self, problem: MPEC, x: PyTree, start: PyTree, y0: PyTree, samples: PyTree, real: Array, k: Integer
-    ) -> tuple[PyTree, Any, Array | None]:
+    ) -> tuple[PyTree, Any, Array]:
         """The equilibria (line 4) at stacked points for stacked samples, and how often G was evaluated.
 
-        With them, where the solver stops by it, the relative residual and whether it is too large.
+        With them the relative residual, and whether it is too large.
 
         All are solved side by side and stop together. Samples that are not ``real`` fill up a client's
         arrays: they stay where they start, so that neither steps nor step sizes depend on how many there
@@ -273,18 +298,6 @@ class FedRZOTwoStage(Method[MPEC, State]):
 
         def everywhere(function: Function) -> Function:  # of (x, y, sample), over points and samples
             return jax.vmap(jax.vmap(function, in_axes=(None, 0, 0)), in_axes=(0, 0, None))
-
-        solution = problem.solution
-        if self.lower == "solution" and solution is not None:
-            return everywhere(lambda x, y, s: solution(x, s))(x, start, samples), 0, None
-        lower = self.lower
-        if not isinstance(lower, str):
-            own = everywhere(
-                lambda x, y, s: lower(
-                    lambda y: problem.follower(x, y, s), lambda y: problem.project_y(y, x, s), y
-                )
-            )
-            return own(x, start, samples), 0, None
 
         def only_real(y: PyTree, other: PyTree) -> PyTree:
             def choose(a: Array, b: Array) -> Array:
@@ -300,19 +313,48 @@ class FedRZOTwoStage(Method[MPEC, State]):
         def project(y: PyTree) -> PyTree:
             return only_real(everywhere(lambda x, y, s: problem.project_y(y, x, s))(x, y, samples), zero)
 
+        lower, solution = self.lower, problem.solution
+        begin, at_y0 = only_real(start, zero), G(y0)
+        scale = tree.norm(at_y0)
+
+        def measured(y: PyTree) -> Array:  # with a step size of its own: the solver's may be of any size
+            away = tree.sub(y, only_real(y0, zero))
+            alpha = vi.secant_step(away, tree.sub(G(y), at_y0))
+            residual = vi.residual(G, project, y, alpha) / alpha
+            rounding = 4 * jnp.finfo(residual.dtype).eps
+            # a start may be so good that nothing is small beside its residual
+            still = jnp.where(tree.norm(away) > 0, jnp.maximum(self.tol, rounding), rounding)
+            return self.judged(residual, scale, still * tree.norm(y) / alpha)
+
+        if self.given:
+
+            def own(x: PyTree, y: PyTree, s: PyTree) -> PyTree:
+                if not isinstance(lower, str):
+                    return lower(lambda y: problem.follower(x, y, s), lambda y: problem.project_y(y, x, s), y)
+                assert solution is not None  # `check` saw to it
+                return solution(x, s)
+
+            y = only_real(everywhere(own)(x, start, samples), zero)
+            return only_real(y, start), 0, measured(y)
         # the same for every point and sample, whatever their number
         probe = jax.tree.map(lambda leaf: jnp.broadcast_to(vi.uneven(leaf[0, 0]), leaf.shape), start)
-        solver = partial(vi.SOLVERS[lower], G, project, only_real(start, zero), probe=only_real(probe, zero))
+        solver = partial(vi.SOLVERS[lower], G, project, begin, probe=only_real(probe, zero))  # type: ignore[index]
         if self.tau is not None:
             steps = jnp.ceil(self.tau * jnp.log1p(self.pace * jnp.asarray(k, float))).astype(jnp.int32)
             found = solver(alpha=self.alpha, steps=steps)
-            return only_real(found.y, start), found.values, None
-        scale = tree.norm(G(y0))
+            return only_real(found.y, start), found.values, measured(found.y)
         found = solver(alpha=self.alpha, tol=self.tol, max_steps=self.max_steps, scale=scale)
-        relative = found.residual / jnp.where(scale > 0, scale, 1)
+        return only_real(found.y, start), found.values + 1, self.judged(found.residual, scale)
+
+    def judged(self, residual: Array, scale: Array, small: Real = 0.0) -> Array:
+        """The residual relative to ``scale``, and whether it is above what is wanted and ``small``."""
+        relative = residual / jnp.where(scale > 0, scale, 1)
         enough = jnp.maximum(10 * self.tol, jnp.sqrt(jnp.finfo(relative.dtype).eps))
-        quality = jnp.stack([jnp.nan_to_num(relative, nan=WORST, posinf=WORST), ~(relative <= enough)])
-        return only_real(found.y, start), found.values + 1, quality.astype(jnp.result_type(float))
+        if self.timed:
+            enough = jnp.maximum(LARGE, enough)
+        large = ~((relative <= enough) | (residual <= small))
+        quality = jnp.stack([jnp.nan_to_num(relative, nan=WORST, posinf=WORST), large])
+        return quality.astype(jnp.result_type(float))
 
     def walk(self, problem: MPEC, client: Client, key: Key, x: PyTree, k: Integer) -> Walk:
         """The local steps."""
@@ -347,14 +389,14 @@ class FedRZOTwoStage(Method[MPEC, State]):
             kept = walk.scalars
             if self.messages == "scalars":
                 kept = kept.at[h].set(s.astype(kept.dtype))
-            if quality is not None and walk.quality is not None:
+            if not self.timed:
                 quality = quality.at[1].add(walk.quality[1])
             return Walk(x_new, start, mean, kept, quality)
 
         steps = self.H if self.messages == "scalars" else 0
         kept = jnp.zeros((steps, self.directions), jnp.result_type(*jax.tree.leaves(x)))
         start = client.memory.y if self.warm_start else client.memory.y0
-        begin = Walk(x, spread(start, length), client.memory.y, kept, self.unmeasured())
+        begin = Walk(x, spread(start, length), client.memory.y, kept, jnp.zeros((2,)))
         return loop(steps_of(self.H, client), step, key, begin, indexed=True)  # line 2
 
     def local_steps(self, problem: MPEC, client: Client, key: Key, x: PyTree, k: Integer = 0) -> Remember:
@@ -378,7 +420,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
         message = (state.x,) if self.tau is None else (state.x, state.k)
         k = state.k + jnp.max(jnp.asarray(self.H))
         if self.messages == "vectors":
-            known = state.x, self.unmeasured()
+            known = state.x, jnp.zeros((2,))
             at_work = fed.at_work(self.H)
             x, quality = fed.average(self.local_steps, key, *message, weights=at_work, around=known)  # 1, 7
             return State(x, k, self.noted(state.report, quality))
@@ -392,12 +434,6 @@ class FedRZOTwoStage(Method[MPEC, State]):
         x = jax.lax.scan(add, state.x, (fed.cohort, fed.cohort_weights, replies))[0]
         return State(x, k, self.noted(state.report, quality))
 
-    def unmeasured(self) -> Array | None:
-        """Of no step: the residual, and how often it stayed large."""
-        return jnp.zeros((2,)) if self.measures else None
-
-    def noted(self, before: Report | None, quality: Array | None) -> Report | None:
+    def noted(self, before: Report, quality: Array) -> Report:
         """The report after a round, from the clients' mean."""
-        if before is None or quality is None:
-            return None
-        return Report(quality[0], before.short + (quality[1] > 0), before.rounds + 1)
+        return Report(quality[0], (0 if self.timed else before.short) + (quality[1] > 0), before.rounds + 1)

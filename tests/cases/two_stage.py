@@ -40,7 +40,7 @@ def case(name, method, problem=problem):
 
 
 CASES = [
-    case("two-stage", fs.FedRZOTwoStage(0.01, 0.2, H=2, alpha=0.2, tau=3.0, batch_size=2)),
+    case("two-stage", fs.FedRZOTwoStage(0.01, 0.2, H=2, alpha=0.2, tau=20.0, batch_size=2)),
     case(
         "two-stage-scalars",
         fs.FedRZOTwoStage(
@@ -48,7 +48,7 @@ CASES = [
             0.2,
             H=2,
             lower="extragradient",
-            tau=2.0,
+            tau=20.0,
             warm_start=True,
             batch_size=2,
             messages="scalars",

@@ -15,6 +15,8 @@ from tests.cases import two_stage
 
 # γ > 2η is too long for the set x ≥ 0, but x is never at its edge here
 inside = pytest.mark.filterwarnings("ignore:FedRZOTwoStage. gamma=.* is more than 2")
+# t_k is small in the first rounds
+few_steps = pytest.mark.filterwarnings("ignore:FedRZOTwoStage. the steps of lower=.* did not find")
 
 
 def solve(game, method, rounds=10, **options):
@@ -119,6 +121,7 @@ def test_own_solver_and_samples(game):
     assert float(game.objective(x)) - game.optimum[1] <= 1e-3 * abs(game.optimum[1])
 
 
+@few_steps
 def test_paper_schedule_is_booked(game):
     """t_k = ⌈τ ln(k+1)⌉ values of G and one of the leader, at two points, for each sample and local step."""
     tau, H, rounds, clients, batch = 3.0, 4, 3, 5, 2
@@ -134,6 +137,7 @@ def test_paper_schedule_is_booked(game):
     assert ledger.function_values == longer * 2 * batch * clients
 
 
+@few_steps
 def test_one_step_of_the_paper(x64):
     """Lines 3 to 6 by hand: one client, one sample, k = 1, in one dimension, where v = ±η."""
     game = fs.cournot_game(4, 1.0, clients=1, samples=1)
@@ -177,6 +181,7 @@ shifted = fs.MPEC(quadratic, lambda x, y, sample: y - 0.1 * x)
 many = fs.FederatedData.from_clients([{"a": np.full((2, 30), float(i))} for i in range(3)])
 
 
+@few_steps
 def test_scalars_replay_the_vectors(x64):
     def run(messages):
         method = fs.FedRZOTwoStage(
@@ -187,8 +192,8 @@ def test_scalars_replay_the_vectors(x64):
     vectors, scalars = run("vectors"), run("scalars")
     np.testing.assert_allclose(scalars.x, vectors.x, rtol=1e-9)
     np.testing.assert_allclose(scalars.y, vectors.y, rtol=1e-9)
-    assert vectors.ledger.floats_up == 5 * 3 * 30
-    assert scalars.ledger.floats_up == 5 * 3 * 4 * 2
+    assert vectors.ledger.floats_up == 5 * 3 * (30 + 2)  # and how well the equilibria were solved
+    assert scalars.ledger.floats_up == 5 * 3 * (4 * 2 + 2)
     assert vectors.ledger.function_values == scalars.ledger.function_values
 
 
@@ -209,7 +214,7 @@ def test_without_followers_it_is_fedrzo(x64):
     )
     other = fs.solve(plain, fs.FedRZO(0.01, 0.1, **options), many, np.zeros(30), rounds=4, progress=False)
     np.testing.assert_allclose(one.x, other.x, rtol=1e-9)
-    assert one.ledger.floats_up == other.ledger.floats_up
+    assert one.ledger.floats_up == other.ledger.floats_up + 4 * 3 * 2  # the residual
 
 
 def test_sets_of_followers_may_move_with_x_and_sample():
@@ -336,3 +341,55 @@ def test_followers_that_are_not_monotone_are_told():
     method = fs.FedRZOTwoStage(1e-3, 0.1, max_steps=20)  # more of them overflow, which is told as well
     with pytest.warns(UserWarning, match="whether the followers' map is monotone"):
         fs.solve(problem, method, data, np.zeros(2), y0=np.zeros(2), rounds=2, progress=False)
+
+
+LENGTH = np.array([1.0, 2.0])  # of y(x), for G = y − x · LENGTH
+
+
+def one_step(lower, rounds=1, y0=(4.0, 4.0), **options):
+    """A round at x = 1 with a radius so small that the points share their equilibrium."""
+    problem = fs.MPEC(
+        lambda x, y, s: x**2,
+        lambda x, y, s: y - x * LENGTH + s["c"],
+        solution=lambda x, s: x * LENGTH * 1.25,  # wrong by a quarter
+    )
+    data = fs.FederatedData.from_clients([{"c": np.zeros((1, 2))}, {"c": np.zeros((3, 2))}])
+    method = fs.FedRZOTwoStage(1e-9, 1e-9, lower=lower, batch_size=None, **options)
+    return fs.solve(problem, method, data, 1.0, y0=np.array(y0), rounds=rounds, progress=False)
+
+
+def test_the_residual_of_a_given_solution_is_measured(x64):
+    """It is a quarter of LENGTH away from where G = 0, and y0 is (4, 4): a relative residual by hand."""
+    expected = np.linalg.norm(LENGTH / 4) / np.linalg.norm(4 - LENGTH)
+    with pytest.warns(UserWarning, match="in 1 of 1 rounds lower='solution' did not find"):
+        result = one_step("solution")
+    assert result.history["lower_residual"][-1] == pytest.approx(expected, rel=1e-7)
+    method = fs.FedRZOTwoStage(1e-9, 1e-9, lower="solution", tol=0.1)
+    assert not method.judged(jnp.float64(expected), jnp.ones(()))[1]  # good enough, as the user says
+
+
+@pytest.mark.slow
+def test_the_residual_of_a_users_solver_is_measured(x64):
+    """One step of size ½ halves G; from the solution itself it is all rounding, which is no fault."""
+
+    def half(G, project, y):
+        return project(y - 0.5 * G(y))
+
+    with pytest.warns(UserWarning, match="your solver did not find the followers' equilibria to ten times"):
+        result = one_step(half)
+    assert result.history["lower_residual"][-1] == pytest.approx(0.5, rel=1e-7)
+    one_step(half, y0=LENGTH)
+
+
+@pytest.mark.slow
+def test_the_residual_after_few_steps_is_measured(x64):
+    """t_k = ⌈τ ln(k+1)⌉ steps of size ½: 2^{−t_k}, of which the last round's is judged."""
+    with pytest.warns(
+        UserWarning, match=r"that tau=0\.5 asks for did not find .* residual at the end was 0\.5 times"
+    ):
+        result = one_step("projection", 3, alpha=0.5, tau=0.5)
+    np.testing.assert_allclose(result.history["lower_residual"][1:], [1.0, 0.5, 0.5], rtol=1e-6)
+    exact = one_step("projection", 3, alpha=0.5, tau=3.0)
+    np.testing.assert_allclose(exact.history["lower_residual"][1:], [1.0, 0.5**3, 0.5**4], rtol=1e-6)
+    found = one_step("extragradient", 2, tau=1.0, y0=LENGTH)  # a start that solves it already
+    assert found.history["lower_residual"][-1] <= 1.0

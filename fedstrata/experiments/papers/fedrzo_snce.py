@@ -114,6 +114,7 @@ def build(s: Setting) -> Task:
         eval_every=max(1, s.rounds // s.evaluations),
         metrics={"f": seen_by_the_leader(played.problem, alpha, last)} if as_printed else {},
         derive=derive,
+        silent=as_printed,  # that the followers hardly move is what is shown
     )
 
 
