@@ -324,3 +324,31 @@ def test_too_few_terms_are_told():
     with pytest.warns(UserWarning, match="leave up to 82% .* Give N=57 or more, or inverse='cg'"):
         fs.solve(uneven, fs.FedNest(0.01, 0.01), data, np.zeros(2), **start)
     fs.solve(uneven, fs.FedNest(0.01, 0.01, N=57), data, np.zeros(2), **start)
+
+
+def test_an_ell_too_small_is_told():
+    """The curvature is 4: with ℓ = 1 a term is −3 times the last, with ℓ = 2.5 it is −0.6 times."""
+    problem, data, _ = steep()
+    start = {"y0": np.zeros(2), "rounds": 2, "eval_every": 2, "progress": False}
+    with pytest.warns(UserWarning, match="in 2 of 2 rounds .* up to 3 a term: ell=1, is less .* above 4 or"):
+        found = fs.solve(
+            problem, fs.FedNest(1e-3, 0.2, ell=1.0, inverse="series"), data, np.zeros(2), **start
+        )
+    assert found.state.growth.most == pytest.approx(3, rel=1e-5)
+    method = fs.FedNest(1e-3, 0.2, ell=2.5, inverse="series")
+    found = fs.solve(problem, method, data, np.zeros(2), **start)
+    assert found.state.growth.most == pytest.approx(0.6, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_curvature_that_grows_past_ell_is_told():
+    """½(1 + x²)(y − 1)² curves by 1 at the start, x = 0, and by 26 where f pulls x to, 5."""
+    problem = fs.Bilevel(
+        lambda x, y, s: 0.5 * (x - 5) ** 2 + y,
+        lambda x, y, s: 0.5 * (1 + x**2) * (y - 1) ** 2,
+        same_samples=True,
+    )
+    data = fs.FederatedData.from_clients([{"a": np.ones(1)}, {"a": np.ones(1)}])
+    start = {"y0": 1.0, "rounds": 60, "eval_every": 60, "progress": False}
+    with pytest.warns(UserWarning, match="ell=1.25, which was found at the start, is less"):
+        fs.solve(problem, fs.FedNest(0.2, 0.03, inverse="series", N=3), data, 0.0, **start)

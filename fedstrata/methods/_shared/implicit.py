@@ -13,7 +13,9 @@ all their steps, so they keep their samples, and that bias. Clients that sit out
 
 A series needs ℓ to be at least the lower level's largest curvature L: from L = 2ℓ on it diverges, and N
 terms of it leave (1 − μ/ℓ)^N of the solution away. Without a given ℓ, power iterations before the first round
-find L and μ at the start, ℓ = 1.25 L, and there is a warning where N terms are too few.
+find L and μ at the start, ℓ = 1.25 L, and there is a warning where N terms are too few. Whether ℓ was large
+enough shows in every round at no cost: where ‖(I − H/ℓ)u‖ > ‖u‖ and ⟨u, Hu⟩ > 0, some curvature is above 2ℓ.
+There is a warning at the end where that was so in more than one round of ten.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
@@ -32,6 +35,7 @@ from fedstrata.core.method import Method, ProblemT, StateT
 from fedstrata.core.problem import Problem
 from fedstrata.core.term import Term
 from fedstrata.core.types import Integer, Key, PyTree, Real
+from fedstrata.estimators.curvature import norm
 from fedstrata.estimators.gradients import gradients
 from fedstrata.estimators.hypergradient import Products, mixed_product, product
 from fedstrata.methods._shared.lower import estimate_constants, one_point
@@ -40,8 +44,11 @@ from fedstrata.problems.classes import Bilevel
 
 Inverse = Literal["neumann", "series", "cg", "none"]
 
+Summand = tuple[PyTree, jax.Array]  # of the series, and the most that one grew over that before it
+
 ABOVE = 1.25  # ℓ over the largest curvature that was found: it changes along the way
 LEFT = 0.1  # the part of the solution that a series may leave away without a word
+GROWTH = 1.01  # of a term over the one before it: more than rounding
 
 
 class Curvature(NamedTuple):
@@ -53,6 +60,28 @@ class Curvature(NamedTuple):
     @property
     def ell(self) -> jax.Array:
         return ABOVE * self.L
+
+
+class Growth(NamedTuple):
+    """Whether the terms of the series grew.
+
+    Attributes:
+        most: the most that a term was longer than the one before it.
+        grown: the rounds with a term that was longer.
+        rounds: how many there were.
+    """
+
+    most: jax.Array
+    grown: jax.Array
+    rounds: jax.Array
+
+    def after(self, most: jax.Array) -> Growth:
+        """One round later."""
+        return Growth(
+            jnp.maximum(self.most, most).astype(self.most.dtype),
+            self.grown + (most > GROWTH),
+            self.rounds + 1,
+        )
 
 
 class Implicit(Method[ProblemT, StateT]):
@@ -77,10 +106,17 @@ class Implicit(Method[ProblemT, StateT]):
     def refuses(cls, problem: Problem) -> str | None:
         return refused_sets(cls.__name__, problem, cls.server_steps)
 
+    def sums(self, problem: Problem) -> bool:
+        """Whether there is a series."""
+        return self.inverse in ("neumann", "series") and isinstance(problem, Bilevel)
+
     def estimates(self, problem: Problem) -> bool:
-        """Whether a series needs ℓ, and nobody gave it."""
-        series = self.inverse in ("neumann", "series")
-        return series and self.ell is None and isinstance(problem, Bilevel)
+        """Whether it needs ℓ, and nobody gave it."""
+        return self.ell is None and self.sums(problem)
+
+    def no_growth(self, problem: Problem) -> Growth | None:
+        """Of no round."""
+        return Growth(jnp.zeros(()), jnp.int32(0), jnp.int32(0)) if self.sums(problem) else None
 
     def no_curvature(self, problem: Problem) -> Curvature | None:
         """What stands in the state before the estimate."""
@@ -121,6 +157,21 @@ class Implicit(Method[ProblemT, StateT]):
             f"will be off. Give N={enough} or more, or inverse='cg'."
         ]
 
+    def closing_remarks(self, state: Any) -> list[str]:
+        """Where the terms of the series grew, in more than one round of ten."""
+        growth: Growth | None = state.growth
+        if growth is None or not 10 * growth.grown > growth.rounds:
+            return []
+        ell = float(np.asarray(state.curvature.ell if self.ell is None else self.at(0).ell))
+        given = "which was found at the start, " if self.ell is None else ""
+        return [
+            f"{type(self).__name__}: in {int(growth.grown)} of {int(growth.rounds)} rounds the terms of the "
+            f"series for the inverse Hessian grew, by up to {float(growth.most):.2g} a term: ell={ell:.3g}, "
+            f"{given}is less than half the lower level's largest curvature, and x is wrong. Give an ell "
+            f"above {ell * (1 + float(growth.most)):.2g}"
+            f"{'' if self.ell is None else ' or none, which finds one,'} or inverse='cg'."
+        ]
+
     def upper_gradients(self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree) -> PyTree:
         """A phase: ``(∇_x f, ∇_y f)``."""
         return gradients(client.valid.mean(problem.upper, key, self.batch_size), x, y)
@@ -140,33 +191,42 @@ class Implicit(Method[ProblemT, StateT]):
         return mixed_product(g, x, y, v, self.products)
 
     def inverse_product(
-        self, fed: Fed, key: Key, x: PyTree, y: PyTree, b: PyTree, v: PyTree, curvature: Curvature | None
-    ) -> PyTree:
-        """``v ≈ [∇²_yy g]⁻¹ b``, starting from ``v`` where that helps."""
-        ell: Any = self.ell if curvature is None else curvature.ell
+        self, fed: Fed, key: Key, x: PyTree, y: PyTree, b: PyTree, v: PyTree, state: Any
+    ) -> tuple[PyTree, Growth | None]:
+        """``v ≈ [∇²_yy g]⁻¹ b``, starting from ``v`` where that helps, and what is known of the series."""
+        ell: Any = self.ell if state.curvature is None else state.curvature.ell
         key_products, key_length = jax.random.split(key)
 
         def times(u: PyTree, key: Key = key_products) -> PyTree:
             return fed.average(self.lower_product, key, x, y, u)
 
-        def shrink(t: Integer, u: PyTree) -> PyTree:
-            return tree.axpy(-1 / ell, times(u, jax.random.fold_in(key_products, t)), u)
+        def shrink(t: Integer, term: Summand) -> Summand:
+            u, most = term
+            along = times(u, jax.random.fold_in(key_products, t))
+            new = tree.axpy(-1 / ell, along, u)
+            size = norm(u)
+            grew = jnp.where(
+                (size > 0) & (tree.dot(u, along) > 0), norm(new) / jnp.where(size > 0, size, 1), 0
+            )
+            return new, jnp.maximum(most, grew.astype(most.dtype))
 
         if self.inverse == "none":
-            return tree.zeros_like(v)
+            return tree.zeros_like(v), state.growth
         with fed.level("lower"):
             if self.inverse == "cg":
-                return conjugate_gradients(fed, times, b, v, self.N)
+                return conjugate_gradients(fed, times, b, v, self.N), state.growth
             if self.inverse == "neumann":
                 length = jax.random.randint(key_length, (), 0, self.N)
-                return fed.repeat(length, shrink, tree.scale(self.N / ell, b))
+                p, most = fed.repeat(length, shrink, (tree.scale(self.N / ell, b), jnp.zeros(())))
+                return p, state.growth.after(most)
 
-            def add(t: Integer, both: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+            def add(t: Integer, both: tuple[Summand, PyTree]) -> tuple[Summand, PyTree]:
                 term = shrink(t, both[0])
-                return term, tree.add(both[1], term)
+                return term, tree.add(both[1], term[0])
 
             first = tree.scale(1 / ell, b)
-            return fed.repeat(self.N - 1, add, (first, first))[1]
+            (_, most), total = fed.repeat(self.N - 1, add, ((first, jnp.zeros(())), first))
+            return total, state.growth.after(most)
 
 
 def conjugate_gradients(
