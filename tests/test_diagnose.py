@@ -286,7 +286,93 @@ def test_errors(quadratic, tmp_path):
     again = fs.diagnose(loaded, problem=quadratic.problem, data=quadratic.data)
     assert again.hypergradient_norm == pytest.approx(fs.diagnose(result).hypergradient_norm)
     selection = fs.Selection(lambda x, s: x.sum(), lambda x: x @ x)
-    with pytest.raises(TypeError, match="no measure for Selection"):
-        fs.diagnose(dataclasses.replace(result, problem=selection))
+    assert not fs.diagnose(dataclasses.replace(result, problem=selection)).solved  # x.sum() has no minimum
     with pytest.raises(ValueError, match="tolerance"):
         fs.diagnose(result, tolerance=2.0)
+
+
+def lines(problem, x, **options):
+    """A result for two equations a·x = b, one with each client, in four unknowns."""
+    A = np.array([[1.0, 2.0, 0.0, -1.0], [0.5, 0.0, 1.0, 3.0]])
+    data = fs.FederatedData.from_clients([{"a": A[:1], "b": np.ones(1)}, {"a": A[1:], "b": -np.ones(1)}])
+    return fs.diagnose(at(problem, data, x, None), **options), A, np.array([1.0, -1.0])
+
+
+def equation(x, s):
+    return 0.5 * (s["a"] @ x - s["b"]) ** 2
+
+
+def test_selection_among_solutions_of_equations():
+    """With f = ½‖x − c‖², x − ∇f(x) = c: its projection is x*, and ‖x − x*‖ the measure, wherever x is."""
+    c, x = np.array([1.0, 0.0, -2.0, 0.5]), np.array([3.0, -1.0, 0.0, 1.0])
+    problem = fs.Selection(equation, lambda x: 0.5 * ((x - c) ** 2).sum(), same_samples=True)
+    found, A, b = lines(problem, x)
+    onto = np.linalg.pinv(A)
+    x_star, p = c - onto @ (A @ c - b), x - onto @ (A @ x - b)
+    assert found.solved
+    assert found.stationarity == pytest.approx(np.linalg.norm(x - x_star), rel=1e-7)
+    assert found.lower_distance == pytest.approx(np.linalg.norm(x - p), rel=1e-7)
+    assert found.lower_residual == pytest.approx(np.linalg.norm(A.T @ (A @ x - b)) / 2, rel=1e-12)
+    assert found.objective == pytest.approx(((x - c) ** 2).sum() / 2)
+    best, _, _ = lines(problem, x_star, x0=x)
+    assert best.stationarity < 1e-7
+    assert best.reduction < 1e-7
+    assert "residual of h 0, distance to" in repr(best)
+
+
+@pytest.mark.slow
+def test_selection_of_the_sparsest():
+    """On the line x₁ + 2x₂ = 2: ‖x‖₁ is smallest at (0, 1). Elsewhere |z|₁ + ½‖z − x‖² is, along the line."""
+    data = fs.FederatedData.from_clients([{"a": np.array([[1.0, 2.0]]), "b": np.array([2.0])}])
+    problem = fs.Selection(equation, fs.prox.L1())
+    best = fs.diagnose(at(problem, data, np.array([0.0, 1.0]), None))
+    assert best.solved
+    assert best.stationarity < 1e-6
+    x = np.array([2.0, 1.0])
+    found = fs.diagnose(at(problem, data, x, None))
+    t = np.linspace(-3, 3, 600_001)
+    z = np.stack([2 - 2 * t, t])
+    values = np.abs(z).sum(0) + ((z - x[:, None]) ** 2).sum(0) / 2
+    assert found.stationarity == pytest.approx(np.linalg.norm(x - z[:, values.argmin()]), abs=1e-4)
+    assert found.objective == pytest.approx(3.0)
+
+
+@pytest.mark.slow
+def test_selection_within_a_set_and_where_optima_have_a_boundary():
+    """P(0) onto x₁ + x₂ = 1, 0 ≤ x₁ ≤ 0.3 is (0.3, 0.7); the optima of max(0, x − 1)² end at 1."""
+    data = fs.FederatedData.from_clients([{"a": np.array([[1.0, 1.0]]), "b": np.array([1.0])}])
+    box = fs.sets.Box(np.array([0.0, -5.0]), np.array([0.3, 5.0]))
+    problem = fs.Selection(equation, lambda x: 0.5 * (x @ x), project=box)
+    found = fs.diagnose(at(problem, data, np.array([0.5, 0.5]), None))
+    assert found.solved
+    assert found.stationarity == pytest.approx(np.hypot(0.2, 0.2), abs=1e-7)
+    assert found.lower_residual == pytest.approx(0.2 * 2, rel=1e-6)  # 0.2 out of the box, L_h = 2
+    ramp = fs.Selection(lambda x, s: 0.5 * jnp.maximum(0, x - 1) ** 2, lambda x: -x)
+    found = fs.diagnose(at(ramp, data, np.array(1.0), None))
+    assert found.stationarity < 1e-6
+    assert found.solved
+    assert fs.diagnose(at(ramp, data, np.array(-1.0), None)).stationarity == pytest.approx(1.0)
+
+
+def test_optima_that_are_not_there_are_told():
+    """exp(−x) has no smallest value: the projections run away, and the measure says that it is not exact."""
+    data = fs.FederatedData.from_clients([{"a": np.ones((1, 1)), "b": np.ones(1)}])
+    nowhere = fs.Selection(lambda x, s: jnp.exp(-x), lambda x: 0.5 * x**2)
+    assert not fs.diagnose(at(nowhere, data, np.array(0.5), None)).solved
+    two = fs.Selection((equation, fs.prox.L1()), fs.prox.L1())
+    with pytest.raises(TypeError, match="more than one"):
+        fs.diagnose(at(two, data, np.ones(1), None))
+
+
+def test_the_maps_of_several_sequences():
+    problem = fs.MultiSequence(
+        P=lambda x, Z, s: x + Z[1] - s["a"], S=[lambda x, z, s: 2 * z - x, lambda z1, z, s: z - z1 * s["a"]]
+    )
+    data = fs.FederatedData.from_clients([{"a": np.array([1.0, 3.0])}, {"a": np.array([4.0])}])
+    found = fs.diagnose(at(problem, data, np.array([1.0]), (np.array([2.0]), np.array([5.0]))))
+    # the clients' means of a are 2 and 4
+    np.testing.assert_allclose(found.hypergradient, [1 + 5 - 3])
+    np.testing.assert_allclose(found.sequence_residuals, [3.0, 1.0])
+    assert found.lower_residual == pytest.approx(np.sqrt(10))
+    assert found.objective is None
+    assert "residuals of the sequences 3, 1" in repr(found)

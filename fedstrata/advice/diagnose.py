@@ -7,6 +7,9 @@
        on a set: R(x, y) = y − P_Y(y − s G(x, y)) is differentiated,
                  ∇_y R · ∂y/∂x = −∇_x R by GMRES,   ∇F = ∇_x f + (∂y/∂x)ᵀ ∇_y f
 
+For a `Selection`, min f over argmin h, the set X is argmin h (`fedstrata.advice.selection`); for a
+`MultiSequence` there are the norms of its maps, Σ P and Σ Sⁿ, at the result's x and Z.
+
 All sums are over all samples of all clients, in float64, and nothing is counted.
 """
 
@@ -23,6 +26,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedstrata.advice.diagnostics import federated_mean
+from fedstrata.advice.lower import CG_STEPS, Level, cg, extragradient, natural_residual, newton
+from fedstrata.advice.selection import judge
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.federated import FederatedData
@@ -32,16 +37,21 @@ from fedstrata.core.shown import line
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree, Real, Weights
-from fedstrata.estimators import vi
-from fedstrata.problems.classes import MPEC, Bilevel, Composition, Minimax, Minimization, Personalized
+from fedstrata.problems.classes import (
+    MPEC,
+    Bilevel,
+    Composition,
+    Minimax,
+    Minimization,
+    MultiSequence,
+    Personalized,
+    Selection,
+)
 from fedstrata.problems.conversions import as_bilevel
 from fedstrata.solving.result import Result
 
 TwoLevel: TypeAlias = Bilevel | Minimax | Personalized | MPEC
-
-NEWTON_STEPS = 50
-PROJECTED_STEPS = 20_000
-CG_STEPS = 1_000
+OneLevel: TypeAlias = Minimization | Composition | Selection | MultiSequence
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ class Diagnosis:
         hypergradient: ∇F(x).
         hypergradient_norm: ‖∇F(x)‖.
         stationarity: ‖x − P_X(x − ∇F(x))‖, the same where x is free.
-        objective: F(x).
+        objective: F(x); None for a `MultiSequence`, which has none.
         y: y(x), like the result's y: for an `MPEC` each client's mean of y(x, ξ) over its samples.
         lower_residual: ‖G(x, y)‖ at the result's own y; on a set ‖y − P_Y(y − s G)‖/s. For an `MPEC` of the
             clients' means over their samples, before the norm.
@@ -63,14 +73,21 @@ class Diagnosis:
             the result. If not, the lower level has no unique solution that these steps find: nonconvex, or
             too badly scaled.
         reduction: the stationarity relative to that at ``x0``; None where that was not given.
+        sequence_residuals: of a `MultiSequence`, ‖Σ_m S^{m,n}(z^{n−1}, zⁿ)‖ for every n.
 
     For problems without a lower level ``y`` and what belongs to it are None.
+
+    For a `Selection`, min f over X = argmin h with h convex, ``hypergradient`` is ∇f(x) (of f's smooth
+    parts), ``stationarity`` ‖x − P_X(x − ∇f(x))‖, which is zero at solutions alone; ``lower_residual`` is
+    ‖∇h(x)‖ (with a regulariser or a set ‖x − prox(x − s∇h(x))‖/s), ``lower_distance`` ‖x − P_X(x)‖, how far x
+    is from the optima of h, and ``solved_residual`` how accurate the projections are. For a `MultiSequence`
+    ``hypergradient`` is P(x, Z), ``lower_residual`` the norm of all S together.
     """
 
     hypergradient: PyTree
     hypergradient_norm: float
     stationarity: float
-    objective: float
+    objective: float | None
     y: PyTree = None
     lower_residual: float | None = None
     lower_distance: float | None = None
@@ -78,36 +95,32 @@ class Diagnosis:
     system_residual: float | None = None
     solved: bool = True
     reduction: float | None = None
+    sequence_residuals: tuple[float, ...] | None = None
 
     def __repr__(self) -> str:
         of_start = "give x0= to compare it with the start"
         if self.reduction is not None:
             of_start = f"{self.reduction:.2g} of that at x0"
-        words = [f"stationarity {self.stationarity:.3g} ({of_start})", f"objective {self.objective:.6g}"]
-        if self.lower_residual is not None:
-            words.append(f"residual of y {self.lower_residual:.3g}")
-            words.append(f"distance of y to y(x) {self.lower_distance:.3g}")
+        words = [f"stationarity {self.stationarity:.3g} ({of_start})"]
+        if self.objective is not None:
+            words.append(f"objective {self.objective:.6g}")
+        if self.sequence_residuals is not None:
+            words.append(
+                f"residuals of the sequences {', '.join(f'{r:.3g}' for r in self.sequence_residuals)}"
+            )
+        elif self.lower_residual is not None:
+            of = "y" if self.y is not None else "h"
+            to = "distance of y to y(x)" if self.y is not None else "distance to its optima"
+            words += [f"residual of {of} {self.lower_residual:.3g}", f"{to} {self.lower_distance:.3g}"]
         if not self.solved:
             words.append("NOT exact: the lower level or the linear system was not solved")
         return line("Diagnosis", words)
 
 
-@dataclass(frozen=True)
-class _Level:
-    """A problem over its pooled data, as functions of ``(x, y, data)``."""
-
-    upper: Function  # f
-    lower: Function  # G
-    project: Function | None  # P_Y(y, x, data)
-    symmetric: bool  # whether ∇_y G is
-    spread: Function = lambda y, data: y  # a result's y as the lower level's
-    gather: Function = lambda y, data: y  # and back
-
-
 def diagnose(
     result: Result,
     *,
-    problem: TwoLevel | Minimization | Composition | None = None,
+    problem: TwoLevel | OneLevel | None = None,
     data: FederatedData | None = None,
     tolerance: float = 1e-8,
     weights: Weights | None = None,
@@ -116,8 +129,7 @@ def diagnose(
     """The exact (hyper)gradient at a result's x, and how well its y solves the lower level.
 
     Args:
-        result: of any method, zeroth-order ones too, for `Bilevel`, `Minimax`, `Personalized`, `MPEC`,
-            `Minimization` or `Composition`.
+        result: of any method, zeroth-order ones too, for any problem.
         problem: where the result was loaded and does not know it.
         data: likewise.
         tolerance: of the lower level (relative to 1 + its residual at the start) and of the linear system
@@ -127,7 +139,7 @@ def diagnose(
 
     Raises:
         ValueError: where the result does not know problem, data or weights, and they are not given.
-        TypeError: for problems of other classes.
+        TypeError: for sets or regularisers that leave nothing to measure by, which it names.
 
     >>> import fedstrata as fs, numpy as np
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)
@@ -143,10 +155,11 @@ def diagnose(
         raise ValueError(
             "This result was loaded, so it knows neither problem nor data: give problem= and data=."
         )
-    if not isinstance(problem, TwoLevel | Minimization | Composition):
+    if not isinstance(problem, TwoLevel | OneLevel):
         raise TypeError(
             f"diagnose has no measure for {type(problem).__name__}: it has one for Bilevel, Minimax, "
-            "Personalized, MPEC, Minimization and Composition. Look at result.history."
+            "Personalized, MPEC, Selection, MultiSequence, Minimization and Composition. Look at "
+            "result.history."
         )
     if isinstance(problem, Bilevel | Minimax) and problem.project_y.arity > 2:
         raise TypeError("A set of y that differs between clients is no set of the common y.")
@@ -163,6 +176,10 @@ def diagnose(
             _check_responses(problem, placed, x, y)
 
         def at(x: PyTree) -> Diagnosis:
+            if isinstance(problem, Selection):
+                return _selection(problem, weights, placed, x, tolerance)
+            if isinstance(problem, MultiSequence):
+                return _sequences(problem, weights, placed, x, y)
             if not isinstance(problem, TwoLevel):
                 return _single(problem, weights, placed, x)
             return _diagnose(problem, _level(problem, weights), placed, x, y, tolerance)
@@ -191,17 +208,17 @@ def _double(point: PyTree) -> PyTree:
 
 
 def _diagnose(
-    problem: TwoLevel, level: _Level, data: Placed, x: PyTree, y: PyTree, tolerance: float
+    problem: TwoLevel, level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: float
 ) -> Diagnosis:
     start = level.spread(y, data)
     if level.project is None and level.symmetric:
-        solved, first, last = _newton(level, data, x, start, tolerance)
+        solved, first, last = newton(level, data, x, start, tolerance)
         scale = first
         gradient, relative = _adjoint(level, data, x, solved, tolerance)
     else:
-        solved, scale, last, step = _extragradient(level, data, x, start, tolerance)
+        solved, scale, last, step = extragradient(level, data, x, start, tolerance)
         gradient, relative = _forward(level, data, x, solved, step, tolerance)
-        gap = _residual(level, data, x, start, step)
+        gap = natural_residual(level, data, x, start, step)
         first = tree.norm(level.gather(gap, data)) / step
     found = level.gather(solved, data)
     return Diagnosis(
@@ -241,10 +258,47 @@ def _single(problem: Minimization | Composition, weights: Weights, data: Placed,
     return Diagnosis(gradient, norm, _stationarity(problem, x, gradient), float(value))
 
 
+def _selection(problem: Selection, weights: Weights, data: Placed, x: PyTree, tolerance: float) -> Diagnosis:
+    """Of f over the optima of h."""
+    found = judge(problem, weights, data, x, tolerance)
+    return Diagnosis(
+        hypergradient=found.slope,
+        hypergradient_norm=float(tree.norm(found.slope)),
+        stationarity=found.stationarity,
+        objective=found.objective,
+        lower_residual=found.residual,
+        lower_distance=found.distance,
+        solved_residual=found.moved,
+        solved=found.solved,
+    )
+
+
+def _sequences(problem: MultiSequence, weights: Weights, data: Placed, x: PyTree, Z: PyTree) -> Diagnosis:
+    """The maps' means at x and Z themselves."""
+
+    @jax.jit
+    def maps(x: PyTree, Z: PyTree, data: Placed) -> tuple[PyTree, list[PyTree]]:
+        mean = partial(federated_mean, data=data, weights=weights)
+        S = [mean(s)(before, z) for s, before, z in zip(problem.S, (x, *Z), Z, strict=False)]
+        return mean(problem.P)(x, Z), S
+
+    P, S = maps(x, Z, data)
+    norm = float(tree.norm(P))
+    return Diagnosis(
+        hypergradient=P,
+        hypergradient_norm=norm,
+        stationarity=norm,
+        objective=None,
+        y=Z,
+        lower_residual=float(tree.norm(S)),
+        sequence_residuals=tuple(float(tree.norm(s)) for s in S),
+    )
+
+
 # The problems over their pooled data
 
 
-def _level(problem: TwoLevel, weights: Weights) -> _Level:
+def _level(problem: TwoLevel, weights: Weights) -> Level:
     """The problem in the common form; the same object for the same problem, so that nothing recompiles."""
     try:
         return _cached_level(problem, weights)
@@ -253,7 +307,7 @@ def _level(problem: TwoLevel, weights: Weights) -> _Level:
 
 
 @lru_cache(maxsize=16)
-def _cached_level(problem: TwoLevel, weights: Weights) -> _Level:
+def _cached_level(problem: TwoLevel, weights: Weights) -> Level:
     if isinstance(problem, Personalized):
         return _personal(problem, weights)
     if isinstance(problem, MPEC):
@@ -268,10 +322,10 @@ def _cached_level(problem: TwoLevel, weights: Weights) -> _Level:
     def lower(x: PyTree, y: PyTree, data: Placed) -> PyTree:
         return jax.grad(federated_mean(bilevel.lower, data, weights=weights), argnums=1)(x, y)
 
-    return _Level(upper, lower, None if project.trivial else lambda y, x, data: project(y, x), True)
+    return Level(upper, lower, None if project.trivial else lambda y, x, data: project(y, x), True)
 
 
-def _personal(problem: Personalized, weights: Weights) -> _Level:
+def _personal(problem: Personalized, weights: Weights) -> Level:
     """Y has a leading client axis, and the clients' lower levels are apart."""
 
     def upper(x: PyTree, y: PyTree, data: Placed) -> Any:
@@ -287,10 +341,10 @@ def _personal(problem: Personalized, weights: Weights) -> _Level:
     def onto(y: PyTree, x: PyTree, data: Placed) -> PyTree:
         return data.each_client(lambda client, y: problem.project_y(y, x, client), y)
 
-    return _Level(upper, lower, None if problem.project_y.trivial else onto, True)
+    return Level(upper, lower, None if problem.project_y.trivial else onto, True)
 
 
-def _per_sample(problem: MPEC, weights: Weights) -> _Level:
+def _per_sample(problem: MPEC, weights: Weights) -> Level:
     """Y has a leading axis of all samples: each has its own variational inequality.
 
     A result's y has one of clients, whose mean responses they are.
@@ -319,105 +373,28 @@ def _per_sample(problem: MPEC, weights: Weights) -> _Level:
     def onto(y: PyTree, x: PyTree, data: Placed) -> PyTree:
         return jax.vmap(lambda y, sample: problem.project_y(y, x, sample))(y, data.train)
 
-    return _Level(upper, lower, None if problem.project_y.trivial else onto, False, spread, gather)
-
-
-# Solving the lower level
-
-
-def _newton(
-    level: _Level, data: Placed, x: PyTree, y: PyTree, tolerance: float
-) -> tuple[PyTree, Array, Array]:
-    """Newton's method; a step is halved until the residual falls. y(x), the first and the last residual."""
-    new, first, after = _newton_step(level, data, x, y, 1.0)
-    last, aim = first, tolerance * (1 + first)
-    for _ in range(NEWTON_STEPS):
-        if not after < last:
-            break
-        y, last = new, after
-        if last <= aim:
-            break
-        new, _, after = _newton_step(level, data, x, y, aim)
-    return y, first, last
-
-
-@partial(jax.jit, static_argnums=0)
-def _newton_step(level: _Level, data: Placed, x: PyTree, y: PyTree, aim: Real) -> tuple[PyTree, Array, Array]:
-    """A step, and the residuals before and after it; ``aim`` is the residual that is wanted in the end."""
-    slope = level.lower(x, y, data)
-    before = tree.norm(slope)
-    # no more accuracy than the step can use, so that far from the solution products are saved
-    accuracy = jnp.maximum(jnp.minimum(0.1, jnp.sqrt(before)), 0.1 * aim / jnp.maximum(before, aim))
-    direction, _ = _cg(level, x, y, data, slope, accuracy)
-
-    def shorter(state: tuple[Array, PyTree, Array]) -> tuple[Array, PyTree, Array]:
-        length = state[0] / 2
-        new = tree.axpy(-length, direction, y)
-        return length, new, tree.norm(level.lower(x, new, data))
-
-    def unfinished(state: tuple[Array, PyTree, Array]) -> Array:
-        return ~(state[2] < (1 - 1e-4 * state[0]) * before) & (state[0] > 1e-6)
-
-    _, new, after = jax.lax.while_loop(unfinished, shorter, (jnp.asarray(2.0), y, before))
-    return new, before, after
-
-
-def _cg(level: _Level, x: PyTree, y: PyTree, data: Placed, b: PyTree, accuracy: Real) -> tuple[PyTree, Array]:
-    """``[∇_y G]⁻¹ b`` and the relative residual."""
-
-    def product(v: PyTree) -> PyTree:
-        return jax.jvp(lambda y: level.lower(x, y, data), (y,), (v,))[1]
-
-    operator = lx.FunctionLinearOperator(product, jax.eval_shape(lambda: y), lx.positive_semidefinite_tag)
-    solver = lx.CG(rtol=accuracy, atol=0.0, max_steps=CG_STEPS)
-    v = lx.linear_solve(operator, b, solver, throw=False).value
-    return v, tree.norm(tree.sub(product(v), b)) / jnp.maximum(tree.norm(b), jnp.finfo(float).tiny)
-
-
-@partial(jax.jit, static_argnums=0)
-def _extragradient(
-    level: _Level, data: Placed, x: PyTree, y: PyTree, tolerance: Real
-) -> tuple[PyTree, Array, Array, Array]:
-    """y(x), the residual ‖y − P(y − sG(y))‖/s at the start and at the end, and the step s."""
-
-    def G(y: PyTree) -> PyTree:
-        return level.lower(x, y, data)
-
-    def onto(y: PyTree) -> PyTree:
-        return y if level.project is None else level.project(y, x, data)
-
-    scale = 1 + vi.residual(G, onto, y)
-    found = vi.extragradient(G, onto, y, tol=0.1 * tolerance, scale=scale, max_steps=PROJECTED_STEPS)
-    first, last = (vi.residual(G, onto, at, found.alpha) / found.alpha for at in (y, found.y))
-    return found.y, first, last, found.alpha
+    return Level(upper, lower, None if problem.project_y.trivial else onto, False, spread, gather)
 
 
 # The hypergradient
 
 
 @partial(jax.jit, static_argnums=0)
-def _adjoint(level: _Level, data: Placed, x: PyTree, y: PyTree, tolerance: Real) -> tuple[PyTree, Array]:
+def _adjoint(level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: Real) -> tuple[PyTree, Array]:
     f_x, f_y = jax.grad(level.upper, argnums=(0, 1))(x, y, data)
-    v, relative = _cg(level, x, y, data, f_y, tolerance)
+    v, relative = cg(level, x, y, data, f_y, tolerance)
     (indirect,) = jax.vjp(lambda x: level.lower(x, y, data), x)[1](v)
     return tree.sub(f_x, indirect), relative
 
 
 @partial(jax.jit, static_argnums=0)
-def _residual(level: _Level, data: Placed, x: PyTree, y: PyTree, step: Real) -> PyTree:
-    """The natural residual as a vector, y − P_Y(y − s G(x, y))."""
-    moved = tree.axpy(-step, level.lower(x, y, data), y)
-    return tree.sub(y, moved if level.project is None else level.project(moved, x, data))
-
-
-@partial(jax.jit, static_argnums=0)
 def _forward(
-    level: _Level, data: Placed, x: PyTree, y: PyTree, step: Real, tolerance: Real
+    level: Level, data: Placed, x: PyTree, y: PyTree, step: Real, tolerance: Real
 ) -> tuple[PyTree, Array]:
     """One linear system for every coordinate of x: projections need no derivative backwards."""
 
     def residual(x: PyTree, y: PyTree) -> PyTree:
-        return _residual(level, data, x, y, step)
+        return natural_residual(level, data, x, y, step)
 
     def product(v: PyTree) -> PyTree:
         return jax.jvp(lambda y: residual(x, y), (y,), (v,))[1]
