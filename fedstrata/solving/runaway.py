@@ -3,7 +3,9 @@
 A metric that solving makes small, a function of x alone (`Problem.objective`), is to end below its start: ten
 times above is no noise of a method that works. A metric that follows a second variable too
 (`Problem.settling`) may rise while that finds its place, but then it settles: ten times above all of the
-first half of the run is a run that grows without end.
+first half of the run is a run that grows without end. So is it judged, too, where the start of the first kind
+is zero, or as good as zero beside what came after: a start at the solution gives no scale, and noise around
+it is no growth.
 """
 
 from __future__ import annotations
@@ -37,18 +39,30 @@ def runaway(problem: Problem, method: Method, x0: PyTree, history: Mapping[str, 
     rounding = float(np.sqrt(max(np.finfo(leaf.dtype).eps for leaf in jax.tree.leaves(x0))))
     objective = method.objective_of(problem)
     if objective is not None and objective in history and _inside(problem, x0):
-        start, end = float(history[objective][0]), float(history[objective][-1])
-        if end > start + FACTOR * abs(start) + rounding:
+        values = np.asarray(history[objective], float)
+        start, end = float(values[0]), float(values[-1])
+        if abs(start) <= rounding * np.abs(values).max():
+            away = _grows(values, rounding)
+        else:
+            away = end > start + FACTOR * abs(start) + rounding
+        if away:
             return Runaway(objective, start, end)
     for name in problem.settling:
         values = np.asarray(history.get(name, ()), float)
-        if len(values) < 2:
-            continue
-        factor = FACTOR if len(values) >= FEW else FACTOR_OF_FEW
-        before = np.abs(values[: max(1, len(values) // 2)]).max()
-        if values[-1] > factor * before + rounding:
+        if _grows(values, rounding):
             return Runaway(name, float(values[0]), float(values[-1]))
     return None
+
+
+def _grows(values: np.ndarray, rounding: float) -> bool:
+    """Whether the end is far above all of the first half; where that is zero, above all that came before."""
+    if len(values) < 2:
+        return False
+    factor = FACTOR if len(values) >= FEW else FACTOR_OF_FEW
+    before = np.abs(values[: max(1, len(values) // 2)]).max()
+    if before <= rounding * np.abs(values).max():
+        before = np.abs(values[:-1]).max()
+    return bool(before > 0 and values[-1] > factor * before + rounding)
 
 
 def _inside(problem: Problem, x0: PyTree) -> bool:

@@ -62,6 +62,19 @@ def test_two_levels_may_rise_and_settle():
     assert quiet(TWO, {"upper": [0.7, 1e4]}) == Runaway("upper", 0.7, 1e4)
 
 
+def test_a_start_at_the_solution_gives_no_scale():
+    """Noise that a loss of zero rises to is no growth; what goes on growing is, in any unit."""
+    for unit in (1.0, 1e6):
+        noisy = unit * np.array([0.0, 0.3, 0.2, 0.5, 0.4, 0.6])
+        assert quiet(HALF, {"loss": noisy}) is None
+        assert quiet(HALF, {"loss": noisy + 1e-7 * unit}) is None
+        assert quiet(HALF, {"loss": unit * np.array([0.0, 1.0])}) is None
+        assert quiet(TWO, {"upper": unit * np.array([0.0, 5.0])}) is None
+        grown = unit * np.array([0.0, 1.0, 1e3, 1e6, 1e9])
+        assert quiet(HALF, {"loss": grown}) == Runaway("loss", 0.0, unit * 1e9)
+        assert quiet(TWO, {"upper": grown * [0, 0, 1, 1, 1]}) == Runaway("upper", 0.0, unit * 1e9)
+
+
 def test_a_loss_that_is_not_finite_at_the_start():
     """No step was made, so that no step can be too large."""
     log = fs.Minimization(lambda x, s: (s["a"] * np.nan * x).sum())
