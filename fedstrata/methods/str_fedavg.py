@@ -30,6 +30,9 @@ of about 1. With an estimated L_h the rules' own steps are kept within γ̃ ≤ 
 1/(L_max/L_h + ηL_f), where L_max is the largest curvature of one client's loss. A given L_h (1: the loss as
 it is) and a given γ̃ are used as they are.
 
+The original has no set. As in FedAvg the server projects, and the gradients of line 5 are at y's projection;
+with sets X_i of their own, clients project each step instead.
+
 Reveals only averages. Needs gradients, and products for the scale. K = 1 with the rule "decreasing" is the
 iteratively regularised gradient method (Solodov 2007).
 """

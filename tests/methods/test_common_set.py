@@ -122,6 +122,10 @@ LOCAL = {
     "FedMSPP": lambda gamma: (minimization, fs.FedMSPP(0.5, gamma, H=4)),
     "FedAC": lambda gamma: (minimization, fs.FedAC(gamma, 1.0, K=4)),
     "LocalSGDA": lambda gamma: (minimax, fs.LocalSGDA(gamma, gamma, tau=4)),
+    "StRFedAvg": lambda gamma: (
+        selection,
+        fs.StRFedAvg("geometric", K=4, gamma=4 * gamma, L_h=1.0, eta=1e-9, eta_end=1e-12),
+    ),
 }
 
 
@@ -142,6 +146,21 @@ def test_sets_of_their_own_are_projected_onto_by_the_clients():
     result = fs.solve(own, fs.FedAvg(0.1), data, np.zeros(2), rounds=1, progress=False)
     steps = np.minimum(0.1 * A, 0.1 * np.arange(3)[:, None])
     np.testing.assert_allclose(result.x, steps.mean(0), rtol=1e-12)
+
+
+def test_no_loss_of_a_selection_is_evaluated_outside_of_its_set():
+    """log(1 + x) has no value below −1, where the first of two local steps leads. By hand, from x = ½."""
+    growth = fs.Selection(
+        lambda x, s: half(x, s["a"]), lambda x, s: jnp.log1p(x).sum(), project=fs.sets.NonNegative()
+    )
+    method = fs.StRFedAvg("decreasing", K=2, gamma=0.8, L_h=1.0, eta=0.1)
+    start = {"rounds": 1, "progress": False, "default_metrics": False}
+    result = fs.solve(growth, method, data, np.full(2, 0.5), **start)
+    y = np.full((3, 2), 0.5)
+    for _ in range(2):
+        at = np.maximum(y, 0)
+        y = y - 0.4 * (at - A + 0.1 / (1 + at))
+    np.testing.assert_allclose(result.x, np.maximum(y.mean(0), 0), rtol=1e-12)
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ counts against the divided loss.
 
 A nonsmooth part of h enters by its proximal map, taken by the server after averaging, and so does a set that
 all clients share: the mean of points that clients project themselves stays off a boundary on which they
-disagree. A nonsmooth part of f enters likewise or, given μ, by the gradient of its Moreau envelope, in the
-clients' steps.
+disagree. As in FedAvg clients step from points that they do not project, along gradients at their
+projections, so that no loss is evaluated outside of the set. A nonsmooth part of f enters likewise or, given
+μ, by the gradient of its Moreau envelope, in the clients' steps.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class Regularized(Method[Selection, StateT]):
         """A client's K steps on ``h_i/L_h + ηf_i`` from x; returns how far it came."""
 
         def step(y: PyTree, key: Key) -> PyTree:
-            g_h, g_f = self.both_gradients(problem, f, client, key, y, mu)
+            g_h, g_f = self.both_gradients(problem, f, client, key, problem.project.common(y), mu)
             y = tree.axpy(-steps.h, g_h, tree.axpy(-steps.f, g_f, y))
             return problem.project.own(y, client)
 
