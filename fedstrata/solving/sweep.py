@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -111,6 +112,8 @@ def _side_by_side(
     """A run for every method and seed, methods outermost; ``datasets`` has one per seed, or none."""
     setup, problem = first.setup, first.setup.problem
     planned = [first.methods[0], *(check_method(setup, m, first.rounds) for m in methods[1:])]
+    for caution in dict.fromkeys(c for m in planned[1:] for c in m.cautions_at(first.x0)):
+        warnings.warn(caution, stacklevel=4)
     starts = [initial_carry(problem, m, first.x0, first.y0, setup.clients) for m in planned]
     lanes = [(m, s) for m in range(len(planned)) for s in range(len(seeds))]
     return replace(

@@ -31,3 +31,13 @@ def test_it_is_said_where_a_run_would_stay_where_it_is():
     problem = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
     with pytest.warns(UserWarning, match="FedRZO: eta=1e-05 is lost in rounding"):
         fs.solve(problem, fs.FedRZO(0.1, eta=1e-5), data, np.full(1, 990.0), rounds=1, progress=False)
+
+
+def test_every_method_of_a_sweep_is_looked_at():
+    data = fs.FederatedData.from_clients([{"a": np.array([[1000.0]])}] * 2)
+    problem = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
+    grid = [fs.FedRZO(0.1, eta=eta) for eta in (1e-2, 1e-5, 1e-6)]
+    with pytest.warns(UserWarning, match="is lost in rounding") as found:
+        fs.sweep(problem, grid, data, np.full(1, 990.0), rounds=0, progress=False)
+    assert [str(w.message)[:17] for w in found] == ["FedRZO: eta=1e-05", "FedRZO: eta=1e-06"]
+    assert {w.filename for w in found} == {__file__}
