@@ -31,6 +31,18 @@ PROBLEM = fs.Minimization(lambda x, s: (x**2).sum())
             "sweep has no argument 'seed'. Did you mean 'seeds'",
         ),
         (lambda: fs.Fedavg, AttributeError, "no attribute 'Fedavg'. Did you mean 'FedAvg'"),
+        (lambda: fs.data.digit, AttributeError, "'fedstrata.data' has no attribute 'digit'. .* 'digits'"),
+        (lambda: fs.models.MLP, AttributeError, "Did you mean 'mlp'"),
+        (lambda: fs.track.Tensorboard, AttributeError, "Did you mean 'TensorBoard'"),
+        (lambda: fs.engines.Simulate, AttributeError, "Did you mean 'Simulated'"),
+        (lambda: fs.methods.FedAvgs, AttributeError, "Did you mean 'FedAvg'"),
+        (lambda: fs.problems.Bilevl, AttributeError, "Did you mean 'Bilevel'"),
+        (lambda: fs.sets.box, AttributeError, "Did you mean 'Box'"),
+        (lambda: fs.prox.L_1, AttributeError, "Did you mean 'L1'"),
+        (lambda: fs.dro.KL, AttributeError, "Did you mean 'kl'"),
+        (lambda: fs.diagnostics.stationary, AttributeError, "Did you mean 'stationarity'"),
+        (lambda: fs.models.losses.cross, AttributeError, "Did you mean .*'cross_entropy'"),
+        (lambda: fs.fairness.__nothing__, AttributeError, r"'fedstrata.problems.fairness' .*__nothing__'\.$"),
         (lambda: fs.models.for_data("softmax", DATA), fs.DataError, r"must be integers.*y\.astype\(int\)"),
         (
             lambda: fs.solve(
@@ -48,6 +60,13 @@ PROBLEM = fs.Minimization(lambda x, s: (x**2).sum())
 def test_what_was_meant(call, kind, words):
     with pytest.raises(kind, match=words):
         call()
+
+
+def test_names_that_are_there_are_found_as_before():
+    from fedstrata.data import loaders  # a module of a package with a __getattr__
+
+    assert loaders.digits is fs.data.digits
+    assert not hasattr(fs.sets, "numpi")
 
 
 def test_signatures_stay():

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from fedstrata.core.problem import Problem
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import Given
 from fedstrata.core.types import Function, PyTree, Real, Weights
+from fedstrata.core.words import misspelt
 from fedstrata.estimators.sphere import sphere, two_point
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Minimization
 from fedstrata.solving.result import Result
@@ -309,3 +310,7 @@ def federated_mean(
     """The clients' mean of the full-batch mean of ``function(…, sample)``, as a function of the rest."""
     placed = data.placed() if isinstance(data, FederatedData) else data
     return partial(placed.mean, function, shares=placed.shares(weights), part=part)
+
+
+if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+    __getattr__ = misspelt(__name__)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,8 +20,29 @@ def listed(words: Sequence[str]) -> str:
 
 def suggest(word: str, known: Sequence[str]) -> str:
     """``". Did you mean 'x'?"`` where something is close, else a full stop."""
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    folded: dict[str, list[str]] = {}  # capitals are what is most often mistaken
+    for name in known:
+        folded.setdefault(name.casefold(), []).append(name)
+    matches = difflib.get_close_matches(word.casefold(), folded, n=3, cutoff=0.5)
+    close = [name for match in matches for name in folded[match]][:3]
     return f". Did you mean {' or '.join(map(repr, close))}?" if close else "."
+
+
+def misspelt(module: str) -> Callable[[str], NoReturn]:
+    """A module's ``__getattr__``: a name that it does not have is an error with what was meant.
+
+    Args:
+        module: its name, ``__name__``. What it knows is its ``__all__``, else what it defines itself.
+    """
+
+    def get(name: str) -> NoReturn:
+        own = vars(sys.modules[module])
+        defined = [n for n, value in own.items() if getattr(value, "__module__", None) == module]
+        known = [n for n in own.get("__all__", defined) if not n.startswith("_")]
+        close = "." if name.startswith("_") else suggest(name, known)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}{close}", name=name)
+
+    return get
 
 
 def spelling(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -1,6 +1,9 @@
 """Federated data: tables and files, stores and sources, statistics, partitioners, loaders."""
 
+from typing import TYPE_CHECKING
+
 from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.core.words import misspelt
 from fedstrata.data.fetch import DataNotFound
 from fedstrata.data.files import from_csv
 from fedstrata.data.formats import CorruptData
@@ -69,3 +72,6 @@ __all__ = [
     "wikimaths",
     "write_store",
 ]
+
+if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+    __getattr__ = misspelt(__name__)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from fedstrata.core.fed import ClientError, Engine
+from fedstrata.core.words import misspelt
 from fedstrata.engines.debug import Debug
 from fedstrata.engines.sharded import PeerLost, Sharded, connect
 from fedstrata.engines.simulated import Simulated
@@ -53,3 +55,6 @@ __all__ = [
     "connect",
     "engine_of",
 ]
+
+if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+    __getattr__ = misspelt(__name__)

@@ -1,6 +1,9 @@
 """One paper's algorithm, one file."""
 
+from typing import TYPE_CHECKING
+
 from fedstrata.core.method import METHODS, Method
+from fedstrata.core.words import misspelt
 from fedstrata.methods.afl import AFL
 from fedstrata.methods.big_sam import BiGSAM
 from fedstrata.methods.compositional_fedavg import CompositionalFedAvg
@@ -72,3 +75,6 @@ __all__ = [
     "SimFBO",
     "StRFedAvg",
 ]
+
+if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+    __getattr__ = misspelt(__name__)

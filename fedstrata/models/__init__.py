@@ -9,6 +9,9 @@ A sample is ``{"x": input, "y": label}``. Every constructor returns the same obj
 so that compiled programs are used again. `MODELS` and `LOSSES` know them by name.
 """
 
+from typing import TYPE_CHECKING
+
+from fedstrata.core.words import misspelt
 from fedstrata.models import losses
 from fedstrata.models.images import cnn, resnet, resnet20
 from fedstrata.models.losses import LOSSES, Loss
@@ -35,3 +38,6 @@ __all__ = [
     "resnet20",
     "softmax",
 ]
+
+if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+    __getattr__ = misspelt(__name__)

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedstrata.core.types import Array, Integer
-from fedstrata.core.words import suggest
+from fedstrata.core.words import misspelt, suggest
 
 Labels: TypeAlias = Literal["classes", "two", "numbers"]
 
@@ -125,3 +125,6 @@ LOSSES: dict[str, Loss] = {
     "absolute": Loss(absolute),
     "huber": Loss(huber),
 }
+
+if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+    __getattr__ = misspelt(__name__)

@@ -1,6 +1,9 @@
 """What is to be solved: problem classes, sets and projections, regularisers, test problems."""
 
+from typing import TYPE_CHECKING
+
 from fedstrata.core.problem import Problem, Projection
+from fedstrata.core.words import misspelt
 from fedstrata.problems import dro, fairness, prox, sets
 from fedstrata.problems.classes import (
     MPEC,
@@ -47,3 +50,6 @@ __all__ = [
     "sets",
     "underdetermined",
 ]
+
+if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+    __getattr__ = misspelt(__name__)

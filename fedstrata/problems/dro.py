@@ -25,7 +25,7 @@ Where there is an η, the main variable is `Lifted` (x, η): start from a plain 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.problem import FUNCTION, Mean, known_weights
 from fedstrata.core.term import Given, per_sample
 from fedstrata.core.types import Array, Function, PyTree, Real, Weights
+from fedstrata.core.words import misspelt
 from fedstrata.problems import risks
 from fedstrata.problems._parameters import pytree
 from fedstrata.problems.classes import Composition, Minimax
@@ -396,3 +397,7 @@ class Floored(Set):
     def _project(self, v: jax.Array) -> jax.Array:
         floor = jnp.asarray(self.floor, v.dtype)
         return floor + Simplex(1 - v.size * self.floor)(v - floor)
+
+
+if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+    __getattr__ = misspelt(__name__)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.problem import FUNCTION, Mean
 from fedstrata.core.term import Given, Term, alike, per_sample, together
 from fedstrata.core.types import DType, Function, PyTree, Weights
+from fedstrata.core.words import misspelt
 from fedstrata.problems.classes import Composition, Minimax
 from fedstrata.problems.dro import Dual, Floored, by_group, clients_mean, group_sizes, ratio
 
@@ -287,3 +288,7 @@ def worst_violation(
         return jnp.max(jax.nn.relu(rate - epsilon - rates))
 
     return metric
+
+
+if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+    __getattr__ = misspelt(__name__)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
 from fedstrata.core.types import PyTree, Real
+from fedstrata.core.words import misspelt
 from fedstrata.problems._parameters import Checked, entries, number, pytree, real, scalar, static
 from fedstrata.problems.sets import HIGHEST, MoreauIndicator, Set, contains
 
@@ -449,3 +450,7 @@ class Indicator(Regularizer):
 
     def envelope(self, x: PyTree, mu: Real) -> jax.Array:  # noqa: D102
         return MoreauIndicator(self.set, mu)(x)
+
+
+if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+    __getattr__ = misspelt(__name__)

@@ -19,7 +19,7 @@ Array([ 1. , -0.5], dtype=float32)
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
 from fedstrata.core.types import PyTree, Real
+from fedstrata.core.words import misspelt
 from fedstrata.problems._feasibility import Implied
 from fedstrata.problems._parameters import (
     Checked,
@@ -554,3 +555,7 @@ def _pairs(lower: PyTree, upper: PyTree) -> list[tuple[Any, Any]]:
     if len(high) == 1 and np.shape(high[0]) == ():
         return [(a, high[0]) for a in low]
     return []
+
+
+if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+    __getattr__ = misspelt(__name__)

@@ -17,7 +17,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from fedstrata.core.words import misspelt
 
 Row = Mapping[str, float]  # an evaluation: the round, what was sent so far, seconds, metrics
 
@@ -302,3 +304,6 @@ def _module(name: str, tracker: str, extra: str) -> Any:
 
 
 __all__ = ["Csv", "MLflow", "Row", "Run", "TensorBoard", "Tracker", "WandB"]
+
+if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+    __getattr__ = misspelt(__name__)
