@@ -21,6 +21,9 @@ the cotangents at y are averaged in exchanges of their own before line 3. A leve
 (`LogMeanExp`) is followed as log g; y stays above β times the newest estimate, which γ_y > 1 could pass, and
 in line 4 above β/K of g_k(x_k; ζ_t), so that a y which has fallen behind lets no sample weigh more than K/β.
 
+With minibatches and such a level training is chaotic, the more so with γ_x, γ_y > 1: rounding alone moves
+where a run ends by several points of accuracy (docs/methods/robust.md). Judge it by several seeds.
+
 Reveals only averages, and with a level in the log domain each client's replies. Needs gradients, products
 with g's Jacobian.
 """
