@@ -193,6 +193,8 @@ def main() -> None:
         row("network of 159 k parameters", network, 1000, 200, 1000, 10)
         row("network of 159 k parameters", network, 1000, 200, 50, 50)
     unequal()
+    if options.large:
+        unequal(20_000)
 
 
 if __name__ == "__main__":

@@ -199,3 +199,13 @@ def test_groups_cost_what_their_samples_cost():
         _, groups = storage.groups_of(sizes.astype(np.int32), None)
         assert sum(g.clients for g in groups) == len(sizes)
         assert sum(g.clients * g.train for g in groups) <= 1.5 * sizes.sum()
+
+
+def test_an_accelerator_starts_fewer_groups_while_padding_is_cheaper():
+    """Joining costs at most what it saves: ``launch`` rows for each group less."""
+    sizes = np.random.default_rng(0).zipf(1.5, 400).clip(1, 2000).astype(np.int32)
+    rows = [storage.groups_of(sizes, None, launch)[1] for launch in (0, 10_000, 10**9)]
+    counts, passes = [len(g) for g in rows], [sum(g.clients * g.train for g in own) for own in rows]
+    assert counts[0] > counts[1] > counts[2] == 1
+    assert passes[1] - passes[0] <= 10_000 * (counts[0] - counts[1])
+    assert all(sum(g.clients for g in own) == len(sizes) for own in rows)

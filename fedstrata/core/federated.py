@@ -35,7 +35,7 @@ from fedstrata.core.samples import (
 from fedstrata.core.scaled import is_scaled, opened, scaled
 from fedstrata.core.shown import line
 from fedstrata.core.source import ScaledSource, Source, rows_of, source_digest
-from fedstrata.core.storage import NOBODY, Group, Part, Placed, common_size, groups_of
+from fedstrata.core.storage import NOBODY, Group, Part, Placed, common_size, groups_of, launch_rows
 from fedstrata.core.types import PyTree
 
 
@@ -498,7 +498,7 @@ class FederatedData:
             part(self.valid, self.valid_sizes, "valid"),
         )
         assert training is not None
-        order, groups = groups_of(self.sizes, self.valid_sizes)
+        order, groups = groups_of(self.sizes, self.valid_sizes, launch_rows(self.train))
         return Placed(
             training,
             validation,

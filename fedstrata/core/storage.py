@@ -29,6 +29,7 @@ from fedstrata.core.types import Array, Function, Integer, PyTree
 NOBODY = 2**31 - 1  # the number of a client that fills up an array
 PADDING = 1.5  # rows for each real one up to which clients stay in one group
 JOINED = 1.2  # the same, up to which groups of like sizes are joined again
+LAUNCH = 2**22  # numbers of padding that an accelerator reads in the time in which it starts one more group
 
 
 class Group(NamedTuple):
@@ -253,9 +254,15 @@ def _samples(part: Part, index: Integer, equal: int | None, capacity: int) -> Sa
 
 
 def groups_of(
-    sizes: np.ndarray, valid_sizes: np.ndarray | None
+    sizes: np.ndarray, valid_sizes: np.ndarray | None, launch: int = 0
 ) -> tuple[np.ndarray | None, tuple[Group, ...]]:
-    """The clients by size and their groups; no order where one group is good enough."""
+    """The clients by size and their groups; no order where one group is good enough.
+
+    Args:
+        sizes: how many training samples each client has.
+        valid_sizes: the same for validation samples, where there are any.
+        launch: how many rows cost as much as to start one more group, see `launch_rows`.
+    """
     valid = np.zeros_like(sizes) if valid_sizes is None else valid_sizes
     whole = Group(len(sizes), int(sizes.max()), int(valid.max()))
     real = int(sizes.sum() + valid.sum())
@@ -271,10 +278,17 @@ def groups_of(
     while len(groups) > 1:
         joined = [[*groups[:g], _join(*groups[g : g + 2]), *groups[g + 2 :]] for g in range(len(groups) - 1)]
         best = min(joined, key=_rows)
-        if _rows(best) > allowed:
+        if _rows(best) > allowed and _rows(best) - _rows(groups) > launch:
             break
         groups = best
     return order, tuple(groups)
+
+
+def launch_rows(samples: PyTree) -> int:
+    """How many rows of these arrays cost as much as to start one more group: none on a CPU."""
+    leaves = jax.tree.leaves(samples)
+    width = sum(leaf[0].size for leaf in leaves)
+    return 0 if jax.default_backend() == "cpu" else LAUNCH // max(1, width)
 
 
 def _rows(groups: list[Group]) -> int:
