@@ -227,6 +227,14 @@ def test_divergence_names_round_quantity_and_hint(tmp_path):
     assert (tmp_path / "checkpoint.safetensors").exists()
 
 
+def test_divergence_of_many_variables_stays_readable():
+    problem = fs.Minimization(lambda x, s: sum((v - s["a"].sum()) ** 2 for v in x))
+    data = fs.FederatedData.from_clients([{"a": np.ones((2, 1), np.float32)}] * 2)
+    with pytest.raises(fs.Diverged, match=r"\(.*\[0\].*\[3\] and 26 more\) is not finite") as caught:
+        fs.solve(problem, fs.FedAvg(gamma=1e6), data, [0.0] * 30, rounds=50, eval_every=50, progress=False)
+    assert "[4]" not in str(caught.value)
+
+
 def test_debug_engine_names_the_client():
     def picky(x, sample):
         return jnp.where(sample["a"].sum() < 0, jnp.nan, 1.0) * (x**2).sum()

@@ -619,7 +619,8 @@ def _explain(method: Method, round_number: int, quantity: str, carry: Carry) -> 
         )
     if quantity == "state":
         leaves = tree.nonfinite_leaves(carry.state)
-        quantity = f"state ({', '.join(leaves)})" if leaves else "state"
+        more = f" and {len(leaves) - 4} more" if len(leaves) > 4 else ""  # a network has dozens
+        quantity = f"state ({', '.join(leaves[:4])}{more})" if leaves else "state"
     steps = {n: v for n, v in method.describe().items() if isinstance(v, float)}
     return (
         f"{type(method).__name__} diverged: the {quantity} is not finite after round {round_number}. "
