@@ -124,11 +124,13 @@ def _messages(debug: bool = False, file: str = "") -> Iterator[None]:
         raise typer.Exit(130) from None
     except Exception as error:
         from fedstrata.data import CorruptData, DataError, DataNotFound
+        from fedstrata.engines.callbacks import TooFewThreads
         from fedstrata.experiments import ExperimentError
         from fedstrata.report import ReportError
         from fedstrata.solving.checkpoint import CheckpointError
 
         ours = (ExperimentError, ReportError, DataError, DataNotFound, CorruptData, CheckpointError, OSError)
+        ours += (TooFewThreads,)
         at = _line(error, Path(file)) if file else ""
         if debug or not (isinstance(error, ours) or at):
             raise

@@ -463,3 +463,19 @@ def test_the_pages_examples_are_experiments(invoke, tmp_path):
         assert experiment.build(experiment.settings[0]).data.clients == 10
     for command in re.findall(r"^fedstrata (\w+)", page, flags=re.MULTILINE):
         invoke(command, "--help")
+
+
+def test_one_core_is_one_message_before_anything_is_made(invoke, monkeypatch, tmp_path):
+    """A network's exchanges can hang there: no folder, no certificates, no processes."""
+    import jax
+
+    from fedstrata.engines import callbacks
+
+    monkeypatch.setattr(callbacks, "cores", lambda: 1)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
+    found = invoke("net", "try", "demo", "--out", "there", code=2)
+    assert re.fullmatch(r"Error: .*one core\. Set JAX_NUM_CPU_DEVICES=2 before it starts\.\n", found.stderr)
+    assert not found.stdout
+    found = invoke("net", "run", "demo", str(tmp_path), "--out", "there", code=2)
+    assert "one core" in found.stderr
+    assert not (tmp_path / "there").exists()

@@ -7,6 +7,10 @@ import os
 import jax
 
 
+class TooFewThreads(RuntimeError):
+    """A machine on which JAX's callbacks can hang."""
+
+
 def cores() -> int:
     """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -19,10 +23,10 @@ def need_two_threads(what: str) -> None:
         what: needs them, as the beginning of a sentence.
 
     Raises:
-        RuntimeError: where there is one thread.
+        TooFewThreads: where there is one.
     """
     if jax.default_backend() == "cpu" and max(cores(), jax.local_device_count()) < 2:
-        raise RuntimeError(
+        raise TooFewThreads(
             f"{what} need two threads of JAX, and this process has one core. "
             "Set JAX_NUM_CPU_DEVICES=2 before it starts."
         )

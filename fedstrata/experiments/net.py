@@ -65,6 +65,7 @@ Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", hel
 def _messages() -> Iterator[None]:
     """User errors as one message and exit code 2, Ctrl-C as 130, a network that cannot go on as 3."""
     from fedstrata.core.fed import Unfinished
+    from fedstrata.engines.callbacks import TooFewThreads
 
     try:
         yield
@@ -74,7 +75,7 @@ def _messages() -> Iterator[None]:
     except Unfinished as error:
         typer.echo(f"Stopped: {error}", err=True)
         raise typer.Exit(3) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TooFewThreads) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
 
@@ -318,9 +319,14 @@ def run(
     """Serve a federation: wait for its sites, run the experiment on them, write the report."""
     _log()
     with _messages():
+        from fedstrata.engines.callbacks import need_two_threads
+
+        in_flare = (kit / "startup" / "fed_admin.json").is_file()
+        if not in_flare:
+            need_two_threads("The exchanges of a network")
         plan = plan_of(experiment, kit, quick, seeds, set_)
         folder = out or Path("runs") / f"{plan.experiment.name}-network"
-        if (kit / "startup" / "fed_admin.json").is_file():
+        if in_flare:
             from fedstrata.experiments.flare import submit
 
             submit(kit, plan, folder, resume, typer.echo)
@@ -445,8 +451,10 @@ def try_(
 ) -> None:
     """All of it on this machine: certificates, a process for each client, the run, the report."""
     with _messages():
+        from fedstrata.engines.callbacks import need_two_threads
         from fedstrata.experiments.networked import task_of
 
+        need_two_threads("The exchanges of a network")
         where = str(Path(experiment).resolve()) if Path(experiment).is_file() else experiment
         plan = plan_of(where, Path(), quick, seeds, set_)
         if (out / "network").exists():
