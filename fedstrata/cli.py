@@ -129,8 +129,8 @@ def _messages(debug: bool = False, file: str = "") -> Iterator[None]:
         from fedstrata.report import ReportError
         from fedstrata.solving.checkpoint import CheckpointError
 
-        ours = (ExperimentError, ReportError, DataError, DataNotFound, CorruptData, CheckpointError, OSError)
-        ours += (TooFewThreads,)
+        data = DataError, DataNotFound, CorruptData
+        ours = (ExperimentError, ReportError, *data, CheckpointError, TooFewThreads, OSError)
         at = _line(error, Path(file)) if file else ""
         if debug or not (isinstance(error, ours) or at):
             raise
