@@ -376,3 +376,68 @@ def test_the_maps_of_several_sequences():
     assert found.lower_residual == pytest.approx(np.sqrt(10))
     assert found.objective is None
     assert "residuals of the sequences 3, 1" in repr(found)
+
+
+D = np.array([0.1, 0.7, 3.1])  # none of these is a float32
+B = np.array([[1.0, 2.0, 3.0], [3.0, 0.0, -1.0]])  # of two clients, in the mean (2, 1, 1)
+
+
+def _half(z):
+    return 0.5 * z @ (D * z)
+
+
+@pytest.mark.parametrize(
+    ("problem", "gradient"),
+    [
+        (fs.Minimization(lambda x, s: _half(x - s["b"])), lambda x, b: D * (x - b)),
+        (fs.Composition([lambda x, s: D * (x - s["b"]), _half]), lambda x, b: D**3 * (x - b)),
+        pytest.param(
+            fs.Bilevel(upper=lambda x, y, s: _half(y), lower=lambda x, y, s: _half(y - x - s["b"])),
+            lambda x, b: D * (x + b),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            fs.Minimax(lambda x, y, s: (x + s["b"]) @ y - _half(y)),
+            lambda x, b: (x + b) / D,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            fs.MPEC(leader=lambda x, y, s: _half(y), follower=lambda x, y, s: D * (y - x - s["b"])),
+            lambda x, b: D * (x + b),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            fs.Personalized(
+                server=lambda x, s: _half(x),
+                coupling=lambda x, y: _half(y),
+                client=lambda x, y, s: _half(y - x - s["b"]),
+            ),
+            lambda x, b: D * (2 * x + b),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            fs.Selection(primary=lambda x, s: 0.5 * (D @ (x - s["b"])) ** 2, secondary=_half),
+            lambda x, b: D * x,
+            marks=pytest.mark.slow,
+        ),
+        (
+            fs.MultiSequence(P=lambda x, Z, s: D * x - Z[0], S=[lambda x, z, s: z - D * s["b"]]),
+            lambda x, b: D * x - 1,
+        ),
+    ],
+    ids=lambda case: type(case).__name__ if isinstance(case, fs.Problem) else "",
+)
+def test_constants_that_float32_programs_hold(problem, gradient):
+    """A loss that closes over a NumPy array, which a run in float32 has rounded, is diagnosed in float64."""
+    with jax.enable_x64(False):
+        held = jax.make_jaxpr(lambda: D * jnp.ones(3))()
+        assert held.consts[0].dtype == np.float32
+        data = fs.FederatedData.from_clients([{"b": b[None]} for b in B], server={"a": np.ones(1)})
+        y = np.ones((2, 3)) if isinstance(problem, fs.MPEC | fs.Personalized) else np.ones(3)
+        y = (y,) if isinstance(problem, fs.MultiSequence) else y
+        x = np.array([1.0, -2.0, 0.5], np.float32)
+        found = fs.diagnose(at(problem, data, x, y), tolerance=1e-10)
+        np.testing.assert_allclose(found.hypergradient, gradient(x.astype(float), B.mean(0)), rtol=1e-9)
+        # and the other way round: what was diagnosed in float64 is in float32 again
+        after = jax.make_jaxpr(lambda: D * jnp.ones(3))()
+        assert after.consts[0].dtype == np.float32

@@ -31,6 +31,7 @@ from fedstrata.advice.selection import judge
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.federated import FederatedData
+from fedstrata.core.precision import double_precision
 from fedstrata.core.problem import Problem
 from fedstrata.core.scaled import opened
 from fedstrata.core.shown import line
@@ -169,7 +170,7 @@ def diagnose(
     if weights is None:
         raise ValueError("This result does not know the clients' weights of its run: give weights=.")
     problem.check_weights(weights)
-    with jax.enable_x64(True):
+    with double_precision():
         placed = data.placed()
         x, y = _double(result.x), _double(result.y)
         if isinstance(problem, MPEC):
