@@ -10,6 +10,9 @@
 For a `Selection`, min f over argmin h, the set X is argmin h (`fedstrata.advice.selection`); for a
 `MultiSequence` there are the norms of its maps, Σ P and Σ Sⁿ, at the result's x and Z.
 
+Where x has a set X, F is judged by x − P_X(x − ∇F(x)) (`fedstrata.advice.feasible`). Games in which y(x) is
+not unique, and `fedstrata.AFL`, are judged as saddle points (`fedstrata.advice.saddle`).
+
 All sums are over all samples of all clients, in float64, and nothing is counted.
 """
 
@@ -26,7 +29,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedstrata.advice.diagnostics import federated_mean
+from fedstrata.advice.feasible import onto, outside
 from fedstrata.advice.lower import CG_STEPS, Level, cg, extragradient, natural_residual, newton
+from fedstrata.advice.saddle import Saddle, agnostic, game
 from fedstrata.advice.selection import judge
 from fedstrata.core import tree
 from fedstrata.core.client import Client
@@ -34,7 +39,7 @@ from fedstrata.core.federated import FederatedData
 from fedstrata.core.precision import double_precision
 from fedstrata.core.problem import Problem
 from fedstrata.core.scaled import opened
-from fedstrata.core.shown import line
+from fedstrata.core.shown import WIDTH
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree, Real, Weights
@@ -49,10 +54,13 @@ from fedstrata.problems.classes import (
     Selection,
 )
 from fedstrata.problems.conversions import as_bilevel
+from fedstrata.problems.fairness import Constrained
 from fedstrata.solving.result import Result
 
 TwoLevel: TypeAlias = Bilevel | Minimax | Personalized | MPEC
 OneLevel: TypeAlias = Minimization | Composition | Selection | MultiSequence
+MOST_ENTRIES = 10_000  # of x, for a look at the curvature
+CURVED = 1e-6  # to which that system is solved, relatively
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,13 @@ class Diagnosis:
     Attributes:
         hypergradient: ∇F(x).
         hypergradient_norm: ‖∇F(x)‖.
-        stationarity: ‖x − P_X(x − ∇F(x))‖, the same where x is free.
+        stationarity: ‖x − P_X(x − ∇F(x))‖, the same where x is free. With sets X_i of the clients' own, X is
+            their intersection. NaN where it cannot be computed, and ``trouble`` says why.
+        outside: ‖x − P_X(x)‖, how far x is outside of its set, of clients' own sets the largest; None where x
+            is free.
+        distance: ‖[∇²F(x)]⁻¹ ∇F(x)‖, about how far x is from a stationary point: exactly so where F is
+            quadratic, and whatever its conditioning, which the gradient alone does not show. None but for
+            problems of one level in which x is free and has at most 10,000 entries, and where there is none.
         objective: F(x); None for a `MultiSequence`, which has none.
         y: y(x), like the result's y: for an `MPEC` each client's mean of y(x, ξ) over its samples.
         lower_residual: ‖G(x, y)‖ at the result's own y; on a set ‖y − P_Y(y − s G)‖/s. For an `MPEC` of the
@@ -73,7 +87,13 @@ class Diagnosis:
         solved: whether both are within the tolerance, so that the other numbers are exact. It says nothing of
             the result. If not, the lower level has no unique solution that these steps find: nonconvex, or
             too badly scaled.
-        reduction: the stationarity relative to that at ``x0``; None where that was not given.
+        reduction: the stationarity relative to that at ``x0``; None where that was not given, NaN or infinite
+            where x0 is stationary itself.
+        trouble: why numbers are missing; None where none are.
+        saddle: whether ``stationarity`` is ‖(x − P_X(x − ∇_x f), y − P_Y(y + ∇_y f))‖ at the result's x and
+            y, ``hypergradient`` ∇_x f, and ``lower_residual`` the second part: so for `AFL`, whose y are the
+            clients' weights and whose objective is the largest of their losses, and for games in which y(x)
+            is not unique.
         sequence_residuals: of a `MultiSequence`, ‖Σ_m S^{m,n}(z^{n−1}, zⁿ)‖ for every n.
 
     For problems without a lower level ``y`` and what belongs to it are None.
@@ -97,25 +117,54 @@ class Diagnosis:
     solved: bool = True
     reduction: float | None = None
     sequence_residuals: tuple[float, ...] | None = None
+    outside: float | None = None
+    distance: float | None = None
+    trouble: str | None = None
+    saddle: bool = False
 
     def __repr__(self) -> str:
-        of_start = "give x0= to compare it with the start"
-        if self.reduction is not None:
-            of_start = f"{self.reduction:.2g} of that at x0"
-        words = [f"stationarity {self.stationarity:.3g} ({of_start})"]
-        if self.objective is not None:
+        """All of it, on several lines where one is too short."""
+        parts = self._words()
+        short = f"Diagnosis({', '.join(parts)})"
+        return short if len(short) <= WIDTH else "Diagnosis(\n  " + ",\n  ".join(parts) + ",\n)"
+
+    def _words(self) -> list[str]:
+        words = []
+        if np.isfinite(self.stationarity):
+            name = "residual of the saddle point" if self.saddle else "stationarity"
+            words.append(f"{name} {self.stationarity:.3g} ({self._of_start()})")
+        if self.outside is not None:
+            words.append(f"x {self.outside:.3g} outside of its set" if self.outside else "x in its set")
+        if self.distance is not None:
+            words.append(f"about {self.distance:.2g} from a stationary point")
+        if self.objective is not None and np.isfinite(self.objective):
             words.append(f"objective {self.objective:.6g}")
         if self.sequence_residuals is not None:
             words.append(
                 f"residuals of the sequences {', '.join(f'{r:.3g}' for r in self.sequence_residuals)}"
             )
         elif self.lower_residual is not None:
-            of = "y" if self.y is not None else "h"
+            of = "y" if self.y is not None or self.saddle else "h"
             to = "distance of y to y(x)" if self.y is not None else "distance to its optima"
-            words += [f"residual of {of} {self.lower_residual:.3g}", f"{to} {self.lower_distance:.3g}"]
-        if not self.solved:
+            words.append(f"residual of {of} {self.lower_residual:.3g}")
+            if self.lower_distance is not None and np.isfinite(self.lower_distance):
+                words.append(f"{to} {self.lower_distance:.3g}")
+        if self.trouble is not None:
+            words.append(self.trouble)
+        elif not self.solved:
             words.append("NOT exact: the lower level or the linear system was not solved")
-        return line("Diagnosis", words)
+        return words
+
+    def _of_start(self) -> str:
+        if self.reduction is None and self.saddle:
+            return "at the result's x and y"
+        if self.reduction is None:
+            return "give x0= to compare it with the start"
+        if np.isnan(self.reduction):
+            return "as at x0, which is stationary itself"
+        if np.isinf(self.reduction):
+            return "while x0 is stationary itself"
+        return f"{self.reduction:.2g} of that at x0"
 
 
 def diagnose(
@@ -164,6 +213,17 @@ def diagnose(
         )
     if isinstance(problem, Bilevel | Minimax) and problem.project_y.arity > 2:
         raise TypeError("A set of y that differs between clients is no set of the common y.")
+    name = result.method["name"] if isinstance(result.method, dict) else type(result.method).__name__
+    if name == "PDSGD" and isinstance(problem, Constrained):
+        raise TypeError(
+            "diagnose judges the penalty of constraints, which PDSGD does not have: it keeps to the "
+            'constraints themselves. Look at result.history["loss"] and ["violation"].'
+        )
+    if data.source is not None:
+        raise ValueError(
+            "diagnose goes through all samples at once, and this data comes from a source. Where it fits "
+            "into memory, give it loaded: fs.diagnose(result, data=data.load())."
+        )
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be in (0, 1), but is {tolerance!r}.")
     weights = result.weights if weights is None else weights
@@ -176,20 +236,47 @@ def diagnose(
         if isinstance(problem, MPEC):
             _check_responses(problem, placed, x, y)
 
-        def at(x: PyTree) -> Diagnosis:
+        def at(x: PyTree, y: PyTree) -> Diagnosis:
             if isinstance(problem, Selection):
                 return _selection(problem, weights, placed, x, tolerance)
             if isinstance(problem, MultiSequence):
                 return _sequences(problem, weights, placed, x, y)
+            if isinstance(problem, Minimization) and name == "AFL":
+                return _saddle(problem, placed, x, agnostic(problem, placed, x, y))
             if not isinstance(problem, TwoLevel):
                 return _single(problem, weights, placed, x)
-            return _diagnose(problem, _level(problem, weights), placed, x, y, tolerance)
+            found = _diagnose(problem, _level(problem, weights), placed, x, y, tolerance)
+            if not isinstance(problem, Minimax) or _unique(found):
+                return found
+            pair = _saddle(problem, placed, x, game(problem, weights, placed, x, y))
+            return replace(pair, solved=False, trouble="as y(x) is not unique, or was not found")
 
-        found = at(x)
-        if x0 is None:
+        found = at(x, y)
+        found = replace(found, outside=outside(problem, placed, x))
+        if isinstance(problem, Minimization | Composition) and not found.saddle:
+            away = _newton_distance(problem, weights, placed, x, found.hypergradient)
+            found = replace(found, distance=away)
+        if x0 is None or (found.saddle and isinstance(problem, Minimax)):  # whose y0 is not known here
             return found
-        start = at(_double(problem.start_x(x0))).stationarity
-        return replace(found, reduction=found.stationarity / start if start > 0 else np.inf)
+        x0 = _double(problem.start_x(x0))
+        if found.saddle:
+            y = jnp.full_like(y, 1 / placed.clients)
+        return _compared(found, at(x0, y).stationarity, 1e-12 * (1 + float(tree.norm(x0))))
+
+
+def _unique(found: Diagnosis) -> bool:
+    """Whether there is a gradient through y(x), be it inexact."""
+    assert found.system_residual is not None
+    return found.solved or (np.isfinite(found.hypergradient_norm) and found.system_residual < 0.01)
+
+
+def _compared(found: Diagnosis, start: float, zero: float) -> Diagnosis:
+    """With the stationarity relative to that of the start."""
+    if np.isnan(start):
+        return replace(found, trouble=found.trouble or "of x0 it cannot be computed")
+    if start <= zero:
+        return replace(found, reduction=np.nan if found.stationarity <= zero else np.inf)
+    return replace(found, reduction=found.stationarity / start)
 
 
 def _check_responses(problem: MPEC, data: Placed, x: PyTree, y: PyTree) -> None:
@@ -225,7 +312,6 @@ def _diagnose(
     return Diagnosis(
         hypergradient=gradient,
         hypergradient_norm=float(tree.norm(gradient)),
-        stationarity=_stationarity(problem, x, gradient),
         objective=float(level.upper(x, solved, data)),
         y=found,
         lower_residual=float(first),
@@ -233,30 +319,71 @@ def _diagnose(
         solved_residual=float(last),
         system_residual=float(relative),
         solved=bool(last <= tolerance * (1 + scale) and relative <= 10 * tolerance),
+        **_judged(problem, data, x, gradient),
     )
 
 
-def _stationarity(problem: Problem, x: PyTree, gradient: PyTree) -> float:
-    """‖x − P_X(x − ∇F)‖; a set of each client's own is no set of x."""
-    moved = tree.sub(x, gradient)
-    if problem.set_of_x.shared:
-        moved = problem.set_of_x(moved)
-    return float(tree.norm(tree.sub(x, moved)))
+def _judged(problem: Problem, data: Placed, x: PyTree, gradient: PyTree) -> dict[str, Any]:
+    """The stationarity ‖x − P_X(x − ∇F)‖, or why there is none."""
+    if not np.isfinite(float(tree.norm(gradient))):
+        words = "stationarity cannot be computed: ∇F is not finite"
+        if isinstance(problem, TwoLevel):
+            words += " (the lower level is singular at y(x), or was not solved)"
+        return {"stationarity": np.nan, "trouble": words}
+    moved = onto(problem, data, tree.sub(x, gradient))
+    if moved is None:
+        words = "stationarity is not judged: the clients' sets have no common point that was found"
+        return {"stationarity": np.nan, "trouble": words}
+    return {"stationarity": float(tree.norm(tree.sub(x, moved)))}
+
+
+def _objective(problem: Minimization | Composition, weights: Weights, data: Placed, x: PyTree) -> Any:
+    def mean(function: Function, *args: PyTree, part: Literal["train", "valid"] = "train") -> Any:
+        return federated_mean(function, data, part, weights)(*args)
+
+    measured = problem.measure(mean, x, None)  # type: ignore[arg-type]
+    return measured[problem.objective or "objective"]
 
 
 def _single(problem: Minimization | Composition, weights: Weights, data: Placed, x: PyTree) -> Diagnosis:
     """Without a lower level: the gradient of the problem's own objective."""
+    objective = partial(_objective, problem, weights)
+    value, gradient = jax.jit(jax.value_and_grad(objective, argnums=1))(data, x)
+    judged = _judged(problem, data, x, gradient)
+    return Diagnosis(gradient, float(tree.norm(gradient)), objective=float(value), **judged)
 
-    def mean(function: Function, *args: PyTree, part: Literal["train", "valid"] = "train") -> Any:
-        return federated_mean(function, data, part, weights)(*args)
 
-    def objective(x: PyTree) -> Any:
-        (value,) = problem.measure(mean, x, None).values()  # type: ignore[arg-type]
-        return value
+def _newton_distance(
+    problem: Minimization | Composition, weights: Weights, data: Placed, x: PyTree, gradient: PyTree
+) -> float | None:
+    """‖[∇²F]⁻¹ ∇F‖ where x is free, not too long, and conjugate gradients find it."""
+    size = float(tree.norm(gradient))
+    if not problem.set_of_x.trivial or tree.dimension(x) > MOST_ENTRIES or not np.isfinite(size):
+        return None
+    if size == 0:
+        return 0.0
 
-    value, gradient = jax.jit(jax.value_and_grad(objective))(x)
-    norm = float(tree.norm(gradient))
-    return Diagnosis(gradient, norm, _stationarity(problem, x, gradient), float(value))
+    def slope(x: PyTree, y: PyTree, data: Placed) -> PyTree:
+        return jax.grad(partial(_objective, problem, weights), argnums=1)(data, y)
+
+    level = Level(lambda x, y, data: 0.0, slope, None, True)
+    step, relative = jax.jit(lambda data, x, g: cg(level, None, x, data, g, CURVED))(data, x, gradient)
+    found = float(tree.norm(step))
+    return found if float(relative) <= 10 * CURVED and float(tree.dot(step, gradient)) > 0 else None
+
+
+def _saddle(problem: Minimization | Minimax, data: Placed, x: PyTree, found: Saddle) -> Diagnosis:
+    judged = _judged(problem, data, x, found.slope)
+    second = float(tree.norm(found.ascent))
+    return Diagnosis(
+        hypergradient=found.slope,
+        hypergradient_norm=float(tree.norm(found.slope)),
+        stationarity=float(np.hypot(judged.pop("stationarity"), second)),
+        objective=found.value,
+        lower_residual=second,
+        saddle=True,
+        **judged,
+    )
 
 
 def _selection(problem: Selection, weights: Weights, data: Placed, x: PyTree, tolerance: float) -> Diagnosis:

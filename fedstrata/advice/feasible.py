@@ -1,0 +1,62 @@
+"""How far a point is outside of its set, and projections onto what clients' own sets have in common.
+
+Of sets X_i that differ between clients, the set of x is their intersection. Dykstra's method in the product
+of the clients' spaces projects onto it:
+
+    q_i = u + p_i,   y_i = P_{X_i}(q_i),   p_i ← q_i − y_i,   u ← 1/m Σ y_i,   from u = z and p_i = 0
+
+As p_i is normal to X_i at y_i and u + 1/m Σ p_i = z throughout, u is the projection of z once all y_i are u.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata.core import tree
+from fedstrata.core.problem import Problem, Projection
+from fedstrata.core.storage import Placed
+from fedstrata.core.types import Array, PyTree
+
+MOST_SWEEPS = 20_000
+ACCURATE = 1e-9  # how far apart the y_i may be at last, relative to 1 + ‖z‖
+
+
+def outside(problem: Problem, data: Placed, x: PyTree) -> float | None:
+    """‖x − P_X(x)‖, of clients' own sets the largest; None where x is free."""
+    project = problem.set_of_x
+    if project.trivial:
+        return None
+    if project.shared:
+        return float(tree.norm(tree.sub(x, project(x))))
+    gaps = data.each_client(lambda client: tree.norm(tree.sub(x, project(x, client))))
+    return float(gaps.max())
+
+
+def onto(problem: Problem, data: Placed, z: PyTree) -> PyTree | None:
+    """The projection onto the set of x; None where clients' sets have none in common that is found."""
+    project = problem.set_of_x
+    if project.shared:
+        return project(z)
+    found, apart = jax.jit(partial(_intersection, project))(data, z)
+    return found if apart <= ACCURATE * (1 + tree.norm(z)) else None
+
+
+def _intersection(project: Projection, data: Placed, z: PyTree) -> tuple[PyTree, Array]:
+    aim = ACCURATE * (1 + tree.norm(z))
+
+    def sweep(state: tuple[PyTree, PyTree, Array, Array]) -> tuple[PyTree, PyTree, Array, Array]:
+        u, p, _, count = state
+        q = jax.tree.map(lambda u, p: u + p, u, p)
+        y = data.each_client(lambda client, q: project(q, client), q)
+        u = jax.tree.map(lambda leaf: leaf.mean(0), y)
+        apart = jax.vmap(lambda own: tree.norm(tree.sub(own, u)))(y).max()
+        return u, tree.sub(q, y), apart, count + 1
+
+    p = jax.tree.map(lambda leaf: jnp.zeros((data.clients, *leaf.shape), leaf.dtype), z)
+    u, _, apart, _ = jax.lax.while_loop(
+        lambda state: (state[2] > aim) & (state[3] < MOST_SWEEPS), sweep, (z, p, jnp.inf * aim, jnp.zeros((), int))
+    )
+    return u, apart
