@@ -41,11 +41,15 @@ def child(method: str) -> None:
 
 
 def measure(method: str) -> dict[str, float]:
-    """Seconds of each part, in a process of its own."""
+    """Seconds of each part, in a process of its own.
+
+    Modules have their bytecode, as an installer leaves it: the first process writes what is missing.
+    """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION_CACHE")
     }
     environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     began = time.time()
     output = subprocess.run(
         [sys.executable, "-m", "benchmarks.first_result", method],

@@ -1,7 +1,8 @@
-"""How long compiling takes: it is paid once, and would spoil a run's clock."""
+"""What is paid once, loading and compiling: how long it takes, which would spoil a run's clock."""
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,3 +24,15 @@ def compiling() -> Iterator[None]:
 def compiled_for() -> float:
     """The seconds that this thread has spent compiling so far."""
     return getattr(_spent, "seconds", 0.0)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Nobody looks for garbage inside: modules and traces are many objects that stay."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()

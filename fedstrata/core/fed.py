@@ -215,6 +215,7 @@ class Fed(abc.ABC):
         self.round_number = round_number
         self._chosen: Array | None = None  # this round's clients; None is everyone
         self._weighted: list[tuple[Array, Array]] = []  # who was drawn by size, and what they count for
+        self._everyone: list[Array] = []  # draws of all clients: these very arrays need no look-up
         self._level = "main"
         if chosen is not None:
             self.take(chosen)
@@ -321,7 +322,12 @@ class Fed(abc.ABC):
         if not 1 <= count <= self.participants:
             raise ValueError(f"Cannot sample {count} of {self.participants} clients that take part.")
         if not by_size(self.setup, self.data):
-            return jnp.sort(jax.random.choice(key, self.cohort, (count,), replace=False))
+            if count < self.participants:
+                return jnp.sort(jax.random.choice(key, self.cohort, (count,), replace=False))
+            if self._chosen is not None:
+                return self._chosen
+            self._everyone.append(self.everyone)
+            return self._everyone[-1]
         lengths = self.data.every_size
         if self._chosen is not None:
             lengths = jnp.round(self.cohort_weights * WHOLE).astype(lengths.dtype)
@@ -380,6 +386,7 @@ class Fed(abc.ABC):
         around: PyTree,
     ) -> PyTree:
         of = self._chosen if of is None else of
+        of = None if any(of is everyone for everyone in self._everyone) else of
         message = jax.tree.map(jnp.asarray, message)
         unequal = None if stacked else self._unequal(of, weights)
         exchange = Exchange(phase, key, message, of, unequal, stacked, around)

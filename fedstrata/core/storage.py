@@ -28,6 +28,7 @@ from fedstrata.core.types import Array, Function, Integer, PyTree
 
 NOBODY = 2**31 - 1  # the number of a client that fills up an array
 PADDING = 1.5  # rows for each real one up to which clients stay in one group
+FEW = 64  # clients, up to which a sample's client is found by comparing it with each one's first sample
 JOINED = 1.2  # the same, up to which groups of like sizes are joined again
 LAUNCH = 2**22  # numbers of padding that an accelerator reads in the time in which it starts one more group
 
@@ -203,8 +204,10 @@ class Placed:
     def sample_shares(self, shares: Array, part: str = "train") -> Array:
         """The weight of every sample of a part, where clients have these shares."""
         of = self._part(part)
-        length = jax.tree.leaves(of.leaves)[0].shape[0]
-        return jnp.repeat(shares / of.sizes, of.sizes, total_repeat_length=length)
+        length, each = jax.tree.leaves(of.leaves)[0].shape[0], shares / of.sizes
+        if of.rows > FEW:
+            return jnp.repeat(each, of.sizes, total_repeat_length=length)
+        return each[(jnp.arange(length)[:, None] >= of.offsets[1:]).sum(1)]  # compiles in a fraction of it
 
     def _part(self, name: str) -> Part:
         return self.training if name == "train" or self.validation is None else self.validation

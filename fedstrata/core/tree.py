@@ -21,7 +21,15 @@ add = optax.tree.add
 sub = optax.tree.sub
 dot = optax.tree.vdot
 norm = optax.tree.norm
-zeros_like = optax.tree.zeros_like
+
+
+def zeros_like(tree: PyTree) -> PyTree:
+    """Zeros of the same shapes and dtypes; outside of a trace on the host, where they need no program."""
+
+    def zeros(leaf: Any) -> Any:
+        return (jnp if isinstance(leaf, jax.core.Tracer) else np).zeros_like(leaf)
+
+    return jax.tree.map(zeros, tree)
 
 
 def scale(factor: Real, tree: PyTree) -> PyTree:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedstrata.core.compiling import compiling
+from fedstrata.core.compiling import compiling, uncollected
 from fedstrata.core.fed import Engine, Setup
 from fedstrata.core.fingerprint import sure_fingerprint
 from fedstrata.core.types import PyTree
@@ -42,7 +42,9 @@ def program(
         found = _programs.get(same)
     if found is None:
         with compiling():
-            found = jax.jit(lambda *args: function(engine, setup, *args)).lower(*args).compile()
+            with uncollected():
+                lowered = jax.jit(lambda *args: function(engine, setup, *args)).lower(*args)
+            found = lowered.compile()
     with _lock:
         _programs.update({key: found, same: found} if same else {key: found})
         while len(_programs) > 2 * PROGRAMS:

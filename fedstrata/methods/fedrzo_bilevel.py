@@ -42,6 +42,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples, steps_of
@@ -254,7 +255,7 @@ class FedRZOBilevel(Method[Implicit, State]):
         if Minimization not in lower.solves:
             raise ValueError(f"{name}: lower={solver} does not solve Minimization.")
         level = Minimization(lambda y, sample: 0.0)
-        if lower.memory(level, jnp.zeros(1), None) is not None or lower.starts():
+        if lower.memory(level, np.zeros(1), None) is not None or lower.starts():
             raise ValueError(
                 f"{name}: lower={solver} needs clients that remember, and the lower level begins anew in "
                 "every round, at points where they have nothing to remember. Against drift there is "
@@ -294,7 +295,7 @@ class FedRZOBilevel(Method[Implicit, State]):
     def init(self, problem: Implicit, x0: PyTree, y0: PyTree) -> State:
         """Nothing is solved yet."""
         check_directions(type(self).__name__, self.directions, self.orthogonal, x0)
-        one = jnp.ones((), jnp.result_type(*jax.tree.leaves(y0)))
+        one: Any = np.ones((), jnp.result_type(*jax.tree.leaves(y0)))
         report = Report.blank(y0) if self.accurate else None
         return State(x0, y0, y0, (one, one) if self.estimates else None, report)
 
@@ -363,7 +364,7 @@ class FedRZOBilevel(Method[Implicit, State]):
 
     def memory(self, problem: Implicit, x0: PyTree, y0: PyTree) -> PyTree:
         """x̂ and the directions of the round, at every client."""
-        return x0, jax.tree.map(lambda leaf: jnp.zeros((self.directions, *leaf.shape), leaf.dtype), x0)
+        return x0, jax.tree.map(lambda leaf: np.zeros((self.directions, *leaf.shape), leaf.dtype), x0)
 
     def draw(self, seed: jax.Array, x: PyTree) -> PyTree:
         """The directions of a round, stacked."""
