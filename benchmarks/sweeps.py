@@ -1,4 +1,4 @@
-"""A grid of 32 step sizes × 4 seeds in one program, beside one run of it."""
+"""A grid of 32 step sizes × 4 seeds in one program, beside one run of it, and with half of it diverging."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import fedstrata as fs
 
 CLIENTS, SAMPLES, FEATURES, ROUNDS = 20, 50, 32, 200
 STEPS, SEEDS = np.geomspace(0.01, 1.0, 32), range(4)
+TOO_LONG = np.geomspace(300.0, 1e6, 16)  # the regulariser's 0.02 x makes these diverge, at several rounds
 
 
 def loss(x: Any, sample: Any) -> Any:
@@ -40,14 +41,22 @@ def main() -> None:
     data, problem = fs.FederatedData.from_clients(clients), fs.Minimization(loss)
     arguments: dict[str, Any] = {"rounds": ROUNDS, "eval_every": 10, "progress": False}
     grid = [fs.FedAvg(gamma=float(g), H=5, batch_size=8) for g in STEPS]
+    diverging = [*grid[::2], *(fs.FedAvg(gamma=float(g), H=5, batch_size=8) for g in TOO_LONG)]
     x0 = np.zeros(FEATURES)
+
+    def sweep(methods: list[fs.FedAvg]) -> list[fs.Result]:
+        return fs.sweep(problem, methods, data, x0, seeds=list(SEEDS), **arguments)
+
     one = least(lambda: fs.solve(problem, grid[0], data, x0, **arguments))
-    all_of_them = least(lambda: fs.sweep(problem, grid, data, x0, seeds=list(SEEDS), **arguments))
+    all_of_them, some_diverge = least(lambda: sweep(grid)), least(lambda: sweep(diverging))
+    gone = sum(result.status == "diverged" for result in sweep(diverging))
     number = len(STEPS) * len(SEEDS)
     print(f"## Sweeps\n\n{CLIENTS} clients × {SAMPLES} × {FEATURES}, FedAvg, {ROUNDS} rounds of 5 steps\n")
     print("| | s | ratio to one run |\n|---|---:|---:|")
     print(f"| one run | {one:.3f} | 1 |")
-    print(f"| {number} runs in one program | {all_of_them:.3f} | {all_of_them / one:.1f} |\n")
+    print(f"| {number} runs in one program | {all_of_them:.3f} | {all_of_them / one:.1f} |")
+    print(f"| {number} runs, {gone} of which diverge | {some_diverge:.3f} | {some_diverge / one:.1f} |\n")
+    print(f"With half of them diverging: {some_diverge / all_of_them:.2f} of the time with none.\n")
 
 
 if __name__ == "__main__":

@@ -101,6 +101,11 @@ class Lane(NamedTuple):
     counts: list[Counter[str]]
     bad_round: int
 
+    def until(self, number: int) -> Lane:
+        """The first so many evaluations."""
+        history = {name: values[:number] for name, values in self.history.items()}
+        return Lane(history, self.counts[:number], self.bad_round)
+
 
 class Advanced(NamedTuple):
     """What an engine returns after some rounds: state and memory after the last one, and what happened."""

@@ -248,6 +248,11 @@ def is_hosted(metric: object) -> bool:
     return isinstance(metric, OnHost) or (isinstance(metric, PerClient) and metric.hosted)
 
 
+def is_asked(name: str, asked: tuple[str, ...]) -> bool:
+    """Whether a quantity of the history belongs to one of these metrics, those that a user asked for."""
+    return name in asked or name.startswith(tuple(f"{one}/" for one in asked))
+
+
 def is_due(metric: Hosted, evaluation: int) -> bool:
     """Whether it is evaluated at this evaluation, counted from zero."""
     inner = metric.function if isinstance(metric, PerClient) else metric

@@ -32,6 +32,8 @@ from fedstrata.engines.simulated import Simulated, in_strides, lanes_of, trace_a
 class Batched(Engine):
     """Runs side by side; methods, carries and seeds have a leading axis of runs, methods outermost.
 
+    A run that is no longer finite is left where it was at its last finite evaluation, and the others go on.
+
     Args:
         inner: how each of them runs.
         seeds: how many runs every method has, each with the seed that the other methods' have there.
@@ -80,7 +82,7 @@ class Batched(Engine):
         seeds = np.asarray(job.seed, np.uint32)
         active = np.ones(len(seeds), bool) if active is None else active
         args = (job.method, carry, seeds, job.data, active, *self.inner.slots(first, rounds))
-        carry, happened = in_strides(_trace_advance, self, job.setup, rounds, args, active)
+        carry, happened = in_strides(_trace_advance, self, job.setup, rounds, args, exact=False)
         return Advanced(carry, lanes_of(rounds, *happened))
 
 
@@ -127,8 +129,10 @@ def _trace_advance(
     active: Array,
     *rounds: Array,
 ) -> Any:
+    trace = partial(trace_advance, engine.inner, setup, stay_finite=True)
+
     def one(method: Method, carry: Carry, seed: Array, data: Placed, active: Array) -> Any:
-        after, *happened = trace_advance(engine.inner, setup, method, carry, seed, data, *rounds)
+        after, *happened = trace(method, carry, seed, data, *rounds)
         # A run that has stopped goes on being computed, for nothing: its carry stays what it was.
         return jax.tree.map(partial(jnp.where, active), after, carry), *happened
 

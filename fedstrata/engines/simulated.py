@@ -24,6 +24,7 @@ from fedstrata.core import counting, tree
 from fedstrata.core.client import Samples
 from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Fed, Job, Lane, Setup, visit
 from fedstrata.core.method import Method
+from fedstrata.core.metrics import is_asked
 from fedstrata.core.storage import Group, Placed
 from fedstrata.core.term import Term
 from fedstrata.core.tracing import traced
@@ -148,16 +149,16 @@ def in_strides(
     setup: Setup,
     rounds: np.ndarray,
     args: tuple[Any, ...],
-    active: Any = ...,
+    exact: bool = True,
 ) -> tuple[Carry, list[Any]]:
-    """The carry after some rounds and, on the host, what happened; ``active`` are the runs still at it."""
+    """The carry after some rounds and, on the host, what happened; ``exact`` is to find the bad round."""
     coarse = strided(setup, rounds)
     carry, *happened = program(trace, engine, coarse, args)(*args)
     if jax.default_backend() != "cpu":
         for leaf in jax.tree.leaves(carry.state):  # on its way while the rest is waited for
             leaf.copy_to_host_async()
     history, words, bad = jax.device_get(happened)
-    if coarse.stride > 1 and (bad[active] >= 0).any():  # one by one, to tell which round it was
+    if exact and coarse.stride > 1 and bad >= 0:  # one by one, to tell which round it was
         carry, *happened = program(trace, engine, setup, args)(*args)
         history, words, bad = jax.device_get(happened)
     return carry, [history.tree(), words.tree(), bad]
@@ -247,8 +248,13 @@ def trace_advance(
     first: Integer,
     evaluations: Integer,
     rounds: Array,
+    stay_finite: bool = False,
 ) -> tuple[Carry, Rows, Rows, Array]:
-    """Rounds and evaluations as two nested loops of traced length."""
+    """Rounds and evaluations as two nested loops of traced length.
+
+    Where they are to ``stay_finite``, state and memory are left as they were at the last evaluation up to
+    which the state and the problem's metrics were finite.
+    """
     make_fed, key, most = engine.make_fed(), jax.random.key(seed), engine.evaluations_at_once
 
     @counting.counted
@@ -274,12 +280,18 @@ def trace_advance(
         return carry, r, words, jnp.where((bad < 0) & ~finite(carry.state), r - 1, bad)
 
     def evaluate(j: Integer, outer: Any) -> Any:
-        carry, r, bad, history, words = outer
-        carry, r, these, bad = jax.lax.fori_loop(0, rounds[j] // setup.stride, stride, (carry, r, none, bad))
-        return carry, r, bad, history.put(j, measured(carry)), words.put(j, these)
+        before, r, bad, well, history, words = outer
+        start = (before, r, none, bad)
+        carry, r, these, bad = jax.lax.fori_loop(0, rounds[j] // setup.stride, stride, start)
+        values = measured(carry)
+        if stay_finite:
+            asked = tuple(name for name, _ in setup.metrics)
+            well = well & (bad < 0) & finite([v for n, v in values.items() if not is_asked(n, asked)])
+            carry = jax.tree.map(partial(jnp.where, well), carry, before)
+        return carry, r, bad, well, history.put(j, values), words.put(j, these)
 
-    start = (carry, first, jnp.int32(-1), Rows.like(metrics, most), Rows.like(none, most))
-    carry, _, bad, history, words = jax.lax.fori_loop(0, evaluations, evaluate, start)
+    start = (carry, first, jnp.int32(-1), jnp.asarray(True), Rows.like(metrics, most), Rows.like(none, most))
+    carry, _, bad, _, history, words = jax.lax.fori_loop(0, evaluations, evaluate, start)
     return engine.fixed_layout(carry), history, words, bad
 
 

@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -34,7 +33,7 @@ from fedstrata.core.counting import Ledger, sent
 from fedstrata.core.fed import Advanced, Carry, Engine, Job, Lane, Unfinished
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
-from fedstrata.core.metrics import Metric, evaluate, is_due
+from fedstrata.core.metrics import Metric, evaluate, is_asked, is_due
 from fedstrata.core.problem import Problem, taken_name
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.core.words import spelling
@@ -193,8 +192,8 @@ def solve(
     loop = Loop(posed, engine, began, Checkpoint.of(checkpoint), resume, tuple(callbacks))
     stopped = loop.run(Progress(rounds, loop.round, enabled=progress))
     (result,) = loop.results(stopped)
-    if loop.trouble[0] is not None:
-        raise Diverged(loop.trouble[0], result)
+    if loop.trouble is not None:
+        raise Diverged(loop.trouble, result)
     if stopped is not None:
         raise interruption(stopped, loop, result)
     return result
@@ -240,7 +239,7 @@ class Loop:
 
     Attributes:
         lanes: what the runs have gathered.
-        trouble: why a lane diverged, or None.
+        trouble: why the only lane diverged, or None.
         saved: whether the last attempt to save succeeded.
     """
 
@@ -257,7 +256,7 @@ class Loop:
         self.trackers = [c for c in callbacks if isinstance(c, Tracker) and jax.process_index() == 0]
         self.callbacks = [c for c in callbacks if not isinstance(c, Tracker)]
         self.lanes = [Trajectory() for _ in posed.methods]
-        self.trouble: list[str | None] = [None for _ in posed.methods]
+        self.trouble: str | None = None
         self.round, self.began, self.saved = 0, began, False
         self.earlier, self.compiled = (0.0, 0.0), compiled_for()  # of the first, also what was compiled
         carry = posed.carry
@@ -413,27 +412,23 @@ class Loop:
         posed, before, first = self.posed, self.carry, self.round
         active = np.array([lane.status == "done" for lane in self.lanes])
 
-        @cache  # lanes that diverged together are brought back together
-        def advance(number: int) -> Advanced:
-            return self.engine.advance(self.job, before, first, rounds[:number], active)
-
-        self.carry, lanes = advance(len(rounds))
+        self.carry, lanes = self.engine.advance(self.job, before, first, rounds, active)
         happened = [lane if active[b] else None for b, lane in enumerate(lanes)]
-        user = tuple(name for name, _ in posed.setup.metrics)
+        asked = tuple(name for name, _ in posed.setup.metrics)
         for b in np.flatnonzero(active).tolist():
-            trouble = _first_bad(lanes[b], user, first, rounds)
+            trouble = _first_bad(lanes[b], asked, first, rounds)
             if trouble is None:
                 continue
             self.lanes[b].status = "diverged"
-            self.trouble[b] = _explain(posed.methods[b], *trouble, self.engine.lane(self.carry, b))
-            # The same rounds again, but no further: they come out the same.
             good = int((first + np.cumsum(rounds) <= trouble[0]).sum())
-            kept, again = advance(good) if good else (before, lanes)
-            happened[b] = again[b] if good else None
-            if len(self.lanes) == 1:
-                self.carry = kept
-            else:
-                self.carry = jax.tree.map(lambda new, old, b=b: new.at[b].set(old[b]), self.carry, kept)
+            if len(lanes) == 1:
+                self.trouble = _explain(posed.methods[b], *trouble, self.engine.lane(self.carry, b))
+                # The same rounds again, but no further: they come out the same.
+                again = Advanced(before, lanes)
+                if good:
+                    again = self.engine.advance(self.job, before, first, rounds[:good], active)
+                self.carry, lanes = again
+            happened[b] = lanes[b].until(good) if good else None  # several stay finite in the engine
         return happened
 
     def _record(self, these: list[int], happened: list[Lane | None], before: float, after: float) -> None:
@@ -594,7 +589,7 @@ def _column(name: str, values: np.ndarray) -> list[float]:
     return [int(v) for v in values] if name in BOOKKEEPING and name != "seconds" else values.tolist()
 
 
-def _first_bad(lane: Lane, user: tuple[str, ...], first: int, these: np.ndarray) -> tuple[int, str] | None:
+def _first_bad(lane: Lane, asked: tuple[str, ...], first: int, these: np.ndarray) -> tuple[int, str] | None:
     """The round and the quantity of the first trouble in a chunk.
 
     A user's metric may be NaN: it is no iterate.
@@ -604,7 +599,7 @@ def _first_bad(lane: Lane, user: tuple[str, ...], first: int, these: np.ndarray)
         troubles.append((lane.bad_round, "state"))
     for name, values in lane.history.items():
         good = np.isfinite(values)
-        if good.all() or name in user or name.startswith(tuple(f"{one}/" for one in user)):
+        if good.all() or is_asked(name, asked):
             continue
         end = first + int(these[: int(good.argmin()) + 1].sum())
         troubles.append((end - 1, f"metric {name!r}"))
