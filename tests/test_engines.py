@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -399,6 +400,24 @@ def test_a_lost_process_is_told_and_a_restart_resumes(victim, tmp_path):
         (done,) = [line.split() for line in output.splitlines() if line.startswith("done")]
         assert done[1] == "200"
         np.testing.assert_allclose([float(v) for v in done[2:]], alone.x, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [ValueError, jax.errors.JaxRuntimeError])
+def test_both_kinds_of_errors_by_which_jax_tells_of_a_lost_process(kind, monkeypatch):
+    """A collective that fails while it is waited for is a runtime error, one that fails at once is not."""
+    from fedstrata.engines import sharded
+
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    monkeypatch.setattr(sharded, "_missing", lambda number: [2])
+    monkeypatch.setattr(sharded, "_lost", threading.Event())
+    gloo = "UNKNOWN: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:8420"
+    with (
+        pytest.raises(sharded.PeerLost, match=r"Process 0 of 3 lost process 2, .*resume=True"),
+        sharded._together(),
+    ):
+        raise kind(gloo)
+    with pytest.raises(kind, match="shapes"), sharded._together():
+        raise kind("shapes do not fit")
 
 
 def free_port():

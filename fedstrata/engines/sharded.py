@@ -130,7 +130,7 @@ def _together() -> Iterator[None]:
     """What JAX says of a lost process, in words that help."""
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # the latter where a collective fails at once
         if jax.process_count() == 1 or not _LOST.search(str(error)):
             raise
         number = jax.process_index()

@@ -13,8 +13,9 @@ The paper leaves open which ŷ enters line 4. ``embedding="server"``: ŷ = y, fr
 evaluates g_k where client k has gone, so that y stays behind g(x) by about η mean ∇g_k(∇h_k + ∇g_kᵀ∇f): where
 clients differ, ‖∇Φ‖ at the limit is proportional to ηI, with I = 1 too. ``embedding="anchored"`` (not the
 paper's): line 5 has g_k(x; ζ_{t+1}), at the server's x; with I = 1 the fixed points are those of ∇Φ = 0, and
-with more steps line 4 alone drifts, by η(I − 1). ``embedding="local"``: ŷ = y_k; where clients differ, its
-fixed point is biased whatever η is, on the paper's own counterexample to about 6β/(1 + 4.5β) in place of 0.
+with more steps line 4 alone drifts, by η(I − 1). ``embedding="local"``: ŷ = y_k, the same with I = 1; with
+more steps and clients that differ its fixed point is biased whatever η is, on the paper's own counterexample
+to about 6β/(1 + 4.5β) in place of 0.
 
 Beyond the paper, f may be a mean over clients and g may have several levels: but for the local embedding
 the cotangents at y are averaged in exchanges of their own before line 3. A level in the log domain
