@@ -177,6 +177,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, **kwargs: Any) -> str:
+    """Links lead to the files where the repository is read, and to the pages made of them on the site."""
+    return re.sub(rf"(\]\((?:tutorials/)?(?:{'|'.join(names())}))\.py\)", r"\1.md)", markdown)
+
+
 def on_post_page(output: str, **kwargs: Any) -> str:
     """Put the pictures into the page, so that they take its colours."""
     return _PICTURE.sub(lambda found: (OUTPUTS / found[1]).read_text("utf-8"), output)
