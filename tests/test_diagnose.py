@@ -317,7 +317,8 @@ def test_selection_among_solutions_of_equations():
     best, _, _ = lines(problem, x_star, x0=x)
     assert best.stationarity < 1e-7
     assert best.reduction < 1e-7
-    assert "residual of h 0, distance to" in repr(best)
+    assert "residual of h 0" in repr(best)
+    assert "distance to its optima" in repr(best)
 
 
 @pytest.mark.slow
@@ -441,3 +442,111 @@ def test_constants_that_float32_programs_hold(problem, gradient):
         # and the other way round: what was diagnosed in float64 is in float32 again
         after = jax.make_jaxpr(lambda: D * jnp.ones(3))()
         assert after.consts[0].dtype == np.float32
+
+
+def test_the_worst_weights_are_judged_as_such():
+    """Three clients, f_i = ½(x − b_i)² with b = 0, 1, 4: the worst is least at 2, between the outer two."""
+    problem = fs.Minimization(lambda x, s: 0.5 * (x[0] - s["b"]) ** 2)
+    data = fs.FederatedData.from_clients([{"b": np.array([b])} for b in (0.0, 1.0, 4.0)])
+    run = at(problem, data, np.array([2.0]), np.array([0.5, 0, 0.5]))
+    run = dataclasses.replace(run, method=fs.AFL(0.1, 0.1))
+    found = fs.diagnose(run, x0=np.array([3.0]))
+    assert found.saddle
+    assert found.stationarity < 1e-15
+    assert found.objective == pytest.approx(2.0)
+    # at 3 with equal weights the slope is 3 − 5/3, and P(1/3 + (9, 4, 1)/2) is the first vertex
+    assert fs.diagnose(dataclasses.replace(run, x=np.array([3.0]), y=np.full(3, 1 / 3))).stationarity == (
+        pytest.approx(np.hypot(4 / 3, np.sqrt(2 / 3)))
+    )
+
+
+def _line(x, a):
+    """Onto {x : aᵀx ≤ 0}."""
+    return x - jnp.maximum(a @ x, 0) * a / (a @ a)
+
+
+def test_sets_of_the_clients_own():
+    """{x₁ ≤ 0} and {x₁ + x₂ ≤ 0}: (2, 1) is projected onto the corner by both, (1, −3) by the first alone."""
+    data = fs.FederatedData.from_clients(
+        [{"a": np.array([[1.0, 0.0]]), "c": np.ones(1)}, {"a": np.array([[1.0, 1.0]]), "c": np.ones(1)}]
+    )
+
+    def slope(z):
+        problem = fs.Minimization(
+            lambda x, s: -s["c"] * (jnp.asarray(z) @ x),
+            project=lambda x, client: _line(x, client.data["a"][0]),
+        )
+        return lambda x: fs.diagnose(at(problem, data, np.array(x), None))
+
+    corner = slope([2.0, 1.0])
+    assert corner([0.0, 0.0]).stationarity == pytest.approx(0, abs=1e-8)
+    off = corner([-1.0, -1.0])  # P(1, 0) = 0
+    assert off.stationarity == pytest.approx(np.sqrt(2), abs=1e-8)
+    assert off.outside == 0
+    above = corner([1.0, 1.0])
+    assert above.outside == pytest.approx(np.sqrt(2))
+    assert "1.41 outside of its set" in repr(above)
+
+
+@pytest.mark.slow
+def test_sets_without_a_common_point_are_not_judged_by():
+    data = fs.FederatedData.from_clients([{"a": np.zeros(1)}, {"a": np.ones(1)}])
+    own = lambda x, client: jnp.full_like(x, client.data["a"][0])  # noqa: E731
+    problem = fs.Minimization(lambda x, s: x @ x, project=own)
+    found = fs.diagnose(at(problem, data, np.ones(1), None))
+    assert np.isnan(found.stationarity)
+    assert "no common point" in repr(found)
+    assert found.outside == 1
+
+
+@pytest.mark.slow
+def test_games_in_which_y_is_not_unique():
+    """xᵀy − bᵀy + bᵀx has its saddle point at x = b, y = −b, and no y(x)."""
+    problem = fs.Minimax(lambda x, y, s: x @ y - s["b"] @ y + s["b"] @ x)
+    data = fs.FederatedData.from_clients([{"b": b[None]} for b in B])
+    b, x, y = B.mean(0), np.array([1.0, 0.0, 0.0]), np.array([2.0, 2.0, 0.0])
+    found = fs.diagnose(at(problem, data, x, y), x0=np.zeros(3))
+    assert found.saddle
+    assert found.stationarity == pytest.approx(np.sqrt(((y + b) ** 2).sum() + ((x - b) ** 2).sum()))
+    assert "residual of the saddle point" in repr(found)
+    assert "nan" not in repr(found)
+    assert fs.diagnose(at(problem, data, b, -b)).stationarity < 1e-12
+
+
+def test_the_distance_that_a_gradient_does_not_show():
+    """A gradient of 1e-3 in the flattest direction of a quadratic of condition 1e4 is ten away from none."""
+    d = jnp.array([1e-4, 1.0])
+    problem = fs.Minimization(lambda x, s: 0.5 * (x - s["b"]) @ (d * (x - s["b"])))
+    data = fs.FederatedData.from_clients([{"b": np.array([[1.0, 2.0]])}])
+    found = fs.diagnose(at(problem, data, np.array([11.0, 2.0]), None), x0=np.array([1.0, 2000.0]))
+    assert found.stationarity == pytest.approx(1e-3)
+    assert found.distance == pytest.approx(10.0)
+    assert "about 10 from a stationary point" in repr(found)
+    start = fs.diagnose(at(problem, data, np.array([1.0, 2.0]), None), x0=np.array([1.0, 2.0]))
+    assert "as at x0, which is stationary itself" in repr(start)
+
+
+@pytest.mark.slow
+def test_a_singular_lower_level_is_said_in_words():
+    problem = fs.Bilevel(
+        lambda x, y, s: 0.5 * (y @ y) + x @ x, lambda x, y, s: 0.5 * (y[0] - x[0]) ** 2, same_samples=True
+    )
+    data = fs.FederatedData.from_clients([{"a": np.ones(1)}])
+    found = repr(fs.diagnose(at(problem, data, np.ones(2), -np.ones(2)), x0=np.zeros(2)))
+    assert "nan" not in found
+    assert "inf" not in found
+    assert "the lower level is singular" in found
+
+
+@pytest.mark.slow
+def test_constraints_are_judged_by_their_penalty():
+    """x² s.t. 1 − x ≤ 0 with ρ = 10 and λ: h + ρλ log(1 + exp(c/λ)), and PDSGD has no penalty."""
+    problem = fs.fairness.penalised(
+        lambda x, s: x[0] ** 2, lambda x, s: s["a"] - x[0], lambda g: g[None], count=1, rho=10.0, lam=0.5
+    )
+    data = fs.FederatedData.from_clients([{"a": np.ones(2)}])
+    run = at(problem, data, np.array([0.5]), None)
+    found = fs.diagnose(run)
+    assert float(found.hypergradient[0]) == pytest.approx(1 - 10 / (1 + np.exp(-1)))
+    with pytest.raises(TypeError, match="violation"):
+        fs.diagnose(dataclasses.replace(run, method=fs.PDSGD(0.1, 0.1, 0.1)))

@@ -213,7 +213,7 @@ def diagnose(
         )
     if isinstance(problem, Bilevel | Minimax) and problem.project_y.arity > 2:
         raise TypeError("A set of y that differs between clients is no set of the common y.")
-    name = result.method["name"] if isinstance(result.method, dict) else type(result.method).__name__
+    name = result.method.get("name") if isinstance(result.method, dict) else type(result.method).__name__
     if name == "PDSGD" and isinstance(problem, Constrained):
         raise TypeError(
             "diagnose judges the penalty of constraints, which PDSGD does not have: it keeps to the "
@@ -246,7 +246,7 @@ def diagnose(
             if not isinstance(problem, TwoLevel):
                 return _single(problem, weights, placed, x)
             found = _diagnose(problem, _level(problem, weights), placed, x, y, tolerance)
-            if not isinstance(problem, Minimax) or _unique(found):
+            if not isinstance(problem, Minimax) or _unique(problem, found):
                 return found
             pair = _saddle(problem, placed, x, game(problem, weights, placed, x, y))
             return replace(pair, solved=False, trouble="as y(x) is not unique, or was not found")
@@ -264,10 +264,20 @@ def diagnose(
         return _compared(found, at(x0, y).stationarity, 1e-12 * (1 + float(tree.norm(x0))))
 
 
-def _unique(found: Diagnosis) -> bool:
-    """Whether there is a gradient through y(x), be it inexact."""
+def _unique(problem: Minimax, found: Diagnosis) -> bool:
+    """Whether there is a gradient through y(x), be it inexact.
+
+    Where y is free, ∇_y f is zero at y(x), and so is the right-hand side of the linear system: its relative
+    residual says nothing.
+    """
+    if found.solved:
+        return True
+    assert found.solved_residual is not None
+    assert found.lower_residual is not None
     assert found.system_residual is not None
-    return found.solved or (np.isfinite(found.hypergradient_norm) and found.system_residual < 0.01)
+    near = found.solved_residual <= 1e-4 * (1 + found.lower_residual)
+    through = problem.project_y.trivial or found.system_residual < 0.01
+    return bool(np.isfinite(found.hypergradient_norm) and near and through)
 
 
 def _compared(found: Diagnosis, start: float, zero: float) -> Diagnosis:

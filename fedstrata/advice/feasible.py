@@ -56,7 +56,6 @@ def _intersection(project: Projection, data: Placed, z: PyTree) -> tuple[PyTree,
         return u, tree.sub(q, y), apart, count + 1
 
     p = jax.tree.map(lambda leaf: jnp.zeros((data.clients, *leaf.shape), leaf.dtype), z)
-    u, _, apart, _ = jax.lax.while_loop(
-        lambda state: (state[2] > aim) & (state[3] < MOST_SWEEPS), sweep, (z, p, jnp.inf * aim, jnp.zeros((), int))
-    )
+    first = z, p, jnp.inf * aim, jnp.zeros((), int)
+    u, _, apart, _ = jax.lax.while_loop(lambda s: (s[2] > aim) & (s[3] < MOST_SWEEPS), sweep, first)
     return u, apart
