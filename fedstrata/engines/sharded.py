@@ -35,6 +35,7 @@ from fedstrata.core.method import Method
 from fedstrata.core.samples import on_device
 from fedstrata.core.storage import Group, Part, Placed, common_size
 from fedstrata.core.types import Array, PyTree
+from fedstrata.engines.aborts import answers, hold_aborts
 from fedstrata.engines.simulated import Simulated
 
 LEAVING = 5  # seconds that a process waits for the others at its end
@@ -63,6 +64,8 @@ def connect(address: str, processes: int, number: int) -> None:
     jax.distributed.initialize(
         address, processes, number, heartbeat_timeout_seconds=NOTICED, shutdown_timeout_seconds=NOTICED
     )
+    if number:
+        hold_aborts(address, _lost, lambda: _words([0], number, processes))
     threading.Thread(target=_beat, args=(number,), name="fedstrata-beat", daemon=True).start()
     atexit.register(_leave)  # before JAX's own, which was registered before
 
@@ -82,6 +85,8 @@ def _missing(number: int) -> list[int]:
     """The processes that give no sign of life any more; whoever finds out first tells the others."""
     client: Any = distributed.global_state.client
     told = "fedstrata/lost"
+    if number and not answers(distributed.global_state.coordinator_address or ""):
+        return [0]  # who keeps the signs; JAX's client, held in its abort, would not return from asking
 
     def signs() -> dict[int, str]:
         found = client.key_value_dir_get(_SIGNS)
@@ -136,7 +141,7 @@ def _together() -> Iterator[None]:
         number = jax.process_index()
         message = _words(_missing(number), number, jax.process_count())
         _lost.set()
-        # JAX ends this process too where the lost one was the first: perhaps before the exception is shown.
+        # JAX ends this process too where the lost one was the first: perhaps before the exception is handled.
         print(f"PeerLost: {message}", file=sys.stderr, flush=True)
         raise PeerLost(f"{message} ({str(error).splitlines()[0]})") from error
 
