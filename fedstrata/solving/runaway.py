@@ -1,11 +1,14 @@
-"""Runs that end far above where they began, with numbers that are finite all the while.
+"""Runs that end above where they began, or go on growing, with numbers that are finite all the while.
 
 A metric that solving makes small, a function of x alone (`Problem.objective`), is to end below its start: ten
-times above is no noise of a method that works. A metric that follows a second variable too
-(`Problem.settling`) may rise while that finds its place, but then it settles: ten times above all of the
-first half of the run is a run that grows without end. So is it judged, too, where the start of the first kind
-is zero, or as good as zero beside what came after: a start at the solution gives no scale, and noise around
-it is no growth.
+times above is no noise of a method that works. Nor is it where all of the last quarter is above the start by
+a tenth, or, on average, has lost a fifth of what was gained on the way: such steps go back and forth.
+
+A metric that follows a second variable too (`Problem.settling`) may rise while that finds its place, but then
+it settles: ten times above all of the first half of the run is a run that grows without end, and so is one of
+whose quarters each reaches half as far again as the one before: that is how a bilinear game spirals out. So
+is it judged, too, where the start of the first kind is zero, or as good as zero beside what came after: a
+start at the solution gives no scale, and noise around it is no growth.
 """
 
 from __future__ import annotations
@@ -24,14 +27,31 @@ from fedstrata.core.types import PyTree
 FACTOR = 10.0  # above the start, or above the first half
 FACTOR_OF_FEW = 1000.0  # where there are too few evaluations for halves
 FEW = 4
+MANY = 32  # evaluations that quarters of a run are judged by
+WORSE = 0.1  # above the start
+LOST = 0.2  # of what was gained
+SPIRAL = 1.5  # from quarter to quarter
+NO_STEPS = ("R", "p", "eta_end", "tol", "radius")  # real hyper-parameters that no step becomes shorter by
+
+AWAY = "ran away: {metric} ended far above where it began, {start:.4g} → {end:.4g}"
+ABOVE = "made it worse: {metric} ended above where it began, {start:.4g} → {end:.4g}"
+BACK = "goes back and forth: {metric} fell from {start:.4g} to {best:.4g}, but rose to {mean:.4g} again, the "
+BACK += "last quarter's mean"
+GROWS = "does not settle: {metric} reaches farther in every quarter of the run, {start:.4g} → {end:.4g}"
+UNFIT = " A method that does not suit the problem may do so at any step."
+CONCAVE = " Where the payoff is not strongly concave in y no step may be short enough: subtract a λ/2‖y‖²."
 
 
 class Runaway(NamedTuple):
-    """A metric's value at the start, and at the end, far above."""
+    """A metric's value at the start, and at the end, and what is wrong with that, in words."""
 
     metric: str
     start: float
     end: float
+    how: str = AWAY
+
+    def __str__(self) -> str:
+        return self.how.format(metric=self.metric, start=self.start, end=self.end)
 
 
 def runaway(problem: Problem, method: Method, x0: PyTree, history: Mapping[str, Any]) -> Runaway | None:
@@ -42,27 +62,53 @@ def runaway(problem: Problem, method: Method, x0: PyTree, history: Mapping[str, 
         values = np.asarray(history[objective], float)
         start, end = float(values[0]), float(values[-1])
         if abs(start) <= rounding * np.abs(values).max():
-            away = _grows(values, rounding)
+            how = AWAY if _grows(values, rounding) else None
         else:
-            away = end > start + FACTOR * abs(start) + rounding
-        if away:
-            return Runaway(objective, start, end)
+            how = AWAY if end > start + FACTOR * abs(start) + rounding else _fell_back(values, rounding)
+        if how is not None:
+            return Runaway(objective, start, end, how)
     for name in problem.settling:
         values = np.asarray(history.get(name, ()), float)
         if _grows(values, rounding):
             return Runaway(name, float(values[0]), float(values[-1]))
+        if _spirals(values, rounding):
+            return Runaway(name, float(values[0]), float(values[-1]), GROWS)
     return None
 
 
 def _grows(values: np.ndarray, rounding: float) -> bool:
-    """Whether the end is far above all of the first half; where that is zero, above all that came before."""
+    """Whether the end is far above all of the first half; where that is as good as zero, by the second."""
     if len(values) < 2:
         return False
     factor = FACTOR if len(values) >= FEW else FACTOR_OF_FEW
-    before = np.abs(values[: max(1, len(values) // 2)]).max()
-    if before <= rounding * np.abs(values).max():
-        before = np.abs(values[:-1]).max()
+    half = max(1, len(values) // 2)
+    before = np.abs(values[:half]).max()
+    if before <= rounding * np.abs(values).max() and len(values) > half + 1:
+        return values[-1] > factor * np.abs(values[:-1]).max() > 0 or _grows(values[half:], rounding)
     return bool(before > 0 and values[-1] > factor * before + rounding)
+
+
+def _fell_back(values: np.ndarray, rounding: float) -> str | None:
+    """Whether the last quarter lies above the start, or on average far above what was reached before."""
+    if len(values) < MANY:
+        return None
+    before, last = np.split(values, [-(len(values) // 4)])
+    start, best = values[0], values.min()
+    if last.min() > start + WORSE * abs(start) + rounding:
+        return ABOVE
+    gained, mean = start - before.min(), last.mean()
+    reached = before.min() - best < LOST / 4 * gained  # or it fell late, which is not falling back
+    if reached and gained > max(WORSE * abs(start), rounding) and mean - best > LOST * (start - best):
+        return BACK.replace("{best:.4g}", f"{best:.4g}").replace("{mean:.4g}", f"{mean:.4g}")
+    return None
+
+
+def _spirals(values: np.ndarray, rounding: float) -> bool:
+    """Whether every quarter reaches farther from zero than the one before, by a factor, up to the end."""
+    if len(values) < MANY:
+        return False
+    reach = np.array([np.abs(quarter).max() for quarter in np.array_split(values, 4)])
+    return bool(reach[0] > rounding and (reach[1:] > SPIRAL * reach[:-1]).all())
 
 
 def _inside(problem: Problem, x0: PyTree) -> bool:
@@ -79,11 +125,15 @@ def in_words(found: Sequence[tuple[Method, Runaway]], runs: int) -> list[str]:
     """One warning about all runs that ran away; none where none did."""
     if not found:
         return []
-    method, (metric, start, end) = found[0]
-    steps = {n: v for n, v in method.describe().items() if isinstance(v, float)}
-    given = f" ({', '.join(f'{n}={v:g}' for n, v in steps.items())})" if steps else ""
+    method, its = found[0]
+    steps = {n: v for n, v in method.describe().items() if isinstance(v, float) and n not in NO_STEPS}
+    words = [f"{n}={v:g}" for n, v in steps.items()]
+    if getattr(method, "gamma", 0.0) is None:
+        words = ["gamma, which is the rule's own", *words]
+    given = f" ({', '.join(words)})" if words else ""
+    cause = CONCAVE if its.metric == "payoff" else UNFIT if its.how == ABOVE else ""
     others = f" So did {len(found) - 1} others of the {runs} runs." if len(found) > 1 else ""
     return [
-        f"{type(method).__name__} ran away: {metric} ended far above where it began, {start:.4g} → "
-        f"{end:.4g}, though all numbers are finite. Lower the step size{given}, or scale the data.{others}"
+        f"{type(method).__name__} {its}, though all numbers are finite. Lower the step size{given}, or scale "
+        f"the data.{cause}{others}"
     ]

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.solving.runaway import Runaway, runaway
+from fedstrata.solving.runaway import Runaway, in_words, runaway
 
 DATA = fs.FederatedData.from_clients([{"a": np.array([[0.0]])}, {"a": np.array([[2.0]])}])
 HALF = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
 TWO = fs.Bilevel(lambda x, y, s: (y**2).sum(), lambda x, y, s: ((y - x) ** 2).sum())
+GAME = fs.Minimax(lambda x, y, s: (x * (y - s["a"])).sum())
+METHOD = fs.FedAvg(0.1)
 X0 = np.zeros(1, np.float32)
 
 
@@ -36,7 +38,7 @@ def test_runs_side_by_side_are_told_of_once():
 
 
 def quiet(problem, history, x0=X0, method=None):
-    return runaway(problem, method or fs.FedAvg(0.1), x0, history)
+    return runaway(problem, method or METHOD, x0, history)
 
 
 def test_when_it_is_silent():
@@ -51,7 +53,7 @@ def test_when_it_is_silent():
     assert quiet(bounded, {"loss": [0.1, 9.0]}) == Runaway("loss", 0.1, 9.0)
     own = fs.Minimization(HALF.loss, project=lambda x, client: x)
     assert quiet(own, {"loss": [0.0, 9.0]}) is None
-    assert quiet(fs.Minimax(lambda x, y, s: 0.0), {"payoff": [0.1, 1e9]}) is None
+    assert quiet(GAME, {"payoff": [0.1, 50.0]}) is None
 
 
 def test_two_levels_may_rise_and_settle():
@@ -73,6 +75,46 @@ def test_a_start_at_the_solution_gives_no_scale():
         grown = unit * np.array([0.0, 1.0, 1e3, 1e6, 1e9])
         assert quiet(HALF, {"loss": grown}) == Runaway("loss", 0.0, unit * 1e9)
         assert quiet(TWO, {"upper": grown * [0, 0, 1, 1, 1]}) == Runaway("upper", 0.0, unit * 1e9)
+
+
+def test_growth_without_end_is_growth_however_far_it_went():
+    """Beside 1e262 the first half of an exponential is as good as zero, but not because nothing happened."""
+    grown = np.r_[0.0, 4.5 ** np.arange(400)]
+    assert quiet(TWO, {"upper": grown}) == Runaway("upper", 0.0, grown[-1])
+    assert quiet(TWO, {"upper": np.r_[np.zeros(300), np.full(100, 1e9)]}) is None
+
+
+def test_steps_that_lose_what_they_gained():
+    """On |x| a constant step ends by going back and forth over ±γ/2, wherever it started."""
+    r = np.arange(200)
+    swing = np.where(r < 9, 10.0 - r, 1.0 + 5.0 * (r % 2))
+    assert "to 1, but rose to 3.5 again" in in_words([(METHOD, quiet(HALF, {"loss": swing}))], 1)[0]
+    assert quiet(HALF, {"loss": np.where(r < 9, 10.0 - r, 1.0 + 0.3 * (r % 2))}) is None
+    assert "worse" in quiet(HALF, {"loss": 5.0 + 3 * (r > 0) + r % 2}).how
+    for falling in (10.0 - 0.04 * r, 10 * 0.9**r, np.sqrt(200.0 - r), 1 + 5.0 * (r < 160)):
+        assert quiet(HALF, {"loss": falling}) is None  # slowly, fast, faster and faster, late
+    noise = np.random.default_rng(0).normal(size=200)
+    assert quiet(HALF, {"loss": 1 + 0.03 * noise}) is None  # a start that was as good as the end
+    assert quiet(HALF, {"loss": 0.1 + 0.9 * 0.8**r + 0.02 * noise}) is None
+
+
+def test_a_bilinear_game_spirals_out():
+    """min_x max_y x(y − 1): simultaneous steps multiply the distance to (0, 1) by √(1 + γ²) a round."""
+    gamma, told = 0.1, pytest.warns(UserWarning, match="LocalSGDA does not settle: payoff reaches farther")
+    with told:
+        result = fs.solve(GAME, fs.LocalSGDA(gamma, gamma), DATA, X0 + 1, y0=X0, rounds=500, progress=False)
+    far = np.hypot(result.x, np.asarray(result.y) - 1)
+    assert far == pytest.approx(np.sqrt(2) * (1 + gamma**2) ** 250, rel=1e-3)
+    curved = fs.Minimax(lambda x, y, s: (x * (y - s["a"]) - 0.5 * y**2).sum())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        settled = fs.solve(curved, fs.LocalSGDA(0.1, 0.1), DATA, X0 + 1, y0=X0, rounds=500, progress=False)
+    assert np.hypot(settled.x - 1, np.asarray(settled.y) - 1) < 1e-3  # y = x, x(y − 1) − y²/2 at (1, 1)
+
+
+def test_a_step_of_the_rules_own_is_named():
+    words = in_words([(fs.StRFedAvg(rule="geometric"), Runaway("primary", 1.0, 1e9))], 1)[0]
+    assert "(gamma, which is the rule's own, gamma_g=1)" in words
 
 
 def test_a_loss_that_is_not_finite_at_the_start():
