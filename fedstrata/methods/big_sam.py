@@ -18,21 +18,24 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from fedstrata.core import tree
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, Fraction, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.methods._shared.regularized import Regularized, Scale
+from fedstrata.methods._shared.regularized import Regularized, Scale, jumped
 from fedstrata.problems.classes import Selection
 
 
 class State(NamedTuple):
-    """The iterate and the scale."""
+    """The iterate, the scale, and how far the iterate moved in recent rounds."""
 
     x: PyTree
     scale: Scale
+    jump: jax.Array
+    rounds: jax.Array
 
 
 @method
@@ -67,7 +70,13 @@ class BiGSAM(Regularized[State]):
             raise ValueError("BiGSAM estimates the curvatures of h and f together: give L_f with L_h.")
 
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
-        return State(x0, Scale.unknown(x0))
+        scale = Scale.unknown(x0)
+        return State(x0, scale, jnp.zeros_like(scale.L_h), jnp.int32(0))
+
+    def closing_remarks(self, state: State) -> list[str]:
+        """Where draws of clients or samples still throw the iterate about: t does not fall."""
+        instead = "or take StRFedAvg(rule='geometric'), whose step falls"
+        return self.noisy(state.jump, state.x, state.rounds, instead)
 
     def start(self, problem: Selection, fed: Fed, key: Key, state: State) -> State:
         scale = self.scale(problem, fed, key, state.x)
@@ -84,4 +93,6 @@ class BiGSAM(Regularized[State]):
         z = tree.axpy(-2 / (L_f + self.mu_f), g_f, state.x)  # line 2
         contraction = (L_f - self.mu_f) / (L_f + self.mu_f)
         alpha = jnp.minimum(2 * self.c / ((r + 1) * (1 - contraction)), 1)
-        return State(tree.lerp(alpha, problem.project(y), z), state.scale)  # line 3
+        x = tree.lerp(alpha, problem.project(y), z)  # line 3
+        jump = jumped(state.jump, r, state.x, x, self.draws(fed))
+        return State(x, state.scale, jump, state.rounds + 1)

@@ -17,7 +17,12 @@
 | strongly_convex | (μ_f R)^{−a}, a = 2/3 | p ln R (μ_f R)^{−b}, b = 1/3 | 1/(1 − ηγ̃μ_f/2) |
 | weak_sharp | R^{−a}, a = 1/2; with μ_f: p ln R/(μ_f R) | given, ≤ α/(2‖∇f(x*)‖) | 1; with μ_f as above |
 | decreasing | 1 | 2/(r+8) in round r | 1 |
-| geometric | 1 | 0.3 … 1e−6, by a constant factor a round | 1 |
+| geometric | 1; see below | 0.3 … 1e−6, by a constant factor a round | 1 |
+
+The last two, which are not the paper's, let the clients' steps shrink and γ_g grow by as much, γ_ℓ = s γ̃/(γ_g
+K) and γ_g/s, s = max(8/(r+8), .01) or from 1 to .01 as η: what K local steps drift apart by fades, γ̃ stays.
+Where clients or samples are drawn, γ̃ of "geometric" is 1/(1 + (r − R/2)/√R) after R/2 rounds, so that their
+noise fades as well; with "decreasing" it does not, which a warning tells. A given γ̃ is used as it is.
 
 The first three are the paper's. Its guarantees are for x̄, which is the result; the last two, whose early
 iterates belong to another η, return x̂. The paper's η for R rounds leaves a bias: x̄ is near the minimiser of
@@ -50,11 +55,14 @@ from fedstrata.core import tree
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, NonNegative, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
-from fedstrata.methods._shared.regularized import Regularized, Scale
+from fedstrata.methods._shared.regularized import Regularized, Scale, StepSizes, jumped
 from fedstrata.problems.classes import Selection
 
 PAPER = ("convex", "strongly_convex", "weak_sharp")
 BIASED = ("convex", "strongly_convex")  # with the rule's own η
+LAGS = 0.05  # an average that holds much of the way from x0
+FEWEST = 100  # rounds: fewer are a trial
+SHORTEST = 0.01  # of the clients' steps: in float32 the server's, as much longer, keep five digits
 
 
 class State(NamedTuple):
@@ -64,6 +72,7 @@ class State(NamedTuple):
     average: PyTree  # x̄
     weight: jax.Array  # Σ θ^j/θ^r: what the average weighs, in units of its newest part
     scale: Scale
+    jump: jax.Array  # how far x̂ moved in recent rounds, where there are draws
 
     @property
     def last(self) -> PyTree:
@@ -162,6 +171,22 @@ class StRFedAvg(Regularized[State]):
             eta = self.eta
         return gamma if self.gamma is None else self.gamma, eta
 
+    def faded(self, r: Integer) -> Real:
+        """What γ̃ of "geometric" falls by in the second half, where clients or samples are drawn."""
+        R = jnp.asarray(self.R)
+        return 1 / (1 + jnp.maximum(r - R / 2, 0) / jnp.sqrt(R))
+
+    def shortened(self, problem: Selection, r: Integer) -> Real:
+        """What the clients' steps of the last two rules are shorter by; the server's are longer by as much.
+
+        With sets X_i of their own a client's way is no multiple of its steps.
+        """
+        if self.rule in PAPER or self.K == 1 or self.gamma is not None or not problem.project.shared:
+            return 1.0
+        if self.rule == "decreasing":
+            return jnp.maximum(8 / (r + 8), SHORTEST)
+        return SHORTEST ** jnp.clip(r / jnp.maximum(jnp.asarray(self.R) - 1, 1), 0, 1)
+
     def cautions(self, problem: Selection, rounds: int) -> list[str]:
         """The bias that the paper's η for R rounds leaves."""
         if self.rule not in BIASED or self.eta is not None:
@@ -175,20 +200,43 @@ class StRFedAvg(Regularized[State]):
         ]
 
     def remarks(self, state: State) -> list[str]:
-        return self.unscaled(state.scale, self.at(0).tuned(0)[0])
+        return self.unscaled(state.scale, self.at(0).tuned(0)[0], sharp=self.rule == "weak_sharp")
+
+    def closing_remarks(self, state: State) -> list[str]:
+        """Where draws still throw the last iterate about, or a sharp rule's average is not yet there."""
+        if self.R is None:
+            return []
+        if self.returned == "average":
+            away = tree.sub(state.average, state.x)
+            part = float(tree.norm(away)) / max(float(tree.norm(state.x)), 1e-30)
+            if self.rule != "weak_sharp" or part < LAGS or float(np.asarray(self.R)) < FEWEST:
+                return []
+            return [
+                f"StRFedAvg: the average of all iterates, the paper's result, is {part:.2g} of their size "
+                "from the last one (result.state.last): it still holds the way from x0. Give more rounds, "
+                "returns='last', or mu_f, whose weights forget the start, with p of about 2/η."
+            ]
+        falls = self.rule == "geometric" and self.gamma is None
+        other = "" if falls else "take rule='geometric' without a gamma, whose step falls, "
+        return self.noisy(state.jump, state.x, self.R, f"{other}or give a smaller gamma")
 
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
         scale = Scale.unknown(x0)
-        return State(x0, x0, jnp.zeros_like(scale.L_h), scale)
+        return State(x0, x0, jnp.zeros_like(scale.L_h), scale, jnp.zeros_like(scale.L_h))
 
     def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         gamma, eta = self.tuned(r)
+        if self.draws(fed) and self.rule == "geometric" and self.gamma is None:
+            gamma = self.faded(r)
         steps = self.step_sizes(gamma, eta, state.scale, safe=self.gamma is None)  # line 1
-        moved = fed.average(self.local_steps, key, state.x, steps)  # lines 2–6
+        short = self.shortened(problem, r)
+        local = StepSizes(short * steps.h, short * steps.f)
+        moved = tree.scale(1 / short, fed.average(self.local_steps, key, state.x, local))  # lines 2–6
         x = self.server_step(problem, problem.f, state.x, moved, steps, self.mu)  # line 8
         shrink = self.gamma_g * self.K * steps.f * self.modulus / 2  # ηγ̃μ_f/2
         average, weight = averaged(state.average, state.weight, state.x, shrink)  # line 7
-        return State(x, average, weight, state.scale)
+        jump = jumped(state.jump, r, state.x, x, self.draws(fed))
+        return State(x, average, weight, state.scale, jump)
 
     @property
     def modulus(self) -> Real:
@@ -198,8 +246,12 @@ class StRFedAvg(Regularized[State]):
         return self.mu_f if self.rule == "weak_sharp" and self.mu_f is not None else 0.0
 
     def output(self, state: State, memory: PyTree) -> tuple[PyTree, PyTree]:
-        returns = self.returns or ("average" if self.rule in PAPER else "last")
-        return (state.average if returns == "average" else state.x), None
+        return (state.average if self.returned == "average" else state.x), None
+
+    @property
+    def returned(self) -> str:
+        """What the result is."""
+        return self.returns or ("average" if self.rule in PAPER else "last")
 
 
 def averaged(average: PyTree, weight: Real, x: PyTree, shrink: Real) -> tuple[PyTree, jax.Array]:

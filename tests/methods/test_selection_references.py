@@ -32,6 +32,7 @@ def test_the_grid_is_solved_one_after_the_other(warm_start):
     np.testing.assert_array_equal(result.x, result.state.solutions[-1])
 
 
+@pytest.mark.filterwarnings("ignore:SequentialRegularization. its share")  # of 20 rounds
 def test_a_cold_start_forgets():
     """The second η gets the other half of the rounds, from x⁰: as if it had been alone."""
     both = run(fs.SequentialRegularization((1.0, 0.1), L_h=1.0), 40)
@@ -95,3 +96,21 @@ def test_power_iteration_finds_the_largest_eigenvalues():
 
     found = power_iteration(product, counting.repeat, 30, jax.random.key(0), jnp.zeros((3, 3)))
     np.testing.assert_allclose(found, [3, 5, 0], rtol=1e-4)
+
+
+def test_an_eta_that_its_rounds_do_not_solve_is_told_of():
+    """From x0 the null space of h shrinks by 1 − ηγ̃ a round: e^{−1/2} is left after 500 with η = .001."""
+    with pytest.warns(UserWarning, match="500 rounds does not solve.*η = 0.001.*warm_start=True"):
+        cold = run(fs.SequentialRegularization(), 2000)
+    warm = run(
+        fs.SequentialRegularization((1.0, 0.1, 0.01), warm_start=True), 6000
+    )  # solved, and says nothing
+    assert error(warm.x) < 0.1 < error(cold.x)
+
+
+def test_the_papers_inner_rule_is_told_of():
+    (told,) = fs.IPIRFedAvg(0.02, 0.05).cautions(TOY.problem, 100)
+    assert "inner='paper' keeps η_t = 1.35 after these 100 rounds" in told
+    assert "inner='warm'" in told
+    for silent in ({"inner": "warm"}, {"eta": 0.1}, {"inner": "weak_sharp", "eta": 0.1}):
+        assert fs.IPIRFedAvg(0.02, 0.05, **silent).cautions(TOY.problem, 100) == []

@@ -387,3 +387,49 @@ def test_the_papers_rule_says_what_it_leaves():
         near = fs.solve(problem, fs.StRFedAvg("geometric"), data, np.array([0.0, 5.0]), **more)
     np.testing.assert_allclose(near.x, [1, 0], atol=1e-4)
     assert not fs.StRFedAvg(eta=0.01).cautions(problem, 100)
+
+
+def unlike(rng):
+    """Three clients whose losses have no minimiser in common, and the shortest minimiser of their mean."""
+    A, b = rng.normal(size=(20, 3)) @ rng.normal(size=(3, 8)), rng.normal(size=20)
+    parts = [slice(0, 2), slice(2, 12), slice(12, 20)]
+    data = fs.FederatedData.from_clients([{"a": A[p], "b": b[p]} for p in parts])
+    W = np.concatenate([np.full(len(A[p]), len(A[p]) ** -0.5) for p in parts])
+    answer = np.linalg.lstsq(A * W[:, None], b * W, rcond=1e-9)[0]
+    return TOY._replace(data=data, x0=rng.normal(size=8), x_star=answer)
+
+
+UNLIKE = unlike(np.random.default_rng(10))
+SHORTEST = fs.Selection(TOY.problem.primary, lambda x: x @ x / 2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:StRFedAvg. the primary loss curves")
+@pytest.mark.parametrize(("rule", "limit"), [("geometric", 1e-3), ("decreasing", 1e-2)])
+def test_local_steps_on_unlike_clients_drift_ever_less(rule, limit):
+    """With K = 5 and steps that stay both end 5 % off."""
+    assert error(run(fs.StRFedAvg(rule, K=5), 3000, UNLIKE, SHORTEST).x, UNLIKE) < limit
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:StRFedAvg. the primary loss curves")
+def test_draws_of_unlike_clients_are_noise_that_fades_or_is_told_of():
+    """γ̃ = 1 all the way ends 25 % off; what falls over the second half of more rounds ends ever nearer."""
+    sampled = {"participation": 2, "problem": SHORTEST, "toy": UNLIKE}
+    with pytest.warns(UserWarning, match="StRFedAvg: at the end x still moved by 0.2.*rule='geometric'"):
+        constant = error(run(fs.StRFedAvg("decreasing"), 3000, **sampled).x, UNLIKE)
+    with pytest.warns(UserWarning, match="BiGSAM: at the end x still moved"):
+        run(fs.BiGSAM(), 3000, **sampled)
+    falling = error(run(fs.StRFedAvg("geometric"), 30_000, **sampled).x, UNLIKE)  # and says nothing
+    assert falling < 0.03 < 0.1 < constant
+
+
+def test_a_primary_without_curvature_is_told_of():
+    """max(0, |a·x − b| − ε) has none, and its kinks throw steps that stay back and forth."""
+    tube = fs.Selection(lambda x, s: jnp.maximum(0, jnp.abs(s["a"] @ x - s["b"]) - 0.1), lambda x: x @ x / 2)
+    with pytest.warns(UserWarning, match="has no curvature.*weak_sharp"):
+        run(fs.StRFedAvg("geometric"), 1, problem=tube)
+    with pytest.warns(UserWarning, match="the average of all iterates.*still holds the way from x0"):
+        average = run(fs.StRFedAvg("weak_sharp", eta=0.05), 400, problem=tube)
+    last = run(fs.StRFedAvg("weak_sharp", eta=0.05, returns="last"), 400, problem=tube)
+    np.testing.assert_array_equal(last.x, average.state.last)

@@ -26,26 +26,33 @@ from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import Method, StateT
 from fedstrata.core.term import Term
-from fedstrata.core.types import Key, PyTree, Real
+from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.curvature import hessian_product, local_curvature, power_iteration
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Objective, Selection
 
 POWER = 8  # of the mean that stands for a maximum over clients: too large by a factor of at most m^(1/8)
 
+RECENT = 20  # rounds over which jumps are averaged
+JUMP = 0.005  # of x: what is left of the noise is several times as large
+
 
 class Scale(NamedTuple):
-    """Curvatures: of h, by which it is divided; of f; and the largest that a client's own h_i has."""
+    """Curvatures: of h, by which it is divided; of f; the largest that a client's own h_i has.
+
+    ``flat`` is 1 where h was looked at and has none, as piecewise linear losses have none, else 0.
+    """
 
     L_h: jax.Array
     L_f: jax.Array
     L_max: jax.Array
+    flat: jax.Array
 
     @classmethod
     def unknown(cls, x: PyTree) -> Scale:
         """Before anything is estimated."""
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x)))
-        return cls(one, 0 * one, one)
+        return cls(one, 0 * one, one, 0 * one)
 
 
 class StepSizes(NamedTuple):
@@ -155,7 +162,7 @@ class Regularized(Method[Selection, StateT]):
         smooth = secondary and _is_smooth(problem.f)
         if self.L_h is not None or not (smooth or _is_smooth(problem.h)):
             given = jnp.asarray(1 if self.L_h is None else self.L_h, dtype)
-            return Scale(given, jnp.zeros((), dtype), given)
+            return Scale(given, jnp.zeros((), dtype), given, jnp.zeros((), dtype))
         key_power, key_own = jax.random.split(key)
         like = jax.tree.map(lambda leaf: jnp.zeros((4 if smooth else 2, *leaf.shape), leaf.dtype), x)
 
@@ -173,7 +180,8 @@ class Regularized(Method[Selection, StateT]):
         L_f = sizes[2:].max() if smooth else jnp.zeros((), dtype)
         if secondary and problem.f.regularizer is not None and self.mu is not None:
             L_f = L_f + 1 / self.mu
-        return Scale(L_h, L_f, L_max)
+        flat = sizes[:2].max() <= 0 if _is_smooth(problem.h) else jnp.zeros(())
+        return Scale(L_h, L_f, L_max, jnp.asarray(flat, dtype))
 
     def products(self, problem: Selection, client: Client, key: Key, x: PyTree, v: PyTree) -> PyTree:
         """The phase of power iteration: ``∇²h_i v`` at x and at the origin, and the same of f_i."""
@@ -192,6 +200,21 @@ class Regularized(Method[Selection, StateT]):
         h = _full_mean(problem.h.loss, client.train)
         return (local_curvature(h, _points(x), self.power_steps, key) / unit) ** POWER
 
+    def draws(self, fed: Fed) -> bool:
+        """Whether clients or samples are drawn."""
+        return self.batch_size is not None or fed.participants < fed.clients
+
+    def noisy(self, jump: Real, x: PyTree, rounds: Any, instead: str) -> list[str]:
+        """The warning that is due where the draws still throw the last iterate about (`jumped`)."""
+        part = float(np.asarray(jump)) / max(float(tree.norm(x)), 1e-30)
+        if part < JUMP or float(np.asarray(rounds)) < 10 * RECENT:
+            return []
+        return [
+            f"{type(self).__name__}: at the end x still moved by {part:.2g} of its size in a round, by the "
+            "luck of which clients or samples were drawn, and as much of the result, or more, is noise. Let "
+            f"all clients take part with all their samples, {instead}."
+        ]
+
     def step_sizes(self, gamma: Real, eta: Real, scale: Scale, safe: bool) -> StepSizes:
         """A client's steps, by γ̃ = γ_g γ_ℓ K and η; if ``safe``, bounded by estimated curvatures."""
         safe = safe and self.L_h is None
@@ -202,8 +225,19 @@ class Regularized(Method[Selection, StateT]):
             local = jnp.minimum(local, 1 / (scale.L_max / scale.L_h + eta * scale.L_f))
         return StepSizes(local / scale.L_h, local * eta)
 
-    def unscaled(self, scale: Scale, gamma: Real) -> list[str]:
-        """The warning that is due where the step would have diverged on the primary loss as it is."""
+    def unscaled(self, scale: Scale, gamma: Real, sharp: bool = False) -> list[str]:
+        """The warnings that are due where the step would have diverged on the primary loss as it is.
+
+        And where that has no curvature to scale it by, unless the rule is made for that (``sharp``).
+        """
+        if float(scale.flat) > 0 and not sharp:
+            return [
+                f"{type(self).__name__}: the primary loss has no curvature at x0 or at the origin, as "
+                "piecewise linear ones have not: nothing is known to scale it by, L_h is taken as 1, and "
+                "steps that stay as long as they are go back and forth over its kinks. For such losses "
+                "there is StRFedAvg(rule='weak_sharp', eta=…, returns='last'); or smooth the loss: square "
+                "what exceeds its tolerance."
+            ]
         L_h, gamma = float(scale.L_h), float(np.asarray(gamma))
         if self.L_h is not None or gamma * L_h < 2:
             return []
@@ -212,6 +246,14 @@ class Regularized(Method[Selection, StateT]):
             f"γ̃ = {gamma:.3g} would diverge. It is divided by L_h (result.state.scale), and η counts against "
             "the divided loss. Scale the data, or give L_h, to be rid of this warning."
         ]
+
+
+def jumped(jump: Any, r: Integer, x: PyTree, new: PyTree, drawn: bool) -> Any:
+    """How far iterates moved in recent rounds; counted where there are draws."""
+    if not drawn:
+        return jump
+    now = tree.norm(tree.sub(new, x)).astype(jump.dtype)
+    return jump + (now - jump) / jnp.minimum(r + 1, RECENT)
 
 
 def _points(x: PyTree) -> PyTree:
