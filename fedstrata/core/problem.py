@@ -162,6 +162,13 @@ class Problem:
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
         """Raise a clear error where a function does not fit the point or the sample (shapes only)."""
 
+    def check_values(self, x: PyTree, samples: list[PyTree]) -> str | None:
+        """Raise where what a user claims of functions is not so at a point and a few samples.
+
+        Returns what there is to warn of, where that is not so bad.
+        """
+        return None
+
     def check_weights(self, weights: str) -> None:
         """Raise where there are no such weights of clients, or the problem was made for others."""
         known_weights(weights)

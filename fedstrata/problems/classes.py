@@ -23,6 +23,8 @@ from fedstrata.core.term import Term, known, per_sample, positional
 from fedstrata.core.types import Function, Integer, PyTree, Real, Weights
 from fedstrata.problems.prox import Indicator, Regularizer
 
+NOTHING = 0.01  # below this a solution is small rather than off
+
 
 @dataclass(frozen=True)
 class Minimization(Problem):
@@ -158,6 +160,32 @@ class MPEC(Problem):
         check_like("follower(x, y, sample)", y, self.follower, x, y, sample)
         if self.solution is not None:
             check_like("solution(x, sample)", y, self.solution, x, sample)
+
+    def check_values(self, x: PyTree, samples: list[PyTree]) -> str | None:
+        """Whether ``solution`` solves the variational inequalities of these samples."""
+        if self.solution is None:
+            return None
+        at = self.project_x.common(x)
+        found = [tuple(map(float, self._gap(at, sample))) for sample in samples]
+        y, gap = max(found, key=lambda each: each[1] / (each[0] + NOTHING))
+        words = (
+            f"MPEC.solution is {gap:.3g} off at x0, where ‖y‖ = {y:.3g}: that is ‖y − P_Y(y − s G(x, y))‖ of "
+            "MPEC.follower at a client's first sample, s = 1/L with G's Lipschitz constant L, and a solution "
+            "has 0. The metric 'leader' is measured with it. Is a sign wrong in one of the two?"
+        )
+        if gap > 0.5 * (y + NOTHING):
+            raise ValueError(f"{words} Correct it, or leave solution out.")
+        return words if gap > 0.01 * (y + NOTHING) else None
+
+    def _gap(self, x: PyTree, sample: PyTree) -> tuple[Any, Any]:
+        """‖y‖ and ‖y − P_Y(y − s G(x, y))‖ at the claimed solution y, s = 1/L, L measured across a step."""
+        assert self.solution is not None
+        y = self.solution(x, sample)
+        away = jax.tree.map(lambda leaf: 0.1 * (1 + jnp.abs(leaf)), y)
+        G, further = self.follower(x, y, sample), self.follower(x, tree.add(y, away), sample)
+        L = tree.norm(tree.sub(further, G)) / tree.norm(away)
+        moved = tree.axpy(-1 / jnp.where(L > 0, L, 1), G, y)
+        return tree.norm(y), tree.norm(tree.sub(y, self.project_y(moved, x, sample)))
 
 
 # A user's level of a selection: a function, a regulariser, or a pair of both.

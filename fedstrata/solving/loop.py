@@ -49,7 +49,7 @@ from fedstrata.solving.checkpoint import (
     unflatten,
 )
 from fedstrata.solving.identity import differences
-from fedstrata.solving.pose import Posed, pose
+from fedstrata.solving.pose import Posed, check_values, pose
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import BOOKKEEPING, Result
 from fedstrata.solving.runaway import in_words, runaway
@@ -278,6 +278,8 @@ class Loop:
                     f"The metric {name!r} takes the data, but the server of a network has none: samples stay "
                     "at the sites. Give a function of (x, y) or of the state."
                 )
+        if engine.has_data and self.round == 0 and (remark := check_values(posed)) is not None:
+            warnings.warn(remark, stacklevel=4)
         placed = engine.place(posed.data)  # type: ignore[arg-type]  # a list only where lanes differ
         self.job = Job(posed.setup, posed.method, posed.seed, placed)
         self.carry = engine.place_carry(carry)

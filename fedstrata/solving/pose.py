@@ -26,6 +26,7 @@ from fedstrata.solving.identity import identity_of
 from fedstrata.solving.result import BOOKKEEPING
 
 MOST_FITTING = 64  # problems and shapes that are remembered
+FEW_CLIENTS = 3  # whose samples functions are checked on
 MOST_ROUNDS = 2**31 - 2  # a round's number is a 32-bit integer, the last of which stands for "before round 0"
 MOST_SEEDS = 2**32 - 1
 
@@ -237,6 +238,20 @@ def check_point(problem: Problem, data: FederatedData, x: PyTree, y: PyTree) -> 
         problem.check_server(x, server)
         _known(seen, True)
     return problem.start_y(x, y, train)
+
+
+def check_values(posed: Posed) -> str | None:
+    """Check the problem's functions against each other at the start, on a few clients' first samples.
+
+    Returns what there is to warn of.
+    """
+    problem, data = posed.setup.problem, posed.data[0] if isinstance(posed.data, list) else posed.data
+    if type(problem).check_values is Problem.check_values or data.source is not None:
+        return None
+    few = [data.client(i) for i in range(min(FEW_CLIENTS, data.clients))]
+    with _on_host():
+        samples = [jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), own) for own in few]
+        return problem.check_values(posed.x0, samples)
 
 
 _fitting: OrderedDict[Any, None] = OrderedDict()

@@ -18,6 +18,9 @@ inside = pytest.mark.filterwarnings("ignore:FedRZOTwoStage. gamma=.* is more tha
 # t_k is small in the first rounds
 few_steps = pytest.mark.filterwarnings("ignore:FedRZOTwoStage. the steps of lower=.* did not find")
 
+# what a wrong solution is told of at the start, besides what is told at the end
+rough = pytest.mark.filterwarnings("ignore:MPEC.solution is .* off at x0")
+
 
 def solve(game, method, rounds=10, **options):
     y0 = np.zeros(len(game.c))
@@ -358,6 +361,7 @@ def one_step(lower, rounds=1, y0=(4.0, 4.0), **options):
     return fs.solve(problem, method, data, 1.0, y0=np.array(y0), rounds=rounds, progress=False)
 
 
+@rough
 def test_the_residual_of_a_given_solution_is_measured(x64):
     """It is a quarter of LENGTH away from where G = 0, and y0 is (4, 4): a relative residual by hand."""
     expected = np.linalg.norm(LENGTH / 4) / np.linalg.norm(4 - LENGTH)
@@ -368,6 +372,7 @@ def test_the_residual_of_a_given_solution_is_measured(x64):
     assert not method.judged(jnp.float64(expected), jnp.ones(()))[1]  # good enough, as the user says
 
 
+@rough
 @pytest.mark.slow
 def test_the_residual_of_a_users_solver_is_measured(x64):
     """One step of size ½ halves G; from the solution itself it is all rounding, which is no fault."""
@@ -381,6 +386,7 @@ def test_the_residual_of_a_users_solver_is_measured(x64):
     one_step(half, y0=LENGTH)
 
 
+@rough
 @pytest.mark.slow
 def test_the_residual_after_few_steps_is_measured(x64):
     """t_k = ⌈τ ln(k+1)⌉ steps of size ½: 2^{−t_k}, of which the last round's is judged."""
@@ -393,3 +399,29 @@ def test_the_residual_after_few_steps_is_measured(x64):
     np.testing.assert_allclose(exact.history["lower_residual"][1:], [1.0, 0.5**3, 0.5**4], rtol=1e-6)
     found = one_step("extragradient", 2, tau=1.0, y0=LENGTH)  # a start that solves it already
     assert found.history["lower_residual"][-1] <= 1.0
+
+
+@pytest.mark.parametrize("factor", [-1.0, *(pytest.param(f, marks=pytest.mark.slow) for f in (1.25, 1.0))])
+def test_a_solution_that_does_not_solve_is_told_before_the_first_round(factor, x64):
+    """G = y − x · LENGTH: y is factor − 1 of its length off, which −1 makes an error and ¼ a warning."""
+    problem = fs.MPEC(
+        lambda x, y, s: x**2,
+        lambda x, y, s: 1e6 * (y - x * LENGTH) + s["c"],
+        project_y=lambda y, x: jnp.clip(y, -10 * x, 10 * x),
+        solution=lambda x, s: factor * x * LENGTH,
+    )
+    data = fs.FederatedData.from_clients([{"c": np.zeros((1, 2))}, {"c": np.zeros((3, 2))}])
+    method = fs.FedRZOTwoStage(1e-9, 1e-3)
+
+    def run():
+        return fs.solve(problem, method, data, 1.0, y0=np.zeros(2), rounds=0, progress=False)
+
+    if factor == -1:
+        with pytest.raises(ValueError, match=r"solution is 4\.47 off at x0, where ‖y‖ = 2\.24.*sign"):
+            run()
+    elif factor == 1:
+        run()
+    else:
+        with pytest.warns(UserWarning, match=r"solution is 0\.559 off") as told:
+            run()
+        assert told[0].filename == __file__
