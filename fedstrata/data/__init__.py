@@ -34,7 +34,8 @@ from fedstrata.data.partition import (
 )
 from fedstrata.data.preparation import Preparation, standardize
 from fedstrata.data.sources import FromDataset, FromFunction
-from fedstrata.data.store import Store, open_store, write_store
+from fedstrata.data.store import Store, open_store
+from fedstrata.data.store_writing import write_store
 
 __all__ = [
     "IID",

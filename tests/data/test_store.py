@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.data import store as store_module
+from fedstrata.data import store_writing
 
 SIZES = (4, 1, 7, 3)
 
@@ -67,7 +67,7 @@ def test_federated_data_reads_what_it_is_asked_for(folder):
 
 
 def test_it_is_written_in_groups_and_from_federated_data(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(store_module, "AT_ONCE", 3)
+    monkeypatch.setattr(store_writing, "AT_ONCE", 3)
     data = fs.data.open_store(folder).load()
     again = fs.data.open_store(fs.data.write_store(tmp_path / "again", data)).load()
     assert_equal((again.train, again.valid, again.server), (data.train, data.valid, data.server))
@@ -155,3 +155,22 @@ def test_a_dataset_divided_by_a_column():
     assert data.load().train["y"].tolist() == [1, 0, 2, 3]
     with pytest.raises(fs.DataError, match="no column 'site'"):
         fs.data.FromDataset(datasets.Dataset.from_dict(rows), by="site")
+
+
+def test_scaled_samples_are_kept_in_their_bytes(tmp_path):
+    """The store holds bytes and how they are converted; who reads it sees what was written."""
+    many = [{"x": c["x"].astype(np.uint8), "y": c["y"]} for c in clients()]
+    mean, deviation = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0)), 50.0
+    data = fs.FederatedData.from_clients(many, valid=many[::-1], test=many[2]).scaled(x=(mean, deviation))
+    at = fs.data.write_store(tmp_path / "scaled", data)
+    (file,) = at.glob("train.x*.npy")
+    assert np.load(file).dtype == np.uint8
+    source = fs.FederatedData.from_source(fs.data.open_store(at))
+    assert source.sample_of()["x"].dtype == np.float32
+    for part in ("train", "valid"):
+        assert_equal(source.client(2, part), data.client(2, part))
+    expected = (many[1]["x"].astype(np.float32) - np.float32(mean)) / np.float32(deviation)
+    np.testing.assert_array_equal(source.client(1)["x"], expected)
+    assert source.load().fingerprint == data.fingerprint
+    again = fs.data.write_store(tmp_path / "again", source)
+    assert fs.data.open_store(again).fingerprint == fs.data.open_store(at).fingerprint

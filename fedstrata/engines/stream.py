@@ -1,0 +1,382 @@
+"""What a streamed run reads: windows of cohorts, blocks of everyone, those whom metrics are means over."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.core import counting
+from fedstrata.core.fed import Carry, Setup
+from fedstrata.core.federated import FederatedData
+from fedstrata.core.method import Method
+from fedstrata.core.metrics import PerClient
+from fedstrata.core.samples import on_device
+from fedstrata.core.storage import Placed, common_size, groups_of
+from fedstrata.core.term import positional
+from fedstrata.core.types import Array, PyTree
+from fedstrata.engines.callbacks import need_two_threads
+from fedstrata.engines.everyone import (
+    Asked,
+    Blocks,
+    Outline,
+    streams,
+    trace_exact,
+    trace_round,
+    trace_start,
+)
+from fedstrata.engines.memories import Held, Memories
+from fedstrata.engines.programs import program
+from fedstrata.engines.rounds import measure
+from fedstrata.engines.simulated import Simulated, in_strides, trace_advance
+from fedstrata.engines.windows import AsksOthers, Cohorts, Window, drawn_cohorts
+
+if TYPE_CHECKING:
+    from fedstrata.engines.streamed import Streamed
+
+MANY = 10_000  # clients, above which metrics are means over some of them
+WINDOW_BYTES = 2**26  # of samples and memories that are read ahead at once
+WINDOW_ROUNDS = 64  # at most
+BLOCK_BYTES = 2**24  # of those through which an exchange with everyone goes
+BLOCK_CLIENTS = 4_096  # at most
+_numbers = itertools.count()
+
+
+def trace_sampled(
+    engine: Simulated, setup: Setup, method: Method, carry: Carry, data: Placed
+) -> dict[str, Array]:
+    """The metrics, as means over those who are placed."""
+    return measure(engine.make_fed(), setup, method, carry, data)
+
+
+class Stream:
+    """A run's data on its way to the device, and what its clients remember.
+
+    Attributes:
+        failure: what went wrong in a callback.
+    """
+
+    def __init__(self, engine: Streamed, data: FederatedData) -> None:
+        self.engine, self.data = engine, data
+        self.server, self.test = (
+            jax.tree.map(jnp.asarray, on_device(getattr(data, part), part)) for part in ("server", "test")
+        )
+        self.groups = groups_of(data.sizes, data.valid_sizes)[1]
+        self.memories: Memories | None = None
+        self.failure: BaseException | None = None
+        self.handle = next(_numbers)
+        streams[self.handle] = self
+        self._x64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+        self._reader = ThreadPoolExecutor(1, "fedstrata-reader")
+        self._window: Window | None = None
+        self._next: Future[Window] | None = None
+        self._in_windows: bool | None = None
+        self._checked = False
+
+    def begin(self, setup: Setup, held: Held | None, seed: int) -> None:
+        """A chunk of rounds begins."""
+        self.setup, self.seed = setup, seed
+        if held is not None:
+            self.memories = held.memories
+            self.memories.begin(held.version)
+        if self._window is not None:
+            self._window.memory = None
+        if self._checked:
+            return
+        self._checked = True
+        sampled = self.engine.sampled(setup.clients)
+        for name, metric in setup.metrics:
+            if isinstance(metric, PerClient):
+                # of a sample of the clients, a number says nothing about who it is
+                if metric.part == "test" or (metric.each and sampled is not None):
+                    what = "of test samples" if metric.part == "test" else "kept for each client"
+                    raise ValueError(
+                        f"The metric {name!r} is {what}, which streamed metrics cannot be: leave it out, or "
+                        "give engine='simulated'; fs.per_client(fs.on_host(…)) reads clients one by one."
+                    )
+            elif sampled is None and positional(metric) not in (1, 2):
+                raise ValueError(
+                    f"The metric {name!r} takes (x, y, data), but the data is read in blocks. Give a "
+                    "function of (x, y) or of the state, or evaluate on some clients: "
+                    "engine=fs.engines.Streamed(metrics=1000)."
+                )
+
+    def carry(self, state: PyTree) -> Carry:
+        """What passes to the next chunk."""
+        self._put_back()
+        held = None if self.memories is None else Held(self.memories, self.memories.version)
+        return Carry(state, held)
+
+    def rounds(
+        self, setup: Setup, method: Method, state: PyTree, r: int, stop: int
+    ) -> tuple[PyTree, int, Counter[str], int]:
+        """Some rounds from ``r``, not past ``stop``: the state, the next round, counts, a round gone bad."""
+        if self._in_windows is None:
+            self._in_windows = setup.participants < setup.clients
+        if self._in_windows:
+            try:
+                return self._in_window(setup, method, state, r, stop)
+            except AsksOthers as error:
+                self._in_windows = False
+                self._warn(f"the phase {str(error)!r} asks", type(method).__name__)
+        elif self._in_windows is False and r == 0 and setup.participants == setup.clients:
+            self._warn("all take part: every exchange asks", type(method).__name__)
+        self._put_back()
+        state, counts, good = self.everyone("round", setup, method, state, r)
+        return state, r + 1, counts, -1 if good else r
+
+    def _warn(self, why: str, name: str) -> None:
+        if self.data.clients > MANY:
+            offer = " Give participation= to ask a part of them." if why.startswith("all") else ""
+            warnings.warn(
+                f"In a round of {name}, {why} all {self.data.clients} clients, so that their samples are "
+                f"read anew each time.{offer}",
+                stacklevel=10,
+            )
+
+    # -- windows
+
+    def _in_window(
+        self, setup: Setup, method: Method, state: PyTree, r: int, stop: int
+    ) -> tuple[PyTree, int, Counter[str], int]:
+        window = self._window_at(r)
+        number = min(stop, window.stop) - r
+        if self.memories is not None and window.memory is None:
+            rows = self.memories.take(window.clients, window.placed.training.rows)
+            window.memory = jax.tree.map(jnp.asarray, rows)
+        bare = replace(setup, metrics=(), measure_problem=False)
+        engine = Cohorts(self.engine.chunk)
+        slots = engine.slots(r, np.array([number]))
+        args = (method, Carry(state, window.memory), np.uint32(self.seed), window.placed, *slots)
+        carry, (_, words, bad) = in_strides(trace_advance, engine, bare, np.array([number]), args)
+        window.memory = carry.memory
+        counts = counting.settle(jax.tree.map(lambda w: w[0], words), number)
+        return carry.state, r + number, counts, int(bad)
+
+    def _put_back(self) -> None:
+        """What the window's clients remember goes back to the host."""
+        if self._window is not None and self._window.memory is not None:
+            assert self.memories is not None
+            self.memories.put(self._window.clients, self._window.memory)
+            self._window.memory = None
+
+    def _window_at(self, r: int) -> Window:
+        if self._window is not None and self._window.start <= r < self._window.stop:
+            return self._window
+        self._put_back()
+        self._window = None
+        coming, self._next = self._next, None
+        found = None if coming is None else coming.result()
+        if found is None or not found.start <= r < found.stop:
+            found = self._read(r)
+        self._window = found
+        self._next = self._reader.submit(self._read, found.stop)
+        return found
+
+    @cached_property
+    def _capacity(self) -> dict[str, int]:
+        """Of a window, in clients and in samples of each part: what nearly all windows need."""
+        data, part = self.data, self.setup.participants
+        row = 0 if self.memories is None else self.memories.row_bytes
+        rounds = self.engine.ahead or min(
+            WINDOW_ROUNDS, max(1, int(WINDOW_BYTES / (part * (self._client_bytes + row))))
+        )
+        clients = min(rounds * part, data.clients)
+        found = {"rounds": rounds, "clients": clients}
+        for name, sizes in (("train", data.sizes), ("valid", data.valid_sizes)):
+            if sizes is not None:
+                by = data.sizes if self._drawing is not None else None  # larger clients then come more often
+                mean = np.average(sizes, weights=by)
+                likely = clients * mean + 4 * np.sqrt(clients * np.average((sizes - mean) ** 2, weights=by))
+                found[name] = int(min(max(likely, sizes.max()), sizes.sum(dtype=np.int64)))
+        return found
+
+    @cached_property
+    def _client_bytes(self) -> float:
+        """What a client's samples take on average."""
+        leaves = jax.tree.leaves((self.data.train, self.data.valid))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / self.data.clients
+
+    def _samples(self, clients: np.ndarray) -> dict[str, int]:
+        parts = {"train": self.data.sizes, "valid": self.data.valid_sizes}
+        return {name: int(s[clients].sum(dtype=np.int64)) for name, s in parts.items() if s is not None}
+
+    def _read(self, r: int) -> Window:
+        """The clients of as many rounds from ``r`` on as fit into a window."""
+        with jax.enable_x64(self._x64):  # a setting of each thread's own
+            room, number = self._capacity, self._capacity["rounds"]
+            draw = drawn_cohorts(self.setup.clients, self.setup.participants, self.setup.weights)
+            rounds = r + np.arange(number, dtype=np.int32)
+            cohorts = np.asarray(draw(np.uint32(self.seed), rounds, self._drawing))
+            while True:
+                clients = np.unique(cohorts[:number])
+                needed = self._samples(clients)
+                if all(needed[name] <= room[name] for name in needed):
+                    break
+                if number == 1:  # an unlikely cohort: from now on there is room for it
+                    room.update({name: max(room[name], needed[name]) for name in needed})
+                    break
+                number = number // 2
+            placed = self.data.some(clients, room["clients"], room, self.groups)
+            every = None if self._drawing is None else self._drawing.sizes
+            return Window(r, r + number, clients, replace(self._placed(placed), every=every))
+
+    def _placed(self, host: Placed) -> Placed:
+        return replace(jax.device_put(host), server=self.server, test=self.test)
+
+    @cached_property
+    def _drawing(self) -> Outline | None:
+        """What cohorts are drawn from; None where clients count the same."""
+        return self._outline if self.setup.weights == "size" and self._outline.equal is None else None
+
+    # -- everyone
+
+    @cached_property
+    def _outline(self) -> Outline:
+        return Outline(jnp.asarray(self.data.sizes), self.server, self.test, common_size(self.data.sizes))
+
+    @cached_property
+    def _block(self) -> dict[str, int]:
+        """Of a block of clients, as `_capacity`."""
+        data = self.data
+        row = 0 if self.memories is None else self.memories.row_bytes
+        clients = max(1, min(BLOCK_CLIENTS, data.clients, int(BLOCK_BYTES / (self._client_bytes + row))))
+        found = {"clients": clients}
+        for name, sizes in (("train", data.sizes), ("valid", data.valid_sizes)):
+            if sizes is not None:
+                found[name] = int(
+                    min(max(1.2 * clients * sizes.mean(), sizes.max()), sizes.sum(dtype=np.int64))
+                )
+        return found
+
+    @cached_property
+    def _blocks(self) -> Blocks:
+        room = self._block
+        host = self.data.some(np.zeros(1, np.int64), room["clients"], room, self.groups)
+        host = replace(host, server=self.server, test=self.test)
+        memory = None if self.memories is None else self.memories.form(room["clients"])
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), host)
+        leaves, structure = jax.tree.flatten((shapes, memory))
+        return Blocks(self.engine.chunk, tuple(leaves), structure)
+
+    def everyone(
+        self, what: str, setup: Setup, method: Method, state: PyTree, r: int
+    ) -> tuple[PyTree, Counter[str], bool]:
+        """The start or a round by callbacks: the state, counts, whether it is finite."""
+        args = (method, state, np.uint32(self.seed), self._outline, np.int32(self.handle), np.int32(r))
+        bare = replace(setup, metrics=(), measure_problem=False)
+        trace = {"start": trace_start, "round": trace_round}[what]
+        (state, good), tally = self._called(program(trace, self._blocks, bare, args), args)
+        return state, tally.total(), bool(good)
+
+    def _called(self, compiled: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """A program with callbacks."""
+        need_two_threads("Exchanges with clients outside of a round's cohort, and exact metrics,")
+        self.failure = None
+        found = jax.block_until_ready(compiled(*args))
+        if self.failure is not None:
+            raise self.failure
+        return found
+
+    def ask(
+        self, asked: Asked, of: Any, weights: Any, key: np.ndarray, message: list[np.ndarray],
+        constants: list[np.ndarray], own: list[np.ndarray],
+    ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:  # fmt: skip
+        """An exchange, block after block; the next one is read while the device computes."""
+        with jax.enable_x64(self._x64):
+            clients = np.arange(self.data.clients) if asked.everyone else np.asarray(of)
+            room, dtype = self._block["clients"], jnp.result_type(float)
+            totals = [np.zeros(u.shape, u.dtype if asked.stacked else np.float64) for u in asked.uploads]
+            factors, at = np.zeros(asked.factors, np.int64), 0
+            for these, placed in self._through(clients):
+                stop = at + len(these)
+                share = np.zeros(room, dtype)
+                share[: len(these)] = weights[at:stop] if asked.weighted else 1 / len(clients)
+                memory: list[Any] = []
+                if own:
+                    memory = [_filled(leaf[these], room) for leaf in own]
+                elif self.memories is not None and not asked.evaluation:
+                    memory = jax.tree.leaves(self.memories.take(these, room))
+                found = asked.run(constants, key, message, share, placed, memory)
+                uploads, rest = found[: len(totals)], found[len(totals) :]
+                for total, upload in zip(totals, uploads, strict=True):
+                    if asked.stacked:
+                        total[at:stop] = np.asarray(upload)[: len(these)]
+                    else:
+                        total += np.asarray(upload)
+                if memory and not asked.evaluation:
+                    assert self.memories is not None
+                    self.memories.put(these, rest[: len(memory)])
+                factors += np.array([int(f) for f in rest[len(rest) - asked.factors :]], np.int64)
+                at = stop
+            cast = tuple(t.astype(u.dtype) for t, u in zip(totals, asked.uploads, strict=True))
+            return cast, factors.astype(np.int32)
+
+    def _through(self, clients: np.ndarray) -> Iterator[tuple[np.ndarray, Placed]]:
+        """Blocks of these clients that fit; each is read while the one before is at work."""
+        room, parts, start = self._block, [], 0
+        sums = {
+            name: np.cumsum(sizes[clients], dtype=np.int64)
+            for name, sizes in (("train", self.data.sizes), ("valid", self.data.valid_sizes))
+            if sizes is not None
+        }
+        while start < len(clients):
+            ends = [start + room["clients"], len(clients)]
+            for name, total in sums.items():
+                before = total[start - 1] if start else 0
+                ends.append(int(np.searchsorted(total, before + room[name], side="right")))
+            parts.append(clients[start : min(ends)])
+            start = min(ends)
+
+        def read(these: np.ndarray) -> Placed:
+            with jax.enable_x64(self._x64):
+                return self._placed(self.data.some(these, room["clients"], room, self.groups))
+
+        coming = self._reader.submit(read, parts[0])
+        for j, these in enumerate(parts):
+            placed = coming.result()
+            if j + 1 < len(parts):
+                coming = self._reader.submit(read, parts[j + 1])
+            yield these, placed
+
+    # -- metrics
+
+    def measured(self, setup: Setup, method: Method, state: PyTree) -> dict[str, Any]:
+        """All metrics, of everyone or of the sample."""
+        self._put_back()
+        if self.engine.sampled(setup.clients) is None:
+            whole = None
+            if self.memories is not None:
+                whole = jax.tree.map(jnp.asarray, self.memories.whole())
+            args: tuple[Any, ...] = (method, Carry(state, whole), self._outline, np.int32(self.handle))
+            return self._called(program(trace_exact, self._blocks, setup, args), args)
+        clients, placed = self._sample
+        memory = None if self.memories is None else self.memories.take(clients)
+        number = len(clients)
+        args = (method, Carry(state, jax.tree.map(jnp.asarray, memory)), placed)
+        small = replace(setup, clients=number, participants=number)
+        return program(trace_sampled, Simulated(self.engine.chunk), small, args)(*args)
+
+    @cached_property
+    def _sample(self) -> tuple[np.ndarray, Placed]:
+        """The clients that metrics are means over, drawn once."""
+        data, count = self.data, self.engine.sampled(self.data.clients)
+        assert count is not None
+        clients = np.sort(np.random.default_rng(self.seed).choice(data.clients, count, replace=False))
+        placed = data.load(clients).placed()
+        total = jnp.asarray(data.sizes.sum(dtype=np.int64), jnp.result_type(float))
+        return clients, replace(placed, ids=jnp.asarray(clients, jnp.int32), total=total)
+
+
+def _filled(rows: np.ndarray, number: int) -> np.ndarray:
+    """So many rows, the last ones copies of the first."""
+    return np.concatenate([rows, np.repeat(rows[:1], number - len(rows), axis=0)])
