@@ -230,6 +230,7 @@ def test_doctor_finds_what_does_not_fit(monkeypatch):
     assert re.search(r"pip install .*\[gpu\]'", gpu["install"])
 
 
+@pytest.mark.filterwarnings("ignore:FedAvg ran away:UserWarning")
 def test_a_run_that_ends_far_above_its_start_is_told_of(invoke, tmp_path):
     """In the terminal and on the page, also where the run is there already."""
     (tmp_path / "a.toml").write_text(FILE)
@@ -240,6 +241,7 @@ def test_a_run_that_ends_far_above_its_start_is_told_of(invoke, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:[A-Za-z]+ ran away:UserWarning")
 def test_a_learnt_weight_that_ran_away_is_told_of(invoke):
     """Its logarithm is x, which a step of 5000 sends to where float32's exponential is 0."""
     example = Path(__file__).parents[1] / "examples" / "toml" / "bilevel.toml"

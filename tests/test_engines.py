@@ -163,6 +163,7 @@ memory_data = fs.FederatedData.from_clients([{"a": np.ones((n, 2))} for n in (1,
     ["simulated", "debug", "sharded", Simulated(chunk=1), Simulated(chunk=2)],
     ids=["simulated", "debug", "sharded", "one-by-one", "chunks"],
 )
+@pytest.mark.filterwarnings("ignore:Counting ran away:UserWarning")  # it counts, whatever the loss
 def test_memory_and_verbs(engine):
     result = fs.solve(problem, Counting(), memory_data, np.zeros(2), rounds=3, engine=engine, progress=False)
     # Clients 1 and 3 are called 2 + r times in round r, clients 0 and 4 once, client 2 never.

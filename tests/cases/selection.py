@@ -33,7 +33,7 @@ def case(name, method, primary, secondary, **more):
 
 
 CASES = [
-    case("strfedavg", fs.StRFedAvg(K=2, R=3.0, power_steps=2, batch_size=2), residual, spread),
+    case("strfedavg", fs.StRFedAvg(K=2, eta=0.75, R=3.0, power_steps=2, batch_size=2), residual, spread),
     case("ipirfedavg", fs.IPIRFedAvg(0.1, 0.5, K=2, mu=0.1, L_h=2.0), residual, fs.prox.LogSum()),
     case(
         "ipirfedavg-warm",

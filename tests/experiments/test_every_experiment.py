@@ -42,6 +42,7 @@ QUICKEST = ("demo",)
 
 # The self-tuned row of strfedavg-sparse is about the step that this tells of.
 @pytest.mark.filterwarnings("ignore:StRFedAvg. the primary loss curves:UserWarning")
+@pytest.mark.filterwarnings("ignore:StRFedAvg. the rule 'convex', the paper's, keeps η:UserWarning")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICKEST else pytest.mark.slow) for n in ALL]
 )

@@ -81,6 +81,7 @@ def test_r_apm_is_fista_on_the_regularised_loss():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:StRFedAvg. the rule 'convex', the paper's, keeps η:UserWarning")
 def test_r_apm_beats_the_papers_rule():
     assert error(run(fs.RAPM(), 1000).x) < 0.05 < error(run(fs.StRFedAvg(), 1000).x)
 

@@ -17,6 +17,9 @@ from fedstrata.engines.programs import kept
 TOY = fs.underdetermined()  # L_h = 1; the start has a component in the null space
 SIZE = np.linalg.norm(TOY.x_star)
 
+# The paper's rules as they are; `test_the_papers_rule_says_what_it_leaves` asks for the warning.
+papers_rule = pytest.mark.filterwarnings("ignore:StRFedAvg. the rule .*, the paper's, keeps η:UserWarning")
+
 
 def run(method, rounds, toy=TOY, problem=None, **options):
     options = {"eval_every": rounds, "progress": False, "default_metrics": False, **options}
@@ -33,6 +36,7 @@ def test_the_start_needs_selection():
     assert error(TOY.project(TOY.x0)) > 1
 
 
+@papers_rule
 @pytest.mark.slow
 @pytest.mark.parametrize("K", [1, 5])
 @pytest.mark.parametrize("rule", ["convex", "strongly_convex"])
@@ -45,6 +49,7 @@ def test_last_iterate_is_near_the_minimiser_of_the_regularised_loss(rule, K):
         assert np.linalg.norm(gap) < 0.05 * SIZE
 
 
+@papers_rule
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "eta"),
@@ -71,6 +76,7 @@ def test_geometric_schedule_finds_the_selected_solution(K):
     np.testing.assert_array_equal(result.x, result.state.last)
 
 
+@papers_rule
 def test_decreasing_schedule_beats_the_papers_rule():
     decreasing, paper = run(fs.StRFedAvg(rule="decreasing"), 1000), run(fs.StRFedAvg(), 1000)
     assert error(decreasing.x) < 0.05 < error(paper.x)
@@ -94,6 +100,7 @@ def test_the_rules_are_those_of_the_table(rule, options, gamma, eta):
     np.testing.assert_allclose(fs.StRFedAvg(rule, **options).plan(81).tuned(4), (gamma, eta), rtol=1e-6)
 
 
+@papers_rule
 def test_it_is_algorithm_1_in_numpy():
     """Local steps, the server's step, and the θ-weighted average of the iterates, written out."""
     R, K, gamma_g, mu_f, p = 12, 3, 1.5, 0.5, 2.0
@@ -210,6 +217,7 @@ def test_one_client_with_large_data_does_not_diverge():
     assert after < before
 
 
+@papers_rule
 def test_the_scale_is_counted():
     ledgers = [run(fs.StRFedAvg(K=K), 1000).ledger for K in (1, 5)]
     assert [ledger.levels["scaling"]["exchanges"] for ledger in ledgers] == [20, 21]
@@ -288,6 +296,7 @@ def test_a_known_primary_is_scaled():
     np.testing.assert_allclose(result.x, [1, 3], atol=1e-3)
 
 
+@papers_rule
 def test_the_secondary_is_measured_on_validation_samples():
     valid = [{"a": np.ones((2, 40)), "b": np.full(2, float(i))} for i in range(5)]
     data = fs.FederatedData.from_clients(
@@ -300,6 +309,7 @@ def test_the_secondary_is_measured_on_validation_samples():
     assert result.history["secondary"][0] == 2.0
 
 
+@papers_rule
 def test_the_horizon_is_the_number_of_rounds():
     told = run(fs.StRFedAvg(R=40.0), 40)
     before = kept()
@@ -320,6 +330,7 @@ def test_the_horizon_is_the_number_of_rounds():
     np.testing.assert_allclose(swept[0].x, planned.x, rtol=1e-5, atol=1e-6)
 
 
+@papers_rule
 def test_resume_keeps_the_horizon(tmp_path):
     whole = run(fs.StRFedAvg(), 8, eval_every=2)
     run(
@@ -350,6 +361,7 @@ def test_bad_hyper_parameters(arguments, words):
         fs.StRFedAvg(**arguments)
 
 
+@papers_rule
 def test_bad_problems():
     with pytest.raises(TypeError, match=r"primary must be a function.*L1"):
         fs.Selection(3.0, TOY.problem.secondary)

@@ -69,7 +69,7 @@ def solved(problem, x, y=None):
         fs.Bilevel: fs.HypergradientDescent(0.1, 0.1),
         fs.Minimax: fs.LocalSGDA(0.1, 0.1),
         fs.Minimization: fs.FedZO(0.1, 0.1),
-        fs.Selection: fs.StRFedAvg(),
+        fs.Selection: fs.StRFedAvg("decreasing"),
         fs.MultiSequence: fs.FedMSA(0.1, 0.1),
         fs.Composition: fs.FedMSA(0.1, 0.1),
     }
