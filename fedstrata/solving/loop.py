@@ -48,6 +48,7 @@ from fedstrata.solving.checkpoint import (
     try_to_write,
     unflatten,
 )
+from fedstrata.solving.feasible import ended_outside
 from fedstrata.solving.identity import differences
 from fedstrata.solving.pose import Posed, check_values, pose
 from fedstrata.solving.progress import Progress
@@ -344,12 +345,16 @@ class Loop:
 
     def _close(self) -> None:
         """What there is to say of the rounds that there were."""
-        fetched = zip(self.posed.methods, self._fetch(), strict=True)
-        self._warn([m.closing_remarks(host.state) for m, host in fetched])
+        methods, hosts = self.posed.methods, self._fetch()
+        self._warn([m.closing_remarks(host.state) for m, host in zip(methods, hosts, strict=True)])
         problem, x0 = self.posed.setup.problem, self.posed.x0
         ended = [(m, lane) for m, lane in zip(self.posed.methods, self.lanes, strict=True) if lane.history]
         found = [(m, runaway(problem, m, x0, lane.history)) for m, lane in ended if lane.status != "diverged"]
         self._warn([in_words([(m, its) for m, its in found if its is not None], len(self.lanes))])
+        if not problem.set_of_x.trivial and self.round > 0:
+            points = [x for x, _ in self.engine.outputs(methods, self.carry, hosts)]
+            runs = zip(methods, points, self.lanes, strict=True)
+            self._warn([ended_outside(problem, [(m, x) for m, x, lane in runs if lane.status != "diverged"])])
 
     def _warn(self, remarks: list[list[str]]) -> None:
         """Once for each thing to say, whichever lanes it is about."""

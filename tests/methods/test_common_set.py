@@ -6,6 +6,8 @@ projects its own step loses what leads out of the ball, and the mean of such poi
 
 from __future__ import annotations
 
+import warnings
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -195,3 +197,21 @@ def test_an_adaptive_server_says_that_its_limit_is_another():
     box = fs.Minimization(minimization.loss, project=fs.sets.Box(-0.2, 0.2))
     assert not adam.cautions(box, 1)
     assert not fs.FedOpt(optax.sgd(0.1), optax.sgd(1.0, momentum=0.9)).cautions(minimization, 1)
+
+
+def test_a_penalty_ends_outside_and_says_so(x64):
+    """−2x over x ≤ 1: in one dimension FedRZO's slope is exact, and its pull (x − 1)/η is 2 at 1 + 2η."""
+    data = fs.FederatedData.from_clients([{"a": np.full((1, 1), 2.0)}])
+    problem = fs.Minimization(lambda x, s: -(s["a"] @ x), project=fs.sets.Box(-np.inf, 1.0))
+
+    def run(method):
+        return fs.solve(problem, method, data, np.zeros(1), rounds=60, eval_every=60, progress=False)
+
+    words = r"FedRZO ended outside of the set: x is 0\.2 from it, and ‖x‖ = 1\.2.*smaller eta \(it is 0\.1\)"
+    with pytest.warns(UserWarning, match=words):
+        result = run(fs.FedRZO(0.05, 0.1, two_sided=True))
+    np.testing.assert_allclose(result.x, 1.2, rtol=1e-6)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run(fs.FedAvg(0.05))
+    assert not told
