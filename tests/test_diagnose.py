@@ -550,3 +550,19 @@ def test_constraints_are_judged_by_their_penalty():
     assert float(found.hypergradient[0]) == pytest.approx(1 - 10 / (1 + np.exp(-1)))
     with pytest.raises(TypeError, match="violation"):
         fs.diagnose(dataclasses.replace(run, method=fs.PDSGD(0.1, 0.1, 0.1)))
+
+
+def test_entries_of_y_that_stay_zero():
+    """g = ½ yᵀHy − xy₁ with y₃ decoupled: y(x) = x H⁻¹e₁, and ∇F = e₁ᵀH⁻¹y(x) for f = ½‖y‖²."""
+    H = np.array([[2.0, 1.0, 0.0], [1.0, 30.0, 0.0], [0.0, 0.0, 1.0]])
+    problem = fs.Bilevel(
+        lambda x, y, s: 0.5 * y @ y,
+        lambda x, y, s: 0.5 * y @ jnp.asarray(H) @ y - x[0] * y[0],
+        same_samples=True,
+    )
+    data = fs.FederatedData.from_clients([{"a": np.ones(1)}])
+    found = fs.diagnose(at(problem, data, np.array([3.0]), np.zeros(3)))
+    inverse = np.linalg.inv(H)[0]
+    assert found.solved
+    np.testing.assert_allclose(found.y, 3 * inverse, atol=1e-8)
+    np.testing.assert_allclose(found.hypergradient, [3 * inverse @ inverse], rtol=1e-7)
