@@ -66,7 +66,7 @@ class DSFedDRO(Compositional[State]):
         gamma_x: the server's step of x; 1 takes the mean.
         gamma_y: the server's step of the embedding y.
         embedding: which inner value enters the gradient, and where it is followed: ``"server"`` (the round's,
-            frozen), ``"anchored"`` (also followed at the server's x, the least biased) or ``"local"`` (the
+            frozen), ``"anchored"`` (also followed at the server's x: exact with I = 1) or ``"local"`` (the
             client's own).
         batch_size: samples of a minibatch; None is all of a client's samples.
     """
