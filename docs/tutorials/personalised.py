@@ -43,15 +43,15 @@ problem = fs.Personalized(
 # ## Solve it
 #
 # `fs.ZOHFL` needs only *values* of f₂ at the clients' models, for x moved a little to both sides: two numbers
-# per client and direction travel.
+# per client and direction travel, and one that tells how well the models are fitted.
 
 # %%
 method = fs.ZOHFL(
     gamma=0.1,
     eta=0.1,
-    H=20,
-    gamma_client=4.0,
-    Gamma=20,
+    H=100,
+    gamma_client=40.0,
+    Gamma=200,
     batch_size=None,
     server_batch_size=None,
     directions=8,

@@ -19,6 +19,9 @@ if it had not been sampled: it keeps y_i, and the mean in line 6 is over the oth
 ζ (``common_random_numbers``): the difference in line 5 is multiplied by n/(2η), and independent samples would
 be as well.
 
+With its message every client sends how much of its fits' answer to x̂ ± ηv_i is still missing, the metric
+``lower_residual``: one more number (`ZOHFL.missing`), since g_i is as wrong as that is.
+
 Theory: H_{i,r} = τ_i √(r+1), γ_r = c/√(r+1) with c = 1/(4(L₁ + L₀√n/η)); see `ZOHFL.from_theory`. Reveals
 only averages (the scalars: every reply). Needs gradients of f₁ and h_i, values of f₂.
 """
@@ -44,6 +47,9 @@ from fedstrata.estimators.sphere import check_directions, combine, directions, p
 from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.problems.classes import Personalized
 
+RECENT = 20  # rounds over which what is missing in the fits is averaged
+LARGE = 0.05
+
 
 @dataclass(frozen=True)
 class RootDecay:
@@ -66,9 +72,10 @@ class RootGrowth:
 
 
 class State(NamedTuple):
-    """The server's iterate."""
+    """The server's iterate, and what was missing in the clients' fits in recent rounds."""
 
     x: PyTree  # x̂
+    missing: jax.Array
 
 
 @method
@@ -159,7 +166,23 @@ class ZOHFL(Method[Personalized, State]):
 
     def init(self, problem: Personalized, x0: PyTree, y0: PyTree) -> State:
         check_directions("ZOHFL", self.directions, self.orthogonal, x0)
-        return State(x0)
+        return State(x0, jnp.zeros(()))
+
+    def metrics(self, state: State) -> dict[str, jax.Array]:
+        """How much of the fits' answer to x̂ ± ηv_i is missing: the clients' mean, of recent rounds."""
+        return {"lower_residual": state.missing}
+
+    def closing_remarks(self, state: State) -> list[str]:
+        """Where the clients' fits were not solved."""
+        if (missing := float(state.missing)) <= LARGE:
+            return []
+        return [
+            f"ZOHFL: the clients' fits are not solved: about {missing:.0%} of how they should answer a "
+            "change of x is missing at the end (the metric lower_residual). The estimate of f₂'s gradient "
+            "is as wrong, and x by as much as f₂ weighs beside f₁. Give more steps H, a gamma_client near "
+            "one over the curvature of the clients' losses, and, where those are badly conditioned, a large "
+            "Gamma with a gamma_client as many times larger, whose steps stay long."
+        ]
 
     def memory(self, problem: Personalized, x0: PyTree, y0: PyTree) -> PyTree:
         return y0  # y_i
@@ -195,27 +218,62 @@ class ZOHFL(Method[Personalized, State]):
 
         H = steps_of(self.H, client)
         y = loop(H, step, jax.random.split(key)[1], y, indexed=True)  # line 2
+        missing = self.missing(problem, client, sample(jax.random.fold_in(key, 1)), z, y)
         count("values", ends)
         values = jax.vmap(lambda x, y: problem.couple(x, y, client))(z, y)
         mean = problem.project_y(jax.tree.map(lambda leaf: leaf.mean(0), y), x, client)
         kept = jax.tree.map(lambda old, new: jnp.where(H > 0, new, old), client.memory, mean)
-        return Remember(values, kept)  # line 5′
+        return Remember((values, missing), kept)  # line 5′
+
+    def missing(self, problem: Personalized, client: Client, f: Oracle, z: PyTree, y: PyTree) -> jax.Array:
+        """How far y⁺ − y⁻ is from what it should be, relative to that: a Newton step's length by curvature.
+
+        The difference alone enters g_i, and samples' noise cancels in it. Its residual is small where h_i
+        curves little, however much is missing there: hence the curvature along it. Measured, not counted.
+        """
+        unit = self.gamma_client / self.Gamma  # of the projected steps that show what a set leaves to do
+
+        def residual(x: PyTree, y: PyTree) -> PyTree:
+            g = jax.grad(f.silent, argnums=1)(x, y)
+            if problem.project_y.trivial:
+                return g
+            step = problem.project_y(tree.axpy(-unit, g, y), x, client)
+            return tree.scale(1 / unit, tree.sub(y, step))
+
+        def of_pair(x: PyTree, y: PyTree) -> jax.Array:  # both ends of one direction, stacked
+            ends = jax.vmap(residual)(x, y)
+            r = jax.tree.map(lambda leaf: (leaf[0] - leaf[1]) / 2, ends)
+            answer = tree.norm(jax.tree.map(lambda leaf: (leaf[0] - leaf[1]) / 2, y))
+            size = tree.norm(r)
+            tiny = jnp.finfo(size.dtype).tiny
+            # by a difference, as long as the answer: a loss may have first derivatives alone
+            t = jnp.where(answer > 0, answer / jnp.maximum(size, tiny), 1)
+            at, its = jax.tree.map(lambda leaf: leaf[0], ((x, y), ends))
+            along = tree.sub(residual(at[0], tree.axpy(t, r, at[1])), its)
+            to_go = t * size**3 / jnp.maximum(jnp.abs(tree.dot(r, along)), tiny)
+            return jnp.where(size > 0, to_go / jnp.maximum(to_go + answer, tiny), 0)
+
+        def pairs(leaf: jax.Array) -> jax.Array:  # `points` has all x̂ + ηv first, then all x̂ − ηv
+            return jnp.stack([leaf[: self.directions], leaf[self.directions :]], 1)
+
+        return jax.vmap(of_pair)(jax.tree.map(pairs, z), jax.tree.map(pairs, y)).mean().astype(float)
 
     def estimate(self, values: jax.Array, v: PyTree) -> PyTree:
         """g_i (line 5) from the values at both ends of every direction, where ‖v‖ = η."""
         return combine(scalars(values, tree.dimension(v) // self.directions, self.eta, two_sided=True), v)
 
     def personalize_vector(self, problem: Personalized, client: Client, key: Key, x: PyTree) -> Remember:
-        values, kept = self.personalize(problem, client, key, x)
-        return Remember(self.estimate(values, self.draw(key, x)), kept)  # line 5
+        (values, missing), kept = self.personalize(problem, client, key, x)
+        return Remember((self.estimate(values, self.draw(key, x)), missing), kept)  # line 5
 
     def round(self, problem: Personalized, fed: Fed, key: Key, r: Integer, state: State) -> State:
         x, clients = state.x, fed.cohort
         weights = fed.weights_of(clients, fed.at_work(self.H))
         if self.messages == "vectors":
-            g = fed.average(self.personalize_vector, key, x, weights=fed.at_work(self.H))
+            g, missing = fed.average(self.personalize_vector, key, x, weights=fed.at_work(self.H))
         else:
-            values = fed.gather(self.personalize, key, x)
+            values, each_missing = fed.gather(self.personalize, key, x)
+            missing = combine(weights, each_missing)
 
             def add(total: PyTree, one: tuple[Any, Any, Any]) -> tuple[PyTree, None]:
                 index, weight, of_client = one
@@ -228,4 +286,6 @@ class ZOHFL(Method[Personalized, State]):
         # an estimate is none without steps: where everyone sits out, there is f₁ alone
         anyone = jnp.broadcast_to(jnp.asarray(self.H) > 0, (fed.clients,))[clients].any()
         direction = tree.axpy(jnp.where(anyone, 1, 0), g, gradient(f, x))
-        return State(tree.axpy(-self.gamma, direction, x))  # line 6
+        share = jnp.where(anyone, 1 / jnp.minimum(r + 1, RECENT), 0)
+        recent = state.missing + share * (missing - state.missing).astype(state.missing.dtype)
+        return State(tree.axpy(-self.gamma, direction, x), recent)  # line 6

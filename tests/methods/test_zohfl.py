@@ -60,12 +60,13 @@ def test_quadratic_problem(x64):
         ]
     )
     expected = {"server": server, "coupling": coupling, "client": client, "objective": server + coupling}
+    assert last.pop("lower_residual") < 1e-8  # and no warning: every step solves its problem
     assert last == pytest.approx(expected, rel=1e-8)
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_scalars_are_vectors(x64, batch_size):
-    """The same iterates; two numbers per client instead of n."""
+    """The same iterates; two numbers per client instead of n, and what is missing in the fits with both."""
 
     def run(messages):
         method = fs.ZOHFL(0.1, 0.1, H=3, gamma_client=0.3, batch_size=batch_size, messages=messages)
@@ -74,8 +75,8 @@ def test_scalars_are_vectors(x64, batch_size):
     vectors, scalars = run("vectors"), run("scalars")
     np.testing.assert_allclose(scalars.x, vectors.x, rtol=1e-10)
     np.testing.assert_allclose(scalars.y, vectors.y, rtol=1e-10)
-    assert vectors.ledger.floats_up == 5 * 3 * N
-    assert scalars.ledger.floats_up == 5 * 3 * 2
+    assert vectors.ledger.floats_up == 5 * 3 * (N + 1)
+    assert scalars.ledger.floats_up == 5 * 3 * 3
     assert scalars.ledger.floats_down == vectors.ledger.floats_down == 5 * 3 * N
 
 
@@ -208,3 +209,24 @@ def test_refuses():
         fs.ZOHFL.from_theory(L1=1.0, L0=1.0, n=1, mu=1.0, L_h=1.0, tau=0.5)
     with pytest.raises(TypeError, match="coupling"):
         solve(fs.ZOHFL(0.1, 0.1), problem=fs.Personalized(quadratic.server, lambda x, y: x, quadratic.client))
+
+
+@pytest.mark.parametrize("messages", ["vectors", pytest.param("scalars", marks=pytest.mark.slow)])
+def test_fits_that_are_not_solved_are_told_of(x64, messages):
+    """y(x) = (x + a)/2 for any D > 0; a step γ̃ leaves 1 − 2γ̃D of each coordinate's way to it."""
+
+    def missing(D, rounds=3, **options):
+        D = jnp.asarray(D)
+        lower = fs.Personalized(
+            quadratic.server,
+            quadratic.coupling,
+            lambda x, y, s: (D * ((y - s["a"]) ** 2 + (y - x) ** 2)).sum() / 2,
+        )
+        method = fs.ZOHFL(0.1, 0.1, directions=N, orthogonal=True, messages=messages, **options)
+        return solve(method, lower, rounds=rounds).history["lower_residual"][-1]
+
+    with pytest.warns(UserWarning, match="ZOHFL: the clients' fits are not solved: about 80%"):
+        assert missing(np.ones(N), gamma_client=0.1) == pytest.approx(0.8)
+    with pytest.warns(UserWarning, match="fits are not solved"):
+        missing([1.0, 0.03, 1e-3], H=20, gamma_client=0.5)  # the second and third hardly move
+    assert missing([1.0, 0.5, 0.25], H=20, gamma_client=50.0, Gamma=100.0) < 0.05  # and says nothing
