@@ -212,7 +212,7 @@ def test_a_level_without_validation_data_is_told():
         fs.solve(fs.Bilevel(two, two), method, held_out, **arguments)
         fs.solve(fs.Bilevel(two, two, same_samples=True), method, data, **arguments)
         known = fs.Selection(loss, lambda x: (x**2).sum())
-        fs.solve(known, fs.IPIRFedAvg(0.1, 0.1), data, x0, rounds=1, progress=False)
+        fs.solve(known, fs.IPIRFedAvg(0.1, 0.1, inner="warm"), data, x0, rounds=1, progress=False)
 
 
 def test_divergence_names_round_quantity_and_hint(tmp_path):
