@@ -178,15 +178,17 @@ def test_small_dtypes_stay_small():
     assert placed.train["y"].dtype == jnp.int32
 
 
-def test_sets_of_one_size_can_differ_in_their_split_in_a_sweep(x64):
-    """Each seed its own split: sizes differ, the program is one."""
+@pytest.mark.parametrize(("steps", "seeds"), [([0.1], 3), ([0.1, 0.2], 3), ([0.1], 2)])
+def test_sets_of_one_size_can_differ_in_their_split_in_a_sweep(x64, steps, seeds):
+    """Each seed its own split: sizes differ, the program is one, or one for each core's seeds or methods."""
     rng = np.random.default_rng(1)
     arrays = {"a": rng.normal(size=(60, 2)), "b": rng.normal(size=60), "y": np.arange(60) % 3}
-    splits = [fs.FederatedData.from_arrays(arrays, 4, fs.Dirichlet(0.3), seed=s) for s in range(3)]
-    method = fs.FedAvg(gamma=0.1, H=2)
-    together = fs.sweep(problem, method, splits, np.zeros(2), rounds=2, seeds=(0, 1, 2), progress=False)
-    for seed, (split, found) in enumerate(zip(splits, together, strict=True)):
-        alone = fs.solve(problem, method, split, np.zeros(2), rounds=2, seed=seed, progress=False)
+    splits = [fs.FederatedData.from_arrays(arrays, 4, fs.Dirichlet(0.3), seed=s) for s in range(seeds)]
+    methods = [fs.FedAvg(gamma=gamma, H=2) for gamma in steps]
+    together = fs.sweep(problem, methods, splits, np.zeros(2), rounds=2, seeds=range(seeds), progress=False)
+    runs = [(method, seed) for method in methods for seed in range(seeds)]
+    for (method, seed), found in zip(runs, together, strict=True):
+        alone = fs.solve(problem, method, splits[seed], np.zeros(2), rounds=2, seed=seed, progress=False)
         np.testing.assert_allclose(found.x, alone.x, rtol=1e-9)
         np.testing.assert_allclose(found.history["loss"], alone.history["loss"], rtol=1e-9)
         assert found.ledger == alone.ledger

@@ -3,14 +3,16 @@
 Hyper-parameters are leaves of a method, so a grid of step sizes is a batch axis, and so are seeds. One
 program does them all side by side, which is what fills a GPU with small problems. Two axes, not one: methods
 that share a seed draw the same clients and the same samples, so these are drawn and fetched once for all of
-them, which in small problems is most of the work.
+them, which in small problems is most of the work. On a CPU each core has a share of the runs, in a program of
+its own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,8 +26,9 @@ from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.storage import Placed, alike
 from fedstrata.core.types import Array, PyTree
+from fedstrata.engines.callbacks import cores
 from fedstrata.engines.programs import program
-from fedstrata.engines.simulated import Simulated, in_strides, lanes_of, trace_advance, trace_begin
+from fedstrata.engines.simulated import Simulated, lanes_of, send_home, strided, trace_advance, trace_begin
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,55 @@ class Batched(Engine):
         """See `Engine.advance`."""
         seeds = np.asarray(job.seed, np.uint32)
         active = np.ones(len(seeds), bool) if active is None else active
-        args = (job.method, carry, seeds, job.data, active, *self.inner.slots(first, rounds))
-        carry, happened = in_strides(_trace_advance, self, job.setup, rounds, args, exact=False)
-        return Advanced(carry, lanes_of(rounds, *happened))
+        setup, slots = strided(job.setup, rounds), self.inner.slots(first, rounds)
+        parts, calls = self._parts(len(seeds)), []
+        for engine, lanes in parts:
+            own: tuple[Any, ...] = job.method, carry, seeds, active
+            data = job.data
+            if len(parts) > 1:
+                own = _some(lanes, own)
+                data = _some(lanes[: engine.seeds] % self.seeds, data) if self.own_data else data
+            args = (*own[:3], data, own[3], *slots)
+            calls.append(partial(program(_trace_advance, engine, setup, args), *args))
+        if len(parts) == 1:
+            carry, *happened = calls[0]()
+            send_home(carry)
+            history, words, bad = jax.device_get(happened)
+        else:
+            back = np.argsort(np.concatenate([lanes for _, lanes in parts]))
+            found = jax.tree.map(lambda *own: np.concatenate(own)[back], *_at_once(calls))
+            carry, history, words, bad = found
+        return Advanced(carry, lanes_of(rounds, history.tree(), words.tree(), bad))
+
+    def _parts(self, runs: int) -> list[tuple[Batched, np.ndarray]]:
+        """The runs of each core of a CPU: XLA does small operations in one thread.
+
+        Seeds are parted rather than methods, as runs of one seed share their draws.
+        """
+        number = cores() if jax.default_backend() == "cpu" else 1
+        grid = np.arange(runs).reshape(-1, self.seeds)
+        for axis in (1, 0):
+            among = int(np.gcd(grid.shape[axis], number))
+            if among > 1:
+                parts = np.split(grid, among, axis)
+                return [(replace(self, seeds=part.shape[1]), part.ravel()) for part in parts]
+        return [(self, np.arange(runs))]
+
+
+def _some(lanes: np.ndarray, stacked: Any) -> Any:
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[lanes], stacked)
+
+
+def _at_once(calls: list[Callable[[], Any]]) -> list[Any]:
+    """What compiled programs return, on the host; each in a thread, as JAX starts one after the other."""
+    double = bool(jax.config.read("jax_enable_x64"))  # threads do not inherit it
+
+    def call(one: Callable[[], Any]) -> Any:
+        with jax.enable_x64(double):
+            return jax.device_get(one())
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(call, calls))
 
 
 def _at(stacked: Any, b: int) -> Any:

@@ -144,24 +144,24 @@ def strided(setup: Setup, rounds: np.ndarray) -> Setup:
 
 
 def in_strides(
-    trace: Callable[..., Any],
-    engine: Engine,
-    setup: Setup,
-    rounds: np.ndarray,
-    args: tuple[Any, ...],
-    exact: bool = True,
+    trace: Callable[..., Any], engine: Engine, setup: Setup, rounds: np.ndarray, args: tuple[Any, ...]
 ) -> tuple[Carry, list[Any]]:
-    """The carry after some rounds and, on the host, what happened; ``exact`` is to find the bad round."""
+    """The carry after some rounds and, on the host, what happened."""
     coarse = strided(setup, rounds)
     carry, *happened = program(trace, engine, coarse, args)(*args)
-    if jax.default_backend() != "cpu":
-        for leaf in jax.tree.leaves(carry.state):  # on its way while the rest is waited for
-            leaf.copy_to_host_async()
+    send_home(carry)
     history, words, bad = jax.device_get(happened)
-    if exact and coarse.stride > 1 and bad >= 0:  # one by one, to tell which round it was
+    if coarse.stride > 1 and bad >= 0:  # one by one, to tell which round it was
         carry, *happened = program(trace, engine, setup, args)(*args)
         history, words, bad = jax.device_get(happened)
     return carry, [history.tree(), words.tree(), bad]
+
+
+def send_home(carry: Carry) -> None:
+    """Begin to copy the state to the host while the rest is waited for."""
+    if jax.default_backend() != "cpu":
+        for leaf in jax.tree.leaves(carry.state):
+            leaf.copy_to_host_async()
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("rows",), meta_fields=("form", "rank"))
