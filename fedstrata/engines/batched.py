@@ -10,7 +10,7 @@ its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -123,7 +123,7 @@ def _some(lanes: np.ndarray, stacked: Any) -> Any:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[lanes], stacked)
 
 
-def _at_once(calls: list[Callable[[], Any]]) -> list[Any]:
+def _at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """What compiled programs return, on the host; each in a thread, as JAX starts one after the other."""
     double = bool(jax.config.read("jax_enable_x64"))  # threads do not inherit it
 
