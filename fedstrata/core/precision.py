@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import dtypes, literals  # there is no public way to what is repaired here
 
 
 @contextmanager
@@ -29,6 +28,12 @@ def _constants_of_each_precision() -> None:
     It converts such an array once and keeps that while a program holds it: a loss compiled in float32
     then has float32 constants in float64 programs, which JAX refuses to compile, and the other way round.
     """
+    try:
+        from jax._src import dtypes, literals  # there is no public way to what is repaired here
+
+        register = dtypes.register_canonicalize_value_handler
+    except (ImportError, AttributeError):  # a JAX that has it elsewhere: such a loss is refused by JAX itself
+        return
     kept: dict[tuple[int, bool], tuple[Any, Any]] = {}
 
     def converted(array: np.ndarray) -> Any:
@@ -40,7 +45,7 @@ def _constants_of_each_precision() -> None:
         kept[place] = weakref.ref(array, lambda _: kept.pop(place, None)), weakref.ref(new)
         return new
 
-    dtypes.register_canonicalize_value_handler(np.ndarray, converted)
+    register(np.ndarray, converted)
 
 
 def _nothing() -> None:
