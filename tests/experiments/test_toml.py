@@ -384,7 +384,9 @@ def first_task(experiment):
 def test_examples_run_and_get_better(file, tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings(
-            "ignore", "StRFedAvg: the primary loss curves|BiGSAM|FedRZOBilevel: ", UserWarning
+            "ignore",
+            "StRFedAvg: (the primary loss curves|the rule 'strongly_convex')|BiGSAM|FedRZOBilevel: ",
+            UserWarning,
         )
         e = prepare(read(file), quick=True)
         run_experiment(e, tmp_path, progress=False)
