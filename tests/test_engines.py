@@ -426,3 +426,16 @@ def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+def test_programs_that_call_python_are_known():
+    """Two of them at once could wait for each other's threads, so a sweep does not start them together."""
+    from fedstrata.engines.callbacks import calls_out
+
+    shape = jax.ShapeDtypeStruct((), np.float32)
+
+    def asks(x):
+        return jax.pure_callback(lambda x: np.float32(x), shape, x)
+
+    assert calls_out(jax.jit(asks).lower(np.float32(1)).compile())
+    assert not calls_out(jax.jit(lambda x: x + 1).lower(np.float32(1)).compile())

@@ -205,6 +205,34 @@ def diagnose(
         raise ValueError(
             "This result was loaded, so it knows neither problem nor data: give problem= and data=."
         )
+    name = result.method.get("name") if isinstance(result.method, dict) else type(result.method).__name__
+    _check(problem, data, name, tolerance)
+    weights = result.weights if weights is None else weights
+    if weights is None:
+        raise ValueError("This result does not know the clients' weights of its run: give weights=.")
+    problem.check_weights(weights)
+    with double_precision():
+        placed = data.placed()
+        x, y = _double(result.x), _double(result.y)
+        if isinstance(problem, MPEC):
+            _check_responses(problem, placed, x, y)
+
+        at = partial(_measured, problem, name, weights, placed, tolerance)
+        found = at(x, y)
+        found = replace(found, outside=outside(problem, placed, x))
+        if isinstance(problem, Minimization | Composition) and not found.saddle:
+            away = _newton_distance(problem, weights, placed, x, found.hypergradient)
+            found = replace(found, distance=away)
+        if x0 is None or (found.saddle and isinstance(problem, Minimax)):  # whose y0 is not known here
+            return found
+        x0 = _double(problem.start_x(x0))
+        if found.saddle:
+            y = jnp.full_like(y, 1 / placed.clients)
+        return _compared(found, at(x0, y).stationarity, 1e-12 * (1 + float(tree.norm(x0))))
+
+
+def _check(problem: Problem, data: FederatedData, name: str | None, tolerance: float) -> None:
+    """Raise where there is nothing to measure by."""
     if not isinstance(problem, TwoLevel | OneLevel):
         raise TypeError(
             f"diagnose has no measure for {type(problem).__name__}: it has one for Bilevel, Minimax, "
@@ -213,7 +241,6 @@ def diagnose(
         )
     if isinstance(problem, Bilevel | Minimax) and problem.project_y.arity > 2:
         raise TypeError("A set of y that differs between clients is no set of the common y.")
-    name = result.method.get("name") if isinstance(result.method, dict) else type(result.method).__name__
     if name == "PDSGD" and isinstance(problem, Constrained):
         raise TypeError(
             "diagnose judges the penalty of constraints, which PDSGD does not have: it keeps to the "
@@ -226,42 +253,31 @@ def diagnose(
         )
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be in (0, 1), but is {tolerance!r}.")
-    weights = result.weights if weights is None else weights
-    if weights is None:
-        raise ValueError("This result does not know the clients' weights of its run: give weights=.")
-    problem.check_weights(weights)
-    with double_precision():
-        placed = data.placed()
-        x, y = _double(result.x), _double(result.y)
-        if isinstance(problem, MPEC):
-            _check_responses(problem, placed, x, y)
 
-        def at(x: PyTree, y: PyTree) -> Diagnosis:
-            if isinstance(problem, Selection):
-                return _selection(problem, weights, placed, x, tolerance)
-            if isinstance(problem, MultiSequence):
-                return _sequences(problem, weights, placed, x, y)
-            if isinstance(problem, Minimization) and name == "AFL":
-                return _saddle(problem, placed, x, agnostic(problem, placed, x, y))
-            if not isinstance(problem, TwoLevel):
-                return _single(problem, weights, placed, x)
-            found = _diagnose(problem, _level(problem, weights), placed, x, y, tolerance)
-            if not isinstance(problem, Minimax) or _unique(problem, found):
-                return found
-            pair = _saddle(problem, placed, x, game(problem, weights, placed, x, y))
-            return replace(pair, solved=False, trouble="as y(x) is not unique, or was not found")
 
-        found = at(x, y)
-        found = replace(found, outside=outside(problem, placed, x))
-        if isinstance(problem, Minimization | Composition) and not found.saddle:
-            away = _newton_distance(problem, weights, placed, x, found.hypergradient)
-            found = replace(found, distance=away)
-        if x0 is None or (found.saddle and isinstance(problem, Minimax)):  # whose y0 is not known here
-            return found
-        x0 = _double(problem.start_x(x0))
-        if found.saddle:
-            y = jnp.full_like(y, 1 / placed.clients)
-        return _compared(found, at(x0, y).stationarity, 1e-12 * (1 + float(tree.norm(x0))))
+def _measured(
+    problem: TwoLevel | OneLevel,
+    name: str | None,
+    weights: Weights,
+    placed: Placed,
+    tolerance: float,
+    x: PyTree,
+    y: PyTree,
+) -> Diagnosis:
+    """What is measured at a point, by the problem's class; ``name`` is the method's."""
+    if isinstance(problem, Selection):
+        return _selection(problem, weights, placed, x, tolerance)
+    if isinstance(problem, MultiSequence):
+        return _sequences(problem, weights, placed, x, y)
+    if isinstance(problem, Minimization) and name == "AFL":
+        return _saddle(problem, placed, x, agnostic(problem, placed, x, y))
+    if not isinstance(problem, TwoLevel):
+        return _single(problem, weights, placed, x)
+    found = _diagnose(problem, _level(problem, weights), placed, x, y, tolerance)
+    if not isinstance(problem, Minimax) or _unique(problem, found):
+        return found
+    pair = _saddle(problem, placed, x, game(problem, weights, placed, x, y))
+    return replace(pair, solved=False, trouble="as y(x) is not unique, or was not found")
 
 
 def _unique(problem: Minimax, found: Diagnosis) -> bool:

@@ -12,6 +12,7 @@ there is one group, and the flat arrays are a stack of clients' arrays that need
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -289,9 +290,9 @@ def groups_of(
 
 def launch_rows(samples: PyTree) -> int:
     """How many rows of these arrays cost as much as to start one more group: none on a CPU."""
-    leaves = jax.tree.leaves(samples)
-    width = sum(leaf[0].size for leaf in leaves)
-    return 0 if jax.default_backend() == "cpu" else LAUNCH // max(1, width)
+    if jax.default_backend() == "cpu":
+        return 0
+    return LAUNCH // max(1, sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(samples)))
 
 
 def _rows(groups: list[Group]) -> int:

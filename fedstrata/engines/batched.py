@@ -10,7 +10,7 @@ its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.storage import Placed, alike
 from fedstrata.core.types import Array, PyTree
-from fedstrata.engines.callbacks import cores
+from fedstrata.engines.callbacks import calls_out, cores
 from fedstrata.engines.programs import program
 from fedstrata.engines.simulated import Simulated, lanes_of, send_home, strided, trace_advance, trace_begin
 
@@ -123,14 +123,16 @@ def _some(lanes: np.ndarray, stacked: Any) -> Any:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[lanes], stacked)
 
 
-def _at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+def _at_once(calls: list[partial[Any]]) -> list[Any]:
     """What compiled programs return, on the host; each in a thread, as JAX starts one after the other."""
     double = bool(jax.config.read("jax_enable_x64"))  # threads do not inherit it
 
-    def call(one: Callable[[], Any]) -> Any:
+    def call(one: partial[Any]) -> Any:
         with jax.enable_x64(double):
             return jax.device_get(one())
 
+    if any(calls_out(one.func) for one in calls):
+        return list(map(call, calls))
     with ThreadPoolExecutor(len(calls)) as pool:
         return list(pool.map(call, calls))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 
@@ -14,6 +16,16 @@ class TooFewThreads(RuntimeError):
 def cores() -> int:
     """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def calls_out(compiled: Any) -> bool:
+    """Whether a compiled program calls Python: two at once may wait for each other's threads."""
+    if compiled not in _calling:
+        _calling[compiled] = "callback" in compiled.as_text()
+    return _calling[compiled]
+
+
+_calling: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def need_two_threads(what: str) -> None:

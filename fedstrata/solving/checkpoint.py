@@ -23,7 +23,7 @@ from safetensors.numpy import load, save
 
 from fedstrata.core.types import PyTree
 
-VERSION = 3  # raised too where the same text would go on otherwise: 3 draws clients by weight
+VERSION = 4  # raised too where the same text would go on otherwise: 4 has the steps of StR-FedAvg that fade
 UNSEALED = "0" * 64  # what stands for the digest while it is computed
 _SEAL = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')
 

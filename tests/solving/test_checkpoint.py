@@ -61,7 +61,7 @@ def test_an_older_format_is_named(tmp_path):
 
     file = tmp_path / "checkpoint.safetensors"
     file.write_bytes(save({"a": np.ones(1)}, metadata={"fedstrata": "1", "facts": "{}", "sha256": "0" * 64}))
-    with pytest.raises(fs.CheckpointError, match=r"has the format 1, this version reads 3"):
+    with pytest.raises(fs.CheckpointError, match=r"has the format 1, this version reads 4"):
         load_arrays(file)
 
 
