@@ -12,6 +12,9 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.core import federated, storage
+from fedstrata.core.client import Samples
+from fedstrata.engines import simulated
+from fedstrata.engines.simulated import Simulated
 
 SIZES = (1, 40, 2, 3, 17, 1, 5, 2, 33, 1)
 RNG = np.random.default_rng(0)
@@ -211,3 +214,52 @@ def test_an_accelerator_starts_fewer_groups_while_padding_is_cheaper():
     assert counts[0] > counts[1] > counts[2] == 1
     assert passes[1] - passes[0] <= 10_000 * (counts[0] - counts[1])
     assert all(sum(g.clients for g in own) == len(sizes) for own in rows)
+
+
+def of_sizes(rng, sizes):
+    return [{"a": rng.normal(size=(n, 2)), "b": rng.normal(size=n)} for n in sizes]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "participation", "levels"),
+    [
+        ([1, 2, 3, 90], 1.0, 1),  # in groups
+        ([5, 6, 7, 7], 1.0, 1),  # side by side
+        ([1, 2, 3, 90], 0.5, 2),  # of a cohort, in validation samples too
+        ([6, 6, 6, 6], 0.5, 1),
+        ([6, 6, 6, 6], 1.0, 1),  # these are stacked as they are
+    ],
+)
+def test_samples_fetched_before_a_phase_give_the_same_iterates(
+    x64, monkeypatch, sizes, participation, levels
+):
+    """As on an accelerator, where looking them up at every step takes longer."""
+    rng = np.random.default_rng(0)
+    data = fs.FederatedData.from_clients(of_sizes(rng, sizes), valid=of_sizes(rng, sizes[::-1]))
+    two = fs.Bilevel(
+        upper=lambda x, y, s: loss(y, s),
+        lower=lambda x, y, s: loss(y, s) + 0.5 * jnp.exp(x) * y @ y,
+    )
+    task = (problem, fs.FedAvg(gamma=0.1, H=3)) if levels == 1 else (two, fs.FedMSA(0.1, 0.1, K=3))
+    start = {"x0": np.zeros(2)} if levels == 1 else {"x0": 0.0, "y0": np.zeros(2)}
+
+    def run(chunk):
+        return fs.solve(
+            *task,
+            data,
+            **start,
+            rounds=4,
+            participation=participation,
+            engine=Simulated(chunk),
+            progress=False,
+        )
+
+    plain, fetched, own = run("auto"), [], Samples.fetched
+    monkeypatch.setattr(simulated, "CACHED", 0)  # so that a small data set counts as a large one
+    monkeypatch.setattr(Simulated, "fetches", True)
+    monkeypatch.setattr(Samples, "fetched", lambda samples: fetched.append(1) or own(samples))
+    found = run(None)
+    assert bool(fetched) == (participation < 1 or len(set(sizes)) > 1)
+    np.testing.assert_allclose(found.x, plain.x, rtol=1e-10)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), found.y, plain.y)
+    assert found.ledger == plain.ledger

@@ -107,6 +107,13 @@ class Samples:
         """The samples at these positions."""
         return opened(jax.tree.map(lambda leaf: leaf[self.offset + positions], self.leaves))
 
+    def fetched(self) -> Samples:
+        """The same samples in arrays of their own, for a phase that goes through all of them many times."""
+        if self.capacity is None:
+            return self
+        rows = self.offset + jnp.minimum(jnp.arange(self.capacity), self.size - 1)
+        return Samples(jax.tree.map(lambda leaf: leaf[rows], self.leaves), self.size)
+
     def mean(self, function: Function, key: Key, batch_size: int | None) -> Oracle:
         """``function`` averaged over ``batch_size`` samples drawn with replacement, or over all (None)."""
         if batch_size is None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -29,6 +30,7 @@ from fedstrata.core.types import Array, Integer, Key, PyTree
 
 T = TypeVar("T")
 ORACLES = {"values": "function_values", "gradients": "gradients", "products": "hessian_products"}
+AT_ONCE = 1024  # local steps, at most, whose keys are made before the first of them
 TRAFFIC = ("exchanges", "gathers", "floats_up", "floats_down", "bytes_up", "bytes_down")
 
 Until = Callable[[PyTree], jax.Array]
@@ -133,18 +135,9 @@ def repeat(
 
     It ends before a turn at which ``until(carry)`` holds.
     """
-    step = counted(lambda carry, t: body(t, carry))
-
-    def scanned(carry: PyTree, t: Integer) -> tuple[PyTree, Tally]:
-        return step(carry, t)
-
     if until is None and not isinstance(times, jax.core.Tracer):
-        times = int(times)
-        if times <= 0:
-            return carry
-        carry, tallies = jax.lax.scan(scanned, carry, jnp.arange(times))
-        book(summed(tallies), times)
-        return carry
+        return _scan(lambda carry, t: body(t, carry), carry, jnp.arange(max(int(times), 0)))
+    step = counted(lambda carry, t: body(t, carry))
 
     if until is not None and jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # phases see values
         turn = 0
@@ -171,6 +164,15 @@ def repeat(
     return carry
 
 
+def _scan(step: Callable[[PyTree, PyTree], PyTree], carry: PyTree, turns: PyTree) -> PyTree:
+    """``carry ← step(carry, turn)`` for each of the turns on the leading axis, with counts added up."""
+    if not (times := jax.tree.leaves(turns)[0].shape[0]):
+        return carry
+    carry, tallies = jax.lax.scan(counted(step), carry, turns)
+    book(summed(tallies), times)
+    return carry
+
+
 def loop(
     times: Integer, step: Callable[..., PyTree], key: Key, carry: PyTree, *, indexed: bool = False
 ) -> PyTree:
@@ -184,12 +186,16 @@ def loop(
         carry: where to start.
         indexed: whether ``step`` wants the step's number.
     """
+    fold = partial(jax.random.fold_in, key)
 
-    def body(k: Integer, carry: PyTree) -> PyTree:
-        key_k = jax.random.fold_in(key, k)
+    def body(k: Integer, carry: PyTree, key_k: Key | None = None) -> PyTree:
+        key_k = fold(k) if key_k is None else key_k
         return step(carry, key_k, k) if indexed else step(carry, key_k)
 
-    return repeat(times, body, carry)
+    if isinstance(times, jax.core.Tracer) or not 0 < times <= AT_ONCE:
+        return repeat(times, body, carry)
+    numbers = jnp.arange(int(times))  # all keys in one pass: at each step of a GPU they were a kernel more
+    return _scan(lambda carry, turn: body(turn[0], carry, turn[1]), carry, (numbers, jax.vmap(fold)(numbers)))
 
 
 def each(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
