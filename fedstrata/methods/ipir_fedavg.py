@@ -44,14 +44,18 @@ from fedstrata.methods._shared.regularized import Regularized, Scale, StepSizes,
 from fedstrata.methods.str_fedavg import averaged
 from fedstrata.problems.classes import Objective, Selection
 
+AWAY = 0.1  # of x
+FEWEST = 100  # rounds: fewer are a trial
+
 
 class State(NamedTuple):
-    """The iterate, its inexact projection, where the next inner rounds start, and the scale."""
+    """The iterate, its inexact projection, where the next inner rounds start, the scale, and t."""
 
     x: PyTree  # y^t
     y: PyTree  # x^{t−1}
     warm: PyTree
     scale: Scale
+    rounds: jax.Array
 
     @property
     def L_h(self) -> jax.Array:
@@ -122,9 +126,22 @@ class IPIRFedAvg(Regularized[State]):
     def remarks(self, state: State) -> list[str]:
         return self.unscaled(state.scale, self.at(0).tuned(0)[1], sharp=self.inner == "weak_sharp")
 
+    def closing_remarks(self, state: State) -> list[str]:
+        """How far from argmin h the penalty with this λ leaves y^t, where its projection is followed."""
+        away = float(tree.norm(tree.sub(state.x, state.y)))
+        part = away / max(float(tree.norm(state.y)), 1e-30)
+        if self.inner != "warm" or part <= AWAY or state.rounds < FEWEST:
+            return []
+        lam = float(np.asarray(self.lam))
+        return [
+            f"IPIRFedAvg: result.x is {part:.2g} of its size from result.y, its projection onto argmin h: "
+            f"with lam={lam:g} it minimises f(x) + dist²(x, argmin h)/(2λ). Take result.y for a point of "
+            "argmin h, or a smaller lam, with gamma ≤ 3λ/(4(L_f λ + 2)), and more rounds."
+        ]
+
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
         scale = Scale.unknown(x0)
-        return State(x0, x0, x0, scale._replace(L_f=scale.L_h))
+        return State(x0, x0, x0, scale._replace(L_f=scale.L_h), jnp.int32(0))
 
     def start(self, problem: Selection, fed: Fed, key: Key, state: State) -> State:
         scale = self.scale(problem, fed, key, state.x, secondary=False)
@@ -168,7 +185,7 @@ class IPIRFedAvg(Regularized[State]):
         new = tree.axpy(-self.gamma, tree.add(g, pull), y)  # line 3
         if problem.f.regularizer is not None and self.mu is None:
             new = problem.f.regularizer.prox(new, self.gamma)
-        return State(new, x, tree.add(x, tree.sub(new, y)), state.scale)
+        return State(new, x, tree.add(x, tree.sub(new, y)), state.scale, state.rounds + 1)
 
 
 def _distance(anchor: PyTree) -> Objective:

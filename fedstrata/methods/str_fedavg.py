@@ -55,7 +55,7 @@ from fedstrata.core import tree
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, NonNegative, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
-from fedstrata.methods._shared.regularized import Regularized, Scale, StepSizes, jumped
+from fedstrata.methods._shared.regularized import Pace, Regularized, Scale, StepSizes, jumped
 from fedstrata.problems.classes import Selection
 
 PAPER = ("convex", "strongly_convex", "weak_sharp")
@@ -73,6 +73,7 @@ class State(NamedTuple):
     weight: jax.Array  # Σ θ^j/θ^r: what the average weighs, in units of its newest part
     scale: Scale
     jump: jax.Array  # how far x̂ moved in recent rounds, where there are draws
+    pace: Pace  # of x̂, where there are none
 
     @property
     def last(self) -> PyTree:
@@ -203,7 +204,7 @@ class StRFedAvg(Regularized[State]):
         return self.unscaled(state.scale, self.at(0).tuned(0)[0], sharp=self.rule == "weak_sharp")
 
     def closing_remarks(self, state: State) -> list[str]:
-        """Where draws still throw the last iterate about, or a sharp rule's average is not yet there."""
+        """Where draws still throw the last iterate about, it or a sharp rule's average is not yet there."""
         if self.R is None:
             return []
         if self.returned == "average":
@@ -218,11 +219,13 @@ class StRFedAvg(Regularized[State]):
             ]
         falls = self.rule == "geometric" and self.gamma is None
         other = "" if falls else "take rule='geometric' without a gamma, whose step falls, "
-        return self.noisy(state.jump, state.x, self.R, f"{other}or give a smaller gamma")
+        noisy = self.noisy(state.jump, state.x, self.R, f"{other}or give a smaller gamma")
+        return noisy if self.rule in PAPER else noisy + self.slow(state.pace, state.x, self.R)
 
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
         scale = Scale.unknown(x0)
-        return State(x0, x0, jnp.zeros_like(scale.L_h), scale, jnp.zeros_like(scale.L_h))
+        zero = jnp.zeros_like(scale.L_h)
+        return State(x0, x0, zero, scale, zero, Pace.standing(x0))
 
     def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         gamma, eta = self.tuned(r)
@@ -236,7 +239,8 @@ class StRFedAvg(Regularized[State]):
         shrink = self.gamma_g * self.K * steps.f * self.modulus / 2  # ηγ̃μ_f/2
         average, weight = averaged(state.average, state.weight, state.x, shrink)  # line 7
         jump = jumped(state.jump, r, state.x, x, self.draws(fed))
-        return State(x, average, weight, state.scale, jump)
+        pace = state.pace if self.draws(fed) else state.pace.after(r, x)
+        return State(x, average, weight, state.scale, jump, pace)
 
     @property
     def modulus(self) -> Real:

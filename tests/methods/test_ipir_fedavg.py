@@ -15,6 +15,8 @@ GAMMA = 3 * LAM / (4 * (LAM / MU + 2))  # the bound of the convergence proof, wi
 PENALTY = fs.prox.LogSum(1.0, 0.5)  # √μ ≤ ε: its envelope is smooth
 PROBLEM = fs.Selection(TOY.problem.primary, PENALTY)
 
+large_lam = pytest.mark.filterwarnings("ignore:IPIRFedAvg. result.x is .* from result.y:UserWarning")
+
 
 def slope(y):
     """∇F_λ(y), with the exact projection."""
@@ -102,6 +104,7 @@ def test_it_is_algorithm_2_in_numpy():
     np.testing.assert_allclose(result.y, projection, atol=2e-5)
 
 
+@large_lam
 def test_federated_and_proximal_secondaries():
     """With f = ½‖x − c‖², F_λ has one minimiser: (c + (y − P(y))/λ-pull balanced) in closed form."""
     method = fs.IPIRFedAvg(0.05, 0.1, inner="warm", eta=1e-3)
@@ -177,3 +180,15 @@ def test_the_weakly_sharp_case_by_hand():
     np.testing.assert_allclose(result.x, y, rtol=1e-12)
     with pytest.raises(ValueError, match="give eta"):
         fs.IPIRFedAvg(gamma, lam, inner="weak_sharp")
+
+
+def test_what_a_large_lam_leaves_is_told_of():
+    """f = ½‖x‖² and h = ½(a·x − 1)² with ‖a‖ = 1: F_λ is minimal at a/(1 + λ), whose projection is a."""
+    a = np.array([0.6, 0.8])
+    data = fs.FederatedData.from_clients([{"a": a[None], "b": np.ones(1)}])
+    problem = fs.Selection(lambda x, s: (s["a"] @ x - s["b"]) ** 2 / 2, lambda x: x @ x / 2)
+    method = fs.IPIRFedAvg(0.2, 1.0, inner="warm", eta=1e-4)
+    with pytest.warns(UserWarning, match=r"result.x is 0.5 of its size from result.y.*lam=1 "):
+        result = fs.solve(problem, method, data, np.array([3.0, 0.0]), rounds=100, progress=False)
+    np.testing.assert_allclose(result.x, a / 2, atol=1e-3)
+    np.testing.assert_allclose(result.y, a, atol=1e-3)

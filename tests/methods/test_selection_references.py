@@ -40,6 +40,7 @@ def test_a_cold_start_forgets():
     np.testing.assert_allclose(both.x, alone.x, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:BiGSAM. x is still on its way:UserWarning")  # after 300 rounds
 def test_big_sam_converges_like_one_over_k():
     errors = [error(run(fs.BiGSAM(), R).x) for R in (300, 3000)]
     assert errors[1] < errors[0] / 5

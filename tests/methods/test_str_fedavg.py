@@ -21,6 +21,9 @@ SIZE = np.linalg.norm(TOY.x_star)
 papers_rule = pytest.mark.filterwarnings("ignore:StRFedAvg. the rule .*, the paper's, keeps η:UserWarning")
 
 
+slow = pytest.mark.filterwarnings("ignore:StRFedAvg. x is still on its way:UserWarning")
+
+
 def run(method, rounds, toy=TOY, problem=None, **options):
     options = {"eval_every": rounds, "progress": False, "default_metrics": False, **options}
     return fs.solve(problem or toy.problem, method, toy.data, toy.x0, rounds=rounds, **options)
@@ -124,6 +127,7 @@ def test_it_is_algorithm_1_in_numpy():
     np.testing.assert_allclose(result.x, average, atol=2e-5)
 
 
+@slow
 def test_l1_selection_is_the_linear_program():
     rng = np.random.default_rng(1)
     b = TOY.A @ np.where(np.arange(40) < 6, rng.normal(size=40), 0) + 0.3 * rng.normal(size=20)
@@ -161,6 +165,7 @@ def test_selection_by_the_envelope_of_l1():
     assert gaps[1] < 2e-3
 
 
+@slow
 def test_logistic_regression_tends_to_the_maximum_margin():
     rng = np.random.default_rng(0)
     X, w = rng.normal(size=(200, 3)), np.array([1.0, -2.0, 0.5])
@@ -204,6 +209,7 @@ def test_any_units_are_scaled(factor):
         assert error(run(method, 1000, problem=problem).x) < 1e-3
 
 
+@slow
 def test_one_client_with_large_data_does_not_diverge():
     """The mean's curvature is a fifth of that client's: K local steps of its size would diverge there."""
     triples = zip([30, 1, 1, 1, 1], TOY.data.stacked()["a"], TOY.data.stacked()["b"], strict=True)
@@ -445,3 +451,16 @@ def test_a_primary_without_curvature_is_told_of():
         average = run(fs.StRFedAvg("weak_sharp", eta=0.05), 400, problem=tube)
     last = run(fs.StRFedAvg("weak_sharp", eta=0.05, returns="last"), 400, problem=tube)
     np.testing.assert_array_equal(last.x, average.state.last)
+
+
+@pytest.mark.parametrize(("curvature", "warns"), [(1e-1, False), (1e-4, True)])
+def test_flat_directions_that_are_not_solved_are_told_of(curvature, warns):
+    """h = ½(x₀ − 1)² + ½c(x₁ − 1)²: after R steps of 1 about (1 − c)^R of x₁'s way is left; x₂ is free."""
+    c = np.sqrt(2 * np.array([1.0, curvature]))
+    parts = [{"a": np.array([[c[0], 0, 0]]), "b": c[:1]}, {"a": np.array([[0, c[1], 0]]), "b": c[1:]}]
+    toy = TOY._replace(data=fs.FederatedData.from_clients(parts), x0=np.array([0.0, 0.0, 1.0]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        x = run(fs.StRFedAvg("geometric"), 1000, toy, SHORTEST).x
+    assert (np.linalg.norm(x - np.array([1, 1, 0])) > 0.1) == warns
+    assert any("is still on its way" in str(w.message) for w in caught) == warns
