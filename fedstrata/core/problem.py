@@ -99,6 +99,7 @@ class Problem:
         objective: the default metric that is a function of x alone and is to fall, where there is one.
         settling: default metrics that may rise at first, while the second variable finds its place, but not
             without end.
+        maximised: default metrics that the second variable makes large: they still rise where it is behind.
     """
 
     made_for: Weights | None = None
@@ -106,6 +107,7 @@ class Problem:
     personal: ClassVar[bool] = False
     objective: ClassVar[str | None] = None
     settling: ClassVar[tuple[str, ...]] = ()
+    maximised: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]

@@ -9,6 +9,10 @@ it settles: ten times above all of the first half of the run is a run that grows
 whose quarters each reaches half as far again as the one before: that is how a bilinear game spirals out. So
 is it judged, too, where the start of the first kind is zero, or as good as zero beside what came after: a
 start at the solution gives no scale, and noise around it is no growth.
+
+A metric that the second variable makes large (`Problem.maximised`) stands still at a saddle point. Where it
+rises from quarter to quarter of the run's second half, by more than its noise, y is not yet the worst case
+for x: x answers weights that nobody asked for, and looks as good as any other.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ MANY = 32  # evaluations that quarters of a run are judged by
 WORSE = 0.1  # above the start
 LOST = 0.2  # of what was gained
 SPIRAL = 1.5  # from quarter to quarter
+SOME = 16  # evaluations that a rise is judged by
+RISE = 2e-3  # over the second half, of the metric there
 NO_STEPS = ("R", "p", "eta_end", "tol", "radius")  # real hyper-parameters that no step becomes shorter by
 
 AWAY = "ran away: {metric} ended far above where it began, {start:.4g} → {end:.4g}"
@@ -38,12 +44,15 @@ ABOVE = "made it worse: {metric} ended above where it began, {start:.4g} → {en
 BACK = "goes back and forth: {metric} fell from {start:.4g} to {best:.4g}, but rose to {mean:.4g} again, the "
 BACK += "last quarter's mean"
 GROWS = "does not settle: {metric} reaches farther in every quarter of the run, {start:.4g} → {end:.4g}"
+RISES = "does not settle: {metric} still rises, {start:.4g} → {end:.4g} in the second half of the run"
+SLOW = "y is not yet the worst case for x, so that x is not the solution either. Give more rounds, or longer "
+SLOW += "steps of y: where it weighs samples, a weight moves by its loss times its share of all samples."
 UNFIT = " A method that does not suit the problem may do so at any step."
 CONCAVE = " Where the payoff is not strongly concave in y no step may be short enough: subtract a λ/2‖y‖²."
 
 
 class Runaway(NamedTuple):
-    """A metric's value at the start, and at the end, and what is wrong with that, in words."""
+    """A metric's value at the start (where it rises, of the second half), at the end, and what is wrong."""
 
     metric: str
     start: float
@@ -73,6 +82,10 @@ def runaway(problem: Problem, method: Method, x0: PyTree, history: Mapping[str, 
             return Runaway(name, float(values[0]), float(values[-1]))
         if _spirals(values, rounding):
             return Runaway(name, float(values[0]), float(values[-1]), GROWS)
+    for name in problem.maximised:
+        values = np.asarray(history.get(name, ()), float)
+        if _rises(values, rounding):
+            return Runaway(name, float(values[len(values) // 2]), float(values[-1]), RISES)
     return None
 
 
@@ -111,6 +124,17 @@ def _spirals(values: np.ndarray, rounding: float) -> bool:
     return bool(reach[0] > rounding and (reach[1:] > SPIRAL * reach[:-1]).all())
 
 
+def _rises(values: np.ndarray, rounding: float) -> bool:
+    """Whether each quarter of the second half is above the one before, by more than both swing."""
+    if len(values) < SOME:
+        return False
+    half = values[len(values) // 2 :]
+    quarters = np.array_split(half, 4)
+    mean, swing = (np.array([f(quarter) for quarter in quarters]) for f in (np.mean, np.std))
+    scale = max(RISE * np.abs(half).max(), rounding * np.abs(values).max())
+    return bool(mean[-1] - mean[0] > scale and (np.diff(mean) > swing[1:] + swing[:-1]).all())
+
+
 def _inside(problem: Problem, x0: PyTree) -> bool:
     """Whether the start is a point of the set; outside, an objective may be lower than any inside."""
     project = problem.set_of_x
@@ -122,18 +146,24 @@ def _inside(problem: Problem, x0: PyTree) -> bool:
 
 
 def in_words(found: Sequence[tuple[Method, Runaway]], runs: int) -> list[str]:
-    """One warning about all runs that ran away; none where none did."""
-    if not found:
-        return []
+    """One warning about all runs that ran away, and one about those that rise; none where none did."""
+    away = [each for each in found if each[1].how != RISES]
+    slow = [each for each in found if each[1].how == RISES]
+    return [_in_words(few, runs) for few in (away, slow) if few]
+
+
+def _in_words(found: Sequence[tuple[Method, Runaway]], runs: int) -> str:
     method, its = found[0]
+    others = f" So did {len(found) - 1} others of the {runs} runs." if len(found) > 1 else ""
+    if its.how == RISES:
+        return f"{type(method).__name__} {its}: {SLOW}{others}"
     steps = {n: v for n, v in method.describe().items() if isinstance(v, float) and n not in NO_STEPS}
     words = [f"{n}={v:g}" for n, v in steps.items()]
     if getattr(method, "gamma", 0.0) is None:
         words = ["gamma, which is the rule's own", *words]
     given = f" ({', '.join(words)})" if words else ""
     cause = CONCAVE if its.metric == "payoff" else UNFIT if its.how == ABOVE else ""
-    others = f" So did {len(found) - 1} others of the {runs} runs." if len(found) > 1 else ""
-    return [
+    return (
         f"{type(method).__name__} {its}, though all numbers are finite. Lower the step size{given}, or scale "
         f"the data.{cause}{others}"
-    ]
+    )

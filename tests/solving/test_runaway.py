@@ -112,6 +112,38 @@ def test_a_bilinear_game_spirals_out():
     assert np.hypot(settled.x - 1, np.asarray(settled.y) - 1) < 1e-3  # y = x, x(y − 1) − y²/2 at (1, 1)
 
 
+def test_a_worst_case_that_is_not_found_yet():
+    """CVaR of the worst quarter of (0, 0, 0, 2) is the largest loss: x = 1, where the mean has 0.5."""
+    clients = [{"a": np.array([[a]])} for a in (0.0, 0.0, 0.0, 2.0)]
+    data = fs.FederatedData.from_clients(clients)
+    dual = fs.dro.cvar(HALF.loss, 0.25).minimax(data, weights="size")
+
+    def found(eta_y):
+        method = fs.LocalSGDA(0.1, eta_y)
+        return fs.solve(
+            dual.problem, method, dual.data, X0, y0=dual.y0, rounds=200, weights="size", progress=False
+        )
+
+    with pytest.warns(UserWarning, match="LocalSGDA does not settle: payoff still rises.*longer steps of y"):
+        assert abs(found(0.01).x[0] - 1) > 0.3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert found(1.0).x[0] == pytest.approx(1, rel=1e-3)
+
+
+def test_payoffs_that_rise_and_settle():
+    r, noise = np.arange(200), np.random.default_rng(0).normal(size=200)
+    for settled in (1 - 0.9**r, 1 + 0.1 * noise, 10 * 0.99**r, 1 + 0.01 * np.sin(r), 1e-9 * r - 5, r[:12]):
+        assert quiet(GAME, {"payoff": settled}) is None
+    assert quiet(HALF, {"loss": 5 - 1 / (1 + r)}) is not None  # worse, but nothing that a y makes large
+    for rising in (1 - 0.99**r, np.log(1 + r), -10 + 0.01 * r, 1 - 0.99**r + 0.01 * noise):
+        assert "still rises" in quiet(GAME, {"payoff": rising}).how
+    away, rises = quiet(HALF, {"loss": 1.0 + r}), quiet(GAME, {"payoff": np.log(1 + r)})
+    of_both = in_words([(METHOD, away), (METHOD, rises)], 2)
+    assert "Lower the step size" in of_both[0]
+    assert "Lower the step size" not in of_both[1]
+
+
 def test_a_step_of_the_rules_own_is_named():
     words = in_words([(fs.StRFedAvg(rule="geometric"), Runaway("primary", 1.0, 1e9))], 1)[0]
     assert "(gamma, which is the rule's own, gamma_g=1)" in words
