@@ -57,6 +57,26 @@ def test_nested_loops(program):
     assert eager.total()["values"] == by_hand(program)
 
 
+@pytest.mark.parametrize("jitted", [True, False])
+def test_factors_from_outside_a_loop_and_from_inside(jitted):
+    """Σ_{k<3} (size + size + k) of each client, in two loops, one within the other."""
+
+    def phase(size):
+        def body(k, carry):
+            counting.count("values", 1, size)
+            counting.count("gradients", 2, size)
+            counting.count("values", 1, k)
+            return carry + size
+
+        return counting.repeat(2, lambda _, carry: counting.repeat(3, body, carry), jnp.int32(0))
+
+    clients = jax.vmap(counting.counted(phase))
+    sums, tally = (jax.jit(clients) if jitted else clients)(jnp.array([5, 7], jnp.int32))
+    assert sums.tolist() == [6 * 5, 6 * 7]
+    assert counting.summed(tally).total() == {"values": 2 * (3 * 12 + 2 * 3), "gradients": 2 * 2 * 3 * 12}
+    assert len(tally.scaled) == 2  # what has one factor is kept as one
+
+
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=12))
 def test_two_words_do_not_overflow(numbers):
     tally = counting.Tally(scaled=[(Counter(values=1), jnp.int32(0))])

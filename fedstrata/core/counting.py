@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import compress
 from typing import Any, TypeVar
 
 import jax
@@ -69,7 +70,12 @@ class Tally:
             for name, amount in counts.items():
                 self.fixed[name] += amount * int(times)
         elif counts:
-            self.scaled.append((counts, jnp.asarray(times, jnp.int32)))
+            times = jnp.asarray(times, jnp.int32)
+            for j, (already, factor) in enumerate(self.scaled):
+                if factor is times:  # the fewer factors, the less there is to compile
+                    self.scaled[j] = already + counts, factor
+                    return
+            self.scaled.append((counts, times))
 
     def total(self) -> Counter[str]:
         """Plain counts, where every factor is a number."""
@@ -168,8 +174,20 @@ def _scan(step: Callable[[PyTree, PyTree], PyTree], carry: PyTree, turns: PyTree
     """``carry ← step(carry, turn)`` for each of the turns on the leading axis, with counts added up."""
     if not (times := jax.tree.leaves(turns)[0].shape[0]):
         return carry
-    carry, tallies = jax.lax.scan(counted(step), carry, turns)
+    constant: list[tuple[Counter[str], Any]] = []
+
+    def scanned(carry: PyTree, turn: PyTree) -> tuple[PyTree, Tally]:
+        nonlocal constant
+        carry, tally = counted(step)(carry, turn)
+        here = getattr(jax.tree.leaves(turn)[0], "_trace", None)
+        # A factor from outside the loop (a client's size) is the same at every turn.
+        changing = [getattr(factor, "_trace", None) is here for _, factor in tally.scaled]
+        constant = [entry for entry, changes in zip(tally.scaled, changing, strict=True) if not changes]
+        return carry, Tally(tally.fixed, list(compress(tally.scaled, changing)))
+
+    carry, tallies = jax.lax.scan(scanned, carry, turns)
     book(summed(tallies), times)
+    book(Tally(scaled=[(counts, times * factor) for counts, factor in constant]))
     return carry
 
 
@@ -205,31 +223,41 @@ def each(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
     return value
 
 
-# A run's totals can pass 2³². In a compiled program the factors of its rounds are therefore added up in two
-# 32-bit words each, (high, low), which is exact without 64-bit mode: a tally whose factors have a last axis
-# of two.
+@partial(jax.tree_util.register_dataclass, data_fields=("sums",), meta_fields=("fixed", "scaled"))
+@dataclass(frozen=True)
+class Words:
+    """The factors of many tallies added up, which can pass 2³²: exact without 64-bit mode.
+
+    Attributes:
+        sums: two 32-bit words (high, low) for each factor; one array, so that there is little to compile.
+        fixed, scaled: the counts, as in a `Tally`.
+    """
+
+    sums: Array
+    fixed: _Items
+    scaled: tuple[_Items, ...]
 
 
-def no_words(tally: Tally) -> Tally:
+def no_words(tally: Tally) -> Words:
     """Zero, in words, of the form of a tally (shapes suffice)."""
-    return jax.tree.map(lambda _: jnp.zeros(2, jnp.uint32), tally)
+    factors, (fixed, scaled) = tally.tree_flatten()
+    return Words(jnp.zeros((len(factors), 2), jnp.uint32), fixed, scaled)
 
 
-def add_words(words: Tally, tally: Tally) -> Tally:
+def add_words(words: Words, tally: Tally) -> Words:
     """Add a tally's factors."""
+    if not tally.scaled:
+        return words
+    high, low = words.sums[:, 0], words.sums[:, 1]
+    added = low + jnp.stack([factor for _, factor in tally.scaled]).astype(jnp.uint32)
+    return replace(words, sums=jnp.stack([high + (added < low), added], axis=1))
 
-    def add(two: Array, factor: Array) -> Array:
-        low = two[1] + factor.astype(jnp.uint32)
-        return jnp.stack([two[0] + (low < two[1]), low])
 
-    return jax.tree.map(add, words, tally)
-
-
-def settle(words: Tally, times: int) -> Counter[str]:
+def settle(words: Words, times: int) -> Counter[str]:
     """The counts of ``times`` repetitions, over which the factors came to these words."""
-    fixed = Counter({name: amount * times for name, amount in words.fixed.items()})
-    scaled = [(counts, (int(two[0]) << 32) + int(two[1])) for counts, two in words.scaled]
-    return Tally(fixed, scaled).total()
+    fixed = Counter({name: amount * times for name, amount in words.fixed})
+    sums = [(int(high) << 32) + int(low) for high, low in np.asarray(words.sums)]
+    return Tally(fixed, [(Counter(dict(c)), s) for c, s in zip(words.scaled, sums, strict=True)]).total()
 
 
 def traffic(level: str, message: PyTree, upload: PyTree, clients: int, each_reply: bool) -> Counter[str]:

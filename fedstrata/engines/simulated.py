@@ -212,7 +212,7 @@ class Rows:
 
 
 def lanes_of(
-    rounds: np.ndarray, history: dict[str, np.ndarray], words: counting.Tally, bad: np.ndarray
+    rounds: np.ndarray, history: dict[str, np.ndarray], words: counting.Words, bad: np.ndarray
 ) -> list[Lane]:
     """What a program says of several runs, on a leading axis; equal counts are settled once."""
 
@@ -232,7 +232,7 @@ def _values(rounds: np.ndarray, history: dict[str, np.ndarray]) -> dict[str, np.
     return {name: values[: len(rounds)] for name, values in history.items()}
 
 
-def counts_of(rounds: np.ndarray, words: counting.Tally) -> list[Counter[str]]:
+def counts_of(rounds: np.ndarray, words: counting.Words) -> list[Counter[str]]:
     """What was counted before each evaluation."""
     return [
         counting.settle(jax.tree.map(lambda w, j=j: w[j], words), int(number))
@@ -242,7 +242,7 @@ def counts_of(rounds: np.ndarray, words: counting.Tally) -> list[Counter[str]]:
 
 def trace_begin(
     engine: Simulated, setup: Setup, method: Method, carry: Carry, seed: Integer, data: Placed
-) -> tuple[Carry, counting.Tally]:
+) -> tuple[Carry, counting.Words]:
     """The method's exchanges before the first round, with their counts."""
     make_fed, key = engine.make_fed(), jax.random.key(seed)
     carry, tally = counting.counted(before_rounds)(make_fed, setup, method, carry, key, data)
@@ -293,7 +293,8 @@ def trace_advance(
     def evaluate(j: Integer, outer: Any) -> Any:
         before, r, bad, well, history, words = outer
         start = (before, r, none, bad)
-        carry, r, these, bad = jax.lax.fori_loop(0, rounds[j] // setup.stride, stride, start)
+        strides = rounds[j] if setup.stride == 1 else rounds[j] // setup.stride
+        carry, r, these, bad = jax.lax.fori_loop(0, strides, stride, start)
         values = measured(carry)
         if stay_finite:
             asked = tuple(name for name, _ in setup.metrics)

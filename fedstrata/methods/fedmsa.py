@@ -182,16 +182,18 @@ class FedMSA(Sequences[State]):
             drawn = sequences.draw(problem, client, key, self.batch_size, self.products)
             return lambda point: Point(*drawn(*point))
 
+        whole = maps(key) if full else None  # one look-up of all samples, for all steps
+
         def one(carry: tuple[Point, Point, Any], key: Key) -> tuple[Point, Point, Any]:
             point, direction, seen = carry
-            at = maps(key)
+            at = whole or maps(key)
             moved = self.move(problem, client, point, direction, begun)
             after, before = at(moved), seen if full else at(point)
             direction = tree.add(direction, tree.sub(after, before))  # line 5
             return moved, direction, after if full else None
 
         if not static or K > 1:
-            seen = maps(key)(point) if full else None
+            seen = whole(point) if whole else None
             point, direction, _ = loop(length, one, key, (point, direction, seen))
         return self.move(problem, client, point, direction, 1 if static else K > 0)
 

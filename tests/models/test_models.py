@@ -9,7 +9,7 @@ import fedstrata as fs
 from fedstrata import models
 from fedstrata.data import DataError
 from fedstrata.experiments.metrics import train_mean
-from fedstrata.models.losses import cross_entropy
+from fedstrata.models.losses import cross_entropy, softplus
 
 RNG = np.random.default_rng(0)
 U = RNG.normal(size=(7, 5)).astype(np.float32)
@@ -65,6 +65,17 @@ def test_a_score_of_zero_is_a_guess_too():
     network = models.relu_network(5)
     nothing = jax.tree.map(jnp.zeros_like, network.init(0))
     assert [float(network.correct(nothing, s)) for s in samples()] == (LABELS % 2 == 1).tolist()
+
+
+def test_softplus_and_its_derivatives_in_closed_form():
+    t = np.array([-200.0, -30.0, -1.0, 0.0, 2.0, 30.0, 200.0])
+    sigma = 1 / (1 + np.exp(-t))
+    expected = [np.logaddexp(0, t), sigma, sigma * np.exp(-np.logaddexp(0, t))]
+    with jax.enable_x64(True):
+        found = [softplus, jax.grad(softplus), jax.grad(jax.grad(softplus))]
+        for function, values in zip(found, expected, strict=True):
+            atol = 0 if values is not expected[-1] else np.finfo(float).eps  # that is σ(1 − σ), with σ near 1
+            np.testing.assert_allclose(jax.vmap(function)(jnp.asarray(t)), values, rtol=1e-14, atol=atol)
 
 
 def test_softplus_tends_to_relu():

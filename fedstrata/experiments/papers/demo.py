@@ -21,6 +21,7 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.core.types import PyTree
 from fedstrata.experiments.base import Experiment, Setting, Task
+from fedstrata.models.losses import softplus
 from fedstrata.report import Column, PlotSpec, RunRecord, TableSpec
 
 NAMES = ("Cleveland", "Hungary", "Long Beach", "Zurich")
@@ -62,7 +63,7 @@ def model(weights: Weights, shape: Callable[[int], tuple[int, ...]]) -> Model:
         return (2.0 * sample["y"] - 1.0) * (sample["x"] @ w + b)
 
     def upper(x: PyTree, y: PyTree, sample: PyTree) -> Any:
-        return jax.nn.softplus(-margin(y, sample))
+        return softplus(-margin(y, sample))
 
     def lower(x: PyTree, y: PyTree, sample: PyTree) -> Any:
         w, _ = weights(y, sample["client"])
