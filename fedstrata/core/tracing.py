@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import jax
@@ -60,16 +61,36 @@ def _is_literal(variable: Any) -> bool:
     return hasattr(variable, "val")
 
 
-def _key(equation: Equation) -> Any:
+def _key(equation: Equation, places: Mapping[Any, Any] = MappingProxyType({})) -> Any:
     """What tells an equation from others, or None where it must stay: it has effects, or cannot be told."""
     if equation.effects or any(isinstance(value, float) for value in equation.params.values()):
         return None  # −0 equals 0, and is another number
-    inputs = tuple(
-        (str(v.aval), np.asarray(v.val).tobytes()) if _is_literal(v) else v for v in equation.invars
-    )
+    inputs = tuple(_told(v, places) for v in equation.invars)
     try:
-        key = equation.primitive, equation.ctx, inputs, frozenset(equation.params.items())
+        params = frozenset((name, _form(value)) for name, value in equation.params.items())
+        key = equation.primitive, equation.ctx, inputs, params
         hash(key)
     except TypeError:
         return None
     return key
+
+
+def _told(variable: Any, places: Mapping[Any, Any]) -> Any:
+    if _is_literal(variable):
+        return str(variable.aval), np.asarray(variable.val).tobytes()
+    return places.get(variable, variable)
+
+
+def _form(value: Any) -> Any:
+    """What tells a function inside an equation: its own, as JAX traces it anew within a `vmap`."""
+    if type(value).__name__ != "ClosedJaxpr" or value.consts:
+        return value
+    places = {v: (str(v.aval), n) for n, v in enumerate(value.jaxpr.invars)}  # variables by their place
+    keys: list[Any] = [tuple(places.values())]
+    for equation in value.jaxpr.eqns:
+        key = _key(equation, places)
+        if key is None:
+            return value
+        places.update((v, (len(keys), n)) for n, v in enumerate(equation.outvars))
+        keys.append(key)
+    return (*keys, tuple(_told(v, places) for v in value.jaxpr.outvars))
