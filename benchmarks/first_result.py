@@ -21,10 +21,10 @@ def child(method: str) -> None:
     import fedstrata as fs
 
     clock.append(time.time())
-    from fedstrata.experiments.base import Setting
-    from fedstrata.experiments.papers.demo import EXPERIMENT
+    from fedstrata.experiments.registry import find
 
-    task = EXPERIMENT.build(Setting(EXPERIMENT.parameters, {"method": method}, seed=0))
+    demo = find("demo")  # as the command line does
+    task = next(demo.build(s) for s in demo.settings if s.method == method)
     clock.append(time.time())
     fs.solve(
         task.problem,

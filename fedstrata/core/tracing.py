@@ -11,6 +11,11 @@ import numpy as np
 
 from fedstrata.core.types import PyTree
 
+try:  # a part of JAX that may move
+    from jax.interpreters.partial_eval import dce_jaxpr
+except (ImportError, DeprecationWarning):
+    dce_jaxpr = None  # type: ignore[assignment]
+
 Jaxpr: TypeAlias = Any  # of jax.extend.core, which takes 20 ms to load
 Equation: TypeAlias = Any
 
@@ -24,6 +29,8 @@ def traced(function: Callable[..., Any], *args: PyTree) -> tuple[Any, Callable[.
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
     structure: Any = jax.tree.structure(shapes)
     jaxpr = without_repetition(closed.jaxpr)
+    if dce_jaxpr is not None:  # what nobody uses (keys of full batches) need not be lowered, in loops too
+        jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
 
     def again(*args: PyTree) -> Any:
         found = jax.core.eval_jaxpr(jaxpr, closed.consts, *jax.tree.leaves(args))
@@ -85,7 +92,7 @@ def _form(value: Any) -> Any:
     """What tells a function inside an equation: its own, as JAX traces it anew within a `vmap`."""
     if type(value).__name__ != "ClosedJaxpr" or value.consts:
         return value
-    places = {v: (str(v.aval), n) for n, v in enumerate(value.jaxpr.invars)}  # variables by their place
+    places: dict[Any, Any] = {v: (str(v.aval), n) for n, v in enumerate(value.jaxpr.invars)}  # by place
     keys: list[Any] = [tuple(places.values())]
     for equation in value.jaxpr.eqns:
         key = _key(equation, places)

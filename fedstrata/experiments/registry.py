@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedstrata.core.compiling import uncollected
 from fedstrata.core.words import suggest
 from fedstrata.experiments.errors import ExperimentError
 
@@ -36,7 +37,8 @@ def find(name: str) -> Experiment:
             f"`fedstrata list` shows them all; a file of your own ends in .toml or .py."
         )
     module = name.replace("-", "_")
-    return defined(import_module(f"fedstrata.experiments.papers.{module}"), f"{module}.py")
+    with uncollected():
+        return defined(import_module(f"fedstrata.experiments.papers.{module}"), f"{module}.py")
 
 
 def defined(module: ModuleType, where: str) -> Experiment:

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from fedstrata.report.records import Scalar
 
-_STRICT = ConfigDict(extra="forbid")
+_STRICT = ConfigDict(extra="forbid", defer_build=True)
 
 Reduce = Literal["final", "first", "min", "max", "best", "mean_last", "reach", "ledger", "run"]
 
