@@ -179,9 +179,9 @@ def _scan(step: Callable[[PyTree, PyTree], PyTree], carry: PyTree, turns: PyTree
     def scanned(carry: PyTree, turn: PyTree) -> tuple[PyTree, Tally]:
         nonlocal constant
         carry, tally = counted(step)(carry, turn)
+        # A factor from outside the loop (a client's size) is the same at every turn; untraced, none is known.
         here = getattr(jax.tree.leaves(turn)[0], "_trace", None)
-        # A factor from outside the loop (a client's size) is the same at every turn.
-        changing = [getattr(factor, "_trace", None) is here for _, factor in tally.scaled]
+        changing = [here is None or getattr(factor, "_trace", None) is here for _, factor in tally.scaled]
         constant = [entry for entry, changes in zip(tally.scaled, changing, strict=True) if not changes]
         return carry, Tally(tally.fixed, list(compress(tally.scaled, changing)))
 
