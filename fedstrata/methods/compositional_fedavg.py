@@ -59,6 +59,15 @@ class CompositionalFedAvg(Compositional[State]):
     def reveals_on(self, problem: Composition) -> Reveals:
         return "averages" if self.case == 1 else super().reveals_on(problem)
 
+    def cautions(self, problem: Composition, rounds: int) -> list[str]:
+        if self.case == 2 and self.I == 1:
+            return []
+        return [
+            "CompositionalFedAvg is biased where clients differ: it takes a client's own g for the "
+            "federation's, which is right for a linear f alone, and no step size mends that. It is there to "
+            "be compared with: FedMSA, FedDRO with I = 1, GCIVR and MBSGD have the right limit."
+        ]
+
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
         return State(x0)
 

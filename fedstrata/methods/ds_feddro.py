@@ -121,6 +121,14 @@ class DSFedDRO(Compositional[State]):
             raise ValueError(f"DSFedDRO.from_theory: T={T} is too short, β would be {c_beta * eta:.3g}.")
         return cls(eta, c_beta * eta, I, gamma_x, c_y * gamma_x, **options)
 
+    def cautions(self, problem: Composition, rounds: int) -> list[str]:
+        if self.embedding != "local":
+            return []
+        return [
+            "DSFedDRO(embedding='local') is biased where clients differ: a client's own embedding drifts to "
+            "its own g, which is right for a linear f alone. embedding='anchored' is exact with I = 1."
+        ]
+
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
         return State(x0, c.followed(problem, y0))
 

@@ -52,8 +52,10 @@ from fedstrata.core.method import (
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators import sequences
+from fedstrata.estimators.compositional import chain_of
 from fedstrata.estimators.hypergradient import Products
 from fedstrata.methods._shared.sequences import Point, Sequences, step
+from fedstrata.problems.classes import Composition
 
 
 class State(NamedTuple):
@@ -133,6 +135,15 @@ class FedMSA(Sequences[State]):
         super().check(problem, clients)
         if self.clients > clients:
             raise ValueError(f"FedMSA: {self.clients} clients are to be chosen of {clients}.")
+
+    def cautions(self, problem: Problem, rounds: int) -> list[str]:
+        if self.adjoint or not isinstance(problem, Composition) or chain_of(problem).pulls == 0:
+            return []
+        return [
+            "FedMSA(adjoint=False), the paper's form, is biased where clients differ: with several federated "
+            "levels the mean of a product of Jacobians is not the product of their means. adjoint=True, the "
+            "default, is exact."
+        ]
 
     def init(self, problem: Problem, x0: PyTree, y0: PyTree) -> State:
         Z = sequences.start(problem, x0, y0, self.adjoint)

@@ -622,3 +622,35 @@ def test_refuses_bad_arguments(two_clients):
         solve(fs.Composition([lambda x, s: x * s["a"]]), fs.FedDRO(0.1, 0.5), two_clients, 1.0, rounds=1)
     with pytest.raises(ValueError, match="participation"):
         solve(COUNTEREXAMPLE, fs.FedDRO(0.1, 0.5), two_clients, 1.0, rounds=1, participation=1)
+
+
+LEVEL, SECOND = (lambda x, s: x * s["a"] + s["b"]), (lambda z, s: s["a"] * z**2)
+
+
+@pytest.mark.parametrize(
+    ("method", "levels", "told"),
+    [
+        (fs.CompositionalFedAvg(0.1), [LEVEL, jnp.square], True),
+        (fs.CompositionalFedAvg(0.1, case=2, I=2), [LEVEL, jnp.square], True),
+        (fs.CompositionalFedAvg(0.1, case=2), [LEVEL, jnp.square], False),  # compositional gradient descent
+        (fs.DSFedDRO(0.1, 0.5, embedding="local"), [LEVEL, jnp.square], True),
+        (fs.DSFedDRO(0.1, 0.5), [LEVEL, jnp.square], False),
+        (fs.FedMSA(0.1, 0.5, adjoint=False), [LEVEL, SECOND], True),
+        (fs.FedMSA(0.1, 0.5, adjoint=False), [LEVEL, jnp.square], False),  # one mean: there is no product
+        (fs.FedMSA(0.1, 0.5), [LEVEL, SECOND], False),
+    ],
+)
+def test_forms_that_no_step_size_makes_right_say_so(method, levels, told):
+    found = method.cautions(fs.Composition(levels), 10)
+    assert len(found) == told
+    assert all(f"{type(method).__name__}" in words for words in found)
+    assert all("biased where clients differ" in words for words in found)
+
+
+def test_the_papers_form_with_one_mean_is_exact(two_clients):
+    """g = E(a x + b), f = y² + 2y: the mean of the clients' Jacobians times f'(z) is the gradient."""
+    problem = fs.Composition([LEVEL, lambda y: y**2 + 2 * y])
+    method = fs.FedMSA(0.05, 0.5, K=2, adjoint=False)
+    result = solve(problem, method, two_clients, 0.5, rounds=400, eval_every=400)
+    a, b = np.mean(CLIENTS, 0)
+    np.testing.assert_allclose(result.x, (-1 - b) / a, atol=1e-6)
