@@ -117,6 +117,8 @@ def test_valid_data_is_where_upper_levels_sample():
         ({"x0": None}, ValueError, "x0 has no numbers"),
         ({"metrics": {"m": 3}}, TypeError, "metric 'm' must be a function"),
         ({"metrics": {"m": lambda x, y: x}}, TypeError, "must be one number"),
+        ({"metrics": {"m": lambda x, y: "far"}}, TypeError, "'m' must be one number, but is a str"),
+        ({"metrics": {"m": lambda x, y: None}}, TypeError, "'m' must be one number, but is a NoneType"),
         ({"metrics": {"m": lambda x, y: x["w"]}}, TypeError, "metric 'm' cannot be evaluated"),
         ({"metrics": {"round": lambda x, y: 0.0}}, ValueError, "taken"),
         ({"metrics": {"loss": lambda x, y: 0.0}}, ValueError, "'loss' is taken by the problem's own"),
@@ -146,6 +148,7 @@ def test_valid_data_is_where_upper_levels_sample():
             r"H must be .* returns 2\.5 \(float32\)",
         ),
         ({"problem": fs.Minimization(lambda x, s: x - s["a"])}, TypeError, "one real number"),
+        ({"problem": fs.Minimization(lambda x, s: {"f": x.sum()})}, TypeError, "but returns a dict of"),
         ({"resume": True}, ValueError, "checkpoint path"),
         (
             {"problem": fs.Bilevel(lambda x, y, s: 0.0, lambda x, y, s: 0.0)},

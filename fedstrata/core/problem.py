@@ -274,9 +274,11 @@ def _advice(error: Exception) -> str:
 
 def check_scalar(name: str, function: Function, *args: PyTree, kind: type = jnp.floating) -> None:
     """The value must be one number, a real one, or of another ``kind`` (shapes only)."""
-    leaves = jax.tree.leaves(shape_of(name, function, args))
-    if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, kind):
-        found = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
+    value = shape_of(name, function, args)
+    leaves, bare = jax.tree.leaves(value), jax.tree_util.all_leaves([value])
+    if not bare or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, kind):
+        shapes = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
+        found = shapes if bare or not leaves else f"a {type(value).__name__} of {shapes}"
         real = "real " if kind is jnp.floating else ""
         raise TypeError(f"{name} must return one {real}number for one sample, but returns {found}.")
 

@@ -117,6 +117,8 @@ def measure(make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, data:
                 raise ValueError(taken_name(taken))
             values.update(found)
     for name, value in values.items():
+        if not isinstance(value, int | float | np.number | np.bool_ | np.ndarray | jax.Array):
+            raise TypeError(f"The metric {name!r} must be one number, but is a {type(value).__name__}.")
         if jnp.shape(value) != ():
             raise TypeError(f"The metric {name!r} must be one number, but has the shape {jnp.shape(value)}.")
     return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in values.items()}

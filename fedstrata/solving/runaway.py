@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import tree
@@ -65,7 +66,7 @@ class Runaway(NamedTuple):
 
 def runaway(problem: Problem, method: Method, x0: PyTree, history: Mapping[str, Any]) -> Runaway | None:
     """The metric that ended far above where it should have, if one did."""
-    rounding = float(np.sqrt(max(np.finfo(leaf.dtype).eps for leaf in jax.tree.leaves(x0))))
+    rounding = float(np.sqrt(max(jnp.finfo(leaf.dtype).eps for leaf in jax.tree.leaves(x0))))
     objective = method.objective_of(problem)
     if objective is not None and objective in history and _inside(problem, x0):
         values = np.asarray(history[objective], float)

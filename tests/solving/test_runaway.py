@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -159,3 +160,10 @@ def test_a_loss_that_is_not_finite_at_the_start():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         solve(0.5)
+
+
+def test_a_run_in_bfloat16_ends_with_its_result():
+    """x ← x − 0.5(x − 1) eight times, from 0: 1 − 2⁻⁸; NumPy does not know its rounding."""
+    result = solve(0.5, x0=np.zeros(1, jnp.bfloat16))
+    assert result.x.dtype == jnp.bfloat16
+    assert float(result.x[0]) == pytest.approx(1 - 0.5**8, rel=0.01)
