@@ -325,7 +325,11 @@ class Fed(abc.ABC):
         by this very array, so hand it to ``of=`` as it is.
         """
         if not 1 <= count <= self.participants:
-            raise ValueError(f"Cannot sample {count} of {self.participants} clients that take part.")
+            raise ValueError(
+                f"Cannot sample {count} of {self.participants} clients that take part in a round: lower the "
+                "number of clients that the method chooses among them (FedMSA's clients=), or raise "
+                "participation."
+            )
         if not by_size(self.setup, self.data):
             if count < self.participants:
                 return jnp.sort(jax.random.choice(key, self.cohort, (count,), replace=False))

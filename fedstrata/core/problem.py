@@ -8,12 +8,14 @@ clients, computed by the engine and not counted in the ledger.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
 
 from fedstrata.core import html
+from fedstrata.core.client import alone
 from fedstrata.core.functions import values_only
 from fedstrata.core.shown import line, short
 from fedstrata.core.term import Term, positional
@@ -181,18 +183,38 @@ class Problem:
                 f"problem.minimax(data, weights={weights!r}), or give weights={self.made_for!r}."
             )
 
-    def check_sets(self, x: PyTree) -> None:
-        """Raise where the projection onto a set of x, the same for all clients, is no point like x."""
-        if self.set_of_x.trivial or not self.set_of_x.shared:
-            return
-        found = jax.eval_shape(self.set_of_x, x)
-        shapes = [jax.tree.map(lambda leaf: list(leaf.shape), point) for point in (x, found)]
-        if shapes[0] != shapes[1]:
-            name = "project" if "project" in self.sets else "project_x"
-            raise TypeError(
-                f"{type(self).__name__}.{name} must return a point like x, of shape {shapes[0]}, "
-                f"but returns {shapes[1]}."
-            )
+    def check_sets(self, x: PyTree, y: PyTree, sample: PyTree) -> None:
+        """Raise where the projection of a point is no point like it (shapes only)."""
+        for name, project in self.sets.items():
+            letter, point, most = ("y", y, 3) if name == "project_y" else ("x", x, 2)
+            if project.trivial or point is None:
+                continue
+            shape = _shapes(point)
+            try:
+                found = _shapes(jax.eval_shape(partial(self._projected, project, letter), point, x, sample))
+            except Exception as error:
+                if project.arity == most:  # a client's set may need what only a run has
+                    continue
+                if isinstance(error, ValueError):  # a set's own words
+                    raise
+                raise TypeError(
+                    f"{type(self).__name__}.{name} cannot project a point like {letter}0, of shape {shape}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            if found != shape:
+                raise TypeError(
+                    f"{type(self).__name__}.{name} must return a point like {letter}, of shape {shape}, "
+                    f"but returns {found}."
+                )
+
+    def _projected(
+        self, project: Projection, letter: str, point: PyTree, x: PyTree, sample: PyTree
+    ) -> PyTree:
+        """The projection where there is one client, with one sample."""
+        client = alone(sample)
+        if letter == "x":
+            return project(point, client)
+        return project(point, x, client if self.personal else sample)
 
     def check_server(self, x: PyTree, sample: PyTree) -> None:
         """The same for functions on the server's own data; ``sample`` is None where it has none."""
@@ -204,6 +226,10 @@ class Problem:
     def start_y(self, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
         """The second variable's start: the user's, or zeros where it is the method's own."""
         return y
+
+
+def _shapes(point: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: list(jnp.shape(leaf)), point)
 
 
 def known_weights(weights: str) -> None:

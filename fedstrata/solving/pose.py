@@ -233,7 +233,7 @@ def check_point(problem: Problem, data: FederatedData, x: PyTree, y: PyTree) -> 
     leaves, structure = jax.tree.flatten((x, y, train, valid, server))
     seen = problem, structure, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
     if not _known(seen):
-        problem.check_sets(x)
+        problem.check_sets(x, y, train)
         problem.check(x, y, train, valid)
         problem.check_server(x, server)
         _known(seen, True)

@@ -12,6 +12,7 @@ import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedstrata as fs
 from fedstrata.core.problem import Projection
 from fedstrata.problems import sets
 
@@ -487,3 +488,40 @@ def test_an_empty_intersection_is_refused(parts):
 )
 def test_sets_that_touch_are_accepted(parts):
     sets.Intersection(*parts)
+
+
+def shift(x, y, s):
+    return ((x - y - s["a"]) ** 2).sum()
+
+
+POINT = (np.zeros(3), np.zeros(3))
+PERSONAL = fs.Personalized(lambda x, s: x.sum(), lambda x, y: y.sum(), shift, lambda y, x, client: y[:1])
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (
+            fs.Minimization(lambda x, s: x.sum(), lambda x: x[:1]),
+            r"project must return a point like x",
+        ),
+        (fs.Minimization(lambda x, s: x.sum(), lambda x, client: x[:1]), r"like x.*\[3\], but returns \[1\]"),
+        (fs.Minimax(shift, None, lambda y: y.sum()), r"Minimax.project_y must return a point like y"),
+        (fs.Minimax(shift, None, lambda y, x: x["w"]), r"project_y cannot project a point like y0, of shape"),
+        (fs.MPEC(shift, shift, None, lambda y, x, sample: sample["a"][:2]), r"but returns \[2\]"),
+        (PERSONAL, r"Personalized.project_y must return a point like y, of shape \[3\], but returns \[1\]"),
+    ],
+)
+def test_a_projection_gives_a_point_like_the_one_it_was_given(problem, words):
+    """Else x − P(x) would broadcast, without a word."""
+    with pytest.raises(TypeError, match=words):
+        problem.check_sets(*POINT, {"a": jax.ShapeDtypeStruct((3,), jnp.float32)})
+
+
+def test_sets_that_need_what_only_a_run_has_are_left_to_it():
+    sample = {"a": jax.ShapeDtypeStruct((3,), jnp.float32)}
+    own = fs.Minimization(lambda x, s: x.sum(), lambda x, client: x * client.memory["scale"])
+    own.check_sets(*POINT, sample)
+    fits = fs.Minimization(lambda x, s: x.sum(), lambda x, client: jnp.clip(x, 0, client.data["a"].max(0)))
+    fits.check_sets(*POINT, sample)
+    fs.Minimax(shift, None, sets.Box(0.0, 1.0)).check_sets(POINT[0], None, sample)  # no y0: told of elsewhere
