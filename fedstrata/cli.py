@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,8 +112,10 @@ def _main(version: Version = False) -> None:
 def _messages(debug: bool = False, file: str = "") -> Iterator[None]:
     """User errors as one message on stderr and exit code 2; Ctrl-C as 130.
 
-    Whatever a user's own ``file`` does wrong, when it is read or later, is a user's error.
+    Whatever a user's own ``file`` does wrong, when it is read or later, is a user's error. Warnings are their
+    words, without the place in the package that they come from.
     """
+    before, warnings.formatwarning = warnings.formatwarning, _warning
     try:
         yield
     except KeyboardInterrupt as error:
@@ -137,6 +140,17 @@ def _messages(debug: bool = False, file: str = "") -> Iterator[None]:
         words = str(error) if isinstance(error, ours) else f"{file}{at}: {type(error).__name__}: {error}"
         typer.echo(f"Error: {words}", err=True)
         raise typer.Exit(2) from None
+    finally:
+        warnings.formatwarning = before
+
+
+def _warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning of ours in its own words; others as Python has them."""
+    if issubclass(category, UserWarning):
+        return f"Warning: {message}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 @app.command("list")

@@ -23,10 +23,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import counting
+from fedstrata.core import counting, tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.cohorts import by_weight, threshold
 from fedstrata.core.federated import FederatedData
+from fedstrata.core.shown import shapes
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, Key, Phase, PyTree, Real, Weights
@@ -204,6 +205,7 @@ class Fed(abc.ABC):
     Attributes:
         memory: what the clients remember; every exchange replaces it, and `repeat` carries it through its
             loop.
+        gathered: whether the method has asked for single replies.
     """
 
     def __init__(
@@ -218,6 +220,7 @@ class Fed(abc.ABC):
         self.data = data
         self.memory = memory
         self.round_number = round_number
+        self.gathered = False
         self._chosen: Array | None = None  # this round's clients; None is everyone
         self._weighted: list[tuple[Array, Array]] = []  # who was drawn by size, and what they count for
         self._everyone: list[Array] = []  # draws of all clients: these very arrays need no look-up
@@ -382,6 +385,7 @@ class Fed(abc.ABC):
         self, phase: Phase, key: Key, *message: PyTree, of: Array | None = None, around: PyTree = None
     ) -> PyTree:
         """The same; the server gets every upload, stacked in the order of ``of``."""
+        self.gathered = True
         return self._exchanged(phase, key, message, of, None, True, around)
 
     def _exchanged(
@@ -394,6 +398,12 @@ class Fed(abc.ABC):
         stacked: bool,
         around: PyTree,
     ) -> PyTree:
+        if not jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key):
+            verb = "gather" if stacked else "average"
+            raise TypeError(
+                f"fed.{verb}(phase, key, *message): a random key comes after the phase, the round's own or "
+                "one that was split from it."
+            )
         of = self._chosen if of is None else of
         of = None if any(of is everyone for everyone in self._everyone) else of
         message = jax.tree.map(jnp.asarray, message)
@@ -490,4 +500,11 @@ def visit(setup: Setup, exchange: Exchange, client: Client) -> tuple[Remember, c
     reply, tally = counting.counted(exchange.phase)(setup.problem, client, key, *exchange.message)
     if not isinstance(reply, Remember):
         reply = Remember(reply, None)
+    elif reply.memory is not None and not tree.alike(reply.memory, client.memory):
+        name = getattr(exchange.phase, "__qualname__", "a phase")
+        raise TypeError(
+            f"{name} returns Remember(upload, memory) with the memory {shapes(reply.memory)}, but clients "
+            f"begin with {shapes(client.memory)}. The method's memory(problem, x0, y0) returns what every "
+            "client remembers before the first round, of the same structure."
+        )
     return Remember(jax.tree.map(jnp.asarray, reply.upload), reply.memory), tally

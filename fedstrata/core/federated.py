@@ -595,7 +595,7 @@ class FederatedData:
             for path, leaf in jax.tree_util.tree_leaves_with_path(self.train, is_leaf=is_scaled)
         }
         arrays = [f"{name} {leaf.dtype}{list(leaf.shape[1:])}".strip() for name, leaf in named.items()]
-        found = [f"{self.clients} clients", f"{number} samples ({each} each)"]
+        found = [f"{self.clients} client{'s' * (self.clients > 1)}", f"{number} samples ({each} each)"]
         found += [f"with {' and '.join(extras)}"] * bool(extras)
         return [*found, *["from a source"] * (self.source is not None), *arrays]
 

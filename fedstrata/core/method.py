@@ -98,6 +98,12 @@ class Method(Generic[ProblemT, StateT]):
     full_participation: ClassVar[str | None] = None
     hyperparameters: ClassVar[dict[str, Field]] = {}
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise TypeError(
+            f"{type(self).__name__} lacks its decorator: write @method above the class (from "
+            "fedstrata.core.method import method), which makes arguments of its fields."
+        )
+
     def __post_init__(self) -> None:
         for name, value in self._values().items():
             checked = self.hyperparameters[name].check(type(self).__name__, name, value)
@@ -165,8 +171,9 @@ class Method(Generic[ProblemT, StateT]):
     def reveals_on(self, problem: ProblemT) -> Reveals:
         """What the server sees on this problem: ``"averages"`` alone, fit for secure aggregation, or replies.
 
-        It follows from the verbs: `Fed.gather` reveals replies, and so does an average over one client. Asked
-        of a class, it is the answer for the default options.
+        It follows from the verbs: `Fed.gather` reveals replies, and so does an average over one client. A
+        method that gathers says so here, and its first round is refused where it does not. Asked of a class,
+        it is the answer for the default options.
         """
         return "averages"
 
@@ -304,6 +311,8 @@ def method(cls: MethodT) -> MethodT:
     cls.__init__ = spelling(cls.__name__)(cls.__init__)  # type: ignore[method-assign]
     hints = get_type_hints(cls, include_extras=True)
     cls.hyperparameters = {f.name: Field.of(hints[f.name]) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    if callable(own := vars(cls).get("reveals_on")):
+        cls.reveals_on = by_options(own)  # type: ignore[method-assign]
     tree.register(cls, _leaves)
     METHODS[cls.__name__] = cls
     return cls

@@ -18,6 +18,7 @@ import numpy as np
 from fedstrata.core.fed import Fed
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.problem import Problem
+from fedstrata.core.shown import short
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Array, PyTree
@@ -150,12 +151,16 @@ def _as_float(value: Any) -> Array:
     return jnp.asarray(value, jnp.result_type(float))
 
 
+class NoNumber(TypeError):
+    """A metric returned something else than a number."""
+
+
 def one_number(name: str, value: Any) -> float:
     """What a metric returned on the host, as a number."""
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"The metric {name!r} must return one number, but returned {value!r}.") from error
+        raise NoNumber(f"The metric {name!r} must return one number, but returned {short(value)}.") from error
 
 
 def per_client(
@@ -277,6 +282,8 @@ def evaluate(
                 values = metric.on(name, problem, data, weights, x, y)
             else:
                 values = {name: one_number(name, metric.on(state, x, y, data))}
+        except NoNumber:
+            raise
         except Exception as error:
             raise TypeError(
                 f"The metric {name!r} cannot be evaluated on the host: {type(error).__name__}: {error}"

@@ -7,9 +7,10 @@ clients, computed by the engine and not counted in the ledger.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, ClassVar, Protocol, get_args
+from typing import Any, ClassVar, Protocol, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,10 @@ import jax.numpy as jnp
 from fedstrata.core import html
 from fedstrata.core.client import alone
 from fedstrata.core.functions import values_only
-from fedstrata.core.shown import line, short
+from fedstrata.core.shown import line, shapes, short
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Function, PyTree, Weights
+from fedstrata.core.words import suggest
 
 
 class Mean(Protocol):
@@ -53,6 +55,11 @@ class Projection:
             return function
         if function is None:
             return cls()
+        if isinstance(function, type):
+            raise TypeError(
+                f"{name} must be a function that projects, but is the class {function.__name__}: make a set "
+                "of it, e.g. fs.sets.Ball(1.0)."
+            )
         if not callable(function):
             raise TypeError(
                 f"{name} must be a function that projects, e.g. fs.sets.Box(-1, 1), but is {function!r}."
@@ -110,6 +117,19 @@ class Problem:
     objective: ClassVar[str | None] = None
     settling: ClassVar[tuple[str, ...]] = ()
     maximised: ClassVar[tuple[str, ...]] = ()
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """A new object; an argument that it does not have is an error with those that it has."""
+        if options:
+            known = inspect.signature(cls.__init__).parameters
+            plain = [name for name, p in known.items() if p.kind is not p.VAR_KEYWORD and name != "self"]
+            for name in options if len(plain) == len(known) - 1 else ():
+                if name not in plain:
+                    known_ones = f"It has {', '.join(plain)}."
+                    raise TypeError(
+                        f"{cls.__name__} has no argument {name!r}{suggest(name, plain)} {known_ones}"
+                    )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]
@@ -253,9 +273,9 @@ def shape_of(name: str, function: Function, args: tuple[PyTree, ...]) -> PyTree:
     try:
         return jax.eval_shape(function, *args)
     except Exception as error:
-        shapes = ", ".join(str(jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", arg)) for arg in args)
+        given = ", ".join(map(shapes, args))
         raise TypeError(
-            f"{name} cannot be evaluated at the given point and one sample ({shapes}): "
+            f"{name} cannot be evaluated at the given point and one sample ({given}): "
             f"{type(error).__name__}: {error}\n{_advice(error)}"
         ) from error
 
@@ -292,6 +312,10 @@ def _advice(error: Exception) -> str:
             return f"A mask makes a shape depend on values: write jnp.where(mask, a, 0), not a[mask]{values}"
     if "subdtype of <class 'numpy.integer'>" in str(error):
         return "Labels of classes must be integers: give y.astype(int) in the data."
+    if isinstance(error, KeyError):
+        return f"There is no {error} in what is shown above: x0 (and y0), and a sample of the data."
+    if isinstance(error, TypeError) and "positional argument" in str(error):
+        return "It is called with the arguments that are shown above, the sample being the last of them."
     return (
         "A function sees ONE sample, without the sample axis; check the shapes of x0 (and y0) against the "
         "data."

@@ -56,6 +56,19 @@ def short(value: Any) -> str:
     return repr(value)
 
 
+def shapes(tree: Any) -> str:
+    """A pytree of arrays by their dtypes and shapes.
+
+    >>> shapes({"w": np.zeros((2, 3)), "b": np.float32(1)})
+    "{'b': 'float32[]', 'w': 'float64[2, 3]'}"
+    """
+    return str(
+        jax.tree.map(
+            lambda leaf: f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(np.shape(leaf))}", tree
+        )
+    )
+
+
 def line(name: str, parts: Mapping[str, Any] | Iterable[str], width: int = WIDTH) -> str:
     """``name(part, …)``, cut where it would not fit into a line.
 

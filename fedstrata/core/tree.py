@@ -91,6 +91,11 @@ def as_floats(tree: PyTree, name: str) -> PyTree:
             inside = jax.tree_util.tree_map_with_path
             return inside(lambda inner, each: convert((*path, *inner), each, True), leaf)
         where = f"{name}{jax.tree_util.keystr(path)}"
+        if _is_statistic(leaf):
+            raise TypeError(
+                f"{where} is a statistic of batches, which would be trained like a parameter. Take group or "
+                "layer normalisation, whose outputs depend on one sample alone."
+            )
         if path and callable(leaf) and not hasattr(leaf, "dtype"):
             return Fixed(leaf)
         if in_equinox and not jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.inexact):
@@ -124,7 +129,9 @@ def as_floats(tree: PyTree, name: str) -> PyTree:
             )
         return array
 
-    return jax.tree_util.tree_map_with_path(convert, tree, is_leaf=_is_equinox)
+    return jax.tree_util.tree_map_with_path(
+        convert, tree, is_leaf=lambda t: _is_equinox(t) or _is_statistic(t)
+    )
 
 
 def is_torch_module(value: object) -> bool:
@@ -132,10 +139,23 @@ def is_torch_module(value: object) -> bool:
     return any(cls.__module__ == "torch.nn.modules.module" for cls in type(value).__mro__)
 
 
+def _is_statistic(tree: PyTree) -> bool:
+    """Whether it is what batch normalisation keeps in a module of Flax NNX."""
+    return any(
+        cls.__name__ == "BatchStat" and cls.__module__.startswith("flax.") for cls in type(tree).__mro__
+    )
+
+
 def _is_equinox(tree: PyTree) -> bool:
     """Whether it is an `equinox.Module`, whose leaves that are no arrays of floats are constants."""
     equinox = sys.modules.get("equinox")
     return equinox is not None and isinstance(tree, equinox.Module)
+
+
+def alike(one: PyTree, other: PyTree) -> bool:
+    """Whether two pytrees have the same structure; shapes may differ."""
+    first: Any = jax.tree.structure(one)
+    return bool(first == jax.tree.structure(other))
 
 
 def nonfinite_leaves(tree: PyTree) -> list[str]:

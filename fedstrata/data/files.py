@@ -65,7 +65,12 @@ def _paths(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> 
     if isinstance(files, str | os.PathLike):
         found = [Path(path) for path in sorted(glob.glob(os.fspath(files)))]
         if not found:
-            raise DataError(f"There is no file {os.path.abspath(files)}.")
+            raise DataError(
+                f"There is no file {os.path.abspath(files)}. Give a pattern such as 'data/site-*.csv'."
+            )
+        if folders := [path for path in found if path.is_dir()]:
+            pattern = str(folders[0] / "*.csv")
+            raise DataError(f"{folders[0]} is a folder. Give its files, {pattern!r}, one for each client.")
     else:
         found = [Path(path) for path in files]
         if absent := [path for path in found if not path.is_file()]:

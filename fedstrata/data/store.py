@@ -27,6 +27,7 @@ import jax
 import numpy as np
 
 from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.core.shown import line
 from fedstrata.core.source import rows_of
 from fedstrata.core.types import PyTree
 from fedstrata.data.formats import CorruptData
@@ -98,6 +99,10 @@ class Store:
     folder: Path
     index: dict[str, Any]
     part: str = "train"
+
+    def __repr__(self) -> str:
+        whose = f"{self.index['clients']} clients"
+        return line("Store", [str(self.folder), whose, f"{int(self.sizes.sum())} samples for {self.part}"])
 
     @cached_property
     def _files(self) -> list[_File]:

@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import counting
+from fedstrata.core import counting, tree
 from fedstrata.core.cohorts import by_weight, threshold, uniformly
 from fedstrata.core.fed import Carry, Fed, Lane, Setup, by_size
 from fedstrata.core.method import Method
 from fedstrata.core.metrics import PerClient
 from fedstrata.core.problem import taken_name
 from fedstrata.core.scaled import opened
+from fedstrata.core.shown import shapes
 from fedstrata.core.storage import Placed
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, Function, Integer, Key, PyTree
@@ -51,6 +52,7 @@ def one_round(
     # of the default width: 1/r of a 32-bit integer would be a float32 where the rest is in float64
     r = r if isinstance(r, int) else jnp.asarray(r, jnp.result_type(int))
     state = method.at(r).round(setup.problem, fed, key_round, r, carry.state)
+    _check("round", setup, method, fed, carry.state, state)
     return Carry(_like(carry.state, state), fed.memory)
 
 
@@ -92,7 +94,23 @@ def before_rounds(
     """The method's exchanges before the first round, with all clients."""
     fed = make_fed(setup, data, carry.memory, None, 0)
     state = method.at(0).start(setup.problem, fed, jax.random.fold_in(key, BEFORE), carry.state)
+    _check("start", setup, method, fed, carry.state, state)
     return Carry(_like(carry.state, state), fed.memory)
+
+
+def _check(text: str, setup: Setup, method: Method, fed: Fed, before: PyTree, after: PyTree) -> None:
+    """Refuse a text that shows more than its method says, or returns no state; while it is traced."""
+    name = type(method).__name__
+    if fed.gathered and method.reveals_on(setup.problem) == "averages":
+        raise TypeError(
+            f"{name} gathers single replies, but says that it reveals averages alone. Let it say so, "
+            "def reveals_on(self, problem): return 'replies'; or use fed.average."
+        )
+    if not tree.alike(after, before):
+        raise TypeError(
+            f"{name}.{text} must return a state like the one of init, {shapes(before)}, but returns "
+            f"{shapes(after)}."
+        )
 
 
 def _like(before: PyTree, after: PyTree) -> PyTree:
@@ -137,7 +155,8 @@ def _plain_metric(name: str, metric: Function, state: PyTree, x: PyTree, y: PyTr
     except Exception as error:
         raise TypeError(
             f"The metric {name!r} cannot be evaluated: {type(error).__name__}: {error}\n"
-            "A metric is a function of the state, of (x, y) or of (x, y, data)."
+            "A metric is a function of (x, y), where y may be None, or of (x, y, data); one of a single "
+            "argument is given the method's state, whose point is state.x."
         ) from error
 
 

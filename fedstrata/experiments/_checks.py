@@ -76,6 +76,9 @@ def _check_method(method: Compared, form: File) -> None:
         solves = METHODS[method.name].solves
         others = [name for name, entry in CATALOGUE.items() if _may_be(entry, solves)]
         for_those = f" Problems for it are {', '.join(others)}." if others else ""
+        if posing.name in others:
+            other = next(name for name, cls in FORMS.items() if issubclass(cls, solves))
+            for_those = f' Give the problem form = "{other}" for it.'
         raise ExperimentError(
             f"methods: {method.name} does not solve a {kind.__name__}, which {posing.name} is, but "
             f"{listed([cls.__name__ for cls in solves])}.{for_those} Methods for this problem are "

@@ -19,6 +19,7 @@ from fedstrata.core.problem import (
     check_scalar,
     shape_of,
 )
+from fedstrata.core.shown import shapes
 from fedstrata.core.term import Term, known, per_sample, positional
 from fedstrata.core.types import Function, Integer, PyTree, Real, Weights
 from fedstrata.problems.prox import Indicator, Regularizer
@@ -467,8 +468,9 @@ class MultiSequence(Problem):
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
         require_y(y, "MultiSequence")
         if not isinstance(y, tuple) or len(y) != len(self.S):
-            found = f"a tuple of {len(y)}" if isinstance(y, tuple) else f"a {type(y).__name__}"
-            raise ValueError(f"y0 must be a tuple (z1, …) of the {len(self.S)} sequences, but is {found}.")
+            found = f"a tuple of {len(y)}" if isinstance(y, tuple) else shapes(y)
+            wanted = ", ".join(f"z{n + 1}" for n in range(len(self.S))) + "," * (len(self.S) == 1)
+            raise ValueError(f"y0 must be a tuple ({wanted}), a start for each sequence, but is {found}.")
         check_like("P(x, Z, sample)", x, self.P, x, y, sample)
         for n, S in enumerate(self.S):
             check_like(f"S[{n}](z_before, z, sample)", y[n], S, (x, *y)[n], y[n], sample)

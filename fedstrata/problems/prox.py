@@ -334,7 +334,13 @@ class GroupLasso(Regularizer):
         labels = [np.ravel(leaf) for leaf in jax.tree.leaves(groups)]
         if sum(map(len, labels)) == 0:
             raise ValueError("GroupLasso: groups needs a label per entry of x, but is empty.")
-        names, groups = np.unique(np.concatenate(labels), return_inverse=True)
+        names, labels_of = np.unique(np.concatenate(labels), return_inverse=True)
+        if isinstance(groups, list | tuple) and np.ndim(groups[0]) and len(names) == len(labels_of):
+            raise ValueError(
+                "GroupLasso: groups has a label for each entry of x, as in groups=[0, 0, 1, 1], and not the "
+                f"entries of each group, {groups!r}: no two entries would be in the same one."
+            )
+        groups = labels_of
         if np.shape(weight) not in ((), (len(names),)):
             raise ValueError(
                 f"GroupLasso: weight must be a number or have one per group, {len(names)}, "

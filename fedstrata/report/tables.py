@@ -387,7 +387,15 @@ def history_table(
     names = ["round", *(name for name in series if name != "round")]
     length = len(series["round"])
     chosen = np.unique(np.linspace(0, length - 1, min(rows, length)).round().astype(int))
-    lines = [[number_text(series[name][i].item()) for name in names] for i in chosen]
+    # a metric of the host that ends with a number was not measured where it has none
+    gaps = {name for name in names if not math.isnan(series[name][-1])}
+    lines = [
+        [
+            "" if name in gaps and math.isnan(series[name][i]) else number_text(series[name][i].item())
+            for name in names
+        ]
+        for i in chosen
+    ]
     caption = ""
     if ledger is not None:
         totals = {

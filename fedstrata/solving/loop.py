@@ -50,7 +50,7 @@ from fedstrata.solving.checkpoint import (
 )
 from fedstrata.solving.feasible import ended_outside
 from fedstrata.solving.identity import differences
-from fedstrata.solving.pose import Posed, check_values, pose
+from fedstrata.solving.pose import Posed, check_values, checked_callbacks, pose
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import BOOKKEEPING, Result
 from fedstrata.solving.runaway import in_words, runaway
@@ -190,7 +190,7 @@ def solve(
         problem, method, data, x0, y0=y0, rounds=rounds, seed=seed, participation=participation,
         metrics=metrics, eval_every=eval_every, weights=weights, default_metrics=default_metrics,
     )  # fmt: skip
-    loop = Loop(posed, engine, began, Checkpoint.of(checkpoint), resume, tuple(callbacks))
+    loop = Loop(posed, engine, began, Checkpoint.of(checkpoint), resume, checked_callbacks(callbacks))
     stopped = loop.run(Progress(rounds, loop.round, enabled=progress))
     (result,) = loop.results(stopped)
     if loop.trouble is not None:
@@ -207,7 +207,11 @@ def interruption(number: int, loop: Loop, result: Result | list[Result]) -> Inte
     """
     if number == signal.SIGTERM:
         signal.raise_signal(number)
-    saved = f" It is saved in {loop.saving.file}." if loop.saving is not None and loop.saved else ""
+    saved = (
+        f" It is saved in {loop.saving.file}, and resume=True goes on."
+        if loop.saving is not None and loop.saved
+        else ""
+    )
     return Interrupted(
         f"Interrupted after round {loop.round} of {loop.posed.rounds}.{saved} "
         "The exception's .result is what there is.",
@@ -498,15 +502,16 @@ class Loop:
         """What there is, on the host; ``stopped`` is what `run` returned."""
         found, hosts = [], self._fetch()
         points = self.engine.outputs(self.posed.methods, self.carry, hosts)
-        lanes = zip(self.lanes, self.posed.methods, hosts, points, strict=True)
-        for lane, method, host, (x, y) in lanes:
+        lanes = zip(self.lanes, self.posed.methods, self.posed.seeds, hosts, points, strict=True)
+        for lane, method, seed, host, (x, y) in lanes:
             history = {name: np.asarray(values) for name, values in lane.history.items()}
             its = self._status(lane, stopped)
             setup, ledger, compiling = self.posed.setup, lane.ledger(), self.compiling()
             data = self.posed.data[0] if isinstance(self.posed.data, list) else self.posed.data
             solved = setup.problem, self.posed.data, setup.weights, self.engine.measured_on(data)
             seconds = self.seconds() + compiling
-            found.append(Result(x, y, history, ledger, method, seconds, its, host.state, *solved, compiling))
+            run = x, y, history, ledger, method, seconds, its, host.state, *solved, compiling
+            found.append(Result(*run, seed=seed))
         return found
 
     def _save(self) -> None:
@@ -564,7 +569,8 @@ class Loop:
             )
         if facts["round"] > self.posed.rounds:
             raise CheckpointError(
-                f"{saving.file} is already at round {facts['round']}, past rounds={self.posed.rounds}."
+                f"{saving.file} is already at round {facts['round']}, past rounds={self.posed.rounds}: "
+                "give as many rounds as there are to be in all."
             )
         self.round, self.earlier = facts["round"], (facts["seconds"], facts.get("compiling", 0.0))
         for b, (lane, its) in enumerate(zip(self.lanes, facts["lanes"], strict=True)):

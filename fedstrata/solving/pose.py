@@ -20,6 +20,7 @@ from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import METHODS, Method
 from fedstrata.core.metrics import Hosted, Metric, OnHost, PerClient, is_hosted
 from fedstrata.core.problem import Problem, check_scalar, taken_name
+from fedstrata.core.shown import short
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.solving.identity import identity_of
@@ -131,13 +132,33 @@ def _check_kinds(problem: Problem, method: Method, data: FederatedData) -> None:
     if isinstance(method, type) or not isinstance(method, Method):
         raise TypeError(f"method must be a method object such as fs.FedAvg(gamma=0.1), but is {method!r}.")
     if not isinstance(data, FederatedData):
-        raise TypeError("data must be FederatedData; build it with fs.FederatedData.from_clients([…]).")
+        raise TypeError(f"data must be FederatedData, but is {_kind(data)}.")
+    if not method.solves:
+        raise TypeError(
+            f"{type(method).__name__} does not say what it is for: give its class solves = "
+            "(fs.Minimization,), or whatever it solves."
+        )
     if not isinstance(problem, method.solves):
         fitting = sorted(name for name, cls in METHODS.items() if isinstance(problem, cls.solves))
         raise TypeError(
             f"{type(method).__name__} solves {', '.join(c.__name__ for c in method.solves)}, "
             f"not {type(problem).__name__}. For that there are: {', '.join(fitting) or 'no methods yet'}."
         )
+
+
+def _kind(data: Any) -> str:
+    """What was given in place of data, and the line that makes data of it."""
+    by_clients = "fs.FederatedData.from_clients([{'x': …, 'y': …}, …]), with the arrays of each client"
+    if hasattr(data, "columns"):
+        return "a data frame: fs.FederatedData.from_dataframe(df, by='hospital', label='ill') makes it of one"
+    if isinstance(data, list | tuple):
+        return f"a {type(data).__name__}: build it with {by_clients}"
+    if isinstance(data, dict):
+        return (
+            "a dict: fs.FederatedData.from_arrays(arrays, clients, partition) divides arrays over clients; "
+            f"where they are divided, {by_clients}"
+        )
+    return f"{short(data)}: build it with {by_clients}"
 
 
 def whole(name: str, value: int, low: int, high: int | None = None) -> int:
@@ -165,6 +186,11 @@ def _participants(participation: float | int, clients: int) -> int:
 
 
 def _metrics(metrics: Mapping[str, Any] | None, data: FederatedData) -> dict[str, Any]:
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"metrics must be a dict with a function under each name, {{'distance': lambda x, y: …}}, but is "
+            f"{short(metrics)}."
+        )
     found = dict(metrics or {})
     for name, metric in found.items():
         if isinstance(metric, PerClient):
@@ -205,6 +231,19 @@ def _check_names(problem: Problem, x: PyTree, y: PyTree, metrics: Mapping[str, A
         raise ValueError(taken_name(taken[0]))
 
 
+def checked_callbacks(callbacks: Any) -> tuple[Any, ...]:
+    """The callbacks as a tuple; one alone is meant as a list of one."""
+    found = (callbacks,) if callable(callbacks) else tuple(callbacks)
+    for callback in found:
+        if isinstance(callback, type):
+            raise TypeError(f"callbacks has the class {callback.__name__}: make one, {callback.__name__}(…).")
+        if not callable(callback):
+            raise TypeError(
+                f"callbacks must be functions of what a run has so far, but has {short(callback)}."
+            )
+    return found
+
+
 def _warn_of_validation(problem: Problem, data: FederatedData) -> None:
     if data.valid is None and problem.validated is not None:
         name = type(problem).__name__
@@ -220,7 +259,8 @@ def _warn_of_validation(problem: Problem, data: FederatedData) -> None:
 def _point(point: PyTree, name: str) -> PyTree:
     point = tree.as_floats(point, name)
     if bad := tree.nonfinite_leaves(point):
-        raise ValueError(f"{name} is not finite in {', '.join(bad)}.")
+        where = "" if bad == ["(value)"] else f" in {', '.join(bad)}"
+        raise ValueError(f"{name} is not finite{where}.")
     return point
 
 

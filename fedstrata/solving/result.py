@@ -43,6 +43,7 @@ class Result:
         weights: of the clients, as given to `fedstrata.solve`; None where an older file does not say.
         measured_on: whose samples the metrics are means of: all clients, or a part of very many.
         compiling: the part of ``seconds`` that went into compiling.
+        seed: of all randomness; None where an older file does not say.
     """
 
     x: PyTree
@@ -58,6 +59,7 @@ class Result:
     weights: Weights | None = "uniform"
     measured_on: str = "all clients"
     compiling: float = 0.0
+    seed: int | None = None
 
     def __repr__(self) -> str:
         return line("Result", self._words())
@@ -119,6 +121,7 @@ class Result:
             "weights": self.weights,
             "measured_on": self.measured_on,
             "compiling": self.compiling,
+            "seed": self.seed,
         }
         save_arrays(file, {**arrays, **flatten("x", self.x), **flatten("y", self.y)}, facts)
         return file
@@ -142,6 +145,7 @@ class Result:
                 weights=facts.get("weights"),
                 measured_on=facts.get("measured_on", "all clients"),
                 compiling=facts.get("compiling", 0.0),
+                seed=facts.get("seed"),
             )
         except KeyError as error:
             raise CheckpointError(f"{file} is not a saved result: it has no {error}.") from error

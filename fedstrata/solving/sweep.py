@@ -20,7 +20,15 @@ from fedstrata.core.words import spelling
 from fedstrata.engines.batched import Batched
 from fedstrata.solving.checkpoint import Checkpoint
 from fedstrata.solving.loop import Callback, Loop, interruption
-from fedstrata.solving.pose import MOST_SEEDS, Posed, check_method, initial_carry, pose, whole
+from fedstrata.solving.pose import (
+    MOST_SEEDS,
+    Posed,
+    check_method,
+    checked_callbacks,
+    initial_carry,
+    pose,
+    whole,
+)
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import Result
 
@@ -96,7 +104,7 @@ def sweep(
         first, methods, [whole("seed", seed, 0, MOST_SEEDS) for seed in seeds], datasets if per_seed else []
     )
     engine = Batched.of(chunk, len(methods) * len(seeds), len(seeds), own_data=per_seed)
-    loop = Loop(posed, engine, began, Checkpoint.of(checkpoint), resume, tuple(callbacks))
+    loop = Loop(posed, engine, began, Checkpoint.of(checkpoint), resume, checked_callbacks(callbacks))
     label = f"{len(posed.methods)} runs"
     stopped = loop.run(Progress(rounds, loop.round, enabled=progress, label=label))
     own = [d for _ in methods for d in (datasets if per_seed else datasets * len(seeds))]
