@@ -129,6 +129,9 @@ class Counting(Method):
 
     solves = (fs.Minimization,)
 
+    def reveals_on(self, problem):
+        return "replies"
+
     def init(self, problem, x0, y0):
         return State(x0)
 
