@@ -174,21 +174,35 @@ def _scan(step: Callable[[PyTree, PyTree], PyTree], carry: PyTree, turns: PyTree
     """``carry ← step(carry, turn)`` for each of the turns on the leading axis, with counts added up."""
     if not (times := jax.tree.leaves(turns)[0].shape[0]):
         return carry
-    constant: list[tuple[Counter[str], Any]] = []
+    constant = Tally()
 
     def scanned(carry: PyTree, turn: PyTree) -> tuple[PyTree, Tally]:
         nonlocal constant
         carry, tally = counted(step)(carry, turn)
-        # A factor from outside the loop (a client's size) is the same at every turn; untraced, none is known.
-        here = getattr(jax.tree.leaves(turn)[0], "_trace", None)
-        changing = [here is None or getattr(factor, "_trace", None) is here for _, factor in tally.scaled]
-        constant = [entry for entry, changes in zip(tally.scaled, changing, strict=True) if not changes]
-        return carry, Tally(tally.fixed, list(compress(tally.scaled, changing)))
+        tally, constant = _parted(tally, turn)
+        return carry, tally
 
     carry, tallies = jax.lax.scan(scanned, carry, turns)
     book(summed(tallies), times)
-    book(Tally(scaled=[(counts, times * factor) for counts, factor in constant]))
+    _book_constant(constant, times)
     return carry
+
+
+def _parted(tally: Tally, inside: PyTree) -> tuple[Tally, Tally]:
+    """What depends on these arguments of a loop's or a map's body, and what has a factor from outside it.
+
+    Those are the same at every turn. Where the body is not traced, none is known to be.
+    """
+    here = getattr(jax.tree.leaves(inside)[0], "_trace", None)
+    changing = [here is None or getattr(factor, "_trace", None) is here for _, factor in tally.scaled]
+    constant = [entry for entry, changes in zip(tally.scaled, changing, strict=True) if not changes]
+    return Tally(tally.fixed, list(compress(tally.scaled, changing))), Tally(scaled=constant)
+
+
+def _book_constant(tally: Tally, times: int) -> None:
+    """Book ``times`` repetitions of factors that stay as they are, so that nothing is to be computed."""
+    for counts, factor in tally.scaled:
+        book(Tally(Counter({name: times * amount for name, amount in counts.items()})), factor)
 
 
 def loop(
@@ -218,8 +232,17 @@ def loop(
 
 def each(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
     """`jax.vmap` over the leading axis of all arguments, with the counts of every slice added up."""
-    value, tallies = jax.vmap(counted(function))(*args)
-    book(summed(tallies), jax.tree.leaves(args)[0].shape[0])
+    times, constant = jax.tree.leaves(args)[0].shape[0], Tally()
+
+    def one(*own: PyTree) -> tuple[PyTree, Tally]:
+        nonlocal constant
+        value, tally = counted(function)(*own)
+        tally, constant = _parted(tally, own)
+        return value, tally
+
+    value, tallies = jax.vmap(one)(*args)
+    book(summed(tallies), times)
+    _book_constant(constant, times)
     return value
 
 
