@@ -208,7 +208,9 @@ class Placed:
         length, each = jax.tree.leaves(of.leaves)[0].shape[0], shares / of.sizes
         if of.rows > FEW:
             return jnp.repeat(each, of.sizes, total_repeat_length=length)
-        return each[(jnp.arange(length)[:, None] >= of.offsets[1:]).sum(1)]  # compiles in a fraction of it
+        samples, ends = jnp.arange(length)[:, None], jnp.append(of.offsets[1:], length)
+        theirs = (samples >= of.offsets) & (samples < ends)  # of one client each: the sum is exact
+        return jnp.where(theirs, each, 0).sum(1)  # compiles in a fraction of it
 
     def _part(self, name: str) -> Part:
         return self.training if name == "train" or self.validation is None else self.validation

@@ -293,7 +293,8 @@ def trace_advance(
     def evaluate(j: Integer, outer: Any) -> Any:
         before, r, bad, well, history, words = outer
         start = (before, r, none, bad)
-        strides = rounds[j] if setup.stride == 1 else rounds[j] // setup.stride
+        strides = jax.lax.dynamic_index_in_dim(rounds, j, keepdims=False)
+        strides = strides if setup.stride == 1 else strides // setup.stride
         carry, r, these, bad = jax.lax.fori_loop(0, strides, stride, start)
         values = measured(carry)
         if stay_finite:
