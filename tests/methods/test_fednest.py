@@ -352,3 +352,28 @@ def test_a_curvature_that_grows_past_ell_is_told():
     start = {"y0": 1.0, "rounds": 60, "eval_every": 60, "progress": False}
     with pytest.warns(UserWarning, match="ell=1.25, which was found at the start, is less"):
         fs.solve(problem, fs.FedNest(0.2, 0.03, inverse="series", N=3), data, 0.0, **start)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inverse", ["series", "neumann"])
+def test_terms_that_become_too_few_on_the_way_are_told_of(inverse):
+    """y(x) = e^{−x}, F' = x + 2 − e^{−x}/10 = 0 at −1.535; N terms leave (1 − eˣ/ℓ)^N of the second part.
+
+    At the start, x = 0 and ℓ = 1.25, that is nothing, where the run ends nearly a half.
+    """
+    problem = fs.Bilevel(
+        lambda x, y, s: (x + 2) ** 2 / 2 + 0.1 * y,
+        lambda x, y, s: jnp.exp(x) * y**2 / 2 - y,
+        same_samples=True,
+    )
+    data = fs.FederatedData.from_clients([{"a": np.ones(1)}])
+    run = {"y0": 0.0, "rounds": 300, "progress": False}
+    with pytest.warns(UserWarning, match=r"last of the N=5 terms .* has 5\d% .* ell=1.25 was found"):
+        result = fs.solve(problem, fs.FedNest(0.1, 0.8, T=5, inverse=inverse), data, 0.0, **run)
+    if inverse == "series":
+        x = float(result.x)
+        part = 1 - (1 - np.exp(x) / 1.25) ** 5
+        assert x + 2 == pytest.approx(part * np.exp(-x) / 10, abs=1e-3)
+        assert x < -1.6
+    right = fs.solve(problem, fs.FedNest(0.1, 0.8, T=5, N=40, inverse="series"), data, 0.0, **run)
+    assert float(right.x) == pytest.approx(-1.535, abs=2e-3)

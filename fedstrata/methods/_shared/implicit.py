@@ -15,7 +15,8 @@ A series needs ℓ to be at least the lower level's largest curvature L: from L 
 terms of it leave (1 − μ/ℓ)^N of the solution away. Without a given ℓ, power iterations before the first round
 find L and μ at the start, ℓ = 1.25 L, and there is a warning where N terms are too few. Whether ℓ was large
 enough shows in every round at no cost: where ‖(I − H/ℓ)u‖ > ‖u‖ and ⟨u, Hu⟩ > 0, some curvature is above 2ℓ.
-There is a warning at the end where that was so in more than one round of ten.
+There is a warning at the end where that was so in more than one round of ten, and where ℓ was found at the
+start, N seemed enough, and the last of the N terms is still long beside the first: the curvature fell since.
 """
 
 from __future__ import annotations
@@ -69,18 +70,23 @@ class Growth(NamedTuple):
         most: the most that a term was longer than the one before it.
         grown: the rounds with a term that was longer.
         rounds: how many there were.
+        left: the length of the last of the N terms beside the first, when there last were N.
     """
 
     most: jax.Array
     grown: jax.Array
     rounds: jax.Array
+    left: jax.Array
 
-    def after(self, most: jax.Array) -> Growth:
-        """One round later."""
+    def after(self, most: jax.Array, first: PyTree, last: PyTree, full: Any = True) -> Growth:
+        """One round later; ``full`` says whether ``last`` is the last of N terms."""
+        size = norm(first)
+        left = jnp.where(size > 0, norm(last) / jnp.where(size > 0, size, 1), 0)
         return Growth(
             jnp.maximum(self.most, most).astype(self.most.dtype),
             self.grown + (most > GROWTH),
             self.rounds + 1,
+            jnp.where(full, left, self.left).astype(self.left.dtype),
         )
 
 
@@ -116,7 +122,9 @@ class Implicit(Method[ProblemT, StateT]):
 
     def no_growth(self, problem: Problem) -> Growth | None:
         """Of no round."""
-        return Growth(jnp.zeros(()), jnp.int32(0), jnp.int32(0)) if self.sums(problem) else None
+        return (
+            Growth(jnp.zeros(()), jnp.int32(0), jnp.int32(0), jnp.zeros(())) if self.sums(problem) else None
+        )
 
     def no_curvature(self, problem: Problem) -> Curvature | None:
         """What stands in the state before the estimate."""
@@ -158,10 +166,12 @@ class Implicit(Method[ProblemT, StateT]):
         ]
 
     def closing_remarks(self, state: Any) -> list[str]:
-        """Where the terms of the series grew, in more than one round of ten."""
+        """Where the terms of the series grew, in more than one round of ten, or became too few."""
         growth: Growth | None = state.growth
-        if growth is None or not 10 * growth.grown > growth.rounds:
+        if growth is None:
             return []
+        if not 10 * growth.grown > growth.rounds:
+            return self.too_few(state.curvature, growth) if not self.remarks(state) else []
         ell = float(np.asarray(state.curvature.ell if self.ell is None else self.at(0).ell))
         given = "which was found at the start, " if self.ell is None else ""
         return [
@@ -170,6 +180,18 @@ class Implicit(Method[ProblemT, StateT]):
             f"{given}is less than half the lower level's largest curvature, and x is wrong. Give an ell "
             f"above {ell * (1 + float(growth.most)):.2g}"
             f"{'' if self.ell is None else ' or none, which finds one,'} or inverse='cg'."
+        ]
+
+    def too_few(self, curvature: Curvature | None, growth: Growth) -> list[str]:
+        """Where x went on to a lower level that curves less than where N seemed enough."""
+        if curvature is None or not growth.left > LEFT:
+            return []
+        return [
+            f"{type(self).__name__}: at the end the last of the N={self.N} terms of the series for the "
+            f"inverse Hessian has {float(growth.left):.0%} of the length of the first: as much of the "
+            "indirect gradient, or more, is left away, and x is off. The lower level curves less there than "
+            f"at the start, where ell={float(curvature.ell):.3g} was found. Give more terms, an ell just "
+            "above its largest curvature at the end, or inverse='cg'."
         ]
 
     def upper_gradients(self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree) -> PyTree:
@@ -217,16 +239,17 @@ class Implicit(Method[ProblemT, StateT]):
                 return conjugate_gradients(fed, times, b, v, self.N), state.growth
             if self.inverse == "neumann":
                 length = jax.random.randint(key_length, (), 0, self.N)
-                p, most = fed.repeat(length, shrink, (tree.scale(self.N / ell, b), jnp.zeros(())))
-                return p, state.growth.after(most)
+                first = tree.scale(self.N / ell, b)
+                p, most = fed.repeat(length, shrink, (first, jnp.zeros(())))
+                return p, state.growth.after(most, first, p, length == self.N - 1)
 
             def add(t: Integer, both: tuple[Summand, PyTree]) -> tuple[Summand, PyTree]:
                 term = shrink(t, both[0])
                 return term, tree.add(both[1], term[0])
 
             first = tree.scale(1 / ell, b)
-            (_, most), total = fed.repeat(self.N - 1, add, ((first, jnp.zeros(())), first))
-            return total, state.growth.after(most)
+            (last, most), total = fed.repeat(self.N - 1, add, ((first, jnp.zeros(())), first))
+            return total, state.growth.after(most, first, last)
 
 
 def conjugate_gradients(
