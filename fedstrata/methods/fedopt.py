@@ -29,6 +29,9 @@ with H = 0 is not in S.
 An adaptive ServerOpt scales every coordinate on its own, which the Euclidean P_X does not: over a box the
 limit is right, over a ball or a simplex it is not the minimiser, and a warning says so.
 
+An adaptive ClientOpt makes the steps of large and small gradients alike, before they are averaged: where
+clients differ, the limit is no minimiser of the mean, whatever the step, and a warning says so.
+
 Reveals only averages. Needs gradients.
 """
 
@@ -97,7 +100,7 @@ class FedOpt(Method[Minimization, State]):
             object.__setattr__(self, side, first_like(getattr(self, side)))
 
     def cautions(self, problem: Minimization, rounds: int) -> list[str]:
-        return self._of_the_set(problem.project) + self._of_the_schedule()
+        return self._of_the_set(problem.project) + self._of_the_schedule() + self._of_the_client()
 
     def _of_the_set(self, project: Projection) -> list[str]:
         by_coordinate = isinstance(project.function, Box | NonNegative)
@@ -120,6 +123,15 @@ class FedOpt(Method[Minimization, State]):
             "FedOpt: the client's optimiser has a schedule, which runs over the local steps and begins anew "
             "in every round, as clients keep nothing between rounds. For a step that falls from round to "
             "round, give the schedule to the server's optimiser."
+        ]
+
+    def _of_the_client(self) -> list[str]:
+        if not _evens_out(self.client):
+            return []
+        return [
+            "FedOpt: the client's optimiser makes steps of large and small gradients alike, so that where "
+            "clients differ the limit is no minimiser of the mean, at any step size (with Adam, whose first "
+            "step is a sign, rather a median). Use client=optax.sgd(…), and the adaptive one at the server."
         ]
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
@@ -161,6 +173,16 @@ def _bends(optimiser: optax.GradientTransformation) -> bool:
     except Exception:  # made for parameters of a certain form
         return False
     return bool(abs(step[1] - 2 * step[0]) > 1e-3 * abs(step[1]))
+
+
+def _evens_out(optimiser: optax.GradientTransformation) -> bool:
+    """Whether a gradient twice as large makes a first step that is not; clipping at 1 or above may pass."""
+    g, start = jnp.array([0.1, 0.2]), jnp.zeros(2)
+    try:
+        once, twice = (np.asarray(optimiser.update(t * g, optimiser.init(start), start)[0]) for t in (1, 2))
+    except Exception:  # made for parameters of a certain form
+        return False
+    return bool(np.abs(twice - 2 * once).max() > 0.05 * np.abs(twice).max())
 
 
 def _of_schedule(path: tuple[object, ...], _: object) -> bool:

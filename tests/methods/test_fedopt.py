@@ -116,6 +116,35 @@ def test_a_schedule_of_the_client_begins_anew_in_every_round(x64):
     assert_equal(result.x, solve(fs.FedAvg(GAMMA), rounds=3).x)
 
 
+def numbers(client):
+    """½(x − a)² of a client each, a = 0, 0, 0, 1, 9: the mean is 2, the median 0."""
+    data = fs.FederatedData.from_clients([{"a": np.array([a])} for a in (0.0, 0.0, 0.0, 1.0, 9.0)])
+    distance = fs.Minimization(lambda x, s: 0.5 * (x - s["a"]) ** 2)
+    method = fs.FedOpt(client, optax.sgd(1.0))
+    return fs.solve(distance, method, data, np.array(0.5), rounds=1500, progress=False, eval_every=1500).x
+
+
+def test_an_adaptive_client_ends_at_a_median_and_is_told_of():
+    with pytest.warns(UserWarning, match="the limit is no minimiser of the mean, at any step size"):
+        assert float(numbers(optax.adam(0.01))) == pytest.approx(0, abs=0.02)
+    assert float(numbers(optax.sgd(0.01, momentum=0.9))) == pytest.approx(2, abs=1e-4)  # no warning
+
+
+@pytest.mark.parametrize(
+    ("client", "told"),
+    [
+        (optax.rmsprop(0.1), True),
+        (optax.adagrad(0.1), True),
+        (optax.sign_sgd(0.1), True),
+        (optax.sgd(0.1, momentum=0.9, nesterov=True), False),
+        (optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), False),
+        (optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1)), False),
+    ],
+)
+def test_which_clients_are_adaptive(client, told):
+    assert len(fs.FedOpt(client, optax.adam(0.1)).cautions(problem, 1)) == told
+
+
 @pytest.mark.slow
 def test_an_adaptive_server_stays_in_the_set(x64):
     with pytest.warns(UserWarning, match="the limit is not the minimiser over it"):
