@@ -1,11 +1,12 @@
 """Heart disease in four hospitals: the text that every party of the federation holds.
 
-The data is the UCI repository's (Janosi, Steinbrunn, Pfisterer, Detrano 1988; CC BY 4.0), one file for each
-of Cleveland, Budapest, Zurich/Basel and Long Beach. In the federation each file is at its own hospital.
+The data is the UCI repository's (Janosi, Steinbrunn, Pfisterer, Detrano 1988; CC BY 4.0), one CSV file for
+each of Cleveland, Budapest, Zurich/Basel and Long Beach. In the federation each file is at its own hospital.
 """
 
 from __future__ import annotations
 
+import csv
 import os
 from pathlib import Path
 
@@ -17,26 +18,40 @@ import fedstrata as fs
 from fedstrata.experiments.base import Experiment, Setting, Task
 from fedstrata.report import Column, PlotSpec, TableSpec
 
-FILES = ("cleveland", "hungarian", "switzerland", "va")
-# Agreed beforehand, so that all hospitals scale alike and nobody's means have to travel.
-CENTRE = np.array([53.0, 0.8, 3.2, 132.0, 220.0, 0.15, 0.6, 138.0, 0.4, 0.9])
-SCALE = np.array([9.5, 0.4, 0.9, 19.0, 94.0, 0.4, 0.8, 26.0, 0.5, 1.1])
+FILES = ("cleveland", "hungary", "zurich", "long-beach")
+WORDS = {"male": 1, "female": 0, "yes": 1, "no": 0, "none": 1, "typical": 0, "atypical": 0, "non-anginal": 0}
+# Agreed beforehand, so that all hospitals scale alike and nobody's means have to travel: centre and scale.
+FEATURES = {
+    "age": (53, 9.5),
+    "sex": (0.8, 0.4),
+    "chest_pain": (0.5, 0.5),
+    "blood_pressure": (132, 19),
+    "cholesterol": (247, 58),
+    "max_heart_rate": (138, 26),
+    "exercise_angina": (0.4, 0.5),
+    "st_depression": (0.9, 1.1),
+}
 
 
 def read(file: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """A hospital's patients with complete records: ten features, and whether there is a disease."""
-    rows = [line.split(",") for line in Path(file).read_text().splitlines() if line.strip()]
-    table = np.array([[np.nan if v == "?" else float(v) for v in row] for row in rows])
-    table = table[~np.isnan(table[:, :10]).any(1)]
-    return {"x": (table[:, :10] - CENTRE) / SCALE, "y": (table[:, 13] > 0).astype(np.int32)}
+    """A hospital's patients: eight features, and whether they are ill; what is missing is the centre."""
+    with Path(file).open(encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+
+    def scaled(row: dict[str, str], name: str) -> float:
+        centre, scale = FEATURES[name]
+        return (float(WORDS.get(row[name], row[name])) - centre) / scale if row[name] else 0.0
+
+    x = np.array([[scaled(row, name) for name in FEATURES] for row in rows])
+    return {"x": x, "y": np.array([int(row["ill"]) for row in rows], np.int32)}
 
 
 def simulated() -> fs.FederatedData | None:
     """All four hospitals in one place, for simulations; None where their files are not."""
-    folder = Path(os.environ.get("FEDSTRATA_DATA", ".")) / "heart"
-    if not folder.is_dir():
+    files = [Path(__file__).parent / f"{name}.csv" for name in FILES]
+    if not all(file.is_file() for file in files):
         return None
-    return fs.FederatedData.from_clients([read(folder / f"processed.{name}.data") for name in FILES])
+    return fs.FederatedData.from_clients([read(file) for file in files])
 
 
 def loss(x, sample):
@@ -46,7 +61,7 @@ def loss(x, sample):
 
 
 PROBLEM = fs.Minimization(loss)
-X0 = {"w": jnp.zeros(10), "b": jnp.zeros(())}
+X0 = {"w": jnp.zeros(len(FEATURES)), "b": jnp.zeros(())}
 
 
 def build(s: Setting) -> Task:
@@ -58,7 +73,7 @@ def build(s: Setting) -> Task:
 EXPERIMENT = Experiment(
     name="hearts",
     title="Heart disease in four hospitals",
-    description="Logistic regression on ten features of the patients of four hospitals.",
+    description="Logistic regression on eight features of the patients of four hospitals.",
     parameters={"rounds": 60},
     build=build,
     seeds=1,
