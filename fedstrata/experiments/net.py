@@ -142,7 +142,8 @@ def init(
         hosts = list(dict.fromkeys([address.rpartition(":")[0], "localhost", "127.0.0.1"]))
         values = {"sites": json.dumps(names), "hosts": json.dumps(hosts), "experiment": experiment}
         file.write_text(TEMPLATE.format(listen=listen, address=address, **values), "utf-8")
-        typer.echo(f"{file}: look at it, then `fedstrata net kits {folder}`.")
+        copied = f", copy {experiment} there" if Path(experiment).suffix in (".py", ".toml") else ""
+        typer.echo(f"{file}: look at it{copied}, then `fedstrata net kits {folder}`.")
 
 
 @net.command()
@@ -153,8 +154,10 @@ def kits(folder: Annotated[Path, typer.Argument(help="The folder of `net init`."
 
         settings = settings_of(folder)
         names = settings["federation"]["sites"]
-        make(folder / "kits", names, settings["server"]["hosts"])
         experiment = folder / str(settings["federation"].get("experiment", ""))
+        if experiment.suffix in (".py", ".toml") and not experiment.is_file():
+            raise ValueError(f"There is no {experiment}, which every party is to have: copy it there first.")
+        make(folder / "kits", names, settings["server"]["hosts"])
         for party in ("server", *names):
             shutil.copy(folder / "federation.toml", folder / "kits" / party)
             if experiment.is_file():

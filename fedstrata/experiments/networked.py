@@ -158,7 +158,17 @@ def entry_of(where: str, label: str = "y", folder: Path | None = None) -> Entry:
     folder = Path.cwd() if folder is None else folder
     place = folder / where
     if where.endswith(".csv"):
-        return lambda: from_csv([place], label=label)
+
+        def rows() -> FederatedData:
+            try:
+                return from_csv([place], label=label)
+            except DataError as error:
+                hint = (
+                    " --label names the one that becomes y." if f"no column {label!r}" in str(error) else ""
+                )
+                raise DataError(f"{error}{hint}") from error
+
+        return rows
     if place.is_dir():
         return lambda: open_store(place).load()
     name, colon, function = where.partition(":")

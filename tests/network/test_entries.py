@@ -29,7 +29,7 @@ def test_a_csv_file(tmp_path):
     data = entry_of("own.csv", "sick", tmp_path)()
     assert data.clients == 1
     assert_client(data, 0, X, Y)
-    with pytest.raises(DataError, match="y"):
+    with pytest.raises(DataError, match="--label names the one that becomes y"):
         entry_of("own.csv", "y", tmp_path)()
     (tmp_path / "words.csv").write_text("a,y\nhigh,1\nlow,0\n")
     with pytest.raises(DataError, match="not numbers"):
@@ -126,3 +126,17 @@ def test_a_federation_listens_on_loopback_unless_told_otherwise(tmp_path):
         done = CliRunner().invoke(app, ["net", "init", str(tmp_path / "other"), "--sites", sites])
         assert done.exit_code == 2
         assert not (tmp_path / "other").exists()
+
+
+def test_kits_need_the_experiment_s_file(tmp_path):
+    """Every party is given it, so that it must be there before the folders are made."""
+    folder, invoke = tmp_path / "farms", CliRunner().invoke
+    made = invoke(app, ["net", "init", str(folder), "--sites", "north,south", "--experiment", "crops.py"])
+    assert "copy crops.py there" in made.output
+    refused = invoke(app, ["net", "kits", str(folder)])
+    assert refused.exit_code == 2
+    assert "copy it there first" in refused.output
+    assert not (folder / "kits").exists()
+    (folder / "crops.py").write_text("")
+    assert invoke(app, ["net", "kits", str(folder)]).exit_code == 0
+    assert (folder / "kits" / "south" / "crops.py").is_file()

@@ -63,6 +63,7 @@ class GrpcServer:
         self.sent, self.received = [0] * len(names), [0] * len(names)
         self._streams: dict[int, Stream] = {}
         self._sessions = 0
+        self._closing = False
         self._awaited: dict[int, int] = {}  # site → the number of the message it owes an answer to
         self._answers: dict[int, Request | Failure] = {}
         self._changed = threading.Condition()
@@ -86,6 +87,7 @@ class GrpcServer:
     def close(self) -> None:
         """Hang up."""
         with self._changed:
+            self._closing = True
             for stream in self._streams.values():
                 stream.outbox.put(None)
         self._server.stop(grace=1.0).wait(3.0)
@@ -128,7 +130,8 @@ class GrpcServer:
         with self._changed:
             if self._streams.get(i) is stream:
                 del self._streams[i]
-                log.warning("%s is gone: %s", self.names[i], why)
+                if not self._closing:
+                    log.warning("%s is gone: %s", self.names[i], why)
             stream.outbox.put(None)
             self._changed.notify_all()
 
@@ -155,6 +158,8 @@ class GrpcServer:
         failures: dict[int, Failure] = {}
         with self._changed:
             self._answers, self._awaited = {}, dict(numbers)
+            # sites that are told so leave
+            self._closing |= any(request.header.get("op") == "done" for request in requests.values())
             for i in requests:
                 if (stream := self._streams.get(i)) is None:
                     failures[i] = Failure("away", "it is not connected")
