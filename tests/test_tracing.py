@@ -56,6 +56,31 @@ def test_results_of_one_equation_are_told_apart():
     assert primitives(both, x).count("top_k") == 1
 
 
+def test_what_a_vmap_draws_alike_is_drawn_once():
+    """JAX traces `normal` anew inside of the map, where its key is not mapped over."""
+
+    def drawn(key, x):
+        here = jax.random.normal(key, (2,))
+        return here, jax.vmap(lambda x: x + jax.random.normal(key, (2,)))(x), jax.random.uniform(key, (2,))
+
+    args = jax.random.key(0), jnp.ones((3, 2))
+    for found, expected in zip(traced(drawn, *args)[1](*args), drawn(*args), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    jaxpr = without_repetition(jax.make_jaxpr(drawn)(*args).jaxpr)
+    assert [e.params["name"] for e in jaxpr.eqns if "jaxpr" in e.params] == ["_normal", "_uniform"]
+
+
+def test_what_nobody_uses_is_left_out():
+    def function(key, x):
+        keys = jax.vmap(lambda k: jax.random.fold_in(key, k))(jnp.arange(3))
+        return jax.lax.scan(lambda x, key: (x + 1, jax.random.split(key)), x, keys)[0]
+
+    args = jax.random.key(0), jnp.zeros(2)
+    _, again = traced(function, *args)
+    np.testing.assert_array_equal(again(*args), [3, 3])
+    assert "random" not in str(jax.make_jaxpr(again)(*args))
+
+
 @pytest.mark.parametrize("clients", [3, 100])
 def test_a_sample_counts_as_its_client_says(clients):
     """A sample's weight is its client's share over its size, however the client is found."""
