@@ -463,7 +463,8 @@ def test_a_sweep_has_what_a_run_has(tmp_path):
     """Divergence of some lanes, callbacks, checkpoints, resuming and interruption."""
     grid = [fs.FedAvg(gamma=g) for g in (0.1, 1e30, 0.3)]
     arguments = {"rounds": 12, "seeds": (0, 1), "progress": False}
-    whole = fs.sweep(problem, grid, data, x0, **arguments)
+    with pytest.warns(UserWarning, match=r"2 of the 6 runs diverged, FedAvg\(gamma=1e\+30\)"):
+        whole = fs.sweep(problem, grid, data, x0, **arguments)
     assert [r.status for r in whole] == ["done", "done", "diverged", "diverged", "done", "done"]
     assert all(np.isfinite(r.x).all() and np.isfinite(r.history["loss"]).all() for r in whole)
     single = solve(method=grid[2], rounds=12, seed=1)

@@ -165,6 +165,9 @@ def _resumed(solver: Callable[..., Answer], file: Path, silent: bool) -> Answer:
     with warnings.catch_warnings():
         if silent:
             warnings.simplefilter("ignore", UserWarning)
+        warnings.filterwarnings(
+            "ignore", r"\d+ of the \d+ runs diverged", UserWarning
+        )  # the report names them
         answer = solver(checkpoint=Checkpoint(file, overwrite=True), resume=True)
     file.unlink(missing_ok=True)
     return answer

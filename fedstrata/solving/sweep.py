@@ -78,7 +78,8 @@ def sweep(
 
     Returns:
         One result for each method and seed, methods outermost. A run that diverged has the status
-        ``"diverged"`` and what there was at its last finite evaluation; it does not stop the others.
+        ``"diverged"`` and what there was at its last finite evaluation; it does not stop the others, and a
+        warning says how many did.
 
     Raises:
         Interrupted: on Ctrl-C, with the list of results so far.
@@ -111,6 +112,13 @@ def sweep(
     results = [replace(result, data=d) for result, d in zip(loop.results(stopped), own, strict=True)]
     if stopped is not None:
         raise interruption(stopped, loop, results)
+    if diverged := [result for result in results if result.status == "diverged"]:
+        warnings.warn(
+            f"{len(diverged)} of the {len(results)} runs diverged, {diverged[0].method!r} the first of them: "
+            "their results have the status 'diverged' and stand at the last finite evaluation. Lower the "
+            "step size, and leave them out of means.",
+            stacklevel=3,
+        )
     return results
 
 
