@@ -35,6 +35,7 @@ from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.metrics import Metric, evaluate, is_asked, is_due
 from fedstrata.core.problem import Problem, taken_name
+from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.core.words import spelling
 from fedstrata.engines import engine_of
@@ -48,7 +49,7 @@ from fedstrata.solving.checkpoint import (
     try_to_write,
     unflatten,
 )
-from fedstrata.solving.feasible import ended_outside
+from fedstrata.solving.feasible import FEWEST, ended_outside
 from fedstrata.solving.identity import differences
 from fedstrata.solving.pose import Posed, check_values, checked_callbacks, pose
 from fedstrata.solving.progress import Progress
@@ -358,7 +359,11 @@ class Loop:
         if not problem.set_of_x.trivial and self.round > 0:
             points = [x for x, _ in self.engine.outputs(methods, self.carry, hosts)]
             runs = zip(methods, points, self.lanes, strict=True)
-            self._warn([ended_outside(problem, [(m, x) for m, x, lane in runs if lane.status != "diverged"])])
+            found_at = [(m, x) for m, x, lane in runs if lane.status != "diverged"]
+            one = isinstance(self.posed.data, FederatedData) and jax.process_count() == 1
+            judged = one and type(self.job.data) is Placed and self.round >= FEWEST
+            data = self.job.data if judged else None
+            self._warn([ended_outside(problem, found_at, data)])
 
     def _warn(self, remarks: list[list[str]]) -> None:
         """Once for each thing to say, whichever lanes it is about."""

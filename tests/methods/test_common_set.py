@@ -215,3 +215,24 @@ def test_a_penalty_ends_outside_and_says_so(x64):
         warnings.simplefilter("always")
         run(fs.FedAvg(0.05))
     assert not told
+
+
+def test_ending_outside_of_clients_own_sets_is_told_of():
+    """Sets [0, 1], [½, 4] and [−1, 2] have [½, 1] in common; drawn to 2, 3 and 5 the best point is 1.
+
+    Means of projected steps end where 3x = 1 + (x + γ(3 − x)) + (x + γ(5 − x)), at 3/2 with γ = 0.1.
+    """
+    data = fs.FederatedData.from_clients([{"c": np.full(n, c)} for n, c in ((1, 2.0), (4, 3.0), (9, 5.0))])
+    low, high = jnp.array([0.0, 0.5, -1.0]), jnp.array([1.0, 4.0, 2.0])
+
+    def own(x, client):
+        return jnp.clip(x, low[client.index], high[client.index])
+
+    problem = fs.Minimization(lambda x, s: (x - s["c"]) ** 2 / 2, project=own)
+    words = r"outside of clients' own sets: x is 0\.5 from that of client 0, and .*penalty of FedRZO"
+    with pytest.warns(UserWarning, match=words):
+        result = fs.solve(problem, fs.FedAvg(0.1), data, 0.0, rounds=300, progress=False)
+    assert float(result.x) == pytest.approx(1.5, rel=1e-5)
+    inside = fs.Minimization(lambda x, s: (x - s["c"] / 5) ** 2 / 2, project=own)  # at 2/3, in all sets
+    result = fs.solve(inside, fs.FedAvg(0.1), data, 0.6, rounds=300, progress=False)
+    assert float(result.x) == pytest.approx(2 / 3, rel=1e-3)

@@ -158,6 +158,7 @@ def test_without_a_lower_level_it_is_fedrzo():
     np.testing.assert_allclose(result.x, x, rtol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:.* ended outside of clients. own sets:UserWarning")  # by the penalty
 def test_local_sets():
     """With n orthogonal two-sided directions there is no noise: f + mean dist²(·, X_i)/(2η) is minimised."""
     eta = 1e-2
