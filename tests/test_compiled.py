@@ -1,16 +1,19 @@
-"""Compiled programs on disk: who decides where, and that a second process finds them."""
+"""What is paid once: compiled programs on disk, which a second process finds, and loading modules."""
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import jax
 import pytest
 
 import fedstrata as fs
+from fedstrata.core.compiling import loading
 from fedstrata.engines.compiled import VARIABLE
 
 
@@ -68,3 +71,29 @@ def test_a_second_process_finds_the_programs(tmp_path):
     run()
     # JAX notes when an entry was last used; programs are in the others
     assert {p.name for p in Path(tmp_path / "kept").iterdir() if "-cache" in p.name} <= first
+
+
+def test_loading_keeps_garbage_for_a_whole_look():
+    class Cycle:
+        def __init__(self):
+            self.me = self
+
+    with loading():
+        assert not gc.isenabled()
+        gone = weakref.ref(Cycle())
+    assert (gc.isenabled(), gc.get_freeze_count()) == (True, 0)
+    gc.collect(0)
+    assert gone() is not None  # it counts as old
+    gc.collect()
+    assert gone() is None
+
+
+def test_loading_leaves_frozen_objects_alone():
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with loading():
+            pass
+        assert gc.get_freeze_count() == frozen > 0
+    finally:
+        gc.unfreeze()

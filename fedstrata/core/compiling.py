@@ -36,3 +36,16 @@ def uncollected() -> Iterator[None]:
     finally:
         if before:
             gc.enable()
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Modules are loaded inside: nobody looks for garbage, and what was made counts as old afterwards.
+
+    Else the next look at young objects goes through all of JAX, which takes as long as was saved.
+    """
+    with uncollected():
+        yield
+        if gc.get_freeze_count() == 0:  # else someone keeps objects there
+            gc.freeze()  # to the objects that are never looked at, and from there to the oldest
+            gc.unfreeze()

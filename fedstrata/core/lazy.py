@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from fedstrata.core.compiling import uncollected
+from fedstrata.core.compiling import loading
 from fedstrata.core.words import suggest
 
 
@@ -28,7 +28,7 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     home = {name: str(module) for module, name in taken if name != "*"}
     whole = [str(module) for module, name in taken if name == "*"]
 
-    @uncollected()
+    @loading()
     def get(name: str) -> Any:
         public = name == "__all__" or not name.startswith("_")
         shared = {n: module for module in map(import_module, whole if public else ()) for n in module.__all__}

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedstrata.core.compiling import uncollected
+from fedstrata.core.compiling import loading
 from fedstrata.core.words import suggest
 from fedstrata.experiments.errors import ExperimentError
 
@@ -37,7 +37,7 @@ def find(name: str) -> Experiment:
             f"`fedstrata list` shows them all; a file of your own ends in .toml or .py."
         )
     module = name.replace("-", "_")
-    with uncollected():
+    with loading():
         return defined(import_module(f"fedstrata.experiments.papers.{module}"), f"{module}.py")
 
 
