@@ -89,6 +89,7 @@ class Method(Generic[ProblemT, StateT]):
         solves: the problem classes it is for.
         needs: what it asks of the problem's functions, in words for the documentation.
         full_participation: why it needs all clients in every round, or None if it does not.
+        sums_steps: its field of local steps, where their ends are averaged and nothing corrects the drift.
     and one that `method` sets:
         hyperparameters: what each of its fields may be.
     """
@@ -96,6 +97,7 @@ class Method(Generic[ProblemT, StateT]):
     solves: ClassVar[tuple[type[Problem], ...]] = ()
     needs: ClassVar[str] = "gradients"
     full_participation: ClassVar[str | None] = None
+    sums_steps: ClassVar[str | None] = None
     hyperparameters: ClassVar[dict[str, Field]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -149,6 +151,19 @@ class Method(Generic[ProblemT, StateT]):
     def cautions(self, problem: ProblemT, rounds: int) -> list[str]:
         """What the user is to be warned of before anything is computed."""
         return []
+
+    def cautions_of_steps(self) -> list[str]:
+        """Where clients take unlike numbers of steps, and their ends are averaged as they are."""
+        steps = np.asarray(getattr(self, self.sums_steps)) if self.sums_steps else np.zeros(())
+        at_work = steps[steps > 0] if steps.ndim == 1 and steps.dtype != object else steps
+        if at_work.size < 2 or (at_work == at_work[0]).all():
+            return []
+        return [
+            f"{type(self).__name__}: clients take unlike numbers of steps, {self.sums_steps} = "
+            f"{at_work.min():g} … {at_work.max():g}, and pull x the further the more they take: where they "
+            "differ, the limit is that of a mean with weights like the numbers of steps, at any step size. "
+            "Give all the same number; for a Minimization, SCAFFOLD corrects for it."
+        ]
 
     def cautions_at(self, x0: PyTree) -> list[str]:
         """The same of what depends on the start."""

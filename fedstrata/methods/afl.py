@@ -53,6 +53,7 @@ class AFL(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
+    sums_steps = "H"
     full_participation = "every client's loss moves its weight."
 
     @by_options

@@ -93,6 +93,7 @@ class FedOpt(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
+    sums_steps = "H"
 
     def __post_init__(self) -> None:
         super().__post_init__()

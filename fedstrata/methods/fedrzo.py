@@ -72,6 +72,7 @@ class FedRZO(Method[Minimization, State]):
     orthogonal: bool = False
 
     solves = (Minimization,)
+    sums_steps = "H"
     needs = "function values"
 
     @classmethod

@@ -159,6 +159,7 @@ class FedRZOBilevel(Method[Implicit, State]):
     common_random_numbers: bool = True
 
     solves: ClassVar[tuple[type[Problem], ...]] = (Bilevel,)
+    sums_steps: ClassVar[str | None] = "H"
     needs = "function values of the upper level, gradients of the lower (and Hessian products, by default)"
 
     @classmethod

@@ -157,6 +157,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
     pace: Positive = 1.0
 
     solves = (MPEC,)
+    sums_steps = "H"
     needs = "function values, values of the followers' map"
 
     @classmethod

@@ -57,6 +57,7 @@ class FedZO(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
+    sums_steps = "H"
     needs = "function values"
 
     @classmethod

@@ -51,6 +51,7 @@ class LocalSGDA(Method[Minimax, State]):
     batch_size: BatchSize = None
 
     solves = (Minimax,)
+    sums_steps = "tau"
 
     @classmethod
     def refuses(cls, problem: Minimax) -> str | None:

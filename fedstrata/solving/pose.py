@@ -322,7 +322,7 @@ def check_method(setup: Setup, method: Method, rounds: int) -> Method:
         )
     method.check(setup.problem, setup.clients)
     method.check_schedules(rounds)
-    for caution in method.cautions(setup.problem, rounds):
+    for caution in (*method.cautions(setup.problem, rounds), *method.cautions_of_steps()):
         warnings.warn(caution, stacklevel=5)
     return method.plan(rounds)
 
