@@ -182,6 +182,17 @@ def test_a_result_knows_its_seed(tmp_path):
     assert result.seed == fs.Result.load(tmp_path).seed == 7
 
 
+def test_the_objective_is_shown_first():
+    history = {
+        "round": np.arange(2),
+        "client": np.ones(2),
+        "coupling": np.ones(2),
+        "objective": np.array([2.0, 1.0]),
+    }
+    shown = fs.Result(0.0, None, history, fs.Ledger(), {"name": "ZOHFL"}, 1.0)
+    assert "ZOHFL, 0 rounds, objective 2 → 1, client" in repr(shown)
+
+
 def test_what_was_not_measured_is_no_failure():
     nan = float("nan")
     table = str(history_table({"round": [0, 1, 2], "auc": [0.5, nan, 0.9], "loss": [1.0, 2.0, nan]}))

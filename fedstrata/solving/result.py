@@ -80,8 +80,9 @@ class Result:
         return [*words, f"{self.ledger.bytes_up:,} bytes up", f"{self.seconds:.3g} s{compiled}"]
 
     def _main(self) -> dict[str, np.ndarray]:
-        """The metrics by name, without what `per_client` adds to one."""
-        return {name: values for name, values in sorted(self.metrics.items()) if "/" not in name}
+        """The metrics by name, the objective first, without what `per_client` adds to one."""
+        names = sorted(self.metrics, key=lambda name: (name != "objective", name))
+        return {name: self.metrics[name] for name in names if "/" not in name}
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:
