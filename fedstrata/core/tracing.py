@@ -90,7 +90,8 @@ def _told(variable: Any, places: Mapping[Any, Any]) -> Any:
 
 def _form(value: Any) -> Any:
     """What tells a function inside an equation: its own, as JAX traces it anew within a `vmap`."""
-    if type(value).__name__ != "ClosedJaxpr" or value.consts:
+    # From JAX 0.11 on open and closed ones are of one class.
+    if type(value).__name__ not in ("ClosedJaxpr", "Jaxpr") or getattr(value, "consts", True):
         return value
     places: dict[Any, Any] = {v: (str(v.aval), n) for n, v in enumerate(value.jaxpr.invars)}  # by place
     keys: list[Any] = [tuple(places.values())]
