@@ -54,7 +54,7 @@ from fedstrata.solving.identity import differences
 from fedstrata.solving.pose import Posed, check_values, checked_callbacks, pose
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import BOOKKEEPING, Result
-from fedstrata.solving.runaway import in_words, runaway
+from fedstrata.solving.runaway import in_words, runaway, stands_still
 from fedstrata.solving.track import Run, Tracker, Tracking
 
 PAUSE = 0.5  # seconds between two looks at a running program
@@ -356,6 +356,7 @@ class Loop:
         ended = [(m, lane) for m, lane in zip(self.posed.methods, self.lanes, strict=True) if lane.history]
         found = [(m, runaway(problem, m, x0, lane.history)) for m, lane in ended if lane.status != "diverged"]
         self._warn([in_words([(m, its) for m, its in found if its is not None], len(self.lanes))])
+        self._warn([stands_still(problem, m, x0, lane.history) for m, lane in ended])
         if not problem.set_of_x.trivial and self.round > 0:
             points = [x for x, _ in self.engine.outputs(methods, self.carry, hosts)]
             runs = zip(methods, points, self.lanes, strict=True)
