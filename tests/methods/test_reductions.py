@@ -165,7 +165,10 @@ def test_fedrzo_ends_in_the_intersection_of_local_sets():
 
     pulled = fs.Minimization(lambda x, s: 0.5 * ((x - s["t"]) ** 2).sum(), project=project)
     method = fs.FedRZO(gamma=lambda r: 0.01 / (1 + r / 300), eta=eta, two_sided=True, batch_size=None)
-    result = fs.solve(pulled, method, target, np.zeros(2), rounds=20_000, progress=False, eval_every=20_000)
+    with pytest.warns(UserWarning, match="outside of clients' own sets: .* the smaller its eta"):
+        result = fs.solve(
+            pulled, method, target, np.zeros(2), rounds=20_000, progress=False, eval_every=20_000
+        )
     # minimiser of ½(x−2)² + (x−c)²/(4η): (2 + c/(2η))/(1 + 1/(2η))
     exact = np.array([(2 + c / (2 * eta)) / (1 + 1 / (2 * eta)) for c in (1.0, 0.5)])
     # The last steps, of size 1.5e-4 against a curvature of 51, leave a spread of about 2e-3: five of these.
