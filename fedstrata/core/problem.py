@@ -21,7 +21,7 @@ from fedstrata.core.functions import values_only
 from fedstrata.core.shown import line, shapes, short
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Function, PyTree, Weights
-from fedstrata.core.words import suggest
+from fedstrata.core.words import check_spelling
 
 
 class Mean(Protocol):
@@ -123,12 +123,8 @@ class Problem:
         if options:
             known = inspect.signature(cls.__init__).parameters
             plain = [name for name, p in known.items() if p.kind is not p.VAR_KEYWORD and name != "self"]
-            for name in options if len(plain) == len(known) - 1 else ():
-                if name not in plain:
-                    known_ones = f"It has {', '.join(plain)}."
-                    raise TypeError(
-                        f"{cls.__name__} has no argument {name!r}{suggest(name, plain)} {known_ones}"
-                    )
+            if len(plain) == len(known) - 1:
+                check_spelling(cls.__name__, options, plain)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

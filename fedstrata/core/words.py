@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -45,6 +45,15 @@ def misspelt(module: str) -> Callable[[str], NoReturn]:
     return get
 
 
+def check_spelling(name: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Raise where an argument of ``name`` is none that it has, with what was meant."""
+    for argument in given:
+        if argument not in known:
+            raise TypeError(
+                f"{name} has no argument {argument!r}{suggest(argument, known)} It has {', '.join(known)}."
+            )
+
+
 def spelling(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator: an argument that the function ``name`` does not have is an error with what was meant."""
 
@@ -53,12 +62,7 @@ def spelling(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            for argument in kwargs:
-                if argument not in known:
-                    raise TypeError(
-                        f"{name} has no argument {argument!r}{suggest(argument, known)} "
-                        f"It has {', '.join(known)}."
-                    )
+            check_spelling(name, kwargs, known)
             return function(*args, **kwargs)
 
         return checked

@@ -466,11 +466,9 @@ class SimulatedFed(Fed):
         """
         number, rows = of.shape[0], self.data.training.rows
         block = -(-block // self.engine.multiple()) * self.engine.multiple()
-        blocks = -(-number // block)
-        padding = blocks * block - number
         # Padding has the index `rows`: it computes what the last client does, and its memory is dropped.
-        indices = jnp.pad(of, (0, padding), constant_values=rows).reshape(blocks, block)
-        weights = jnp.pad(weights, (0, padding)).reshape(blocks, block)
+        indices, weights = _rows_of(of, block, rows), _rows_of(weights, block, 0)
+        blocks = indices.shape[0]
 
         def one(group: Group, index: Array, memory: PyTree) -> tuple[PyTree, PyTree, counting.Tally]:
             place = jnp.minimum(index, rows - 1)
@@ -507,10 +505,9 @@ class SimulatedFed(Fed):
                 return (total, memory, tally), uploads
             return (jax.tree.map(partial(_add_weighted, weight), total, uploads), memory, tally), None
 
-        zero = None
-        if not exchange.stacked:
-            zero = jax.tree.map(lambda s: jnp.zeros(s.shape, mean_dtype(s.dtype)), shape)
-        start = (zero, self.memory, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), counts))
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, mean_dtype(s.dtype)), shape)
+        none = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), counts)
+        start = (None if exchange.stacked else zero, self.memory, none)
         if blocks == 1:
             (total, self.memory, tally), replies = step(start, (indices[0], weights[0]))
         else:
@@ -550,6 +547,11 @@ class _Watched(Samples):
         """See `Samples.data`."""
         self.tell()
         return super().data
+
+
+def _rows_of(array: Array, length: int, padding: int) -> Array:
+    """The array in rows of a length, the last one padded."""
+    return jnp.pad(array, (0, -array.shape[0] % length), constant_values=padding).reshape(-1, length)
 
 
 def _row(stacked: PyTree, index: Integer) -> PyTree:

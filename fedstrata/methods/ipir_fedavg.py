@@ -40,12 +40,11 @@ from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
-from fedstrata.methods._shared.regularized import Regularized, Scale, StepSizes, direction
+from fedstrata.methods._shared.regularized import FEWEST, Regularized, Scale, StepSizes, direction
 from fedstrata.methods.str_fedavg import averaged
 from fedstrata.problems.classes import Objective, Selection
 
 AWAY = 0.1  # of x
-FEWEST = 100  # rounds: fewer are a trial
 
 
 class State(NamedTuple):
