@@ -2,6 +2,7 @@
 
 import pkgutil
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ _rest: list[str] = []
 
 @event_priority(-100)  # after the hooks that make pages
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Expand the navigation: a folder into its other pages, the index first; ``*`` into all the rest."""
+    """Expand the navigation: a folder into its pages, ordered by its index; ``*`` into all the rest."""
     pages = sorted(file.src_uri for file in files.documentation_pages())
 
     def names(entry: Any) -> list[str]:
@@ -27,6 +28,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     single = {name for name in named if not name.endswith("/")}
     rest = _rest[:] = [page for page in pages if not page.startswith(tuple(named))]
 
+    def order(folder: str) -> Callable[[str], int]:
+        """The index first, then as it links to the others, then those it does not name."""
+        index = f"{folder}index.md"
+        text = Path(config.docs_dir, index).read_text("utf-8") if index in pages else ""
+        linked = re.findall(r"\]\(([\w-]+)\.\w+", text)
+        places = {f"{folder}{name}.md": n for n, name in enumerate(linked)}  # a tutorial is linked as .py
+        return lambda page: -1 if page == index else places.get(page, len(linked))
+
     def expand(entry: Any) -> list[Any]:
         match entry:
             case dict():
@@ -35,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 return rest
             case str() if entry.endswith("/"):
                 inside = [page for page in pages if page.startswith(entry) and page not in single]
-                return sorted(inside, key=lambda page: page != f"{entry}index.md")
+                return sorted(inside, key=order(entry))
         return [entry]
 
     def expand_one(target: Any) -> Any:
