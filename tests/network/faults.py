@@ -9,8 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,6 +134,25 @@ class Federation:
         os.kill(self.processes[name].pid, number)
         if number == signal.SIGKILL:
             self.processes[name].wait()
+
+    @contextmanager
+    def slowed(self, name: str) -> Iterator[None]:
+        """A few rounds a second meanwhile: the site sleeps, and wakes up often enough to count as there."""
+        over = threading.Event()
+
+        def nap() -> None:
+            while not over.wait(0.05):
+                self.signal(name, signal.SIGSTOP)
+                over.wait(1.0)
+                self.signal(name, signal.SIGCONT)
+
+        thread = threading.Thread(target=nap)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def log(self, name: str) -> str:
         file = self.folder / f"{name}.log"
