@@ -24,6 +24,7 @@ from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import PyTree, Weights
+from fedstrata.problems.classes import MPEC
 from fedstrata.solving.loop import solve
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import Result
@@ -166,6 +167,11 @@ def baselines(
             f"{type(problem).__name__} gives every client a model of its own: compare its metrics client by "
             "client with fs.per_client."
         )
+    if sets := _own_sets(problem):
+        raise TypeError(
+            f"baselines: {sets[0]} is a set of each client's own: alone, each would be taken for the first "
+            "client, and pooled samples are nobody's. Give a set that all clients share."
+        )
     name, term = _metric(problem, metric)
     part = _part(data) if part is None else part
     samples = _padded(data, part)
@@ -199,6 +205,12 @@ def baselines(
     names = data.names or tuple(map(str, range(data.clients)))
     shares = data.sizes / data.sizes.sum() if weights == "size" else np.full(data.clients, 1 / data.clients)
     return Baselines(values, names, name, part, mode, shares, {**runs, "together": result})
+
+
+def _own_sets(problem: Problem) -> list[str]:
+    """The sets that depend on the client; the third argument of an MPEC's set of y is a sample."""
+    most = {"project_y": 3 if isinstance(problem, MPEC) else 2}
+    return [name for name, project in problem.sets.items() if project.arity > most.get(name, 1)]
 
 
 def _metric(problem: Problem, metric: Callable[..., Any] | None) -> tuple[str, Term]:

@@ -8,7 +8,8 @@
     4  client i: send the means of its d_y, d_v, d_x over the τ_i steps
     5  server: y ← y − γ_y mean d_y,   v ← P_r(v − γ_v mean d_v),   x ← P_X(x − γ_x mean d_x)
 
-P_r is the projection on the ball of radius r; r ≥ ‖∇_y f‖/μ_g never cuts off the solution. Means over a
+P_r is the projection on the ball of radius r; r ≥ ‖∇_y f‖/μ_g never cuts off the solution. It also keeps a
+run with too long steps finite, so that there is a warning where v is still cut at the end. Means over a
 client's steps (the paper's ShroFBO) in place of sums make clients with different τ_i count alike; with one τ
 for all the two differ by a factor in γ. One exchange per round. Clients that differ bias it by an amount of
 order η τ. τ = 1 is SOBA, whatever η.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -34,13 +36,24 @@ from fedstrata.estimators.hypergradient import Coupled, Products
 from fedstrata.methods._shared.sequences import refused_sets
 from fedstrata.problems.classes import Bilevel
 
+OFTEN = 0.1  # the part of the last rounds in which v may be cut without a word
 
-class State(NamedTuple):
-    """The server's variables."""
+
+class Point(NamedTuple):
+    """The three variables, or the directions in which they go."""
 
     x: PyTree
     y: PyTree
     v: PyTree
+
+
+class State(NamedTuple):
+    """The server's variables, and in which part of the rounds v was cut, mostly of the last quarter."""
+
+    x: PyTree
+    y: PyTree
+    v: PyTree
+    cut: jax.Array
 
 
 @method
@@ -75,31 +88,45 @@ class SimFBO(Method[Bilevel, State]):
         return refused_sets(cls.__name__, problem, server=True)
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
-        return State(x0, y0, tree.zeros_like(y0))
+        return State(x0, y0, tree.zeros_like(y0), jnp.zeros(()))
+
+    def closing_remarks(self, state: State) -> list[str]:
+        """Where the ball holds v back."""
+        if not state.cut > OFTEN:
+            return []
+        return [
+            f"SimFBO: in about {float(state.cut):.0%} of the last rounds v was cut to its ball, whose radius "
+            "keeps a run with too long steps finite, or is too small itself: x is wrong. Lower the steps "
+            "(gamma_x, gamma_y, gamma_v; eta_x, eta_y, eta_v where tau > 1), or give a radius of at least "
+            "‖∇_y f‖ over the lower level's smallest curvature."
+        ]
 
     def local_directions(
         self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree, v: PyTree
-    ) -> State:
+    ) -> Point:
         tau = steps_of(self.tau, client)
 
-        def step(carry: tuple[State, State], key: Key) -> tuple[State, State]:
+        def step(carry: tuple[Point, Point], key: Key) -> tuple[Point, Point]:
             at, total = carry
             maps = sequences.draw(problem, client, key, self.batch_size, self.products)
             d_x, (d,) = maps(at.x, (Coupled(at.y, at.v),))  # line 2
-            moved = State(
+            moved = Point(
                 tree.axpy(-self.eta_x, d_x, at.x),
                 tree.axpy(-self.eta_y, d.w, at.y),
                 tree.axpy(-self.eta_v, d.v, at.v),
             )  # line 3
-            return moved, tree.add(total, State(d_x, d.w, d.v))
+            return moved, tree.add(total, Point(d_x, d.w, d.v))
 
-        start = State(x, y, v)
+        start = Point(x, y, v)
         _, total = loop(tau, step, key, (start, tree.zeros_like(start)))  # line 1
         return tree.scale(1 / jnp.maximum(tau, 1), total)  # line 4
 
     def round(self, problem: Bilevel, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        mean = fed.average(self.local_directions, key, *state, weights=fed.at_work(self.tau))
+        mean = fed.average(self.local_directions, key, *state[:3], weights=fed.at_work(self.tau))
         v = tree.axpy(-self.gamma_v, mean.v, state.v)  # line 5, and below
+        held = (tree.norm(v) > self.radius).astype(state.cut.dtype)
         v = optax.projections.projection_l2_ball(v, self.radius)
         x = tree.axpy(-self.gamma_x, mean.x, state.x)
-        return State(problem.project_x(x), tree.axpy(-self.gamma_y, mean.y, state.y), v)
+        y = tree.axpy(-self.gamma_y, mean.y, state.y)
+        share = jnp.minimum(1, 4 / (r + 1)).astype(state.cut.dtype)
+        return State(problem.project_x(x), y, v, tree.lerp(share, state.cut, held))
