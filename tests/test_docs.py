@@ -65,7 +65,7 @@ def test_every_method_is_advised_about():
 def test_every_argument_of_a_method_is_documented():
     for name, cls in METHODS.items():
         own = [one.__doc__ for one in cls.__mro__ if one.__doc__ and "hyperparameters" in vars(one)]
-        words = "\n".join(inspect.cleandoc(text) for text in own)  # Python 3.13 takes the indent away by itself
+        words = "\n".join(inspect.cleandoc(text) for text in own)  # Python 3.13 does this itself
         described = set(re.findall(r"\w+", " ".join(re.findall(r"^ {4}([\w, ]+):", words, re.MULTILINE))))
         assert set(cls.hyperparameters) <= described, name
 
