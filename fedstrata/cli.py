@@ -89,6 +89,9 @@ Together = Annotated[
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Models = Annotated[
+    bool, typer.Option("--models", help="Keep the model of each run, for fs.Result.load, in models/.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and everything else to stderr.")]
 
 
@@ -211,6 +214,7 @@ def run(
     out: Out = None,
     fresh: Fresh = False,
     together: Together = None,
+    models: Models = False,
     json_: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -224,7 +228,7 @@ def run(
         words += [] if seeds is None else ["--seeds", str(seeds)]
         words += [word for change in set_ or [] for word in ("--set", change)]
         folder = out or Path("runs") / (definition.name + "-quick" * quick)
-        _run_and_show(prepared, words, folder, fresh, together, json_)
+        _run_and_show(prepared, words, folder, fresh, together, json_, models)
 
 
 @app.command()
@@ -317,6 +321,7 @@ def _run_and_show(
     fresh: bool,
     together: bool | None = None,
     as_json: bool = False,
+    models: bool = False,
 ) -> None:
     from rich.console import Console
     from rich.markup import escape
@@ -334,7 +339,7 @@ def _run_and_show(
         console.print(f"[yellow]{escape(remark)}[/yellow]")
     command = shlex.join(["fedstrata", *words])
     page = run_experiment(
-        prepared, folder, command=command, fresh=fresh, together=together, console=console
+        prepared, folder, command=command, fresh=fresh, together=together, console=console, models=models
     ).resolve()
     written = load_report(folder)
     _say_left_out(written)
@@ -346,6 +351,8 @@ def _run_and_show(
         from rich.markdown import Markdown
 
         console.print(Markdown(written.definition.findings))
+    if models:
+        typer.echo(f"Models: {(folder / 'models').resolve()}")
     typer.echo(f"Report: {page}")
 
 

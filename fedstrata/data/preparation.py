@@ -65,6 +65,12 @@ class Preparation:
         found = (getattr(step, "names", None) for step in self.steps)
         return next((names for names in found if names is not None), None)
 
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Where the label was a word: class c is the c-th of them."""
+        found = (getattr(step, "classes", None) for step in self.steps)
+        return next((classes for classes in found if classes is not None), None)
+
     def then(self, step: Step) -> Preparation:
         """One step more."""
         return dataclasses.replace(self, steps=(*self.steps, step))

@@ -36,13 +36,14 @@ Answer = TypeVar("Answer")
 class Solved(NamedTuple):
     """A setting's runs, and what they were made of where that can be told without making them.
 
-    ``remarks`` are what a reader of their numbers should know.
+    ``remarks`` are what a reader of their numbers should know; ``result`` is there where a `Task` was solved.
     """
 
     setting: Setting
     runs: list[RunRecord]
     identity: dict[str, Any] | None = None
     remarks: tuple[str, ...] = ()
+    result: Result | None = None
 
 
 def check_stored(experiment: Experiment, setting: Setting, stored: dict[str, Any], file: Path) -> None:
@@ -99,7 +100,7 @@ def solve_all(
 
 def _solved(task: Task, setting: Setting, result: Result) -> Solved:
     runs = [_record(task, setting, result)]
-    return Solved(setting, runs, _identity(task, setting), _remarks(task, setting, result))
+    return Solved(setting, runs, _identity(task, setting), _remarks(task, setting, result), result)
 
 
 def _remarks(task: Task, setting: Setting, result: Result) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import inspect
 import json
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -70,6 +71,11 @@ class Store:
         """Where a run that is not finished is kept, or several that are solved together."""
         return self.folder / "unfinished" / f"{self.digest(*settings)}.safetensors"
 
+    def model(self, setting: Setting) -> Path:
+        """The folder of what a setting's run has found, where that is kept."""
+        words = re.sub(r"[^\w.=-]+", "-", f"{setting.words} seed{setting.seed}".strip())
+        return self.folder / "models" / f"{words[:100]}-{self.digest(setting)[:8]}"
+
     def save(
         self,
         setting: Setting,
@@ -114,7 +120,7 @@ class Store:
 
     def clear(self) -> None:
         """Forget everything that is stored."""
-        for name in ("finished", "unfinished"):
+        for name in ("finished", "unfinished", "models"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,6 +53,7 @@ timeout = 30.0          # seconds for any other; ten times the slowest so far, w
 anew = false            # whether a site that has forgotten the run (an empty disk) is taken anew
 """
 
+SILENT = 60.0  # seconds after which a run that tells nothing is taken for dead
 DATA = "module:function, a .csv file, or the folder of a store."
 Kit = Annotated[Path, typer.Argument(help="A party's folder, made by `fedstrata net kits`.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The folder for runs and report.")]
@@ -229,12 +230,15 @@ def policy_of(settings: dict[str, Any]) -> tuple[Any, bool]:
 def _served(kit: Path, plan: PreparedExperiment, out: Path, listen: str | None = None) -> Iterator[Server]:
     """A server that listens, for an experiment."""
     from fedstrata.engines.network.grpc_server import GrpcServer
+    from fedstrata.engines.network.kits import name_of
     from fedstrata.experiments.networked import Server
 
     settings = settings_of(kit)
     policy, anew = policy_of(settings)
     limit = int(settings["federation"].get("message_bytes", 2**28))
     names = settings["federation"]["sites"]
+    if (name := name_of(kit)) in names:
+        raise ValueError(f"{kit} is the kit of the site {name!r}; the server has one of its own.")
     run = run_name(out)
     transport = GrpcServer(names, kit, listen or settings["server"]["listen"], limit)
     try:
@@ -262,8 +266,70 @@ def refuse_runs(folder: Path) -> None:
         raise ValueError(f"{folder} has runs already: --resume goes on with them, or give another --out.")
 
 
-def execute(server: Server, plan: PreparedExperiment, out: Path, command: str, fresh: bool) -> None:
-    """Run it, and write the report with a section on the network."""
+class _Status:
+    """Tells every second how a run stands, in OUT/network.json: also while sites are waited for."""
+
+    def __init__(self, server: Server, out: Path) -> None:
+        self.server, self.file = server, out / "network.json"
+        self.round: int | None = None
+        self.rounds: int | None = None
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._repeat, daemon=True)
+
+    def __enter__(self) -> _Status:
+        self._tell()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self.file.unlink(missing_ok=True)
+
+    def watch(self, progressed: Any) -> None:
+        """A callback of the run."""
+        self.round, self.rounds = progressed.round, progressed.rounds
+        self._tell()
+
+    def _repeat(self) -> None:
+        while not self._over.wait(1.0):
+            with suppress(OSError):  # what is in the way is told by the next evaluation
+                self._tell()
+
+    def _tell(self) -> None:
+        temporary = self.file.with_name(".network.json")
+        with self._lock:
+            temporary.write_text(json.dumps(self._facts()), "utf-8")
+            temporary.replace(self.file)
+
+    def _facts(self) -> dict[str, Any]:
+        transport, engines = self.server.transport, list(self.server.engines)
+        return {
+            "pid": os.getpid(),
+            "time": time.time(),
+            "round": self.round,
+            "rounds": self.rounds,
+            "sites": {
+                name: {
+                    "connected": transport.session(i) is not None,
+                    "sent": transport.sent[i],
+                    "received": transport.received[i],
+                    "failures": sum(engine.failed.get(name, 0) for engine in engines),
+                }
+                for i, name in enumerate(transport.names)
+            },
+        }
+
+
+def execute(
+    server: Server,
+    plan: PreparedExperiment,
+    out: Path,
+    command: str,
+    fresh: bool,
+    again: str = "the same command with --resume goes on there",
+) -> None:
+    """Run it, keep the models, and write the report with a section on the network."""
     from dataclasses import replace
 
     import rich
@@ -271,41 +337,17 @@ def execute(server: Server, plan: PreparedExperiment, out: Path, command: str, f
     from fedstrata.experiments import runner
     from fedstrata.report import load_report
 
-    status = out / "network.json"
-
-    def watch(progressed: Any = None) -> None:
-        transport = server.transport
-        facts = {
-            "pid": os.getpid(),
-            "time": time.time(),
-            "round": None if progressed is None else progressed.round,
-            "rounds": None if progressed is None else progressed.rounds,
-            "sites": {
-                name: {
-                    "connected": transport.session(i) is not None,
-                    "sent": transport.sent[i],
-                    "received": transport.received[i],
-                    "failures": sum(engine.failed.get(name, 0) for engine in server.engines),
-                }
-                for i, name in enumerate(transport.names)
-            },
-        }
-        temporary = out / ".network.json"
-        temporary.write_text(json.dumps(facts), "utf-8")
-        temporary.replace(status)
-
-    watch()
-    try:
-        networked: Experiment = server.networked(watch)
+    with _Status(server, out) as status:
+        networked: Experiment = server.networked(status.watch)
         runner.run_experiment(
-            replace(plan, experiment=networked), out, command=command, fresh=fresh, together=False
-        )
-    finally:
-        status.unlink(missing_ok=True)
+            replace(plan, experiment=networked), out, command=command, fresh=fresh, together=False,
+            models=True, again=again,
+        )  # fmt: skip
     notes = "\n\n".join(filter(None, [networked.notes, server.remarks()]))
     told = replace(plan, experiment=networked.model_copy(update={"notes": notes}))
     page = runner.report_runs(told, out, load_report(out).runs, command)
     rich.print(load_report(out).table.to_rich())
+    typer.echo(f"Models: {(out / 'models').resolve()}")
     typer.echo(f"Report: {page.resolve()}")
 
 
@@ -385,8 +427,8 @@ def status(out: Annotated[Path, typer.Argument(help="The folder of a run.")]) ->
     """How a run on this machine stands."""
     with _messages():
         facts = _status(out)
-        typer.echo(f"process {facts['pid']}, {time.time() - facts['time']:.0f} s ago: "
-                   f"round {facts['round']} of {facts['rounds']}")  # fmt: skip
+        stands = f"round {facts['round']} of {facts['rounds']}" if facts["rounds"] else "no round yet"
+        typer.echo(f"process {facts['pid']}, {time.time() - facts['time']:.0f} s ago: {stands}")
         for name, its in facts["sites"].items():
             typer.echo(
                 f"{name}: {'connected' if its['connected'] else 'away'}, sent {its['sent']:,} B, "
@@ -396,9 +438,15 @@ def status(out: Annotated[Path, typer.Argument(help="The folder of a run.")]) ->
 
 def _status(out: Path) -> dict[str, Any]:
     try:
-        return json.loads((out / "network.json").read_text("utf-8"))
+        facts = json.loads((out / "network.json").read_text("utf-8"))
     except (OSError, ValueError):
         raise ValueError(f"No run is under way in {out}.") from None
+    if time.time() - facts["time"] > SILENT:  # a killed process leaves the file, and its number to others
+        raise ValueError(
+            f"The process {facts['pid']} is gone, or has told nothing for {SILENT:.0f} s; "
+            "`net run --resume` goes on."
+        )
+    return facts
 
 
 @net.command()
@@ -479,7 +527,8 @@ def try_(
             watch = _Watch(dict(zip(names, started, strict=True)), out / "logs")
             try:
                 with watch:
-                    execute(server, plan, out, f"fedstrata net try {experiment}", fresh=True)
+                    anew = "try it again in another folder"
+                    execute(server, plan, out, f"fedstrata net try {experiment}", fresh=True, again=anew)
                 _done(server)
                 _finish(started, 10.0)
             except KeyboardInterrupt:

@@ -21,6 +21,7 @@ from fedstrata.experiments._solving import check_stored, solve_all
 from fedstrata.experiments._store import Store
 from fedstrata.experiments.base import Experiment, Task
 from fedstrata.experiments.data import present
+from fedstrata.experiments.errors import ExperimentError
 from fedstrata.report import (
     PlotSpec,
     ReportError,
@@ -94,6 +95,8 @@ def run_experiment(
     together: bool | None = None,
     progress: bool = True,
     console: Console | None = None,
+    models: bool = False,
+    again: str = "the same command goes on there",
 ) -> Path:
     """Run what is missing and write the report.
 
@@ -106,6 +109,8 @@ def run_experiment(
             GPU; by default they are unless there is only a CPU.
         progress: show a bar, or lines where there is no terminal.
         console: where to.
+        models: keep what each run has found, for `fedstrata.Result.load`, in a folder of ``models/``.
+        again: what an interrupted user is told to do.
 
     Returns:
         The path of the page.
@@ -121,7 +126,7 @@ def run_experiment(
     if fresh:
         store.clear()
     store.prepare()
-    settings, (done, remarks) = experiment.settings, _stored(experiment, store)
+    settings, (done, remarks) = experiment.settings, _stored(experiment, store, models)
     numbers = {id(setting): i for i, setting in enumerate(settings)}
     # Seed by seed: an interrupted experiment has something of every setting, and data is split once a seed.
     missing = sorted((s for i, s in enumerate(settings) if i not in done), key=lambda s: s.seed)
@@ -132,7 +137,9 @@ def run_experiment(
             for solved in solve_all(experiment, missing, store, display, side_by_side):
                 number = numbers[id(solved.setting)]
                 done[number], remarks[number] = solved.runs, solved.remarks
-                store.save(*solved)
+                if models and solved.result is not None:
+                    solved.result.save(store.model(solved.setting))
+                store.save(solved.setting, solved.runs, solved.identity, solved.remarks)
                 display.finished(solved.setting, solved.runs)
         except KeyboardInterrupt:
             so_far = f"{len(done)} of {len(settings)} runs"
@@ -140,8 +147,7 @@ def run_experiment(
                 part = replace(prepared, remarks=(*prepared.remarks, f"Interrupted: {so_far}."))
                 with contextlib.suppress(ReportError):
                     report_runs(part, folder, _in_order(done), command)
-            words = f"{so_far} are stored in {folder}; the same command goes on there."
-            raise ExperimentInterrupted(words) from None
+            raise ExperimentInterrupted(f"{so_far} are stored in {folder}; {again}.") from None
     store.tidy()
     said = [remark for i in sorted(remarks) for remark in remarks[i]]
     if console is not None:
@@ -152,7 +158,7 @@ def run_experiment(
 
 
 def _stored(
-    experiment: Experiment, store: Store
+    experiment: Experiment, store: Store, models: bool
 ) -> tuple[dict[int, list[RunRecord]], dict[int, tuple[str, ...]]]:
     """The runs that are there already, and what there is to say of them, by the number of their setting."""
     done, remarks = {}, {}
@@ -160,6 +166,12 @@ def _stored(
         if (stored := store.load(setting)) is not None:
             if stored.identity is not None:
                 check_stored(experiment, setting, stored.identity, store.file(setting))
+                if models and not store.model(setting).is_dir():
+                    raise ExperimentError(
+                        f"{setting.words or experiment.name}, seed {setting.seed}: the stored run was done "
+                        "without --models, and its model is gone. Give another folder (--out), or forget "
+                        "what is stored (--fresh)."
+                    )
             done[i], remarks[i] = stored.runs, stored.remarks
     return done, remarks
 

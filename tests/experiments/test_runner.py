@@ -396,3 +396,28 @@ def test_tasks_are_labelled_by_method(tmp_path):
         ("fast", "FedAvg", {}),
         ("slow", "FedAvg", {}),
     ]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_models_are_kept_where_that_is_asked_for(experiment, tmp_path, together):
+    quietly(experiment, tmp_path, models=True, together=together)
+    found = {}
+    for folder in (tmp_path / "models").iterdir():
+        kept = fs.Result.load(folder)
+        H = int(folder.name.split("H=")[1].split("-")[0])
+        assert f"seed{kept.seed}-" in folder.name
+        found[H, kept.seed] = float(kept.x[0])
+    assert found == pytest.approx(final(tmp_path))
+
+
+def test_a_stored_run_without_its_model_is_told(experiment, tmp_path, solved):
+    quietly(experiment, tmp_path)
+    count = len(solved)
+    with pytest.raises(ExperimentError, match="without --models, and its model is gone"):
+        quietly(experiment, tmp_path, models=True)
+    assert len(solved) == count
+    quietly(experiment, tmp_path, models=True, fresh=True)
+    quietly(experiment, tmp_path, models=True)
+    assert len(solved) == 2 * count
+    quietly(experiment, tmp_path, fresh=True)  # a model beside another run's numbers would be wrong
+    assert not (tmp_path / "models").exists()

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedstrata as fs
+
 from .faults import EXPERIMENT, Federation, environment, forgetting, simulated, without
 
 pytestmark = pytest.mark.slow
@@ -160,8 +162,18 @@ def test_a_site_with_an_empty_disk_is_taken_anew_where_the_policy_says_so(federa
 def test_status_stop_resume_and_collect(federation, undisturbed):
     for name in ("berlin", "turin"):
         federation.start_site(name)
-    federation.start_site("lyon", "--share")
     federation.start_server()
+
+    def waiting():
+        return (federation.out / "network.json").exists() and "connected" in federation.command(
+            "status", "out"
+        )
+
+    federation.until(waiting)
+    told = federation.command("status", "out")
+    assert "no round yet" in told
+    assert "lyon: away" in told
+    federation.start_site("lyon", "--share")
     federation.until(past(federation, 10))
     with federation.slowed("turin"):  # or the rounds would be over before a command has started
         told = federation.command("status", "out")
@@ -169,11 +181,16 @@ def test_status_stop_resume_and_collect(federation, undisturbed):
         assert re.search(r"round \d+ of 200", told)
         assert "Asked process" in federation.command("stop", "out")
     assert federation.processes["server"].wait(60) == 130
+    assert "the same command with --resume goes on there" in federation.log("server")
     assert "No run is under way" in federation.command("status", "out", fails=True)
     words = (str(federation.experiment), "kits/server", "--out", "out")
     assert "--resume" in federation.command("run", *words, fails=True)
     federation.start_server("--resume")
-    assert_same(federation.finish(), undisturbed)
+    assert_same(found := federation.finish(), undisturbed)
+    (model,) = (federation.out / "models").iterdir()
+    np.testing.assert_allclose(fs.Result.load(model).x, [found[f"x{j}"] for j in range(3)], rtol=1e-6)
+    swapped = (words[0], "kits/lyon", "--out", "other")
+    assert "the kit of the site 'lyon'" in federation.command("run", *swapped, fails=True)
     assert "[1/1] SCAFFOLD, seed 0" in federation.log("server")  # the display of any run
     page = (federation.out / "report.html").read_text("utf-8")
     for words_ in ("The network", "sent to it", "received", "waited for", "failures", "attempts at rounds"):

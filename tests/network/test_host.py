@@ -14,10 +14,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fedstrata.core.federated import FederatedData
+from fedstrata.data import Preparation, from_csv
+from fedstrata.data.tables import Encoding
 from fedstrata.engines.network import Failure, Network, Request, Text, wire
 from fedstrata.engines.network.engine import part
 from fedstrata.engines.network.federation import Federation, _described, made_up
-from fedstrata.engines.network.host import Host, form_of
+from fedstrata.engines.network.host import Host, columns_of, form_of
 from fedstrata.solving.pose import pose
 
 from ..cases import all_cases
@@ -247,3 +250,40 @@ def test_what_a_site_does_not_do(header, words, tmp_path):
     hosts = Hosts(tmp_path)
     _, failures = hosts.exchange({0: Request({**header, "seq": 1}, [])}, 1.0)
     assert words in failures[0].why
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ("b,a,ill\n1,2,no\n3,4,yes\n", "'x': its column 0 is 'b' at site-1, 'a' at site-0"),
+        ("a,b,ill\n1,2,maybe\n3,4,yes\n", "'y': its class 0 is 'maybe' at site-1, 'no' at site-0"),
+        ("ill,a,b\nno,1,2\nyes,3,4\n", None),
+    ],
+)
+def test_columns_in_another_order_are_told(tmp_path, other, words):
+    """Shapes agree, and a mean over sites would mix one's pulse with another's age."""
+    hosts = Hosts(tmp_path, "fedavg")
+    for i, text in enumerate(("a,b,ill\n1,2,no\n3,4,yes\n", other)):
+        file = tmp_path / f"{i}.csv"
+        file.write_text(text)
+        own = from_csv(file, label="ill", encode=True)
+        hosts.hosts[i] = Host("text", lambda n, own=own: Opened(hosts.case, own), tmp_path)
+    there = Federation(hosts, "run", 0, "text")
+    if words is None:
+        assert there.gather().sizes.tolist() == [2, 2]
+    else:
+        with pytest.raises(ValueError, match=words):
+            there.gather()
+
+
+def test_so_many_columns_that_they_would_fill_a_header_are_told_apart():
+    def data(names):
+        encoding = Encoding(names, None, {}, None)
+        made = FederatedData.from_clients([{"x": np.ones((2, 3))}])
+        return replace(made, preparation=Preparation((encoding,)))
+
+    names = tuple(f"gene {i}" for i in range(10_000))
+    one, other = columns_of(data(names)), columns_of(data(names[::-1]))
+    assert one == columns_of(data(names))
+    assert one != other
+    assert len(one["x"][0]) < 100

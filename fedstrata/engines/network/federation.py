@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,6 +60,7 @@ class Federation:
         self._known: set[int] = set()  # sites that have joined since the run is fresh
         self._sizes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._forms: dict[int, Any] = {}
+        self._columns: dict[int, dict[str, list[str]]] = {}
         self._seen = 0
         self._posed: dict[str, Any] = {}
         self.tell: Callable[[str, str], None] = lambda name, what: log.warning("%s: %s", name, what)
@@ -78,6 +80,7 @@ class Federation:
                 "The sites' samples differ in form: "
                 + "; ".join(f"{self.names[i]}: {form}" for i, form in self._forms.items())
             )
+        self._check_columns()
         members, first = [], 0
         for i in everyone:
             members.append(np.arange(first, first + len(self._sizes[i][0]), dtype=np.int32))
@@ -85,6 +88,19 @@ class Federation:
         sizes = np.concatenate([self._sizes[i][0] for i in everyone])
         self.members, self.form = members, self._forms[0]
         return Remote(self, members, sizes, made_up(self._forms[0], 1), self._begin, self._seen)
+
+    def _check_columns(self) -> None:
+        """Equal shapes do not make equal columns: a site's file may have them in another order."""
+        for name, what in (("x", "column"), ("y", "class")):
+            named = [(self.names[i], own[name]) for i, own in sorted(self._columns.items()) if name in own]
+            for site, words in named:
+                first, meant = named[0]
+                for place, (its, theirs) in enumerate(zip_longest(words, meant)):
+                    if its != theirs:
+                        raise ValueError(
+                            f"The sites mean different things by {name!r}: its {what} {place} is {its!r} at "
+                            f"{site}, {theirs!r} at {first}. Give all sites the same, in the same order."
+                        )
 
     def _begin(self, fresh: bool) -> None:
         self.fresh, self._joined, self._known = fresh, {}, set()
@@ -99,14 +115,16 @@ class Federation:
         for i, reply in list(replies.items()):
             try:
                 sizes, form, seen = _described(reply)
+                columns = _columns(reply)
             except wire.WireError as error:
                 failures[i] = Failure("wrong", str(error))
                 continue
             before = self._sizes.get(i)
-            if before is not None and not all(map(np.array_equal, before, sizes)):
+            same = before is None or (self._columns[i] == columns and all(map(np.array_equal, before, sizes)))
+            if not same:
                 failures[i] = Failure("error", "it came back with other data")
                 continue
-            self._sizes[i], self._forms[i] = sizes, form
+            self._sizes[i], self._forms[i], self._columns[i] = sizes, form, columns
             if seen < time.time_ns() // 1000 + FAR:  # else it lies, and nobody's clock is so wrong
                 self._seen = max(self._seen, seen)
         return replies, failures
@@ -179,6 +197,15 @@ def _described(reply: Request) -> tuple[tuple[np.ndarray, np.ndarray], Any, int]
     except DataError as error:
         raise wire.WireError(f"A form that is no form: {error}") from error
     return (np.array(train), np.array(valid)), form, wire.value(reply.header, "seen", int)
+
+
+def _columns(reply: Request) -> dict[str, list[str]]:
+    """The names of columns and classes, as a site says them."""
+    found = wire.value(reply.header, "columns", dict)
+    for words in found.values():
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise wire.WireError("Columns that are no columns.")
+    return found
 
 
 def made_up(form: Any, clients: int) -> FederatedData:

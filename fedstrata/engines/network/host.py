@@ -11,6 +11,8 @@ The server's requests, by their ``op``:
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from fedstrata.engines.network.text import Text
 from fedstrata.engines.network.wire import Arrays, Header
 
 log = logging.getLogger("fedstrata.network")
+_MOST_NAMES = wire.HEADER_LIMIT // 4  # bytes of columns' names
 
 
 class Ended(Exception):
@@ -113,6 +116,7 @@ class Host:
         if op == "done":
             if self.once:
                 raise Ended
+            log.info("the server says that all is done")
             return {}, []
         raise SiteRefused(f"There is no request {op!r}.")
 
@@ -128,10 +132,11 @@ class Host:
             raise SiteRefused("A run whose name is no name.")
         if (run, number) != (self.run, self.number) or self.opened is None:  # else, it has only dialled again
             self.run, self.number, self.opened, self.site = run, number, self.opens(number), None
+            log.info("opened the run %s", run)
         data = self.opened.data
         train, valid = sizes_of(data)
         seen = max(self.seen, attempt_on_disk(self.folder / run))
-        return {"form": form_of(data), "seen": seen}, [train, valid]
+        return {"form": form_of(data), "columns": columns_of(data), "seen": seen}, [train, valid]
 
     def _join(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         if self.opened is None or self.run is None or header.get("run") != self.run:
@@ -193,6 +198,22 @@ def form_of(data: FederatedData) -> Form:
         if not isinstance(sample, dict) or any(isinstance(leaf, dict) for leaf in sample.values()):
             raise DataError("Samples on a network are dicts of arrays, such as {'x': …, 'y': …}.")
         found[part] = {str(k): [np.dtype(v.dtype).name, list(v.shape)] for k, v in sample.items()}
+    return found
+
+
+def columns_of(data: FederatedData) -> dict[str, list[str]]:
+    """What the entries of ``x`` and the classes of ``y`` are called, where the samples came from a table.
+
+    Sites must mean the same by them, in the same order. So many names that they would fill a header are told
+    apart by their digest.
+    """
+    found = {}
+    for name, own in (("x", "features"), ("y", "classes")):
+        words = list(getattr(data.preparation, own, None) or ())
+        if len(plain := json.dumps(words).encode()) > _MOST_NAMES:
+            words = [hashlib.sha256(plain).hexdigest()]
+        if words:
+            found[name] = words
     return found
 
 
