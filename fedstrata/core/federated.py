@@ -125,6 +125,8 @@ class FederatedData:
         valid: Sequence[PyTree] | None = None,
         test: PyTree = None,
         server: PyTree = None,
+        *,
+        names: Sequence[str] | None = None,
     ) -> FederatedData:
         """From a list with one pytree of arrays per client (samples on the first axis; sizes may differ).
 
@@ -133,6 +135,7 @@ class FederatedData:
             valid: a second list of the same form, for upper levels.
             test: a pooled test set.
             server: data that the server itself holds.
+            names: what the clients are called.
 
         Raises:
             DataError: for an empty client, arrays that do not fit together, a NaN or an infinity.
@@ -141,7 +144,8 @@ class FederatedData:
         held_out, valid_sizes = (None, None) if valid is None else flattened(valid, "validation client")
         if valid_sizes is not None and len(valid_sizes) != len(sizes):
             raise DataError(f"valid has {len(valid_sizes)} clients where there are {len(sizes)}.")
-        return cls(train, sizes, held_out, valid_sizes, test, server)
+        named = None if names is None else tuple(names)
+        return cls(train, sizes, held_out, valid_sizes, test, server, named)
 
     @classmethod
     def from_arrays(

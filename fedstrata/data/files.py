@@ -81,11 +81,13 @@ def _paths(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> 
 
 
 def read_csv(path: Path, missing: Collection[str] = MISSING, delimiter: str = ",") -> Table:
-    """A CSV file with a header: columns of whole numbers, of numbers, or of words.
+    """A CSV file with a header: columns of whole numbers (true and false are 1 and 0), of numbers, of words.
 
     Raises:
         DataError: where it is no such file.
     """
+    if not path.is_file():
+        raise DataError(f"There is no file {path.absolute()}.")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file, delimiter=delimiter, strict=True) if row]
@@ -95,6 +97,9 @@ def read_csv(path: Path, missing: Collection[str] = MISSING, delimiter: str = ",
         raise DataError(f"{path} needs a header and at least one row.")
     header, *body = rows
     header = [name.strip() for name in header]
+    for other in ";\t|":
+        if len(header) == 1 and other in header[0]:
+            raise DataError(f"{path}: the header is one cell, {header[0][:60]!r}. Give delimiter={other!r}.")
     if len(set(header)) < len(header) or "" in header:
         raise DataError(f"{path}: the header must name every column once, but is {header}.")
     for number, row in enumerate(body, start=1):
@@ -119,6 +124,8 @@ def _column(entries: Sequence[str], missing: Collection[str]) -> np.ndarray:
                 return spread(np.array([read(cell) for cell in cells], dtype), there, dtype)
             except (ValueError, OverflowError):
                 continue
+    if {cell.lower() for cell in cells} <= {"true", "false"}:
+        return spread(np.array([cell.lower() == "true" for cell in cells]), there, np.int64)
     words = np.empty(len(kept), object)
     words[:] = kept
     return words

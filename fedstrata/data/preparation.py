@@ -2,6 +2,7 @@
 
     data = fs.data.standardize(data)
     data.preparation.apply(new)          # the same means and deviations
+    data.preparation.save("prepared.json")
     data.preparation.ledger              # what travelled to find them
 
 Statistics are those of the whole federation, found from sums that clients can send without showing a sample,
@@ -11,9 +12,11 @@ and of training samples alone. They are what scikit-learn finds on the pooled sa
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -47,12 +50,33 @@ class Preparation:
         """New data, made as the samples were.
 
         Args:
-            raw: what the first step began with: a data frame or a dict of columns where the data came from a
-                table (the label may be missing), else a dict of arrays.
+            raw: what the first step began with: a data frame, a dict of columns or a CSV file where the data
+                came from a table (the label may be missing), else a dict of arrays.
         """
         for step in self.steps:
             raw = step.apply(raw)
         return raw
+
+    def save(self, file: str | os.PathLike[str]) -> Path:
+        """Write it as JSON, for whoever is to prepare data in the same way; returns the path.
+
+        Raises:
+            DataError: where a step is none of FedStrata's.
+        """
+        from fedstrata.data.saved import write
+
+        return write(self, Path(file))
+
+    @classmethod
+    def load(cls, file: str | os.PathLike[str]) -> Preparation:
+        """Read what `save` wrote.
+
+        Raises:
+            DataError: where that is no such file.
+        """
+        from fedstrata.data.saved import read
+
+        return read(Path(file))
 
     @property
     def ledger(self) -> Ledger:

@@ -8,9 +8,13 @@ A column is an array with an entry per row: numbers (NaN where one is missing), 
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +25,8 @@ from fedstrata.data.preparation import Impute, Preparation, Sample, check_impute
 
 Columns = Mapping[str, np.ndarray]
 _SHOWN = 8  # names that an error lists
+_FEW = 20  # rows of which each may have a category of its own
+_DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2}(\d{2})?)([T ].*)?")
 
 
 @dataclass(frozen=True)
@@ -70,10 +76,14 @@ class Encoding:
         return tuple(n for c, own in words for n in ((c,) if own is None else (f"{c}={w}" for w in own)))
 
     def apply(self, raw: Any) -> Sample:
-        """The samples of a data frame or a dict of columns; ``y`` where the label is there."""
+        """The samples of a data frame, a dict of columns or a CSV file; ``y`` where the label is there."""
+        from fedstrata.data.files import read_csv
         from fedstrata.data.frames import table_of
 
-        table = table_of(raw, "the new data", [*self.columns, *([self.label] if self.label else [])])
+        if isinstance(raw, str | os.PathLike):
+            table = read_csv(Path(raw))
+        else:
+            table = table_of(raw, "the new data", [*self.columns, *([self.label] if self.label else [])])
         check_columns(table, self.columns)
         samples = {"x": self.complete(self.matrix(table), table.name)}
         if self.label is not None and self.label in table.columns:
@@ -89,7 +99,10 @@ class Encoding:
         values = table.columns[column]
         if column not in self.categories:
             if not _is_number(values):
-                raise DataError(f"{table.name}: {column!r} has {_first(values)!r} where numbers are meant.")
+                word, row = _odd(values)
+                raise DataError(
+                    f"{table.name}: {column!r} has {word!r} in row {row} where numbers are meant."
+                )
             return values.astype(np.float64)[:, None]
         known = self.categories[column]
         block = np.full((len(values), len(known)), np.nan)
@@ -224,16 +237,24 @@ def _chosen(tables: Sequence[Table], label: str, features: Sequence[str] | None)
     if len(set(chosen)) < len(chosen):
         raise DataError(f"A feature is named twice: {_some(chosen)}.")
     for table in tables:
-        check_columns(table, [label, *chosen])
-        more = [c for c in (*table.columns, *table.types) if c not in every]
-        if features is None and more:
-            raise DataError(
-                f"{table.name} has a column {more[0]!r} that {first.name} has not. Name those to use, "
-                "features=[…]."
-            )
+        check_columns(table, [label])
+        if features is None:
+            _check_same(first, table)
+        check_columns(table, chosen)
         if table.rows == 0:
             raise DataError(f"{table.name} has no rows. Leave out clients without data.")
     return chosen
+
+
+def _check_same(first: Table, table: Table) -> None:
+    """Name a column that one of two clients has and the other has not."""
+    for one, other in ((table, first), (first, table)):
+        its, others = ([*t.columns, *t.types] for t in (one, other))
+        if more := [column for column in its if column not in others]:
+            raise DataError(
+                f"{one.name} has a column {more[0]!r} that {other.name} has not. Name those to use, "
+                "features=[…]."
+            )
 
 
 def _like_others(table: Table, tables: Sequence[Table], wanted: Sequence[str]) -> Table:
@@ -260,13 +281,19 @@ def _words(tables: Sequence[Table], chosen: Sequence[str], label: str, encode: b
                 )
         kinds = {_is_number(table.columns[column]): table for table in reversed(tables)}
         if len(kinds) == 2:
-            values = kinds[False].columns[column]
+            word, row = _odd(kinds[False].columns[column])
             raise DataError(
-                f"{column!r} is numbers in {kinds[True].name}, but {kinds[False].name} has "
-                f"{_first(values)!r} in row {int((~_missing(values)).argmax())}."
+                f"{column!r} is numbers in {kinds[True].name}, but {kinds[False].name} has {word!r} in row "
+                f"{row}."
             )
         if False in kinds:
-            found[column] = f"{column!r} (such as {_first(kinds[False].columns[column])!r})"
+            there = [word for t in tables for word in t.columns[column] if word is not None]
+            if there and all(map(_DATE.fullmatch, there)):
+                raise DataError(
+                    f"{column!r} holds dates such as {there[0]!r}. Turn it into numbers first, such as days "
+                    "since a date, or leave it out, features=[…]."
+                )
+            found[column] = f"{column!r} (such as {_odd(kinds[False].columns[column])[0]!r})"
     if found and not encode:
         raise DataError(
             f"These columns are not numbers: {_some(list(found.values()), str)}. Give encode=True to make a "
@@ -287,11 +314,32 @@ def _categories(
     for column, categories in union.items():
         if not categories:
             raise DataError(f"{column!r} has no value in any row: leave it out, features=[…].")
+    for column in words:
+        _doubt(tables, column, union[column])
     traffic = exchange(len(tables), 0, 0)
     traffic["main/gathers"] = 1  # the server sees who has which category
     traffic["main/bytes_up"] = sum(_size(lists) for lists in own)
     traffic["main/bytes_down"] = len(tables) * _size(union)
     return union, traffic
+
+
+def _doubt(tables: Sequence[Table], column: str, categories: Sequence[str]) -> None:
+    """Warn of a column that is words by accident: numbers with a few words among them, names, texts."""
+    rows = sum(int((~_missing(table.columns[column])).sum()) for table in tables)
+    other = [word for word in categories if not _reads_as_number(word)]
+    if 0 < 2 * len(other) <= len(categories):
+        why = (
+            f"{column!r} has numbers, and words such as {other[0]!r}: every number becomes a category. If "
+            "the word says that a value is missing, make it so (from_csv has missing=[…])."
+        )
+    elif rows >= _FEW and 2 * len(categories) > rows:
+        why = (
+            f"{column!r} has {len(categories)} categories in {rows} rows, such as {categories[0]!r}: is it "
+            "an identifier, a text, a number with a comma?"
+        )
+    else:
+        return
+    warnings.warn(f"{why} Else turn it into numbers, or leave it out, features=[…].", stacklevel=2)
 
 
 def _size(lists: Mapping[str, Sequence[str]]) -> int:
@@ -396,6 +444,20 @@ def _missing(values: np.ndarray) -> np.ndarray:
 
 def _first(values: np.ndarray) -> Any:
     return next((value for value in values if value is not None), None)
+
+
+def _odd(values: np.ndarray) -> tuple[Any, int]:
+    """The first word that is no number, and its row; where all are numbers, the first of them."""
+    there = [(value, row) for row, value in enumerate(values) if value is not None]
+    return next((pair for pair in there if not _reads_as_number(pair[0])), there[0])
+
+
+def _reads_as_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _some(words: Sequence[str], show: Any = repr) -> str:

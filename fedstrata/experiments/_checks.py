@@ -28,7 +28,13 @@ def check(form: File) -> None:
         check_name("data.partition", form.data.partition, PARTITIONS)
         check_parameters("data.partition", form.data.partition, partition_options(form))
     _check_problem(form.problem)
-    check_name("problem.model", form.problem.model, form.problem.entry.models or MODELS)
+    model, fitting = form.problem.model, form.problem.entry.models
+    check_name("problem.model", model, MODELS)
+    if fitting and model.name not in fitting:
+        words = " or ".join(fitting)
+        raise ExperimentError(
+            f"problem.model: {form.problem.name} is not written for {model.name}; it takes {words}."
+        )
     check_parameters("problem.model", form.problem.model, model_options(form.problem.model.name))
     check_parameters("problem", form.problem, ["model", *form.problem.entry.options])
     _check_needs(form)

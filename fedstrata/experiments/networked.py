@@ -163,9 +163,9 @@ def entry_of(where: str, label: str = "y", folder: Path | None = None) -> Entry:
             try:
                 return from_csv([place], label=label)
             except DataError as error:
-                hint = (
-                    " --label names the one that becomes y." if f"no column {label!r}" in str(error) else ""
-                )
+                hint = " Or give --data module:function, which prepares it." if place.is_file() else ""
+                if f"no column {label!r}" in str(error):
+                    hint = " --label names the one that becomes y."
                 raise DataError(f"{error}{hint}") from error
 
         return rows

@@ -190,6 +190,9 @@ def test_what_is_held_out_is_drawn_class_by_class_and_client_by_client():
         ({"site": ["a", None, "a", "b", "b"]}, {}, "'site' is missing in 1 rows, first in row 1"),
         ({"age": [None] * 5}, {"impute": "mean"}, "No training row of any client has a value of 'age'"),
         ({"day": pd.to_datetime(["2020-01-01"] * 5)}, {"encode": True}, "'day' is of type Datetime.*numbers"),
+        ({"day": ["2020-01-31"] * 5}, {"encode": True}, "'day' holds dates such as '2020-01-31'.*features="),
+        ({"day": ["31.1.20", None, *["1/2/2020 10:30"] * 3]}, {"encode": True}, "'day' holds dates"),
+        ({"dose": ["1", "2", "high", "3", "4"]}, {}, r"'dose' \(such as 'high'\)"),
     ],
 )
 def test_what_is_wrong_is_named(rows, options, message):
@@ -257,11 +260,14 @@ class TestFiles:
         ("text", "message"),
         [
             ("age,pain,ill\n", "header and at least one row"),
-            ("age;pain;ill\n1;a;0\n", "site-c has no column 'ill'"),
+            (
+                "age;pain;ill\n1;a;0\n",
+                "site-c.csv: the header is one cell, 'age;pain;ill'. Give delimiter=';'",
+            ),
             ("age,pain,ill\n1,2\n", "row 1 has 2 cells, the header has 3"),
             ("age,age,ill\n1,2,3\n", "name every column once"),
-            ("age,ill\n1,0\n", "site-c has no column 'pain'"),
-            ("age,pain,ill\nold,a,0\n", "'age' is numbers in site-a, but site-c has 'old' in row 0"),
+            ("age,ill\n1,0\n", "site-a has a column 'pain' that site-c has not.*features="),
+            ("age,pain,ill\n5,a,0\nold,a,0\n", "'age' is numbers in site-a, but site-c has 'old' in row 1"),
         ],
     )
     def test_what_is_wrong_is_named(self, sites, text, message):
@@ -358,3 +364,70 @@ class TestHeart:
         ledger = data.preparation.ledger
         assert ledger.exchanges == 4  # categories, means, means again, squares
         assert ledger.floats_up == 4 * 22 * (2 + 2 + 1)
+
+
+def csv(folder, **files):
+    for name, text in files.items():
+        (folder / f"{name}.csv").write_text(text.replace(" ", "\n") + "\n")
+    return folder / "*.csv"
+
+
+def test_true_and_false_of_csv_files_are_numbers(tmp_path):
+    data = fs.data.from_csv(
+        csv(tmp_path, a="s,y TRUE,no false,yes", b="s,y 0,no 1,yes"), label="y", encode=True
+    )
+    assert data.preparation.features == ("s",)
+    assert data.client(0)["x"].tolist() == [[1], [0]]
+    frame = pd.DataFrame({"s": [True, False]})
+    assert data.preparation.apply(frame)["x"].tolist() == [[1], [0]]
+
+
+def test_columns_that_are_words_by_accident_are_told(tmp_path):
+    files = csv(tmp_path, a="u,y 1,0 -,1 2,1", b="u,y 3,1 -,0")
+    with pytest.warns(UserWarning, match=r"'u' has numbers, and words such as '-'.*missing=\["):
+        fs.data.from_csv(files, label="y", encode=True)
+    data = fs.data.from_csv(files, label="y", impute="mean", missing=["-"])
+    assert data.client(0)["x"].ravel().tolist() == [1, 2, 2]
+    rows = {"site": ["a"] * 20, "who": [f"P{i}" for i in range(20)], "ill": [0, 1] * 10}
+    with pytest.warns(UserWarning, match="'who' has 20 categories in 20 rows, such as 'P0'"):
+        from_rows(pd.DataFrame, rows, encode=True)
+
+
+def test_a_preparation_is_saved_and_applied_to_a_file(tmp_path):
+    files = csv(
+        tmp_path, a="age,pain,ill 50,none,no ,some,yes 41,none,no", b="age,pain,ill 30,,yes 77,none,no"
+    )
+    data = fs.data.standardize(fs.data.from_csv(files, label="ill", encode=True, impute="mean"))
+    file = data.preparation.save(tmp_path / "model" / "prepared.json")
+    found = fs.data.Preparation.load(file)
+    assert found.features == ("age", "pain=none", "pain=some")
+    assert found.classes == ("no", "yes")
+    assert found.ledger == data.preparation.ledger
+    for i, name in enumerate("ab"):  # the training rows themselves, to the bit
+        again = found.apply(tmp_path / f"{name}.csv")
+        np.testing.assert_array_equal(again["x"], data.client(i)["x"])
+        np.testing.assert_array_equal(again["y"], data.client(i)["y"])
+    with pytest.raises(fs.DataError, match="no file"):
+        found.apply(tmp_path / "c.csv")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": "other", "version": 1}', '{"steps": 1}'])
+def test_what_is_no_preparation_is_refused(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(fs.DataError, match=r"a\.json is no saved preparation"):
+        fs.data.Preparation.load(tmp_path / "a.json")
+    with pytest.raises(fs.DataError, match=r"b\.json cannot be read"):
+        fs.data.Preparation.load(tmp_path / "b.json")
+
+
+def test_steps_of_ones_own_are_not_written(tmp_path):
+    step = types.SimpleNamespace(apply=lambda raw: raw)
+    with pytest.raises(fs.DataError, match="SimpleNamespace is a step that cannot be written"):
+        fs.data.Preparation((step,)).save(tmp_path / "a.json")
+
+
+def test_clients_have_names():
+    data = fs.FederatedData.from_clients([{"x": np.ones(2)}, {"x": np.ones(3)}], names=["Zurich", "Lyon"])
+    assert data.names == ("Zurich", "Lyon")
+    with pytest.raises(fs.DataError, match="1 names of 2 clients"):
+        fs.FederatedData.from_clients([{"x": np.ones(2)}, {"x": np.ones(3)}], names=["Zurich"])

@@ -506,7 +506,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
         ),
         (
             change('"softmax"\n    lam', '"strategic"\n    model = "mlp"\n    cost'),
-            "problem.model: there is no 'mlp'",
+            "problem.model: strategic is not written for mlp; it takes logistic or linear",
         ),
         (
             change("clients = 4", "").replace('"digits"', '"heart"').replace("limit = 200", ""),
