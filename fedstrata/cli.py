@@ -132,12 +132,13 @@ def _messages(debug: bool = False, file: str = "") -> Iterator[None]:
         from fedstrata.data import CorruptData, DataError, DataNotFound
         from fedstrata.engines.callbacks import TooFewThreads
         from fedstrata.experiments import ExperimentError
+        from fedstrata.experiments.errors import line_in
         from fedstrata.report import ReportError
         from fedstrata.solving.checkpoint import CheckpointError
 
         data = DataError, DataNotFound, CorruptData
         ours = (ExperimentError, ReportError, *data, CheckpointError, TooFewThreads, OSError)
-        at = _line(error, Path(file)) if file else ""
+        at = line_in(error, Path(file)) if file else ""
         if debug or not (isinstance(error, ours) or at):
             raise
         words = str(error) if isinstance(error, ours) else f"{file}{at}: {type(error).__name__}: {error}"
@@ -389,6 +390,7 @@ def load(name: str) -> Experiment:
     from pydantic import ValidationError
 
     from fedstrata.experiments import ExperimentError, registry
+    from fedstrata.experiments.errors import line_in
 
     file = Path(name)
     if file.suffix not in (".toml", ".py"):
@@ -404,22 +406,11 @@ def load(name: str) -> Experiment:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ExperimentError(f"{name}{_line(error, file)}: {where}: {first['msg']}") from error
+        raise ExperimentError(f"{name}{line_in(error, file)}: {where}: {first['msg']}") from error
     except (Exception, SystemExit) as error:  # whatever a user's file does wrong; --debug shows where
         words = error if isinstance(error, ExperimentError) else f"{type(error).__name__}: {error}"
-        raise ExperimentError(f"{name}{_line(error, file)}: {words}") from error
+        raise ExperimentError(f"{name}{line_in(error, file)}: {words}") from error
     return registry.defined(module, name)
-
-
-def _line(error: BaseException, file: Path) -> str:
-    """Where in a file an error arose, as words."""
-    numbers = [error.lineno] if isinstance(error, SyntaxError) else []
-    trace = error.__traceback__
-    while trace is not None:
-        if Path(trace.tb_frame.f_code.co_filename) == file.absolute():
-            numbers.append(trace.tb_lineno)
-        trace = trace.tb_next
-    return f", line {numbers[-1]}" if numbers else ""
 
 
 def _import(file: Path) -> ModuleType:

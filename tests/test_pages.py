@@ -4,6 +4,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -36,6 +37,9 @@ def test_models_of_every_library_learn(title):
     exec(compile(MODELS[""] + MODELS[title], f"models.md, {title}", "exec"), names)
     losses = names["result"].history["loss"]
     assert losses[-1] < 0.5 * losses[0]
+    if title == "Equinox":
+        again = jax.vmap(names["again"])(names["data"].test["x"])
+        np.testing.assert_allclose(again, names["scores"], rtol=1e-6)
     if title.startswith("None"):
         assert names["accuracy"] == pytest.approx(np.mean(names["labels"] == names["data"].test["y"]))
         assert names["accuracy"] > 0.8

@@ -33,7 +33,7 @@ from fedstrata.engines.network.engine import part
 from fedstrata.engines.network.federation import Connected, Federation, made_up
 from fedstrata.engines.network.host import form_of
 from fedstrata.experiments.base import Experiment, Setting, Task
-from fedstrata.experiments.errors import ExperimentError
+from fedstrata.experiments.errors import ExperimentError, line_in
 from fedstrata.solving.identity import readable
 from fedstrata.solving.pose import Posed, pose
 
@@ -69,7 +69,13 @@ def task_of(experiment: Experiment, setting: Setting) -> Task:
     Raises:
         ExperimentError: where it does not go through `fedstrata.solve`.
     """
-    task = experiment.build(setting)
+    try:
+        task = experiment.build(setting)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # whatever a user's file does wrong
+        file = Path(getattr(sys.modules.get(experiment.build.__module__), "__file__", None) or "")
+        raise ExperimentError(f"build{line_in(error, file)}: {type(error).__name__}: {error}") from error
     if not isinstance(task, Task):
         raise ExperimentError(f"{experiment.name} does not go through solve, so it cannot run on a network.")
     return task
@@ -178,19 +184,29 @@ def entry_of(where: str, label: str = "y", folder: Path | None = None) -> Entry:
         )
     sys.path.insert(0, str(folder))
     try:
-        made = getattr(importlib.import_module(name), function)
-    except (ImportError, AttributeError) as error:
-        raise DataError(f"--data {where}: {error}") from error
+        module = importlib.import_module(name)
+        made = getattr(module, function)
+    except Exception as error:  # whatever a party's own file does wrong
+        raise _own(where, error, folder / f"{name}.py") from error
     finally:
         sys.path.pop(0)
 
     def entry() -> FederatedData:
-        found = made()
+        try:
+            found = made()
+        except Exception as error:
+            raise _own(where, error, Path(getattr(module, "__file__", None) or name)) from error
         if isinstance(found, FederatedData):
             return found.load()
         return FederatedData.from_clients(found if isinstance(found, list) else [found])
 
     return entry
+
+
+def _own(where: str, error: Exception, file: Path) -> DataError:
+    known = isinstance(error, DataError | ImportError)
+    words = str(error) if known else f"{type(error).__name__}: {error}"
+    return DataError(f"--data {where}{line_in(error, file)}: {words}")
 
 
 @dataclass
@@ -312,5 +328,8 @@ def check(opens: Callable[[int], SiteRun], runs: Sequence[int] = (0,)) -> Federa
         found = opens(number)
         whole = found.task.data
         clients = max(found.data.clients, 1 if whole is None else whole.clients)
-        found.text(clients, None if whole is None else opened(whole.server))
+        try:
+            found.text(clients, None if whole is None else opened(whole.server))
+        except TypeError as error:
+            raise DataError(f"This site's samples do not fit the experiment: {error}") from error
     return found.data

@@ -64,7 +64,7 @@ def show(experiment: Experiment, console: Console | None = None) -> None:
     console.print(table)
     console.print(f"[bold]Change[/bold]  --set KEY=VALUE, --seeds N; {told['runs']} runs as it stands.")
     where = [f"{d['name']} ({'here' if d['present'] else 'not on this machine'})" for d in told["data"]]
-    data = ", ".join(where) or "comes with the package, or is made"
+    data = ", ".join(where) or "nothing that has to be fetched"
     if e.needs and e.fallback is not None:
         data += f"; else {e.fallback.get('data', 'other data')}"
     console.print(f"[bold]Data[/bold]    {data}")

@@ -72,6 +72,25 @@ def test_what_is_no_entry_is_said(where, tmp_path):
         entry_of(where, folder=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "import os\ndef samples():\n    return os.environ['NO_SUCH_FILE']\n",
+            "line 3: KeyError: 'NO_SUCH_FILE'",
+        ),
+        ("def samples():\n    return {'x': 1 / 0}\n", "line 2: ZeroDivisionError"),
+        ("x = 1 / 0\n", "line 1: ZeroDivisionError"),
+        ("def samples(\n", "line 1: SyntaxError"),
+    ],
+)
+def test_what_a_site_s_own_file_does_wrong_is_said_with_its_line(text, words, tmp_path, request):
+    name = f"clinic_{abs(hash(request.node.name))}"  # a module is imported once
+    (tmp_path / f"{name}.py").write_text(text)
+    with pytest.raises(DataError, match=f"--data {name}:samples, {words}"):
+        entry_of(f"{name}:samples", folder=tmp_path)()
+
+
 TEXT = """
 import jax.numpy as jnp
 import fedstrata as fs
@@ -110,7 +129,7 @@ def test_a_site_checks_its_data_against_the_text_before_it_joins(samples, words,
     if words is None:
         assert check(opens).clients == 1
     else:
-        with pytest.raises((ValueError, TypeError, KeyError), match=words):
+        with pytest.raises(DataError, match=words):  # which the command line tells in one message
             check(opens)
 
 
