@@ -62,6 +62,11 @@ def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> Table:
             "through fs.FederatedData.from_clients or from_arrays."
         ) from None
     found, types = {}, {}
+    if other := [key for key in eager.columns if not isinstance(key, str)]:
+        raise DataError(
+            f"{name} has columns that are called by no words, such as {other[0]!r}: give them names, "
+            "df.columns = df.columns.astype(str)."
+        )
     for key in eager.columns:
         if only is not None and key not in only:
             continue

@@ -25,6 +25,7 @@ from fedstrata.data.preparation import Impute, Preparation, Sample, check_impute
 
 Columns = Mapping[str, np.ndarray]
 _SHOWN = 8  # names that an error lists
+_STEPS = 1000  # that float32 is to tell apart between a feature's least and largest value
 _FEW = 20  # rows of which each may have a category of its own
 _DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2}(\d{2})?)([T ].*)?")
 
@@ -185,6 +186,7 @@ def federate(
     encoding = Encoding(tuple(chosen), label, categories, classes, None, traffic)
     y = [encoding.labels(table) for table in tables]
     x = [encoding.matrix(table) for table in tables]
+    _check_digits(encoding, x)
     parts = [
         _split(labels, valid_fraction, test_fraction, fold, np.random.default_rng((seed, i)), tables[i].name)
         for i, labels in enumerate(y)
@@ -345,6 +347,19 @@ def _doubt(tables: Sequence[Table], column: str, categories: Sequence[str]) -> N
 def _size(lists: Mapping[str, Sequence[str]]) -> int:
     """Bytes of words, each with an end."""
     return sum(len(word.encode()) + 1 for words in lists.values() for word in words)
+
+
+def _check_digits(encoding: Encoding, x: Sequence[np.ndarray]) -> None:
+    """Warn of features whose values differ in digits that float32 has not, such as seconds since 1970."""
+    low, high = (f.reduce([f.reduce(own, axis=0) for own in x]) for f in (np.fmin, np.fmax))
+    for name, least, most in zip(encoding.names, low, high, strict=True):
+        largest = max(abs(least), abs(most))
+        if 0 < (most - least) < _STEPS * np.finfo(np.float32).eps * largest:
+            warnings.warn(
+                f"{name!r} lies between {least:.12g} and {most:.12g}, which float32 hardly tells apart: take "
+                "a number near them from it first, or leave it out, features=[…].",
+                stacklevel=2,
+            )
 
 
 def _imputing(

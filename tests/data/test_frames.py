@@ -393,6 +393,19 @@ def test_columns_that_are_words_by_accident_are_told(tmp_path):
         from_rows(pd.DataFrame, rows, encode=True)
 
 
+@pytest.mark.parametrize(("apart", "warned"), [(1, True), (100_000, False)])
+def test_digits_that_float32_has_not_are_told(apart, warned, recwarn):
+    rows = {"site": list("aabb"), "u": [1_700_000_000 + apart * i for i in range(4)], "ill": [0, 1, 0, 1]}
+    from_rows(pd.DataFrame, rows)
+    told = [str(w.message) for w in recwarn]
+    assert [t.startswith("'u' lies between 1700000000 and 1700000003") for t in told] == [True] * warned
+
+
+def test_columns_without_names_are_told():
+    with pytest.raises(fs.DataError, match=r"such as 0: give them names, df\.columns = "):
+        fs.FederatedData.from_dataframe(pd.DataFrame(np.ones((3, 2))), by=0, label=1)
+
+
 def test_a_preparation_is_saved_and_applied_to_a_file(tmp_path):
     files = csv(
         tmp_path, a="age,pain,ill 50,none,no ,some,yes 41,none,no", b="age,pain,ill 30,,yes 77,none,no"
