@@ -93,7 +93,9 @@ class PerClient:
         found[f"{name}/spread"] = values.std()
         if self.each:
             names = self.names or [str(i) for i in range(len(values))]
-            found |= {f"{name}/{who}": values[i] for i, who in enumerate(names)}
+            for i, who in enumerate(names):
+                series = f"{name}/{who}"  # with its number where it is called "worst", or like another
+                found[f"{series} (client {i})" if series in found else series] = values[i]
         return found
 
     def measured(

@@ -332,6 +332,11 @@ def clients_mean(data: FederatedData, function: Function, weights: Weights) -> n
 def _indexed(data: FederatedData, weights: Weights) -> tuple[FederatedData, np.ndarray]:
     """The data with a number for every sample, and the samples' shares in the clients' mean of means."""
     known_weights(weights)
+    if data.source is not None:
+        raise DataError(
+            "The minimax form numbers the samples, and this data comes from a source, which gives them "
+            "without. Where it fits into memory, give it loaded: problem.minimax(data.load())."
+        )
     if not isinstance(data.train, dict):
         raise DataError("The minimax form numbers the samples: they must be dicts, e.g. {'x': …, 'y': …}.")
     own = 1 / data.clients if weights == "uniform" else data.sizes / data.sizes.sum()

@@ -242,6 +242,12 @@ def test_projections_on_the_sets_of_densities(project, bounds, constraints):
     np.testing.assert_allclose(project(project(jnp.asarray(v))), project(jnp.asarray(v)), atol=1e-9)
 
 
+def test_the_minimax_form_needs_samples_in_memory():
+    source = fs.data.FromFunction([1, 2], lambda i: {"a": np.ones(i + 1)})
+    with pytest.raises(fs.DataError, match=r"minimax\(data.load\(\)\)"):
+        fs.dro.cvar(lambda x, s: x * s["a"], 0.5).minimax(fs.FederatedData.from_source(source))
+
+
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
     "problem", [p for p, _ in RISKS.values()] + [fs.dro.mean_semideviation(squared, 0.6, 1e-12)]

@@ -131,6 +131,15 @@ def test_names_of_clients_are_the_names_of_series():
     assert {f"loss/{name}" for name in "abcde"} <= history.keys()
 
 
+def test_a_client_called_like_another_series_does_not_stand_in_its_place():
+    named = dataclasses.replace(data, names=("worst", "q25", "c", "d", "d"))
+    metric = fs.per_client(loss, each=True).of("loss", named)
+    found = metric.series("loss", np.arange(5.0), np.full(5, 0.2), np)
+    assert (found["loss"], found["loss/worst"], found["loss/best"], found["loss/q25"]) == (2, 4, 0, 1)
+    others = {"worst (client 0)": 0, "q25 (client 1)": 1, "c": 2, "d": 3, "d (client 4)": 4}
+    assert others.items() <= {name.removeprefix("loss/"): float(v) for name, v in found.items()}.items()
+
+
 def test_what_per_client_refuses():
     with pytest.raises(TypeError, match=r"\(x, sample\) or \(x, y, sample\), but takes 1"):
         fs.per_client(lambda x: x)
