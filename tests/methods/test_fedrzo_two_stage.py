@@ -54,7 +54,9 @@ def curvature(game, slope=1e-3):
 
 @inside
 @pytest.mark.parametrize("b", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("followers", [10, 20, 100, 1000])
+@pytest.mark.parametrize(
+    "followers", [10, *(pytest.param(n, marks=pytest.mark.slow) for n in (20, 100)), 1000]
+)
 def test_leader_optimum(followers, b):
     game = fs.cournot_game(followers, b, samples=3)
     assert game.inactive
@@ -292,7 +294,10 @@ def test_from_theory_reaches_the_accuracy_it_promises(x64):
         assert ((found.y - solution) ** 2).sum() <= (solution**2).sum() / (k + 1)
 
 
-@pytest.mark.parametrize("lower", ["projection", "extragradient", "accelerated"])
+@pytest.mark.parametrize(
+    "lower",
+    ["accelerated", *(pytest.param(n, marks=pytest.mark.slow) for n in ("projection", "extragradient"))],
+)
 def test_what_fills_up_a_clients_arrays_changes_nothing(lower, x64):
     """Equilibria are solved side by side with one step size and one stop: of the real samples alone."""
     problem, data = two_stage.with_sets, two_stage.data

@@ -46,7 +46,6 @@ from .faults import environment
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 CASES = {case.name: case for case in all_cases()}
-QUICK = {"scaffold", "zohfl"}
 
 
 def assert_same(a, b, tolerance):
@@ -56,7 +55,7 @@ def assert_same(a, b, tolerance):
     assert a.ledger == b.ledger
 
 
-@pytest.mark.parametrize("name", sorted(QUICK))
+@pytest.mark.parametrize("name", ["scaffold", pytest.param("zohfl", marks=pytest.mark.slow)])
 def test_equal_to_simulated(name):
     assert_same(CASES[name].run(), CASES[name].run(engine="network"), 1e-5)
 
@@ -77,6 +76,7 @@ def maps():
 @pytest.mark.skipif(
     not Path("/proc/self/maps").exists(), reason="the system does not tell what a process maps"
 )
+@pytest.mark.slow
 def test_a_run_leaves_nothing_behind():
     """A compiled program holds its callbacks where the collector cannot see them."""
     counts = []
