@@ -73,7 +73,7 @@ def test_leader_optimum(followers, b):
 
 
 @inside
-@pytest.mark.parametrize("b", [0.5, 1.0])
+@pytest.mark.parametrize("b", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "followers", [20, *(pytest.param(n, marks=pytest.mark.slow) for n in (10, 100, 1000))]
 )
@@ -186,6 +186,7 @@ shifted = fs.MPEC(quadratic, lambda x, y, sample: y - 0.1 * x)
 many = fs.FederatedData.from_clients([{"a": np.full((2, 30), float(i))} for i in range(3)])
 
 
+@pytest.mark.slow
 @few_steps
 def test_scalars_replay_the_vectors(x64):
     def run(messages):
