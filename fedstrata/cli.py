@@ -118,7 +118,9 @@ def _messages(debug: bool = False, file: str = "") -> Iterator[None]:
     Whatever a user's own ``file`` does wrong, when it is read or later, is a user's error. Warnings are their
     words, without the place in the package that they come from.
     """
-    before, warnings.formatwarning = warnings.formatwarning, _warning
+    from fedstrata.experiments.errors import in_words
+
+    before, warnings.formatwarning = warnings.formatwarning, in_words
     try:
         yield
     except KeyboardInterrupt as error:
@@ -146,15 +148,6 @@ def _messages(debug: bool = False, file: str = "") -> Iterator[None]:
         raise typer.Exit(2) from None
     finally:
         warnings.formatwarning = before
-
-
-def _warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
-    """A warning of ours in its own words; others as Python has them."""
-    if issubclass(category, UserWarning):
-        return f"Warning: {message}\n"
-    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 @app.command("list")

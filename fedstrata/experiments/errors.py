@@ -18,3 +18,12 @@ def line_in(error: BaseException, file: Path) -> str:
             numbers.append(trace.tb_lineno)
         trace = trace.tb_next
     return f", line {numbers[-1]}" if numbers else ""
+
+
+def in_words(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning of ours in its own words; others as Python has them."""
+    if issubclass(category, UserWarning):
+        return f"Warning: {message}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"

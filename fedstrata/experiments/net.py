@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import tomllib
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -67,7 +68,9 @@ def _messages() -> Iterator[None]:
     """User errors as one message and exit code 2, Ctrl-C as 130, a network that cannot go on as 3."""
     from fedstrata.core.fed import Unfinished
     from fedstrata.engines.callbacks import TooFewThreads
+    from fedstrata.experiments.errors import in_words
 
+    before, warnings.formatwarning = warnings.formatwarning, in_words
     try:
         yield
     except KeyboardInterrupt as error:
@@ -79,6 +82,8 @@ def _messages() -> Iterator[None]:
     except (OSError, ValueError, TooFewThreads) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
+    finally:
+        warnings.formatwarning = before
 
 
 def _log(file: Path | None = None) -> None:
@@ -441,7 +446,7 @@ def _status(out: Path) -> dict[str, Any]:
         facts = json.loads((out / "network.json").read_text("utf-8"))
     except (OSError, ValueError):
         raise ValueError(f"No run is under way in {out}.") from None
-    if time.time() - facts["time"] > SILENT:  # a killed process leaves the file, and its number to others
+    if not _alive(facts["pid"]) or time.time() - facts["time"] > SILENT:  # its number may be another's by now
         raise ValueError(
             f"The process {facts['pid']} is gone, or has told nothing for {SILENT:.0f} s; "
             "`net run --resume` goes on."
@@ -449,15 +454,22 @@ def _status(out: Path) -> dict[str, Any]:
     return facts
 
 
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
+
+
 @net.command()
 def stop(out: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
     """Ask a run on this machine to save itself and end; `net run --resume` goes on with it."""
     with _messages():
         pid = int(_status(out)["pid"])
-        try:
-            os.kill(pid, signal.SIGINT)
-        except ProcessLookupError:
-            raise ValueError(f"The process {pid} is gone; `net run --resume` goes on.") from None
+        os.kill(pid, signal.SIGINT)
         typer.echo(f"Asked process {pid} to end.")
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import time
 import tomllib
 
 import numpy as np
@@ -145,6 +150,19 @@ def test_a_federation_listens_on_loopback_unless_told_otherwise(tmp_path):
         done = CliRunner().invoke(app, ["net", "init", str(tmp_path / "other"), "--sites", sites])
         assert done.exit_code == 2
         assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("command", ["status", "stop"])
+def test_a_run_that_was_killed_is_not_under_way(command, tmp_path):
+    """Its file stays, and its number may be another process's: nobody is interrupted in its place."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for pid, told in ((ended.pid, time.time()), (os.getpid(), time.time() - 3600)):
+        facts = {"pid": pid, "time": told, "round": 3, "rounds": 9, "sites": {}}
+        (tmp_path / "network.json").write_text(json.dumps(facts))
+        done = CliRunner().invoke(app, ["net", command, str(tmp_path)])
+        assert done.exit_code == 2
+        assert f"The process {pid} is gone" in done.output
 
 
 def test_kits_need_the_experiment_s_file(tmp_path):

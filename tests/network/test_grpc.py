@@ -106,12 +106,15 @@ def test_a_sites_certificate_is_its_name_and_the_servers_is_no_sites(server, kit
     posing.close()
 
 
-def test_a_site_does_not_talk_to_a_server_of_another_authority(kits):
+def test_a_site_does_not_talk_to_a_server_of_another_authority(kits, caplog):
     server = GrpcServer(["berlin"], kits / "foreign" / "server")
     site = Dialled(server, kits / "berlin", echo)
     site.thread.join(10)
     assert site.ended is grpc.StatusCode.UNAVAILABLE
     site.close()
+    ended = iter([False, True])
+    serve(None, kits / "berlin", f"localhost:{server.port}", ended=lambda: next(ended))
+    assert "made by the same `net kits`" in caplog.text  # what its operator can do
     server.close()
 
 

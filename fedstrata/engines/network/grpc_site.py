@@ -41,7 +41,9 @@ def serve(
             return
         except grpc.RpcError as error:
             details = f"{error.code().name}: {error.details()}"
-            log.warning("no connection to %s (%s)", address, details)
+            strange = "handshake failed" in details.lower()
+            hint = "; was its kit made by the same `net kits` as the server's?" if strange else ""
+            log.warning("no connection to %s (%s)%s", address, details, hint)
             if error.code() is grpc.StatusCode.PERMISSION_DENIED:
                 pause = LONGEST_PAUSE
         if time.monotonic() - began > 10:
