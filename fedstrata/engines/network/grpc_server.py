@@ -118,15 +118,15 @@ class GrpcServer:
         context.cancel()
 
     def _listen(self, i: int, stream: Stream, incoming: Iterator[bytes]) -> None:
-        why = "it hung up"
+        # gRPC does not say which: a message that is too large may end a stream like a site that hangs up.
+        why = f"it hung up, the connection broke, or a message was larger than {self.limit} bytes"
         try:
             for message in incoming:
                 if not self._take(i, stream, message):
                     why = "it sent too much that nobody asked for"
                     break
         except Exception as error:  # gRPC's own, whatever ended the stream
-            unsaid = f"the connection broke, or a message was larger than {self.limit} bytes"
-            why = str(getattr(error, "details", lambda: None)() or unsaid)
+            why = str(getattr(error, "details", lambda: None)() or why)
         with self._changed:
             if self._streams.get(i) is stream:
                 del self._streams[i]
