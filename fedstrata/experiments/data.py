@@ -7,20 +7,48 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedstrata import data as loaders
 from fedstrata.core.words import suggest
-from fedstrata.data import FederatedData, Partitioner
+from fedstrata.data import DataError, FederatedData, Partitioner
 from fedstrata.data.fetch import ENVIRONMENT, FORMS
 from fedstrata.experiments.errors import ExperimentError
 
+
+def csv(
+    files: str | Sequence[str] | None = None,
+    target: str | None = None,
+    *,
+    features: Sequence[str] | None = None,
+    encode: bool = False,
+    impute: Literal["mean"] | None = None,
+    standardize: bool = True,
+    valid_fraction: float = 0.0,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> FederatedData:
+    """Files of one's own, one for each client; see `fedstrata.data.from_csv`.
+
+    Raises:
+        DataError: where no files or no target are named, or they do not fit.
+    """
+    if files is None or target is None:
+        raise DataError("csv needs files, such as 'site-*.csv', and target, the column of the labels.")
+    made = loaders.from_csv(
+        files, label=target, features=features, encode=encode, impute=impute,
+        valid_fraction=valid_fraction, test_fraction=test_fraction, seed=seed,
+    )  # fmt: skip
+    return loaders.standardize(made) if standardize else made
+
+
 LOADERS: dict[str, Callable[..., FederatedData]] = {
-    name: getattr(loaders, name) for name in ("digits", "breast_cancer", "heart", *FORMS)
+    **{name: getattr(loaders, name) for name in ("digits", "breast_cancer", "heart", *FORMS)},
+    "csv": csv,
 }
-NATURAL = ("heart",)  # whose clients are not drawn
+NATURAL = ("heart", "csv")  # whose clients are not drawn
 PARTITIONS: dict[str, type[Partitioner]] = {
     name: getattr(loaders, name)
     for name in ("IID", "Dirichlet", "OneClass", "ByKey", "QuantitySkew", "Shards", "FeatureShift")

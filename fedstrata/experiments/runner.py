@@ -16,6 +16,8 @@ import jax
 from rich.console import Console
 from rich.markup import escape
 
+from fedstrata.core.federated import DataError
+from fedstrata.data import Preparation
 from fedstrata.experiments._display import Display
 from fedstrata.experiments._solving import check_stored, solve_all
 from fedstrata.experiments._store import Store
@@ -32,6 +34,7 @@ from fedstrata.report import (
     write_report,
 )
 from fedstrata.report.records import Scalar
+from fedstrata.solving.result import Result
 
 _DRAWN = 10_000  # clients; the sizes of more would fill the definition
 
@@ -109,7 +112,8 @@ def run_experiment(
             GPU; by default they are unless there is only a CPU.
         progress: show a bar, or lines where there is no terminal.
         console: where to.
-        models: keep what each run has found, for `fedstrata.Result.load`, in a folder of ``models/``.
+        models: keep what each run has found, for `fedstrata.Result.load`, in a folder of ``models/``, with
+            the preparation of its data, for `fedstrata.data.Preparation.load`, as ``prepared.json``.
         again: what an interrupted user is told to do.
 
     Returns:
@@ -138,7 +142,7 @@ def run_experiment(
                 number = numbers[id(solved.setting)]
                 done[number], remarks[number] = solved.runs, solved.remarks
                 if models and solved.result is not None:
-                    solved.result.save(store.model(solved.setting))
+                    _keep(solved.result, store.model(solved.setting))
                 store.save(solved.setting, solved.runs, solved.identity, solved.remarks)
                 display.finished(solved.setting, solved.runs)
         except KeyboardInterrupt:
@@ -155,6 +159,15 @@ def run_experiment(
             console.print(f"[yellow]{escape(remark)}[/yellow]")
     prepared = replace(prepared, remarks=(*prepared.remarks, *said))
     return report_runs(prepared, folder, _in_order(done), command, _split(experiment))
+
+
+def _keep(result: Result, folder: Path) -> None:
+    """What a run has found, and how its samples were made, without which a model cannot be applied."""
+    result.save(folder)
+    prepared = getattr(result.data, "preparation", None)
+    if isinstance(prepared, Preparation):
+        with contextlib.suppress(DataError):  # a step of the user's own, which no file has
+            prepared.save(folder / "prepared.json")
 
 
 def _stored(

@@ -421,3 +421,12 @@ def test_a_stored_run_without_its_model_is_told(experiment, tmp_path, solved):
     assert len(solved) == 2 * count
     quietly(experiment, tmp_path, fresh=True)  # a model beside another run's numbers would be wrong
     assert not (tmp_path / "models").exists()
+
+
+def test_models_are_kept_with_the_preparation_of_their_data(tmp_path):
+    data = fs.data.standardize([{"a": np.full((2, 1), a)} for a in (0.0, 2.0)], of=("a",))
+    one = make(build=lambda s: dataclasses.replace(build(s), data=data), grid={"H": [1]}, seeds=1)
+    quietly(one, tmp_path, models=True)
+    (folder,) = (tmp_path / "models").iterdir()
+    prepared = fs.data.Preparation.load(folder / "prepared.json")
+    assert prepared.apply({"a": np.array([[1.0], [2.0]])})["a"].tolist() == [[0], [1]]

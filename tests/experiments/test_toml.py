@@ -529,3 +529,27 @@ def test_tables_and_plots_can_be_given(tmp_path):
 def test_mistakes_are_named(tmp_path, text, message):
     with pytest.raises(ExperimentError, match=message):
         read(written(tmp_path, text))
+
+
+def test_tables_of_ones_own(tmp_path):
+    for name, rows in (("north", "50,m,no 40,f,yes 61,m,no 35,f,yes"), ("south", "70,m,no 20,f,yes")):
+        (tmp_path / f"{name}.csv").write_text("age,sex,ill\n" + rows.replace(" ", "\n") + "\n")
+    data = {
+        "name": "csv",
+        "files": f"{tmp_path}/*.csv",
+        "target": "ill",
+        "encode": True,
+        "test_fraction": 0.5,
+    }
+    methods = [{"name": "FedAvg", "gamma": 0.1}]
+    content = {"title": "Own", "data": data, "problem": "logistic", "methods": methods}
+    e = define(content, "own")
+    made = e.build(e.settings[0]).data
+    assert made.names == ("north", "south")
+    assert made.preparation.features == ("age", "sex=f", "sex=m")
+    assert made.sizes.tolist() == [2, 1]
+    np.testing.assert_allclose(made.train["x"].mean(axis=0), 0, atol=1e-6)
+    del data["target"]
+    e = define(content, "own")
+    with pytest.raises(ExperimentError, match=r"data: csv needs files, .* and target"):
+        e.build(e.settings[0])
