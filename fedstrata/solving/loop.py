@@ -54,7 +54,7 @@ from fedstrata.solving.identity import differences
 from fedstrata.solving.pose import Posed, check_values, checked_callbacks, pose
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import BOOKKEEPING, Result
-from fedstrata.solving.runaway import in_words, runaway, stands_still
+from fedstrata.solving.runaway import in_words, runaway, stands_still, steps_in_words
 from fedstrata.solving.track import Run, Tracker, Tracking
 
 PAUSE = 0.5  # seconds between two looks at a running program
@@ -635,11 +635,9 @@ def _explain(method: Method, round_number: int, quantity: str, carry: Carry) -> 
         leaves = tree.nonfinite_leaves(carry.state)
         more = f" and {len(leaves) - 4} more" if len(leaves) > 4 else ""  # a network has dozens
         quantity = f"state ({', '.join(leaves[:4])}{more})" if leaves else "state"
-    steps = {n: v for n, v in method.describe().items() if isinstance(v, float)}
     return (
         f"{type(method).__name__} diverged: the {quantity} is not finite after round {round_number}. "
-        "Lower the step size "
-        f"({', '.join(f'{n}={v:g}' for n, v in steps.items())}), scale the data, or look closer with "
+        f"Lower the step size{steps_in_words(method)}, scale the data, or look closer with "
         "engine='debug'. "
         "The exception's .result holds the last finite point."
     )

@@ -38,7 +38,8 @@ LOST = 0.2  # of what was gained
 SPIRAL = 1.5  # from quarter to quarter
 SOME = 16  # evaluations that a rise is judged by
 RISE = 2e-3  # over the second half, of the metric there
-NO_STEPS = ("R", "p", "eta_end", "tol", "radius")  # real hyper-parameters that no step becomes shorter by
+# Real hyper-parameters that no step becomes shorter by.
+NO_STEPS = ("R", "p", "eta_end", "lam", "mu", "radius", "rho", "tol")
 
 AWAY = "ran away: {metric} ended far above where it began, {start:.4g} → {end:.4g}"
 ABOVE = "made it worse: {metric} ended above where it began, {start:.4g} → {end:.4g}"
@@ -177,13 +178,17 @@ def _in_words(found: Sequence[tuple[Method, Runaway]], runs: int) -> str:
     others = f" So did {len(found) - 1} others of the {runs} runs." if len(found) > 1 else ""
     if its.how == RISES:
         return f"{type(method).__name__} {its}: {SLOW}{others}"
+    cause = CONCAVE if its.metric == "payoff" else UNFIT if its.how == ABOVE else ""
+    return (
+        f"{type(method).__name__} {its}, though all numbers are finite. Lower the step size"
+        f"{steps_in_words(method)}, or scale the data.{cause}{others}"
+    )
+
+
+def steps_in_words(method: Method) -> str:
+    """`` (gamma=0.1, eta=0.01)``, or nothing where no number of the method is a step."""
     steps = {n: v for n, v in method.describe().items() if isinstance(v, float) and n not in NO_STEPS}
     words = [f"{n}={v:g}" for n, v in steps.items()]
     if getattr(method, "gamma", 0.0) is None:
         words = ["gamma, which is the rule's own", *words]
-    given = f" ({', '.join(words)})" if words else ""
-    cause = CONCAVE if its.metric == "payoff" else UNFIT if its.how == ABOVE else ""
-    return (
-        f"{type(method).__name__} {its}, though all numbers are finite. Lower the step size{given}, or scale "
-        f"the data.{cause}{others}"
-    )
+    return f" ({', '.join(words)})" if words else ""

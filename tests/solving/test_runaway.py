@@ -6,10 +6,11 @@ import warnings
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedstrata as fs
-from fedstrata.solving.runaway import Runaway, in_words, runaway
+from fedstrata.solving.runaway import Runaway, in_words, runaway, steps_in_words
 
 DATA = fs.FederatedData.from_clients([{"a": np.array([[0.0]])}, {"a": np.array([[2.0]])}])
 HALF = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
@@ -179,3 +180,8 @@ def test_differences_of_values_that_rounding_takes_away_are_told_of(constant, ri
         x = fs.solve(problem, method, DATA, X0, rounds=60, progress=False).x
     assert float(x[0]) == pytest.approx(1.0 if right else 0.0, abs=0.05)
     assert [str(w.message)[:21] for w in caught] == ([] if right else ["FedRZO stands still: "])
+
+
+def test_only_steps_are_called_steps():
+    assert steps_in_words(fs.FedProx(gamma=0.5, mu=0.1)) == " (gamma=0.5)"
+    assert steps_in_words(fs.FedAvg(optax.constant_schedule(0.1))) == ""
