@@ -90,3 +90,9 @@ def test_what_it_refuses():
     own = fs.Minimization(loss, project=lambda x, client: x.clip(0, 1 + client.index))
     with pytest.raises(TypeError, match="project is a set of each client's own"):
         fs.baselines(own, data, fs.FedAvg(0.1), np.zeros(2), rounds=1)
+    for method in (
+        {"method": fs.FedAvg(0.1, H=[1] * data.clients)},
+        {"method": fs.FedAvg(0.1), "alone": fs.FedAvg(0.1, H=[1, 2])},
+    ):
+        with pytest.raises(ValueError, match=r"there is one client\. FedAvg: H has"):
+            fs.baselines(fs.Minimization(loss), data, x0=np.zeros(2), rounds=1, **method)

@@ -176,6 +176,14 @@ def baselines(
     part = _part(data) if part is None else part
     samples = _padded(data, part)
     own, short = alone or method, max(1, rounds // 10) if fine_tune is None else fine_tune
+    method.check(problem, data.clients)
+    for each in (own, method):
+        try:
+            each.check(problem, clients=1)
+        except ValueError as error:
+            raise ValueError(
+                f"baselines: alone and with pooled samples there is one client. {error}"
+            ) from None
     options: dict[str, Any] = {"seed": seed, "progress": False, "default_metrics": False}
 
     def run(method: Method, data: FederatedData, x: PyTree, y: PyTree, rounds: int, **more: Any) -> Result:
