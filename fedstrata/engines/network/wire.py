@@ -20,7 +20,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-VERSION = 2
+VERSION = 3
 MAGIC = b"FSN" + bytes([VERSION])
 LIMIT = 2**28  # bytes of a message, unless told otherwise
 HEADER_LIMIT = 2**16
