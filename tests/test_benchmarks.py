@@ -36,6 +36,7 @@ def run(name, case):
         return {leaf: np.asarray(value) for leaf, value in program().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_alternatives_take_the_same_steps(name):
     """A client with one sample leaves nothing to draw: all programs must agree with the formulas."""
@@ -60,6 +61,7 @@ def test_alternatives_take_the_same_steps(name):
     np.testing.assert_allclose(found["b"], b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_alternatives_draw_alike(name):
     """With a feature for each sample, one step from zero tells how often every sample was drawn."""
@@ -114,6 +116,7 @@ def test_fedrzo_programs_estimate_the_gradient(name):
     assert np.linalg.norm(estimate - slopes.mean(0)) < 3 * deviation
 
 
+@pytest.mark.slow
 def test_tables_have_a_row_for_every_program():
     rng = np.random.default_rng(0)
     x, y = rng.random((4, 6, 3), dtype=np.float32), rng.integers(0, 2, (4, 6)).astype(np.int32)

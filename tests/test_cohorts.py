@@ -18,9 +18,11 @@ ZIPF = np.random.default_rng(0).zipf(1.5, 2 * MANY + 500).clip(1, 2000)  # more 
     [
         ([1, 9], 1, 10.0),  # π = 1/10, 9/10
         ([1, 2, 3, 50], 2, 6.0),  # the last for certain, one of the others
-        ([1, 1, 5, 20], 3, 2.0),  # who is certain only once another one is
-        ([5, 5, 5], 2, 7.5),
-        (ZIPF, 100, None),
+        pytest.param(
+            [1, 1, 5, 20], 3, 2.0, marks=pytest.mark.slow
+        ),  # who is certain only once another one is
+        pytest.param([5, 5, 5], 2, 7.5, marks=pytest.mark.slow),
+        pytest.param(ZIPF, 100, None, marks=pytest.mark.slow),
     ],
 )
 def test_clients_are_drawn_by_weight_and_count_what_they_should(sizes, count, theta):

@@ -74,6 +74,7 @@ def test_blocks_keep_what_clients_go_through_in_cache(batch_size, side_by_side, 
     assert set(chosen) == {side_by_side}
 
 
+@pytest.mark.slow
 def test_strides_of_a_gpu_change_nothing(monkeypatch):
     """Rounds between evaluations run in strides of a common divisor, and one by one where there is none."""
     data = fs.FederatedData.from_clients([{"a": np.full((3, 2), i, np.float32)} for i in range(4)])
@@ -192,7 +193,9 @@ def numpy_loss(x, sample):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("vectorized", [False, True], ids=["one", "many"])
+@pytest.mark.parametrize(
+    "vectorized", [pytest.param(False, id="one", marks=pytest.mark.slow), pytest.param(True, id="many")]
+)
 def test_black_box_equals_the_same_loss_in_jax(engine, vectorized):
     def many(x, sample):
         return np.abs(x - sample["a"]).sum(-1)

@@ -21,7 +21,11 @@ from .cases import CLIENTS, all_cases
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 CASES = {case.name: case for case in all_cases()}
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+# The first row of each method is quick; its other forms are slow.
+FIRST = {type(case.method): case.name for case in reversed(CASES.values())}.values()
+every_case = pytest.mark.parametrize(
+    "case", [pytest.param(c, id=n, marks=() if n in FIRST else pytest.mark.slow) for n, c in CASES.items()]
+)
 # Other engines compile or interpret everything anew: quick for a few methods, slow for all.
 SIMPLE = {"fedavg", "scaffold", "scaffnew", "fedrzo-scalars"}
 every_case_slowly = pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def same(one, other):
         np.testing.assert_allclose(one.history[name], other.history[name], rtol=eps)
 
 
-@pytest.mark.parametrize("source", [False, True])
+@pytest.mark.parametrize("source", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_same_iterates_as_from_floats(source):
     metrics = {} if source else {"test": test_loss}  # a stream is read in blocks
     one = solved(data_of(False, source), "streamed" if source else "simulated", metrics=metrics)

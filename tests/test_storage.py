@@ -225,8 +225,8 @@ def of_sizes(rng, sizes):
     [
         ([1, 2, 3, 90], 1.0, 1),  # in groups
         ([5, 6, 7, 7], 1.0, 1),  # side by side
-        ([1, 2, 3, 90], 0.5, 2),  # of a cohort, in validation samples too
-        ([6, 6, 6, 6], 0.5, 1),
+        pytest.param([1, 2, 3, 90], 0.5, 2, marks=pytest.mark.slow),  # of a cohort, in validation samples too
+        pytest.param([6, 6, 6, 6], 0.5, 1, marks=pytest.mark.slow),
         ([6, 6, 6, 6], 1.0, 1),  # these are stacked as they are
     ],
 )

@@ -120,7 +120,8 @@ def test_float32():
         assert case.error(result.x) <= 2e-3
 
 
-@pytest.mark.parametrize("weights", [pytest.param("uniform", marks=pytest.mark.slow), "size"])
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["uniform", "size"])
 def test_everyone_solves_the_lower_level(weights):
     """Two of four clients a round: y is that of all clients, and x goes to the solution for all of them.
 
@@ -189,7 +190,8 @@ def test_lower_level_that_is_not_quadratic():
     np.testing.assert_allclose(result.y, target, rtol=2e-3)
 
 
-@pytest.mark.parametrize("kappa", [10, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kappa", [10, 300])
 def test_set_that_moves_with_x(kappa):
     """A box around y whose edge moves with x, some of it active: the exact y(x) by bounded least squares."""
     case = Problem(kappa)
@@ -298,6 +300,7 @@ def test_what_it_does_not_take():
             fs.solve(problem, method, case.data, case.x0, y0=case.y0, rounds=1, progress=False)
 
 
+@pytest.mark.slow
 def test_the_rules_say_where_they_guess():
     """Where κ_h is too large to be estimated, a paper's rule goes on with less, and says so."""
     case = Problem(1000)
@@ -309,7 +312,10 @@ def box_of_a_client(x, client):
     return jnp.clip(x, -1.0, 1.0 + client.index)
 
 
-@pytest.mark.parametrize("kind", ["FedRZO", "FedRZOBilevel", "FedRZOTwoStage"])
+@pytest.mark.parametrize(
+    "kind",
+    ["FedRZO", *(pytest.param(k, marks=pytest.mark.slow) for k in ("FedRZOBilevel", "FedRZOTwoStage"))],
+)
 def test_a_step_too_long_for_the_sets_is_told(kind):
     """From γ = 2η on a step moves x at least as far out on the other side of its set."""
     data = fs.FederatedData.from_clients([{"a": np.ones((2, 2))}, {"a": np.zeros((1, 2))}])

@@ -49,6 +49,7 @@ SETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("problem", SETS.values(), ids=SETS)
 def test_a_step_of_fastdro_is_along_the_worst_case(problem):

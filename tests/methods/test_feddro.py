@@ -379,12 +379,17 @@ def optimum(problem, data, x0):
     [
         (fs.dro.kl(loss, 0.5), fs.FedDRO(0.2, 0.5)),
         (fs.dro.kl(loss, 0.5), fs.DSFedDRO(0.2, 0.5)),
-        (fs.dro.kl(loss, 0.5), fs.GCIVR(0.2, tau=5)),
-        (fs.dro.chi2(loss, 4.0), fs.FedDRO(0.2, 0.5)),
-        (fs.dro.mean_semideviation(loss, 0.5), fs.FedDRO(0.2, 0.5)),
-        (LEVELS, fs.FedDRO(0.1, 0.5)),
-        (LEVELS, fs.GCIVR(0.1, tau=5)),
         (LEVELS, fs.MBSGD(0.1)),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                (fs.dro.kl(loss, 0.5), fs.GCIVR(0.2, tau=5)),
+                (fs.dro.chi2(loss, 4.0), fs.FedDRO(0.2, 0.5)),
+                (fs.dro.mean_semideviation(loss, 0.5), fs.FedDRO(0.2, 0.5)),
+                (LEVELS, fs.FedDRO(0.1, 0.5)),
+                (LEVELS, fs.GCIVR(0.1, tau=5)),
+            )
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -494,13 +499,18 @@ LARGE = [{"a": 30 * r["a"], "b": 30 * r["b"]} for r in regression((6, 6, 6, 6), 
     ("method", "reaches"),
     [
         (fs.FedDRO(2e-5, 0.5), True),
-        (fs.FedDRO(2e-5, 0.2, I=4, batch_size=2), True),
-        (fs.DSFedDRO(2e-5, 0.9, 2, 1.3, 1.4), True),
-        (fs.MBSGD(2e-5, batch_size=3), True),
-        (fs.GCIVR(2e-5, tau=5, batch_size=3), True),
-        (fs.CompositionalFedAvg(2e-5, I=2), True),
-        (fs.FastDRO(2e-5, batch_size=3), True),
         (fs.PDSGD(2e-5, 0.1, 1.0), False),
+        *(
+            pytest.param(method, True, marks=pytest.mark.slow)
+            for method in (
+                fs.FedDRO(2e-5, 0.2, I=4, batch_size=2),
+                fs.DSFedDRO(2e-5, 0.9, 2, 1.3, 1.4),
+                fs.MBSGD(2e-5, batch_size=3),
+                fs.GCIVR(2e-5, tau=5, batch_size=3),
+                fs.CompositionalFedAvg(2e-5, I=2),
+                fs.FastDRO(2e-5, batch_size=3),
+            )
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -76,6 +76,7 @@ def test_the_map_is_the_hypergradient(quadratic):
     np.testing.assert_allclose(result.state.direction.Z[0].v, S_v, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_full_batches_need_no_previous_point(quadratic):
     """Clients of one sample: a batch of one is the full batch, but takes the way of the general rule."""
     full = fs.FedMSA(0.1, 0.2, rho=0.3, K=4, clients=3)

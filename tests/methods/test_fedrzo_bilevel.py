@@ -91,6 +91,7 @@ def test_federated_lower_level():
     assert solve(method).history["error"][-1] <= 1e-3
 
 
+@pytest.mark.slow
 def test_scalars_are_vectors():
     def method(**more):
         return fs.FedRZOBilevel(
@@ -196,7 +197,9 @@ def test_schedule_of_algorithm_3():
     assert result.ledger.gradients == gradients
 
 
-@pytest.mark.parametrize("lower", ["local_sgd", "fedac", "lfd"])
+@pytest.mark.parametrize(
+    "lower", ["local_sgd", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("fedac", "lfd"))]
+)
 def test_rules_solve_the_lower_level(lower):
     """Equal clients and exact gradients, so no drift and no noise: T steps contract the error as promised."""
     same = fs.quadratic_bilevel(clients=4, heterogeneity=0.0)
@@ -250,6 +253,7 @@ def test_lower_rounds_as_a_function():
     assert result.ledger.lower_rounds == sum(math.ceil(2 * math.sqrt(r + 1)) for r in range(10))
 
 
+@pytest.mark.slow
 def test_warm_start():
     """One exchange per round follows y(x̂) when the lower level goes on from where it was."""
     left = {}

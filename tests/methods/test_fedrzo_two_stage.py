@@ -100,7 +100,14 @@ def game():
 
 
 @inside
-@pytest.mark.parametrize("lower", ["projection", "extragradient", "accelerated", "solution"])
+@pytest.mark.parametrize(
+    "lower",
+    [
+        "projection",
+        "solution",
+        *(pytest.param(s, marks=pytest.mark.slow) for s in ("extragradient", "accelerated")),
+    ],
+)
 def test_every_solver(game, lower):
     method = fs.FedRZOTwoStage(0.5, 0.1, lower=lower, batch_size=None, two_sided=True)
     result = solve(game, method, rounds=60)

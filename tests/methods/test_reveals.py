@@ -26,6 +26,7 @@ def found(result):
     return "replies" if result.ledger.gathers else "averages"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "problem", "revealed"),
     [

@@ -64,7 +64,7 @@ def test_quadratic_problem(x64):
     assert last == pytest.approx(expected, rel=1e-8)
 
 
-@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_scalars_are_vectors(x64, batch_size):
     """The same iterates; two numbers per client instead of n, and what is missing in the fits with both."""
 
@@ -211,7 +211,8 @@ def test_refuses():
         solve(fs.ZOHFL(0.1, 0.1), problem=fs.Personalized(quadratic.server, lambda x, y: x, quadratic.client))
 
 
-@pytest.mark.parametrize("messages", ["vectors", pytest.param("scalars", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("messages", ["vectors", "scalars"])
 def test_fits_that_are_not_solved_are_told_of(x64, messages):
     """y(x) = (x + a)/2 for any D > 0; a step γ̃ leaves 1 − 2γ̃D of each coordinate's way to it."""
 

@@ -91,7 +91,8 @@ def test_a_run_leaves_nothing_behind():
     assert counts[2] - counts[1] < 20  # it was 850 a run
 
 
-@pytest.mark.parametrize("name", ["scaffold", pytest.param("zohfl-scalars", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scaffold", "zohfl-scalars"])
 def test_several_clients_at_a_site_and_partial_participation(name):
     part = {"participation": 3, "rounds": 4, "weights": "size"}
     engine = Network(clients_per_site=2)

@@ -144,9 +144,8 @@ def test_mean_semideviation():
     np.testing.assert_allclose(problem.weights(losses) @ each, slope, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "lam", [pytest.param(1e-2, marks=pytest.mark.slow), 1.0, pytest.param(100.0, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("lam", [1e-2, 1.0, 100.0])
 def test_float32_is_enough_for_large_losses(lam):
     """Losses up to 1e3: what is lost is the loss's own rounding, ε·ℓ, in units of λ."""
     losses = np.float32(np.random.default_rng(6).uniform(0, 1e3, 50))

@@ -225,6 +225,7 @@ def test_envelopes_are_differentiable_in_the_weights(name, x64):
     np.testing.assert_allclose(jax.grad(envelope)(1.0), exact, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VECTOR)
 def test_envelopes_have_second_derivatives(name, x64):
     x, regulariser, mu = point(name, 4), ALL[name], 0.6

@@ -165,6 +165,7 @@ def test_plotly_accepts_the_figures(runs, spec):
     assert len(go.Figure(made).data) == len(made["data"]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_the_same_plot_is_the_same_file(runs, spec):
     once, again = (draw(build_plot(runs, spec)) for _ in range(2))
