@@ -162,28 +162,11 @@ def baselines(
     mean        0     0.125     0.03125   0.125  -0.125
     worst       0     0.125     0.03125   0.125  -0.125
     """
-    if problem.personal:
-        raise TypeError(
-            f"{type(problem).__name__} gives every client a model of its own: compare its metrics client by "
-            "client with fs.per_client."
-        )
-    if sets := _own_sets(problem):
-        raise TypeError(
-            f"baselines: {sets[0]} is a set of each client's own: alone, each would be taken for the first "
-            "client, and pooled samples are nobody's. Give a set that all clients share."
-        )
+    own, short = alone or method, max(1, rounds // 10) if fine_tune is None else fine_tune
+    _check(problem, method, own, data.clients)
     name, term = _metric(problem, metric)
     part = _part(data) if part is None else part
     samples = _padded(data, part)
-    own, short = alone or method, max(1, rounds // 10) if fine_tune is None else fine_tune
-    method.check(problem, data.clients)
-    for each in (own, method):
-        try:
-            each.check(problem, clients=1)
-        except ValueError as error:
-            raise ValueError(
-                f"baselines: alone and with pooled samples there is one client. {error}"
-            ) from None
     options: dict[str, Any] = {"seed": seed, "progress": False, "default_metrics": False}
 
     def run(method: Method, data: FederatedData, x: PyTree, y: PyTree, rounds: int, **more: Any) -> Result:
@@ -213,6 +196,27 @@ def baselines(
     names = data.names or tuple(map(str, range(data.clients)))
     shares = data.sizes / data.sizes.sum() if weights == "size" else np.full(data.clients, 1 / data.clients)
     return Baselines(values, names, name, part, mode, shares, {**runs, "together": result})
+
+
+def _check(problem: Problem, method: Method, own: Method, clients: int) -> None:
+    """Raise where a client by itself, or all samples at one place, could not be a run like the common one."""
+    if problem.personal:
+        raise TypeError(
+            f"{type(problem).__name__} gives every client a model of its own: compare its metrics client by "
+            "client with fs.per_client."
+        )
+    if sets := _own_sets(problem):
+        raise TypeError(
+            f"baselines: {sets[0]} is a set of each client's own: alone, each would be taken for the first "
+            "client, and pooled samples are nobody's. Give a set that all clients share."
+        )
+    method.check(problem, clients)
+    for each in (own, method):
+        try:
+            each.check(problem, clients=1)
+        except ValueError as error:
+            words = f"baselines: alone and with pooled samples there is one client. {error}"
+            raise ValueError(words) from None
 
 
 def _own_sets(problem: Problem) -> list[str]:

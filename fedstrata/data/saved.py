@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.core.federated import DataError
+from fedstrata.core.writing import write_atomically
 from fedstrata.data.preparation import Preparation, Scaling, Step
 from fedstrata.data.tables import Encoding
 
@@ -21,10 +21,8 @@ VERSION = 1
 def write(preparation: Preparation, file: Path) -> Path:
     """See `Preparation.save`."""
     content = {"format": FORMAT, "version": VERSION, "steps": [_plain(step) for step in preparation.steps]}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    beside.write_text(json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1) + "\n", "utf-8")
-    beside.replace(file)  # the old one or the new one, never half of it
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+    write_atomically(file, text.encode())
     return file
 
 

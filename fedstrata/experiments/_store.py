@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import fedstrata
+from fedstrata.core.writing import clear_strays, write_atomically
 from fedstrata.experiments.base import Build, Experiment, Setting
 from fedstrata.report import RunRecord
 from fedstrata.report.records import read_runs, write_history, write_runs
@@ -22,11 +23,9 @@ from fedstrata.solving.checkpoint import (
     UNSEALED,
     VERSION,
     CheckpointError,
-    clear_strays,
     is_whole,
     sealed,
     try_to_write,
-    write_atomically,
 )
 
 

@@ -442,26 +442,18 @@ def status(out: Annotated[Path, typer.Argument(help="The folder of a run.")]) ->
 
 
 def _status(out: Path) -> dict[str, Any]:
+    from fedstrata.core.writing import alive
+
     try:
         facts = json.loads((out / "network.json").read_text("utf-8"))
     except (OSError, ValueError):
         raise ValueError(f"No run is under way in {out}.") from None
-    if not _alive(facts["pid"]) or time.time() - facts["time"] > SILENT:  # its number may be another's by now
+    if not alive(facts["pid"]) or time.time() - facts["time"] > SILENT:  # its number may be another's by now
         raise ValueError(
             f"The process {facts['pid']} is gone, or has told nothing for {SILENT:.0f} s; "
             "`net run --resume` goes on."
         )
     return facts
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        pass
-    return True
 
 
 @net.command()

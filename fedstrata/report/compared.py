@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fedstrata.core.writing import write_atomically
 from fedstrata.report.curves import build_plot, undrawn
 from fedstrata.report.folder import Report, load_report
 from fedstrata.report.page import Plots, Section, article, figures, page, results, section, sentence
@@ -56,10 +57,7 @@ def compare(
     links = [part for part in shown if part.body]
     text = page(title or " / ".join(titles), summary, links, "".join(parts))
     target = Path(file)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.part")
-    beside.write_text(text, "utf-8")
-    beside.replace(target)
+    write_atomically(target, text.encode())
     return target
 
 

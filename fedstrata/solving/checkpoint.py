@@ -7,12 +7,10 @@ at any moment leaves either the old checkpoint or the new one. The file holds a 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import re
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from fedstrata.core.types import PyTree
+from fedstrata.core.writing import write_atomically
 
 VERSION = 4  # raised too where the same text would go on otherwise: 4 has the steps of StR-FedAvg that fade
 UNSEALED = "0" * 64  # what stands for the digest while it is computed
@@ -70,43 +69,6 @@ class Checkpoint:
         """The file itself."""
         path = Path(self.path)
         return path if path.suffix == ".safetensors" else path / "checkpoint.safetensors"
-
-
-def write_atomically(file: Path, content: bytes) -> None:
-    """Replace ``file`` by ``content``, or leave it as it was."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.parent / f".{file.name}.{os.getpid()}.{secrets.token_hex(4)}"
-    try:
-        with open(temporary, "xb") as stream:  # made by `open`, so that its mode follows the umask
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-def clear_strays(folder: Path, name: str = "*") -> None:
-    """Remove the temporary files of writers that were killed, of one file or of all in a folder."""
-    for stray in folder.glob(f".{name}.*"):
-        *_, pid, _ = ("", *stray.name.split("."))
-        if not (pid.isdigit() and _alive(int(pid))):
-            with contextlib.suppress(OSError):
-                stray.unlink()
-
-
-def _alive(pid: int) -> bool:
-    if pid == os.getpid():  # another thread may be writing
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # somebody else's
-        return True
-    return True
 
 
 def try_to_write(file: Path) -> None:

@@ -38,11 +38,11 @@ from fedstrata.core.problem import Problem, taken_name
 from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.core.words import spelling
+from fedstrata.core.writing import clear_strays
 from fedstrata.engines import engine_of
 from fedstrata.solving.checkpoint import (
     Checkpoint,
     CheckpointError,
-    clear_strays,
     flatten,
     load_arrays,
     save_arrays,

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.core.writing import write_atomically
 from fedstrata.solving import checkpoint, loop
-from fedstrata.solving.checkpoint import is_whole, load_arrays, save_arrays, sealed, write_atomically
+from fedstrata.solving.checkpoint import is_whole, load_arrays, save_arrays, sealed
 
 A = np.arange(6.0).reshape(3, 2)
 data = fs.FederatedData.from_clients([{"a": A}, {"a": A + 1}])

@@ -1,0 +1,46 @@
+"""Files that are whole or as they were, whatever ends their writer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+
+def write_atomically(file: Path, content: bytes) -> None:
+    """Replace ``file`` by ``content``, or leave it as it was."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.parent / f".{file.name}.{os.getpid()}.{secrets.token_hex(4)}"
+    try:
+        with open(temporary, "xb") as stream:  # made by `open`, so that its mode follows the umask
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def clear_strays(folder: Path, name: str = "*") -> None:
+    """Remove the temporary files of writers that were killed, of one file or of all in a folder."""
+    for stray in folder.glob(f".{name}.*"):
+        *_, pid, _ = ("", *stray.name.split("."))
+        if not (pid.isdigit() and alive(int(pid))):
+            with contextlib.suppress(OSError):
+                stray.unlink()
+
+
+def alive(pid: int) -> bool:
+    """Whether there is a process of this number."""
+    if pid == os.getpid():  # another thread may be writing
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
