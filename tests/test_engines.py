@@ -19,7 +19,7 @@ import fedstrata as fs
 from fedstrata.core.fed import Carry, Remember, Setup
 from fedstrata.core.method import Method, method
 from fedstrata.core.storage import Group, Part, Placed
-from fedstrata.engines import simulated
+from fedstrata.engines import simulated, stream
 from fedstrata.engines.simulated import CACHED, Simulated, trace_advance
 from fedstrata.methods.fedavg import State
 
@@ -90,7 +90,14 @@ def test_strides_of_a_gpu_change_nothing(monkeypatch):
                      progress=False)  # fmt: skip
         return str(caught.value)
 
-    plain, words = {both: run(*both) for both in ((12, 4), (7, 3))}, diverge()
+    def many(engine):
+        """Of more clients than are shuffled to draw a few; unlike ones, drawn by size."""
+        clients = [{"a": np.full((1 + i % 3, 2), i / 1100, np.float32)} for i in range(1100)]
+        return fs.solve(problem, method, fs.FederatedData.from_clients(clients), np.zeros(2, np.float32),
+                        rounds=8, eval_every=4, participation=7, weights="size", engine=engine,
+                        progress=False).x  # fmt: skip
+
+    plain, words, often = {both: run(*both) for both in ((12, 4), (7, 3))}, diverge(), many("simulated")
     monkeypatch.setattr(simulated.jax, "default_backend", lambda: "gpu")
     assert simulated.strided(Setup(problem, 4, 4), np.array([0, 50, 50])).stride == 25
     for both, its in plain.items():
@@ -98,6 +105,16 @@ def test_strides_of_a_gpu_change_nothing(monkeypatch):
         np.testing.assert_allclose(strided.x, its.x, rtol=1e-6)
         np.testing.assert_allclose(strided.history["loss"], its.history["loss"], rtol=1e-6)
         assert strided.ledger == its.ledger
+    for engine in ("simulated", "streamed"):
+        np.testing.assert_allclose(many(engine), often, rtol=1e-6)
+    strides = []
+    spied = stream.in_strides
+    monkeypatch.setattr(
+        stream, "in_strides", lambda *args: strides.append(int(np.gcd.reduce(args[3]))) or spied(*args)
+    )
+    for ahead in (None, 3, 9):  # all windows of a run have the same stride, and so the same program
+        np.testing.assert_allclose(many(fs.engines.Streamed(ahead=ahead)), often, rtol=1e-6)
+    assert strides == [4] * 2 + [2] * 4 + [4] * 2
     assert diverge() == words  # the same round, though the state is looked at only now and then
 
 

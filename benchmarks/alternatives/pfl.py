@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from ..timing import Run
 from . import Case
-from .pytorch import one_thread
+from .pytorch import one_thread, samples
 
 
 class Softmax(torch.nn.Module):
@@ -47,13 +47,13 @@ class WithReplacement(Dataset):
             raise ValueError("A batch size is needed.")
         x, y = self.raw_data
         for _ in range(self.steps):
-            rows = torch.randint(0, len(x), (batch_size,), generator=self.generator)
+            rows = torch.randint(0, len(x), (batch_size,), generator=self.generator, device=x.device)
             yield x[rows], y[rows]
 
 
 def simulated(case: Case) -> Run:
-    x, y = torch.tensor(case.x), torch.tensor(case.y, dtype=torch.long)
-    rng, generator = np.random.default_rng(case.seed), torch.Generator().manual_seed(case.seed)
+    x, y = samples(case)  # pfl has its model on a GPU where there is one
+    rng, generator = np.random.default_rng(case.seed), torch.Generator(x.device).manual_seed(case.seed)
     clients = [WithReplacement(xs, ys, case.steps, generator) for xs, ys in zip(x, y, strict=True)]
 
     def users() -> Iterator[int]:
@@ -75,7 +75,9 @@ def simulated(case: Case) -> Run:
         local_batch_size=case.batch,
     )
     algorithm = FederatedAveraging()
-    start = MappedVectorStatistics({name: torch.tensor(p) for name, p in case.start().items()})
+    start = MappedVectorStatistics(
+        {name: torch.tensor(p, device=x.device) for name, p in case.start().items()}
+    )
     done = 0
 
     @one_thread()
@@ -91,6 +93,6 @@ def simulated(case: Case) -> Run:
             val_cohort_size=None,
         )
         algorithm.run(params, backend, model, training, training, send_metrics_to_platform=False)
-        return {name: p.detach().clone() for name, p in model.variable_map.items()}
+        return {name: p.detach().cpu().clone() for name, p in model.variable_map.items()}
 
     return run

@@ -12,7 +12,7 @@ all n_i are equal, all sets are equally likely, and everyone of a cohort counts 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,15 @@ class Threshold(NamedTuple):
         """What these clients count for where they are drawn, max(n_i, θ)."""
         theta = self.rest / jnp.maximum(self.left, 1)
         return jnp.maximum(weights, theta.astype(jnp.result_type(float)))
+
+
+def place_in(ascending: Array, values: Array, side: Literal["left", "right"] = "left") -> Array:
+    """Where values belong in an ascending array.
+
+    On a GPU each turn of a loop starts kernels anew (H200, 100 of 6,400: 222 µs); without one it takes 13 µs.
+    """
+    method = "scan" if jax.default_backend() == "cpu" else "scan_unrolled"
+    return jnp.searchsorted(ascending, values, side=side, method=method)
 
 
 def threshold(weights: Array, count: int) -> Threshold:
@@ -81,12 +90,12 @@ def by_weight(key: Key, weights: Array, count: int, theta: Threshold) -> Array:
     fraction = (start % left + k * (theta.rest % left).astype(jnp.result_type(float))) / left
     points = k * (theta.rest // left) + start // left + jnp.floor(fraction).astype(open_.dtype)
 
-    place = jnp.minimum(jnp.searchsorted(ends, points, side="right"), lines.shape[0] - 1)
+    place = jnp.minimum(place_in(ends, points, "right"), lines.shape[0] - 1)
     drawn = order[place]
     if together > 1:
         within = points - (ends - lines[order])[place]
         before = (jnp.cumsum(lines) - lines)[drawn]
-        drawn = jnp.searchsorted(jnp.cumsum(open_), before + within, side="right")
+        drawn = place_in(jnp.cumsum(open_), before + within, "right")
     others = jnp.nonzero(certain, size=count, fill_value=0)[0]
     return jnp.sort(jnp.where(k < theta.left, drawn, others[k - theta.left])).astype(jnp.int32)
 

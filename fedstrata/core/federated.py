@@ -34,8 +34,9 @@ from fedstrata.core.samples import (
 )
 from fedstrata.core.scaled import is_scaled, opened, scaled
 from fedstrata.core.shown import line
-from fedstrata.core.source import ScaledSource, Source, rows_of, source_digest
+from fedstrata.core.source import ScaledSource, Source, rows_of, source_digest, taken
 from fedstrata.core.storage import NOBODY, Group, Part, Placed, common_size, groups_of, launch_rows
+from fedstrata.core.threads import by_rows
 from fedstrata.core.types import PyTree
 
 
@@ -339,7 +340,7 @@ class FederatedData:
         source = self.source if part == "train" else self.valid_source
         if source is None:
             rows = rows_of(sizes[clients], self._starts[part][clients])
-            return jax.tree.map(lambda leaf: leaf[rows], form)
+            return jax.tree.map(lambda leaf: taken(leaf, rows), form)
         found, number = source.samples(clients), int(sizes[clients].sum())
         structure: Any = jax.tree.structure(form)
         if jax.tree.structure(found) != structure:
@@ -353,7 +354,7 @@ class FederatedData:
                     f"The source gave {jax.tree_util.keystr(path)} as {leaf.dtype} {leaf.shape} for "
                     f"{_some(clients)}, where sizes and form say {like.dtype} {wanted}."
                 )
-            if not finite(leaf):
+            if not _all_finite(leaf):
                 raise DataError(
                     f"{jax.tree_util.keystr(path)} has a NaN or an infinity in a sample of {_some(clients)}."
                 )
@@ -650,6 +651,10 @@ def _offsets(sizes: np.ndarray) -> np.ndarray:
     return np.cumsum(sizes) - sizes
 
 
+def _all_finite(leaf: np.ndarray) -> bool:
+    return all(by_rows(lambda these: finite(leaf[these]), leaf))
+
+
 def _padded(rows: int, leaf: np.ndarray) -> np.ndarray:
     """A copy that is filled up, aligned as JAX has arrays on a CPU: it need not be copied again."""
     shape = (rows, *leaf.shape[1:])
@@ -657,5 +662,6 @@ def _padded(rows: int, leaf: np.ndarray) -> np.ndarray:
     raw = np.empty(length + ALIGNED, np.uint8)
     first = -raw.ctypes.data % ALIGNED
     found = raw[first : first + length].view(leaf.dtype).reshape(shape)
-    found[: len(leaf)], found[len(leaf) :] = leaf, 0
+    by_rows(lambda these: np.copyto(found[: len(leaf)][these], leaf[these]), leaf)
+    found[len(leaf) :] = 0
     return found

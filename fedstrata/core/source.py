@@ -15,6 +15,7 @@ import numpy as np
 
 from fedstrata.core.digest import tree_digest
 from fedstrata.core.scaled import Scales, scaled
+from fedstrata.core.threads import by_rows
 from fedstrata.core.types import PyTree
 
 
@@ -71,6 +72,18 @@ class ScaledSource:
 def rows_of(sizes: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """The positions of clients' samples in flat arrays, client after client."""
     return np.arange(sizes.sum()) + np.repeat(offsets - (np.cumsum(sizes) - sizes), sizes)
+
+
+def taken(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """A copy of these rows, which are there."""
+    found = np.empty((len(rows), *array.shape[1:]), array.dtype)
+
+    def take(these: slice) -> None:
+        # "raise", which looks at the rows first, would take them into a buffer of its own
+        np.take(array, rows[these], axis=0, out=found[these], mode="clip")
+
+    by_rows(take, found)
+    return found
 
 
 def source_digest(source: Source) -> str:

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples
+from fedstrata.core.cohorts import place_in
 from fedstrata.core.scaled import opened
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, PyTree
@@ -144,7 +145,7 @@ class Placed:
         """The rows of clients, given by their numbers; `NOBODY` is past the last row."""
         if self.ids is None:
             return of
-        return jnp.where(of == NOBODY, self.training.rows, jnp.searchsorted(self.ids, of))
+        return jnp.where(of == NOBODY, self.training.rows, place_in(self.ids, of))
 
     def sizes_of(self, of: Array | None) -> Array:
         """How many training samples some clients have; None is everyone."""

@@ -28,7 +28,7 @@ import numpy as np
 
 from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.shown import line
-from fedstrata.core.source import rows_of
+from fedstrata.core.source import rows_of, taken
 from fedstrata.core.types import PyTree
 from fedstrata.data.formats import CorruptData
 from fedstrata.data.store_format import FORMAT, HEADER, VERSION, described, digest_of, rebuilt
@@ -78,7 +78,7 @@ class _File:
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Some rows. Of pages that were read, the system gets back its own now and then."""
-        found = np.take(self.array, rows, axis=0)
+        found = taken(self.array, rows)
         self.read[0] += found.nbytes
         if self.read[0] > KEPT and hasattr(mmap, "MADV_DONTNEED"):
             self.pages.madvise(mmap.MADV_DONTNEED)

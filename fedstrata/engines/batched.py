@@ -25,8 +25,9 @@ from fedstrata.core.fed import Advanced, Carry, Engine, Job, Setup
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.storage import Placed, alike
+from fedstrata.core.threads import cores
 from fedstrata.core.types import Array, PyTree
-from fedstrata.engines.callbacks import calls_out, cores
+from fedstrata.engines.callbacks import calls_out
 from fedstrata.engines.programs import program
 from fedstrata.engines.simulated import Simulated, lanes_of, send_home, strided, trace_advance, trace_begin
 

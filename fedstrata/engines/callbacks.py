@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
 
+from fedstrata.core.threads import cores
+
 
 class TooFewThreads(RuntimeError):
     """A machine on which JAX's callbacks can hang."""
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def calls_out(compiled: Any) -> bool:

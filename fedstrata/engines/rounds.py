@@ -27,10 +27,11 @@ MakeFed = Callable[[Setup, Placed, PyTree, Array | None, Integer], Fed]
 BEFORE = 2**31 - 1  # stands for "before round 0" where a key is folded with a round's number
 
 
-def cohort_of(setup: Setup, key: Key, data: Placed) -> Array | None:
-    """This round's clients: None is everyone."""
+def cohort_of(setup: Setup, key: Key, data: Placed, r: Integer) -> Array | None:
+    """The clients of round ``r``: None is everyone."""
     if setup.participants == setup.clients:
         return None
+    key = keys_of(key, r)[0]
     if by_size(setup, data):
         sizes, count = data.every_size, setup.participants
         return by_weight(key, sizes, count, threshold(sizes, count))
@@ -44,11 +45,22 @@ def keys_of(key: Key, r: Integer) -> tuple[Key, Key]:
 
 
 def one_round(
-    make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, key: Key, data: Placed, r: Integer
+    make_fed: MakeFed,
+    setup: Setup,
+    method: Method,
+    carry: Carry,
+    key: Key,
+    data: Placed,
+    r: Integer,
+    cohort: Array | None = None,
 ) -> Carry:
-    """Round ``r``, which draws from ``fold_in(key, r)`` alone; a state's dtypes stay what they were."""
-    key_cohort, key_round = keys_of(key, r)
-    fed = make_fed(setup, data, carry.memory, cohort_of(setup, key_cohort, data), r)
+    """Round ``r``, which draws from ``fold_in(key, r)`` alone; a state's dtypes stay what they were.
+
+    Its ``cohort`` is drawn here where it was not drawn before.
+    """
+    chosen = cohort_of(setup, key, data, r) if cohort is None else cohort
+    key_round = keys_of(key, r)[1]
+    fed = make_fed(setup, data, carry.memory, chosen, r)
     # of the default width: 1/r of a 32-bit integer would be a float32 where the rest is in float64
     r = r if isinstance(r, int) else jnp.asarray(r, jnp.result_type(int))
     state = method.at(r).round(setup.problem, fed, key_round, r, carry.state)

@@ -30,7 +30,7 @@ from fedstrata.core.term import Term
 from fedstrata.core.tracing import traced
 from fedstrata.core.types import Array, Function, Integer, PyTree
 from fedstrata.engines.programs import program
-from fedstrata.engines.rounds import before_rounds, finite, measure, one_round
+from fedstrata.engines.rounds import before_rounds, cohort_of, finite, measure, one_round
 
 CACHED = 320_000  # numbers of a block's clients on a CPU; measured where each of two cores has 1 MiB of L2
 MAP_FROM = 2_000  # numbers in a message from which a CPU evaluates one client after the other
@@ -269,25 +269,36 @@ def trace_advance(
     make_fed, key, most = engine.make_fed(), jax.random.key(seed), engine.evaluations_at_once
 
     @counting.counted
-    def one(carry: Carry, r: Integer) -> Carry:
-        return one_round(make_fed, setup, method, carry, key, data, r)
+    def one(carry: Carry, r: Integer, cohort: Array | None) -> Carry:
+        return one_round(make_fed, setup, method, carry, key, data, r, cohort)
+
+    def cohorts(r: Integer) -> Array | None:
+        """Of a stride's rounds, drawn together: a GPU asks the host whether a draw must be repeated."""
+        if setup.stride == 1 or setup.participants == setup.clients:
+            return None
+        return jax.vmap(lambda n: cohort_of(setup, key, data, r + n))(jnp.arange(setup.stride))
+
+    def of_turn(cohorts: Array | None, turn: Integer) -> Array | None:
+        return None if cohorts is None else jax.lax.dynamic_index_in_dim(cohorts, turn, keepdims=False)
 
     # Loops must know their carry beforehand: which counts and which metrics there are.
-    (_, tally), round_once = traced(one, carry, first)
+    cohort = jax.eval_shape(lambda r: of_turn(cohorts(r), 0), first)
+    (_, tally), round_once = traced(one, carry, first, cohort)
     metrics, measured = traced(lambda c: measure(make_fed, setup, method, c, data), carry)
     none = counting.no_words(tally)
 
-    def round_step(_: Integer, inner: Any) -> Any:
+    def round_step(these: Array | None, turn: Integer, inner: Any) -> Any:
         carry, r, words = inner
-        carry, tally = round_once(carry, r)
+        carry, tally = round_once(carry, r, of_turn(these, turn))
         return engine.fixed_layout(carry), r + 1, counting.add_words(words, tally)
 
     def stride(turn: Integer, inner: Any) -> Any:
         *before, bad = inner
         if setup.stride == 1:
-            carry, r, words = round_step(turn, before)
+            carry, r, words = round_step(None, turn, before)
         else:
-            carry, r, words = jax.lax.fori_loop(0, setup.stride, round_step, tuple(before))
+            step = partial(round_step, cohorts(before[1]))
+            carry, r, words = jax.lax.fori_loop(0, setup.stride, step, tuple(before))
         return carry, r, words, jnp.where((bad < 0) & ~finite(carry.state), r - 1, bad)
 
     def evaluate(j: Integer, outer: Any) -> Any:

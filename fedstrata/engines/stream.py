@@ -82,9 +82,9 @@ class Stream:
         self._in_windows: bool | None = None
         self._checked = False
 
-    def begin(self, setup: Setup, held: Held | None, seed: int) -> None:
-        """A chunk of rounds begins."""
-        self.setup, self.seed = setup, seed
+    def begin(self, setup: Setup, held: Held | None, seed: int, stride: int = 1) -> None:
+        """A chunk of rounds begins, which divides into strides, see `fedstrata.engines.simulated.strided`."""
+        self.setup, self.seed, self.stride = setup, seed, stride
         if held is not None:
             self.memories = held.memories
             self.memories.begin(held.version)
@@ -157,7 +157,8 @@ class Stream:
         engine = Cohorts(self.engine.chunk)
         slots = engine.slots(r, np.array([number]))
         args = (method, Carry(state, window.memory), np.uint32(self.seed), window.placed, *slots)
-        carry, (_, words, bad) = in_strides(trace_advance, engine, bare, np.array([number]), args)
+        lengths = np.array([number, self.stride])  # another stride would be another program
+        carry, (_, words, bad) = in_strides(trace_advance, engine, bare, lengths, args)
         window.memory = carry.memory
         counts = counting.settle(jax.tree.map(lambda w: w[0], words), number)
         return carry.state, r + number, counts, int(bad)
@@ -190,6 +191,8 @@ class Stream:
         rounds = self.engine.ahead or min(
             WINDOW_ROUNDS, max(1, int(WINDOW_BYTES / (part * (self._client_bytes + row))))
         )
+        stride = self.stride  # of which a window holds whole ones, or an even part
+        rounds = max(n for n in range(1, rounds + 1) if n % stride == 0 or stride % n == 0)
         clients = min(rounds * part, data.clients)
         found = {"rounds": rounds, "clients": clients}
         for name, sizes in (("train", data.sizes), ("valid", data.valid_sizes)):

@@ -29,7 +29,7 @@ from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
 from fedstrata.engines.memories import Held, Memories
 from fedstrata.engines.rounds import in_a_loop
-from fedstrata.engines.simulated import Simulated
+from fedstrata.engines.simulated import Simulated, strided
 from fedstrata.engines.stream import MANY, Stream
 
 SAMPLED = 1_000  # clients that metrics are means over where there are many
@@ -108,7 +108,7 @@ class Streamed(Engine):
     ) -> Advanced:
         """See `Engine.advance`."""
         setup, method, seed, data = job
-        data.begin(setup, carry.memory, seed)
+        data.begin(setup, carry.memory, seed, strided(setup, rounds).stride)
 
         def measured(state: PyTree, r: int) -> dict[str, Any]:
             return data.measured(setup, method, state)

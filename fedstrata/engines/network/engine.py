@@ -45,7 +45,7 @@ from fedstrata.engines.network.text import (
     shapes,
 )
 from fedstrata.engines.network.transport import Failure, Local, Request, Transport
-from fedstrata.engines.rounds import cohort_of, finite, in_a_loop, keys_of
+from fedstrata.engines.rounds import cohort_of, finite, in_a_loop
 
 log = logging.getLogger("fedstrata.network")
 
@@ -482,9 +482,7 @@ class Network(Engine):
         if setup.participants < setup.clients:
             name = ("cohort", _identity(setup))
             if name not in self._programs:
-                drawn = jax.jit(
-                    lambda seed, r, data: cohort_of(setup, keys_of(jax.random.key(seed), r)[0], data)
-                )
+                drawn = jax.jit(lambda seed, r, data: cohort_of(setup, jax.random.key(seed), data, r))
                 self._programs[name] = drawn, setup
             cohort = np.asarray(self._programs[name][0](np.uint32(seed), np.int32(r), data))
         cohort = cohort[~np.isin(self._site_of[cohort], list(self._absent))].astype(np.int32)
