@@ -249,3 +249,10 @@ def test_datasets_of_pytorch():
     ]:
         with pytest.raises(fs.DataError, match=message):
             fs.FederatedData.from_clients(container)
+
+
+@pytest.mark.parametrize("names", ["ab", [1, 2]])
+def test_names_are_words(names):
+    clients = [np.zeros((2, 1)), np.ones((3, 1))]
+    with pytest.raises(fs.DataError, match="names must be words, one for each client"):
+        fs.FederatedData.from_clients(clients, names=names)

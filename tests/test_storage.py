@@ -76,8 +76,7 @@ def test_full_batches_cohorts_and_memory_by_hand(weights, participation, engine,
     setup, placed = Setup(problem, 10, participation, weights), DATA.placed()
     cohorts = []
     for r in range(3):
-        key = jax.random.split(jax.random.fold_in(jax.random.key(5), r))[0]
-        cohort = cohort_of(setup, key, placed)
+        cohort = cohort_of(setup, jax.random.key(5), placed, r)
         cohorts.append(np.arange(10) if cohort is None else np.asarray(cohort))
     method = fs.SCAFFOLD(eta_l=0.1, K=2)
     result = fs.solve(

@@ -145,7 +145,7 @@ class FederatedData:
         held_out, valid_sizes = (None, None) if valid is None else flattened(valid, "validation client")
         if valid_sizes is not None and len(valid_sizes) != len(sizes):
             raise DataError(f"valid has {len(valid_sizes)} clients where there are {len(sizes)}.")
-        named = None if names is None else tuple(names)
+        named = _named(names)
         return cls(train, sizes, held_out, valid_sizes, test, server, named)
 
     @classmethod
@@ -306,7 +306,7 @@ class FederatedData:
             total = int(sizes.sum(dtype=np.int64))
             shapes = jax.tree.map(lambda f, n=total: jax.ShapeDtypeStruct((n, *f.shape), f.dtype), form)
             found += [shapes, sizes]
-        named = None if names is None else tuple(names)
+        named = _named(names)
         train, sizes, held_out_samples, valid_sizes = found
         parts = (train, sizes, held_out_samples, valid_sizes, given["test"], given["server"], named)
         return cls(*parts, source=source, valid_source=held_out)
@@ -649,6 +649,16 @@ def _some(clients: np.ndarray) -> str:
 
 def _offsets(sizes: np.ndarray) -> np.ndarray:
     return np.cumsum(sizes) - sizes
+
+
+def _named(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise DataError(
+            f"names must be words, one for each client, e.g. ['Basel', 'Zurich'], but is {names!r}."
+        )
+    return tuple(names)
 
 
 def _all_finite(leaf: np.ndarray) -> bool:

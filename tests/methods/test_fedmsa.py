@@ -129,8 +129,8 @@ def test_algorithm_1_by_hand(quadratic):
     z = before = h = np.zeros(21)
     setup = Setup(quadratic.problem, 10, 4)
     for r in range(rounds):
-        key_cohort, key = jax.random.split(jax.random.fold_in(jax.random.key(0), r))
-        cohort = np.asarray(cohort_of(setup, key_cohort, quadratic.data.placed()))
+        key = jax.random.split(jax.random.fold_in(jax.random.key(0), r))[1]
+        cohort = np.asarray(cohort_of(setup, jax.random.key(0), quadratic.data.placed(), r))
         keep = 1 - rho if r else 0.0
         h = np.mean([maps(i, z) + keep * (h - maps(i, before)) for i in cohort], axis=0)
         ends = []
