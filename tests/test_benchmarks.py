@@ -177,7 +177,7 @@ def test_loss_tuning_goes_through_the_same_iterates(monkeypatch, capsys):
 @pytest.mark.parametrize("name", scale.METHODS)
 def test_scale_measures_what_it_streams(name, tmp_path):
     found = scale.measure(name, 100, tmp_path, True, 10)
-    assert found.keys() == {"round", "call", "host", "device", "in memory"}
+    assert found.keys() == {"round", "call", "start", "host", "device", "in memory"}
     assert found["device"] > 0
     sizes = fs.data.open_store(tmp_path / "zipf-100").sizes
     np.testing.assert_array_equal(sizes, scale.sizes_of(100))
