@@ -654,11 +654,12 @@ def _offsets(sizes: np.ndarray) -> np.ndarray:
 def _named(names: Sequence[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    named = tuple(names)
+    if isinstance(names, str) or not all(isinstance(name, str) for name in named):
         raise DataError(
             f"names must be words, one for each client, e.g. ['Basel', 'Zurich'], but is {names!r}."
         )
-    return tuple(names)
+    return named
 
 
 def _all_finite(leaf: np.ndarray) -> bool:

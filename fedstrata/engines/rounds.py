@@ -38,6 +38,11 @@ def cohort_of(setup: Setup, key: Key, data: Placed, r: Integer) -> Array | None:
     return jnp.sort(uniformly(key, setup.clients, setup.participants))
 
 
+def cohorts_of(setup: Setup, key: Key, data: Placed, rounds: Array) -> Array | None:
+    """The clients of several rounds, drawn together: the rows that `cohort_of` gives."""
+    return jax.vmap(lambda r: cohort_of(setup, key, data, r))(rounds)
+
+
 def keys_of(key: Key, r: Integer) -> tuple[Key, Key]:
     """What round ``r`` draws its clients from, and the method's own key."""
     key_cohort, key_round = jax.random.split(jax.random.fold_in(key, r))

@@ -30,7 +30,7 @@ from fedstrata.core.term import Term
 from fedstrata.core.tracing import traced
 from fedstrata.core.types import Array, Function, Integer, PyTree
 from fedstrata.engines.programs import program
-from fedstrata.engines.rounds import before_rounds, cohort_of, finite, measure, one_round
+from fedstrata.engines.rounds import before_rounds, cohorts_of, finite, measure, one_round
 
 CACHED = 320_000  # numbers of a block's clients on a CPU; measured where each of two cores has 1 MiB of L2
 MAP_FROM = 2_000  # numbers in a message from which a CPU evaluates one client after the other
@@ -273,23 +273,17 @@ def trace_advance(
         return one_round(make_fed, setup, method, carry, key, data, r, cohort)
 
     def cohorts(r: Integer) -> Array | None:
-        """Of a stride's rounds, drawn together: a GPU asks the host whether a draw must be repeated."""
-        if setup.stride == 1 or setup.participants == setup.clients:
-            return None
-        return jax.vmap(lambda n: cohort_of(setup, key, data, r + n))(jnp.arange(setup.stride))
-
-    def of_turn(cohorts: Array | None, turn: Integer) -> Array | None:
-        return None if cohorts is None else jax.lax.dynamic_index_in_dim(cohorts, turn, keepdims=False)
+        # once a stride: a GPU asks the host whether a draw must be repeated
+        return None if setup.stride == 1 else cohorts_of(setup, key, data, r + jnp.arange(setup.stride))
 
     # Loops must know their carry beforehand: which counts and which metrics there are.
-    cohort = jax.eval_shape(lambda r: of_turn(cohorts(r), 0), first)
-    (_, tally), round_once = traced(one, carry, first, cohort)
+    (_, tally), round_once = traced(one, carry, first, jax.eval_shape(lambda r: _row(cohorts(r), 0), first))
     metrics, measured = traced(lambda c: measure(make_fed, setup, method, c, data), carry)
     none = counting.no_words(tally)
 
     def round_step(these: Array | None, turn: Integer, inner: Any) -> Any:
         carry, r, words = inner
-        carry, tally = round_once(carry, r, of_turn(these, turn))
+        carry, tally = round_once(carry, r, _row(these, turn))
         return engine.fixed_layout(carry), r + 1, counting.add_words(words, tally)
 
     def stride(turn: Integer, inner: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from fedstrata.core.fed import Exchange, Fed, Setup
 from fedstrata.core.storage import Placed
 from fedstrata.core.types import Array, Integer, Key, PyTree, Weights
-from fedstrata.engines.rounds import cohort_of
+from fedstrata.engines.rounds import cohorts_of
 from fedstrata.engines.simulated import Simulated, SimulatedFed
 
 
@@ -60,7 +60,7 @@ def drawn_cohorts(clients: int, participants: int, weights: Weights) -> Callable
     setup = Setup(None, clients, participants, weights)  # type: ignore[arg-type]
 
     def of(seed: Integer, rounds: Array, data: Any) -> Array | None:
-        return jax.vmap(lambda r: cohort_of(setup, jax.random.key(seed), data, r))(rounds)
+        return cohorts_of(setup, jax.random.key(seed), data, rounds)
 
     return jax.jit(of)
 
