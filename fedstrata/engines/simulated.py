@@ -263,8 +263,7 @@ def trace_advance(
 ) -> tuple[Carry, Rows, Rows, Array]:
     """Rounds and evaluations as two nested loops of traced length.
 
-    Where they are to ``stay_finite``, state and memory are left as they were at the last evaluation up to
-    which the state and the problem's metrics were finite.
+    To ``stay_finite``, the carry is left as at the last evaluation with finite state and problem's metrics.
     """
     make_fed, key, most = engine.make_fed(), jax.random.key(seed), engine.evaluations_at_once
 
@@ -297,10 +296,9 @@ def trace_advance(
 
     def evaluate(j: Integer, outer: Any) -> Any:
         before, r, bad, well, history, words = outer
-        start = (before, r, none, bad)
-        strides = jax.lax.dynamic_index_in_dim(rounds, j, keepdims=False)
-        strides = strides if setup.stride == 1 else strides // setup.stride
-        carry, r, these, bad = jax.lax.fori_loop(0, strides, stride, start)
+        number = jax.lax.dynamic_index_in_dim(rounds, j, keepdims=False)
+        strides = number if setup.stride == 1 else number // setup.stride
+        carry, r, these, bad = jax.lax.fori_loop(0, strides, stride, (before, r, none, bad))
         values = measured(carry)
         if stay_finite:
             asked = tuple(name for name, _ in setup.metrics)
