@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 MANY = 10_000  # clients, above which metrics are means over some of them
 WINDOW_BYTES = 2**26  # of samples and memories that are read ahead at once
-WINDOW_ROUNDS = 64  # at most
+WINDOW_ROUNDS = 64  # at most; twice as many on a GPU, which is done with them sooner
 BLOCK_BYTES = 2**24  # of those through which an exchange with everyone goes
 BLOCK_CLIENTS = 4_096  # at most
 _numbers = itertools.count()
@@ -78,7 +78,11 @@ class Stream:
         self._x64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
         self._reader = ThreadPoolExecutor(1, "fedstrata-reader")
         self._window: Window | None = None
-        self._next: Future[Window] | None = None
+        # to another device the next window is copied while one computes, and the one after it is read
+        on_host = jax.default_backend() == "cpu"
+        self._windows, self._longest = (1, WINDOW_ROUNDS) if on_host else (2, 2 * WINDOW_ROUNDS)
+        self._coming: deque[Future[Window]] = deque()
+        self._drawn: tuple[int, Array] | None = None
         self._in_windows: bool | None = None
         self._checked = False
 
@@ -175,13 +179,19 @@ class Stream:
             return self._window
         self._put_back()
         self._window = None
-        coming, self._next = self._next, None
-        found = None if coming is None else coming.result()
+        found = self._coming.popleft().result() if self._coming else None
         if found is None or not found.start <= r < found.stop:
-            found = self._read(r)
+            self._coming.clear()
+            found = self._reader.submit(self._read, r).result()
         self._window = found
-        self._next = self._reader.submit(self._read, found.stop)
+        while len(self._coming) < self._windows:
+            last = self._coming[-1] if self._coming else None
+            self._coming.append(self._reader.submit(self._read_after, last, found.stop))
         return found
+
+    def _read_after(self, last: Future[Window] | None, r: int) -> Window:
+        """The window after the last one, which this thread has read; the one from ``r`` if there is none."""
+        return self._read(r if last is None else last.result().stop)
 
     @cached_property
     def _capacity(self) -> dict[str, int]:
@@ -189,7 +199,7 @@ class Stream:
         data, part = self.data, self.setup.participants
         row = 0 if self.memories is None else self.memories.row_bytes
         rounds = self.engine.ahead or min(
-            WINDOW_ROUNDS, max(1, int(WINDOW_BYTES / (part * (self._client_bytes + row))))
+            self._longest, max(1, int(WINDOW_BYTES / (part * (self._client_bytes + row))))
         )
         stride = self.stride  # of which a window holds whole ones, or an even part
         rounds = max(n for n in range(1, rounds + 1) if n % stride == 0 or stride % n == 0)
@@ -217,9 +227,9 @@ class Stream:
         """The clients of as many rounds from ``r`` on as fit into a window."""
         with jax.enable_x64(self._x64):  # a setting of each thread's own
             room, number = self._capacity, self._capacity["rounds"]
-            draw = drawn_cohorts(self.setup.clients, self.setup.participants, self.setup.weights)
-            rounds = r + np.arange(number, dtype=np.int32)
-            cohorts = np.asarray(draw(np.uint32(self.seed), rounds, self._drawing))
+            if self._drawn is None or self._drawn[0] != r:
+                self._drawn = (r, self._draw(r))
+            cohorts = np.asarray(self._drawn[1])
             while True:
                 clients = np.unique(cohorts[:number])
                 needed = self._samples(clients)
@@ -229,9 +239,17 @@ class Stream:
                     room.update({name: max(room[name], needed[name]) for name in needed})
                     break
                 number = number // 2
+            # now, as the device does it after the rounds that it was given before
+            self._drawn = (r + number, self._draw(r + number))
             placed = self.data.some(clients, room["clients"], room, self.groups)
             every = None if self._drawing is None else self._drawing.sizes
             return Window(r, r + number, clients, replace(self._placed(placed), every=every))
+
+    def _draw(self, r: int) -> Array:
+        """The cohorts of a window's rounds from ``r`` on."""
+        draw = drawn_cohorts(self.setup.clients, self.setup.participants, self.setup.weights)
+        rounds = r + np.arange(self._capacity["rounds"], dtype=np.int32)
+        return draw(np.uint32(self.seed), rounds, self._drawing)
 
     def _placed(self, host: Placed) -> Placed:
         return replace(jax.device_put(host), server=self.server, test=self.test)
