@@ -4,7 +4,8 @@ Clients with Zipf sizes 1 … 100 and 64 features in a store that this program w
 of them take part in a round. FedAvg, SCAFFOLD, FedMSA with ten of them in its local steps, and ZO-HFL, each
 in a process of its own. "In memory" is the same run, the same cohorts, with all samples on the device, in
 turn with the streamed one, after memory was looked at. A round's time is the difference between long and
-short calls, so that it holds none of the start.
+short calls, so that it holds none of the start. Below the table is what reading and copying take alone, which
+a streamed run does while it computes.
 """
 
 from __future__ import annotations
@@ -153,6 +154,26 @@ def measure(name: str, clients: int, folder: Path, in_memory: bool, rounds: int)
     return found | ({"in memory": each[1]} if in_memory else {})
 
 
+def carried(clients: int, folder: Path) -> str:
+    """What a round's samples take to be read and to be copied to the device, in windows of 64 rounds."""
+    import jax
+
+    import fedstrata as fs
+
+    data = fs.FederatedData.from_source(fs.data.open_store(store_of(clients, folder), verify=False))
+    rng, rounds, least = np.random.default_rng(0), 64, np.full(2, np.inf)
+    for _ in range(4 * REPETITIONS):
+        cohorts = [rng.choice(clients, min(PART, clients // 5), replace=False) for _ in range(rounds)]
+        at = time.perf_counter()
+        samples = data.read(np.unique(np.concatenate(cohorts)))
+        read = time.perf_counter()
+        jax.block_until_ready(jax.device_put(samples))
+        least = np.minimum(least, [read - at, time.perf_counter() - read])
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(samples)) / rounds / 1e6
+    reading, copying = (f"{ms:.2f} ms" for ms in 1e3 * least / rounds)
+    return f"Of {clients:,} clients, a round's {size:.2f} MB: read in {reading}, copied in {copying}."
+
+
 def row(name: str, clients: int, folder: Path, in_memory: bool, rounds: int) -> dict[str, float]:
     """The same in a process of its own."""
     words = [sys.executable, "-m", "benchmarks.scale", "--one", name, str(clients), str(int(in_memory))]
@@ -195,6 +216,7 @@ def main() -> None:
                 if "in memory" in ours:
                     cells += [f"{1e3 * ours['in memory']:.2f}", f"{ours['round'] / ours['in memory']:.2f}"]
                 print(f"| {' | '.join(cells + ['–'] * (len(head) - len(cells)))} |", flush=True)
+        print("\n" + carried(options.clients[-1], folder))
 
 
 if __name__ == "__main__":
