@@ -191,6 +191,7 @@ def test_an_equilibrium_constraint():
     np.testing.assert_allclose(found.y, [[0.5], [0.5]], atol=1e-7)  # the clients' means of y(x, ξ)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "own", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["each client's", "shared"]
 )

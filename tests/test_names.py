@@ -31,6 +31,7 @@ def test_importing_the_package_imports_no_jax():
     assert run("import sys, fedstrata; print('jax' in sys.modules)") == ["False"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["fs.applicable", "fs.solve", "import fedstrata.advice.applicable"])
 def test_registries_are_complete_whatever_is_asked_for_first(first):
     code = f"import fedstrata as fs; {first}; from fedstrata.core.method import METHODS; print(*METHODS)"

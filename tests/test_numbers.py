@@ -72,6 +72,7 @@ SCALARS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCALARS)
 def test_single_precision_among_double_warns_of_nothing(name):
     problem, method = SCALARS[name]
@@ -83,6 +84,7 @@ def test_single_precision_among_double_warns_of_nothing(name):
     assert result.x.dtype == jnp.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("two_sided", [False, True])
 def test_the_two_stage_response_is_that_at_x(two_sided):
     """y(x, ξ) = x·b + ‖x‖² 1: one round of one step from x̂; two-sided, ‖x ± v‖² = ‖x‖² + η² on average."""

@@ -256,6 +256,7 @@ def test_debug_engine_names_the_client():
         solve(problem=fs.Minimization(broken), engine="debug")
 
 
+@pytest.mark.slow
 def test_debug_engine_finds_indices_outside():
     """A label 2 of two classes gives a plausible loss in JAX: it is named, with its client."""
 

@@ -180,6 +180,7 @@ def test_small_dtypes_stay_small():
     assert placed.train["y"].dtype == jnp.int32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "seeds"), [([0.1], 3), ([0.1, 0.2], 3), ([0.1], 2)])
 def test_sets_of_one_size_can_differ_in_their_split_in_a_sweep(x64, steps, seeds):
     """Each seed its own split: sizes differ, the program is one, or one for each core's seeds or methods."""

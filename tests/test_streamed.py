@@ -73,6 +73,7 @@ def test_resumed_bit_for_bit(data, tmp_path):
         fs.solve(problem, scaffold, other, np.zeros(3), resume=True, **run)
 
 
+@pytest.mark.slow
 def test_metrics_of_some_clients(data):
     """They are those of a federation of these clients alone, and the result says so."""
     method = fs.FedAvg(gamma=0.1, H=1)

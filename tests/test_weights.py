@@ -41,6 +41,7 @@ def solve(problem, method, data, **options):
     return fs.solve(problem, method, data, X0, progress=False, weights="size", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kl", "group"])
 def test_minimax_forms_weigh_samples_by_size(name, data):
     if name == "kl":

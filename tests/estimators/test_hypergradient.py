@@ -35,6 +35,7 @@ def point(x64):
     return samples, x, w, jax.tree.map(lambda leaf: leaf + 1, w)
 
 
+@pytest.mark.slow
 def test_products_are_those_of_the_hessian(point):
     samples, x, w, v = point
     mean = samples.full_mean(g)
@@ -93,6 +94,7 @@ def at_a_client(problem, adjoint):
     return Client(0, samples, samples), x, Z
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_maps_are_those_of_the_converted_problem(name, x64):
     """The quick maps of whole batches against sample-wise derivatives."""

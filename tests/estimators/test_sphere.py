@@ -51,6 +51,7 @@ def test_one_direction_is_the_sphere():
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[0], b), one, again)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_estimates_of_a_quadratic():
     A = jnp.array([[3.0, 1.0, 0.0], [1.0, 2.0, 0.5], [0.0, 0.5, 1.0]])

@@ -56,6 +56,7 @@ def test_a_game_without_potential(x64, name):
     np.testing.assert_allclose(found.y, solution, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "skew", "order"),
     [

@@ -84,6 +84,7 @@ def test_runs_side_by_side_are_the_same(experiment, tmp_path):
         assert a.ledger == b.ledger
 
 
+@pytest.mark.slow
 def test_splits_side_by_side_are_the_same(tmp_path, monkeypatch):
     """Splits of equally many samples, however spread, and seeds are lanes of one program."""
 

@@ -189,6 +189,7 @@ def by_client(data, values):
     return np.array([values[data.offsets[i] :][: data.sizes[i]].mean() for i in range(data.clients)])
 
 
+@pytest.mark.slow
 def test_robust_problems_are_their_formulas():
     model = {"name": "logistic"}
     fedmsa = [{"name": "FedMSA", "alpha": 0.1, "beta": 0.1}]

@@ -251,6 +251,7 @@ def test_payoff_linear_in_y_on_a_set():
     np.testing.assert_allclose([result.x[0], result.y[0]], [0.5, -0.5], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_budget_that_ends_first_is_told():
     case = Problem(1000)
     with pytest.warns(UserWarning, match=r"in 5 of 5 rounds .* lower_rounds=4 exchanges"):

@@ -192,6 +192,7 @@ def test_sequences_of_any_number():
         assert float(result.y[-1]) == pytest.approx(c[0] - x_star, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_converted_problem_has_the_same_iterates(quadratic):
     problem, data, *_ = quadratic
     as_it_is = run(quadratic, fs.FedMSA(0.1, 0.2, K=3, clients=2), 4)
@@ -258,6 +259,7 @@ def test_the_adjoint_form_starts_with_the_gradient(risk):
     assert float(tree.norm(result.state.direction.Z)) < 1e-13
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("adjoint", "low", "high"), [(True, 0.0, 1e-8), (False, 1e-2, np.inf)])
 def test_clients_that_differ_bias_the_papers_form_alone(risk, adjoint, low, high):
     problem, data = risk

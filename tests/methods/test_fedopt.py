@@ -44,6 +44,7 @@ OWN = fs.Minimization(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("problem", "options", "more"),
     [
@@ -174,6 +175,7 @@ def test_another_optimiser_is_not_resumed(tmp_path, other):
 MADE = "optax.adagrad(0.1, initial_accumulator_value={}), optax.inject_hyperparams(optax.adam)({})"
 
 
+@pytest.mark.slow
 def test_optimisers_are_told_apart_by_what_they_are_made_of():
     """Also by what only their start knows; and alike in every process."""
     assert len({fingerprint(o) for o in [SERVERS["adam"], *OTHERS.values()]}) == 4

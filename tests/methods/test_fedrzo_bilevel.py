@@ -72,6 +72,7 @@ def test_one_sided_floor_is_proportional_to_eta():
     assert errors[1e-2] / errors[1e-3] == pytest.approx(10, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("messages", ["vectors", "scalars"])
 def test_two_sided_has_no_floor(messages):
     method = fs.FedRZOBilevel(0.02, 0.1, batch_size=None, lower=Newton(), two_sided=True, messages=messages)

@@ -72,6 +72,7 @@ def test_leader_optimum(followers, b):
     assert_optimal(game, solve(game, method))
 
 
+@pytest.mark.slow
 @inside
 @pytest.mark.parametrize("b", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
@@ -302,6 +303,7 @@ def test_from_theory_reaches_the_accuracy_it_promises(x64):
         assert ((found.y - solution) ** 2).sum() <= (solution**2).sum() / (k + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lower",
     ["accelerated", *(pytest.param(n, marks=pytest.mark.slow) for n in ("projection", "extragradient"))],

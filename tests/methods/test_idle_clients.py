@@ -76,6 +76,7 @@ def every_other(r):
     return jnp.where(jnp.arange(3) == 2, 3 * (r % 2), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.slow), 2])
 def test_where_scaffold_ends(participation):
     """Idle for good: the optimum of the others. Idle at times: everyone's, as with partial participation."""
@@ -85,6 +86,7 @@ def test_where_scaffold_ends(participation):
         np.testing.assert_allclose(result.x["w"], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [fs.FedNest(0.2, 0.3, T=2, tau=STEPS, ell=4.0, N=100, inverse="series"),
                                     fs.FedMSA(0.1, 0.3, K=STEPS, clients=3)])  # fmt: skip
 def test_who_computes_means_counts_in_the_limit(method):

@@ -91,6 +91,7 @@ def test_control_variates_remove_the_drift(method):
     np.testing.assert_allclose(solve(method, rounds=1500).x, x_star, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_scaffold_with_sampled_clients_still_finds_the_minimiser():
     found = solve(fs.SCAFFOLD(eta_l=GAMMA, K=2), rounds=3000, participation=2)
     np.testing.assert_allclose(found.x, x_star, rtol=1e-8)

@@ -64,6 +64,7 @@ def test_quadratic_problem(x64):
     assert last == pytest.approx(expected, rel=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_scalars_are_vectors(x64, batch_size):
     """The same iterates; two numbers per client instead of n, and what is missing in the fits with both."""
@@ -138,6 +139,7 @@ def test_sets_of_clients_move_with_x(x64):
     assert (np.abs(result.y - result.x) >= rho - 1e-9).sum() == 3
 
 
+@pytest.mark.slow
 def test_nonsmooth_implicit_function():
     """The paper's (3): y(x) = max(0, x), f = Σ g(x_i) with g = ½(x_i+1)² below 0 and ½ above, kinked at 0.
 

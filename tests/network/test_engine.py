@@ -100,6 +100,7 @@ def test_several_clients_at_a_site_and_partial_participation(name):
     assert len(engine.transport.names) == 3
 
 
+@pytest.mark.slow
 def test_a_site_sends_one_weighted_sum():
     case = CASES["fedavg"]
     alone, shared = Network(), Network(clients_per_site=5)
@@ -207,6 +208,7 @@ def test_no_step_of_a_round_runs_eagerly(name, eager, caplog):
     assert {number for _, number in rounds[5:]} == {before}
 
 
+@pytest.mark.slow
 def test_resume_takes_memory_along(tmp_path):
     case = CASES["scaffold"]
     case.run(engine="network", rounds=1, checkpoint=tmp_path)

@@ -85,6 +85,7 @@ def test_leader_optimum_in_closed_form():
     assert fs.cournot_game(5, 1.0, x_cap=0.5).optimum[0] == 0.5
 
 
+@pytest.mark.slow
 @every_game
 def test_problem_agrees_with_the_closed_forms(game, x64):
     x, sample = jnp.float64(1.3), {"a": jnp.float64(9.5)}

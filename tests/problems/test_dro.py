@@ -247,6 +247,7 @@ def test_the_minimax_form_needs_samples_in_memory():
         fs.dro.cvar(lambda x, s: x * s["a"], 0.5).minimax(fs.FederatedData.from_source(source))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
     "problem", [p for p, _ in RISKS.values()] + [fs.dro.mean_semideviation(squared, 0.6, 1e-12)]

@@ -48,6 +48,7 @@ def along(f, x, v):
     return jax.jvp(jax.grad(f), (x,), (v,))[1]
 
 
+@pytest.mark.slow
 def test_values_and_derivatives_are_those_of_the_network(loss):
     x, v = loss.x0, jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape), float), loss.x0)
     samples = jax.tree.map(jnp.asarray, SAMPLES)
@@ -84,6 +85,7 @@ def test_a_run_is_that_of_the_native_loss(loss):
     assert runs[0].ledger.oracle_calls == runs[1].ledger.oracle_calls
 
 
+@pytest.mark.slow
 def test_a_function_after_it_keeps_the_batch_together(loss):
     def added(value, x, y):
         return value + x * sum((leaf**2).sum() for leaf in y.values())

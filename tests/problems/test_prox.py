@@ -193,6 +193,7 @@ def test_envelope_gradients_are_those_of_finite_differences(name, x64):
     np.testing.assert_allclose(jax.grad(envelope, argnums=1)(x, mu), by_mu, rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in ALL if "indicator" not in n])
 def test_envelope_gradients_keep_their_digits_in_float32(name):
     """x − prox(x, μ) is below the roundoff of x = 1000 for μ = 1e-6; in float64 it is exact enough."""
@@ -235,6 +236,7 @@ def test_envelopes_have_second_derivatives(name, x64):
     np.testing.assert_allclose(hessian, exact, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_nothing_is_nan_at_zero(name):
     x = jnp.zeros_like(point(name, dtype=np.float32))
@@ -253,6 +255,7 @@ def test_the_gradient_of_a_value_is_zero_at_zero(name):
     np.testing.assert_array_equal(jax.grad(ALL[name].value)(jnp.zeros(6)), np.zeros(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_float32_jit_and_vmap_give_the_float64_result(name):
     xs = np.stack([point(name, seed, np.float32) for seed in range(5)])
@@ -271,6 +274,7 @@ def test_float32_jit_and_vmap_give_the_float64_result(name):
     np.testing.assert_allclose(envelopes, values, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VECTOR)
 def test_a_pytree_is_the_vector_of_its_entries(name):
     x = point(name, 5, np.float32)

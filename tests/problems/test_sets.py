@@ -167,6 +167,7 @@ def test_projection_is_idempotent_nonexpansive_and_obtuse(name, xyz):
         assert (xyz[i] - p[i]) @ (p[j] - p[i]) <= error * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_points_of_the_set_stay_and_are_contained(name):
     x = jnp.asarray(points(6, np.float32))
@@ -345,6 +346,7 @@ def test_dykstra_stops_after_its_iterations():
     assert float(sets.distance(many, x)) > float(np.linalg.norm(one - x))
 
 
+@pytest.mark.slow
 def test_moreau_indicator_and_its_gradient(x64):
     rng = np.random.default_rng(2)
     for name, project in ALL.items():
@@ -365,6 +367,7 @@ def test_moreau_indicator_has_second_derivatives(x64):
     np.testing.assert_allclose(hessian, (np.eye(2) - (np.eye(2) - np.outer(unit, unit)) / 5) / 2, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_distance_is_differentiable_in_the_set_and_its_parameters(x64):
     x = np.array([3.0, 4.0])
     np.testing.assert_allclose(jax.grad(lambda x: sets.distance(sets.Ball(1.0), x))(x), x / 5, rtol=1e-14)
@@ -380,6 +383,7 @@ def test_distance_is_differentiable_in_the_set_and_its_parameters(x64):
     np.testing.assert_allclose([value, slope], [2.0, -1.0], rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, s in ALL.items() if not isinstance(s, sets.Intersection)])
 def test_jacobians_of_closed_forms(name, x64):
     x = points(1, np.float64, seed=3)[0]

@@ -204,6 +204,7 @@ def outer(z, batch):
     return (z * batch["b"][:2]).var() + z @ z
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [fs.per_batch(vector), each])
 @pytest.mark.parametrize("last", [fs.per_batch(outer), lambda z, s: z[0] * s["b"] + z @ z, lambda z: z @ z])
 @pytest.mark.parametrize("plain", [fs.per_batch(spread), lambda x, s: (s["a"] @ x) ** 2, None])
