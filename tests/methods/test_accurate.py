@@ -101,13 +101,17 @@ def test_defaults_are_right(kappa, weights):
 
 
 @pytest.mark.slow
-def test_two_sided_is_exact():
-    """Without the noise of size η only lower_tol is left, which is relative to each round's step."""
+@pytest.mark.parametrize(("lower_tol", "error"), [(1e-3, 2e-5), (1e-8, 1e-8)])
+def test_two_sided_is_exact(lower_tol, error):
+    """Without the noise of size η only lower_tol is left, which is relative to each round's step.
+
+    Of the default, what is left depends on where solutions happen to stop: a hundredth of what η leaves.
+    """
     case = Problem(1000)
-    result = case.solve(fs.FedRZOBilevel(0.1, 1e-3, two_sided=True), rounds=1000)
-    assert case.error(result.x) <= 1e-6
+    result = case.solve(fs.FedRZOBilevel(0.1, 1e-3, two_sided=True, lower_tol=lower_tol), rounds=1000)
+    assert case.error(result.x) <= error
     y = case.solution(result.x["x"])
-    assert np.linalg.norm(flat(result.y) - y) <= 1e-6 * np.linalg.norm(y)
+    assert np.linalg.norm(flat(result.y) - y) <= lower_tol * 1e-3 * np.linalg.norm(y)
 
 
 @pytest.mark.slow
