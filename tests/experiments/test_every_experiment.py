@@ -10,7 +10,6 @@ from fedstrata.experiments import ExperimentError, registry
 from fedstrata.experiments.data import LOADERS
 from fedstrata.experiments.runner import prepare, run_experiment
 from fedstrata.report import load_report
-from tests.speed import importing_jax
 
 ALL = {name: registry.find(name) for name in registry.names()}
 DOCS = Path(__file__).parents[2] / "docs" / "experiments"
@@ -58,7 +57,7 @@ def test_quick(name, tmp_path):
     for found in report.runs:
         for series, values in found.history.items():
             assert np.isfinite(values).all(), f"{found.label}, {found.setting}: {series}"
-    assert taken < 25 * importing_jax()  # which is 20 s and more
+    assert taken < 40  # 28 s at most on two slow cores with nothing compiled before
 
 
 @pytest.mark.parametrize("name", ALL)
