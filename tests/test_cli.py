@@ -75,7 +75,9 @@ def started(program, *words):
     """CPU time of a process and the heavy modules in it; of three, as other work adds to this time too."""
 
     def once():
-        done = subprocess.run([sys.executable, "-c", program + USED, *words], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program + USED, *words], capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0, done.stderr
         taken, *heavy = done.stdout.split()
         return float(taken), heavy

@@ -192,9 +192,7 @@ def test_an_equilibrium_constraint():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "own", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["each client's", "shared"]
-)
+@pytest.mark.parametrize("own", [True, False], ids=["each client's", "shared"])
 def test_coupled_followers(own):
     """Affine followers, G = M y − x − c_i with M not symmetric: y_i = M⁻¹(x + c_i), F = ½ mean ‖y_i − 1‖².
 

@@ -74,10 +74,8 @@ def test_leader_optimum(followers, b):
 
 @pytest.mark.slow
 @inside
-@pytest.mark.parametrize("b", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "followers", [20, *(pytest.param(n, marks=pytest.mark.slow) for n in (10, 100, 1000))]
-)
+@pytest.mark.parametrize("b", [0.5, 1.0])
+@pytest.mark.parametrize("followers", [10, 20, 100, 1000])
 def test_leader_optimum_where_caps_bind(followers, b):
     """Kinks and clients that differ: one local step, so that they do not drift apart.
 
@@ -306,7 +304,7 @@ def test_from_theory_reaches_the_accuracy_it_promises(x64):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "lower",
-    ["accelerated", *(pytest.param(n, marks=pytest.mark.slow) for n in ("projection", "extragradient"))],
+    ["accelerated", "projection", "extragradient"],
 )
 def test_what_fills_up_a_clients_arrays_changes_nothing(lower, x64):
     """Equilibria are solved side by side with one step size and one stop: of the real samples alone."""

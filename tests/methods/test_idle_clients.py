@@ -77,7 +77,7 @@ def every_other(r):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("participation", [1.0, 2])
 def test_where_scaffold_ends(participation):
     """Idle for good: the optimum of the others. Idle at times: everyone's, as with partial participation."""
     for K, expected in ((STEPS, best(CLIENTS[:2])), (every_other, best(CLIENTS))):

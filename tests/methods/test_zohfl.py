@@ -65,7 +65,7 @@ def test_quadratic_problem(x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("batch_size", [None, 2])
 def test_scalars_are_vectors(x64, batch_size):
     """The same iterates; two numbers per client instead of n, and what is missing in the fits with both."""
 
