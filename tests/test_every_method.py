@@ -1,4 +1,4 @@
-"""What holds for every method: one row in ``tests/cases`` brings all of these tests."""
+"""What holds for every method: one row in ``fedstrata.testing.cases`` brings all of these tests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from fedstrata.engines.programs import kept
 from fedstrata.engines.rounds import one_round
 from fedstrata.engines.simulated import Simulated, SimulatedFed
 from fedstrata.solving.pose import pose
-
-from .cases import CLIENTS, all_cases
+from fedstrata.testing.cases import CLIENTS, all_cases
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 CASES = {case.name: case for case in all_cases()}

@@ -20,7 +20,8 @@ BELOW = {
     "advice": {"core", "problems", "estimators", "methods", "solving"},
     "report": {"core", "solving"},
 }
-BELOW["experiments"] = set(BELOW)
+BELOW["testing"] = {"core", "engines", "problems", "methods", "solving"}
+BELOW["experiments"] = set(BELOW) - {"testing"}
 # What is only needed when it is asked for: a result draws itself, data reads a data frame.
 WHEN_ASKED = {("solving", "report"), ("core", "data")}
 MODULES = sorted(path for room in BELOW for path in (PACKAGE / room).rglob("*.py"))

@@ -11,8 +11,8 @@ from fedstrata.engines import callbacks, stream
 from fedstrata.engines.memories import Memories
 from fedstrata.engines.programs import kept
 from fedstrata.engines.streamed import Streamed
+from fedstrata.testing.cases import all_cases
 
-from .cases import all_cases
 from .test_every_method import TOLERANCE, assert_same
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")

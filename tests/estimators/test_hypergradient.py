@@ -12,8 +12,7 @@ from fedstrata.core import counting, tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.estimators import sequences
 from fedstrata.estimators.hypergradient import Coupled, bilevel_maps, curvature
-
-from ..cases import multisequence as m
+from fedstrata.testing.cases import multisequence as m
 
 
 def g(x, w, s):

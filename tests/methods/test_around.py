@@ -13,8 +13,7 @@ from fedstrata.core.fed import Fed
 from fedstrata.engines.rounds import before_rounds, one_round
 from fedstrata.engines.simulated import SimulatedFed
 from fedstrata.solving.pose import pose
-
-from ..cases import all_cases
+from fedstrata.testing.cases import all_cases
 
 CASES = {case.name: case for case in all_cases()}
 # Their uploads are differences, directions, scalars, or values that nobody knew before.

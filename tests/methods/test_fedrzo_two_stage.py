@@ -11,7 +11,7 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.core.storage import Group
-from tests.cases import two_stage
+from fedstrata.testing.cases import two_stage
 
 # γ > 2η is too long for the set x ≥ 0, but x is never at its edge here
 inside = pytest.mark.filterwarnings("ignore:FedRZOTwoStage. gamma=.* is more than 2")

@@ -1,6 +1,6 @@
 """What a method says that it reveals on a problem is what the ledger of a run finds.
 
-Every row of ``tests/cases`` is asked in ``test_every_method``; here are other problems and options.
+Every row of the cases is asked in ``test_every_method``; here are other problems and options.
 """
 
 from __future__ import annotations
@@ -8,15 +8,14 @@ from __future__ import annotations
 import pytest
 
 import fedstrata as fs
-
-from ..cases.averaging import data as regression_data
-from ..cases.averaging import problem as regression
-from ..cases.averaging import x0
-from ..cases.bilevel_zeroth import bilevel, minimax
-from ..cases.bilevel_zeroth import data as bilevel_data
-from ..cases.bilevel_zeroth import x0 as bilevel_x0
-from ..cases.bilevel_zeroth import y0 as bilevel_y0
-from ..cases.compositional import data, federated, loss
+from fedstrata.testing.cases.averaging import data as regression_data
+from fedstrata.testing.cases.averaging import problem as regression
+from fedstrata.testing.cases.averaging import x0
+from fedstrata.testing.cases.bilevel_zeroth import bilevel, minimax
+from fedstrata.testing.cases.bilevel_zeroth import data as bilevel_data
+from fedstrata.testing.cases.bilevel_zeroth import x0 as bilevel_x0
+from fedstrata.testing.cases.bilevel_zeroth import y0 as bilevel_y0
+from fedstrata.testing.cases.compositional import data, federated, loss
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 chi2, kl = fs.dro.chi2(loss, 2.0), fs.dro.kl(loss, 0.5)

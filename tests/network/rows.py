@@ -1,4 +1,4 @@
-"""A site's process that takes part in the rows of tests/cases, one after the other, without a new start.
+"""A site's process that takes part in every row of the cases, one after the other, without a new start.
 
 `python -m tests.network.rows KIT ADDRESS NUMBER FOLDER`
 """
@@ -20,8 +20,7 @@ from fedstrata.engines.network.federation import made_up
 from fedstrata.engines.network.grpc_site import serve
 from fedstrata.engines.network.host import Host, form_of
 from fedstrata.solving.pose import pose
-
-from ..cases import CLIENTS, Case, all_cases
+from fedstrata.testing.cases import CLIENTS, Case, all_cases
 
 SITES = ("berlin", "lyon", "turin")
 SHARES = np.array_split(np.arange(CLIENTS), len(SITES))  # two clients, two, and one

@@ -40,8 +40,8 @@ from fedstrata.engines.network.engine import Asked, part
 from fedstrata.engines.rounds import keys_of
 from fedstrata.solving import progress
 from fedstrata.solving.pose import pose
+from fedstrata.testing.cases import all_cases, samples
 
-from ..cases import all_cases, samples
 from .faults import environment
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")

@@ -22,8 +22,7 @@ from fedstrata.engines.network.engine import part
 from fedstrata.engines.network.federation import Federation, _described, made_up
 from fedstrata.engines.network.host import Host, columns_of, form_of
 from fedstrata.solving.pose import pose
-
-from ..cases import all_cases
+from fedstrata.testing.cases import all_cases
 
 CASES = {case.name: case for case in all_cases()}
 

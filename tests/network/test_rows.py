@@ -1,4 +1,4 @@
-"""Every row of tests/cases at three site processes over mutual TLS: iterates, ledgers, metrics and bytes."""
+"""Every row of the cases at three site processes over mutual TLS: iterates, ledgers, metrics and bytes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fedstrata.engines.network import AtSites, Network, Request
 from fedstrata.engines.network.federation import Federation, made_up
 from fedstrata.engines.network.grpc_server import GrpcServer
 from fedstrata.engines.network.kits import make
+from fedstrata.testing.cases import CLIENTS
 
-from ..cases import CLIENTS
 from .faults import ROOT, environment
 from .rows import SHARES, SHARING, SITES, rows
 from .test_grpc import Proxy

@@ -12,8 +12,7 @@ import pytest
 import fedstrata as fs
 from fedstrata.core.term import Term, alike
 from fedstrata.problems.dro import DRO, GroupDRO
-
-from ..cases import all_cases
+from fedstrata.testing.cases import all_cases
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -167,7 +167,7 @@ def test_long_runs_begin_at_once():
 
 
 def test_every_method_plans_for_any_horizon_at_once():
-    from tests.cases import all_cases
+    from fedstrata.testing.cases import all_cases
 
     began = time.perf_counter()
     for case in all_cases():

@@ -11,8 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 import fedstrata as fs
 from fedstrata.solving.loop import Loop
-
-from ..cases import all_cases
+from fedstrata.testing.cases import all_cases
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 rng = np.random.default_rng(0)

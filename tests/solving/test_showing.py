@@ -14,8 +14,7 @@ from rich.console import Console
 import fedstrata as fs
 from fedstrata.core import html
 from fedstrata.report import history_table
-
-from ..cases import all_cases
+from fedstrata.testing.cases import all_cases
 
 CASES = {case.name: case for case in all_cases()}
 data = fs.FederatedData.from_clients([{"a": np.full((n, 2), float(n))} for n in (4, 2, 8)])
