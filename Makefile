@@ -6,16 +6,18 @@ JOBS   ?= 2
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 RUNS   := $(VENV)/.ready-run
-SLOW   := $(VENV)/.ready-slow
+LONG   := $(VENV)/.ready-long
 
 # Material for MkDocs otherwise prints an advertisement of its successor.
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-wheel check format docs bench clean
+.PHONY: help install demo test test-slow test-long test-wheel check format docs bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+install: $(READY)  ## the environment that the tests need
 
 demo: $(RUNS)  ## what four hospitals gain by learning together: a table and a page
 	$(BIN)/fedstrata demo
@@ -23,8 +25,11 @@ demo: $(RUNS)  ## what four hospitals gain by learning together: a table and a p
 test: $(READY)  ## quick tests and the examples in docstrings
 	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not slow"
 
-test-slow: $(SLOW)  ## tests that train networks or run for long
-	$(BIN)/pytest -n $(JOBS) -m slow
+test-slow: $(READY)  ## tests that train a model or start processes
+	$(BIN)/pytest -n $(JOBS) -m "slow and not long"
+
+test-long: $(LONG)  ## the nightly run: every fault, every experiment, trackers, FLARE, a browser, rates, sizes
+	$(BIN)/pytest -n $(JOBS) -m long
 
 test-wheel:  ## the built wheel, installed into an empty environment and tried
 	PYTHON=$(PYTHON) .ci/wheel
@@ -63,6 +68,6 @@ $(READY): pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-$(SLOW): $(READY)
-	$(BIN)/python -m pip install --quiet --editable '.[test-slow]'
+$(LONG): $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[test-long]'
 	touch $@

@@ -12,6 +12,8 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+# Tests are thousands of small programs: most of their time would go into optimising them (see `optimized`).
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import hypothesis
 import jax
@@ -27,10 +29,12 @@ hypothesis.settings.register_profile("fedstrata", derandomize=True, deadline=Non
 hypothesis.settings.load_profile("fedstrata")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """The quick tests are thousands of small programs: most of their time would go into optimising them."""
-    if config.option.markexpr == "not slow":
-        jax.config.update("jax_disable_most_optimizations", True)
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs at night is not quick either: ``-m "not slow"`` means the quick tests alone."""
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)
@@ -58,12 +62,18 @@ def x64() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def quick_compiler() -> Iterator[None]:
-    """For hundreds of small programs among the slow tests: see `pytest_configure`."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+def optimized() -> Iterator[None]:
+    """The compiler as users have it: for tests that measure speed, or compute longer than they compile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")
+        jax.config.update("jax_disable_most_optimizations", False)
+        yield
+    jax.config.update("jax_disable_most_optimizations", os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1")
+
+
+@pytest.fixture(scope="module")
+def quick_compiler() -> None:
+    """What every test has."""
 
 
 @pytest.fixture(scope="session")

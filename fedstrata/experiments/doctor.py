@@ -33,11 +33,11 @@ PURPOSES = {
     "wandb": "Weights & Biases: fs.track.WandB",
     "bench": "the benchmarks",
     "test": "the tests",
-    "test-slow": "the slow tests",
+    "test-long": "the nightly tests",
     "docs": "the documentation",
     "dev": "work on the package itself",
 }
-DEVELOPERS = ("bench", "test", "test-slow", "docs", "dev")
+DEVELOPERS = ("bench", "test", "test-long", "docs", "dev")
 SOURCE = Path(__file__).parents[2] / "pyproject.toml"  # in a checkout, whose installed metadata may be older
 SPACE = 2**30  # bytes of free disk below which a long run may end badly
 

@@ -141,9 +141,9 @@ def test_functions_and_sources_that_are_wrong():
         fs.FederatedData.from_source(holes).client(1)
 
 
-@pytest.mark.slow  # not for its time: what it needs is installed for slow tests only
+@pytest.mark.long  # not for its time: what it needs is installed for the nightly run only
 def test_a_dataset_divided_by_a_column():
-    datasets = pytest.importorskip("datasets", reason="pip install 'fedstrata[test-slow]'")
+    datasets = pytest.importorskip("datasets", reason="pip install 'fedstrata[test-long]'")
     rows = {
         "who": ["b", "a", "b", "c"],
         "x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]],

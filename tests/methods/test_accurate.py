@@ -15,7 +15,6 @@ from scipy.special import expit
 import fedstrata as fs
 
 SIZES = (1, 2, 3, 5)
-pytestmark = pytest.mark.usefixtures("quick_compiler")
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ import pytest
 import fedstrata as fs
 from fedstrata.core.method import METHODS
 
-pytestmark = pytest.mark.usefixtures("x64", "quick_compiler")
+pytestmark = pytest.mark.usefixtures("x64")
 
 A = np.array([[10.0, 0.0], [-9.0, 2.0], [1.0, 1.0]])
 B = A[:, ::-1] + 1.0

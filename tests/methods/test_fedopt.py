@@ -14,7 +14,6 @@ import pytest
 import fedstrata as fs
 from fedstrata.core.fingerprint import fingerprint
 
-pytestmark = pytest.mark.usefixtures("quick_compiler")
 rng = np.random.default_rng(0)
 CLIENTS = [{"a": rng.normal(size=(n, 3)), "b": rng.normal(size=n)} for n in (6, 4, 5)]
 data = fs.FederatedData.from_clients(CLIENTS)

@@ -17,7 +17,6 @@ from fedstrata.testing.cases.bilevel_zeroth import x0 as bilevel_x0
 from fedstrata.testing.cases.bilevel_zeroth import y0 as bilevel_y0
 from fedstrata.testing.cases.compositional import data, federated, loss
 
-pytestmark = pytest.mark.usefixtures("quick_compiler")
 chi2, kl = fs.dro.chi2(loss, 2.0), fs.dro.kl(loss, 0.5)
 
 

@@ -44,7 +44,6 @@ from fedstrata.testing.cases import all_cases, samples
 
 from .faults import environment
 
-pytestmark = pytest.mark.usefixtures("quick_compiler")
 CASES = {case.name: case for case in all_cases()}
 
 

@@ -17,7 +17,7 @@ import fedstrata as fs
 
 from .faults import EXPERIMENT, Federation, environment, forgetting, simulated, without
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow  # the rest of the faults runs at night
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,7 @@ def test_an_exception_and_killed_sites_and_server_change_nothing(federation, und
     assert "turin: away" in federation.log("server")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("federation", ["timeout = 2.0"], indirect=True)
 def test_a_site_that_sleeps_longer_than_the_timeout_is_waited_for(federation, undisturbed):
     federation.start()
@@ -81,6 +82,7 @@ def test_a_site_that_sleeps_longer_than_the_timeout_is_waited_for(federation, un
     assert "turin: late" in federation.log("server")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("federation", ['missing = "drop"\nafter = 0.2\ntimeout = 120.0'], indirect=True)
 def test_a_site_that_is_away_is_dropped_and_readmitted(federation):
     federation.start()
@@ -106,6 +108,7 @@ def test_a_site_that_is_away_is_dropped_and_readmitted(federation):
     assert all(row["present/turin"] == 1 for row in federation.history())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "federation", ['missing = "drop"\nafter = 0.2\nmin_sites = 3\ntimeout = 5.0'], indirect=True
 )
@@ -121,6 +124,7 @@ def test_too_few_sites_stop_the_run_with_a_checkpoint(federation, undisturbed):
     assert_same(federation.finish(), undisturbed)
 
 
+@pytest.mark.long
 def test_a_site_with_an_empty_disk_is_refused_and_one_with_another_text_too(federation, undisturbed):
     federation.start()
     federation.until(past(federation, 10))
@@ -143,6 +147,7 @@ def test_a_site_with_an_empty_disk_is_refused_and_one_with_another_text_too(fede
     assert_same(federation.finish(), undisturbed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("federation", ["anew = true"], indirect=True)
 def test_a_site_with_an_empty_disk_is_taken_anew_where_the_policy_says_so(federation):
     federation.start()
@@ -158,6 +163,7 @@ def test_a_site_with_an_empty_disk_is_taken_anew_where_the_policy_says_so(federa
     assert "taken anew" in (federation.out / "report.html").read_text("utf-8")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("federation", ["timeout = 120.0"], indirect=True)
 def test_status_stop_resume_and_collect(federation, undisturbed):
     for name in ("berlin", "turin"):
@@ -229,6 +235,7 @@ for word in sys.argv:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at_once", [True, False])
 def test_trying_tells_which_site_has_died(at_once, tmp_path):
     (tmp_path / "faults.py").write_text(DIES.format(at_once=at_once) + EXPERIMENT)

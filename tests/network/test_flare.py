@@ -19,7 +19,7 @@ from .faults import EXPERIMENT, SITES, environment, history, simulated, without
 
 pytest.importorskip("nvflare", reason='no NVIDIA FLARE: pip install "fedstrata[flare]"')
 psutil = pytest.importorskip("psutil")  # comes with it
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 ROUNDS = "rounds=150"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from .faults import SITES, Federation
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 ROUNDS = 500  # each with its evaluation: a thousand exchanges
 
 

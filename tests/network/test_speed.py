@@ -8,7 +8,7 @@ from benchmarks.network import measured, served
 
 from .faults import environment
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("optimized")]
 # Milliseconds of an exchange with three sites, and of the bare transport on the machine they are meant for.
 LIMITS = {"10 KB": (8, 1.5), "1 MB": (45, 11), "10 MB": (230, 106)}
 FLARE = {"10 KB": (35, 15), "1 MB": (110, 62), "10 MB": (550, 336)}

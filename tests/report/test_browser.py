@@ -19,7 +19,7 @@ from fedstrata.report import (
 
 from .chromium import ABSENT, FOUND, Chromium
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(FOUND is None, reason=ABSENT)]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(FOUND is None, reason=ABSENT)]
 
 TABLE = TableSpec((Column("loss", better="low"), Column("seconds", "run")), ("label", "H"))
 WIDTHS = {"desktop": 1280, "phone": 390}

@@ -13,7 +13,6 @@ import fedstrata as fs
 from fedstrata.solving.loop import Loop
 from fedstrata.testing.cases import all_cases
 
-pytestmark = pytest.mark.usefixtures("quick_compiler")
 rng = np.random.default_rng(0)
 SIZES = (4, 9, 2, 30, 5)  # far enough apart for several groups of like size
 

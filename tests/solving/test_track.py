@@ -240,10 +240,10 @@ def wandb_rows(file):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of wandb's own modules
 def test_wandb_has_the_history_offline(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb", reason="wandb is not installed: pip install 'fedstrata[test-slow]'")
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed: pip install 'fedstrata[test-long]'")
     monkeypatch.setenv("WANDB_SILENT", "true")
     result = solve(fs.track.WandB("hospitals", mode="offline", dir=str(tmp_path)), rounds=300)
     wandb.teardown()  # its own process writes the end of the file
@@ -257,7 +257,7 @@ def test_wandb_has_the_history_offline(tmp_path, monkeypatch):
 @pytest.fixture
 def mlflow_server(tmp_path):
     """MLflow's own server on loopback, with SQLite."""
-    pytest.importorskip("mlflow.server.handlers", reason="no mlflow: pip install 'fedstrata[test-slow]'")
+    pytest.importorskip("mlflow.server.handlers", reason="no mlflow: pip install 'fedstrata[test-long]'")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -281,7 +281,7 @@ def mlflow_server(tmp_path):
         process.wait(20)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of mlflow's own modules
 def test_mlflow_has_the_history(mlflow_server):
     import mlflow
