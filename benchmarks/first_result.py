@@ -21,7 +21,7 @@ def child(method: str) -> None:
     import fedstrata as fs
 
     clock.append(time.time())
-    from fedstrata.experiments.registry import find
+    from fedstrata.lab.experiments.registry import find
 
     demo = find("demo")  # as the command line does
     task = next(demo.build(s) for s in demo.settings if s.method == method)

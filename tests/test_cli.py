@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 import fedstrata
-from fedstrata.cli import app, load, parse
-from fedstrata.experiments import ExperimentError
-from fedstrata.experiments.data import present
-from fedstrata.experiments.registry import find, headline, names
+from fedstrata.lab import ExperimentError
+from fedstrata.lab.cli import app, load, parse
+from fedstrata.lab.experiments.data import present
+from fedstrata.lab.experiments.registry import find, headline, names
 
 FILE = """
 title = "A file"
@@ -30,7 +30,7 @@ methods = [{ name = "FedAvg", gamma = 0.5, H = 1 }]
 """
 
 PYTHON = """
-from fedstrata.experiments import Column, Experiment, RunRecord, TableSpec
+from fedstrata.lab import Column, Experiment, RunRecord, TableSpec
 
 
 def build(s):
@@ -59,7 +59,7 @@ def invoke(tmp_path, monkeypatch):
 COMMAND = """
 import sys
 from typer.testing import CliRunner
-from fedstrata.cli import app
+from fedstrata.lab.cli import app
 assert CliRunner().invoke(app, sys.argv[1:]).exit_code == 0
 """
 
@@ -149,7 +149,7 @@ def test_the_shell_completes_commands_and_names():
             "COMP_WORDS": line,
             "COMP_CWORD": str(line.count(" ")),
         }
-        words = [sys.executable, "-c", "from fedstrata.cli import app; app(prog_name='fedstrata')"]
+        words = [sys.executable, "-c", "from fedstrata.lab.cli import app; app(prog_name='fedstrata')"]
         return subprocess.run(
             words, capture_output=True, text=True, env={**os.environ, **asked}
         ).stdout.split()
@@ -196,7 +196,7 @@ def test_runs_and_reports_as_json(invoke, tmp_path):
 def test_reproduce_takes_seeds(invoke, tmp_path, monkeypatch):
     Path("mine.py").write_text(PYTHON)
     mine = load("mine.py")
-    monkeypatch.setattr("fedstrata.experiments.registry.find", lambda name: mine)
+    monkeypatch.setattr("fedstrata.lab.experiments.registry.find", lambda name: mine)
     told = json.loads(invoke("reproduce", "mine", "--seeds", "3", "--json").stdout)
     assert [run["seed"] for run in told["runs"]] == [0, 1, 2]
     assert told["command"] == "fedstrata reproduce mine --seeds 3"
@@ -230,7 +230,7 @@ def test_doctor_tells_what_there_is(invoke, monkeypatch):
 def test_doctor_finds_what_does_not_fit(monkeypatch):
     from importlib import metadata
 
-    from fedstrata.experiments import doctor
+    from fedstrata.lab.experiments import doctor
 
     monkeypatch.setattr(
         metadata, "requires", lambda name: ["numpy<1", 'no-such-thing>=2; extra == "gpu"', "jax"]
@@ -355,7 +355,7 @@ BAD = {
     "leaving.py": ("import sys\nsys.exit(0)", "leaving.py, line 2: SystemExit"),
     "other.py": (
         "EXPERIMENT = {}",
-        "other.py: EXPERIMENT must be a fedstrata.experiments.Experiment, but is a dict",
+        "other.py: EXPERIMENT must be a fedstrata.lab.Experiment, but is a dict",
     ),
     "named.py": (
         PYTHON.replace("EXPERIMENT", "EXPERIMENTS"),
@@ -396,7 +396,7 @@ def test_bad_values_and_folders_get_a_message_and_code_2(invoke, tmp_path, monke
     def broken(*args, **options):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("fedstrata.experiments.runner.write_report", broken)
+    monkeypatch.setattr("fedstrata.lab.experiments.runner.write_report", broken)
     assert "Input/output error" in invoke("run", "mine.toml", "--out", "other", code=2).stderr
 
 
@@ -409,7 +409,7 @@ def test_missing_data_says_how_to_get_it(invoke, tmp_path, monkeypatch):
     monkeypatch.setattr(pooch, "retrieve", offline)
     monkeypatch.setenv("FEDSTRATA_DATA", str(tmp_path))
     words = ("run", "fedrzo-relu", "--quick", "--set", "data=mnist")
-    monkeypatch.setattr("fedstrata.experiments.runner.present", lambda name: True)
+    monkeypatch.setattr("fedstrata.lab.experiments.runner.present", lambda name: True)
     message = invoke(*words, code=2).stderr
     assert "Error: The data set 'mnist' was not found." in message
     assert "FEDSTRATA_DATA" in message

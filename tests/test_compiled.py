@@ -55,7 +55,7 @@ def test_a_folder_that_cannot_be_made(nothing_set, monkeypatch, tmp_path):
 COUNTING = """
 import atexit
 import jax.monitoring
-from fedstrata.cli import app
+from fedstrata.lab.cli import app
 
 events = []
 jax.monitoring.register_event_listener(lambda event, **more: events.append(event))

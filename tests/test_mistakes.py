@@ -16,7 +16,7 @@ from fedstrata.core import tree
 from fedstrata.core.fed import Remember
 from fedstrata.core.method import METHODS, Method, Positive, method
 from fedstrata.estimators.gradients import gradient
-from fedstrata.report import history_table
+from fedstrata.lab.report import history_table
 from fedstrata.solving.pose import checked_callbacks
 
 rng = np.random.default_rng(0)

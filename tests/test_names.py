@@ -45,7 +45,7 @@ def test_a_name_that_is_none_says_so():
     assert not hasattr(fs, "__wrapped__")
 
 
-@pytest.mark.parametrize("package", ["fedstrata", "fedstrata.experiments"])
+@pytest.mark.parametrize("package", ["fedstrata", "fedstrata.lab"])
 def test_type_checkers_see_what_python_sees(package):
     module = import_module(package)
     with open(module.__file__, encoding="utf-8") as file:

@@ -63,9 +63,9 @@ def test_what_was_meant(call, kind, words):
 
 
 def test_names_that_are_there_are_found_as_before():
-    from fedstrata.data import loaders  # a module of a package with a __getattr__
+    from fedstrata.data import files  # a module of a package with a __getattr__
 
-    assert loaders.digits is fs.data.digits
+    assert files.from_csv is fs.data.from_csv
     assert not hasattr(fs.sets, "numpi")
 
 

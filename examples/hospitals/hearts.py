@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.experiments.base import Experiment, Setting, Task
-from fedstrata.report import Column, PlotSpec, TableSpec
+from fedstrata.lab.experiments.base import Experiment, Setting, Task
+from fedstrata.lab.report import Column, PlotSpec, TableSpec
 
 FILES = ("cleveland", "hungary", "zurich", "long-beach")
 WORDS = {"male": 1, "female": 0, "yes": 1, "no": 0, "none": 1, "typical": 0, "atypical": 0, "non-anginal": 0}

@@ -18,6 +18,10 @@ class DataError(ValueError):
     """The data cannot be used as given; the message says which client, which array and what to do."""
 
 
+class CorruptData(DataError):
+    """A data file is damaged, truncated or of another format; the message names it."""
+
+
 def array_of(leaf: Any, name: str) -> np.ndarray:
     """A plain array with a sample axis, or an error."""
     if isinstance(leaf, np.ma.MaskedArray):

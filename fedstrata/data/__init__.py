@@ -2,77 +2,42 @@
 
 from typing import TYPE_CHECKING
 
-from fedstrata.core.federated import DataError, FederatedData
-from fedstrata.core.words import misspelt
-from fedstrata.data.fetch import DataNotFound
-from fedstrata.data.files import from_csv
-from fedstrata.data.formats import CorruptData
-from fedstrata.data.hospitals import heart
-from fedstrata.data.labels import check_labels, count_classes
-from fedstrata.data.loaders import (
-    adult,
-    breast_cancer,
-    cifar10,
-    cifar100,
-    digits,
-    fashion_mnist,
-    load,
-    mnist,
-    montevideo_bus,
-    wikimaths,
-)
-from fedstrata.data.partition import (
-    IID,
-    ByKey,
-    Dirichlet,
-    FeatureShift,
-    OneClass,
-    Partitioner,
-    QuantitySkew,
-    Shards,
-    TwoLevel,
-)
-from fedstrata.data.preparation import Preparation, standardize
-from fedstrata.data.sources import FromDataset, FromFunction
-from fedstrata.data.store import Store, open_store
-from fedstrata.data.store_writing import write_store
+from fedstrata.core.lazy import lazy
 
-__all__ = [
-    "IID",
-    "ByKey",
-    "CorruptData",
-    "DataError",
-    "DataNotFound",
-    "Dirichlet",
-    "FeatureShift",
-    "FederatedData",
-    "FromDataset",
-    "FromFunction",
-    "OneClass",
-    "Partitioner",
-    "Preparation",
-    "QuantitySkew",
-    "Shards",
-    "Store",
-    "TwoLevel",
-    "adult",
-    "breast_cancer",
-    "check_labels",
-    "cifar10",
-    "cifar100",
-    "count_classes",
-    "digits",
-    "fashion_mnist",
-    "from_csv",
-    "heart",
-    "load",
-    "mnist",
-    "montevideo_bus",
-    "open_store",
-    "standardize",
-    "wikimaths",
-    "write_store",
-]
-
-if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
-    __getattr__ = misspelt(__name__)
+if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name when it is used
+    from fedstrata.core.federated import DataError as DataError
+    from fedstrata.core.federated import FederatedData as FederatedData
+    from fedstrata.core.samples import CorruptData as CorruptData
+    from fedstrata.data.files import from_csv as from_csv
+    from fedstrata.data.labels import check_labels as check_labels
+    from fedstrata.data.labels import count_classes as count_classes
+    from fedstrata.data.partition import IID as IID
+    from fedstrata.data.partition import ByKey as ByKey
+    from fedstrata.data.partition import Dirichlet as Dirichlet
+    from fedstrata.data.partition import FeatureShift as FeatureShift
+    from fedstrata.data.partition import OneClass as OneClass
+    from fedstrata.data.partition import Partitioner as Partitioner
+    from fedstrata.data.partition import QuantitySkew as QuantitySkew
+    from fedstrata.data.partition import Shards as Shards
+    from fedstrata.data.partition import TwoLevel as TwoLevel
+    from fedstrata.data.preparation import Preparation as Preparation
+    from fedstrata.data.preparation import standardize as standardize
+    from fedstrata.data.sources import FromDataset as FromDataset
+    from fedstrata.data.sources import FromFunction as FromFunction
+    from fedstrata.data.store import Store as Store
+    from fedstrata.data.store import open_store as open_store
+    from fedstrata.data.store_writing import write_store as write_store
+    from fedstrata.lab.datasets.fetch import DataNotFound as DataNotFound
+    from fedstrata.lab.datasets.hospitals import heart as heart
+    from fedstrata.lab.datasets.loaders import adult as adult
+    from fedstrata.lab.datasets.loaders import breast_cancer as breast_cancer
+    from fedstrata.lab.datasets.loaders import cifar10 as cifar10
+    from fedstrata.lab.datasets.loaders import cifar100 as cifar100
+    from fedstrata.lab.datasets.loaders import digits as digits
+    from fedstrata.lab.datasets.loaders import fashion_mnist as fashion_mnist
+    from fedstrata.lab.datasets.loaders import load as load
+    from fedstrata.lab.datasets.loaders import mnist as mnist
+    from fedstrata.lab.datasets.loaders import montevideo_bus as montevideo_bus
+    from fedstrata.lab.datasets.loaders import wikimaths as wikimaths
+else:
+    __getattr__, __dir__ = lazy(__name__)

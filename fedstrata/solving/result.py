@@ -91,7 +91,7 @@ class Result:
 
     def plot(self, *names: str, x: str = "round", path: str | os.PathLike[str] | None = None) -> Figure:
         """Metrics against rounds or another series (``"bytes_up"``, ``"seconds"``); saved to ``path``."""
-        from fedstrata.report import plot_history
+        from fedstrata.lab.report import plot_history
 
         figure = plot_history(self.history, metrics=list(names) or list(self.metrics), x=x)
         if path is not None:
@@ -103,7 +103,7 @@ class Result:
         return self._table()
 
     def _table(self) -> Any:
-        from fedstrata.report import history_table
+        from fedstrata.lab.report import history_table
 
         title = "" if self.measured_on == "all clients" else f"Metrics on {self.measured_on}"
         return history_table({"round": self.history["round"], **self.metrics}, self.ledger, title=title)

@@ -6,7 +6,8 @@ import pytest
 
 import fedstrata as fs
 from fedstrata import models
-from fedstrata.data import DataError, check_labels, count_classes, loaders
+from fedstrata.data import DataError, check_labels, count_classes
+from fedstrata.lab.datasets import loaders
 
 
 def federated(*labels, **parts):

@@ -13,10 +13,11 @@ import pytest
 from PIL import Image
 
 from fedstrata.core.federated import DataError
-from fedstrata.data import fetch, formats
-from fedstrata.data.fetch import DataNotFound, Form, Remote
-from fedstrata.data.formats import CorruptData
-from fedstrata.data.loaders import (
+from fedstrata.data.partition import ByKey, Dirichlet
+from fedstrata.lab.datasets import fetch, formats
+from fedstrata.lab.datasets.fetch import DataNotFound, Form, Remote
+from fedstrata.lab.datasets.formats import CorruptData
+from fedstrata.lab.datasets.loaders import (
     adult,
     breast_cancer,
     cifar10,
@@ -28,7 +29,6 @@ from fedstrata.data.loaders import (
     montevideo_bus,
     wikimaths,
 )
-from fedstrata.data.partition import ByKey, Dirichlet
 
 IDX_NAMES = (
     "train-images-idx3-ubyte.gz",

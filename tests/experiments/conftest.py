@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.experiments import Column, Experiment, PlotSpec, TableSpec, Task
+from fedstrata.lab import Column, Experiment, PlotSpec, TableSpec, Task
 
 DATA = fs.FederatedData.from_clients([{"a": np.full((2, 1), a)} for a in (0.0, 2.0)])
 PROBLEM = fs.Minimization(lambda x, sample: 0.5 * ((x - sample["a"]) ** 2).sum())

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedstrata.experiments.papers import _cifar10st as st
+from fedstrata.lab.experiments.papers import _cifar10st as st
 from fedstrata.models.images import convolve
 
 

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from fedstrata.experiments import Column, ExperimentError, TableSpec
+from fedstrata.lab import Column, ExperimentError, TableSpec
 
 from .conftest import make
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.experiments.base import Setting
-from fedstrata.experiments.papers import demo
-from fedstrata.report import RunRecord
+from fedstrata.lab.experiments.base import Setting
+from fedstrata.lab.experiments.papers import demo
+from fedstrata.lab.report import RunRecord
 
 
 def solved(method):

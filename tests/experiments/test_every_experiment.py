@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedstrata.experiments import ExperimentError, registry
-from fedstrata.experiments.data import LOADERS
-from fedstrata.experiments.runner import prepare, run_experiment
-from fedstrata.report import load_report
+from fedstrata.lab import ExperimentError
+from fedstrata.lab.experiments import registry
+from fedstrata.lab.experiments.data import LOADERS
+from fedstrata.lab.experiments.runner import prepare, run_experiment
+from fedstrata.lab.report import load_report
 
 ALL = {name: registry.find(name) for name in registry.names()}
 DOCS = Path(__file__).parents[2] / "docs" / "experiments"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedstrata.experiments.registry import find
-from fedstrata.experiments.runner import prepare, run_experiment
+from fedstrata.lab.experiments.registry import find
+from fedstrata.lab.experiments.runner import prepare, run_experiment
 
 from ..report.chromium import ABSENT, FOUND, Chromium
 

@@ -5,9 +5,9 @@ import numpy as np
 from scipy.optimize import minimize
 
 import fedstrata as fs
-from fedstrata.experiments import metrics
-from fedstrata.experiments.images import long_tail
-from fedstrata.experiments.papers._regularised import Exact
+from fedstrata.lab.experiments import metrics
+from fedstrata.lab.experiments.images import long_tail
+from fedstrata.lab.experiments.papers._regularised import Exact
 
 
 def test_means_by_class():

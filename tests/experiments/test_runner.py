@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import fedstrata as fs
-from fedstrata.experiments import (
+from fedstrata.lab import (
     Claim,
     Column,
     ExperimentError,
@@ -21,12 +21,16 @@ from fedstrata.experiments import (
     RunRecord,
     TableSpec,
     Task,
-    _solving,
-    _store,
 )
-from fedstrata.experiments.registry import find
-from fedstrata.experiments.runner import ExperimentInterrupted, PreparedExperiment, prepare, run_experiment
-from fedstrata.report import load_report
+from fedstrata.lab.experiments import _solving, _store
+from fedstrata.lab.experiments.registry import find
+from fedstrata.lab.experiments.runner import (
+    ExperimentInterrupted,
+    PreparedExperiment,
+    prepare,
+    run_experiment,
+)
+from fedstrata.lab.report import load_report
 
 from .conftest import build, make
 
@@ -340,7 +344,7 @@ def test_claims_are_shown_only_for_the_papers_parameters(tmp_path):
 
 
 def test_missing_data_falls_back(monkeypatch, tmp_path):
-    monkeypatch.setattr("fedstrata.experiments.runner.present", lambda name: name == "digits")
+    monkeypatch.setattr("fedstrata.lab.experiments.runner.present", lambda name: name == "digits")
     parameters = {"data": "mnist", "rounds": 2, "gamma": 0.5}
     e = make(parameters=parameters, needs=("mnist",), fallback={"data": "digits", "rounds": 1})
     plan = prepare(e)
@@ -352,7 +356,7 @@ def test_missing_data_falls_back(monkeypatch, tmp_path):
     named = prepare(e, changes={"data": "mnist"})
     assert (named.experiment.parameters, named.remarks) == (parameters, ())
     assert prepare(make(parameters=parameters, needs=("mnist",))).experiment.parameters == parameters
-    monkeypatch.setattr("fedstrata.experiments.runner.present", lambda name: True)
+    monkeypatch.setattr("fedstrata.lab.experiments.runner.present", lambda name: True)
     assert prepare(e) == PreparedExperiment(e)
 
 

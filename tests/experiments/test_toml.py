@@ -13,14 +13,14 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.core.metrics import PerClient
-from fedstrata.experiments import ExperimentError
-from fedstrata.experiments._form import BY_CLIENT, METRICS, TESTED, File
-from fedstrata.experiments.catalogue import CATALOGUE
-from fedstrata.experiments.data import LOADERS, PARTITIONS
-from fedstrata.experiments.runner import prepare, run_experiment
-from fedstrata.experiments.toml import define, read
+from fedstrata.lab import ExperimentError
+from fedstrata.lab.experiments._form import BY_CLIENT, METRICS, TESTED, File
+from fedstrata.lab.experiments.catalogue import CATALOGUE
+from fedstrata.lab.experiments.data import LOADERS, PARTITIONS
+from fedstrata.lab.experiments.runner import prepare, run_experiment
+from fedstrata.lab.experiments.toml import define, read
+from fedstrata.lab.report import load_report
 from fedstrata.models import MODELS, options
-from fedstrata.report import load_report
 
 FILE = """
     title = "Two methods"

@@ -8,7 +8,7 @@ import pytest
 import fedstrata as fs
 from fedstrata import models
 from fedstrata.data import DataError
-from fedstrata.experiments.metrics import train_mean
+from fedstrata.lab.experiments.metrics import train_mean
 from fedstrata.models.losses import cross_entropy, softplus
 
 RNG = np.random.default_rng(0)

@@ -32,8 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.experiments.base import Experiment, Task
-from fedstrata.report import Column, TableSpec
+from fedstrata.lab.experiments.base import Experiment, Task
+from fedstrata.lab.report import Column, TableSpec
 
 
 def samples(seed, n):
@@ -202,7 +202,7 @@ def history(out: Path) -> list[dict[str, float]]:
 
 
 def _text(**parameters) -> tuple[Any, Any]:
-    from fedstrata.experiments.base import Setting
+    from fedstrata.lab.experiments.base import Setting
 
     module = types.ModuleType("faults_text")
     sys.modules["faults_text"] = module

@@ -18,8 +18,8 @@ from fedstrata.engines.network import wire
 from fedstrata.engines.network.grpc_server import METHOD, SERVICE, options
 from fedstrata.engines.network.host import Host
 from fedstrata.engines.network.kits import name_of, read
-from fedstrata.experiments.net import plan_of, settings_of
-from fedstrata.experiments.networked import fingerprint, opener
+from fedstrata.lab.experiments.net import plan_of, settings_of
+from fedstrata.lab.experiments.networked import fingerprint, opener
 
 EVERY = 6  # rounds
 LIMIT = 2**20  # of the server's messages; this site's own is larger

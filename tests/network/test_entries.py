@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 import fedstrata as fs
-from fedstrata.cli import app, load
 from fedstrata.core.federated import DataError
-from fedstrata.experiments.networked import check, entry_of, opener
+from fedstrata.lab.cli import app, load
+from fedstrata.lab.experiments.networked import check, entry_of, opener
 
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
 Y = np.array([0, 1, 1, 0], np.int32)
@@ -99,8 +99,8 @@ def test_what_a_site_s_own_file_does_wrong_is_said_with_its_line(text, words, tm
 TEXT = """
 import jax.numpy as jnp
 import fedstrata as fs
-from fedstrata.experiments.base import Experiment, Task
-from fedstrata.report import Column, TableSpec
+from fedstrata.lab.experiments.base import Experiment, Task
+from fedstrata.lab.report import Column, TableSpec
 
 
 def loss(w, sample):

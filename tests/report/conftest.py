@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedstrata.report import RunRecord
+from fedstrata.lab.report import RunRecord
 
 LEDGER = {"rounds": 20, "exchanges": 40, "bytes_up": 1_600_000, "levels": {"main": {"exchanges": 20}}}
 

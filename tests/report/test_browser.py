@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from fedstrata.report import (
+from fedstrata.lab.report import (
     Claim,
     Column,
     PaperClaims,

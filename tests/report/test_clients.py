@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedstrata.report import Column, RunRecord, TableSpec, write_report
-from fedstrata.report.clients import by_client
-from fedstrata.report.curves import build_plot
+from fedstrata.lab.report import Column, RunRecord, TableSpec, write_report
+from fedstrata.lab.report.clients import by_client
+from fedstrata.lab.report.curves import build_plot
 
 WHO = ("Cleveland", "Zurich")
 

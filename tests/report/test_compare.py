@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fedstrata.report import Column, PlotSpec, ReportError, TableSpec, compare, write_report
+from fedstrata.lab.report import Column, PlotSpec, ReportError, TableSpec, compare, write_report
 
 LOSS, ACCURACY = Column("loss", better="low"), Column("accuracy", better="high")
 

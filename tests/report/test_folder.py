@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedstrata.core.federated import FederatedData
-from fedstrata.report import (
+from fedstrata.lab.report import (
     Claim,
     Column,
     PaperClaims,
@@ -25,9 +25,9 @@ from fedstrata.report import (
     split_of,
     write_report,
 )
-from fedstrata.report import folder as folder_module
-from fedstrata.report.headline import headline
-from fedstrata.report.page import duration, markdown
+from fedstrata.lab.report import folder as folder_module
+from fedstrata.lab.report.headline import headline
+from fedstrata.lab.report.page import duration, markdown
 
 TABLE = TableSpec((Column("loss", better="low"), Column("seconds", "run")), ("label", "H"))
 PAPER = PaperClaims(

@@ -5,10 +5,10 @@ import plotly.graph_objects as go
 import pytest
 from scipy import stats
 
-from fedstrata.report import Claim, Column, PlotSpec, Reference, ReportError, RunRecord, plot_history
-from fedstrata.report.curves import POINTS, build_plot
-from fedstrata.report.interactive import figure
-from fedstrata.report.plots import PALETTE, draw, to_png, to_svg
+from fedstrata.lab.report import Claim, Column, PlotSpec, Reference, ReportError, RunRecord, plot_history
+from fedstrata.lab.report.curves import POINTS, build_plot
+from fedstrata.lab.report.interactive import figure
+from fedstrata.lab.report.plots import PALETTE, draw, to_png, to_svg
 
 
 def of(runs, label, H):

@@ -6,8 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedstrata.core.counting import Ledger
-from fedstrata.report import ReportError, RunRecord
-from fedstrata.report.records import read_runs, write_history, write_runs
+from fedstrata.lab.report import ReportError, RunRecord
+from fedstrata.lab.report.records import read_runs, write_history, write_runs
 
 FLOATS = st.floats(allow_nan=False, width=64)
 SCALARS = st.none() | st.booleans() | st.integers(-(2**80), 2**80) | FLOATS | st.text(max_size=8)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import fedstrata as fs
-from fedstrata.report import Column, PlotSpec, RunRecord, TableSpec, write_report
+from fedstrata.lab.report import Column, PlotSpec, RunRecord, TableSpec, write_report
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from rich.console import Console
 from scipy import stats
 
 from fedstrata.core.counting import Ledger
-from fedstrata.report import (
+from fedstrata.lab.report import (
     Claim,
     Column,
     PaperClaims,
@@ -20,8 +20,8 @@ from fedstrata.report import (
     build_table,
     history_table,
 )
-from fedstrata.report.statistics import mean_error
-from fedstrata.report.tables import ledger_table
+from fedstrata.lab.report.statistics import mean_error
+from fedstrata.lab.report.tables import ledger_table
 
 
 def of(runs, label, H):

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import fedstrata as fs
 from fedstrata.core import html
-from fedstrata.report import history_table
+from fedstrata.lab.report import history_table
 from fedstrata.testing.cases import all_cases
 
 CASES = {case.name: case for case in all_cases()}

@@ -1,0 +1,469 @@
+"""The command line: list, run, reproduce and report experiments, a demo, and a look at this machine.
+
+Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from fedstrata import __version__
+from fedstrata.lab.experiments.net import net
+
+if TYPE_CHECKING:
+    from fedstrata.lab import Experiment
+    from fedstrata.lab.experiments.runner import PreparedExperiment
+    from fedstrata.lab.report.folder import Report
+
+
+class Group(TyperGroup):
+    """Commands whose help shows a flag as a flag, not as something that takes a ``<bool>``."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The group's own options."""
+        return _flags(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by its name."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _flags(command.get_params(ctx))
+        return command
+
+
+def _flags(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+app = typer.Typer(
+    cls=Group,
+    help="Federated optimisation with levels: run experiments, reproduce the papers' tables, make reports.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(net, name="net", cls=Group)
+
+
+def _complete(incomplete: str) -> list[str]:
+    """Names of experiments for the shell; where none fits, it completes files."""
+    from fedstrata.lab.experiments.registry import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="The folder for runs and report; default runs/NAME.")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Forget runs that are stored in the folder.")]
+Seeds = Annotated[int | None, typer.Option("--seeds", metavar="N", min=1, help="How many seeds.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a parameter or the grid: H=5, H=1,5,20. May be repeated."
+    ),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="A small version of less than 20 s.")]
+Together = Annotated[
+    bool | None,
+    typer.Option(
+        "--together/--one-by-one",
+        help="Whether runs that share a program are solved side by side; the default is yes on a GPU.",
+        show_default=False,
+    ),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Models = Annotated[
+    bool, typer.Option("--models", help="Keep the model of each run, for fs.Result.load, in models/.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and everything else to stderr.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fedstrata {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+]
+
+
+@app.callback()
+def _main(version: Version = False) -> None:
+    pass
+
+
+@contextmanager
+def _messages(debug: bool = False, file: str = "") -> Iterator[None]:
+    """User errors as one message on stderr and exit code 2; Ctrl-C as 130.
+
+    Whatever a user's own ``file`` does wrong, when it is read or later, is a user's error. Warnings are their
+    words, without the place in the package that they come from.
+    """
+    from fedstrata.lab.experiments.errors import in_words
+
+    before, warnings.formatwarning = warnings.formatwarning, in_words
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        from fedstrata.lab.experiments.runner import ExperimentInterrupted
+
+        if not isinstance(error, ExperimentInterrupted):
+            raise
+        typer.echo(f"\nInterrupted: {error}", err=True)
+        raise typer.Exit(130) from None
+    except Exception as error:
+        from fedstrata.data import CorruptData, DataError, DataNotFound
+        from fedstrata.engines.callbacks import TooFewThreads
+        from fedstrata.lab import ExperimentError
+        from fedstrata.lab.experiments.errors import line_in
+        from fedstrata.lab.report import ReportError
+        from fedstrata.solving.checkpoint import CheckpointError
+
+        data = DataError, DataNotFound, CorruptData
+        ours = (ExperimentError, ReportError, *data, CheckpointError, TooFewThreads, OSError)
+        at = line_in(error, Path(file)) if file else ""
+        if debug or not (isinstance(error, ours) or at):
+            raise
+        words = str(error) if isinstance(error, ours) else f"{file}{at}: {type(error).__name__}: {error}"
+        typer.echo(f"Error: {words}", err=True)
+        raise typer.Exit(2) from None
+    finally:
+        warnings.formatwarning = before
+
+
+@app.command("list")
+def list_(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="One of them.", autocompletion=_complete)
+    ] = None,
+    json_: Json = False,
+    debug: Debug = False,
+) -> None:
+    """The experiments that there are; of NAME (or a file) its parameters, data, time and claims."""
+    from fedstrata.lab.experiments.registry import headline, names
+
+    with _messages(debug, name or ""):
+        if name is not None:
+            from fedstrata.lab.experiments import showing
+
+            definition = load(name)
+            if json_:
+                _print_json(showing.facts(definition))
+            else:
+                showing.show(definition)
+            return
+        lines = list(map(headline, names()))
+        if json_:
+            _print_json([one._asdict() for one in lines])
+            return
+    import rich
+    import rich.box
+    from rich.table import Table
+
+    table = Table(box=rich.box.SIMPLE_HEAD, header_style="bold")
+    for head in ("name", "what", "paper", "data"):
+        table.add_column(head, no_wrap=head == "name")
+    table.add_column("quick", justify="right", no_wrap=True)
+    for one in lines:
+        data = ", ".join(one.needs) or "bundled"
+        if one.needs and one.fallback is not None:
+            data += f" (else {one.fallback.get('data', 'other')})"
+        quick = "–" if one.quick_seconds is None else f"{one.quick_seconds:.0f} s"
+        table.add_row(one.name, one.title, one.paper or "–", data, quick)
+    rich.print(table)
+    rich.print("[dim]fedstrata list NAME tells more of one; fedstrata run NAME --quick tries it; "
+               "fedstrata reproduce NAME runs it in full.[/dim]")  # fmt: skip
+
+
+@app.command()
+def run(
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME_OR_FILE", help="A name, a .toml or a .py file.", autocompletion=_complete
+        ),
+    ],
+    quick: Quick = False,
+    seeds: Seeds = None,
+    set_: Set = None,
+    out: Out = None,
+    fresh: Fresh = False,
+    together: Together = None,
+    models: Models = False,
+    json_: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run an experiment, or what is missing of it, and write its report."""
+    with _messages(debug, experiment):
+        from fedstrata.lab.experiments.runner import prepare
+
+        definition = load(experiment)
+        prepared = prepare(definition, quick=quick, seeds=seeds, changes=parse(set_ or []))
+        words = ["run", experiment, *["--quick"] * quick]
+        words += [] if seeds is None else ["--seeds", str(seeds)]
+        words += [word for change in set_ or [] for word in ("--set", change)]
+        folder = out or Path("runs") / (definition.name + "-quick" * quick)
+        _run_and_show(prepared, words, folder, fresh, together, json_, models)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="See `fedstrata list`.", autocompletion=_complete)
+    ],
+    seeds: Seeds = None,
+    out: Out = None,
+    fresh: Fresh = False,
+    together: Together = None,
+    json_: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run an experiment as the paper did, in full, and write its report."""
+    with _messages(debug):
+        from fedstrata.lab.experiments.registry import find
+        from fedstrata.lab.experiments.runner import prepare
+
+        words = ["reproduce", name] if seeds is None else ["reproduce", name, "--seeds", str(seeds)]
+        folder = out or Path("runs") / name
+        _run_and_show(prepare(find(name), seeds=seeds), words, folder, fresh, together, json_)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="The folders of runs.")],
+    together: Annotated[
+        bool, typer.Option("--compare", help="One page of several folders, beside each other.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="With --compare, the page; default compare.html.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Make the table, the plots and the page again from a folder's runs; or compare several folders."""
+    with _messages():
+        from fedstrata.lab.report import ReportError, compare, load_report, rebuild
+
+        if together:
+            page = compare(folders, out or "compare.html").resolve()
+            if json_:
+                _print_json({"page": str(page), "folders": [str(folder.resolve()) for folder in folders]})
+            else:
+                typer.echo(page)
+            return
+        if out is not None:
+            raise ReportError("--out is for --compare; a folder's own page stays in it")
+        if json_ and len(folders) > 1:
+            raise ReportError("--json tells of one folder, or of a comparison (--compare)")
+        for folder in folders:
+            page = rebuild(folder).resolve()
+            written = load_report(folder)
+            _say_left_out(written)
+            if json_:
+                _print_report(page, written)
+            else:
+                typer.echo(page)
+
+
+@app.command()
+def doctor(json_: Json = False) -> None:
+    """What this machine has: versions, devices, the data folder, extras and how to install them, disk."""
+    from fedstrata.lab.experiments import doctor as look
+
+    facts = look.examine()
+    if json_:
+        _print_json(facts)
+    else:
+        look.show(facts)
+    if facts["trouble"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(out: Out = None, seeds: Seeds = None) -> None:
+    """What four hospitals gain by learning together: real data, a table and a page."""
+    with _messages():
+        from fedstrata.lab.experiments.registry import find
+        from fedstrata.lab.experiments.runner import prepare
+
+        words = ["demo"] if seeds is None else ["demo", "--seeds", str(seeds)]
+        _run_and_show(prepare(find("demo"), seeds=seeds), words, out or Path("runs") / "demo", fresh=True)
+
+
+def _run_and_show(
+    prepared: PreparedExperiment,
+    words: list[str],
+    folder: Path,
+    fresh: bool,
+    together: bool | None = None,
+    as_json: bool = False,
+    models: bool = False,
+) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from fedstrata.engines.compiled import VARIABLE, keep_compiled
+    from fedstrata.lab.experiments.runner import run_experiment
+    from fedstrata.lab.report import load_report
+
+    e, console = prepared.experiment, Console(stderr=as_json)
+    console.print(f"[bold]{escape(e.title)}[/bold]\n{escape(e.description)}")
+    if (kept := keep_compiled()) is not None and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        where = f"Compiled programs are kept in {kept}; {VARIABLE}=off turns that off."
+        console.print(f"[dim]{escape(where)}[/dim]")
+    for remark in prepared.remarks:
+        console.print(f"[yellow]{escape(remark)}[/yellow]")
+    command = shlex.join(["fedstrata", *words])
+    page = run_experiment(
+        prepared, folder, command=command, fresh=fresh, together=together, console=console, models=models
+    ).resolve()
+    written = load_report(folder)
+    _say_left_out(written)
+    if as_json:
+        _print_report(page, written)
+        return
+    console.print(written.table.to_rich())
+    if written.definition.findings:
+        from rich.markdown import Markdown
+
+        console.print(Markdown(written.definition.findings))
+    if models:
+        typer.echo(f"Models: {(folder / 'models').resolve()}")
+    typer.echo(f"Report: {page}")
+
+
+def _say_left_out(written: Report) -> None:
+    for why in written.left_out:
+        typer.echo(f"Left out: {why}", err=True)
+
+
+def _print_report(page: Path, written: Report) -> None:
+    from fedstrata.lab.experiments.showing import report_facts
+
+    _print_json({"folder": str(page.parent), "page": str(page), **report_facts(written)})
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=2))
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for NaN and infinities, which JSON lacks."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def load(name: str) -> Experiment:
+    """An experiment by its name, or from a .toml or .py file.
+
+    Raises:
+        ExperimentError: where there is none, or its definition is wrong.
+    """
+    from pydantic import ValidationError
+
+    from fedstrata.lab.experiments import registry
+    from fedstrata.lab.experiments.errors import ExperimentError, line_in
+
+    file = Path(name)
+    if file.suffix not in (".toml", ".py"):
+        return registry.find(name)
+    if not file.is_file():
+        raise ExperimentError(f"There is no file {name}.")
+    if file.suffix == ".toml":
+        from fedstrata.lab.experiments.toml import read
+
+        return read(file)
+    try:
+        module = _import(file)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ExperimentError(f"{name}{line_in(error, file)}: {where}: {first['msg']}") from error
+    except (Exception, SystemExit) as error:  # whatever a user's file does wrong; --debug shows where
+        words = error if isinstance(error, ExperimentError) else f"{type(error).__name__}: {error}"
+        raise ExperimentError(f"{name}{line_in(error, file)}: {words}") from error
+    return registry.defined(module, name)
+
+
+def _import(file: Path) -> ModuleType:
+    import importlib.util
+
+    name = f"fedstrata_file_{file.stem}"  # whatever the file is called, it hides no other module
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def parse(assignments: list[str]) -> dict[str, Any]:
+    r"""What ``--set`` gives: numbers, true, false, none or text; several with commas between them.
+
+    A value in double quotes is text, commas and all; outside them a backslash keeps a comma in the text.
+
+    Raises:
+        ExperimentError: where one is not of the form KEY=VALUE, or a key comes twice.
+
+    >>> parse(["H=1,5", "eta=1e-3", "data=mnist", "warm=true", "beta=none"])
+    {'H': [1, 5], 'eta': 0.001, 'data': 'mnist', 'warm': True, 'beta': None}
+    >>> parse(['method="FedMSA, K = 1",FedAvg'])
+    {'method': ['FedMSA, K = 1', 'FedAvg']}
+    """
+    from fedstrata.lab import ExperimentError
+
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip() or not text.strip():
+            raise ExperimentError(f"--set needs KEY=VALUE, such as H=5, but is {assignment!r}.")
+        if key.strip() in values:
+            raise ExperimentError(f"--set {key.strip()} comes twice; give several values with commas.")
+        if text.strip().startswith("[") and text.strip().endswith("]"):
+            text = text.strip()[1:-1]
+        parts = [_value(part) for part in _split(text) if part.strip()]
+        values[key.strip()] = parts[0] if len(parts) == 1 else parts
+    return values
+
+
+def _split(text: str) -> list[str]:
+    """Text at its commas, but for those in double quotes and those after a backslash."""
+    marked = re.findall(r'\s*"(?:[^"\\]|\\.)*"\s*(?=,|$)|(?:[^,\\]|\\.|\\$)+', text)
+    return [part if part.strip().startswith('"') else part.replace("\\,", ",") for part in marked]
+
+
+def _value(text: str) -> bool | int | float | str | None:
+    text = text.strip()
+    words = {"none": None, "null": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        value = json.loads(text)
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+    return value if isinstance(value, int | float | str) else text

@@ -1,0 +1,1 @@
+"""Loaders of data sets: bundled with scikit-learn or this package, or fetched once."""

@@ -1,0 +1,195 @@
+"""Where data files are looked for: the user's folder, else a cache filled from the canonical source."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedstrata.core.samples import CorruptData
+from fedstrata.lab.datasets import formats
+
+ENVIRONMENT = "FEDSTRATA_DATA"
+
+_FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
+_UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
+_TEMPORAL = (
+    "https://raw.githubusercontent.com/benedekrozemberczki/pytorch_geometric_temporal/"
+    "fe555bc30ee197755c4b58a89407033a5f383415/dataset/"
+)
+_IDX = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
+
+
+class DataNotFound(FileNotFoundError):
+    """A data set is not on this machine and could not be fetched; the message says what to put where."""
+
+
+class Remote(NamedTuple):
+    """Where a file comes from, and its published checksum (None where its publisher gives none)."""
+
+    url: str
+    checksum: str | None
+
+
+class Form(NamedTuple):
+    """One of the forms in which a data set may lie in a folder; the first with all its files is read."""
+
+    files: tuple[str, ...]
+    read: Callable[..., dict[str, np.ndarray]]
+    remotes: tuple[Remote, ...] = ()
+
+
+FORMS: dict[str, tuple[Form, ...]] = {
+    "mnist": (
+        Form(
+            ("mnist.npz",),
+            formats.read_image_npz,
+            (
+                Remote(
+                    "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz",
+                    "sha256:731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1",
+                ),
+            ),
+        ),
+        Form(tuple(f"mnist/{name}" for name in _IDX), formats.read_idx),
+    ),
+    "fashion_mnist": (
+        Form(("fashion_mnist.npz",), formats.read_image_npz),
+        Form(
+            tuple(f"fashion_mnist/{name}" for name in _IDX),
+            formats.read_idx,
+            (
+                Remote(_FASHION + _IDX[0], "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+                Remote(_FASHION + _IDX[1], "md5:25c81989df183df01b3e8a0aad5dffbe"),
+                Remote(_FASHION + _IDX[2], "md5:bef4ecab320f06d8554ea6380940ec79"),
+                Remote(_FASHION + _IDX[3], "md5:bb300cfdad3c16e7a12a480ee83cd310"),
+            ),
+        ),
+    ),
+    "cifar10": (
+        Form(
+            ("cifar10_labels.npz", "cifar10_test.webp", *(f"cifar10_train{i}.webp" for i in range(1, 6))),
+            formats.read_cifar_grids,
+        ),
+        Form(
+            ("cifar-10-binary.tar.gz",),
+            formats.read_cifar_binary,
+            (
+                Remote(
+                    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+                    "md5:c32a1d4ab5d03f1284b67883e8d87530",
+                ),
+            ),
+        ),
+    ),
+    "cifar100": (
+        Form(
+            ("cifar-100-binary.tar.gz",),
+            formats.read_cifar100_binary,
+            (
+                Remote(
+                    "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+                    "md5:03b5dce01913d631647c71ecec9e9cb8",
+                ),
+            ),
+        ),
+    ),
+    "adult": (
+        Form(("adult.csv.gz",), formats.read_adult_csv),
+        Form(
+            ("adult.data", "adult.test"),
+            formats.read_adult_uci,
+            (
+                Remote(
+                    _UCI + "adult.data",
+                    "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+                ),
+                Remote(
+                    _UCI + "adult.test",
+                    "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+                ),
+            ),
+        ),
+    ),
+    "montevideo_bus": (
+        Form(("montevideo_bus.npz",), formats.read_bus_npz),
+        Form(
+            ("montevideo_bus.json",),
+            formats.read_bus_json,
+            (
+                Remote(
+                    _TEMPORAL + "montevideo_bus.json",
+                    "sha256:37d9c6286d474077b5c05173c1570c4da42c387013116daa8862c7a6cab86a75",
+                ),
+            ),
+        ),
+    ),
+    "wikimaths": (
+        Form(
+            ("wikivital_mathematics.json",),
+            formats.read_wikimaths_json,
+            (Remote(_TEMPORAL + "wikivital_mathematics.json", None),),  # fixed by the commit in its address
+        ),
+    ),
+}
+
+
+def read(name: str, data_dir: str | os.PathLike[str] | None = None) -> dict[str, np.ndarray]:
+    """Finds the files of a data set and reads them.
+
+    If `data_dir` is given, only that folder is searched. Otherwise the folder that the environment variable
+    FEDSTRATA_DATA names, then the cache, into which a missing file is downloaded from its canonical source.
+
+    Args:
+        name: A key of `FORMS`.
+        data_dir: The folder to look in.
+
+    Returns:
+        Named arrays.
+
+    Raises:
+        DataNotFound: If the files are nowhere.
+        CorruptData: If a file is damaged or not what it should be.
+    """
+    folder = data_dir if data_dir is not None else os.environ.get(ENVIRONMENT) or None
+    if folder is not None:
+        for form in FORMS[name]:
+            paths = [Path(folder) / file for file in form.files]
+            if all(path.is_file() for path in paths):
+                return form.read(*paths)
+        if data_dir is not None:
+            raise DataNotFound(_not_found(name, f"It is not in {Path(data_dir).absolute()}."))
+    form = next(form for form in FORMS[name] if form.remotes)
+    return form.read(*(_download(name, *pair) for pair in zip(form.files, form.remotes, strict=True)))
+
+
+def _download(name: str, file: str, remote: Remote) -> Path:
+    import pooch
+
+    cache = Path(pooch.os_cache("fedstrata"))
+    target = cache / file
+    try:
+        found = pooch.retrieve(remote.url, remote.checksum, fname=target.name, path=target.parent)
+    except ValueError as error:  # pooch's answer to a wrong checksum
+        raise CorruptData(f"What {remote.url} sends is not the published {target.name}: {error}") from error
+    except OSError as error:  # no network, no such page, no room, no permission
+        reason = f"It is not in the cache ({cache}), and {remote.url} could not be fetched: {error}"
+        raise DataNotFound(_not_found(name, reason)) from error
+    return Path(found)
+
+
+def _not_found(name: str, reason: str) -> str:
+    choices = "\n".join(f"  - {', '.join(form.files)}" for form in FORMS[name])
+    origin = next(form for form in FORMS[name] if form.remotes)
+    sources = "\n".join(f"  {remote.url}" for remote in origin.remotes)
+    return (
+        f"The data set {name!r} was not found. {reason}\n"
+        f"Put one of these into a folder, and give the folder as data_dir or in {ENVIRONMENT}:\n{choices}\n"
+        f"The form {', '.join(origin.files)} comes from\n{sources}"
+    )

@@ -1,0 +1,1 @@
+"""What experiments are defined with, and what runs them."""

@@ -1,0 +1,243 @@
+"""From settings to runs: one by one, or side by side those that share a program."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from fedstrata.core.tree import as_floats
+from fedstrata.core.types import PyTree
+from fedstrata.lab.experiments._display import Display, Watch
+from fedstrata.lab.experiments._store import Store
+from fedstrata.lab.experiments.base import Experiment, Setting, Task
+from fedstrata.lab.experiments.errors import ExperimentError
+from fedstrata.lab.report import ReportError, RunRecord
+from fedstrata.solving.checkpoint import Checkpoint
+from fedstrata.solving.identity import described, differences, identity_of
+from fedstrata.solving.loop import Diverged, solve
+from fedstrata.solving.result import BOOKKEEPING, Result
+from fedstrata.solving.runaway import AWAY, RISES, runaway
+from fedstrata.solving.sweep import sweep
+
+Pair = tuple[Setting, Task]
+Answer = TypeVar("Answer")
+
+
+class Solved(NamedTuple):
+    """A setting's runs, and what they were made of where that can be told without making them.
+
+    ``remarks`` are what a reader of their numbers should know; ``result`` is there where a `Task` was solved.
+    """
+
+    setting: Setting
+    runs: list[RunRecord]
+    identity: dict[str, Any] | None = None
+    remarks: tuple[str, ...] = ()
+    result: Result | None = None
+
+
+def check_stored(experiment: Experiment, setting: Setting, stored: dict[str, Any], file: Path) -> None:
+    """Raise where a stored run was made of other things than it would be now: data, functions, a start.
+
+    Raises:
+        ExperimentError: with what differs.
+    """
+    with _naming(setting, experiment):
+        built = experiment.build(setting)
+        here = _identity(built, setting) if isinstance(built, Task) else {}
+    if other := differences(stored, here):
+        raise ExperimentError(
+            f"{setting.words or experiment.name}: the stored run {file} is of something else "
+            f"({'; '.join(other)}). Give another folder (--out), or forget what is stored (--fresh)."
+        )
+
+
+def _identity(task: Task, setting: Setting) -> dict[str, Any]:
+    asked = {key: task.options[key] for key in ("weights", "default_metrics") if key in task.options}
+    plain = {"rounds": task.rounds, "eval_every": task.eval_every, "participation": task.participation}
+    return {
+        **identity_of(task.problem, [task.method], [task.data], task.x0, task.y0, task.metrics),
+        **plain,
+        **asked,
+        "seed": setting.seed,
+        "derive": described(task.derive),
+    }
+
+
+def solve_all(
+    experiment: Experiment, settings: Sequence[Setting], store: Store, display: Display, together: bool
+) -> Iterator[Solved]:
+    """The runs of all settings, each as soon as it is there."""
+    groups: dict[Hashable, list[Pair]] = {}
+    for setting in settings:
+        display.started(setting)
+        with _naming(setting, experiment):
+            built = experiment.build(setting)
+            if isinstance(built, RunRecord):
+                yield Solved(setting, [built])
+            elif not isinstance(built, Task):
+                yield Solved(setting, _records(built))
+            elif together:
+                groups.setdefault(_program(built), []).append((setting, built))
+            else:
+                yield _solved(built, setting, _solve(built, setting, store, display))
+    for group in _products(groups.values()):
+        display.started(group[0][0], others=len(group) - 1)
+        with _naming(group[0][0], experiment):
+            for (setting, task), result in zip(group, _sweep(group, store), strict=True):
+                yield _solved(task, setting, result)
+
+
+def _solved(task: Task, setting: Setting, result: Result) -> Solved:
+    runs = [_record(task, setting, result)]
+    return Solved(setting, runs, _identity(task, setting), _remarks(task, setting, result), result)
+
+
+def _remarks(task: Task, setting: Setting, result: Result) -> tuple[str, ...]:
+    """Of a run that ended far above its start, or with a learnt weight that is no longer a number > 0."""
+    if task.silent or result.status == "diverged":
+        return ()
+    who, found = f"{setting.words or type(task.method).__name__}, seed {setting.seed}", []
+    if (away := runaway(task.problem, task.method, as_floats(task.x0, "x0"), result.history)) is not None:
+        far = f"{away.metric} ran away, {away.start:.4g} → {away.end:.4g}"
+        advice = "give more rounds, or longer steps of y" if away.how == RISES else "lower the step size"
+        found.append(f"{who}: {far if away.how == AWAY else away}: {advice}.")
+    weight = result.history.get("weight")
+    if weight is not None and weight[0] > 0 and not 0 < weight[-1] < np.inf:
+        found.append(
+            f"{who}: the weight ended at {weight[-1]:g}, as its logarithm ran away: lower the step size of x."
+        )
+    return tuple(found)
+
+
+def _records(built: object) -> list[RunRecord]:
+    if isinstance(built, Sequence) and all(isinstance(run, RunRecord) for run in built):
+        return list(built)
+    raise ExperimentError(
+        f"build must return a Task, a RunRecord or a list of them, but returned a {type(built).__name__}."
+    )
+
+
+@contextmanager
+def _naming(setting: Setting, experiment: Experiment) -> Iterator[None]:
+    """Errors about arguments say which setting they are about."""
+    try:
+        yield
+    except ReportError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise ExperimentError(f"{setting.words or experiment.name}: {error}") from error
+
+
+def _arguments(task: Task) -> dict[str, Any]:
+    return {
+        "y0": task.y0,
+        "rounds": task.rounds,
+        "participation": task.participation,
+        "metrics": task.metrics,
+        "eval_every": task.eval_every,
+        "progress": False,
+        **task.options,
+    }
+
+
+def _solve(task: Task, setting: Setting, store: Store, display: Display) -> Result:
+    arguments = {**_arguments(task), "seed": setting.seed}
+    arguments["callbacks"] = (Watch(display), *task.options.get("callbacks", ()))
+    solver = functools.partial(solve, task.problem, task.method, task.data, task.x0, **arguments)
+    try:
+        return _resumed(solver, store.checkpoint(setting), task.silent)
+    except Diverged as error:
+        return error.result
+
+
+def _resumed(solver: Callable[..., Answer], file: Path, silent: bool) -> Answer:
+    """What `solve` or `sweep` gives, from where it was interrupted."""
+    with warnings.catch_warnings():
+        if silent:
+            warnings.simplefilter("ignore", UserWarning)
+        warnings.filterwarnings(
+            "ignore", r"\d+ of the \d+ runs diverged", UserWarning
+        )  # the report names them
+        answer = solver(checkpoint=Checkpoint(file, overwrite=True), resume=True)
+    file.unlink(missing_ok=True)
+    return answer
+
+
+def _program(task: Task) -> Hashable:
+    """Equal for tasks that differ at most in real hyper-parameters, seeds and who holds which samples."""
+    plain = (task.rounds, task.eval_every, task.participation, *map(repr, sorted(task.options.items())))
+    metrics, method = tuple(task.metrics.items()), jax.tree.structure(task.method)
+    return task.problem, metrics, method, plain, _bytes((task.x0, task.y0)), task.data.form()
+
+
+def _bytes(tree: PyTree) -> str:
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+def _lane(pair: Pair) -> tuple[int, int]:
+    """What a task has beside its method: the data and the seed."""
+    return id(pair[1].data), pair[0].seed
+
+
+def _products(groups: Iterable[list[Pair]]) -> Iterator[list[Pair]]:
+    """The parts of groups that are all combinations of some methods and some lanes; methods outermost."""
+    for group in groups:
+        by_method: dict[Hashable, dict[Hashable, Pair]] = {}
+        for pair in group:
+            times = itertools.count()  # one method may stand there twice, under two labels
+            while _lane(pair) in (lanes := by_method.setdefault((_bytes(pair[1].method), next(times)), {})):
+                pass
+            lanes[_lane(pair)] = pair
+        by_lanes: dict[Hashable, list[Pair]] = {}
+        for lanes in by_method.values():
+            by_lanes.setdefault(tuple(lanes), []).extend(lanes.values())
+        yield from by_lanes.values()
+
+
+def _sweep(group: Sequence[Pair], store: Store) -> list[Result]:
+    task = group[0][1]
+    lanes = group[: len(set(map(_lane, group)))]
+    methods, datasets = [each.method for _, each in group[:: len(lanes)]], [each.data for _, each in lanes]
+    data = task.data if all(data is task.data for data in datasets) else datasets
+    arguments = {**_arguments(task), "seeds": [setting.seed for setting, _ in lanes]}
+    solver = functools.partial(sweep, task.problem, methods, data, task.x0, **arguments)
+    results = _resumed(solver, store.checkpoint(*(setting for setting, _ in group)), task.silent)
+    part = 1 / len(group)
+    return [replace(r, seconds=part * r.seconds, compiling=part * r.compiling) for r in results]
+
+
+def _record(task: Task, setting: Setting, result: Result) -> RunRecord:
+    """The record of a result."""
+    if not result.history:
+        name = type(task.method).__name__
+        raise ValueError(f"{name}: a metric is not finite at the start, before the first round.")
+    if result.status == "diverged":
+        result = replace(result, history=_cut(result.history, task.rounds))
+    if task.derive is not None:
+        length = len(result.history["round"])
+        more = {name: np.broadcast_to(values, length) for name, values in task.derive(result).items()}
+        result = replace(result, history={**result.history, **more})
+    label = task.label or str(setting.get("method") or type(task.method).__name__)
+    return RunRecord.of(result, label, seed=setting.seed, setting=setting.coordinates)
+
+
+def _cut(history: Mapping[str, np.ndarray], rounds: int) -> dict[str, np.ndarray]:
+    """The history of a run that diverged: its metrics are not numbers at the last round."""
+    return {
+        name: np.append(values, rounds if name == "round" else values[-1] if name in BOOKKEEPING else np.nan)
+        for name, values in history.items()
+    }

@@ -1,0 +1,599 @@
+"""`fedstrata net …`: a federation, from certificates to a report.
+
+Nothing heavy is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedstrata.lab import Experiment
+    from fedstrata.lab.experiments.networked import Server
+    from fedstrata.lab.experiments.runner import PreparedExperiment
+
+net = typer.Typer(help="Run an experiment on real sites.", no_args_is_help=True)
+
+TEMPLATE = """\
+# A federation. Every party gets a copy of this file in its kit.
+
+[server]
+listen = "{listen}"       # where the server listens; other machines reach it at "0.0.0.0:8443"
+address = "{address}"     # what the sites dial
+hosts = {hosts}           # the server's names in its certificate: what stands in `address` must be among them
+
+[federation]
+sites = {sites}
+experiment = "{experiment}"   # a name that `fedstrata list` knows, or a .py or .toml file in the kit
+message_bytes = 268435456     # the most that a message may have
+
+[policy]
+missing = "wait"        # "wait" for a site that does not answer, or "drop" it and do the round again without
+after = 30.0            # seconds that an absent site is waited for before it is dropped
+min_sites = 1           # below this the run is saved and stops
+retries = 3             # how often a round is tried again after a site's error
+first_timeout = 600.0   # seconds for a first exchange, when sites compile
+timeout = 30.0          # seconds for any other; ten times the slowest so far, where that is more
+anew = false            # whether a site that has forgotten the run (an empty disk) is taken anew
+"""
+
+SILENT = 60.0  # seconds after which a run that tells nothing is taken for dead
+DATA = "module:function, a .csv file, or the folder of a store."
+Kit = Annotated[Path, typer.Argument(help="A party's folder, made by `fedstrata net kits`.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="The folder for runs and report.")]
+Seeds = Annotated[int | None, typer.Option("--seeds", min=1, help="How many seeds.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A small version.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a parameter.")]
+
+
+@contextmanager
+def _messages() -> Iterator[None]:
+    """User errors as one message and exit code 2, Ctrl-C as 130, a network that cannot go on as 3."""
+    from fedstrata.core.fed import Unfinished
+    from fedstrata.engines.callbacks import TooFewThreads
+    from fedstrata.lab.experiments.errors import in_words
+
+    before, warnings.formatwarning = warnings.formatwarning, in_words
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        typer.echo(f"\nInterrupted: {error}", err=True)
+        raise typer.Exit(130) from None
+    except Unfinished as error:
+        typer.echo(f"Stopped: {error}", err=True)
+        raise typer.Exit(3) from None
+    except (OSError, ValueError, TooFewThreads) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from None
+    finally:
+        warnings.formatwarning = before
+
+
+def _log(file: Path | None = None) -> None:
+    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handlers = [logging.FileHandler(file)]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", handlers=handlers)
+    logging.getLogger("jax").setLevel(logging.WARNING)
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """The federation.toml in a folder.
+
+    Raises:
+        ValueError: where there is none, or something is missing in it.
+    """
+    file = folder / "federation.toml"
+    if not file.is_file():
+        raise ValueError(f"{folder} has no federation.toml; `fedstrata net init` and `net kits` make it.")
+    settings = tomllib.loads(file.read_text("utf-8"))
+    for section, keys in (("server", ("listen", "address", "hosts")), ("federation", ("sites",))):
+        for key in keys:
+            if key not in settings.get(section, {}):
+                raise ValueError(f"{file}: [{section}] needs {key}.")
+    return settings
+
+
+def plan_of(
+    experiment: str, folder: Path, quick: bool, seeds: int | None, set_: list[str] | None
+) -> PreparedExperiment:
+    """An experiment by its name, or from a file, in a party's folder where it is there."""
+    from fedstrata.lab.cli import load, parse
+    from fedstrata.lab.experiments.runner import prepare
+
+    beside = folder / experiment
+    name = str(beside) if Path(experiment).suffix in (".py", ".toml") and beside.is_file() else experiment
+    return prepare(load(name), quick=quick, seeds=seeds, changes=parse(set_ or []))
+
+
+@net.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A new folder for the federation.")],
+    sites: Annotated[str, typer.Option(help="The sites' names, with commas.")],
+    experiment: Annotated[str, typer.Option(help="What they will run.")] = "demo",
+    listen: Annotated[str, typer.Option(help="Where the server listens.")] = "127.0.0.1:8443",
+    address: Annotated[str, typer.Option(help="What the sites dial.")] = "localhost:8443",
+) -> None:
+    """Write a commented federation.toml."""
+    with _messages():
+        names = [name.strip() for name in sites.split(",") if name.strip()]
+        if not names or len(set(names)) < len(names) or {"server", "authority"} & set(names):
+            raise ValueError(
+                f"--sites needs different names, none of them 'server' or 'authority': {sites!r}."
+            )
+        if bad := [n for n in names if not n.replace("-", "").replace("_", "").isalnum() or len(n) > 60]:
+            raise ValueError(f"A site's name has letters, digits and hyphens, not {bad[0]!r}.")
+        file = folder / "federation.toml"
+        if file.exists():
+            raise ValueError(f"{file} is there already.")
+        folder.mkdir(parents=True, exist_ok=True)
+        hosts = list(dict.fromkeys([address.rpartition(":")[0], "localhost", "127.0.0.1"]))
+        values = {"sites": json.dumps(names), "hosts": json.dumps(hosts), "experiment": experiment}
+        file.write_text(TEMPLATE.format(listen=listen, address=address, **values), "utf-8")
+        copied = f", copy {experiment} there" if Path(experiment).suffix in (".py", ".toml") else ""
+        typer.echo(f"{file}: look at it{copied}, then `fedstrata net kits {folder}`.")
+
+
+@net.command()
+def kits(folder: Annotated[Path, typer.Argument(help="The folder of `net init`.")]) -> None:
+    """Make a certificate authority, and a folder for each party."""
+    with _messages():
+        from fedstrata.engines.network.kits import make
+
+        settings = settings_of(folder)
+        names = settings["federation"]["sites"]
+        experiment = folder / str(settings["federation"].get("experiment", ""))
+        if experiment.suffix in (".py", ".toml") and not experiment.is_file():
+            raise ValueError(f"There is no {experiment}, which every party is to have: copy it there first.")
+        make(folder / "kits", names, settings["server"]["hosts"])
+        for party in ("server", *names):
+            shutil.copy(folder / "federation.toml", folder / "kits" / party)
+            if experiment.is_file():
+                shutil.copy(experiment, folder / "kits" / party)
+        typer.echo(
+            f"{folder / 'kits'}: give each party its own folder, by a way that others cannot read. "
+            "authority/ signs certificates: keep it to yourself."
+        )
+
+
+@net.command()
+def site(
+    kit: Kit,
+    data: Annotated[str | None, typer.Option(help=DATA)] = None,
+    label: Annotated[str, typer.Option(help="The column of a .csv file that is y.")] = "y",
+    experiment: Annotated[str | None, typer.Option(help="In place of federation.toml's.")] = None,
+    address: Annotated[str | None, typer.Option(help="In place of federation.toml's.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="For what clients remember; default KIT/state.")] = None,
+    share: Annotated[
+        bool, typer.Option("--share", help="Let `net collect` fetch what they remember.")
+    ] = False,
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="Take a share of the experiment's own data.")
+    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="End when the server's run ends.")] = False,
+    log: Annotated[Path | None, typer.Option(help="A file for the log.")] = None,
+    quick: Quick = False,
+    seeds: Seeds = None,
+    set_: Set = None,
+) -> None:
+    """Take part: check this site's data, dial the server, answer it, and dial again for ever."""
+    _log(log)
+    with _messages():
+        from fedstrata.engines.network.grpc_site import serve
+        from fedstrata.engines.network.host import Host
+        from fedstrata.engines.network.kits import name_of
+        from fedstrata.lab.experiments.networked import check, entry_of, fingerprint, opener
+
+        settings, name = settings_of(kit), name_of(kit)
+        names = settings["federation"]["sites"]
+        if name not in names:
+            raise ValueError(f"{kit} is the kit of {name!r}, which is none of the sites {names}.")
+        what = experiment or settings["federation"].get("experiment", "demo")
+        definition = plan_of(what, kit, quick, seeds, set_).experiment
+        if (data is None) == (not simulated):
+            raise ValueError("Give --data, or --simulated for a share of the experiment's own data.")
+        entry = None if data is None else entry_of(data, label)
+        opens = opener(definition, entry, (names.index(name), len(names)) if simulated else None)
+        own = check(opens)
+        typer.echo(f"{name}: {own!r} fits {definition.name}")
+        host = Host(fingerprint(definition), opens, folder or kit / "state", share, once)
+        limit = int(settings["federation"].get("message_bytes", 2**28))
+        serve(host, kit, address or settings["server"]["address"], limit)
+
+
+def policy_of(settings: dict[str, Any]) -> tuple[Any, bool]:
+    """The policy of a federation.toml, and whether a site that has forgotten the run is taken anew."""
+    from fedstrata.engines.network import Policy
+
+    policy = dict(settings.get("policy", {}))
+    anew = bool(policy.pop("anew", False))
+    try:
+        return Policy(**policy), anew
+    except TypeError as error:
+        raise ValueError(f"federation.toml: [policy]: {error}") from None
+
+
+@contextmanager
+def _served(kit: Path, plan: PreparedExperiment, out: Path, listen: str | None = None) -> Iterator[Server]:
+    """A server that listens, for an experiment."""
+    from fedstrata.engines.network.grpc_server import GrpcServer
+    from fedstrata.engines.network.kits import name_of
+    from fedstrata.lab.experiments.networked import Server
+
+    settings = settings_of(kit)
+    policy, anew = policy_of(settings)
+    limit = int(settings["federation"].get("message_bytes", 2**28))
+    names = settings["federation"]["sites"]
+    if (name := name_of(kit)) in names:
+        raise ValueError(f"{kit} is the kit of the site {name!r}; the server has one of its own.")
+    run = run_name(out)
+    transport = GrpcServer(names, kit, listen or settings["server"]["listen"], limit)
+    try:
+        yield Server(plan.experiment, transport, run, policy, anew)
+    finally:
+        transport.close()
+
+
+def run_name(out: Path) -> str:
+    """The name of the runs in a folder, unlike any other: sites keep by it what they remember."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "network-run"
+    if not file.exists():
+        file.write_text(secrets.token_hex(8), "utf-8")  # it stands in every message: short
+    return file.read_text("utf-8").strip()
+
+
+def refuse_runs(folder: Path) -> None:
+    """A new run does not go where there are runs already.
+
+    Raises:
+        ValueError: where there are.
+    """
+    if (folder / "finished").exists() or (folder / "unfinished").exists():
+        raise ValueError(f"{folder} has runs already: --resume goes on with them, or give another --out.")
+
+
+class _Status:
+    """Tells every second how a run stands, in OUT/network.json: also while sites are waited for."""
+
+    def __init__(self, server: Server, out: Path) -> None:
+        self.server, self.file = server, out / "network.json"
+        self.round: int | None = None
+        self.rounds: int | None = None
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._repeat, daemon=True)
+
+    def __enter__(self) -> _Status:
+        self._tell()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self.file.unlink(missing_ok=True)
+
+    def watch(self, progressed: Any) -> None:
+        """A callback of the run."""
+        self.round, self.rounds = progressed.round, progressed.rounds
+        self._tell()
+
+    def _repeat(self) -> None:
+        while not self._over.wait(1.0):
+            with suppress(OSError):  # what is in the way is told by the next evaluation
+                self._tell()
+
+    def _tell(self) -> None:
+        temporary = self.file.with_name(".network.json")
+        with self._lock:
+            temporary.write_text(json.dumps(self._facts()), "utf-8")
+            temporary.replace(self.file)
+
+    def _facts(self) -> dict[str, Any]:
+        transport, engines = self.server.transport, list(self.server.engines)
+        return {
+            "pid": os.getpid(),
+            "time": time.time(),
+            "round": self.round,
+            "rounds": self.rounds,
+            "sites": {
+                name: {
+                    "connected": transport.session(i) is not None,
+                    "sent": transport.sent[i],
+                    "received": transport.received[i],
+                    "failures": sum(engine.failed.get(name, 0) for engine in engines),
+                }
+                for i, name in enumerate(transport.names)
+            },
+        }
+
+
+def execute(
+    server: Server,
+    plan: PreparedExperiment,
+    out: Path,
+    command: str,
+    fresh: bool,
+    again: str = "the same command with --resume goes on there",
+) -> None:
+    """Run it, keep the models, and write the report with a section on the network."""
+    from dataclasses import replace
+
+    import rich
+
+    from fedstrata.lab.experiments import runner
+    from fedstrata.lab.report import load_report
+
+    with _Status(server, out) as status:
+        networked: Experiment = server.networked(status.watch)
+        runner.run_experiment(
+            replace(plan, experiment=networked), out, command=command, fresh=fresh, together=False,
+            models=True, again=again,
+        )  # fmt: skip
+    notes = "\n\n".join(filter(None, [networked.notes, server.remarks()]))
+    told = replace(plan, experiment=networked.model_copy(update={"notes": notes}))
+    page = runner.report_runs(told, out, load_report(out).runs, command)
+    rich.print(load_report(out).table.to_rich())
+    typer.echo(f"Models: {(out / 'models').resolve()}")
+    typer.echo(f"Report: {page.resolve()}")
+
+
+@net.command()
+def run(
+    experiment: Annotated[str, typer.Argument(help="A name, or a .py or .toml file.")],
+    kit: Kit,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
+    quick: Quick = False,
+    seeds: Seeds = None,
+    set_: Set = None,
+) -> None:
+    """Serve a federation: wait for its sites, run the experiment on them, write the report."""
+    _log()
+    with _messages():
+        from fedstrata.engines.callbacks import need_two_threads
+
+        in_flare = (kit / "startup" / "fed_admin.json").is_file()
+        if not in_flare:
+            need_two_threads("The exchanges of a network")
+        plan = plan_of(experiment, kit, quick, seeds, set_)
+        folder = out or Path("runs") / f"{plan.experiment.name}-network"
+        if in_flare:
+            from fedstrata.lab.experiments.flare import submit
+
+            submit(kit, plan, folder, resume, typer.echo)
+            return
+        if not resume:
+            refuse_runs(folder)
+        with _served(kit, plan, folder) as server:
+            execute(server, plan, folder, f"fedstrata net run {experiment} {kit}", fresh=not resume)
+            _done(server)
+
+
+def _done(server: Server) -> None:
+    """Tell the sites that nothing more will be asked."""
+    from fedstrata.engines.network import Request
+
+    everyone = range(len(server.transport.names))
+    header = {"op": "done", "seq": time.time_ns() // 1000}
+    server.transport.exchange({i: Request(header, []) for i in everyone}, 5.0)
+
+
+@net.command()
+def flare(
+    kit: Annotated[Path, typer.Argument(help="A party's folder, made by FLARE's provisioning.")],
+    data: Annotated[str | None, typer.Option(help=DATA)] = None,
+    label: Annotated[str, typer.Option(help="The column of a .csv file that is y.")] = "y",
+    share: Annotated[
+        bool, typer.Option("--share", help="Let `net collect` fetch what they remember.")
+    ] = False,
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="Take a share of the experiment's own data.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Of the server: the folder for runs.")
+    ] = None,
+    quick: Quick = False,
+    seeds: Seeds = None,
+    set_: Set = None,
+) -> None:
+    """Prepare a party of an NVIDIA FLARE system: check its data, and allow FedStrata's jobs there."""
+    with _messages():
+        from fedstrata.lab.experiments.flare import Party, prepare
+
+        place = None if out is None else str(out.resolve())
+        party = Party(
+            data=data, label=label, share=share, simulated=simulated, out=place, quick=quick, seeds=seeds,
+            set=tuple(set_ or ()), folder=str(Path.cwd()),
+        )  # fmt: skip
+        prepare(kit, party, typer.echo)
+
+
+@net.command()
+def status(out: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
+    """How a run on this machine stands."""
+    with _messages():
+        facts = _status(out)
+        stands = f"round {facts['round']} of {facts['rounds']}" if facts["rounds"] else "no round yet"
+        typer.echo(f"process {facts['pid']}, {time.time() - facts['time']:.0f} s ago: {stands}")
+        for name, its in facts["sites"].items():
+            typer.echo(
+                f"{name}: {'connected' if its['connected'] else 'away'}, sent {its['sent']:,} B, "
+                f"received {its['received']:,} B, failures {its['failures']}"
+            )
+
+
+def _status(out: Path) -> dict[str, Any]:
+    from fedstrata.core.writing import alive
+
+    try:
+        facts = json.loads((out / "network.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        raise ValueError(f"No run is under way in {out}.") from None
+    if not alive(facts["pid"]) or time.time() - facts["time"] > SILENT:  # its number may be another's by now
+        raise ValueError(
+            f"The process {facts['pid']} is gone, or has told nothing for {SILENT:.0f} s; "
+            "`net run --resume` goes on."
+        )
+    return facts
+
+
+@net.command()
+def stop(out: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
+    """Ask a run on this machine to save itself and end; `net run --resume` goes on with it."""
+    with _messages():
+        pid = int(_status(out)["pid"])
+        os.kill(pid, signal.SIGINT)
+        typer.echo(f"Asked process {pid} to end.")
+
+
+@net.command()
+def collect(
+    experiment: Annotated[str, typer.Argument(help="A name, or a .py or .toml file.")],
+    kit: Kit,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the run.")],
+    quick: Quick = False,
+    seeds: Seeds = None,
+    set_: Set = None,
+) -> None:
+    """Fetch what clients remember (personal models) from the sites that allow it, into OUT/collected."""
+    _log()
+    with _messages():
+        import numpy as np
+
+        from fedstrata.solving.checkpoint import save_arrays
+
+        plan = plan_of(experiment, kit, quick, seeds, set_)
+        with _served(kit, plan, out) as server:
+            for number, setting in enumerate(plan.experiment.settings):
+                there, *_ = server.federation(setting)
+                there.fresh = False
+                replies, failures = there.memory()
+                for i, failure in failures.items():
+                    typer.echo(f"{there.names[i]}: {failure.why}")
+                for i, reply in replies.items():
+                    file = out / "collected" / f"run-{number}" / f"{there.names[i]}.safetensors"
+                    arrays = {f"memory/{j}": np.array(leaf) for j, leaf in enumerate(reply.arrays)}
+                    save_arrays(file, arrays, {"clients": there.members[i].tolist()})
+                    typer.echo(f"{there.names[i]}: {file}")
+
+
+@net.command("try")
+def try_(
+    experiment: Annotated[str, typer.Argument(help="A name, or a .py or .toml file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A new folder.")],
+    quick: Quick = False,
+    seeds: Seeds = None,
+    set_: Set = None,
+) -> None:
+    """All of it on this machine: certificates, a process for each client, the run, the report."""
+    with _messages():
+        from fedstrata.engines.callbacks import need_two_threads
+        from fedstrata.lab.experiments.networked import task_of
+
+        need_two_threads("The exchanges of a network")
+        where = str(Path(experiment).resolve()) if Path(experiment).is_file() else experiment
+        plan = plan_of(where, Path(), quick, seeds, set_)
+        if (out / "network").exists():
+            raise ValueError(f"{out} has a network already. Give a new folder.")
+        data = task_of(plan.experiment, plan.experiment.settings[0]).data
+        if data is None:
+            raise ValueError(f"{experiment} has no data of its own to try; run its sites with --data.")
+        names = [f"site-{i + 1}" for i in range(data.clients)]
+        base = out / "network"
+        init(base, ",".join(names), where)
+        kits(base)
+        words = ["--quick"] * quick + ([] if seeds is None else ["--seeds", str(seeds)])
+        words += [word for change in set_ or [] for word in ("--set", change)]
+        _log(out / "logs" / "server.log")
+        with _served(base / "kits" / "server", plan, out, "127.0.0.1:0") as server:
+            address = f"localhost:{server.transport.port}"  # type: ignore[attr-defined]
+            started = [_start(base / "kits" / name, out, address, where, words) for name in names]
+            typer.echo(f"{len(names)} sites, processes {', '.join(str(p.pid) for p in started)}")
+            watch = _Watch(dict(zip(names, started, strict=True)), out / "logs")
+            try:
+                with watch:
+                    anew = "try it again in another folder"
+                    execute(server, plan, out, f"fedstrata net try {experiment}", fresh=True, again=anew)
+                _done(server)
+                _finish(started, 10.0)
+            except KeyboardInterrupt:
+                if not watch.dead:
+                    raise
+                raise ValueError(watch.dead) from None
+            finally:
+                _finish(started, 0.0)
+
+
+class _Watch:
+    """Interrupts this process when one of the sites' processes ends: nobody would start it again."""
+
+    def __init__(self, started: dict[str, subprocess.Popen[bytes]], logs: Path) -> None:
+        self.started, self.logs, self.dead = started, logs, ""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.5):
+            for name, process in self.started.items():
+                if (code := process.poll()) is not None:
+                    words = (self.logs / f"{name}.out").read_text("utf-8", errors="replace").strip()
+                    last = f" Its last words: {words.splitlines()[-1][:500]}" if words else ""
+                    self.dead = (
+                        f"{name} (process {process.pid}) ended with code {code}.{last} See {self.logs}."
+                    )
+                    while True:  # the first asks for an end at the next look, and there may be none
+                        os.kill(os.getpid(), signal.SIGINT)
+                        if self._over.wait(3.0):
+                            return
+
+
+def _start(kit: Path, out: Path, address: str, experiment: str, words: list[str]) -> subprocess.Popen[bytes]:
+    log = out / "logs" / f"{kit.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "fedstrata", "net", "site", str(kit), "--simulated", "--once"]
+    command += ["--address", address, "--experiment", experiment, "--log", str(log), *words]
+    with (out / "logs" / f"{kit.name}.out").open("wb") as stream:
+        return subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT)
+
+
+def _finish(started: list[subprocess.Popen[bytes]], patience: float) -> None:
+    """Wait for processes, then end those that are left, each by its id."""
+    end = time.monotonic() + patience
+    for process in started:
+        try:
+            process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            try:
+                process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -1,0 +1,335 @@
+"""An experiment on a network: what each party prepares from its own copy of the text.
+
+A site takes its samples from a local entry, or its share of an experiment's simulated data. The server makes
+of what the sites say (sizes and forms) data without samples, and runs the experiment as any other, with the
+network as its engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedstrata
+from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.core.metrics import Metric, OnHost, PerClient
+from fedstrata.core.scaled import opened
+from fedstrata.core.term import positional
+from fedstrata.core.types import PyTree
+from fedstrata.data import from_csv, open_store
+from fedstrata.engines.network import Network, Policy, Text
+from fedstrata.engines.network.engine import part
+from fedstrata.engines.network.federation import Connected, Federation, made_up
+from fedstrata.engines.network.host import form_of
+from fedstrata.lab.experiments.base import Experiment, Setting, Task
+from fedstrata.lab.experiments.errors import ExperimentError, line_in
+from fedstrata.solving.identity import readable
+from fedstrata.solving.pose import Posed, pose
+
+Entry = Callable[[], FederatedData]
+
+
+@cache
+def _package() -> bytes:
+    """The digest of the package's sources: methods and engines are part of the text."""
+    digest = hashlib.sha256()
+    root = Path(fedstrata.__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+    return digest.digest()
+
+
+def fingerprint(experiment: Experiment) -> str:
+    """Equal for two parties that hold the same text: package, experiment, parameters, JAX and precision."""
+    module = sys.modules.get(getattr(experiment.build, "__module__", ""))
+    file = getattr(module, "__file__", None)
+    source = b"" if file is None else Path(file).read_bytes()
+    source += getattr(experiment.build, "content", "").encode()  # a TOML file's
+    settings = [[sorted(s.items()), s.seed] for s in experiment.settings]
+    facts = [experiment.name, jax.__version__, str(jnp.result_type(float)), settings]
+    digest = hashlib.sha256(_package())
+    digest.update(source + json.dumps(facts, default=str).encode())
+    return digest.hexdigest()
+
+
+def task_of(experiment: Experiment, setting: Setting) -> Task:
+    """What is to be solved.
+
+    Raises:
+        ExperimentError: where it does not go through `fedstrata.solve`.
+    """
+    try:
+        task = experiment.build(setting)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # whatever a user's file does wrong
+        file = Path(getattr(sys.modules.get(experiment.build.__module__), "__file__", None) or "")
+        raise ExperimentError(f"build{line_in(error, file)}: {type(error).__name__}: {error}") from error
+    if not isinstance(task, Task):
+        raise ExperimentError(f"{experiment.name} does not go through solve, so it cannot run on a network.")
+    return task
+
+
+def _posed(task: Task, setting: Setting, data: FederatedData) -> Posed:
+    names = ("weights", "default_metrics")
+    options = {name: task.options[name] for name in names if name in task.options}
+    metrics: Mapping[str, Any] = task.metrics
+    asked = {n: m for n, m in metrics.items() if isinstance(m, PerClient)}  # others ask no client
+    return pose(
+        task.problem, task.method, data, task.x0, y0=task.y0, rounds=task.rounds, seed=setting.seed,
+        participation=task.participation, eval_every=task.eval_every, metrics=asked, **options,
+    )  # fmt: skip
+
+
+def _digest(posed: Posed) -> str:
+    """Equal for two parties that pose a run in the same way."""
+    plain = readable(posed.identity)  # a party has data of its own, and perhaps another version of Python
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    for leaf in jax.tree.leaves((posed.x0, posed.y0)):
+        array = np.asarray(leaf)
+        digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class SiteRun:
+    """One run of a site's text with its own samples; see `fedstrata.engines.network.host.Opened`."""
+
+    task: Task
+    setting: Setting
+    data: FederatedData
+
+    def text(self, clients: int, server: PyTree) -> tuple[Text, str]:
+        """The posed run in a federation of so many clients, and its fingerprint."""
+        whole = replace(made_up(form_of(self.data), clients), server=server)
+        posed = _posed(self.task, self.setting, whole)
+        return Text.of(posed.setup, posed.method, posed.carry, server), _digest(posed)
+
+
+def opener(
+    experiment: Experiment, entry: Entry | None, share: tuple[int, int] | None
+) -> Callable[[int], SiteRun]:
+    """Opens a run of the text by its number.
+
+    Args:
+        experiment: this site's copy.
+        entry: gives its samples.
+        share: where there is no entry, this site's number and the number of sites: its share of the
+            experiment's own, simulated data.
+    """
+    settings = experiment.settings
+
+    def opens(number: int) -> SiteRun:
+        if not 0 <= number < len(settings):
+            raise ExperimentError(f"{experiment.name} has {len(settings)} runs, and no number {number}.")
+        task = task_of(experiment, settings[number])
+        if entry is not None:
+            data = entry()
+        elif share is None or task.data is None:
+            raise ExperimentError("This site has no data: give --data.")
+        else:
+            data = part(task.data, np.array_split(np.arange(task.data.clients), share[1])[share[0]])
+        return SiteRun(task, settings[number], data)
+
+    return opens
+
+
+def entry_of(where: str, label: str = "y", folder: Path | None = None) -> Entry:
+    """A site's samples from ``module:function``, a CSV file with a header, or the folder of a store.
+
+    The function returns one client's samples (a dict of arrays), a list of those of several clients, or
+    `FederatedData`. In a CSV file every column is a number (words would need categories that all sites agree
+    on); ``label`` names the one that becomes ``y``, and the others, in order, become ``x``. A store
+    (`fedstrata.data.write_store`) has all clients of the site.
+
+    Args:
+        where: see above; files are found from ``folder``, and modules too.
+        label: of a CSV file.
+        folder: by default where the process is.
+
+    Raises:
+        DataError: where there is no such entry, or it is no data.
+    """
+    folder = Path.cwd() if folder is None else folder
+    place = folder / where
+    if where.endswith(".csv"):
+
+        def rows() -> FederatedData:
+            try:
+                return from_csv([place], label=label)
+            except DataError as error:
+                hint = " Or give --data module:function, which prepares it." if place.is_file() else ""
+                if f"no column {label!r}" in str(error):
+                    hint = " --label names the one that becomes y."
+                raise DataError(f"{error}{hint}") from error
+
+        return rows
+    if place.is_dir():
+        return lambda: open_store(place).load()
+    name, colon, function = where.partition(":")
+    if not colon:
+        raise DataError(
+            f"--data must be module:function, a .csv file or the folder of a store, but is {where!r}."
+        )
+    sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module(name)
+        made = getattr(module, function)
+    except Exception as error:  # whatever a party's own file does wrong
+        raise _own(where, error, folder / f"{name}.py") from error
+    finally:
+        sys.path.pop(0)
+
+    def entry() -> FederatedData:
+        try:
+            found = made()
+        except Exception as error:
+            raise _own(where, error, Path(getattr(module, "__file__", None) or name)) from error
+        if isinstance(found, FederatedData):
+            return found.load()
+        return FederatedData.from_clients(found if isinstance(found, list) else [found])
+
+    return entry
+
+
+def _own(where: str, error: Exception, file: Path) -> DataError:
+    known = isinstance(error, DataError | ImportError)
+    words = str(error) if known else f"{type(error).__name__}: {error}"
+    return DataError(f"--data {where}{line_in(error, file)}: {words}")
+
+
+@dataclass
+class Server:
+    """The experiment as the server runs it.
+
+    Args:
+        experiment: the server's copy.
+        transport: to the sites.
+        run: the name of all of its runs, unlike any other's.
+        policy: what happens when a site does not answer.
+        anew: whether a site that has forgotten a run is taken anew.
+    """
+
+    experiment: Experiment
+    transport: Connected
+    run: str
+    policy: Policy = field(default_factory=Policy)
+    anew: bool = False
+    engines: list[Network] = field(default_factory=list)  # of all runs so far, for what they tell
+
+    def __post_init__(self) -> None:
+        self._numbers = {_name(s): i for i, s in enumerate(self.experiment.settings)}
+        self._fingerprint = fingerprint(self.experiment)
+
+    def federation(self, setting: Setting) -> tuple[Federation, Network, Task, FederatedData]:
+        """A run whose sites are there; the data has no samples."""
+        task, number = task_of(self.experiment, setting), self._numbers[_name(setting)]
+        patience = self.policy.first_timeout
+        there = Federation(
+            self.transport, f"{self.run}-{number}", number, self._fingerprint, self.anew, patience
+        )
+        remote = there.gather()
+        server = None if task.data is None else opened(task.data.server)
+        data = replace(made_up(there.form, len(remote.sizes)), server=server)
+        form = None
+        if server is not None:
+            one = data.sample_of("server")
+            form = {k: [np.dtype(one[k].dtype).name, list(np.shape(v))] for k, v in server.items()}
+        digest = _digest(_posed(task, setting, data))
+        there.pose(int(remote.sizes.sum()), len(remote.sizes), form, digest)
+        for earlier in self.engines:
+            earlier.release()
+        engine = Network(remote, policy=self.policy, checkpointed=True)
+        self.engines.append(engine)
+        there.tell = engine.note
+        return there, engine, task, data
+
+    def networked(self, watch: Callable[[Any], None]) -> Experiment:
+        """The same experiment with the network as its engine; ``watch`` is called after evaluations."""
+
+        def build(setting: Setting) -> Task:
+            _, engine, task, data = self.federation(setting)
+            options = {**task.options, "engine": engine}
+            options["callbacks"] = (watch, *options.get("callbacks", ()))
+            return replace(task, data=data, metrics=_bound(task), options=options)
+
+        build.content = self._fingerprint  # type: ignore[attr-defined]  # stored runs are of this text
+        build.elsewhere = True  # type: ignore[attr-defined]  # what is built again asks the sites again
+        return self.experiment.model_copy(update={"build": build})
+
+    def remarks(self) -> str:
+        """What the report says of the network, as Markdown."""
+        names, transport = self.transport.names, self.transport
+        lines = [
+            "## The network", "",
+            "| site | sent to it | received | waited for | failures |", "|---|---:|---:|---:|---:|",
+        ]  # fmt: skip
+        engines = self.engines
+        for i, name in enumerate(names):
+            waited = sum(engine.waited.get(name, 0.0) for engine in engines)
+            failed = sum(engine.failed.get(name, 0) for engine in engines)
+            sent, received = transport.sent[i], transport.received[i]
+            lines.append(f"| {name} | {sent:,} B | {received:,} B | {waited:.1f} s | {failed} |")
+        attempts = sum(engine.attempts for engine in engines)
+        lines += ["", f"{attempts} attempts at rounds and evaluations, in this process. Bytes with headers."]
+        events = [event for engine in engines for event in engine.events]
+        lines += ["", *(f"- round {e['round']}, {e['site']}: {e['what']}" for e in events[:100])]
+        return "\n".join(lines)
+
+
+def _name(setting: Setting) -> str:
+    return json.dumps([sorted(setting.items()), setting.seed], default=str)
+
+
+class _ServersOwn:
+    """What a metric of ``(x, y, data)`` may see on the server of a network."""
+
+    def __init__(self, data: FederatedData | None) -> None:
+        self.test = None if data is None else opened(data.test)
+        self.server = None if data is None else opened(data.server)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"samples stay at the sites: on a network there is no data.{name} at the server")
+
+
+def _bound(task: Task) -> Mapping[str, Metric]:
+    """Metrics of ``(x, y, data)`` with the server's own test set in place of the data."""
+    own = _ServersOwn(task.data)
+
+    def bound(metric: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, y: metric(x, y, own)
+
+    def fitted(metric: Any) -> Any:
+        if isinstance(metric, OnHost):
+            return replace(metric, function=fitted(metric.function))
+        return metric if isinstance(metric, PerClient) or positional(metric) in (1, 2) else bound(metric)
+
+    return {name: fitted(metric) for name, metric in task.metrics.items()}
+
+
+def check(opens: Callable[[int], SiteRun], runs: Sequence[int] = (0,)) -> FederatedData:
+    """Open and pose runs with a site's own samples, so that what does not fit is told before it joins.
+
+    How many clients there will be only the server knows; the experiment's own number stands in for it, as
+    a method may choose several of them.
+    """
+    for number in runs:
+        found = opens(number)
+        whole = found.task.data
+        clients = max(found.data.clients, 1 if whole is None else whole.clients)
+        try:
+            found.text(clients, None if whole is None else opened(whole.server))
+        except TypeError as error:
+            raise DataError(f"This site's samples do not fit the experiment: {error}") from error
+    return found.data

@@ -1,0 +1,75 @@
+"""The first sentence of a report, where its author gave none: who is ahead, if the seeds allow to say so."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from fedstrata.lab.report.statistics import name
+from fedstrata.lab.report.tables import Table, cell_text
+from fedstrata.lab.report.words import capital, words
+
+
+def headline(table: Table) -> str:
+    """What a table says, by its first column that has a better direction, or else by its first one."""
+    j = next((j for j, head in enumerate(table.heads) if head.column.better), 0)
+    column, heading = table.heads[j].column, words(table.heads[j].title)
+    if column.heading not in table.heads[j].title:  # only where: the values of a setting stand side by side
+        heading = f"{words(column.heading)} with {heading}"
+    cells = {
+        i: row.cells[j]
+        for i, row in enumerate(table.rows)
+        if row.cells[j].values and math.isfinite(row.cells[j].mean)
+    }
+    if not cells:
+        return f"No run ended with a finite number for {heading}."
+    order = sorted(cells, key=lambda i: cells[i].mean)
+    seeds = max(len(cell.values) for cell in cells.values())
+
+    columns = list(zip(table.keys, zip(*(row.values for row in table.rows), strict=True), strict=True))
+    varied = [k for k, (_, values) in enumerate(columns) if len(set(map(repr, values))) > 1] or [0]
+
+    def who(i: int) -> str:
+        values = table.rows[i].values
+        return ", ".join(name(table.keys[k], values[k]) for k in varied if values[k] is not None)
+
+    def number(i: int) -> str:
+        return cell_text(cells[i], column)
+
+    low, high = order[0], order[-1]
+    if len(cells) == 1:
+        return f"{who(low)}: {heading} {number(low)}{_over(seeds)}."
+    between = f"{heading} is between {number(low)} ({who(low)}) and {number(high)} ({who(high)})"
+    if not column.better:
+        return f"{capital(between)}{_over(seeds)}."
+    if seeds < 2:
+        return f"With one seed, {between}; one seed cannot say whether that is more than chance."
+    groups = [rows for rows in table.rivals() if len(set(rows) & cells.keys()) > 1]
+    best_rows = table.best(j)
+    ahead = [row for rows in groups for row in rows if row in best_rows]
+    downwards = column.better == "low" or column.reduce == "reach"
+    if len(groups) == 1:
+        best = low if downwards else high
+        extreme = "lowest" if downwards else "highest"
+        if ahead:
+            return (
+                f"{who(best)} has the {extreme} {heading}, {number(best)}: "
+                f"ahead of every other in a paired t-test over {seeds} seeds."
+            )
+        return (
+            f"Nothing is ahead in {heading} beyond the error: the {extreme} mean is {number(best)} "
+            f"({who(best)}), and a paired t-test over {seeds} seeds cannot tell it from every other."
+        )
+    keys = [k for k, key in enumerate(table.keys) if key in ("label", "method")] or range(len(table.keys))
+    counts = Counter(", ".join(str(table.rows[i].values[k]) for k in keys) for i in ahead)
+    wins = ", ".join(f"{label} in {n}" for label, n in counts.most_common())
+    said = f"ahead beyond the error are {wins}" if wins else "nothing is ahead beyond the error"
+    rest = len(groups) - len(ahead)
+    return (
+        f"Of {len(groups)} settings, by {heading}: {said}{f', none in {rest}' if rest and wins else ''} "
+        f"(paired t-tests over {seeds} seeds)."
+    )
+
+
+def _over(seeds: int) -> str:
+    return f", mean over {seeds} seeds" if seeds > 1 else ", one seed"

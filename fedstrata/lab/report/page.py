@@ -1,0 +1,411 @@
+"""The HTML page: one file that holds everything it shows, on a phone, on dark paper, without a network."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import gzip
+import html
+import json
+import math
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from markdown_it import MarkdownIt
+from plotly.offline import get_plotlyjs
+
+from fedstrata.lab.report.clients import by_client
+from fedstrata.lab.report.curves import Plot, build_plot
+from fedstrata.lab.report.headline import headline
+from fedstrata.lab.report.interactive import figure
+from fedstrata.lab.report.plots import draw, to_svg
+from fedstrata.lab.report.records import MEASURED_ON, RunRecord
+from fedstrata.lab.report.specs import Claim, Definition
+from fedstrata.lab.report.split import drawn as drawn_split
+from fedstrata.lab.report.statistics import name, show
+from fedstrata.lab.report.tables import (
+    Table,
+    build_table,
+    cell_text,
+    claim_text,
+    deviation_text,
+    ledger_table,
+    mean_text,
+)
+from fedstrata.lab.report.words import capital, formula, label_of, typeset, words
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page; left out where it has no body."""
+
+    anchor: str
+    title: str
+    body: str
+
+
+Plots = Mapping[str, tuple[Plot, bytes]]
+
+
+def render(definition: Definition, runs: Sequence[RunRecord], table: Table, plots: Plots) -> str:
+    """The page.
+
+    Args:
+        definition: the content of `config.json`.
+        runs: the runs.
+        table: the headline table.
+        plots: by the plot's name, its numbers and its static picture (SVG).
+    """
+    shown = sections(definition, runs, table, plots)
+    body = lead(definition, table, plots) + "".join(map(section, shown))
+    return page(definition.title, _summary(definition, runs), shown, body)
+
+
+def page(title: str, summary: str, shown: Sequence[Section], body: str) -> str:
+    """A whole page around its body."""
+    return string.Template(_asset("page.html")).substitute(
+        title=_text(title),
+        summary=_text(summary),
+        css=_asset("page.css"),
+        nav=" ".join(f'<a href="#{s.anchor}">{_text(s.title)}</a>' for s in shown),
+        main=body,
+        plotly=_plotly() if 'class="plot"' in body else "",
+        script=_asset("page.js"),
+    )
+
+
+def lead(definition: Definition, table: Table, plots: Plots, prefix: str = "") -> str:
+    """What comes first: a sentence and the main plot."""
+    main = figures(dict(list(plots.items())[:1]), prefix)
+    return f'<section id="{prefix}top" class="lead">\n{sentence(definition, table)}\n{main}</section>\n'
+
+
+def sentence(definition: Definition, table: Table) -> str:
+    """The first paragraph of the findings, or what the table says."""
+    first = definition.findings.strip().partition("\n\n")[0]
+    return markdown(first) if first else f"<p>{typeset(headline(table))}</p>"
+
+
+def sections(
+    definition: Definition, runs: Sequence[RunRecord], table: Table, plots: Plots, prefix: str = ""
+) -> list[Section]:
+    """All the rest."""
+    rest = definition.findings.strip().partition("\n\n")[2]
+    others = figures(dict(list(plots.items())[1:]), prefix) + _left_out(definition, plots)
+    notes = f'<div class="notes">{markdown(definition.notes)}</div>' if definition.notes else ""
+    made = [
+        Section("findings", "What came out", f'<div class="prose">{markdown(rest)}</div>' if rest else ""),
+        Section("results", "Results", results(runs, table)),
+        Section("plots", "More plots", others),
+        Section("clients", "Client by client", _clients(definition, runs, prefix)),
+        Section("solved", "What was solved", _definitions(definition.config)),
+        Section("split", "Who has which samples", drawn_split(definition.split) if definition.split else ""),
+        Section("paper", "What the paper printed", _paper(definition, runs)),
+        Section("ledger", "What was communicated", _ledger(definition, runs)),
+        Section("reproduce", "How to get this again", _reproduce(definition, runs)),
+        Section("notes", "Notes", notes),
+    ]
+    return [replace(section, anchor=prefix + section.anchor) for section in made if section.body]
+
+
+def _left_out(definition: Definition, plots: Plots) -> str:
+    """The plots that there are no series for."""
+    missing = [spec for spec in definition.plots if spec.stem not in plots]
+    said = "; ".join(f"{label_of(spec.y)} by {label_of(spec.x)}" for spec in missing)
+    return f"<p>Not drawn, as no run here has the series: {typeset(said)}.</p>" if missing else ""
+
+
+def section(part: Section) -> str:
+    """A part with its heading."""
+    return f'<section id="{part.anchor}">\n<h2>{_text(part.title)}</h2>\n{part.body}\n</section>\n'
+
+
+def article(
+    definition: Definition, runs: Sequence[RunRecord], table: Table, plots: Plots, prefix: str, name: str
+) -> str:
+    """A whole report on a page of several."""
+    parts = sections(definition, runs, table, plots, prefix)
+    about = f"{definition.title} · {_summary(definition, runs)}"
+    inside = lead(definition, table, plots, prefix) + "".join(map(section, parts))
+    return (
+        f'<article id="{prefix}report" class="report"><h2>{_text(name)}</h2>'
+        f'<p class="summary">{_text(about)}</p>\n{inside}</article>\n'
+    )
+
+
+def figures(plots: Plots, prefix: str = "") -> str:
+    """Plots below each other."""
+    return "".join(_figure(stem, *both, prefix) for stem, both in plots.items())
+
+
+@functools.cache
+def _asset(file: str) -> str:
+    return resources.files("fedstrata.lab.report").joinpath("assets", file).read_text("utf-8")
+
+
+@functools.cache
+def _plotly() -> str:
+    # Compressed, plotly.js takes 2 MB of the page instead of 5; page.js unpacks it.
+    packed = base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
+    return f'<script type="text/plain" id="plotly">{packed}</script>'
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def markdown(text: str) -> str:
+    """Markdown as HTML: tags in it are shown, not obeyed; pictures, which would be fetched, become links."""
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+    return str(reader.render(text))
+
+
+def _summary(definition: Definition, runs: Sequence[RunRecord]) -> str:
+    methods, seeds = {run.label for run in runs}, {run.seed for run in runs}
+    parts = [_count(len(runs), "run"), _count(len(methods), "method"), _count(len(seeds), "seed")]
+    sampled = sorted({f"metrics on {run.setting[MEASURED_ON]}" for run in runs if MEASURED_ON in run.setting})
+    return " · ".join([*parts, *filter(None, [definition.written[:10]]), *sampled])
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours.
+
+    >>> duration(0.1234), duration(75), duration(4000)
+    ('0.123 s', '1 min 15 s', '1 h 7 min')
+    """
+    if not math.isfinite(seconds):
+        return "unknown time"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {round(seconds / 60) % 60} min"
+
+
+def _definitions(config: Mapping[str, Any]) -> str:
+    if not config:
+        return ""
+    items = (
+        f"<dt>{_text(words(key))}</dt>"
+        f"<dd>{formula(value) if key == 'problem' and isinstance(value, str) else _value(value)}</dd>"
+        for key, value in config.items()
+    )
+    return f"<dl>{''.join(items)}</dl>"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, Mapping):
+        pairs = (
+            f"<li><span>{typeset(words(key))}</span> {_value(inner)}</li>" for key, inner in value.items()
+        )
+        return f'<ul class="pairs">{"".join(pairs)}</ul>' if value else "–"
+    if isinstance(value, list | tuple):
+        if any(isinstance(inner, Mapping | list | tuple) for inner in value):
+            return "".join(f"<div>{_value(inner)}</div>" for inner in value)
+        return ", ".join(_value(inner) for inner in value) or "–"
+    return (
+        _text(show(value)) if value is None or isinstance(value, bool | int | float | str) else _text(value)
+    )
+
+
+def results(runs: Sequence[RunRecord], table: Table) -> str:
+    """The headline table, and which runs diverged."""
+    single = all(len(cell.values) < 2 for row in table.rows for cell in row.cells)
+    said = (
+        "One seed each, so nothing is marked as best." if single else "Mean ± standard error over the seeds."
+    )
+    if not single and any(head.column.better for head in table.heads):
+        marked = any(table.best(j) for j in range(len(table.heads)))
+        said += (
+            " A dot marks what is better than every rival in a paired t-test over the seeds (two-sided, 5 %)."
+            if marked
+            else " Nothing is better than every rival in a paired t-test over the seeds (two-sided, 5 %)."
+        )
+    if any(head.claimed for head in table.heads):
+        said += " Deviation is relative to what the paper printed."
+    return _broken(runs) + _table(table, said, "results")
+
+
+def _clients(definition: Definition, runs: Sequence[RunRecord], prefix: str) -> str:
+    spec = definition.table
+    parts = []
+    for found in by_client(runs, [*spec.rows, *filter(None, [spec.across])]):
+        plots = {plot.stem: build_plot(runs, plot) for plot in found.plots}
+        drawn = {stem: (plot, to_svg(draw(plot))) for stem, plot in plots.items()}
+        said = f"{capital(words(found.metric))} at the end of the runs, over the clients; "
+        table = _table(found.table, said + "mean ± standard error over the seeds.", found.plots[-1].stem)
+        parts.append(figures(drawn, prefix) + table)
+    return "".join(parts)
+
+
+def _broken(runs: Sequence[RunRecord]) -> str:
+    """A warning about runs whose history is not finite."""
+    found = [
+        f"{run.label}{''.join(f', {name(k, v)}' for k, v in run.setting.items())}, seed {run.seed}: {series}"
+        for run in runs
+        for series, values in run.history.items()
+        if not np.isfinite(values[-1])
+    ]
+    if not found:
+        return ""
+    listed = "; ".join(found[:8]) + (f"; and {len(found) - 8} more" if len(found) > 8 else "")
+    return f'<p class="warning">Some runs ended with values that are not finite: {_text(listed)}.</p>'
+
+
+def _table(table: Table, said: str, file: str) -> str:
+    head, lines, bold = table.texts()
+    keys = len(table.keys)
+    kinds = ["key"] * keys + [""]
+    for column in table.heads:
+        kinds += [""] + ["paper", "paper"] * column.claimed
+    top = "".join(_head(text, kind) for text, kind in zip(head, kinds, strict=True))
+    rows = []
+    for row, line, mark in zip(table.rows, lines, bold, strict=True):
+        cells = [f'<th scope="row" class="key">{typeset(text)}</th>' for text in line[:keys]]
+        numbers = [math.nan]
+        for column, cell in zip(table.heads, row.cells, strict=True):
+            claim = cell.claim.value if cell.claim else math.nan
+            numbers += [cell.mean, *([claim, cell.deviation] if column.claimed else [])]
+        for text, number, kind, best in zip(line[keys:], numbers, kinds[keys:], mark[keys:], strict=True):
+            value = f' data-value="{number!r}"' if math.isfinite(number) else ""
+            cells.append(f'<td class="{"best" if best else kind}"{value}>{_text(text)}</td>')
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    return _scroll(top, "".join(rows), said, file, table.to_csv())
+
+
+def _head(text: str, kind: str = "") -> str:
+    return f'<th scope="col" class="{kind}"><button type="button">{typeset(text)}</button></th>'
+
+
+def _scroll(head: str, body: str, said: str = "", file: str = "table", exact: str = "") -> str:
+    """A table that can be sorted and taken away; on a narrow screen it scrolls sideways.
+
+    Args:
+        head: its headings.
+        body: its rows.
+        said: below it.
+        file: what it is called when it is saved.
+        exact: the CSV file with all digits; where it is empty, the page makes one of what the cells show.
+    """
+    inside = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    note = f'<p class="note">{_text(said)}</p>' if said else ""
+    tools = (
+        '<div class="tools"><button type="button" data-do="copy">Copy</button>'
+        '<button type="button" data-do="csv">CSV</button></div>'
+    )
+    csv = f'<script type="text/csv">{_json(exact)}</script>' if exact else ""
+    return (
+        f'<div class="table" data-name="{file}">{tools}<div class="scroll" tabindex="0">{inside}</div>'
+        f"{note}{csv}</div>"
+    )
+
+
+def _json(value: object) -> str:
+    """JSON that can stand inside a script element."""
+    made = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return made.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _figure(stem: str, plot: Plot, svg: bytes, prefix: str = "") -> str:
+    picture = base64.b64encode(svg).decode()
+    title = _text(plot.title)
+    return (
+        f"<figure><h3>{typeset(plot.title)}</h3>\n"
+        f'<div class="plot" data-figure="figure-{prefix}{stem}" data-name="{stem}"><div class="axes"></div>'
+        f'<div class="drawn" role="img" aria-label="{title}"></div>'
+        f'<img alt="{title}" src="data:image/svg+xml;base64,{picture}"><div class="legend"></div></div>\n'
+        f"<figcaption>{typeset(plot.caption)}</figcaption>\n"
+        f'<script type="application/json" id="figure-{prefix}{stem}">{_json(figure(plot))}</script>'
+        "</figure>\n"
+    )
+
+
+def _paper(definition: Definition, runs: Sequence[RunRecord]) -> str:
+    paper = definition.paper
+    if paper is None:
+        return ""
+    table = build_table(runs, replace(definition.table, paper=True), paper)
+    parts = [f"<p>Source: {_text(paper.source)}.</p>"]
+    if paper.claims:
+        titles = ("where", "quantity", "paper", "here", "difference", "deviation")
+        top = "".join(_head(t, "text" * (t in titles[:2])) for t in titles)
+        compared = [(_compare(claim, table), claim) for claim in paper.claims]
+        done = "".join(row for row, _ in compared if row)
+        if done:
+            parts.append(_scroll(top, done, "Deviation is relative to what the paper printed.", "paper"))
+        rest = [claim for row, claim in compared if not row]
+        if rest:
+            said = f"{_count(len(rest), 'printed number')} {'was' if len(rest) == 1 else 'were'} not run here"
+            body = _scroll("".join(_head(t, "text" * (t != "paper")) for t in titles[:3]), _not_run(rest))
+            parts.append(f"<details><summary>{said}</summary>{body}</details>")
+    if paper.statements:
+        top = "".join(_head(t, "text") for t in ("the paper says", "here", "verdict"))
+        rows = "".join(
+            f'<tr><td class="text">{_text(s.text)}</td><td class="text">{_text(s.found)}</td>'
+            f'<td class="text"><span class="tag {s.verdict.replace(" ", "-")}">{s.verdict}</span></td></tr>'
+            for s in paper.statements
+        )
+        parts.append(_scroll(top, rows))
+    return "\n".join(parts)
+
+
+def _compare(claim: Claim, table: Table) -> str:
+    """A row of the comparison; empty where no run belongs to the claim."""
+    for row in table.rows:
+        for head, cell in zip(table.heads, row.cells, strict=True):
+            if cell.claim == claim and cell.values:
+                apart = cell.mean - claim.value
+                numbers = (
+                    (claim_text(claim, head.column), claim.value),
+                    (cell_text(cell, head.column), cell.mean),
+                    (mean_text(apart, math.nan, head.column.format), apart),
+                    (deviation_text(cell.deviation), cell.deviation),
+                )
+                return f"<tr>{_where(claim)}{''.join(_number(*pair) for pair in numbers)}</tr>"
+    return ""
+
+
+def _not_run(claims: Sequence[Claim]) -> str:
+    return "".join(f"<tr>{_where(c)}{_number(f'{c.value:g}', c.value)}</tr>" for c in claims)
+
+
+def _where(claim: Claim) -> str:
+    where = ", ".join(name(key, value) for key, value in claim.where.items())
+    return f'<td class="text">{typeset(where)}</td><td class="text">{typeset(words(claim.column))}</td>'
+
+
+def _number(text: str, number: float) -> str:
+    value = f' data-value="{number!r}"' if math.isfinite(number) else ""
+    return f"<td{value}>{_text(text)}</td>"
+
+
+def _ledger(definition: Definition, runs: Sequence[RunRecord]) -> str:
+    spec = definition.table
+    rows = [*spec.rows, *filter(None, [spec.across])]
+    table, levels = ledger_table(runs, rows), ledger_table(runs, rows, by_level=True)
+    said = (
+        "Whole runs; mean ± standard error over the seeds where they differ. Up is from the clients to the "
+        "server; an exchange is one message down and one up; a round is one averaging of the main variable."
+    )
+    apart = f"<details><summary>By level</summary>{_table(levels, '', 'levels')}</details>" if levels else ""
+    return _table(table, said, "communicated") + apart if table else ""
+
+
+def _reproduce(definition: Definition, runs: Sequence[RunRecord]) -> str:
+    times = [run.seconds for run in runs]
+    facts: dict[str, Any] = {
+        "seeds": ", ".join(map(str, sorted({run.seed for run in runs}))),
+        "time": f"{duration(sum(times))} in all, {duration(min(times))} to {duration(max(times))} a run",
+        "written": definition.written,
+        "versions": definition.versions,
+        "machine": definition.machine,
+    }
+    command = f"<pre><code>{_text(definition.command)}</code></pre>" if definition.command else ""
+    return command + _definitions({key: value for key, value in facts.items() if value})

@@ -1,0 +1,387 @@
+"""Static plots with matplotlib: PNG and SVG files of a report, and the quick look at one run's history."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter
+
+from fedstrata.lab.report.curves import DASHES, PALETTE, Curve, Dash, Panel, Plot
+from fedstrata.lab.report.records import ReportError
+from fedstrata.lab.report.words import label_of, scripted, words
+from fedstrata.solving.result import BOOKKEEPING
+
+COLOUR_MAP = "cividis"
+
+# On dark paper; SVG files hold both and follow the reader's theme.
+DARK = {
+    "#1f2328": "#e4e7eb",
+    "#424a53": "#c3cad2",
+    "#57606a": "#9aa4af",
+    "#8c959f": "#6e7781",
+    "#e4e8ec": "#30363d",
+    "#24292f": "#d0d7de",
+    "#ffffff": "#14171b",
+    **dict(
+        zip(
+            PALETTE,
+            ("#4aa8e0", "#f08a4b", "#35c79b", "#dd8fc0", "#f0b840", "#9bd4f5", "#b8bec5"),
+            strict=True,
+        )
+    ),
+}
+
+STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "text.color": "#1f2328",
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.labelcolor": "#424a53",
+    "axes.edgecolor": "#8c959f",
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#e4e8ec",
+    "grid.linewidth": 0.7,
+    "xtick.color": "#57606a",
+    "ytick.color": "#57606a",
+    "xtick.major.size": 3,
+    "ytick.major.size": 3,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "lines.linewidth": 1.7,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "figure.dpi": 100,
+    "savefig.dpi": 200,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "fedstrata",  # the same plot is the same file
+}
+
+
+def draw(plot: Plot) -> Figure:
+    """A plot as a matplotlib figure."""
+    with mpl.rc_context(STYLE):
+        spec, count = plot.spec, len(plot.panels)
+        columns = 2 if count == 4 else min(count, 3)
+        rows = -(-count // columns)
+        size = (6.8, 3.7) if count == 1 else (3.3 * columns + 0.6, 2.7 * rows + 0.7)
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        same = spec.kind == "line"
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=same, sharex=same)
+        axes = list(grid.flat)
+        norm = _norm(plot)
+        for k, (ax, panel) in enumerate(zip(axes, plot.panels, strict=False)):
+            _draw_panel(ax, plot, panel, norm)
+            ax.set_title(_plain(panel.title))
+            if k % columns == 0:
+                ax.set_ylabel(_plain(words(spec.down) if spec.kind == "heatmap" else plot.y_label))
+            elif panel.grid and (left := plot.panels[k - 1].grid) and left.rows == panel.grid.rows:
+                ax.tick_params(labelleft=False)
+            if k >= count - columns:
+                ax.set_xlabel(_plain(plot.x_label))
+                ax.tick_params(labelbottom=True)
+        if (limits := plot.limits()) is not None:
+            axes[0].set_ylim(limits)
+        for ax in axes[count:]:
+            ax.remove()
+        if spec.kind == "heatmap":
+            mappable = axes[0].collections[0]
+            bar = figure.colorbar(mappable, ax=axes[:count], label=_plain(plot.y_label), shrink=0.9)
+            bar.outline.set_visible(False)
+        else:
+            _name_curves(figure, axes[:count], plot)
+        if spec.title:
+            figure.suptitle(_plain(spec.title), x=0.01, ha="left", fontsize=11, fontweight="bold")
+        return figure
+
+
+def _draw_panel(ax: Axes, plot: Plot, panel: Panel, norm: Normalize | None) -> None:
+    spec = plot.spec
+    if panel.grid is not None:
+        _draw_grid(ax, plot, panel, norm)
+        return
+    if spec.kind == "line":
+        for curve in panel.curves:
+            if curve.seeds > 1:
+                ax.fill_between(
+                    curve.x,
+                    curve.y.low,
+                    curve.y.high,
+                    color=_colour(curve),
+                    alpha=0.16,
+                    linewidth=0,
+                    zorder=1.5,
+                )
+            ax.plot(curve.x, curve.y.mean, color=_colour(curve), linestyle=_dash(curve))
+    else:
+        _draw_bars(ax, panel.curves)
+    for reference in panel.references:
+        line = ax.axhline if reference.axis == "y" else ax.axvline
+        line(reference.value, color="#57606a", linewidth=1, linestyle=(0, (4, 3)), zorder=1.8)
+        beside = ("axes fraction", "data"), ("data", "axes fraction")
+        where: dict[str, Any] = (
+            {"xy": (0, reference.value), "xycoords": beside[0], "xytext": (4, 3)}
+            if reference.axis == "y"
+            else {"xy": (reference.value, 1), "xycoords": beside[1], "xytext": (3, -9)}
+        )
+        ax.annotate(_plain(reference.label), textcoords="offset points", fontsize=8, color="#57606a", **where)
+    if spec.log_x:
+        ax.set_xscale("log")
+    if spec.log_y:
+        ax.set_yscale("log")
+    if spec.kind == "line":
+        ax.margins(x=0.01)
+        if spec.x.startswith("bytes") and not spec.log_x:
+            ax.xaxis.set_major_formatter(EngFormatter("B"))
+
+
+def _draw_bars(ax: Axes, curves: Sequence[Curve]) -> None:
+    categories = list(dict.fromkeys(category for curve in curves for category in curve.x))
+    alone = all(list(curve.x) == [curve.name] for curve in curves)
+    width = 0.6 if alone else 0.8 / len(curves)
+    for k, curve in enumerate(curves):
+        shift = 0.0 if alone else (k - (len(curves) - 1) / 2) * width
+        at = [categories.index(category) + shift for category in curve.x]
+        half = np.maximum([curve.y.mean - curve.y.low, curve.y.high - curve.y.mean], 0)
+        ax.bar(
+            at,
+            curve.y.mean,
+            width * 0.92,
+            color=_colour(curve),
+            yerr=half if curve.seeds > 1 else None,
+            error_kw={"ecolor": "#24292f", "elinewidth": 1, "capsize": 2.5},
+        )
+    ax.set_xticks(range(len(categories)), [_plain(category) for category in categories])
+    ax.grid(visible=False, axis="x")
+
+
+def _draw_grid(ax: Axes, plot: Plot, panel: Panel, norm: Normalize | None) -> None:
+    grid = panel.grid
+    if grid is None:
+        return
+    mesh = ax.pcolormesh(
+        np.ma.masked_invalid(grid.means), cmap=COLOUR_MAP, norm=norm, edgecolors="white", linewidth=1
+    )
+    ax.set_xticks(np.arange(len(grid.columns)) + 0.5, [_plain(text) for text in grid.columns])
+    ax.set_yticks(np.arange(len(grid.rows)) + 0.5, [_plain(text) for text in grid.rows])
+    ax.invert_yaxis()
+    ax.grid(visible=False)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    if grid.means.size > 80:
+        return
+    for (i, j), value in np.ndenumerate(grid.means):
+        if np.isfinite(value):
+            dark = sum(mesh.cmap(mesh.norm(value))[:3]) < 1.4
+            text = f"{value:.3g}"
+            ax.text(
+                j + 0.5,
+                i + 0.5,
+                text,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white" if dark else "#1f2329",  # no theme's: it is read on the cell
+            )
+
+
+def _norm(plot: Plot) -> Normalize | None:
+    grids = [panel.grid.means for panel in plot.panels if panel.grid is not None]
+    if not grids:
+        return None
+    values = np.concatenate([grid.ravel() for grid in grids])
+    values = values[np.isfinite(values) & ((values > 0) | (not plot.spec.log_y))]
+    low, high = (values.min(), values.max()) if len(values) else (0.1, 1.0)
+    return LogNorm(low, high) if plot.spec.log_y else Normalize(low, high)
+
+
+def _name_curves(figure: Figure, axes: Sequence[Axes], plot: Plot) -> None:
+    """Names beside the lines where there is room, else a legend below."""
+    curves = {curve.name: curve for panel in plot.panels for curve in panel.curves}
+    if plot.spec.kind == "bar" and all(list(curve.x) == [curve.name] for curve in curves.values()):
+        return
+    short = max(map(len, curves)) <= 22 and len(curves) <= 8
+    if plot.spec.kind == "line" and len(axes) == 1 and short:
+        _name_directly(axes[0], plot.panels[0].curves)
+        return
+    if len(curves) == 1:
+        return
+    line = plot.spec.kind == "line"
+    marks = [
+        Line2D([], [], color=_colour(c), linestyle=_dash(c)) if line else Patch(color=_colour(c))
+        for c in curves.values()
+    ]
+    widest = max(map(len, curves))
+    columns = max(1, min(len(curves), int(figure.get_figwidth() * 14 / (widest + 6))))
+    figure.legend(marks, [_plain(n) for n in curves], loc="outside lower left", ncols=columns, fontsize=8.5)
+
+
+def _name_directly(ax: Axes, curves: Sequence[Curve]) -> None:
+    """Names at the ends of their lines, with a stroke to the end where they had to move."""
+    ends: list[tuple[float, Curve]] = []
+    for curve in curves:
+        finite = curve.y.mean[np.isfinite(curve.y.mean)]
+        if len(finite):
+            pixel = ax.transData.transform((ax.get_xlim()[1], finite[-1]))
+            ends.append((float(ax.transAxes.inverted().transform(pixel)[1]), curve))
+    ends.sort(key=lambda end: end[0])
+    places = _apart([y for y, _ in ends], gap=0.062)
+    moved = any(abs(y - end) > 0.015 for y, (end, _) in zip(places, ends, strict=True))
+    for y, (end, curve) in zip(places, ends, strict=True):
+        stroke = {"arrowstyle": "-", "color": _colour(curve), "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
+        ax.annotate(
+            _plain(curve.name),
+            (1, end),
+            xycoords="axes fraction",
+            xytext=(1.045 if moved else 1.012, y),
+            textcoords="axes fraction",
+            va="center",
+            color=_colour(curve),
+            fontsize=8.5,
+            annotation_clip=False,
+            arrowprops={**stroke, "relpos": (0, 0.5)} if moved else None,
+        )
+
+
+def _apart(places: Sequence[float], gap: float) -> list[float]:
+    """Sorted places in [0, 1], moved to be ``gap`` apart, by as little as possible in the mean square.
+
+    Places less their number times the gap must not decrease: where they do, neighbours meet at their mean.
+
+    >>> [round(place, 2) for place in _apart([0.1, 0.5, 0.5, 0.5], 0.1)]
+    [0.1, 0.4, 0.5, 0.6]
+    """
+    blocks: list[tuple[float, int]] = []
+    for k, place in enumerate(places):
+        mean, count = place - k * gap, 1
+        while blocks and blocks[-1][0] > mean:
+            other, more = blocks.pop()
+            mean, count = (mean * count + other * more) / (count + more), count + more
+        blocks.append((mean, count))
+    highest = 1 - gap * (len(places) - 1)
+    level = [min(max(mean, 0.0), max(highest, 0.0)) for mean, count in blocks for _ in range(count)]
+    return [mean + k * gap for k, mean in enumerate(level)]
+
+
+def _colour(curve: Curve) -> str:
+    return PALETTE[curve.colour % len(PALETTE)]
+
+
+def _dash(curve: Curve) -> Dash:
+    return DASHES[curve.colour // len(PALETTE) % len(DASHES)]
+
+
+def _plain(text: str) -> str:
+    """Text as it is, but for scripts: a dollar is no mathematics."""
+
+    def script(base: str, mark: str, inner: str) -> str:
+        if not re.fullmatch(r"[\w+−*·-]+", inner):
+            return escape(f"{base}{mark}{inner}")
+        return f"{escape(base)}${mark}{{\\mathdefault{{{inner}}}}}$"
+
+    def escape(part: str) -> str:
+        return part.replace("$", r"\$")
+
+    return scripted(text, escape, script)
+
+
+def to_png(figure: Figure) -> bytes:
+    """A figure as a PNG file."""
+    file = io.BytesIO()
+    with mpl.rc_context(STYLE):
+        figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+def to_svg(figure: Figure) -> bytes:
+    """A figure as an SVG file without a background, in the colours of the theme that it is read in.
+
+    In a browser the theme is the reader's, or that of the page around it (``color-scheme``); a program that
+    knows no themes shows the light one.
+    """
+    file = io.BytesIO()
+    with mpl.rc_context(STYLE):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    rules = "".join(
+        f'[style*="{way}: {light}"]{{{way}:{dark} !important}}'
+        for light, dark in DARK.items()
+        for way in ("fill", "stroke")
+    )
+    style = f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
+    return re.sub(rb"(<svg [^>]*>)", lambda found: found[1] + style.encode(), file.getvalue(), count=1)
+
+
+def plot_history(
+    history: Mapping[str, Any],
+    metrics: Sequence[str] | None = None,
+    *,
+    x: str = "round",
+    log_x: bool = False,
+    log_y: bool | Sequence[str] = False,
+    title: str = "",
+    figure: Figure | None = None,
+) -> Figure:
+    """One panel per metric of one run's history.
+
+    Args:
+        history: series of equal length, ``"round"`` among them.
+        metrics: which series; all but the rounds, the time and what was communicated, where None.
+        x: the series along the axis.
+        log_x: a logarithmic axis.
+        log_y: a logarithmic axis for all metrics, or for those named.
+        title: above the panels.
+        figure: where to draw (``plt.figure()`` for a window); a new figure where None.
+
+    Returns:
+        The figure: ``figure.savefig("history.png")``.
+
+    Raises:
+        ReportError: where the history lacks a series.
+    """
+    chosen = [name for name in history if name not in (*BOOKKEEPING, x)] if metrics is None else list(metrics)
+    if missing := [name for name in (x, *chosen) if name not in history]:
+        raise ReportError(f"the history has no {missing}; it has {list(history)}")
+    if not chosen:
+        raise ReportError(
+            f"there is no metric to plot, only {list(history)}; pass metrics= to solve, or name some here"
+        )
+    with mpl.rc_context(STYLE):
+        columns = min(len(chosen), 3)
+        rows = -(-len(chosen) // columns)
+        if figure is None:
+            figure = Figure(figsize=(3.4 * columns + 0.4, 2.6 * rows + 0.3), layout="constrained")
+            FigureCanvasAgg(figure)
+        axes = list(figure.subplots(rows, columns, squeeze=False, sharex=True).flat)
+        for k, (ax, metric) in enumerate(zip(axes, chosen, strict=False)):
+            ax.plot(np.asarray(history[x]), np.asarray(history[metric]), color=PALETTE[0])
+            ax.set_title(_plain(label_of(metric)))
+            ax.margins(x=0.01)
+            if log_x:
+                ax.set_xscale("log")
+            if log_y is True or (not isinstance(log_y, bool) and metric in log_y):
+                ax.set_yscale("log")
+            if k >= len(chosen) - columns:
+                ax.set_xlabel(_plain(label_of(x)))
+                ax.tick_params(labelbottom=True)
+        for ax in axes[len(chosen) :]:
+            ax.remove()
+        if title:
+            figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
+        return figure
