@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.core.federated import FederatedData as FederatedData
     from fedstrata.core.metrics import on_host as on_host
     from fedstrata.core.metrics import per_client as per_client
+    from fedstrata.core.sealed import CheckpointError as CheckpointError
     from fedstrata.core.term import per_batch as per_batch
     from fedstrata.data.partition import IID as IID
     from fedstrata.data.partition import ByKey as ByKey
@@ -43,7 +44,6 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.problems.from_torch import from_torch as from_torch
     from fedstrata.solving import track as track
     from fedstrata.solving.checkpoint import Checkpoint as Checkpoint
-    from fedstrata.solving.checkpoint import CheckpointError as CheckpointError
     from fedstrata.solving.loop import Diverged as Diverged
     from fedstrata.solving.loop import EarlyStop as EarlyStop
     from fedstrata.solving.loop import Interrupted as Interrupted

@@ -5,11 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def write_atomically(file: Path, content: bytes) -> None:
-    """Replace ``file`` by ``content``, or leave it as it was."""
+    """Replace ``file`` by ``content``, or leave it as it was; on disk when it returns."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.parent / f".{file.name}.{os.getpid()}.{secrets.token_hex(4)}"
     try:
@@ -22,6 +28,12 @@ def write_atomically(file: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+    if fcntl is not None:  # elsewhere a folder cannot be flushed
+        handle = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)  # the new name too
+        finally:
+            os.close(handle)
 
 
 def clear_strays(folder: Path, name: str = "*") -> None:
@@ -44,3 +56,20 @@ def alive(pid: int) -> bool:
     except OSError:  # somebody else's
         return True
     return True
+
+
+@contextlib.contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Hold a folder for this process alone; the lock goes with the process, however it ends.
+
+    Raises:
+        BlockingIOError: where another process holds it; ``what`` says what that process is.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "ab") as stream:
+        try:
+            if fcntl is not None:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BlockingIOError(f"{what} is running already: it holds {folder}.") from None
+        yield

@@ -35,20 +35,13 @@ from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.metrics import Metric, evaluate, is_asked, is_due
 from fedstrata.core.problem import Problem, taken_name
+from fedstrata.core.sealed import CheckpointError, flatten, load_arrays, save_arrays, unflatten
 from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.core.words import spelling
 from fedstrata.core.writing import clear_strays
 from fedstrata.engines import engine_of
-from fedstrata.solving.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    flatten,
-    load_arrays,
-    save_arrays,
-    try_to_write,
-    unflatten,
-)
+from fedstrata.solving.checkpoint import Checkpoint, try_to_write
 from fedstrata.solving.feasible import FEWEST, ended_outside
 from fedstrata.solving.identity import differences
 from fedstrata.solving.pose import Posed, check_values, checked_callbacks, pose

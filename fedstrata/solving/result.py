@@ -14,9 +14,9 @@ import numpy as np
 
 from fedstrata.core import html
 from fedstrata.core.counting import Ledger
+from fedstrata.core.sealed import CheckpointError, flatten, load_arrays, save_arrays
 from fedstrata.core.shown import line
 from fedstrata.core.types import PyTree, Weights
-from fedstrata.solving.checkpoint import CheckpointError, flatten, load_arrays, save_arrays
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,18 +15,12 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import fedstrata
+from fedstrata.core.sealed import UNSEALED, VERSION, CheckpointError, is_whole, sealed
 from fedstrata.core.writing import clear_strays, write_atomically
 from fedstrata.lab.experiments.base import Build, Experiment, Setting
 from fedstrata.lab.report import RunRecord
 from fedstrata.lab.report.records import read_runs, write_history, write_runs
-from fedstrata.solving.checkpoint import (
-    UNSEALED,
-    VERSION,
-    CheckpointError,
-    is_whole,
-    sealed,
-    try_to_write,
-)
+from fedstrata.solving.checkpoint import try_to_write
 
 
 class Finished(NamedTuple):

@@ -479,7 +479,7 @@ def collect(
     with _messages():
         import numpy as np
 
-        from fedstrata.solving.checkpoint import save_arrays
+        from fedstrata.core.sealed import save_arrays
 
         plan = plan_of(experiment, kit, quick, seeds, set_)
         with _served(kit, plan, out) as server:
