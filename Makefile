@@ -12,7 +12,7 @@ LONG   := $(VENV)/.ready-long
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-long test-wheel check format docs bench clean
+.PHONY: help install demo test test-slow test-long test-wheel check format docs bench reproduce clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -50,6 +50,10 @@ docs: $(READY)  ## build the documentation into site/
 
 bench: $(READY)  ## run the benchmarks
 	$(BIN)/python -m benchmarks
+
+NAMES := $(subst _,-,$(basename $(notdir $(wildcard reproductions/[a-z]*.py))))
+reproduce: $(RUNS)  ## the papers' tables and figures in full, which takes days without a GPU; NAMES=fedrzo-relu for one
+	for name in $(NAMES); do $(BIN)/fedstrata reproduce $$name || exit 1; done
 
 clean:  ## remove the environment, caches and builds
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site

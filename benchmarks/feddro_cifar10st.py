@@ -41,7 +41,7 @@ VARIANTS = [
 def load(limit: int | None = None) -> dict[str, np.ndarray]:
     """CIFAR10-ST and the test images; ``limit`` of each, for trials."""
     import fedstrata as fs
-    from fedstrata.lab.experiments.papers import _cifar10st as st
+    from reproductions import _cifar10st as st
 
     arrays = dict(fs.data.load("cifar10"))
     chosen = st.keep_last(arrays["y_train"])
@@ -64,7 +64,7 @@ class Turns(NamedTuple):
 def timed(options: Any, arrays: Any, variant: tuple[str, int | None], turns: Turns, out: Any) -> None:
     """Images a second for one way of writing it."""
     import fedstrata as fs
-    from fedstrata.lab.experiments.papers import _cifar10st as st
+    from reproductions import _cifar10st as st
 
     conv, chunk = variant
     data, model = st.federated(arrays, SETTING.clients, SETTING.seed), st.network(options.network, conv)

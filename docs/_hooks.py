@@ -8,7 +8,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
-from mkdocs.structure.files import Files
+from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 REST = "*"
@@ -18,6 +18,13 @@ _rest: list[str] = []
 @event_priority(-100)  # after the hooks that make pages
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Expand the navigation: a folder into its pages, ordered by its index; ``*`` into all the rest."""
+    for path in sorted((ROOT / "reproductions").rglob("*.*")):
+        name = path.relative_to(ROOT / "reproductions").as_posix().replace("README", "index")
+        if path.suffix == ".md":
+            text = path.read_text("utf-8").replace("](../docs/", "](../")
+            files.append(File.generated(config, f"experiments/{name}", content=text))
+        elif path.suffix == ".svg":
+            files.append(File.generated(config, f"experiments/{name}", abs_src_path=str(path)))
     pages = sorted(file.src_uri for file in files.documentation_pages())
 
     def names(entry: Any) -> list[str]:
@@ -31,7 +38,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     def order(folder: str) -> Callable[[str], int]:
         """The index first, then as it links to the others, then those it does not name."""
         index = f"{folder}index.md"
-        text = Path(config.docs_dir, index).read_text("utf-8") if index in pages else ""
+        found = files.get_file_from_path(index)
+        text = found.content_string if found else ""
         linked = re.findall(r"\]\(([\w-]+)\.\w+", text)
         places = {f"{folder}{name}.md": n for n, name in enumerate(linked)}  # a tutorial is linked as .py
         return lambda page: -1 if page == index else places.get(page, len(linked))

@@ -1,7 +1,7 @@
-"""The papers' tables and figures as definitions that the command line runs.
+"""The laboratory: the command line, experiments, reports and data sets (``pip install 'fedstrata[lab]'``).
 
-A definition is a file of `papers` with an ``EXPERIMENT``; `registry` finds it by its name, which is the
-experiment's with ``_`` for ``-``. The modules here are what definitions are made with, and what runs them.
+Here are the names with which an experiment is defined: a file with an ``EXPERIMENT``. The repository's folder
+``reproductions`` has those of the papers.
 """
 
 from typing import TYPE_CHECKING

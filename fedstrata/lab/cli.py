@@ -243,8 +243,9 @@ def reproduce(
         from fedstrata.lab.experiments.runner import prepare
 
         words = ["reproduce", name] if seeds is None else ["reproduce", name, "--seeds", str(seeds)]
-        folder = out or Path("runs") / name
-        _run_and_show(prepare(find(name), seeds=seeds), words, folder, fresh, together, json_)
+        definition = find(name)
+        folder = out or Path("runs") / definition.name
+        _run_and_show(prepare(definition, seeds=seeds), words, folder, fresh, together, json_)
 
 
 @app.command()
@@ -385,7 +386,7 @@ def load(name: str) -> Experiment:
     from fedstrata.lab.experiments import registry
     from fedstrata.lab.experiments.errors import ExperimentError, line_in
 
-    file = Path(name)
+    file = Path(registry.plain(name))
     if file.suffix not in (".toml", ".py"):
         return registry.find(name)
     if not file.is_file():

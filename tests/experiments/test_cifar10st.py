@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedstrata.lab.experiments.papers import _cifar10st as st
 from fedstrata.models.images import convolve
+from reproductions import _cifar10st as st
 
 
 def test_keeps_the_last_images_of_the_first_half_of_the_classes():

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.lab.experiments import demo
 from fedstrata.lab.experiments.base import Setting
-from fedstrata.lab.experiments.papers import demo
 from fedstrata.lab.report import RunRecord
 
 

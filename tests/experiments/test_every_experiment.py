@@ -13,7 +13,7 @@ from fedstrata.lab.experiments.runner import prepare, run_experiment
 from fedstrata.lab.report import load_report
 
 ALL = {name: registry.find(name) for name in registry.names()}
-DOCS = Path(__file__).parents[2] / "docs" / "experiments"
+PAGES = Path(__file__).parents[2] / "reproductions"
 
 
 def test_there_are_experiments():
@@ -28,10 +28,10 @@ def test_the_list_says_what_the_definition_says(name):
 
 
 def test_a_headline_is_written_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "FOLDER", tmp_path)
+    monkeypatch.setattr(registry, "folder", lambda: tmp_path)
     (tmp_path / "a_b.py").write_text('EXPERIMENT = Experiment(name="a-b", title=TITLE)\n')
     (tmp_path / "none.py").write_text("x = 1\n")
-    assert registry.names() == ["a-b", "none"]
+    assert registry.names() == ["a-b", "demo", "none"]
     with pytest.raises(ExperimentError, match=r"a_b\.py: .*title.* must be literals"):
         registry.headline("a-b")
     with pytest.raises(ExperimentError, match=r"none\.py defines no EXPERIMENT"):
@@ -66,7 +66,7 @@ def test_definition_is_complete(name):
     experiment = ALL[name]
     assert experiment.quick, "give quick="
     assert set(experiment.needs) <= LOADERS.keys()
-    described = " ".join(page.read_text(encoding="utf-8") for page in DOCS.glob("*.md"))
+    described = " ".join(page.read_text(encoding="utf-8") for page in PAGES.glob("*.md"))
     assert f"fedstrata reproduce {name}" in described or f"fedstrata {name}" in described, (
-        f"no page of docs/experiments says `fedstrata reproduce {name}`"
+        f"no page of reproductions/ says `fedstrata reproduce {name}`"
     )

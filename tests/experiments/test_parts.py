@@ -7,7 +7,7 @@ from scipy.optimize import minimize
 import fedstrata as fs
 from fedstrata.lab.experiments import metrics
 from fedstrata.lab.experiments.images import long_tail
-from fedstrata.lab.experiments.papers._regularised import Exact
+from reproductions._regularised import Exact
 
 
 def test_means_by_class():

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.lab.experiments.papers import ipirfedavg_lsp, selection_fair
 from fedstrata.lab.experiments.registry import find
+from reproductions import ipirfedavg_lsp, selection_fair
 
 
 def setting(name, **options):

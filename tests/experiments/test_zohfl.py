@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedstrata.core.scaled import opened, scaled
-from fedstrata.lab.experiments.papers import _zohfl as zohfl
-from fedstrata.lab.experiments.papers.zohfl_table1 import EXPERIMENT
 from fedstrata.lab.experiments.runner import run_experiment
 from fedstrata.lab.report import load_report
+from reproductions import _zohfl as zohfl
+from reproductions.zohfl_table1 import EXPERIMENT
 
 
 def images(part, clients=None):

@@ -18,6 +18,7 @@ import fedstrata
 from fedstrata.core.sealed import UNSEALED, VERSION, CheckpointError, is_whole, sealed
 from fedstrata.core.writing import clear_strays, write_atomically
 from fedstrata.lab.experiments.base import Build, Experiment, Setting
+from fedstrata.lab.experiments.registry import PACKAGE
 from fedstrata.lab.report import RunRecord
 from fedstrata.lab.report.records import read_runs, write_history, write_runs
 from fedstrata.solving.checkpoint import try_to_write
@@ -118,13 +119,13 @@ class Store:
 
 
 def _modules(build: Build) -> list[ModuleType]:
-    """The module of a definition's ``build``, and those of `papers` that it uses: what definitions share."""
+    """The module of a definition's ``build``, and the reproductions that it uses: what definitions share."""
     own = inspect.getmodule(build)
     if own is None:
         return []
     values = vars(own).values()
     names = {v.__name__ if isinstance(v, ModuleType) else getattr(v, "__module__", None) for v in values}
-    shared = {name for name in names if name and name.startswith("fedstrata.lab.experiments.papers.")}
+    shared = {name for name in names if name and name.startswith(f"{PACKAGE}.")}
     return [own, *(sys.modules[name] for name in sorted(shared - {own.__name__}))]
 
 

@@ -38,7 +38,7 @@ PURPOSES = {
     "dev": "work on the package itself",
 }
 DEVELOPERS = ("bench", "test", "test-long", "docs", "dev")
-SOURCE = Path(__file__).parents[2] / "pyproject.toml"  # in a checkout, whose installed metadata may be older
+SOURCE = Path(__file__).parents[3] / "pyproject.toml"  # in a checkout, whose installed metadata may be older
 SPACE = 2**30  # bytes of free disk below which a long run may end badly
 
 
@@ -49,7 +49,7 @@ def examine() -> dict[str, Any]:
     extras, versions = _requirements(trouble)
     return {
         "fedstrata": __version__,
-        "folder": str(Path(__file__).parents[1]),
+        "folder": str(Path(__file__).parents[2]),
         "python": platform.python_version(),
         "executable": sys.executable,
         "platform": platform.platform(),

@@ -1,8 +1,9 @@
-"""The experiments that there are: the files of `papers`. None is imported before it is asked for."""
+"""The experiments by name: the demo and, in a clone, the papers'. None is imported before it is asked for."""
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -16,12 +17,35 @@ from fedstrata.lab.experiments.errors import ExperimentError
 if TYPE_CHECKING:
     from fedstrata.lab.experiments.base import Experiment
 
-FOLDER = Path(__file__).parent / "papers"
+PACKAGE = "reproductions"  # a folder of the repository, which no wheel has
+
+
+def folder() -> Path | None:
+    """The papers' definitions: in the repository of an editable installation, else where the command runs."""
+    places = (root / PACKAGE for root in (Path(__file__).parents[3], Path.cwd()))
+    return next((place for place in places if (place / "__init__.py").exists()), None)
+
+
+def files() -> dict[str, Path]:
+    """Experiments' names and files: the demo, and in a repository the papers'."""
+    papers = folder()
+    found = [Path(__file__).with_name("demo.py"), *(papers.glob("[a-z]*.py") if papers else ())]
+    return {file.stem.replace("_", "-"): file for file in sorted(found, key=lambda file: file.stem)}
+
+
+def plain(name: str) -> str:
+    """A name as `names` has it: ``fedrzo-relu`` for ``reproductions/fedrzo_relu.py`` and the like.
+
+    >>> plain("reproductions/fedrzo_relu.py"), plain("mine.py")
+    ('fedrzo-relu', 'mine.py')
+    """
+    path = Path(name)
+    return path.stem.replace("_", "-") if path.parent.name == PACKAGE else name
 
 
 def names() -> list[str]:
-    """Of all experiments: those of their files, with ``-`` for ``_``."""
-    return sorted(file.stem.replace("_", "-") for file in FOLDER.glob("[a-z]*.py"))
+    """The names of all experiments: those of their files, with ``-`` for ``_``."""
+    return list(files())
 
 
 def find(name: str) -> Experiment:
@@ -30,15 +54,21 @@ def find(name: str) -> Experiment:
     Raises:
         ExperimentError: with suggestions, where there is none.
     """
-    known = names()
-    if name not in known:
-        raise ExperimentError(
-            f"There is no experiment {name!r}{suggest(name, known)} "
-            f"`fedstrata list` shows them all; a file of your own ends in .toml or .py."
+    known = files()
+    if plain(name) not in known:
+        where = (
+            "" if folder() else " The papers' experiments are in the repository: run this in a clone of it."
         )
-    module = name.replace("-", "_")
+        raise ExperimentError(
+            f"There is no experiment {name!r}{suggest(name, [*known])} "
+            f"`fedstrata list` shows them all; a file of your own ends in .toml or .py.{where}"
+        )
+    file = known[plain(name)]
+    package = PACKAGE if file.parent.name == PACKAGE else __package__
+    if package == PACKAGE and str(file.parents[1]) not in sys.path:
+        sys.path.append(str(file.parents[1]))  # definitions import what they share from their package
     with loading():
-        return defined(import_module(f"fedstrata.lab.experiments.papers.{module}"), f"{module}.py")
+        return defined(import_module(f"{package}.{file.stem}"), file.name)
 
 
 def defined(module: ModuleType, where: str) -> Experiment:
@@ -78,7 +108,7 @@ def headline(name: str) -> Headline:
     Raises:
         ExperimentError: where a field of the headline is computed, not written out.
     """
-    file = FOLDER / f"{name.replace('-', '_')}.py"
+    file = files()[name]
     for statement in ast.parse(file.read_bytes()).body:
         match statement:
             case ast.Assign(targets=[ast.Name(id="EXPERIMENT")], value=ast.Call(keywords=keywords)):
