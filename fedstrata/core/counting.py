@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import html
+from fedstrata.core.private_jax import trace_of
 from fedstrata.core.shown import line
 from fedstrata.core.tracing import traced
 from fedstrata.core.types import Array, Integer, Key, PyTree
@@ -193,8 +194,8 @@ def _parted(tally: Tally, inside: PyTree) -> tuple[Tally, Tally]:
 
     Those are the same at every turn. Where the body is not traced, none is known to be.
     """
-    here = getattr(jax.tree.leaves(inside)[0], "_trace", None)
-    changing = [here is None or getattr(factor, "_trace", None) is here for _, factor in tally.scaled]
+    here = trace_of(jax.tree.leaves(inside)[0])
+    changing = [here is None or trace_of(factor) is here for _, factor in tally.scaled]
     constant = [entry for entry, changes in zip(tally.scaled, changing, strict=True) if not changes]
     return Tally(tally.fixed, list(compress(tally.scaled, changing))), Tally(scaled=constant)
 

@@ -9,12 +9,8 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from fedstrata.core.private_jax import dce_jaxpr
 from fedstrata.core.types import PyTree
-
-try:  # a part of JAX that may move
-    from jax.interpreters.partial_eval import dce_jaxpr
-except (ImportError, DeprecationWarning):
-    dce_jaxpr = None  # type: ignore[assignment]
 
 Jaxpr: TypeAlias = Any  # of jax.extend.core, which takes 20 ms to load
 Equation: TypeAlias = Any
@@ -29,8 +25,8 @@ def traced(function: Callable[..., Any], *args: PyTree) -> tuple[Any, Callable[.
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
     structure: Any = jax.tree.structure(shapes)
     jaxpr = without_repetition(closed.jaxpr)
-    if dce_jaxpr is not None:  # what nobody uses (keys of full batches) need not be lowered, in loops too
-        jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    # what nobody uses (keys of full batches) need not be lowered, in loops too
+    jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
 
     def again(*args: PyTree) -> Any:
         found = jax.core.eval_jaxpr(jaxpr, closed.consts, *jax.tree.leaves(args))
@@ -58,7 +54,7 @@ def without_repetition(jaxpr: Jaxpr) -> Jaxpr:
         if key is not None and key in known:
             instead.update(zip(equation.outvars, known[key], strict=True))
             continue
-        if key is not None and not any(type(v).__name__ == "DropVar" for v in equation.outvars):
+        if key is not None:
             known[key] = equation.outvars
         equations.append(equation)
     return jaxpr.replace(eqns=equations, outvars=[now(v) for v in jaxpr.outvars])

@@ -25,13 +25,13 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
-from jax._src import distributed  # the barrier that needs no device has no public name
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedstrata.core.fed import Advanced, Carry, Engine, Job
 from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
+from fedstrata.core.private_jax import coordination
 from fedstrata.core.samples import on_device
 from fedstrata.core.storage import Group, Part, Placed, common_size
 from fedstrata.core.types import Array, PyTree
@@ -74,7 +74,7 @@ def _beat(number: int) -> None:
     """Signs of life, kept by the first process, until there is nobody to keep them."""
     with suppress(jax.errors.JaxRuntimeError):
         for turn in itertools.count():
-            client = distributed.global_state.client
+            client = coordination().client
             if client is None:
                 return
             client.key_value_set(f"{_SIGNS}/{number}", str(turn), allow_overwrite=True)
@@ -83,9 +83,9 @@ def _beat(number: int) -> None:
 
 def _missing(number: int) -> list[int]:
     """The processes that give no sign of life any more; whoever finds out first tells the others."""
-    client: Any = distributed.global_state.client
+    client: Any = coordination().client
     told = "fedstrata/lost"
-    if number and not answers(distributed.global_state.coordinator_address or ""):
+    if number and not answers(coordination().coordinator_address or ""):
         return [0]  # who keeps the signs; JAX's client, held in its abort, would not return from asking
 
     def signs() -> dict[int, str]:
@@ -121,7 +121,7 @@ def _leave() -> None:
 
     JAX's own barrier does not wait for processes whose loss can be told.
     """
-    client = distributed.global_state.client
+    client = coordination().client
     if client is None or _lost.is_set():
         return
     with suppress(jax.errors.JaxRuntimeError):  # somebody failed, and is told about elsewhere

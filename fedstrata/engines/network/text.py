@@ -15,11 +15,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import partial_eval
 
 from fedstrata.core import counting
 from fedstrata.core.fed import Carry, Fed, Setup
 from fedstrata.core.method import Method
+from fedstrata.core.private_jax import dce_jaxpr
 from fedstrata.core.types import Array, Integer, Key, Phase, PyTree
 from fedstrata.engines.rounds import MakeFed, before_rounds, measure, one_round
 
@@ -157,6 +157,6 @@ def made_up(like: PyTree, fake: Array) -> PyTree:
 def reads(traced: Any, arguments: tuple[Any, ...], which: int) -> bool:
     """Whether a traced program's results, or what it sends, depend on one of its arguments."""
     jaxpr = traced.jaxpr.jaxpr
-    _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    _, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     before = len(jax.tree.leaves(arguments[:which]))
     return any(used[before : before + len(jax.tree.leaves(arguments[which]))])
