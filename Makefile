@@ -3,6 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   ?= .venv
 JOBS   ?= 2
+SITE   ?= mkdocs build --strict
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 RUNS   := $(VENV)/.ready-run
@@ -39,14 +40,16 @@ check: $(READY)  ## format, lint, types, docstrings, documentation
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m tests.check_docstrings
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m docs.build
+	$(BIN)/mkdocs build --strict --quiet -f build/mkdocs.yml
 
 format: $(READY)  ## format the code, and repair what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY)  ## build the documentation into site/
-	$(BIN)/mkdocs build --strict
+docs: $(READY)  ## build the documentation into build/site/
+	$(BIN)/python -m docs.build
+	$(BIN)/$(SITE) -f build/mkdocs.yml
 
 bench: $(READY)  ## run the benchmarks
 	$(BIN)/python -m benchmarks
@@ -56,7 +59,7 @@ reproduce: $(RUNS)  ## the papers' tables and figures in full, which takes days 
 	for name in $(NAMES); do $(BIN)/fedstrata reproduce $$name || exit 1; done
 
 clean:  ## remove the environment, caches and builds
-	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site
+	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:

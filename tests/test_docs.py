@@ -14,6 +14,7 @@ import pytest
 from scipy.optimize import minimize, minimize_scalar
 
 import fedstrata as fs
+from docs.build import build
 from fedstrata.engines import ENGINES
 
 ROOT = Path(__file__).parents[1]
@@ -21,39 +22,50 @@ METHODS = fs.METHODS
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
-def test_site_builds_without_warnings(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    built = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
-    )
-    assert built.returncode == 0, built.stderr
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The documentation as plain Markdown."""
+    folder = tmp_path_factory.mktemp("built")
+    build(folder)
+    return folder
 
-    # Every name has its page, every method's arguments are on it, and the tables lead there.
+
+def test_pages_are_plain_markdown(built):
+    """Every name has its page, tables lead there, formulas are MathML, and nothing is left to be put in."""
+    pages = {
+        path.relative_to(built / "docs").as_posix(): path.read_text("utf-8") for path in built.rglob("*.md")
+    }
     for name in fs.__all__:
-        assert f"fs.{name}" in (tmp_path / "api" / name / "index.html").read_text(encoding="utf-8")
-    assert 'id="fedstrata.solve"' in (tmp_path / "api" / "solve" / "index.html").read_text(encoding="utf-8")
-    tables = (tmp_path / "methods" / "index.html").read_text(encoding="utf-8")
-    assert all(
-        f'href="../api/{name}/"' in tables
-        for name in METHODS
-        if METHODS[name].__module__.startswith("fedstrata.")
-    )
-
-    # Formulas are MathML, pictures are part of the page, and notebooks lie beside it.
-    for tutorial in (ROOT / "docs" / "tutorials").glob("*.py"):
-        page = (tmp_path / "tutorials" / tutorial.stem / "index.html").read_text(encoding="utf-8")
+        assert pages[f"api/{name}.md"].startswith(f"# fs.{name}\n")
+    for name, cls in METHODS.items():
+        if cls.__module__.startswith("fedstrata."):
+            assert f"](../api/{name}.md)" in pages["methods/index.md"]
+    for path in (ROOT / "docs" / "tutorials").glob("*.py"):
+        page = pages[f"tutorials/{path.stem}.md"]
         assert "<math" in page
-        assert "arithmatex" not in page
-        assert '<svg role="img"' in page
-        notebook = json.loads((tmp_path / "tutorials" / f"{tutorial.stem}.ipynb").read_text(encoding="utf-8"))
-        assert notebook["nbformat"] == 4
+        assert "$$" not in page
+        assert (
+            json.loads((built / "docs/tutorials" / f"{path.stem}.ipynb").read_text("utf-8"))["nbformat"] == 4
+        )
+        pictures = re.findall(r"!\[.*?\]\((.+?)\)", page)
+        assert pictures
+        assert all((built / "docs/tutorials" / picture).is_file() for picture in pictures)
+    left = re.compile(r"^--8<--|^:::|<!-- (names|rest|ladder|reveals) -->", re.MULTILINE)
+    assert [page for page, text in pages.items() if left.search(text)] == []
+
+
+@pytest.mark.slow
+def test_site_builds_without_warnings(built):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(built / "mkdocs.yml")]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
     # Nothing is fetched when a page is opened, and there are few enough tabs to read.
     fetched = re.compile(r'<(?:script|img)[^>]+src="https?:|<link[^>]+rel="stylesheet"[^>]+href="https?:')
-    pages = {path: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
+    pages = {path: path.read_text("utf-8") for path in (built / "site").rglob("*.html")}
     assert [path for path, page in pages.items() if fetched.search(page)] == []
-    assert pages[tmp_path / "index.html"].count('class="md-tabs__item') <= 7
+    assert pages[built / "site" / "index.html"].count('class="md-tabs__item') <= 7
 
 
 def test_every_method_is_advised_about():

@@ -1,6 +1,5 @@
 """Tutorials: they run, and their pages show what they print and draw."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -9,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from docs import record as tutorials
+from docs.build import tutorial_page
+
 ROOT = Path(__file__).parents[1]
-spec = importlib.util.spec_from_file_location("tutorials", ROOT / "docs" / "_tutorials.py")
-tutorials = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tutorials)
 
 CLASSES = {
     "bilevel": "Bilevel",
@@ -38,10 +37,10 @@ def test_the_page_shows_this_code(name):
     source = tutorials.read(name)
     compile(source, f"{name}.py", "exec")
     record = tutorials.recorded(name)
-    again = f"The code of {name} was changed since: python docs/_tutorials.py {name}"
+    again = f"The code of {name} was changed since: python -m docs.record {name}"
     assert record["code"] == tutorials.fingerprint(source), again
     assert any(output["pictures"] for output in record["outputs"])
-    page = tutorials.page(name)
+    page = tutorial_page(name)
     assert page.startswith("# ")
     assert "$$" in page
     assert "## When not to use this" in page

@@ -1,9 +1,9 @@
-"""Tutorials: Python files in cells (``# %%``), their recorded outputs, the pages and notebooks made of both.
+"""Tutorials: Python files in cells (``# %%``), their recorded outputs, and notebooks made of both.
 
 The files run as they are (`python docs/tutorials/bilevel.py`), open as notebooks in editors that know the
 percent format, and are run by the tests. What a page shows is recorded by
 
-    python docs/_tutorials.py [NAME …]
+    python -m docs.record [NAME …]
 
 in ``docs/tutorials/outputs/``, so that building the site runs nothing. A test says where a recording is older
 than its code.
@@ -17,9 +17,6 @@ import re
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
 
 FOLDER = Path(__file__).parent / "tutorials"
 OUTPUTS = FOLDER / "outputs"
@@ -40,7 +37,6 @@ STYLE = {
     "font.size": 9,
 }
 _BAR = re.compile("rounds .*━")  # of a run that took longer than two seconds
-_PICTURE = re.compile(r'<p class="picture" data-file="([\w-]+\.svg)"></p>')
 
 
 class Cell(NamedTuple):
@@ -129,23 +125,6 @@ def svg(figure: Any, prefix: str) -> str:
     return "\n".join(line.rstrip() for line in drawn.splitlines() if line.strip()) + "\n"
 
 
-def page(name: str) -> str:
-    """A tutorial as Markdown, with what was recorded below each cell."""
-    outputs = iter(recorded(name)["outputs"])
-    parts = []
-    for cell in cells(read(name)):
-        if cell.kind == "markdown":
-            parts.append(cell.text)
-            continue
-        parts.append(f"```python\n{cell.text}\n```")
-        output = next(outputs)
-        if output["text"]:
-            parts.append(f"```text\n{output['text']}\n```")
-        parts += [f'<p class="picture" data-file="{picture}"></p>' for picture in output["pictures"]]
-    source = f"This page is the file `docs/tutorials/{name}.py`, which the tests run"
-    return "\n\n".join([*parts, "---", f"{source}; [as a notebook]({name}.ipynb).", ""])
-
-
 def notebook(name: str) -> str:
     """A tutorial as a Jupyter notebook (nbformat 4.5)."""
     outputs = iter(recorded(name)["outputs"])
@@ -169,22 +148,10 @@ def notebook(name: str) -> str:
     )
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page and a notebook for each tutorial."""
-    for name in names():
-        files.append(File.generated(config, f"tutorials/{name}.md", content=page(name)))
-        files.append(File.generated(config, f"tutorials/{name}.ipynb", content=notebook(name)))
-    return files
-
-
-def on_page_markdown(markdown: str, **kwargs: Any) -> str:
-    """Links lead to the files where the repository is read, and to the pages made of them on the site."""
-    return re.sub(rf"(\]\((?:tutorials/)?(?:{'|'.join(names())}))\.py\)", r"\1.md)", markdown)
-
-
-def on_post_page(output: str, **kwargs: Any) -> str:
-    """Put the pictures into the page, so that they take its colours."""
-    return _PICTURE.sub(lambda found: (OUTPUTS / found[1]).read_text("utf-8"), output)
+def as_file(picture: Path) -> str:
+    """A recorded picture as a file of its own, whose ink follows the reader's theme."""
+    ink = "svg{color:#1f2328}@media (prefers-color-scheme:dark){svg{color:#e4e7eb}}"
+    return re.sub(r"<svg [^>]*>", rf"\g<0><style>{ink}</style>", picture.read_text("utf-8"), count=1)
 
 
 if __name__ == "__main__":
