@@ -60,6 +60,15 @@ def test_a_source_is_streamed_with_the_same_iterates(data, in_memory):
     assert kept() == before  # no cohort compiles anything
 
 
+def test_equal_clients_by_size_are_drawn_uniformly():
+    """One FedAvg step of length one from 0: the mean of the two means of the cohort, whoever they are."""
+    means = np.arange(6.0)
+    equal = fs.FederatedData.from_clients([{"a": np.full((2, 3), m), "b": np.zeros(2)} for m in means])
+    run = {**arguments, "rounds": 1, "participation": 2, "default_metrics": False, "engine": "streamed"}
+    x = fs.solve(problem, fs.FedAvg(1.0, 1), equal, np.zeros(3), weights="size", **run).x
+    assert x[0] in (means[:, None] + means)[~np.eye(6, dtype=bool)] / 2
+
+
 @pytest.mark.slow
 def test_resumed_bit_for_bit(data, tmp_path):
     run = {"weights": "size", "checkpoint": fs.Checkpoint(tmp_path, overwrite=True), **arguments}

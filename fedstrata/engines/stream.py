@@ -207,7 +207,7 @@ class Stream:
         found = {"rounds": rounds, "clients": clients}
         for name, sizes in (("train", data.sizes), ("valid", data.valid_sizes)):
             if sizes is not None:
-                by = data.sizes if self._drawing is not None else None  # larger clients then come more often
+                by = self._drawn_by  # larger clients then come more often
                 mean = np.average(sizes, weights=by)
                 likely = clients * mean + 4 * np.sqrt(clients * np.average((sizes - mean) ** 2, weights=by))
                 found[name] = int(min(max(likely, sizes.max()), sizes.sum(dtype=np.int64)))
@@ -242,22 +242,22 @@ class Stream:
             # now, as the device does it after the rounds that it was given before
             self._drawn = (r + number, self._draw(r + number))
             placed = self.data.some(clients, room["clients"], room, self.groups)
-            every = None if self._drawing is None else self._drawing.sizes
-            return Window(r, r + number, clients, replace(self._placed(placed), every=every))
+            return Window(r, r + number, clients, replace(self._placed(placed), every=self._drawn_by))
 
     def _draw(self, r: int) -> Array:
         """The cohorts of a window's rounds from ``r`` on."""
         draw = drawn_cohorts(self.setup.clients, self.setup.participants, self.setup.weights)
         rounds = r + np.arange(self._capacity["rounds"], dtype=np.int32)
-        return draw(np.uint32(self.seed), rounds, self._drawing)
+        return draw(np.uint32(self.seed), rounds, self._outline)
 
     def _placed(self, host: Placed) -> Placed:
         return replace(jax.device_put(host), server=self.server, test=self.test)
 
     @cached_property
-    def _drawing(self) -> Outline | None:
-        """What cohorts are drawn from; None where clients count the same."""
-        return self._outline if self.setup.weights == "size" and self._outline.equal is None else None
+    def _drawn_by(self) -> Array | None:
+        """Everyone's sizes, where cohorts are drawn by them; None where clients count the same."""
+        by_size = self.setup.weights == "size" and self._outline.equal is None
+        return self._outline.sizes if by_size else None
 
     # -- everyone
 

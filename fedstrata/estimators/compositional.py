@@ -25,7 +25,7 @@ from fedstrata.core.term import Term, known
 from fedstrata.core.types import Function, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Composition
-from fedstrata.problems.levels import ARITHMETIC, tracker_of
+from fedstrata.problems.levels import tracker_of
 
 Values = tuple[PyTree, ...]
 
@@ -71,13 +71,7 @@ def chain_of(problem: Composition) -> Chain:
             waiting = None
     if waiting is not None:
         return Chain(tuple(inner), waiting, False, problem.plain, tuple(positions))
-    if tracker_of(inner[-1]) is not ARITHMETIC:  # its gradient is no mean of the clients' gradients
-        return Chain(tuple(inner), _identity, False, problem.plain, tuple(positions))
     return Chain(tuple(inner[:-1]), inner[-1], True, problem.plain, tuple(positions[:-1]))
-
-
-def _identity(z: PyTree) -> PyTree:
-    return z
 
 
 def _after(first: Term, level: Term) -> Term:

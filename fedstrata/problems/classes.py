@@ -375,7 +375,7 @@ class Composition(Problem):
 
     Args:
         levels: from the innermost to the outermost: ``f(z, sample)`` for a federated mean, ``f(z)`` for a
-            function that everyone knows.
+            function that everyone knows. A `LogMeanExp` as the outermost gets the identity above it.
         plain: ``plain(x, sample)``, h, or None.
 
     >>> import fedstrata as fs, jax.numpy as jnp
@@ -395,6 +395,8 @@ class Composition(Problem):
                 f"Composition.levels must be functions, from the innermost on, but is {self.levels!r}."
             )
         terms = tuple(Term.of(f, f"levels[{n}]", known=True) for n, f in enumerate(levels))
+        if terms[-1].mean is not None:  # it is followed as the inner ones are: its slope is not clients' mean
+            terms = (*terms, Term(_identity, "nothing"))
         object.__setattr__(self, "levels", terms)
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
@@ -425,6 +427,10 @@ class Composition(Problem):
                 z = shape_of(name, level, _arguments(level, z, sample))
         if self.plain is not None:
             check_scalar("plain(x, sample)", self.plain, x, sample)
+
+
+def _identity(z: PyTree) -> PyTree:
+    return z
 
 
 def _arguments(level: Function, z: PyTree, sample: PyTree) -> tuple[PyTree, ...]:

@@ -103,10 +103,6 @@ def as_bilevel(problem: Problem) -> Bilevel:
     raise TypeError(f"{type(problem).__name__} is not bilevel: Minimax and two-level Composition are.")
 
 
-def _identity(z: PyTree) -> PyTree:
-    return z
-
-
 def _bilevel_P(upper: Term, lower: Term, x: PyTree, Z: PyTree, sample: PyTree) -> PyTree:
     """``∇_x f − ∇²_xw g·v``."""
     ((w, v),) = Z
@@ -133,8 +129,6 @@ def _minimax_S(payoff: Term, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
 
 def _sequences_of(problem: Composition) -> MultiSequence:
     levels = tuple(map(Term.of, problem.levels))
-    if tracker_of(levels[-1]) is not ARITHMETIC:  # the identity above it is the outermost level then
-        levels = (*levels, Term(_identity, "nothing"))
     if len(levels) == 1:
         raise ValueError("A composition of one level has no inner sequence: use Minimization.")
     *inner, outer = levels

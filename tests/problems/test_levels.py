@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,3 +108,14 @@ def test_refuses_what_has_no_samples():
         fs.LogMeanExp(3.0)
     with pytest.raises(TypeError, match="per_batch"):
         fs.LogMeanExp(fs.per_batch(lambda x, batch: x))
+
+
+def test_log_mean_exp_may_be_the_outermost_level():
+    """A full-batch step from 0 along ∇ log E exp(aᵀx) = E a, of clients of unequal means."""
+    a = np.arange(12.0, dtype=np.float32).reshape(3, 2, 2)
+    data = fs.FederatedData.from_clients([{"a": client} for client in a])
+    problem = fs.Composition([fs.LogMeanExp(lambda x, s: s["a"] @ x)])
+    assert len(problem.levels) == len(replace(problem).levels) == 2
+    run = {"rounds": 1, "progress": False, "default_metrics": False}
+    found = fs.solve(problem, fs.FedDRO(0.1, 1.0), data, np.zeros(2, np.float32), **run)
+    np.testing.assert_allclose(found.x, -0.1 * a.mean((0, 1)), rtol=1e-6)
