@@ -44,7 +44,7 @@ class BiGSAM(Regularized[State]):
     """Averages of a gradient step on f and one on h, the first with a weight that falls like 1/k.
 
     Args:
-        mu_f: σ, f's modulus of strong convexity.
+        mu_f: σ, f's modulus of strong convexity; None is L_f, that of a multiple of ½‖x − a‖².
         c: the factor c of α_k, at most 1.
         L_f: f's curvature; None estimates it.
         mu: smooths a secondary regulariser to its Moreau envelope.
@@ -53,7 +53,7 @@ class BiGSAM(Regularized[State]):
         batch_size: samples of a gradient; None is all, as in the paper.
     """
 
-    mu_f: Positive = 1.0  # σ
+    mu_f: Positive | None = None  # σ
     c: Fraction = 1.0
     L_f: Positive | None = None
     mu: Positive | None = None  # μ
@@ -84,7 +84,8 @@ class BiGSAM(Regularized[State]):
         scale = self.scale(problem, fed, key, state.x)
         if self.L_f is not None:
             scale = scale._replace(L_f=jnp.asarray(self.L_f))
-        return state._replace(scale=scale._replace(L_f=jnp.maximum(scale.L_f, self.mu_f)))
+        L_f = jnp.maximum(scale.L_f, self.mu_f) if self.mu_f is not None else scale.L_f
+        return state._replace(scale=scale._replace(L_f=jnp.where(L_f > 0, L_f, 1)))
 
     def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         g_h, g_f = fed.average(self.gradients, key, state.x)
@@ -92,8 +93,9 @@ class BiGSAM(Regularized[State]):
         y = tree.axpy(-t, g_h, state.x)  # line 1
         if problem.h.regularizer is not None:
             y = problem.h.regularizer.prox(y, t)
-        z = tree.axpy(-2 / (L_f + self.mu_f), g_f, state.x)  # line 2
-        contraction = (L_f - self.mu_f) / (L_f + self.mu_f)
+        sigma = L_f if self.mu_f is None else self.mu_f
+        z = tree.axpy(-2 / (L_f + sigma), g_f, state.x)  # line 2
+        contraction = (L_f - sigma) / (L_f + sigma)
         alpha = jnp.minimum(2 * self.c / ((r + 1) * (1 - contraction)), 1)
         x = tree.lerp(alpha, problem.project(y), z)  # line 3
         jump = jumped(state.jump, r, state.x, x, self.draws(fed))

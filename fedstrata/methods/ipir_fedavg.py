@@ -4,7 +4,7 @@
 
     1  round t:
     2      x^t ≈ P_X(y^t): R_t rounds of StR-FedAvg on h(x) + η_t ½‖x − y^t‖²
-    3      y^{t+1} ← y^t − γ (∇f(y^t) + (y^t − x^t)/λ)
+    3      y^{t+1} ← y^t − γ (∇f(y^t)/S_f + (y^t − x^t)/λ)
 
 | inner | R_t | γ̃_t | η_t | starts at | x^t is |
 |---|---|---|---|---|---|
@@ -17,10 +17,11 @@ The first two are Theorem 3's cases i and ii; the second is for an argmin h that
 The paper does not say where the inner rounds start. Its η_t keeps x^t far from P_X(y^t) for as long as anyone
 runs it; the warm rule follows the projection as y moves.
 
-The paper's (3) prints dist²/λ; its gradient is that of dist²/(2λ). Theory wants γ ≤ 3λ/(4(L_f λ + 2)). h is
-divided by an estimate of its curvature (`fedstrata.methods._shared.regularized`). Where f is known to
-everyone, as in the paper, line 3 needs no exchange; a nonsmooth regulariser in f is smoothed by μ or, without
-μ, enters line 3 by its proximal map.
+The paper's (3) prints dist²/λ; its gradient is that of dist²/(2λ). Theory wants γ ≤ 3λ/(4(L_f λ + 2)), with
+L_f the curvature of f/S_f. h and f are divided by estimates of their curvatures, L_h and S_f
+(`fedstrata.methods._shared.regularized`), unless L_h is given: then S_f = 1 as in the paper. Where f is known
+to everyone, as in the paper, line 3 needs no exchange; a nonsmooth regulariser in f is smoothed by μ or,
+without μ, enters line 3 by its proximal map.
 
 The result's x is y^t and its y is x^{t−1}. Inner rounds are counted as lower-level ones; each draws anew the
 clients that take part.
@@ -134,17 +135,12 @@ class IPIRFedAvg(Regularized[State]):
         lam = float(np.asarray(self.lam))
         return [
             f"IPIRFedAvg: result.x is {part:.2g} of its size from result.y, its projection onto argmin h: "
-            f"with lam={lam:g} it minimises f(x) + dist²(x, argmin h)/(2λ). Take result.y for a point of "
+            f"with lam={lam:g} it minimises f(x)/S_f + dist²(x, argmin h)/(2λ). Take result.y for a point of "
             "argmin h, or a smaller lam, with gamma ≤ 3λ/(4(L_f λ + 2)), and more rounds."
         ]
 
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
-        scale = Scale.unknown(x0)
-        return State(x0, x0, x0, scale._replace(L_f=scale.L_h), jnp.int32(0))
-
-    def start(self, problem: Selection, fed: Fed, key: Key, state: State) -> State:
-        scale = self.scale(problem, fed, key, state.x, secondary=False)
-        return state._replace(scale=scale._replace(L_f=state.scale.L_f))
+        return State(x0, x0, x0, Scale.unknown(x0), jnp.int32(0))
 
     def inner_steps(
         self, problem: Selection, client: Client, key: Key, x: PyTree, anchor: PyTree, steps: StepSizes
@@ -158,7 +154,8 @@ class IPIRFedAvg(Regularized[State]):
         """Line 2."""
         rounds, gamma, eta = self.tuned(t)
         anchor, g = state.x, _distance(state.x)
-        steps = self.step_sizes(gamma, eta, state.scale, safe=True)
+        one = jnp.ones_like(state.scale.L_h)  # the distance's curvature
+        steps = self.step_sizes(gamma, eta, state.scale._replace(L_f=one, S_f=one), safe=True)
         shrink = self.gamma_g * self.K * steps.f / 2  # ηγ̃/2
 
         def body(j: Integer, carry: tuple[PyTree, PyTree, Real]) -> tuple[PyTree, PyTree, Real]:
@@ -180,10 +177,10 @@ class IPIRFedAvg(Regularized[State]):
             g = direction(problem.f, None, key_f, None, y, self.mu)
         else:
             g = fed.average(self.secondary_gradient, key_f, y)
-        pull = tree.scale(1 / self.lam, tree.sub(y, x))
-        new = tree.axpy(-self.gamma, tree.add(g, pull), y)  # line 3
+        pull, S_f = tree.scale(1 / self.lam, tree.sub(y, x)), state.scale.S_f
+        new = tree.axpy(-self.gamma, tree.axpy(1 / S_f, g, pull), y)  # line 3
         if problem.f.regularizer is not None and self.mu is None:
-            new = problem.f.regularizer.prox(new, self.gamma)
+            new = problem.f.regularizer.prox(new, self.gamma / S_f)
         return State(new, x, tree.add(x, tree.sub(new, y)), state.scale, state.rounds + 1)
 
 

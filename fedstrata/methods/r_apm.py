@@ -2,7 +2,7 @@
 
     min_x f(x)   over   x ∈ argmin h
 
-    1  x' ← prox_{γ(r_h/L_h + η r_f)}(z − γ (∇h(z)/L_h + η ∇f(z))),   η = R^{−b},  γ = 1/(1 + ηL_f)
+    1  x' ← prox_{γ(r_h/L_h + η r_f/S_f)}(z − γ (∇h(z)/L_h + η ∇f(z)/S_f)),  η = R^{−b}, γ = 1/(1 + ηL_f/S_f)
     2  θ' ← (1 + √(1 + 4θ²))/2
     3  z ← x' + (θ − 1)/θ' (x' − x);   x ← x',  θ ← θ'
 
@@ -10,7 +10,8 @@ Nesterov's acceleration (FISTA) on h + ηf with η tuned to the number R of roun
 errors fall like 1/R: h + ηf is minimised to O(1/R²), and dividing by η leaves O(1/R) for f.
 
 The clients send both gradients in one exchange and take no local steps: the iterates are those of one machine
-with all the data. L_h and L_f are estimated (`fedstrata.methods._shared.regularized`).
+with all the data. L_h, L_f and S_f, the L_f of smooth parts, are estimated
+(`fedstrata.methods._shared.regularized`).
 Reveals only averages. Needs gradients, and products for the scale.
 """
 

@@ -4,7 +4,7 @@
 
     1  for η of a grid, each with an equal share of the R rounds:
     2      x̂ ← x⁰ (or, with a warm start, where the last η ended)
-    3      FedAvg on h/L_h + ηf: K local steps, x̂ ← x̂ + γ_g mean(y − x̂)
+    3      FedAvg on h/L_h + ηf/S_f: K local steps, x̂ ← x̂ + γ_g mean(y − x̂)
     4      keep x̂ as the solution of this η
 
 The baseline of the methods that choose η by themselves. The user looks at all solutions, one slice of

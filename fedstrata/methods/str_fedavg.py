@@ -6,7 +6,7 @@
     2  server: send x̂ to the clients that take part
     3  client i, K times from y = x̂:
     4      draw ζ and ξ from D_i, independently
-    5      y ← y − γ_ℓ (η ∇f_i(y, ξ) + ∇h_i(y, ζ)/L_h)
+    5      y ← y − γ_ℓ (η ∇f_i(y, ξ)/S_f + ∇h_i(y, ζ)/L_h)
     6  client i: upload y − x̂
     7  server: x̄ ← the mean of the x̂ so far (this one included) with weights θ, θ², …
     8  server: x̂ ← x̂ + γ_g mean(y − x̂)
@@ -29,11 +29,11 @@ iterates belong to another η, return x̂. The paper's η for R rounds leaves a 
 h + ηf, which is not that of f over argmin h, except where argmin h is weakly sharp (h − h* ≥ α dist from
 argmin h) and η below its threshold: exact regularisation.
 
-L_h is the curvature of h, estimated before round 0 and kept in the state
-(`fedstrata.methods._shared.regularized`, also on regularisers); the paper's step ignores it and needs an L_h
-of about 1. With an estimated L_h the rules' own steps are kept within γ̃ ≤ 1/(1 + ηL_f) and γ_ℓ ≤
-1/(L_max/L_h + ηL_f), where L_max is the largest curvature of one client's loss. A given L_h (1: the loss as
-it is) and a given γ̃ are used as they are.
+L_h and S_f are the curvatures of h and f, estimated before round 0 and kept in the state
+(`fedstrata.methods._shared.regularized`, also on regularisers); the paper's step ignores them and needs both
+to be about 1; μ_f in the table is the modulus of f/S_f. With an estimated L_h the rules' own steps are kept
+within γ̃ ≤ 1/(1 + ηL_f/S_f) and γ_ℓ ≤ 1/(L_max/L_h + ηL_f/S_f), where L_max is the largest curvature of one
+client's loss. A given L_h (1: the loss as it is) and a given γ̃ are used as they are, and S_f = 1 then.
 
 The original has no set. As in FedAvg the server projects, and the gradients of line 5 are at y's projection;
 with sets X_i of their own, clients project each step instead.
@@ -74,6 +74,7 @@ class State(NamedTuple):
     scale: Scale
     jump: jax.Array  # how far x̂ moved in recent rounds, where there are draws
     pace: Pace  # of x̂, where there are none
+    rest: PyTree  # of the last step, what rounding x̂ left out: it would add up over many short steps
 
     @property
     def last(self) -> PyTree:
@@ -150,9 +151,9 @@ class StRFedAvg(Regularized[State]):
     def plan(self, rounds: int) -> StRFedAvg:
         return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))
 
-    def tuned(self, r: Integer) -> tuple[Real, Real]:
-        """γ̃ and η in round ``r``, by the table."""
-        R, mu_f = jnp.asarray(self.R), 1.0 if self.mu_f is None else self.mu_f
+    def tuned(self, r: Integer, S_f: Real = 1.0) -> tuple[Real, Real]:
+        """γ̃ and η in round ``r``, by the table, with the modulus of f/S_f."""
+        R, mu_f = jnp.asarray(self.R), 1.0 if self.mu_f is None else self.mu_f / S_f
         a, b = (2 / 3, 1 / 3) if self.rule == "strongly_convex" else (1 / 2, 1 / 4)
         a, b = a if self.a is None else self.a, b if self.b is None else self.b
         gamma: Real
@@ -201,7 +202,8 @@ class StRFedAvg(Regularized[State]):
         ]
 
     def remarks(self, state: State) -> list[str]:
-        return self.unscaled(state.scale, self.at(0).tuned(0)[0], sharp=self.rule == "weak_sharp")
+        gamma = self.at(0).tuned(0, state.scale.S_f)[0]
+        return self.unscaled(state.scale, gamma, sharp=self.rule == "weak_sharp")
 
     def closing_remarks(self, state: State) -> list[str]:
         """Where draws still throw the last iterate about, it or a sharp rule's average is not yet there."""
@@ -225,28 +227,30 @@ class StRFedAvg(Regularized[State]):
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
         scale = Scale.unknown(x0)
         zero = jnp.zeros_like(scale.L_h)
-        return State(x0, x0, zero, scale, zero, Pace.standing(x0))
+        return State(x0, x0, zero, scale, zero, Pace.standing(x0), tree.zeros_like(x0))
 
     def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        gamma, eta = self.tuned(r)
+        gamma, eta = self.tuned(r, state.scale.S_f)
         if self.draws(fed) and self.rule == "geometric" and self.gamma is None:
             gamma = self.faded(r)
         steps = self.step_sizes(gamma, eta, state.scale, safe=self.gamma is None)  # line 1
         short = self.shortened(problem, r)
         local = StepSizes(short * steps.h, short * steps.f)
         moved = tree.scale(1 / short, fed.average(self.local_steps, key, state.x, local))  # lines 2–6
+        moved = tree.add(moved, state.rest)
         x = self.server_step(problem, problem.f, state.x, moved, steps, self.mu)  # line 8
-        shrink = self.gamma_g * self.K * steps.f * self.modulus / 2  # ηγ̃μ_f/2
+        came = tree.sub(tree.axpy(self.gamma_g, moved, state.x), state.x)
+        rest = tree.axpy(-1 / self.gamma_g, came, moved)
+        shrink = self.gamma_g * self.K * steps.f * self.modulus(state.scale.S_f) / 2  # ηγ̃μ_f/(2S_f)
         average, weight = averaged(state.average, state.weight, state.x, shrink)  # line 7
         jump = jumped(state.jump, r, state.x, x, self.draws(fed))
         pace = state.pace if self.draws(fed) else state.pace.after(r, x)
-        return State(x, average, weight, state.scale, jump, pace)
+        return State(x, average, weight, state.scale, jump, pace, rest)
 
-    @property
-    def modulus(self) -> Real:
-        """The μ_f of θ."""
+    def modulus(self, S_f: Real) -> Real:
+        """The μ_f of θ; where it is not given, that of f/S_f is 1."""
         if self.rule == "strongly_convex":
-            return 1.0 if self.mu_f is None else self.mu_f
+            return S_f if self.mu_f is None else self.mu_f
         return self.mu_f if self.rule == "weak_sharp" and self.mu_f is not None else 0.0
 
     def output(self, state: State, memory: PyTree) -> tuple[PyTree, PyTree]:

@@ -116,3 +116,29 @@ def test_the_papers_inner_rule_is_told_of():
     assert "inner='warm'" in told
     for silent in ({"inner": "warm"}, {"eta": 0.1}, {"inner": "weak_sharp", "eta": 0.1}):
         assert fs.IPIRFedAvg(0.02, 0.05, **silent).cautions(TOY.problem, 100) == []
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        fs.StRFedAvg("geometric", K=2),
+        fs.SequentialRegularization((1.0, 0.1)),
+        fs.BiGSAM(),
+        fs.RAPM(),
+        fs.IPIRFedAvg(0.05, 0.2, inner="warm", inner_rounds=2),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_the_units_of_the_secondary_loss_do_not_matter(method):
+    """f in thousandths, or in thousands, has the same minimiser over argmin h, and the same iterates."""
+
+    def distance(x, sample):
+        return sample["unit"] * ((x - TOY.c) ** 2).sum() / 2
+
+    problem, found = fs.Selection(TOY.problem.primary, distance), []
+    for unit in (1.0, 1e-3, 1e3):
+        parts = zip(np.split(TOY.A, 5), np.split(TOY.b, 5), strict=True)
+        data = [{"a": a, "b": b, "unit": np.full(len(b), unit)} for a, b in parts]
+        run = {"rounds": 8, "progress": False, "default_metrics": False}
+        found.append(fs.solve(problem, method, fs.FederatedData.from_clients(data), TOY.x0, **run).x)
+    np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-3, atol=1e-4)

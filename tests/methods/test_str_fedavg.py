@@ -74,9 +74,11 @@ def test_errors_fall_at_least_as_fast_as_the_theorems_bounds(rule, eta):
 
 @pytest.mark.parametrize("K", [1, 5])
 def test_geometric_schedule_finds_the_selected_solution(K):
-    result = run(fs.StRFedAvg(rule="geometric", K=K), 1000)
-    assert error(result.x) < 1e-3
-    np.testing.assert_array_equal(result.x, result.state.last)
+    """The rounding of float32 does not add up, over ten times as many rounds or short local steps."""
+    for rounds in (1000, 10_000):
+        result = run(fs.StRFedAvg(rule="geometric", K=K), rounds)
+        assert error(result.x) < 3e-5
+        np.testing.assert_array_equal(result.x, result.state.last)
 
 
 @papers_rule

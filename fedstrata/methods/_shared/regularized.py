@@ -1,9 +1,11 @@
-"""What the methods for `Selection` share: steps on ``h/L_h + ηf``, and the scale L_h.
+"""What the methods for `Selection` share: steps on ``h/L_h + ηf/S_f``, and the scales L_h and S_f.
 
-A primary loss of unscaled data would diverge under step sizes that know nothing of it, or crawl. So h is
-divided by its curvature L_h, estimated before the first round by power iteration over the federation
-(`fedstrata.estimators.curvature`), at the start and at the origin. That changes nothing about argmin h; η
-counts against the divided loss.
+A primary loss of unscaled data would diverge under step sizes that know nothing of it, or crawl; a secondary
+one in small units would hardly count. So h is divided by its curvature L_h and f by that of its smooth parts,
+S_f, estimated before the first round by power iteration over the federation
+(`fedstrata.estimators.curvature`), at the start and at the origin. That changes nothing about argmin h, nor
+which of its points is best; η counts against the divided losses. Regularisers have no such scale: where f is
+one alone, and where h has no curvature or L_h is given, f is taken as it is, S_f = 1.
 
 A nonsmooth part of h enters by its proximal map, taken by the server after averaging, and so does a set that
 all clients share: the mean of points that clients project themselves stays off a boundary on which they
@@ -44,19 +46,21 @@ ROUNDING = 2000  # times that of x: a server's step may be a hundred times as lo
 class Scale(NamedTuple):
     """Curvatures: of h, by which it is divided; of f; the largest that a client's own h_i has.
 
-    ``flat`` is 1 where h was looked at and has none, as piecewise linear losses have none, else 0.
+    ``flat`` is 1 where h was looked at and has none, as piecewise linear losses have none, else 0. ``S_f`` is
+    what f is divided by: the curvature of its smooth parts, 1 where they have none or where h is flat.
     """
 
     L_h: jax.Array
     L_f: jax.Array
     L_max: jax.Array
     flat: jax.Array
+    S_f: jax.Array
 
     @classmethod
     def unknown(cls, x: PyTree) -> Scale:
         """Before anything is estimated."""
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x)))
-        return cls(one, 0 * one, one, 0 * one)
+        return cls(one, 0 * one, one, 0 * one, one)
 
 
 class Pace(NamedTuple):
@@ -91,7 +95,7 @@ class Pace(NamedTuple):
 
 
 class StepSizes(NamedTuple):
-    """A client's step on h and on f: γ_ℓ/L_h and γ_ℓ η."""
+    """A client's step on h and on f: γ_ℓ/L_h and γ_ℓ η/S_f."""
 
     h: Real
     f: Real
@@ -158,7 +162,7 @@ class Regularized(Method[Selection, StateT]):
     def local_steps(
         self, problem: Selection, client: Client, key: Key, x: PyTree, steps: StepSizes
     ) -> PyTree:
-        """A phase: K steps on ``h_i/L_h + ηf_i``."""
+        """A phase: K steps on ``h_i/L_h + ηf_i/S_f``."""
         return self.steps_with(problem, problem.f, client, key, x, steps, self.mu)
 
     def steps_with(
@@ -171,14 +175,18 @@ class Regularized(Method[Selection, StateT]):
         steps: StepSizes,
         mu: Real | None,
     ) -> PyTree:
-        """A client's K steps on ``h_i/L_h + ηf_i`` from x; returns how far it came."""
+        """A client's K steps on ``h_i/L_h + ηf_i/S_f`` from x; returns how far it came.
 
-        def step(y: PyTree, key: Key) -> PyTree:
-            g_h, g_f = self.both_gradients(problem, f, client, key, problem.project.common(y), mu)
-            y = tree.axpy(-steps.h, g_h, tree.axpy(-steps.f, g_f, y))
-            return problem.project.own(y, client)
+        The way is added up apart from x, whose rounding would be as large as short steps are.
+        """
+        project = problem.project
 
-        return tree.sub(loop(self.K, step, key, x), x)
+        def step(way: PyTree, key: Key) -> PyTree:
+            g_h, g_f = self.both_gradients(problem, f, client, key, project.common(tree.add(x, way)), mu)
+            way = tree.axpy(-steps.h, g_h, tree.axpy(-steps.f, g_f, way))
+            return way if project.shared else tree.sub(project.own(tree.add(x, way), client), x)
+
+        return loop(self.K, step, key, tree.zeros_like(x))
 
     def server_step(
         self, problem: Selection, f: Objective, x: PyTree, moved: PyTree, steps: StepSizes, mu: Real | None
@@ -191,13 +199,13 @@ class Regularized(Method[Selection, StateT]):
             x = f.regularizer.prox(x, times * steps.f)
         return problem.project.common(x)
 
-    def scale(self, problem: Selection, fed: Fed, key: Key, x: PyTree, *, secondary: bool = True) -> Scale:
-        """Estimate the curvatures, f's if ``secondary``; the ledger has it as the level ``"scaling"``."""
+    def scale(self, problem: Selection, fed: Fed, key: Key, x: PyTree) -> Scale:
+        """Estimate the curvatures; the ledger has it as the level ``"scaling"``."""
         dtype = jnp.result_type(*jax.tree.leaves(x))
-        smooth = secondary and _is_smooth(problem.f)
+        smooth = _is_smooth(problem.f)
         if self.L_h is not None or not (smooth or _is_smooth(problem.h)):
             given = jnp.asarray(1 if self.L_h is None else self.L_h, dtype)
-            return Scale(given, jnp.zeros((), dtype), given, jnp.zeros((), dtype))
+            return Scale.unknown(x)._replace(L_h=given, L_max=given)
         key_power, key_own = jax.random.split(key)
         like = jax.tree.map(lambda leaf: jnp.zeros((4 if smooth else 2, *leaf.shape), leaf.dtype), x)
 
@@ -213,10 +221,11 @@ class Regularized(Method[Selection, StateT]):
                 mean = fed.average(self.own_curvature, key_own, x, unit, weights=jnp.ones(fed.clients))
                 L_max = jnp.maximum(L_h, unit * (fed.clients * mean) ** (1 / POWER))
         L_f = sizes[2:].max() if smooth else jnp.zeros((), dtype)
-        if secondary and problem.f.regularizer is not None and self.mu is not None:
-            L_f = L_f + 1 / self.mu
         flat = sizes[:2].max() <= 0 if _is_smooth(problem.h) else jnp.zeros(())
-        return Scale(L_h, L_f, L_max, jnp.asarray(flat, dtype))
+        S_f = jnp.where((L_f > 0) & (flat == 0), L_f, 1)
+        if problem.f.regularizer is not None and self.mu is not None:
+            L_f = L_f + 1 / self.mu
+        return Scale(L_h, L_f, L_max, jnp.asarray(flat, dtype), S_f)
 
     def products(self, problem: Selection, client: Client, key: Key, x: PyTree, v: PyTree) -> PyTree:
         """The phase of power iteration: ``∇²h_i v`` at x and at the origin, and the same of f_i."""
@@ -264,7 +273,7 @@ class Regularized(Method[Selection, StateT]):
 
     def step_sizes(self, gamma: Real, eta: Real, scale: Scale, safe: bool) -> StepSizes:
         """A client's steps, by γ̃ = γ_g γ_ℓ K and η; if ``safe``, bounded by estimated curvatures."""
-        safe = safe and self.L_h is None
+        safe, eta = safe and self.L_h is None, eta / scale.S_f
         if safe:
             gamma = jnp.minimum(gamma, 1 / (1 + eta * scale.L_f))
         local = gamma / (self.gamma_g * self.K)
