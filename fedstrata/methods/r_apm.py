@@ -10,9 +10,8 @@ Nesterov's acceleration (FISTA) on h + ηf with η tuned to the number R of roun
 errors fall like 1/R: h + ηf is minimised to O(1/R²), and dividing by η leaves O(1/R) for f.
 
 The clients send both gradients in one exchange and take no local steps: the iterates are those of one machine
-with all the data. L_h, L_f and S_f, the L_f of smooth parts, are estimated
-(`fedstrata.methods._shared.regularized`).
-Reveals only averages. Needs gradients, and products for the scale.
+with all the data. L_h, L_f and S_f, the L_f of smooth parts, are estimated before the first round
+(`fedstrata.methods._shared.regularized`). Reveals only averages. Needs gradients, and products for the scale.
 """
 
 from __future__ import annotations
