@@ -156,6 +156,13 @@ class Engine(abc.ABC):
     def saved(self, round_number: int) -> None:  # noqa: B027 (most engines need not know)
         """A checkpoint was written after so many rounds; the run is never taken up before it."""
 
+    def noted(self, round_number: int) -> dict[str, Any]:
+        """What a checkpoint after so many rounds has to hold of the engine, as plain values."""
+        return {}
+
+    def recall(self, round_number: int, noted: dict[str, Any]) -> None:  # noqa: B027
+        """A run goes on from a checkpoint after so many rounds that held this; see `noted`."""
+
     def measured_on(self, data: FederatedData) -> str:
         """Whose samples the metrics are means of, in words."""
         return "all clients"

@@ -258,14 +258,14 @@ class Loop:
         self.trouble: str | None = None
         self.round, self.began, self.saved = 0, began, False
         self.earlier, self.compiled = (0.0, 0.0), compiled_for()  # of the first, also what was compiled
-        carry = posed.carry
+        carry, noted = posed.carry, None
         if saving is not None:
             self._prepare(saving)
         if resume:
             if saving is None:
                 raise ValueError("resume=True needs a checkpoint path.")
             if saving.file.exists():
-                carry = self._load(saving)
+                carry, noted = self._load(saving)
         elif saving is not None and saving.file.exists() and not saving.overwrite:
             raise CheckpointError(
                 f"{saving.file} exists already. Give resume=True to continue it, another path, or "
@@ -282,6 +282,8 @@ class Loop:
         placed = engine.place(posed.data)  # type: ignore[arg-type]  # a list only where lanes differ
         self.job = Job(posed.setup, posed.method, posed.seed, placed)
         self.carry = engine.place_carry(carry)
+        if noted is not None:
+            engine.recall(self.round, noted)
 
     def _prepare(self, saving: Checkpoint) -> None:
         """Find out now whether the run can be saved, and tidy up after one that was killed."""
@@ -530,6 +532,7 @@ class Loop:
             "seconds": self.seconds(),
             "compiling": self.compiling(),
             "lanes": lanes,
+            "engine": self.engine.noted(self.round),
         }
         arrays = {**flatten("state", host.state), **flatten("memory", host.memory)}
         for b, lane in enumerate(self.lanes):
@@ -549,8 +552,8 @@ class Loop:
         self.saved = True
         self.engine.saved(self.round)
 
-    def _load(self, saving: Checkpoint) -> Carry:
-        """Take up what was saved: the lanes here, the carry as returned."""
+    def _load(self, saving: Checkpoint) -> tuple[Carry, dict[str, Any]]:
+        """Take up what was saved: the lanes here; the carry and what the engine noted are returned."""
         arrays, facts = load_arrays(saving.file)
         if "identity" not in facts:
             raise CheckpointError(f"{saving.file} is a saved result, not a run that can be resumed.")
@@ -578,10 +581,11 @@ class Loop:
             if len(self.lanes) > 1:  # a run of its own is tried again; in a sweep the others go on
                 lane.status = its["status"]
         like = self.posed.carry
-        return Carry(
+        carry = Carry(
             unflatten("state", like.state, arrays, saving.file),
             unflatten("memory", like.memory, arrays, saving.file),
         )
+        return carry, facts.get("engine", {})
 
 
 def _counted(

@@ -245,13 +245,18 @@ def forgetting(client: int, r: int) -> np.ndarray:
 
 def without(client: int, away: range, **parameters: Any) -> np.ndarray:
     """Where the same run comes to when a client takes no part in these rounds."""
-    from fedstrata.core.fed import Carry
-    from fedstrata.engines.rounds import keys_of
-    from fedstrata.engines.simulated import Simulated
     from fedstrata.solving.pose import pose
 
     _, task = _text(**parameters)
-    run = pose(task.problem, task.method, task.data, task.x0, rounds=task.rounds)
+    return skipping(pose(task.problem, task.method, task.data, task.x0, rounds=task.rounds), client, away)
+
+
+def skipping(run: Any, client: int, away: range, seed: int = 0) -> Any:
+    """Where a posed run comes to when a client takes no part in some rounds: simulated with that cohort."""
+    from fedstrata.core.fed import Carry
+    from fedstrata.engines.rounds import keys_of
+    from fedstrata.engines.simulated import Simulated
+
     engine = Simulated()
     data, carry = engine.place(run.data), engine.place_carry(run.carry)
 
@@ -259,13 +264,13 @@ def without(client: int, away: range, **parameters: Any) -> np.ndarray:
     def one(carry: Any, cohort: Any, r: Any) -> Any:
         setup = replace(run.setup, participants=cohort.shape[0])
         fed = engine.make_fed()(setup, data, carry.memory, cohort, r)
-        key = keys_of(jax.random.key(0), r)[1]
+        key = keys_of(jax.random.key(seed), r)[1]
         return Carry(run.method.at(r).round(setup.problem, fed, key, r, carry.state), fed.memory)
 
-    for r in range(task.rounds):
-        cohort = [i for i in range(len(SITES)) if i != client or r not in away]
+    for r in range(run.rounds):
+        cohort = [i for i in range(run.setup.clients) if i != client or r not in away]
         carry = one(carry, np.array(cohort, np.int32), np.int32(r))
-    return np.asarray(carry.state.x)
+    return jax.tree.map(np.asarray, carry.state.x)
 
 
 def free_port() -> int:

@@ -19,9 +19,7 @@ from jax._src import pjit
 from jax._src.core import EvalTrace
 
 import fedstrata as fs
-from fedstrata.core.fed import Carry
 from fedstrata.engines import callbacks
-from fedstrata.engines.debug import DebugFed
 from fedstrata.engines.network import (
     Failure,
     Local,
@@ -37,12 +35,11 @@ from fedstrata.engines.network import (
     WireError,
 )
 from fedstrata.engines.network.engine import Asked, part
-from fedstrata.engines.rounds import keys_of
 from fedstrata.solving import progress
 from fedstrata.solving.pose import pose
 from fedstrata.testing.cases import all_cases, samples
 
-from .faults import environment
+from .faults import environment, skipping
 
 CASES = {case.name: case for case in all_cases()}
 
@@ -323,12 +320,12 @@ def site():
     return posed_site()
 
 
-def request(site, r=0, attempt=1, since=0, **changes):
+def request(site, r=0, states=(0,), **changes):
     """A valid request for the only exchange of SCAFFOLD's round, with changes."""
     state = site.text.state
     leaves = [np.ones(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((state.x, state.c))]
     header = {
-        "op": "exchange", "what": ["round", 0, "local_steps", 5], "when": [r, attempt, since],
+        "op": "exchange", "what": ["round", 0, "local_steps", 5], "round": r, "states": list(states),
         "seq": 1 if site.last is None else site.last[0] + 1,
     }  # fmt: skip
     arrays = [np.array([0], np.int32), np.array([1.0], np.float32), np.zeros(2, np.uint32), *leaves]
@@ -349,8 +346,10 @@ def request(site, r=0, attempt=1, since=0, **changes):
         {"what": ["round", True, "local_steps", 5]},
         {"seq": 0},
         {"seq": None},
-        {"when": [0, "1", 0]},
-        {"when": None},
+        {"round": "0"},
+        {"states": []},
+        {"states": [-1]},
+        {"states": [7]},
         {"arrays": {0: np.array([1], np.int32)}},
         {"arrays": {0: np.array([0, 0], np.int32)}},
         {"arrays": {0: np.zeros(0, np.int32)}},
@@ -363,72 +362,93 @@ def request(site, r=0, attempt=1, since=0, **changes):
     ids=str,
 )
 def test_a_site_refuses_what_is_not_in_its_text(site, changes):
-    site.call(*request(site))
-    before = jax.tree.map(np.copy, site.memory)
+    left = site.call(*request(site))[0]["state"]
+    before = jax.tree.map(np.copy, site.states.memory)
     with pytest.raises((SiteRefused, WireError)):
-        site.call(*request(site, **changes))
-    jax.tree.map(np.testing.assert_array_equal, before, site.memory)
+        site.call(*request(site, **{"states": [left], **changes}))
+    assert site.states.newest == site.states.number == left
+    jax.tree.map(np.testing.assert_array_equal, before, site.states.memory)
 
 
 def test_the_same_message_twice_has_the_same_answer(site):
-    asked = request(site, r=7, attempt=3)
+    asked = request(site, r=7)
     head, first = site.call(*asked)
-    memory = site.memory
+    memory = site.states.memory
     again, second = site.call(*asked)
     assert again == head
-    assert site.memory is memory
+    assert site.states.memory is memory
     jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
-def test_memory_goes_back_with_the_round(tmp_path):
-    site = posed_site(tmp_path)
-    site.start_afresh()
-    assert not site.known
-    memories = [site.memory]
+def same(a, b):
+    return all(np.array_equal(u, v) for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_a_request_says_which_memory_it_builds_on(on_disk, tmp_path):
+    site = posed_site(tmp_path if on_disk else None)
+    site.states.start()
+    states, memories = [0], [site.states.memory]
+
+    def ask(site, r, *named):
+        return site.call(*request(site, r, [states[j] for j in named]))[0]["state"]
+
     for r in range(3):
-        site.call(*request(site, r))
-        memories.append(site.memory)
-
-    def same(a, b):
-        return all(np.array_equal(u, v) for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-
+        states.append(ask(site, r, r, 0))
+        memories.append(site.states.memory)
+    assert len(set(states)) == 4
     assert not same(memories[2], memories[3])
-    site.call(*request(site, 2, attempt=2))  # a retry
-    assert same(site.memory, memories[3])
-    site.call(*request(site, 1, attempt=3))  # the server went back to its checkpoint
-    assert same(site.memory, memories[2])
-    restarted = posed_site(tmp_path)
-    assert restarted.known
-    restarted._programs = site._programs
-    assert same(restarted.memory, memories[2])
-    restarted.call(*request(restarted, 1, attempt=4))  # killed and asked again
-    assert same(restarted.memory, memories[2])
-    restarted.call(*request(restarted, 2, attempt=5, since=2))
-    assert same(restarted.memory, memories[3])
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["before_2", "now"]
+    late = ask(site, 2, 2, 0)  # a retry, or a late answer to a round that others do again without it
+    assert same(site.states.memory, memories[3])
+    assert late not in states
+    ask(site, 3, 2, 0)  # asked again where it did not take part
+    assert same(site.states.memory, memories[3])
+    again = ask(site, 0, 0)  # the server went back to its checkpoint
+    assert same(site.states.memory, memories[1])
+    with pytest.raises(SiteRefused, match="restored from a backup"):
+        ask(site, 2, 2)  # which it said it would never need
+    if on_disk:
+        restarted = posed_site(tmp_path)
+        restarted._programs, restarted.last = site._programs, site.last
+        restarted.states.check([again])
+        restarted.call(*request(restarted, 1, [again]))
+        assert same(restarted.states.memory, memories[2])
+        names = {f"state_{n}.safetensors" for n in (again, restarted.states.number)}
+        assert {file.name for file in tmp_path.iterdir()} == names
 
 
-def test_a_damaged_memory_is_refused(tmp_path):
+def test_every_changed_bit_of_a_memory_is_found(tmp_path):
     site = posed_site(tmp_path)
-    site.start_afresh()
-    (tmp_path / "now").write_bytes(b"FSN?")
-    with pytest.raises(SiteRefused, match="damaged"):
-        posed_site(tmp_path)
+    site.states.start()
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    payload = sum(leaf.nbytes for leaf in jax.tree.leaves(site.states.memory))
+    assert payload > 0
+    for place in range(len(whole) - payload, len(whole)):
+        for bit in range(8):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+            with pytest.raises(SiteRefused, match="damaged"):
+                site.states.check([0])
+    file.write_bytes(whole)
+    site.states.check([0])
+    file.rename(file.with_name("state_5.safetensors"))
+    with pytest.raises(SiteRefused, match="renamed"):
+        posed_site(tmp_path).states.check([5])
 
 
 class Away(Local):
-    """A site that is not there in some rounds."""
+    """Site 1 does not answer in some rounds; one that is late has done its part all the same."""
 
-    def __init__(self, local, away):
+    def __init__(self, local, away, kind):
         super().__init__(local.sites)
-        self.away, self.round = away, 0
+        self.away, self.kind, self.round = away, kind, 0
 
     def exchange(self, requests, timeout):
-        self.round = next(iter(requests.values())).header["when"][0]
-        gone = {i: Failure("away", "made up") for i in requests if i == 1 and self.round in self.away}
-        there = {i: request for i, request in requests.items() if i not in gone}
+        self.round = next(iter(requests.values())).header["round"]
+        gone = {i: Failure(self.kind, "made up") for i in requests if i == 1 and self.round in self.away}
+        there = {i: r for i, r in requests.items() if i not in gone or self.kind == "late"}
         replies, failures = super().exchange(there, timeout)
-        return replies, {**failures, **gone}
+        return {i: reply for i, reply in replies.items() if i not in gone}, {**failures, **gone}
 
     def wait(self, sites, seconds):
         back = self.round + (seconds == 0) not in self.away  # asked before the next round, or within one
@@ -436,31 +456,35 @@ class Away(Local):
 
 
 class AwayNetwork(Network):
+    kind = "away"
+
     def _join(self, *args):
         fresh = self._sites is None
         super()._join(*args)
         if fresh:
-            self.transport = Away(self.transport, {1, 2})
+            self.transport = Away(self.transport, {1, 2}, self.kind)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("weights", ["uniform", "size"])
-def test_dropping_a_site_is_the_same_participation(weights):
-    """Rounds 1 and 2 without client 1, by hand: the text with that cohort, one client at a time."""
+@pytest.mark.parametrize(
+    ("weights", "kind"),
+    [("uniform", "late"), *(pytest.param(w, "away", marks=pytest.mark.slow) for w in ("uniform", "size"))],
+)
+def test_dropping_a_site_is_the_same_participation(weights, kind):
+    """Rounds 1 and 2 without client 1, as simulated with that cohort.
+
+    A late answer leaves nothing behind: SCAFFOLD's control variates are those of before.
+    """
     case = CASES["scaffold"]
     engine = AwayNetwork(policy=Policy("drop", after=0.01))
+    engine.kind = kind
     result = case.run(engine=engine, rounds=4, weights=weights, eval_every=4, default_metrics=False)
     posed = pose(case.problem, case.method, case.data, case.x0, rounds=4, weights=weights)
-    carry, data = jax.tree.map(jnp.asarray, posed.carry), posed.data.placed()
-    for r in range(4):
-        cohort = jnp.array([0, 2, 3, 4] if r in (1, 2) else [0, 1, 2, 3, 4])
-        setup = dataclasses.replace(posed.setup, participants=len(cohort))
-        fed = DebugFed(setup, data, carry.memory, cohort, r)
-        state = posed.method.at(r).round(setup.problem, fed, keys_of(jax.random.key(1), r)[1], r, carry.state)
-        carry = Carry(state, fed.memory)
-    jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, rtol=1e-5, atol=1e-6), carry.state.x, result.x)
+    wanted = skipping(posed, 1, range(1, 3), seed=1)
+    jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, rtol=1e-5, atol=1e-6), wanted, result.x)
     told = [(event["round"], event["what"]) for event in engine.events if "made up" not in event["what"]]
     assert told == [(1, "dropped"), (3, "readmitted")]
+    assert result.history["present/site-1"].tolist() == [1, 0]  # not in all of the rounds
+    assert result.history["present/site-0"].tolist() == [1, 1]
 
 
 def test_too_few_sites_stop_the_run_and_it_is_saved(tmp_path):
@@ -491,15 +515,18 @@ def test_timeouts_adapt_to_durations_seen():
     """The first exchange apart, then ten times the slowest; a site that was restarted compiles again."""
     asked = Asked("round", 0, "local_steps", False, False, ())
     engine = Network(policy=Policy(first_timeout=500.0, timeout=2.0))
+    engine._participants = 2
     assert engine._timeout(asked, [0, 1]) == 500
-    engine._slowest = {(0, "round", 0): 0.01, (1, "round", 0): 0.0}
+    engine._slowest = {(0, "round", 0, 2): 0.01, (1, "round", 0, 2): 0.0}
     assert engine._timeout(asked, [0, 1]) == 2
-    engine._slowest[1, "round", 0] = 3.0
+    engine._slowest[1, "round", 0, 2] = 3.0
     assert engine._timeout(asked, [0, 1]) == 30
     assert engine._timeout(asked, [0]) == 2
     assert engine._timeout(asked._replace(k=1), [0]) == 500
     engine._stretch = 2  # it was late
     assert engine._timeout(asked, [0, 1]) == 60
+    engine._participants = 1  # one was dropped: the others compile
+    assert engine._timeout(asked, [0]) == 500
 
 
 class Liar(Local):

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from benchmarks.flare_system import ADMIN, SERVER, System
+from fedstrata.core.sealed import CheckpointError, load_arrays
 
 from .faults import EXPERIMENT, SITES, environment, history, simulated, without
 
@@ -46,9 +47,12 @@ class Trial(System):
         return "".join(f.read_text(errors="replace") for f in found if f.suffix != ".py")
 
     def round(self, party: str) -> int:
-        """The last round that a site has begun, or −1."""
-        files = (self.kits / party / "fedstrata").rglob("before_*")
-        return max((int(file.name.removeprefix("before_")) for file in files), default=-1)
+        """The last round of which a site remembers something, or −1."""
+        rounds = [-1]
+        for file in (self.kits / party / "fedstrata").rglob("state_*"):
+            with suppress(CheckpointError):  # it goes as another comes
+                rounds.append(load_arrays(file)[1]["round"])
+        return max(rounds)
 
     def prepare(self) -> None:
         """Every party says what it does, and starts."""

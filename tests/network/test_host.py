@@ -80,20 +80,19 @@ def joined(hosts, anew):
     remote = there.gather()
     there.pose(int(remote.sizes.sum()), len(remote.sizes), None, "posed")
     there.tell = lambda *words: told.append(words)
-    assert not there._join([0, 1])
+    assert not there._join({0: [0], 1: [0]})
     return there, told
 
 
 def test_a_site_that_remembers_is_not_taken_anew(tmp_path):
     hosts = Hosts(tmp_path)
     there, told = joined(hosts, anew=True)
-    site = hosts.hosts[1].site
-    site.memory = jax.tree.map(lambda leaf: leaf + 1, site.memory)
-    site._write("now", site.memory)
+    states = hosts.hosts[1].site.states
+    states.leave(5, jax.tree.map(lambda leaf: leaf + 1, states.memory))
     hosts.restart(1)
-    assert not there._join([0, 1])
+    assert not there._join({0: [0], 1: [5]})
     assert told == []
-    jax.tree.map(np.testing.assert_array_equal, site.memory, hosts.hosts[1].site.memory)
+    jax.tree.map(np.testing.assert_array_equal, states.memory, hosts.hosts[1].site.states.at(5))
 
 
 def forget(hosts, i):
@@ -108,7 +107,7 @@ def test_a_site_that_has_forgotten_is_refused(tmp_path):
     hosts = Hosts(tmp_path)
     there, told = joined(hosts, anew=False)
     forget(hosts, 1)
-    failures = there._join([0, 1])
+    failures = there._join({0: [0], 1: [5]})
     assert list(failures) == [1]
     assert "remembers nothing" in failures[1].why
     assert told == []
@@ -118,16 +117,17 @@ def test_a_site_that_has_forgotten_is_taken_anew_where_the_policy_says_so(tmp_pa
     hosts = Hosts(tmp_path)
     there, told = joined(hosts, anew=True)
     forget(hosts, 1)
-    assert not there._join([0, 1])
+    assert not there._join({0: [0], 1: [7, 5]})
     assert told == [("site-1", "taken anew, as it remembered nothing of the run")]
-    assert (tmp_path / "site-1" / "run" / "now").exists()
+    states = hosts.hosts[1].site.states
+    assert all(states.at(n) is not None for n in (5, 7))  # what the server may come back to
 
 
 def test_without_memory_there_is_nothing_to_forget(tmp_path):
     hosts = Hosts(tmp_path, "fedavg")
     there, told = joined(hosts, anew=False)
     forget(hosts, 1)
-    assert not there._join([0, 1])
+    assert not there._join({0: [0], 1: [0]})
     assert told == []
 
 
@@ -135,7 +135,7 @@ def test_a_site_that_comes_back_with_other_data_is_refused(tmp_path):
     hosts = Hosts(tmp_path)
     there, _ = joined(hosts, anew=True)
     hosts.restart(1, clients=np.array([0]))
-    assert there._join([0, 1])[1].why == "it came back with other data"
+    assert there._join({0: [0], 1: [0]})[1].why == "it came back with other data"
 
 
 def test_numbers_grow_where_the_servers_clock_was_set_back(tmp_path, monkeypatch):
@@ -144,10 +144,9 @@ def test_numbers_grow_where_the_servers_clock_was_set_back(tmp_path, monkeypatch
     joined(hosts, anew=False)
     now = time.time_ns()
     hosts.hosts[0].seen = now // 1000 + 5  # answered
-    for i, seen in ((0, now // 1000 + 5), (1, now // 1000 + 7)):
-        site = hosts.hosts[i].site
-        site.at = (3, seen - i)
-        site._write("now", site.memory)
+    for i in (0, 1):
+        states = hosts.hosts[i].site.states
+        states.leave(now // 1000 + 5 + i, states.memory)
     hosts.restart(1)
     monkeypatch.setattr(time, "time_ns", lambda: now - 10**15)  # eleven days
     remote = Federation(hosts, "run", 0, "text").gather()
@@ -161,19 +160,19 @@ def test_numbers_grow_where_the_servers_clock_was_set_back(tmp_path, monkeypatch
 
 
 class Noting(Hosts):
-    """Notes the attempts that sites were asked for."""
+    """Notes the numbers of requests, which name states."""
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.attempts = []
+        self.numbers = []
 
     def exchange(self, requests, timeout):
-        self.attempts += {r.header["when"][1] for r in requests.values() if r.header["op"] == "exchange"}
+        self.numbers += {r.header["seq"] for r in requests.values() if r.header["op"] == "exchange"}
         return super().exchange(requests, timeout)
 
 
 @pytest.mark.slow
-def test_attempts_never_repeat_over_restarts_of_the_server(tmp_path, monkeypatch):
+def test_numbers_never_repeat_over_restarts_of_the_server(tmp_path, monkeypatch):
     """The server goes back to its checkpoint three times, its clock set back every time."""
     hosts, case = Noting(tmp_path / "sites", "scaffold", 5), CASES["scaffold"]
     real, told = time.time_ns, []
@@ -182,11 +181,11 @@ def test_attempts_never_repeat_over_restarts_of_the_server(tmp_path, monkeypatch
         there = Federation(hosts, "run", 0, "text")
         remote = there.gather()
         there.pose(int(remote.sizes.sum()), 5, None, "posed")
-        hosts.attempts.clear()
-        engine = Network(remote, checkpointed=True)
+        hosts.numbers.clear()
+        engine = Network(remote)
         options = {"checkpoint": tmp_path / "run", "resume": restart > 0}
         result = case.run(rounds=restart + 1, engine=engine, data=made_up(there.form, 5), **options)
-        told.append(list(dict.fromkeys(hosts.attempts)))
+        told.append(list(hosts.numbers))
     assert len(told[1]) >= 1
     everything = list(itertools.chain(*told))
     assert everything == sorted(set(everything))
@@ -220,7 +219,7 @@ def test_whatever_a_site_says_of_its_data_is_refused_or_read(form, seen, arrays)
     assert (found[0] > 0).all()
 
 
-entries = st.sampled_from(["run", "what", "when", "number", "fingerprint", "server", "clients"])
+entries = st.sampled_from(["run", "what", "states", "number", "fingerprint", "server", "clients"])
 ops = st.sampled_from(["open", "join", "exchange", "memory", "other"])
 
 

@@ -8,7 +8,8 @@ and `flare` (``fedstrata[flare]``).
 from __future__ import annotations
 
 from fedstrata.engines.network.engine import AtSites, Network, Policy, Remote, RoundFailed, TooFewSites
-from fedstrata.engines.network.site import Place, Site, SiteRefused
+from fedstrata.engines.network.site import Place, Site
+from fedstrata.engines.network.states import SiteRefused
 from fedstrata.engines.network.text import Text
 from fedstrata.engines.network.transport import Failure, Local, Request, Transport
 from fedstrata.engines.network.wire import WireError

@@ -33,6 +33,7 @@ from fedstrata.core.term import positional
 from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.callbacks import need_two_threads
 from fedstrata.engines.network.site import Place, Site
+from fedstrata.engines.network.states import States
 from fedstrata.engines.network.text import (
     BEFORE,
     Positioned,
@@ -114,7 +115,8 @@ class Remote:
         sizes: of all clients.
         form: one client with a single made-up sample.
         fresh: is told whether the run begins, or goes on from a checkpoint.
-        seen: the highest number of a message or an attempt that a site has seen.
+        seen: the highest number of a message that a site has seen.
+        data: of each site, what stands for its samples: other samples, another word.
     """
 
     transport: Transport
@@ -123,6 +125,7 @@ class Remote:
     form: FederatedData
     fresh: Callable[[bool], None] = lambda fresh: None
     seen: int = 0
+    data: Sequence[str] = ()
 
 
 class Asked(NamedTuple):
@@ -198,7 +201,6 @@ class Network(Engine):
         remote: the sites, where they are elsewhere; None makes them in this process.
         clients_per_site: in this process, how many clients share a site.
         policy: what happens when a site does not answer.
-        checkpointed: whether the run is saved, so that sites keep what they need to go back there.
 
     Attributes:
         events: what happened to the network, in order: dicts with round, site and what.
@@ -213,10 +215,9 @@ class Network(Engine):
         *,
         clients_per_site: int = 1,
         policy: Policy | None = None,
-        checkpointed: bool = False,
     ) -> None:
         self.remote, self.clients_per_site = remote, clients_per_site
-        self.policy, self.checkpointed = policy or Policy(), checkpointed
+        self.policy = policy or Policy()
         self.events: list[dict[str, Any]] = []
         self.waited: dict[str, float] = defaultdict(float)
         self.failed: Counter[str] = Counter()
@@ -224,13 +225,19 @@ class Network(Engine):
         # Numbers that also grow over restarts of the server, and where its clock was set back meanwhile:
         # then from what the sites have seen (`Remote.seen`).
         self._clock = time.time_ns() // 1000
-        self._attempt, self._since, self._round = 0, BEFORE, BEFORE
+        self._round = self._first = BEFORE
+        # Of each site, the state in which its clients begin a round, by rounds; that of the checkpoint; and
+        # that in which they are now, in the middle of a round. What is not named here is never come back to.
+        self._begins: dict[int, list[int]] = {}
+        self._saved: list[int] = []
+        self._now: list[int] = []
         self._counts: Counter[str] = Counter()
         self._finite, self._stretch = True, 1
         self._failure: BaseException | None = None
         self._programs: dict[Any, Any] = {}
-        self._slowest: dict[tuple[int, str, int], float] = {}
+        self._slowest: dict[tuple[int, str, int, int], float] = {}
         self._absent: set[int] = set()  # dropped
+        self._left_out: set[int] = set()  # of some round since the last evaluation
         self._out: set[int] = set()  # of these, for what they answered: for good
         self._sites: list[Site] | None = None
 
@@ -258,6 +265,7 @@ class Network(Engine):
         for site, clients in enumerate(self.members):
             self._site_of[clients] = site
         self._sites = None
+        self._begins, self._saved = {}, []
         return Shell(jnp.asarray(self.sizes), server, common_size(self.sizes))  # type: ignore[return-value]
 
     def place_carry(self, carry: Carry) -> Carry:
@@ -266,8 +274,7 @@ class Network(Engine):
         Where the sites are in this process, the carry holds a copy of what they remember at its round.
         """
         if self.remote is not None:
-            # What was saved of a run has no memory: it goes on where the sites are. Else, all begin afresh.
-            self.remote.fresh(not _is_unknown(carry.memory))
+            self.remote.fresh(True)  # unless what was noted is recalled: then it goes on where the sites are
         blank = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), carry.memory)
         self._placeholder = blank
         return Carry(jax.tree.map(jnp.asarray, carry.state), carry.memory if self.remote is None else blank)
@@ -290,9 +297,38 @@ class Network(Engine):
             parts.append(AtSites() if reads(traced, tuple(carry), 1) else method.output(*carry)[j])
         return parts[0], parts[1]
 
+    def noted(self, round_number: int) -> dict[str, Any]:
+        """See `Engine.noted`: the sites, the states in which they are, and what stands for their samples."""
+        if self.remote is None:  # a checkpoint has what they remember
+            return {}
+        states = self._begins.get(round_number, self._none)
+        return {"sites": list(self.transport.names), "states": states, "data": list(self.remote.data)}
+
+    def recall(self, round_number: int, noted: dict[str, Any]) -> None:
+        """See `Engine.recall`: the sites must be the same, with the same samples."""
+        if self.remote is None:
+            return
+        if not noted:
+            raise ValueError("The checkpoint is not of a run on sites elsewhere: give another folder.")
+        if noted["sites"] != list(self.transport.names):
+            raise ValueError(
+                f"The run has the sites {', '.join(noted['sites'])}, but the federation now has "
+                f"{', '.join(self.transport.names)}. Clients are numbered in their order: bring it back."
+            )
+        pairs = zip(noted["sites"], noted["data"], self.remote.data, strict=True)
+        if other := [name for name, before, now in pairs if before != now]:
+            why = Failure("error", "it came back with other data")
+            raise RoundFailed(f"round {round_number}", dict.fromkeys(other, why))
+        self._begins, self._saved = {round_number: noted["states"]}, noted["states"]
+        self.remote.fresh(False)
+
     def saved(self, round_number: int) -> None:
-        """See `Engine.saved`: sites need not go back further than this."""
-        self._since = round_number or BEFORE
+        """See `Engine.saved`: the sites keep what they need to go back there."""
+        self._saved = self._begins.get(round_number, [])
+
+    @property
+    def _none(self) -> list[int]:
+        return [0] * len(self.members)
 
     def release(self) -> None:
         """The run is over: compiled programs can go; what the engine tells of it stays."""
@@ -302,7 +338,7 @@ class Network(Engine):
     def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
         """See `Engine.begin`."""
         setup, method, seed, data = job
-        self._join(setup, method, carry)
+        self._join(setup, method, carry, BEFORE)
         self._counts = Counter()
         carry = self._transaction("start", setup, method, carry, seed, data, BEFORE)
         return carry, [+self._counts]
@@ -312,7 +348,7 @@ class Network(Engine):
     ) -> Advanced:
         """See `Engine.advance`."""
         setup, method, seed, data = job
-        self._join(setup, method, carry)
+        self._join(setup, method, carry, first)
 
         def one(carry: Carry, r: int, stop: int) -> tuple[Carry, int, Counter[str], int]:
             self._counts = Counter()
@@ -331,14 +367,13 @@ class Network(Engine):
         values = self._transaction("measure", setup, method, carry, seed, data, r)
         if self.policy.missing == "wait":
             return values
-        there = {
-            f"present/{name}": float(i not in self._absent) for i, name in enumerate(self.transport.names)
-        }
+        gone, self._left_out = self._left_out | self._absent, set()
+        there = {f"present/{name}": float(i not in gone) for i, name in enumerate(self.transport.names)}
         return {**values, **there}
 
     # ---- a program
 
-    def _join(self, setup: Setup, method: Method, carry: Carry) -> None:
+    def _join(self, setup: Setup, method: Method, carry: Carry, first: int) -> None:
         """Before the first exchange: what cannot be run here is refused, sites in this process are made."""
         for name, metric in setup.metrics:
             if isinstance(metric, PerClient):
@@ -354,6 +389,10 @@ class Network(Engine):
                 f"{type(method).__name__} cannot drop a site ({method.full_participation}): "
                 "use the policy 'wait'."
             )
+        self._first = first  # a chunk may be done again from here
+        if first == BEFORE or not self._begins:
+            self._begins = {first: self._none}
+        self._begins = {r: states for r, states in self._begins.items() if r >= first}
         if self.remote is not None or self._sites is not None:
             return
         text = Text.of(setup, method, carry, self._server)
@@ -361,7 +400,8 @@ class Network(Engine):
         self._sites, programs = [], {}  # type: ignore[var-annotated]
         for clients in self.members:
             site = Site(text, part(self._data, clients), Place(clients, total), programs=programs)
-            site.memory = jax.tree.map(lambda leaf, own=clients: np.asarray(leaf)[own], carry.memory)
+            own = jax.tree.map(lambda leaf, at=clients: np.asarray(leaf)[at], carry.memory)
+            site.states = States(own)
             self._sites.append(site)
         self.transport = Local(self._sites)
 
@@ -388,11 +428,14 @@ class Network(Engine):
         errors, self._round, self._stretch = 0, r, 1
         self._readmit()
         while True:
-            self._attempt = self._tick()
             self.attempts += 1
-            before = self._counts.copy()
+            before, self._now = self._counts.copy(), list(self._begins[r])
             try:
-                return self._run(program, setup, method, carry, seed, data, r)
+                found = self._run(program, setup, method, carry, seed, data, r)
+                if program != "measure":
+                    self._begins[r + 1] = self._now
+                    self._left_out |= self._absent
+                return found
             except RoundFailed as failed:
                 self._counts = before
                 errors += any(f.kind in ("error", "wrong") for f in failed.failures.values())
@@ -473,7 +516,7 @@ class Network(Engine):
             return value
         if self._sites is None:
             return Carry(value, carry.memory)
-        memories = [site.memory for site in self._sites]
+        memories = [site.states.at(now) for site, now in zip(self._sites, self._now, strict=True)]
         return Carry(value, jax.tree.map(lambda *rows: np.concatenate(rows), *memories))
 
     def _present(self, setup: Setup, seed: int, data: Any, r: int) -> np.ndarray:
@@ -544,7 +587,7 @@ class Network(Engine):
         header = {
             "op": "exchange", "seq": number,
             "what": [asked.program, asked.k, asked.phase, self._participants],
-            "when": [self._round, self._attempt, self._since if self.checkpointed else self._round],
+            "round": self._round,
         }  # fmt: skip
         sites = self._site_of[of]
         if asked.evaluation and not asked.stacked and self._absent:  # the mean of those who are there
@@ -552,12 +595,16 @@ class Network(Engine):
             sites, of, weights = sites[there], of[there], weights[there] / weights[there].sum()
         rows = {int(i): np.flatnonzero(sites == i) for i in np.unique(sites)}
         requests = {
-            i: Request(header, [of[at].astype(np.int32), weights[at], key, *leaves]) for i, at in rows.items()
+            i: Request(
+                {**header, "states": self._states(i)},
+                [of[at].astype(np.int32), weights[at], key, *leaves],
+            )
+            for i, at in rows.items()
         }
         replies, failures = self.transport.exchange(requests, self._timeout(asked, list(rows)))
         strange = {}
         for i, reply in replies.items():
-            if why := _wrong(asked, len(rows[i]), number, reply):
+            if why := _wrong(asked, len(rows[i]), number, self._now[i], reply):
                 failures[i] = Failure("wrong", why)
             elif not asked.evaluation and not all(_finite(u) for u in reply.arrays):
                 strange[i] = Failure("wrong", "its upload is not finite")
@@ -569,13 +616,20 @@ class Network(Engine):
             raise RoundFailed(where, {self.transport.names[i]: why for i, why in failures.items()})
         for i, reply in replies.items():
             self._counts.update(reply.header["counts"])
-            slot = (i, asked.program, asked.k)
+            self._now[i] = reply.header["state"]
+            slot = (i, asked.program, asked.k, self._participants)
             taken = time.perf_counter() - began if slot in self._slowest else 0.0  # the first compiles
             self._slowest[slot] = max(self._slowest.get(slot, 0.0), taken)
         return _together(asked, rows, replies)
 
+    def _states(self, i: int) -> list[int]:
+        """The state of a site that a request builds on, and those that this server may come back to."""
+        kept = [self._begins[self._round], self._begins[self._first], self._saved]
+        return list(dict.fromkeys([self._now[i], *(states[i] for states in kept if states)]))
+
     def _timeout(self, asked: Asked, sites: Sequence[int]) -> float:
-        seen = [self._slowest.get((i, asked.program, asked.k)) for i in sites]
+        # in a round of another number of clients, all of them compile again
+        seen = [self._slowest.get((i, asked.program, asked.k, self._participants)) for i in sites]
         if any(one is None for one in seen):
             return self.policy.first_timeout
         return self._stretch * max(self.policy.timeout, 10 * max(one for one in seen if one is not None))
@@ -620,11 +674,6 @@ def _unknown(clients: int, leaf: Any) -> np.ndarray:
     return np.full((clients, *leaf.shape[1:]), value, leaf.dtype)
 
 
-def _is_unknown(memory: PyTree) -> bool:
-    leaves = jax.tree.leaves(memory)
-    return bool(leaves) and all(np.array_equal(u, _unknown(len(u), u), equal_nan=True) for u in leaves)
-
-
 def _identity(setup: Setup) -> Any:
     """Which setup it is: a problem may hold what cannot be hashed."""
     return (
@@ -641,7 +690,7 @@ def _finite(array: np.ndarray) -> bool:
     return not np.issubdtype(array.dtype, np.inexact) or bool(np.isfinite(array).all())
 
 
-def _wrong(asked: Asked, number: int, seq: int, reply: Request) -> str | None:
+def _wrong(asked: Asked, number: int, seq: int, state: int, reply: Request) -> str | None:
     """Why a reply cannot be used."""
     lead = (number,) if asked.stacked else ()
     wanted = [((*lead, *u.shape[len(lead) :]), np.dtype(u.dtype)) for u in asked.uploads]
@@ -650,6 +699,8 @@ def _wrong(asked: Asked, number: int, seq: int, reply: Request) -> str | None:
         return f"it sent {found}, where the text has {wanted}"
     if reply.header.get("seq") != seq:
         return "it answered another message"
+    if reply.header.get("state") not in (state, seq):
+        return "it says that it is in a state in which it cannot be"
     counts = reply.header.get("counts")
     if not isinstance(counts, dict) or not all(
         name in counting.ORACLES and type(amount) is int and 0 <= amount < 2**62

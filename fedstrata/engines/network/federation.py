@@ -61,6 +61,7 @@ class Federation:
         self._sizes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._forms: dict[int, Any] = {}
         self._columns: dict[int, dict[str, list[str]]] = {}
+        self._data: dict[int, str] = {}
         self._seen = 0
         self._posed: dict[str, Any] = {}
         self.tell: Callable[[str, str], None] = lambda name, what: log.warning("%s: %s", name, what)
@@ -87,7 +88,8 @@ class Federation:
             first += len(members[-1])
         sizes = np.concatenate([self._sizes[i][0] for i in everyone])
         self.members, self.form = members, self._forms[0]
-        return Remote(self, members, sizes, made_up(self._forms[0], 1), self._begin, self._seen)
+        data = [self._data[i] for i in everyone]
+        return Remote(self, members, sizes, made_up(self._forms[0], 1), self._begin, self._seen, data)
 
     def _check_columns(self) -> None:
         """Equal shapes do not make equal columns: a site's file may have them in another order."""
@@ -115,22 +117,20 @@ class Federation:
         for i, reply in list(replies.items()):
             try:
                 sizes, form, seen = _described(reply)
-                columns = _columns(reply)
+                columns, data = _columns(reply), wire.value(reply.header, "data", str)
             except wire.WireError as error:
                 failures[i] = Failure("wrong", str(error))
                 continue
-            before = self._sizes.get(i)
-            same = before is None or (self._columns[i] == columns and all(map(np.array_equal, before, sizes)))
-            if not same:
+            if i in self._data and (self._data[i], self._columns[i]) != (data, columns):
                 failures[i] = Failure("error", "it came back with other data")
                 continue
-            self._sizes[i], self._forms[i], self._columns[i] = sizes, form, columns
+            self._sizes[i], self._forms[i], self._columns[i], self._data[i] = sizes, form, columns, data
             if seen < time.time_ns() // 1000 + FAR:  # else it lies, and nobody's clock is so wrong
                 self._seen = max(self._seen, seen)
         return replies, failures
 
-    def _join(self, sites: Sequence[int]) -> dict[int, Failure]:
-        """Open and join at sites whose connection is new."""
+    def _join(self, sites: Mapping[int, list[int]]) -> dict[int, Failure]:
+        """Open and join at sites whose connection is new; of each, the states that it has to know."""
         sessions = {i: self.inner.session(i) for i in sites}
         new = [i for i in sites if sessions[i] is not None and self._joined.get(i) != sessions[i]]
         if not new:
@@ -141,7 +141,7 @@ class Federation:
             if i not in failures:
                 fresh = self.fresh and i not in self._known
                 header = {"op": "join", "run": self.run, "fresh": fresh, "anew": self.anew, **self._posed}
-                requests[i] = Request(header, [self.members[i]])
+                requests[i] = Request({**header, "states": sites[i]}, [self.members[i]])
         replies, others = self._ask(requests)
         for i, reply in replies.items():
             self._joined[i] = sessions[i]  # type: ignore[assignment]
@@ -159,7 +159,7 @@ class Federation:
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
         """See `Transport.exchange`."""
-        failures = self._join(list(requests))
+        failures = self._join({i: request.header["states"] for i, request in requests.items()})
         asked = {
             i: Request({**request.header, "run": self.run}, request.arrays)
             for i, request in requests.items()
@@ -175,7 +175,7 @@ class Federation:
     def memory(self) -> Outcome:
         """What the clients remember, of the sites that allow it."""
         everyone = list(range(len(self.names)))
-        failures = self._join(everyone)
+        failures = self._join({i: [0] for i in everyone})
         header = {"op": "memory", "run": self.run}
         replies, others = self._ask({i: Request(header, []) for i in everyone if i not in failures})
         return replies, {**failures, **others}

@@ -12,6 +12,7 @@ The server's requests, by their ``op``:
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import logging
 import math
@@ -25,7 +26,8 @@ import numpy as np
 from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.types import PyTree
 from fedstrata.engines.network import wire
-from fedstrata.engines.network.site import Place, Site, SiteRefused, attempt_on_disk
+from fedstrata.engines.network.site import Place, Site
+from fedstrata.engines.network.states import Forgotten, SiteRefused, numbers_in
 from fedstrata.engines.network.text import Text
 from fedstrata.engines.network.wire import Arrays, Header
 
@@ -56,6 +58,8 @@ class Host:
         opens: a run of the text by its number.
         folder: where memory is kept.
         share: whether what clients remember may be fetched.
+        secret: of this site alone, such as its private key. The server is told a code of the samples by it,
+            so that it knows them again, and learns nothing of them.
         once: whether it ends when the server says that nothing more will be asked.
     """
 
@@ -66,9 +70,10 @@ class Host:
         folder: Path,
         share: bool = False,
         once: bool = False,
+        secret: bytes = b"",
     ) -> None:
         self.fingerprint, self.opens, self.folder = fingerprint, opens, folder
-        self.share, self.once = share, once
+        self.share, self.once, self.secret = share, once, secret
         self.run: str | None = None
         self.number = -1
         self.opened: Opened | None = None
@@ -135,8 +140,10 @@ class Host:
             log.info("opened the run %s", run)
         data = self.opened.data
         train, valid = sizes_of(data)
-        seen = max(self.seen, attempt_on_disk(self.folder / run))
-        return {"form": form_of(data), "columns": columns_of(data), "seen": seen}, [train, valid]
+        seen = max([self.seen, *numbers_in(self.folder / run)])
+        code = hmac.new(self.secret, f"{run} {data.fingerprint}".encode(), "sha256").hexdigest()
+        told = {"form": form_of(data), "columns": columns_of(data), "seen": seen, "data": code}
+        return told, [train, valid]
 
     def _join(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         if self.opened is None or self.run is None or header.get("run") != self.run:
@@ -155,27 +162,34 @@ class Host:
         site = self.site
         if site is None or site.place.total != place.total or not np.array_equal(site.place.clients, own):
             site = Site(text, self.opened.data, place, self.folder / self.run)
-        known, anew = site.known or self.site is site, False
+        anew = False
         if wire.value(header, "fresh", bool):
-            site.start_afresh()
-        elif not known and text.memory is not None:
-            if not wire.value(header, "anew", bool):
-                raise SiteRefused(
-                    f"This site remembers nothing of the run {self.run} that has begun (an empty disk?). "
-                    "Bring back its folder, or let the policy take it anew."
-                )
-            log.warning("taken anew: nothing was remembered")
-            site.start_afresh()
-            anew = True
+            site.states.start()
+        elif self.site is not site:
+            anew = self._recall(site, wire.numbers(header, "states"), wire.value(header, "anew", bool))
         self.site = site
-        return {"known": known, "anew": anew}, []
+        return {"anew": anew}, []
+
+    def _recall(self, site: Site, states: list[int], anew: bool) -> bool:
+        """Go on in a run after a restart; whether the site is taken anew."""
+        try:
+            site.states.check(states)
+        except Forgotten:
+            if not anew:
+                raise
+            log.warning("taken anew: nothing was remembered")
+            site.states.start(states)
+            return True
+        return False
 
     def _memory(self, header: Header) -> tuple[Header, Arrays]:
         if not self.share:
             raise SiteRefused("This site does not give away what its clients remember (`--share`).")
         if self.site is None or header.get("run") != self.run:
             raise SiteRefused("A request for a run that was not joined.")
-        return {}, [np.asarray(leaf) for leaf in jax.tree.leaves(self.site.memory)]
+        if (newest := self.site.states.newest) is None:
+            raise Forgotten
+        return {}, [np.asarray(leaf) for leaf in jax.tree.leaves(self.site.states.at(newest))]
 
 
 Form = dict[str, Any]

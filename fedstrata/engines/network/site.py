@@ -7,7 +7,6 @@ that is its own text's. So a site cannot be asked for anything that is not in it
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from fedstrata.core.metrics import PerClient
 from fedstrata.core.storage import Placed
 from fedstrata.core.types import Array, Integer, PyTree
 from fedstrata.engines.network import wire
+from fedstrata.engines.network.states import SiteRefused, States, first_of
 from fedstrata.engines.network.text import (
     PROGRAMS,
     Positioned,
@@ -38,10 +38,6 @@ from fedstrata.engines.network.text import (
     run_text,
 )
 from fedstrata.engines.network.wire import Arrays, Header
-
-
-class SiteRefused(RuntimeError):
-    """A site does not do what it is asked; it has changed nothing."""
 
 
 class Reached(Exception):
@@ -125,14 +121,15 @@ class Place:
 class Site:
     """One organisation in one run.
 
-    A request has, in its header, ``what`` it is about (program, position, phase, participants) and ``when``
-    (round, attempt, the round of the last checkpoint); its arrays are clients, weights, key and message.
+    A request has, in its header, ``what`` it is about (program, position, phase, participants), its ``round``
+    and ``states`` (the one that it builds on, and those that the server may come back to); its arrays are
+    clients, weights, key and message.
 
     Args:
         text: its own copy.
         data: its clients' samples.
         place: which clients they are.
-        folder: where memory is kept on disk; None keeps it in this process alone.
+        folder: where states are kept on disk; None keeps them in this process alone.
         programs: compiled phases, to be shared by sites of one process that hold the same text.
     """
 
@@ -148,28 +145,15 @@ class Site:
         self.setup = replace(text.setup, metrics=_exchanged(text))
         self.data = data.placed()
         self.locate = {int(index): j for j, index in enumerate(place.clients)}
-        self.folder = folder
-        self.at: tuple[int, int] | None = None  # the round and the attempt that are under way
-        self.kept: dict[int, PyTree] = {}  # round → what was remembered when it began
+        self.states = States(
+            first_of(text.memory, len(place.clients)), folder, "" if folder is None else data.fingerprint
+        )
         self.last: tuple[int, tuple[Header, Arrays]] | None = None
-        self.memory = self.first()
         self._programs: dict[Any, _Compiled] = {} if programs is None else programs
         words = jax.random.key_data(jax.random.key(0))
         self._key = words.shape, words.dtype
         leaves, structure = jax.tree.flatten(self.data)
         self._form = structure, tuple(jax.typeof(leaf) for leaf in leaves)
-        self.known = folder is not None and self._restore()
-
-    def first(self) -> PyTree:
-        """What the clients remember before the first round."""
-        number = len(self.place.clients)
-        return jax.tree.map(lambda leaf: np.repeat(leaf[None], number, axis=0), self.text.memory)
-
-    def start_afresh(self) -> None:
-        """Forget everything: the run begins, or this site is taken anew."""
-        self.memory, self.at = self.first(), None
-        self._forget(list(self.kept))
-        self._write("now", self.memory)
 
     def call(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         """Answer one request.
@@ -188,24 +172,24 @@ class Site:
             raise SiteRefused(f"There is no program {wanted.program!r}.")
         if not 1 <= wanted.participants <= self.setup.clients:
             raise SiteRefused("A round of more clients than there are, or of none.")
-        r, attempt, since = wire.values(header, "when", (int, int, int))
+        r, states = wire.value(header, "round", int), wire.numbers(header, "states")
         if len(arrays) < 3:
             raise SiteRefused("A request without clients, weights or key.")
         clients, weights, key, *leaves = arrays
         places = self._places(clients, weights)
-        if wanted.program != "measure":
-            self._open(r, attempt, since)
-        compiled, arguments = self._prepare(wanted, max(r, 0), clients, places, weights, key, leaves)
+        before = self.states.at(states[0])
+        compiled, arguments = self._prepare(wanted, max(r, 0), clients, places, weights, key, leaves, before)
         uploads, memory, tally = compiled.run(*arguments)
         uploads = [np.asarray(u) for u in uploads]
         if compiled.stacked:
             uploads = [u[: len(clients)] for u in uploads]
+        self.states.go_to(states)
         if memory is not None:
-            self.memory = jax.tree.map(np.asarray, memory)
-            self._write("now", self.memory)  # on disk before the server hears of it
+            self.states.leave(number, jax.tree.map(np.asarray, memory), r)
         counts = Counter({name: amount * len(clients) for name, amount in tally.fixed.items()})
         counts.update(counting.Tally(scaled=tally.scaled).total())
         reply = {"seq": number, "counts": {} if compiled.evaluation else dict(counts)}
+        reply |= {"state": self.states.number}
         self.last = number, (reply, uploads)
         return self.last[1]
 
@@ -222,7 +206,7 @@ class Site:
 
     def _prepare(
         self, wanted: Wanted, r: int, clients: np.ndarray, places: np.ndarray, weights: np.ndarray,
-        key: np.ndarray, leaves: Arrays,
+        key: np.ndarray, leaves: Arrays, memory: PyTree,
     ) -> tuple[_Compiled, tuple[Any, ...]]:  # fmt: skip
         """The compiled phase and its arguments; clients are padded to a power of two, so that few compile."""
         own, number = len(self.locate), len(clients)
@@ -234,7 +218,7 @@ class Site:
             raise SiteRefused("A request whose key is no key.")
         arguments = (
             self.text.method, key, np.int32(r), np.asarray(self.place.total, jnp.result_type(int)), clients,
-            places, weights, leaves, self.memory, self.data, np.float32(0),
+            places, weights, leaves, memory, self.data, np.float32(0),
         )  # fmt: skip
         name = (wanted, padded, self._form, tuple((leaf.shape, leaf.dtype.name) for leaf in leaves))
         if name not in self._programs:
@@ -312,77 +296,6 @@ class Site:
                 ) from None
             return reached.exchange, reached.memory
         raise SiteRefused(f"{wanted.program!r} has no exchange {wanted.k} in this site's text.")
-
-    # ---- what is remembered
-
-    def _open(self, r: int, attempt: int, since: int) -> None:
-        """A round begins, for the first time or again: back to what was remembered when it first began.
-
-        What is remembered at the start of round r is what was kept for the first round from r on in which
-        this site took part; if there is none, what is remembered now. One rule for a retry, for a server
-        that went back to its checkpoint (the round ``since``), for a site that was away or restarted.
-        """
-        if (r, attempt) == self.at:
-            return
-        if self.memory is not None:
-            later = [s for s in sorted(self.kept) if s >= r]
-            if later:
-                self.memory = self.kept[later[0]]
-            self._forget([s for s in self.kept if s > r or s < since])
-            if r not in self.kept:
-                self.kept[r] = self.memory
-                self._write(f"before_{r}", self.memory)
-        self.at = (r, attempt)
-
-    def _forget(self, rounds: list[int]) -> None:
-        for s in rounds:
-            del self.kept[s]
-            if self.folder is not None:
-                (self.folder / f"before_{s}").unlink(missing_ok=True)
-
-    def _write(self, name: str, memory: PyTree) -> None:
-        if self.folder is None:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / f".{name}"
-        with temporary.open("wb") as stream:
-            leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(memory)]
-            stream.write(wire.pack({"at": None if self.at is None else list(self.at)}, leaves, 2**62))
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(self.folder / name)
-
-    def _restore(self) -> bool:
-        """What the disk has, after a restart; whether it knows of this run."""
-        assert self.folder is not None
-        if not (self.folder / "now").exists():
-            return False
-        self.memory, at = self._read("now")
-        # Restarted within a round, it goes on there: what the exchanges so far changed is in `now`.
-        self.at = None if at is None else (int(at[0]), int(at[1]))
-        for file in self.folder.glob("before_*"):
-            self.kept[int(file.name.removeprefix("before_"))] = self._read(file.name)[0]
-        return True
-
-    def _read(self, name: str) -> tuple[PyTree, list[int] | None]:
-        assert self.folder is not None
-        leaves, structure = jax.tree.flatten(self.memory)
-        try:
-            header, arrays = wire.unpack((self.folder / name).read_bytes(), 2**62)
-        except wire.WireError as error:
-            raise SiteRefused(f"{self.folder / name} is damaged: {error}") from error
-        if [(a.shape, a.dtype) for a in arrays] != [(b.shape, b.dtype) for b in leaves]:
-            raise SiteRefused(f"{self.folder / name} belongs to another run.")
-        return jax.tree.unflatten(structure, arrays), header.get("at")
-
-
-def attempt_on_disk(folder: Path) -> int:
-    """The number of the last attempt in which something was remembered there, or 0."""
-    try:
-        header, _ = wire.unpack((folder / "now").read_bytes(), 2**62)
-        return int(wire.values(header, "at", (int, int))[1])
-    except (OSError, wire.WireError):  # what is damaged is refused when the site joins
-        return 0
 
 
 def _exchanged(text: Text) -> tuple[tuple[str, Any], ...]:

@@ -20,7 +20,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-VERSION = 3
+VERSION = 4
 MAGIC = b"FSN" + bytes([VERSION])
 LIMIT = 2**28  # bytes of a message, unless told otherwise
 HEADER_LIMIT = 2**16
@@ -113,6 +113,18 @@ def values(header: Header, name: str, kinds: Sequence[type]) -> list[Any]:
     if len(found) != len(kinds) or not all(map(_is, found, kinds)):
         words = ", ".join(kind.__name__ for kind in kinds)
         raise WireError(f"A header whose entry {name!r} is no list of {words}.")
+    return list(found)
+
+
+def numbers(header: Header, name: str) -> list[int]:
+    """An entry of a header that is a list of whole numbers, at least one.
+
+    Raises:
+        WireError: where it is not.
+    """
+    found = value(header, name, list)
+    if not found or not all(type(n) is int and 0 <= n < 2**63 for n in found):
+        raise WireError(f"A header whose entry {name!r} is no list of numbers.")
     return list(found)
 
 

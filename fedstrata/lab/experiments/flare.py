@@ -21,6 +21,7 @@ from typing import Any
 from fedstrata.core.fed import Unfinished
 from fedstrata.engines.network.engine import RoundFailed
 from fedstrata.engines.network.host import Host
+from fedstrata.engines.network.kits import read
 from fedstrata.lab.experiments.net import execute, plan_of, policy_of, refuse_runs, run_name, settings_of
 from fedstrata.lab.experiments.networked import Server, check, entry_of, fingerprint, opener
 from fedstrata.lab.experiments.runner import PreparedExperiment
@@ -86,7 +87,7 @@ class Party:
         entry = None if self.data is None else entry_of(self.data, self.label, Path(self.folder))
         opens = opener(definition, entry, (names.index(name), len(names)) if self.simulated else None)
         check(opens)
-        return Host(fingerprint(definition), opens, kit / "fedstrata", self.share)
+        return Host(fingerprint(definition), opens, kit / "fedstrata", self.share, secret=read(kit)[2])
 
 
 def prepare(kit: Path, party: Party, say: Say) -> None:

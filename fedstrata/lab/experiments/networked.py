@@ -250,7 +250,7 @@ class Server:
         there.pose(int(remote.sizes.sum()), len(remote.sizes), form, digest)
         for earlier in self.engines:
             earlier.release()
-        engine = Network(remote, policy=self.policy, checkpointed=True)
+        engine = Network(remote, policy=self.policy)
         self.engines.append(engine)
         there.tell = engine.note
         return there, engine, task, data
