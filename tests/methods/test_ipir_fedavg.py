@@ -116,7 +116,8 @@ def test_federated_and_proximal_secondaries():
         )
     off = np.linalg.pinv(TOY.A) @ (TOY.A @ TOY.c - TOY.b)  # c − P(c); y* − c = −off/(1 + λ), in the row space
     np.testing.assert_allclose(results[0].x, TOY.c - off / 1.1, atol=5e-3)
-    np.testing.assert_allclose(results[1].x, results[0].x, atol=1e-5)
+    rounding = np.finfo(np.float32).eps / 1e-3  # the inner problem is curved by η alone where h is flat
+    np.testing.assert_allclose(results[1].x, results[0].x, atol=rounding)
     assert results[0].ledger.levels.keys() == {"scaling", "lower"}
     assert results[1].ledger.levels["main"]["exchanges"] == 600
 
