@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.core.fed import Carry, Job, Setup
+from fedstrata.core.fed import Setup
+from fedstrata.engines.engine import Carry, Job
 from fedstrata.problems.hyper import balance
 
 from .timing import interleave, table

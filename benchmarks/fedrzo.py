@@ -19,7 +19,8 @@ import jax
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.core.fed import Carry, Job, Setup
+from fedstrata.core.fed import Setup
+from fedstrata.engines.engine import Carry, Job
 from fedstrata.models import relu_network
 
 from .timing import Run, interleave, table

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.core.fed import Carry, Engine, Job
+from fedstrata.engines.engine import Carry, Engine, Job
 from fedstrata.engines.network import Network, Policy, Request, Text
 from fedstrata.engines.network.federation import Connected, Federation
 from fedstrata.engines.network.grpc_server import GrpcServer

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from fedstrata.core.lazy import lazy
+from fedstrata.support.lazy import lazy
 
 __version__ = "0.1.0"
 
@@ -22,13 +22,9 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.advice.diagnose import Diagnosis as Diagnosis
     from fedstrata.advice.diagnose import diagnose as diagnose
     from fedstrata.core.counting import Ledger as Ledger
-    from fedstrata.core.fed import ClientError as ClientError
-    from fedstrata.core.federated import DataError as DataError
-    from fedstrata.core.federated import FederatedData as FederatedData
-    from fedstrata.core.metrics import on_host as on_host
-    from fedstrata.core.metrics import per_client as per_client
-    from fedstrata.core.sealed import CheckpointError as CheckpointError
     from fedstrata.core.term import per_batch as per_batch
+    from fedstrata.data.federated import DataError as DataError
+    from fedstrata.data.federated import FederatedData as FederatedData
     from fedstrata.data.partition import IID as IID
     from fedstrata.data.partition import ByKey as ByKey
     from fedstrata.data.partition import Dirichlet as Dirichlet
@@ -38,6 +34,9 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.data.partition import Shards as Shards
     from fedstrata.data.partition import TwoLevel as TwoLevel
     from fedstrata.engines.compiled import keep_compiled as keep_compiled
+    from fedstrata.engines.engine import ClientError as ClientError
+    from fedstrata.engines.metrics import on_host as on_host
+    from fedstrata.engines.metrics import per_client as per_client
     from fedstrata.methods import *  # noqa: F403
     from fedstrata.problems import *  # noqa: F403
     from fedstrata.problems.black_box import black_box as black_box
@@ -50,5 +49,6 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.solving.loop import solve as solve
     from fedstrata.solving.result import Result as Result
     from fedstrata.solving.sweep import sweep as sweep
+    from fedstrata.support.sealed import CheckpointError as CheckpointError
 else:
     __getattr__, __dir__ = lazy(__name__)

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
+from fedstrata.data.storage import Placed
 from fedstrata.lab.experiments.base import Setting, Task
 from fedstrata.lab.report import Column
 from reproductions._schedules import dropped, mean_first

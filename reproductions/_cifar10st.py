@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree, Schedule
+from fedstrata.data.storage import Placed
 from fedstrata.lab.experiments.metrics import mean_by_class
 from fedstrata.models import Metric, Model, cnn, resnet20
 

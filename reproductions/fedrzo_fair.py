@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 import fedstrata as fs
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import Function, PyTree
+from fedstrata.data.storage import Placed
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.experiments.data import federated
 from fedstrata.lab.experiments.metrics import TILE, mean_by_class

@@ -24,8 +24,8 @@ import jax
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
+from fedstrata.data.storage import Placed
 from fedstrata.estimators import vi
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.report import Claim, Column, PaperClaims, PlotSpec, TableSpec

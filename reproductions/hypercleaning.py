@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
+from fedstrata.data.storage import Placed
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.experiments.images import images
 from fedstrata.lab.experiments.metrics import of_second

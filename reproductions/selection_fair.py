@@ -26,8 +26,8 @@ import numpy as np
 from scipy.optimize import minimize
 
 import fedstrata as fs
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
+from fedstrata.data.storage import Placed
 from fedstrata.lab.experiments.base import Experiment, Setting, Task, record
 from fedstrata.lab.experiments.data import federated
 from fedstrata.lab.report import Column, PlotSpec, RunRecord, TableSpec

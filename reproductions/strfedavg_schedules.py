@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
+from fedstrata.data.storage import Placed
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.report import Column, PlotSpec, TableSpec
 from reproductions._regression import regression, residual

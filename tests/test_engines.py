@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.core.fed import Carry, Remember, Setup
+from fedstrata.core.fed import Remember, Setup
 from fedstrata.core.method import Method, method
-from fedstrata.core.storage import Group, Part, Placed
+from fedstrata.data.storage import Group, Part, Placed
 from fedstrata.engines import simulated, stream
+from fedstrata.engines.engine import Carry
 from fedstrata.engines.simulated import CACHED, Simulated, trace_advance
 from fedstrata.methods.fedavg import State
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.precision import double_precision
-from fedstrata.core.private_jax import coordination, dce_jaxpr, trace_of
+from fedstrata.advice.precision import double_precision
+from fedstrata.support.private_jax import coordination, dce_jaxpr, trace_of
 
 PACKAGE = Path(__file__).parents[1] / "fedstrata"
 PRIVATE = re.compile(r"jax\._src|jax\.interpreters|\b_trace\b|DropVar|jaxlib\.")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.core import federated, storage
 from fedstrata.core.client import Samples
+from fedstrata.data import federated, storage
 from fedstrata.engines import simulated
 from fedstrata.engines.simulated import Simulated
 

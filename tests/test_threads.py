@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.core import threads
-from fedstrata.core.source import taken
+from fedstrata.data.source import taken
+from fedstrata.support import threads
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.core.fed import Setup
-from fedstrata.core.tracing import traced, without_repetition
 from fedstrata.engines.simulated import SimulatedFed
+from fedstrata.support.tracing import traced, without_repetition
 
 
 def primitives(function, *args):

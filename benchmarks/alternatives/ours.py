@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.core.fed import Carry, Job, Setup
+from fedstrata.core.fed import Setup
+from fedstrata.engines.engine import Carry, Job
 
 from ..timing import Run
 from . import Case

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import SupportsIndex, overload
 
-from fedstrata.core import html
 from fedstrata.core.problem import Problem
 from fedstrata.methods import METHODS, Method
 from fedstrata.problems.classes import (
@@ -18,6 +17,7 @@ from fedstrata.problems.classes import (
     Selection,
 )
 from fedstrata.problems.conversions import as_bilevel, as_multisequence
+from fedstrata.support import html
 
 # What the theory of the methods for a class assumes; the methods run without it, and may then fail.
 ASSUMES: dict[type[Problem], str] = {

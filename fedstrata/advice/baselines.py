@@ -18,16 +18,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import html
-from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import PyTree, Weights
+from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.problems.classes import MPEC
 from fedstrata.solving.loop import solve
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import Result
+from fedstrata.support import html
 
 Part = Literal["train", "valid", "test"]
 SHOWN = 20  # clients that a printed table has rows for

@@ -31,18 +31,17 @@ from jax.flatten_util import ravel_pytree
 from fedstrata.advice.diagnostics import federated_mean
 from fedstrata.advice.feasible import onto, outside
 from fedstrata.advice.lower import CG_STEPS, Level, cg, extragradient, natural_residual, newton
+from fedstrata.advice.precision import double_precision
 from fedstrata.advice.saddle import Saddle, agnostic, game
 from fedstrata.advice.selection import judge
 from fedstrata.core import tree
-from fedstrata.core.client import Client
-from fedstrata.core.federated import FederatedData
-from fedstrata.core.precision import double_precision
+from fedstrata.core.client import Client, opened
 from fedstrata.core.problem import Problem
-from fedstrata.core.scaled import opened
 from fedstrata.core.shown import WIDTH
-from fedstrata.core.storage import Placed
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree, Real, Weights
+from fedstrata.data.federated import FederatedData
+from fedstrata.data.storage import Placed
 from fedstrata.problems.classes import (
     MPEC,
     Bilevel,

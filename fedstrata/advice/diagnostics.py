@@ -22,15 +22,15 @@ import numpy as np
 from scipy import special
 
 from fedstrata.core import tree
-from fedstrata.core.federated import FederatedData
 from fedstrata.core.problem import Problem
-from fedstrata.core.storage import Placed
 from fedstrata.core.term import Given
 from fedstrata.core.types import Function, PyTree, Real, Weights
-from fedstrata.core.words import misspelt
+from fedstrata.data.federated import FederatedData
+from fedstrata.data.storage import Placed
 from fedstrata.estimators.sphere import sphere, two_point
 from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Minimization
 from fedstrata.solving.result import Result
+from fedstrata.support.words import misspelt
 
 BATCHES = 32  # enough for a t-interval, few enough to keep a gradient of each
 

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from fedstrata.core import tree
 from fedstrata.core.problem import Problem, Projection
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import Array, PyTree
+from fedstrata.data.storage import Placed
 
 MOST_SWEEPS = 20_000
 ACCURATE = 1e-9  # how far apart the y_i may be at last, relative to 1 + ‖z‖

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core import tree
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import Array, Function, PyTree, Real
+from fedstrata.data.storage import Placed
 from fedstrata.estimators import vi
 
 NEWTON_STEPS = 50

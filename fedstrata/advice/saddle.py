@@ -18,8 +18,8 @@ import optax
 
 from fedstrata.advice.diagnostics import federated_mean
 from fedstrata.core import tree
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree, Weights
+from fedstrata.data.storage import Placed
 from fedstrata.problems.classes import Minimax, Minimization
 
 

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from fedstrata.advice.diagnostics import federated_mean
 from fedstrata.advice.lower import Level, newton
 from fedstrata.core import tree
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import Array, PyTree, Real, Weights
+from fedstrata.data.storage import Placed
 from fedstrata.estimators import vi
 from fedstrata.estimators.curvature import power_iteration
 from fedstrata.problems.classes import Objective, Selection

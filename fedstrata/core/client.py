@@ -7,6 +7,7 @@ is never drawn and never counted. Each use of an oracle is booked in the open ta
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,9 +16,28 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core.counting import count
-from fedstrata.core.scaled import opened
 from fedstrata.core.term import Term, equal_weights
 from fedstrata.core.types import Function, Integer, Key, PyTree, Real
+
+
+class Converted(abc.ABC):
+    """What stands for an array among samples, and is converted when they are taken: `data.scaled`."""
+
+    @abc.abstractmethod
+    def opened(self) -> Any:
+        """The array as a function sees it."""
+
+
+def is_converted(leaf: Any) -> bool:
+    """Whether it is converted when it is taken."""
+    return isinstance(leaf, Converted)
+
+
+def opened(samples: PyTree) -> PyTree:
+    """Samples as a user's function sees them."""
+    return jax.tree.map(
+        lambda leaf: leaf.opened() if is_converted(leaf) else leaf, samples, is_leaf=is_converted
+    )
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import html
-from fedstrata.core.private_jax import trace_of
 from fedstrata.core.shown import line
-from fedstrata.core.tracing import traced
 from fedstrata.core.types import Array, Integer, Key, PyTree
+from fedstrata.support import html
+from fedstrata.support.private_jax import trace_of
+from fedstrata.support.tracing import traced
 
 T = TypeVar("T")
 ORACLES = {"values": "function_values", "gradients": "gradients", "products": "hessian_products"}

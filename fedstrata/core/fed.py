@@ -1,11 +1,11 @@
-"""The verbs: all that passes between a method's text and its clients, and what an engine must do for it.
+"""The verbs: all that passes between a method's text and its clients.
 
     fed.average(phase, key, *message)   each client runs phase, the server gets the mean of the uploads
     fed.gather (phase, key, *message)   the same, the server gets every upload
     fed.sample (key, count)             who takes part
     fed.repeat (times, body, carry)     a loop with communication inside
 
-A method is written against `Fed`; an `Engine` makes one for every round. An engine's own `Fed` says in one
+A method is written against `Fed`; an engine makes one for every round. An engine's own `Fed` says in one
 function, `Fed.exchange`, how an exchange is carried out; the verbs, the weights and the book-keeping are
 here.
 """
@@ -13,27 +13,22 @@ here.
 from __future__ import annotations
 
 import abc
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedstrata.core import counting, tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.cohorts import by_weight, threshold
-from fedstrata.core.federated import FederatedData
 from fedstrata.core.shown import shapes
-from fedstrata.core.storage import Placed
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, Key, Phase, PyTree, Real, Weights
 
 if TYPE_CHECKING:
-    from fedstrata.core.method import Method
     from fedstrata.core.problem import Problem
 
 
@@ -45,6 +40,34 @@ class Remember(NamedTuple):
 
     upload: PyTree
     memory: PyTree
+
+
+class Population(Protocol):
+    """What a round sees of the data: the clients' sizes, and the samples that are not theirs.
+
+    Attributes:
+        equal: the size of every client, where it is the same for all.
+        server, test: the server's own samples and the pooled test samples, or None.
+        every_size: how many training samples each client has.
+        all_samples: how many training samples all clients have.
+    """
+
+    @property
+    def equal(self) -> int | None: ...  # noqa: D102 (here and below: see the class)
+    @property
+    def server(self) -> PyTree: ...  # noqa: D102
+    @property
+    def test(self) -> PyTree: ...  # noqa: D102
+    @property
+    def every_size(self) -> Array: ...  # noqa: D102
+    @property
+    def all_samples(self) -> Array: ...  # noqa: D102
+
+    def sizes_of(self, of: Array | None) -> Array:
+        """How many training samples some clients have; None is everyone."""
+
+    def seen(self) -> Self:
+        """The same, whose server's and test samples are as functions see them, see `opened`."""
 
 
 @dataclass(frozen=True)
@@ -65,121 +88,9 @@ class Setup:
     drawn: int | None = None
 
 
-def by_size(setup: Setup, data: Placed) -> bool:
+def by_size(setup: Setup, data: Population) -> bool:
     """Whether clients are drawn, and count, by their sizes, see `fedstrata.core.cohorts`."""
     return setup.weights == "size" and data.equal is None
-
-
-class Carry(NamedTuple):
-    """What passes from round to round: the method's state and the clients' memory (leading axis: clients)."""
-
-    state: PyTree
-    memory: PyTree
-
-
-class Job(NamedTuple):
-    """What an engine is to run: what is fixed, the method, the seed, and the data where the phases run.
-
-    Of several runs side by side, methods and seeds are stacked.
-    """
-
-    setup: Setup
-    method: Method
-    seed: Any
-    data: Any  # what the engine's own `place` returned
-
-
-class Lane(NamedTuple):
-    """What happened to one run in some rounds; an engine that runs several side by side has a lane for each.
-
-    Attributes:
-        history: metric → values, one per evaluation.
-        counts: what was counted before each evaluation, since the one before it.
-        bad_round: the first round whose state was not finite, or −1.
-    """
-
-    history: dict[str, np.ndarray]
-    counts: list[Counter[str]]
-    bad_round: int
-
-    def until(self, number: int) -> Lane:
-        """The first so many evaluations."""
-        history = {name: values[:number] for name, values in self.history.items()}
-        return Lane(history, self.counts[:number], self.bad_round)
-
-
-class Advanced(NamedTuple):
-    """What an engine returns after some rounds: state and memory after the last one, and what happened."""
-
-    carry: Carry
-    lanes: list[Lane]
-
-
-class Unfinished(RuntimeError):
-    """An engine cannot go on. What there was before is saved where the run has a checkpoint."""
-
-
-class ClientError(RuntimeError):
-    """A phase failed; the message names round, phase and client."""
-
-
-class Engine(abc.ABC):
-    """Where a method runs. The defaults are those of one process, one device and one run."""
-
-    evaluations_at_once: ClassVar[int] = 64  # the most that one call of `advance` takes
-    has_data: ClassVar[bool] = True  # whether the clients' samples are where the method's text is
-
-    def place(self, data: FederatedData) -> Placed:
-        """Put the data where the phases run: once, and kept with the object."""
-        return data.placed()
-
-    def place_carry(self, carry: Carry) -> Carry:
-        """Put state and memory where they belong."""
-        return jax.device_put(carry)
-
-    def fetch(self, carry: Carry, clients: int) -> Carry:
-        """State and memory as host arrays, for results and checkpoints."""
-        return Carry(*jax.device_get(tuple(carry)))
-
-    def lane(self, carry: Carry, number: int) -> Carry:
-        """One run's state and memory."""
-        return carry
-
-    def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
-        """The result's ``(x, y)`` of a run's carry; ``host`` is what `fetch` returned of it."""
-        return method.output(*jax.tree.map(jnp.asarray, host))
-
-    def outputs(self, methods: list[Method], carry: Carry, hosts: list[Carry]) -> list[tuple[PyTree, PyTree]]:
-        """The same of every lane."""
-        return [self.output(method, carry, host) for method, host in zip(methods, hosts, strict=True)]
-
-    def saved(self, round_number: int) -> None:  # noqa: B027 (most engines need not know)
-        """A checkpoint was written after so many rounds; the run is never taken up before it."""
-
-    def noted(self, round_number: int) -> dict[str, Any]:
-        """What a checkpoint after so many rounds has to hold of the engine, as plain values."""
-        return {}
-
-    def recall(self, round_number: int, noted: dict[str, Any]) -> None:  # noqa: B027
-        """A run goes on from a checkpoint after so many rounds that held this; see `noted`."""
-
-    def measured_on(self, data: FederatedData) -> str:
-        """Whose samples the metrics are means of, in words."""
-        return "all clients"
-
-    def agree(self, value: Any) -> Any:
-        """The first process's value in every process: decisions that depend on clocks go through this."""
-        return value
-
-    @abc.abstractmethod
-    def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
-        """The method's exchanges before the first round, and their counts in each lane."""
-
-    @abc.abstractmethod
-    def advance(
-        self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
-    ) -> Advanced:
-        """``rounds[j]`` rounds before the j-th evaluation, from round ``first``, in lanes that are active."""
 
 
 class Exchange(NamedTuple):
@@ -218,7 +129,7 @@ class Fed(abc.ABC):
     def __init__(
         self,
         setup: Setup,
-        data: Placed,
+        data: Population,
         memory: PyTree,
         chosen: Array | None,
         round_number: Integer = 0,

@@ -32,7 +32,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.digest import array_digest
 from fedstrata.core.functions import (
     cells_of,
     globals_of,
@@ -40,6 +39,7 @@ from fedstrata.core.functions import (
     numbers_written,
     writes,
 )
+from fedstrata.support.digest import array_digest
 
 CALLBACKS = {"pure_callback", "io_callback"}  # by which a compiled program calls one of the user's
 

@@ -29,7 +29,7 @@ import numpy as np
 import optax
 
 from fedstrata.core.optimisers import optimiser_words
-from fedstrata.core.words import listed, suggest
+from fedstrata.support.words import listed, suggest
 
 Fault = type[TypeError] | type[ValueError] | None
 

@@ -37,7 +37,7 @@ import numpy as np
 import optax
 from typing_extensions import TypeVar  # with defaults, which the standard library has from 3.13
 
-from fedstrata.core import html, tree
+from fedstrata.core import tree
 from fedstrata.core.fed import Fed
 from fedstrata.core.hyperparameters import BatchSize as BatchSize
 from fedstrata.core.hyperparameters import Count as Count
@@ -53,7 +53,8 @@ from fedstrata.core.optimisers import optimiser_words
 from fedstrata.core.problem import Problem
 from fedstrata.core.shown import line, short
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.core.words import spelling
+from fedstrata.support import html
+from fedstrata.support.words import spelling
 
 METHODS: dict[str, type[Method]] = {}
 

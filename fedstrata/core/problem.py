@@ -15,13 +15,13 @@ from typing import Any, ClassVar, Protocol, Self, get_args
 import jax
 import jax.numpy as jnp
 
-from fedstrata.core import html
 from fedstrata.core.client import alone
 from fedstrata.core.functions import values_only
 from fedstrata.core.shown import line, shapes, short
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Function, PyTree, Weights
-from fedstrata.core.words import check_spelling
+from fedstrata.support import html
+from fedstrata.support.words import check_spelling
 
 
 class Mean(Protocol):

@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from fedstrata.core.lazy import lazy
+from fedstrata.support.lazy import lazy
 
 if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name when it is used
-    from fedstrata.core.federated import DataError as DataError
-    from fedstrata.core.federated import FederatedData as FederatedData
-    from fedstrata.core.samples import CorruptData as CorruptData
+    from fedstrata.data.federated import DataError as DataError
+    from fedstrata.data.federated import FederatedData as FederatedData
     from fedstrata.data.files import from_csv as from_csv
     from fedstrata.data.labels import check_labels as check_labels
     from fedstrata.data.labels import count_classes as count_classes
@@ -22,6 +21,7 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.data.partition import TwoLevel as TwoLevel
     from fedstrata.data.preparation import Preparation as Preparation
     from fedstrata.data.preparation import standardize as standardize
+    from fedstrata.data.samples import CorruptData as CorruptData
     from fedstrata.data.sources import FromDataset as FromDataset
     from fedstrata.data.sources import FromFunction as FromFunction
     from fedstrata.data.store import Store as Store

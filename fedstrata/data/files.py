@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.data.preparation import Impute
 from fedstrata.data.tables import Table, federate, spread
 

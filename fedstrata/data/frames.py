@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.data.tables import Table, check_columns, federate, spread
 
 
 def from_dataframe(frames: Any, by: str | None, **options: Any) -> FederatedData:
-    """See `fedstrata.core.federated.FederatedData.from_dataframe`."""
+    """See `fedstrata.data.federated.FederatedData.from_dataframe`."""
     several = isinstance(frames, Mapping | list | tuple)
     if several and by is not None:
         raise DataError(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.data.federated import DataError, FederatedData
 
 
 def check_labels(data: FederatedData, classes: int | None = None, label: str = "y") -> FederatedData:
@@ -20,7 +20,7 @@ def check_labels(data: FederatedData, classes: int | None = None, label: str = "
     >>> check_labels(data, 2)
     Traceback (most recent call last):
         ...
-    fedstrata.core.samples.DataError: Client 0 has the label 2 in sample 1 of train['y'], where labels are
+    fedstrata.data.samples.DataError: Client 0 has the label 2 in sample 1 of train['y'], where labels are
     whole numbers from 0 to 1. Number the classes from 0.
     """
     for part, labels, sizes in _parts(data, label):

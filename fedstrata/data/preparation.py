@@ -22,8 +22,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from fedstrata.core.counting import Ledger
-from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.types import PyTree
+from fedstrata.data.federated import DataError, FederatedData
 
 Impute = Literal["mean"] | None
 Sample = dict[str, np.ndarray]

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.core.federated import DataError
-from fedstrata.core.writing import write_atomically
+from fedstrata.data.federated import DataError
 from fedstrata.data.preparation import Preparation, Scaling, Step
 from fedstrata.data.tables import Encoding
+from fedstrata.support.writing import write_atomically
 
 FORMAT = "fedstrata.preparation"
 VERSION = 1

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedstrata.core.federated import DataError
-from fedstrata.core.source import rows_of
 from fedstrata.core.types import PyTree
+from fedstrata.data.federated import DataError
+from fedstrata.data.source import rows_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,11 +26,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedstrata.core.federated import DataError, FederatedData
-from fedstrata.core.samples import CorruptData
 from fedstrata.core.shown import line
-from fedstrata.core.source import rows_of, taken
 from fedstrata.core.types import PyTree
+from fedstrata.data.federated import DataError, FederatedData
+from fedstrata.data.samples import CorruptData
+from fedstrata.data.source import rows_of, taken
 from fedstrata.data.store_format import FORMAT, HEADER, VERSION, described, digest_of, rebuilt
 
 KEPT = 2**28  # bytes that are read before their pages are given back

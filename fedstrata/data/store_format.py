@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.core.federated import DataError
-from fedstrata.core.scaled import Scaled
 from fedstrata.core.types import PyTree
+from fedstrata.data.federated import DataError
+from fedstrata.data.scaled import Scaled
 
 FORMAT, VERSION = "fedstrata-store", 1
 HEADER = 256  # bytes before an array's own; its shape is known only when all of it is written

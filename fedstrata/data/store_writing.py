@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
-from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.types import PyTree
+from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.data.store_format import FORMAT, HEADER, VERSION, described, digest_of, shape_of
 
 AT_ONCE = 4_096  # clients that are checked and written together

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.core.federated import DataError, FederatedData
-from fedstrata.core.words import suggest
+from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.data.preparation import Impute, Preparation, Sample, check_impute, exchange, federated_mean
+from fedstrata.support.words import suggest
 
 Columns = Mapping[str, np.ndarray]
 _SHOWN = 8  # names that an error lists

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fedstrata.core.fed import ClientError, Engine
-from fedstrata.core.words import misspelt
 from fedstrata.engines.debug import Debug
+from fedstrata.engines.engine import ClientError, Engine
 from fedstrata.engines.sharded import PeerLost, Sharded, connect
 from fedstrata.engines.simulated import Simulated
 from fedstrata.engines.streamed import Streamed
+from fedstrata.support.words import misspelt
 
 
 def _network() -> Engine:

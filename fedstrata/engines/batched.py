@@ -21,15 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import counting
-from fedstrata.core.fed import Advanced, Carry, Engine, Job, Setup
-from fedstrata.core.federated import FederatedData
+from fedstrata.core.fed import Setup
 from fedstrata.core.method import Method
-from fedstrata.core.storage import Placed, alike
-from fedstrata.core.threads import cores
 from fedstrata.core.types import Array, PyTree
+from fedstrata.data.federated import FederatedData
+from fedstrata.data.storage import Placed, alike
 from fedstrata.engines.callbacks import calls_out
+from fedstrata.engines.engine import Advanced, Carry, Engine, Job
 from fedstrata.engines.programs import program
 from fedstrata.engines.simulated import Simulated, lanes_of, send_home, strided, trace_advance, trace_begin
+from fedstrata.support.threads import cores
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from fedstrata.core.threads import cores
+from fedstrata.support.threads import cores
 
 
 class TooFewThreads(RuntimeError):

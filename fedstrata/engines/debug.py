@@ -20,9 +20,11 @@ from jax.experimental import checkify
 
 from fedstrata.core import counting, tree
 from fedstrata.core.client import Client
-from fedstrata.core.fed import Advanced, Carry, ClientError, Engine, Exchange, Fed, Job, visit
+from fedstrata.core.fed import Exchange, Fed, visit
 from fedstrata.core.term import one_by_one
 from fedstrata.core.types import Array, PyTree
+from fedstrata.data.storage import Placed
+from fedstrata.engines.engine import Advanced, Carry, ClientError, Engine, Job
 from fedstrata.engines.rounds import before_rounds, finite, in_a_loop, measure, one_round
 
 
@@ -62,6 +64,8 @@ class Debug(Engine):
 
 class DebugFed(Fed):
     """The verbs as Python loops; ``look`` asks for checks of indices."""
+
+    data: Placed
 
     def __init__(self, *args: Any, look: bool = False) -> None:
         super().__init__(*args)

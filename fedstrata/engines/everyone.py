@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
@@ -20,10 +20,11 @@ import numpy as np
 from jax.experimental import io_callback
 
 from fedstrata.core import counting
-from fedstrata.core.fed import Carry, Exchange, Fed, Setup
+from fedstrata.core.fed import Exchange, Fed, Setup
 from fedstrata.core.method import Method
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import Array, Integer, PyTree
+from fedstrata.data.storage import Placed
+from fedstrata.engines.engine import Carry
 from fedstrata.engines.rounds import before_rounds, finite, measure, one_round
 from fedstrata.engines.simulated import Simulated, SimulatedFed, mean_dtype
 
@@ -39,34 +40,6 @@ class Answers(Protocol):
 
     def ask(self, asked: Asked, *arguments: Any) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
         """The mean of the uploads, or their stack, and what was counted."""
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Outline:
-    """What a program knows of data that is elsewhere: everyone's sizes, the server's and the test samples.
-
-    ``equal`` is the size of every client, where it is the same for all.
-    """
-
-    sizes: Array
-    server: PyTree
-    test: PyTree
-    equal: int | None = field(metadata={"static": True})
-
-    @property
-    def every_size(self) -> Array:
-        """See `Placed.every_size`."""
-        return self.sizes
-
-    def sizes_of(self, of: Array | None) -> Array:
-        """See `Placed.sizes_of`."""
-        return self.sizes if of is None else self.sizes[of]
-
-    @property
-    def all_samples(self) -> Array:
-        """See `Placed.all_samples`."""
-        return self.sizes.sum()
 
 
 @dataclass(frozen=True)

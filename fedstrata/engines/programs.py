@@ -11,10 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedstrata.core.compiling import compiling, uncollected
-from fedstrata.core.fed import Engine, Setup
+from fedstrata.core.fed import Setup
 from fedstrata.core.fingerprint import sure_fingerprint
 from fedstrata.core.types import PyTree
+from fedstrata.engines.engine import Engine
+from fedstrata.support.compiling import compiling, uncollected
 
 PROGRAMS = 128  # executables that are kept, each under its own functions and under their text
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,21 +12,20 @@ import numpy as np
 
 from fedstrata.core import counting, tree
 from fedstrata.core.cohorts import by_weight, threshold, uniformly
-from fedstrata.core.fed import Carry, Fed, Lane, Setup, by_size
+from fedstrata.core.fed import Fed, Population, Setup, by_size
 from fedstrata.core.method import Method
-from fedstrata.core.metrics import PerClient
 from fedstrata.core.problem import taken_name
-from fedstrata.core.scaled import opened
 from fedstrata.core.shown import shapes
-from fedstrata.core.storage import Placed
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, Function, Integer, Key, PyTree
+from fedstrata.engines.engine import Carry, Lane
+from fedstrata.engines.metrics import PerClient
 
-MakeFed = Callable[[Setup, Placed, PyTree, Array | None, Integer], Fed]
+MakeFed = Callable[[Setup, Any, PyTree, Array | None, Integer], Fed]
 BEFORE = 2**31 - 1  # stands for "before round 0" where a key is folded with a round's number
 
 
-def cohort_of(setup: Setup, key: Key, data: Placed, r: Integer) -> Array | None:
+def cohort_of(setup: Setup, key: Key, data: Population, r: Integer) -> Array | None:
     """The clients of round ``r``: None is everyone."""
     if setup.participants == setup.clients:
         return None
@@ -38,7 +36,7 @@ def cohort_of(setup: Setup, key: Key, data: Placed, r: Integer) -> Array | None:
     return jnp.sort(uniformly(key, setup.clients, setup.participants))
 
 
-def cohorts_of(setup: Setup, key: Key, data: Placed, rounds: Array) -> Array | None:
+def cohorts_of(setup: Setup, key: Key, data: Population, rounds: Array) -> Array | None:
     """The clients of several rounds, drawn together: the rows that `cohort_of` gives."""
     return jax.vmap(lambda r: cohort_of(setup, key, data, r))(rounds)
 
@@ -55,7 +53,7 @@ def one_round(
     method: Method,
     carry: Carry,
     key: Key,
-    data: Placed,
+    data: Population,
     r: Integer,
     cohort: Array | None = None,
 ) -> Carry:
@@ -106,7 +104,7 @@ def in_a_loop(
 
 
 def before_rounds(
-    make_fed: MakeFed, setup: Setup, method: Any, carry: Carry, key: Key, data: Placed
+    make_fed: MakeFed, setup: Setup, method: Any, carry: Carry, key: Key, data: Population
 ) -> Carry:
     """The method's exchanges before the first round, with all clients."""
     fed = make_fed(setup, data, carry.memory, None, 0)
@@ -134,13 +132,15 @@ def _like(before: PyTree, after: PyTree) -> PyTree:
     return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), after, before)
 
 
-def measure(make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, data: Placed) -> dict[str, Array]:
+def measure(
+    make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, data: Population
+) -> dict[str, Array]:
     """All metrics at the current point: the method's own, the problem's and the user's."""
     x, y = method.output(carry.state, carry.memory)
     values: dict[str, Any] = dict(method.metrics(carry.state))
     with counting.collect():
         fed = make_fed(setup, data, carry.memory, None, 0)
-        data = replace(data, **{p: opened(getattr(data, p)) for p in ("test", "server") if hasattr(data, p)})
+        data = data.seen()
         if setup.measure_problem:
             values.update(setup.problem.measure(fed.mean, x, y))
         for name, metric in setup.metrics:
@@ -159,7 +159,7 @@ def measure(make_fed: MakeFed, setup: Setup, method: Method, carry: Carry, data:
     return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in values.items()}
 
 
-def _plain_metric(name: str, metric: Function, state: PyTree, x: PyTree, y: PyTree, data: Placed) -> Any:
+def _plain_metric(name: str, metric: Function, state: PyTree, x: PyTree, y: PyTree, data: Population) -> Any:
     try:
         return metric(*{1: (state,), 2: (x, y)}.get(positional(metric), (x, y, data)))
     except (jax.errors.JAXTypeError, jax.errors.NonConcreteBooleanIndexError) as error:

@@ -28,15 +28,15 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fedstrata.core.fed import Advanced, Carry, Engine, Job
-from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
-from fedstrata.core.private_jax import coordination
-from fedstrata.core.samples import on_device
-from fedstrata.core.storage import Group, Part, Placed, common_size
 from fedstrata.core.types import Array, PyTree
+from fedstrata.data.federated import FederatedData
+from fedstrata.data.samples import on_device
+from fedstrata.data.storage import Group, Part, Placed, common_size
 from fedstrata.engines.aborts import answers, hold_aborts
+from fedstrata.engines.engine import Advanced, Carry, Engine, Job
 from fedstrata.engines.simulated import Simulated
+from fedstrata.support.private_jax import coordination
 
 LEAVING = 5  # seconds that a process waits for the others at its end
 NOTICED = 20  # seconds without a sign of life after which JAX counts a process as lost

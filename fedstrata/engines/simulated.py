@@ -22,15 +22,16 @@ import numpy as np
 
 from fedstrata.core import counting, tree
 from fedstrata.core.client import Client, Samples
-from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Fed, Job, Lane, Setup, visit
+from fedstrata.core.fed import Exchange, Fed, Setup, visit
 from fedstrata.core.method import Method
-from fedstrata.core.metrics import is_asked
-from fedstrata.core.storage import Group, Placed
 from fedstrata.core.term import Term
-from fedstrata.core.tracing import traced
 from fedstrata.core.types import Array, Function, Integer, PyTree
+from fedstrata.data.storage import Group, Placed
+from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Lane
+from fedstrata.engines.metrics import is_asked
 from fedstrata.engines.programs import program
 from fedstrata.engines.rounds import before_rounds, cohorts_of, finite, measure, one_round
+from fedstrata.support.tracing import traced
 
 CACHED = 320_000  # numbers of a block's clients on a CPU; measured where each of two cores has 1 MiB of L2
 MAP_FROM = 2_000  # numbers in a message from which a CPU evaluates one client after the other
@@ -313,6 +314,8 @@ def trace_advance(
 
 class SimulatedFed(Fed):
     """The verbs inside one traced program."""
+
+    data: Placed
 
     def __init__(self, engine: Simulated, *args: Any) -> None:
         super().__init__(*args)

@@ -16,25 +16,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import counting
-from fedstrata.core.fed import Carry, Setup
-from fedstrata.core.federated import FederatedData
+from fedstrata.core.fed import Setup
 from fedstrata.core.method import Method
-from fedstrata.core.metrics import PerClient
-from fedstrata.core.samples import on_device
-from fedstrata.core.storage import Placed, common_size, groups_of
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, PyTree
+from fedstrata.data.federated import FederatedData
+from fedstrata.data.samples import on_device
+from fedstrata.data.storage import Outline, Placed, common_size, groups_of
 from fedstrata.engines.callbacks import need_two_threads
+from fedstrata.engines.engine import Carry
 from fedstrata.engines.everyone import (
     Asked,
     Blocks,
-    Outline,
     streams,
     trace_exact,
     trace_round,
     trace_start,
 )
 from fedstrata.engines.memories import Held, Memories
+from fedstrata.engines.metrics import PerClient
 from fedstrata.engines.programs import program
 from fedstrata.engines.rounds import measure
 from fedstrata.engines.simulated import Simulated, in_strides, trace_advance

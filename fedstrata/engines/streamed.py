@@ -22,11 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.fed import Advanced, Carry, Engine, Job
-from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
+from fedstrata.data.federated import FederatedData
+from fedstrata.engines.engine import Advanced, Carry, Engine, Job
 from fedstrata.engines.memories import Held, Memories
 from fedstrata.engines.rounds import in_a_loop
 from fedstrata.engines.simulated import Simulated, strided
@@ -63,9 +62,9 @@ class Streamed(Engine):
         if self.ahead is not None and not (isinstance(self.ahead, int) and self.ahead >= 1):
             raise ValueError(f"ahead must be a number of rounds ≥ 1, but is {self.ahead!r}.")
 
-    def place(self, data: FederatedData) -> Placed:
+    def place(self, data: FederatedData) -> Stream:
         """See `Engine.place`: what reads it, as samples are placed when they are needed."""
-        return Stream(self, data)  # type: ignore[return-value]
+        return Stream(self, data)
 
     def place_carry(self, carry: Carry) -> Carry:
         """See `Engine.place_carry`: the memory stays on the host."""

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from fedstrata.core.fed import Exchange, Fed, Setup
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import Array, Integer, Key, PyTree, Weights
+from fedstrata.data.storage import Placed
 from fedstrata.engines.rounds import cohorts_of
 from fedstrata.engines.simulated import Simulated, SimulatedFed
 

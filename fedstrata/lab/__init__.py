@@ -6,7 +6,7 @@ Here are the names with which an experiment is defined: a file with an ``EXPERIM
 
 from typing import TYPE_CHECKING
 
-from fedstrata.core.lazy import lazy
+from fedstrata.support.lazy import lazy
 
 if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name when it is used
     from fedstrata.lab.experiments.base import Experiment as Experiment

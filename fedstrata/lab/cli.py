@@ -131,12 +131,12 @@ def _messages(debug: bool = False, file: str = "") -> Iterator[None]:
         typer.echo(f"\nInterrupted: {error}", err=True)
         raise typer.Exit(130) from None
     except Exception as error:
-        from fedstrata.core.sealed import CheckpointError
         from fedstrata.data import CorruptData, DataError, DataNotFound
         from fedstrata.engines.callbacks import TooFewThreads
         from fedstrata.lab import ExperimentError
         from fedstrata.lab.experiments.errors import line_in
         from fedstrata.lab.report import ReportError
+        from fedstrata.support.sealed import CheckpointError
 
         data = DataError, DataNotFound, CorruptData
         ours = (ExperimentError, ReportError, *data, CheckpointError, TooFewThreads, OSError)

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from fedstrata.core.method import METHODS, Method
-from fedstrata.core.words import misspelt
 from fedstrata.methods.afl import AFL
 from fedstrata.methods.big_sam import BiGSAM
 from fedstrata.methods.compositional_fedavg import CompositionalFedAvg
@@ -37,6 +36,7 @@ from fedstrata.methods.simfbo import SimFBO
 from fedstrata.methods.soba import SOBA
 from fedstrata.methods.str_fedavg import StRFedAvg
 from fedstrata.methods.zohfl import ZOHFL
+from fedstrata.support.words import misspelt
 
 __all__ = [
     "AFL",

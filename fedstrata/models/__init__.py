@@ -11,7 +11,6 @@ so that compiled programs are used again. `MODELS` and `LOSSES` know them by nam
 
 from typing import TYPE_CHECKING
 
-from fedstrata.core.words import misspelt
 from fedstrata.models import losses
 from fedstrata.models.images import cnn, resnet, resnet20
 from fedstrata.models.losses import LOSSES, Loss
@@ -19,6 +18,7 @@ from fedstrata.models.model import Metric, Model
 from fedstrata.models.networks import mlp, relu_network
 from fedstrata.models.registry import MODELS, for_data, options
 from fedstrata.models.regression import linear, logistic, softmax
+from fedstrata.support.words import misspelt
 
 __all__ = [
     "LOSSES",

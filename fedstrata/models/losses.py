@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from fedstrata.core.types import Array, Integer
-from fedstrata.core.words import misspelt, suggest
+from fedstrata.support.words import misspelt, suggest
 
 Labels: TypeAlias = Literal["classes", "two", "numbers"]
 

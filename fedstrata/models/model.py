@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.scaled import opened
-from fedstrata.core.storage import Placed
+from fedstrata.core.client import opened
 from fedstrata.core.types import Array, Function, Key, PyTree
+from fedstrata.data.storage import Placed
 from fedstrata.models.losses import Labels, Loss
 
 Metric = Callable[[PyTree, PyTree, Placed], Any]

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.types import Array, Function, Integer, PyTree
-from fedstrata.core.words import suggest
 from fedstrata.models.losses import Loss
 from fedstrata.models.model import (
     Model,
@@ -23,6 +22,7 @@ from fedstrata.models.model import (
     squares,
     weight_decay,
 )
+from fedstrata.support.words import suggest
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,

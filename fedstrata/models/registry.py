@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.core.federated import DataError, FederatedData
-from fedstrata.core.words import suggest
+from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.data.labels import check_labels, count_classes
 from fedstrata.models.images import cnn, resnet, resnet20
 from fedstrata.models.losses import Loss
 from fedstrata.models.model import Model
 from fedstrata.models.networks import mlp, relu_network
 from fedstrata.models.regression import linear, logistic, softmax
+from fedstrata.support.words import suggest
 
 MODELS: dict[str, Callable[..., Model]] = {
     "linear": linear,

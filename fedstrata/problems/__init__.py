@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from fedstrata.core.problem import Problem, Projection
-from fedstrata.core.words import misspelt
 from fedstrata.problems import dro, fairness, prox, sets
 from fedstrata.problems.classes import (
     MPEC,
@@ -22,6 +21,7 @@ from fedstrata.problems.hyper import hypercleaning, hyperrepresentation, loss_tu
 from fedstrata.problems.interpolation import underdetermined
 from fedstrata.problems.levels import LogMeanExp
 from fedstrata.problems.quadratic import quadratic_bilevel, quadratic_minimax
+from fedstrata.support.words import misspelt
 
 __all__ = [
     "MPEC",

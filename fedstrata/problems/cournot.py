@@ -31,8 +31,8 @@ from typing import TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.federated import FederatedData
 from fedstrata.core.types import Array, PyTree
+from fedstrata.data.federated import FederatedData
 from fedstrata.problems.classes import MPEC
 from fedstrata.problems.sets import Box
 

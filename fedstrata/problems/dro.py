@@ -31,16 +31,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.problem import FUNCTION, Mean, known_weights
 from fedstrata.core.term import Given, per_sample
 from fedstrata.core.types import Array, Function, PyTree, Real, Weights
-from fedstrata.core.words import misspelt
+from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.problems import risks
 from fedstrata.problems._parameters import pytree
 from fedstrata.problems.classes import Composition, Minimax
 from fedstrata.problems.levels import LogMeanExp
 from fedstrata.problems.sets import Set, Simplex
+from fedstrata.support.words import misspelt
 
 
 class Lifted(NamedTuple):

@@ -19,13 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.problem import FUNCTION, Mean
 from fedstrata.core.term import Given, Term, alike, per_sample, together
 from fedstrata.core.types import DType, Function, PyTree, Weights
-from fedstrata.core.words import misspelt
+from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.problems.classes import Composition, Minimax
 from fedstrata.problems.dro import Dual, Floored, by_group, clients_mean, group_sizes, ratio
+from fedstrata.support.words import misspelt
 
 
 @dataclass(frozen=True)

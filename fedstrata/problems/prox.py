@@ -29,9 +29,9 @@ from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
 from fedstrata.core.types import PyTree, Real
-from fedstrata.core.words import misspelt
 from fedstrata.problems._parameters import Checked, entries, number, pytree, real, scalar, static
 from fedstrata.problems.sets import HIGHEST, MoreauIndicator, Set, contains
+from fedstrata.support.words import misspelt
 
 
 class Regularizer(Checked, abc.ABC):

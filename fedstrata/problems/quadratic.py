@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.federated import FederatedData
 from fedstrata.core.types import Array
+from fedstrata.data.federated import FederatedData
 from fedstrata.problems.classes import Bilevel, Minimax
 
 

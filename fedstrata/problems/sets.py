@@ -30,7 +30,6 @@ from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
 from fedstrata.core.types import PyTree, Real
-from fedstrata.core.words import misspelt
 from fedstrata.problems._feasibility import Implied
 from fedstrata.problems._parameters import (
     Checked,
@@ -44,6 +43,7 @@ from fedstrata.problems._parameters import (
     static,
     vector,
 )
+from fedstrata.support.words import misspelt
 
 HIGHEST = jax.lax.Precision.HIGHEST
 

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedstrata.core.sealed import CheckpointError
-from fedstrata.core.writing import write_atomically
+from fedstrata.support.sealed import CheckpointError
+from fedstrata.support.writing import write_atomically
 
 
 @dataclass(frozen=True)

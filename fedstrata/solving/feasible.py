@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from fedstrata.core import tree
 from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree
+from fedstrata.data.storage import Placed
 
 ROUNDING = 1e-4  # how far outside, relative to ‖x‖, a projection may leave a float32
 FEWEST = 20  # rounds that clients' own sets are looked at after: fewer are a trial

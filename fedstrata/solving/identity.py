@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedstrata.core.digest import tree_digest
 from fedstrata.core.fingerprint import fields_of, fingerprint
 from fedstrata.core.functions import is_known
 from fedstrata.core.types import PyTree
+from fedstrata.support.digest import tree_digest
 
 
 def described(value: Any) -> Any:

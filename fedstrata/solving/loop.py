@@ -28,19 +28,15 @@ import jax
 import numpy as np
 
 from fedstrata.core import tree
-from fedstrata.core.compiling import compiled_for
 from fedstrata.core.counting import Ledger, sent
-from fedstrata.core.fed import Advanced, Carry, Engine, Job, Lane, Unfinished
-from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
-from fedstrata.core.metrics import Metric, evaluate, is_asked, is_due
 from fedstrata.core.problem import Problem, taken_name
-from fedstrata.core.sealed import CheckpointError, flatten, load_arrays, save_arrays, unflatten
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree, Weights
-from fedstrata.core.words import spelling
-from fedstrata.core.writing import clear_strays
+from fedstrata.data.federated import FederatedData
+from fedstrata.data.storage import Placed
 from fedstrata.engines import engine_of
+from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Lane, Unfinished
+from fedstrata.engines.metrics import Metric, evaluate, is_asked, is_due
 from fedstrata.solving.checkpoint import Checkpoint, try_to_write
 from fedstrata.solving.feasible import FEWEST, ended_outside
 from fedstrata.solving.identity import differences
@@ -49,6 +45,10 @@ from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import BOOKKEEPING, Result
 from fedstrata.solving.runaway import in_words, runaway, stands_still, steps_in_words
 from fedstrata.solving.track import Run, Tracker, Tracking
+from fedstrata.support.compiling import compiled_for
+from fedstrata.support.sealed import CheckpointError, flatten, load_arrays, save_arrays, unflatten
+from fedstrata.support.words import spelling
+from fedstrata.support.writing import clear_strays
 
 PAUSE = 0.5  # seconds between two looks at a running program
 

@@ -15,14 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import tree
-from fedstrata.core.fed import Carry, Setup
-from fedstrata.core.federated import FederatedData
+from fedstrata.core.fed import Setup
 from fedstrata.core.method import METHODS, Method
-from fedstrata.core.metrics import Hosted, Metric, OnHost, PerClient, is_hosted
 from fedstrata.core.problem import Problem, check_scalar, taken_name
 from fedstrata.core.shown import short
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import PyTree, Weights
+from fedstrata.data.federated import FederatedData
+from fedstrata.engines.engine import Carry
+from fedstrata.engines.metrics import Hosted, Metric, OnHost, PerClient, is_hosted
 from fedstrata.solving.identity import identity_of
 from fedstrata.solving.result import BOOKKEEPING
 

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import html
 from fedstrata.core.counting import Ledger
-from fedstrata.core.sealed import CheckpointError, flatten, load_arrays, save_arrays
 from fedstrata.core.shown import line
 from fedstrata.core.types import PyTree, Weights
+from fedstrata.support import html
+from fedstrata.support.sealed import CheckpointError, flatten, load_arrays, save_arrays
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,13 +11,12 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import Method
-from fedstrata.core.metrics import Metric
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
-from fedstrata.core.words import spelling
+from fedstrata.data.federated import FederatedData
 from fedstrata.engines.batched import Batched
+from fedstrata.engines.metrics import Metric
 from fedstrata.solving.checkpoint import Checkpoint
 from fedstrata.solving.loop import Callback, Loop, interruption
 from fedstrata.solving.pose import (
@@ -31,6 +30,7 @@ from fedstrata.solving.pose import (
 )
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import Result
+from fedstrata.support.words import spelling
 
 
 @spelling("sweep")

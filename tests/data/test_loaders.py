@@ -12,7 +12,7 @@ import pooch
 import pytest
 from PIL import Image
 
-from fedstrata.core.federated import DataError
+from fedstrata.data.federated import DataError
 from fedstrata.data.partition import ByKey, Dirichlet
 from fedstrata.lab.datasets import fetch, formats
 from fedstrata.lab.datasets.fetch import DataNotFound, Form, Remote

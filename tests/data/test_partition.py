@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.core.federated import FederatedData
+from fedstrata.data.federated import FederatedData
 from fedstrata.data.partition import (
     IID,
     ByKey,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.core.metrics import PerClient
+from fedstrata.engines.metrics import PerClient
 from fedstrata.lab import ExperimentError
 from fedstrata.lab.experiments._form import BY_CLIENT, METRICS, TESTED, File
 from fedstrata.lab.experiments.catalogue import CATALOGUE

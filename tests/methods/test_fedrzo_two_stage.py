@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.core.storage import Group
+from fedstrata.data.storage import Group
 from fedstrata.testing.cases import two_stage
 
 # γ > 2η is too long for the set x ≥ 0, but x is never at its edge here

@@ -191,7 +191,7 @@ def test_logistic_regression_tends_to_the_maximum_margin():
     assert cosines[-1] > np.cos(np.radians(5))
 
 
-def test_unscaled_data_is_scaled_with_a_warning():
+def test_unscaled_data_is_converted_with_a_warning():
     wild = fs.underdetermined(curvature=1e6)
     with pytest.warns(UserWarning, match=r"L_h ≈ 1e\+06.*would diverge"):
         result = run(fs.StRFedAvg(rule="geometric"), 1000, toy=wild)
@@ -295,7 +295,7 @@ def test_a_set_as_primary_projects():
     np.testing.assert_allclose(result.x, TOY.c / np.linalg.norm(TOY.c), atol=1e-4)
 
 
-def test_a_known_primary_is_scaled():
+def test_a_known_primary_is_converted():
     H = np.diag([100.0, 0.0]).astype(np.float32)
     problem = fs.Selection(lambda x: x @ H @ x / 2 - 100 * x[0], lambda x: ((x - 3) ** 2).sum() / 2)
     toy = TOY._replace(x0=np.array([5.0, -5.0]))

@@ -225,7 +225,7 @@ def simulated(**parameters) -> dict[str, float]:
 
 def forgetting(client: int, r: int) -> np.ndarray:
     """Where the same run comes to when a client has forgotten everything before round ``r``."""
-    from fedstrata.core.fed import Job
+    from fedstrata.engines.engine import Job
     from fedstrata.engines.simulated import Simulated
     from fedstrata.solving.pose import pose
 
@@ -253,7 +253,7 @@ def without(client: int, away: range, **parameters: Any) -> np.ndarray:
 
 def skipping(run: Any, client: int, away: range, seed: int = 0) -> Any:
     """Where a posed run comes to when a client takes no part in some rounds: simulated with that cohort."""
-    from fedstrata.core.fed import Carry
+    from fedstrata.engines.engine import Carry
     from fedstrata.engines.rounds import keys_of
     from fedstrata.engines.simulated import Simulated
 

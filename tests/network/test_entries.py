@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedstrata as fs
-from fedstrata.core.federated import DataError
+from fedstrata.data.federated import DataError
 from fedstrata.lab.cli import app, load
 from fedstrata.lab.experiments.networked import check, entry_of, opener
 

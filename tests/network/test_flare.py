@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.flare_system import ADMIN, SERVER, System
-from fedstrata.core.sealed import CheckpointError, load_arrays
+from fedstrata.support.sealed import CheckpointError, load_arrays
 
 from .faults import EXPERIMENT, SITES, environment, history, simulated, without
 

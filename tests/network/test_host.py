@@ -14,8 +14,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedstrata.core.federated import FederatedData
 from fedstrata.data import Preparation, from_csv
+from fedstrata.data.federated import FederatedData
 from fedstrata.data.tables import Encoding
 from fedstrata.engines.network import Failure, Network, Request, Text, wire
 from fedstrata.engines.network.engine import part

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedstrata.core.federated import FederatedData
+from fedstrata.data.federated import FederatedData
 from fedstrata.lab.report import (
     Claim,
     Column,

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.core.sealed import UNSEALED, is_whole, load_arrays, save_arrays, sealed
-from fedstrata.core.writing import write_atomically
 from fedstrata.solving import loop
+from fedstrata.support.sealed import UNSEALED, is_whole, load_arrays, save_arrays, sealed
+from fedstrata.support.writing import write_atomically
 
 A = np.arange(6.0).reshape(3, 2)
 data = fs.FederatedData.from_clients([{"a": A}, {"a": A + 1}])

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 import fedstrata as fs
-from fedstrata.core import html
 from fedstrata.lab.report import history_table
+from fedstrata.support import html
 from fedstrata.testing.cases import all_cases
 
 CASES = {case.name: case for case in all_cases()}

@@ -22,22 +22,21 @@ import numpy as np
 from jax.experimental import io_callback
 
 from fedstrata.core import counting
-from fedstrata.core.compiling import compiling
-from fedstrata.core.fed import Advanced, Carry, Engine, Exchange, Job, Setup, Unfinished, visit
-from fedstrata.core.federated import FederatedData
+from fedstrata.core.client import opened
+from fedstrata.core.fed import Exchange, Setup, visit
 from fedstrata.core.method import Method
-from fedstrata.core.metrics import PerClient
-from fedstrata.core.scaled import opened
-from fedstrata.core.storage import Group, Placed, common_size
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, PyTree
+from fedstrata.data.federated import FederatedData
+from fedstrata.data.storage import Group, Outline, common_size
 from fedstrata.engines.callbacks import need_two_threads
+from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Unfinished
+from fedstrata.engines.metrics import PerClient
 from fedstrata.engines.network.site import Place, Site
 from fedstrata.engines.network.states import States
 from fedstrata.engines.network.text import (
     BEFORE,
     Positioned,
-    Shell,
     Text,
     mean_dtype,
     name_of,
@@ -47,6 +46,7 @@ from fedstrata.engines.network.text import (
 )
 from fedstrata.engines.network.transport import Failure, Local, Request, Transport
 from fedstrata.engines.rounds import cohort_of, finite, in_a_loop
+from fedstrata.support.compiling import compiling
 
 log = logging.getLogger("fedstrata.network")
 
@@ -243,7 +243,7 @@ class Network(Engine):
 
     # ---- the interface of an engine
 
-    def place(self, data: FederatedData) -> Placed:
+    def place(self, data: FederatedData) -> Outline:
         """Sizes, and the server's own samples. The others stay where they are."""
         need_two_threads("The exchanges of a network")
         form = data.sample_of("server")
@@ -266,7 +266,7 @@ class Network(Engine):
             self._site_of[clients] = site
         self._sites = None
         self._begins, self._saved = {}, []
-        return Shell(jnp.asarray(self.sizes), server, common_size(self.sizes))  # type: ignore[return-value]
+        return Outline(jnp.asarray(self.sizes), server, equal=common_size(self.sizes))
 
     def place_carry(self, carry: Carry) -> Carry:
         """The state; of the memory, which clients keep, one client's placeholder stands in the programs.

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.engine import Remote, RoundFailed
 from fedstrata.engines.network.host import blank

@@ -24,7 +24,7 @@ from nvflare.collab.runtime.controller import CollabController
 from nvflare.collab.runtime.executor import CollabExecutor
 from nvflare.job_config.api import FedJob
 
-from fedstrata.core.fed import Unfinished
+from fedstrata.engines.engine import Unfinished
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.host import Host
 from fedstrata.engines.network.transport import Failure, Outcome, Request

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from fedstrata.core.federated import DataError, FederatedData
 from fedstrata.core.types import PyTree
+from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.site import Place, Site
 from fedstrata.engines.network.states import Forgotten, SiteRefused, numbers_in

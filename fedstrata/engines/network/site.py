@@ -19,17 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import counting
-from fedstrata.core.fed import Carry, Exchange, Setup, visit
-from fedstrata.core.federated import FederatedData
-from fedstrata.core.metrics import PerClient
-from fedstrata.core.storage import Placed
+from fedstrata.core.fed import Exchange, Setup, visit
 from fedstrata.core.types import Array, Integer, PyTree
+from fedstrata.data.federated import FederatedData
+from fedstrata.data.storage import Outline, Placed
+from fedstrata.engines.engine import Carry
+from fedstrata.engines.metrics import PerClient
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.states import SiteRefused, States, first_of
 from fedstrata.engines.network.text import (
     PROGRAMS,
     Positioned,
-    Shell,
     Text,
     made_up,
     mean_dtype,
@@ -280,13 +280,13 @@ class Site:
         fake: Array,
     ) -> tuple[Exchange, PyTree]:  # fmt: skip
         sizes = made_up(jax.ShapeDtypeStruct((self.setup.clients,), jnp.int32), fake)
-        shell: Any = Shell(sizes, made_up(self.text.server, fake))
+        outline = Outline(sizes, made_up(self.text.server, fake))
         carry = Carry(made_up(self.text.state, fake), memory)
         make_fed: Any = partial(SiteFed, wanted.k, fake, data)
         try:
             with counting.collect():
                 key = jax.random.key(fake.astype(jnp.uint32))
-                run_text(wanted.program, make_fed, setup, method, carry, key, shell, r)
+                run_text(wanted.program, make_fed, setup, method, carry, key, outline, r)
         except Reached as reached:
             mine = name_of(reached.exchange.phase)
             if mine != wanted.phase:

@@ -14,9 +14,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from fedstrata.core.sealed import CheckpointError, flatten, load_arrays, save_arrays, unflatten
 from fedstrata.core.types import PyTree
 from fedstrata.engines.network.text import BEFORE
+from fedstrata.support.sealed import CheckpointError, flatten, load_arrays, save_arrays, unflatten
 
 _PREFIX, _SUFFIX = "state_", ".safetensors"
 

@@ -8,7 +8,7 @@ everyone who holds the text.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,46 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import counting
-from fedstrata.core.fed import Carry, Fed, Setup
+from fedstrata.core.fed import Fed, Setup
 from fedstrata.core.method import Method
-from fedstrata.core.private_jax import dce_jaxpr
 from fedstrata.core.types import Array, Integer, Key, Phase, PyTree
+from fedstrata.engines.engine import Carry
 from fedstrata.engines.rounds import MakeFed, before_rounds, measure, one_round
+from fedstrata.support.private_jax import dce_jaxpr
 
 PROGRAMS = ("start", "round", "measure")
 BEFORE = -1  # the number of the round that "start" is, for what clients remember
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Shell:
-    """What a side may know of the federation's data: everyone's sizes, and the server's own samples.
-
-    ``equal`` is the size of every client, where it is the same for all.
-    """
-
-    sizes: Any
-    server: Any
-    equal: int | None = field(default=None, metadata={"static": True})
-
-    @property
-    def every_size(self) -> Any:
-        """How many training samples each client has."""
-        return self.sizes
-
-    @property
-    def clients(self) -> int:
-        """The number of clients."""
-        return int(self.sizes.shape[0])
-
-    def sizes_of(self, of: Any) -> Any:
-        """How many training samples some clients have; None is everyone."""
-        return self.sizes if of is None else self.sizes[of]
-
-    @property
-    def all_samples(self) -> Any:
-        """How many training samples all clients have."""
-        return self.sizes.sum()
 
 
 @dataclass(frozen=True)

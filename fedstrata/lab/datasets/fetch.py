@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedstrata.core.samples import CorruptData
+from fedstrata.data.samples import CorruptData
 from fedstrata.lab.datasets import formats
 
 ENVIRONMENT = "FEDSTRATA_DATA"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.core.samples import CorruptData
+from fedstrata.data.samples import CorruptData
 
 Arrays = dict[str, np.ndarray]
 

@@ -12,8 +12,8 @@ from importlib import resources
 
 import numpy as np
 
-from fedstrata.core.federated import FederatedData
 from fedstrata.data import preparation
+from fedstrata.data.federated import FederatedData
 from fedstrata.data.files import read_csv
 from fedstrata.data.tables import Table, federate
 

@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.federated import DataError, FederatedData
+from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.data.labels import check_labels
 from fedstrata.data.partition import IID, Partitioner
 from fedstrata.lab.datasets import hospitals

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fedstrata.core.words import listed, suggest
 from fedstrata.lab.experiments._form import Compared, File, Posing, offered, options_of, partition_options
 from fedstrata.lab.experiments._named import check_name, check_parameters, fields
 from fedstrata.lab.experiments.catalogue import CATALOGUE, FORMS, Entry
@@ -11,6 +10,7 @@ from fedstrata.lab.experiments.errors import ExperimentError
 from fedstrata.methods import METHODS
 from fedstrata.models import MODELS
 from fedstrata.models import options as model_options
+from fedstrata.support.words import listed, suggest
 
 
 def check(form: File) -> None:

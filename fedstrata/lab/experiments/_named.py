@@ -11,9 +11,9 @@ from typing import Any
 import optax
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from fedstrata.core.words import suggest
 from fedstrata.lab.experiments.errors import ExperimentError
 from fedstrata.methods import METHODS, Method
+from fedstrata.support.words import suggest
 
 
 class Named(BaseModel):

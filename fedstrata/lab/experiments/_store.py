@@ -15,13 +15,13 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import fedstrata
-from fedstrata.core.sealed import UNSEALED, VERSION, CheckpointError, is_whole, sealed
-from fedstrata.core.writing import clear_strays, write_atomically
 from fedstrata.lab.experiments.base import Build, Experiment, Setting
 from fedstrata.lab.experiments.registry import PACKAGE
 from fedstrata.lab.report import RunRecord
 from fedstrata.lab.report.records import read_runs, write_history, write_runs
 from fedstrata.solving.checkpoint import try_to_write
+from fedstrata.support.sealed import UNSEALED, VERSION, CheckpointError, is_whole, sealed
+from fedstrata.support.writing import clear_strays, write_atomically
 
 
 class Finished(NamedTuple):

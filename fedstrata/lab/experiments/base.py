@@ -33,17 +33,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
-from fedstrata.core.words import suggest
 from fedstrata.lab.experiments.errors import ExperimentError
 from fedstrata.lab.report import PaperClaims, PlotSpec, RunRecord, TableSpec
 from fedstrata.lab.report.records import Scalar
+from fedstrata.support.words import suggest
 
 if TYPE_CHECKING:
-    from fedstrata.core.federated import FederatedData
     from fedstrata.core.method import Method
-    from fedstrata.core.metrics import Metric
     from fedstrata.core.problem import Problem
     from fedstrata.core.types import PyTree
+    from fedstrata.data.federated import FederatedData
+    from fedstrata.engines.metrics import Metric
     from fedstrata.solving.result import Result
 
 

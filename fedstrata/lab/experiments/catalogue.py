@@ -31,13 +31,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.federated import FederatedData
-from fedstrata.core.metrics import PerClient, per_client
 from fedstrata.core.problem import Problem
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import PyTree, Weights
-from fedstrata.core.words import suggest
 from fedstrata.data import count_classes
+from fedstrata.data.federated import FederatedData
+from fedstrata.data.storage import Placed
+from fedstrata.engines.metrics import PerClient, per_client
 from fedstrata.lab.experiments.errors import ExperimentError
 from fedstrata.models import Metric, Model
 from fedstrata.problems import (
@@ -56,6 +55,7 @@ from fedstrata.problems import (
 )
 from fedstrata.problems.dro import Dual
 from fedstrata.problems.hyper import balance
+from fedstrata.support.words import suggest
 
 RISKS = {
     name: getattr(dro, name) for name in ("kl", "chi2", "cvar", "kl_cvar", "chi2_ball", "mean_semideviation")

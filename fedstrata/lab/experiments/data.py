@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedstrata import data as loaders
-from fedstrata.core.words import suggest
 from fedstrata.data import DataError, FederatedData, Partitioner
 from fedstrata.lab.datasets.fetch import ENVIRONMENT, FORMS
 from fedstrata.lab.experiments.errors import ExperimentError
+from fedstrata.support.words import suggest
 
 
 def csv(

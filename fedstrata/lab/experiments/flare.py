@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.fed import Unfinished
+from fedstrata.engines.engine import Unfinished
 from fedstrata.engines.network.engine import RoundFailed
 from fedstrata.engines.network.host import Host
 from fedstrata.engines.network.kits import read

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedstrata.core.storage import Placed
 from fedstrata.core.types import Array, PyTree
+from fedstrata.data.storage import Placed
 from fedstrata.models import Metric
 
 TILE = 4_096  # samples of the training data that a metric takes at once

@@ -66,8 +66,8 @@ Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", hel
 @contextmanager
 def _messages() -> Iterator[None]:
     """User errors as one message and exit code 2, Ctrl-C as 130, a network that cannot go on as 3."""
-    from fedstrata.core.fed import Unfinished
     from fedstrata.engines.callbacks import TooFewThreads
+    from fedstrata.engines.engine import Unfinished
     from fedstrata.lab.experiments.errors import in_words
 
     before, warnings.formatwarning = warnings.formatwarning, in_words
@@ -442,7 +442,7 @@ def status(out: Annotated[Path, typer.Argument(help="The folder of a run.")]) ->
 
 
 def _status(out: Path) -> dict[str, Any]:
-    from fedstrata.core.writing import alive
+    from fedstrata.support.writing import alive
 
     try:
         facts = json.loads((out / "network.json").read_text("utf-8"))
@@ -479,7 +479,7 @@ def collect(
     with _messages():
         import numpy as np
 
-        from fedstrata.core.sealed import save_arrays
+        from fedstrata.support.sealed import save_arrays
 
         plan = plan_of(experiment, kit, quick, seeds, set_)
         with _served(kit, plan, out) as server:

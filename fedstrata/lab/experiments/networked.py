@@ -22,12 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata
-from fedstrata.core.federated import DataError, FederatedData
-from fedstrata.core.metrics import Metric, OnHost, PerClient
-from fedstrata.core.scaled import opened
+from fedstrata.core.client import opened
 from fedstrata.core.term import positional
 from fedstrata.core.types import PyTree
 from fedstrata.data import from_csv, open_store
+from fedstrata.data.federated import DataError, FederatedData
+from fedstrata.engines.metrics import Metric, OnHost, PerClient
 from fedstrata.engines.network import Network, Policy, Text
 from fedstrata.engines.network.engine import part
 from fedstrata.engines.network.federation import Connected, Federation, made_up

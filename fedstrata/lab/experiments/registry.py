@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedstrata.core.compiling import loading
-from fedstrata.core.words import suggest
 from fedstrata.lab.experiments.errors import ExperimentError
+from fedstrata.support.compiling import loading
+from fedstrata.support.words import suggest
 
 if TYPE_CHECKING:
     from fedstrata.lab.experiments.base import Experiment

@@ -16,8 +16,8 @@ import jax
 from rich.console import Console
 from rich.markup import escape
 
-from fedstrata.core.federated import DataError
 from fedstrata.data import Preparation
+from fedstrata.data.federated import DataError
 from fedstrata.lab.experiments._display import Display
 from fedstrata.lab.experiments._solving import check_stored, solve_all
 from fedstrata.lab.experiments._store import Store

@@ -50,7 +50,6 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from fedstrata.core.words import suggest
 from fedstrata.lab.experiments._checks import check
 from fedstrata.lab.experiments._form import (
     Compared,
@@ -72,6 +71,7 @@ from fedstrata.lab.report.records import Scalar
 from fedstrata.methods import METHODS
 from fedstrata.models import for_data
 from fedstrata.models import options as model_options
+from fedstrata.support.words import suggest
 
 
 def read(file: str | Path) -> Experiment:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fedstrata.core.lazy import lazy
+from fedstrata.support.lazy import lazy
 
 if TYPE_CHECKING:  # and for `lazy`: who defines a table needs no Matplotlib
     from fedstrata.lab.report.compared import compare as compare

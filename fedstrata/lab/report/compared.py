@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedstrata.core.writing import write_atomically
 from fedstrata.lab.report.curves import build_plot, undrawn
 from fedstrata.lab.report.folder import Report, load_report
 from fedstrata.lab.report.page import Plots, Section, article, figures, page, results, section, sentence
@@ -16,6 +15,7 @@ from fedstrata.lab.report.records import ReportError, RunRecord
 from fedstrata.lab.report.specs import PlotSpec
 from fedstrata.lab.report.tables import build_table
 from fedstrata.lab.report.words import typeset
+from fedstrata.support.writing import write_atomically
 
 
 def compare(

@@ -11,7 +11,7 @@ from fedstrata.lab.report.curves import PALETTE
 from fedstrata.lab.report.specs import Split
 
 if TYPE_CHECKING:
-    from fedstrata.core.federated import FederatedData
+    from fedstrata.data.federated import FederatedData
 
 CLASSES = 20  # more cannot be told apart
 BARS = 60  # of clients; more are counted by their size instead

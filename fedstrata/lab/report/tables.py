@@ -17,11 +17,11 @@ from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.text import Text
 
-from fedstrata.core import html
 from fedstrata.lab.report.records import ReportError, RunRecord, Scalar, as_dict, to_csv, union
 from fedstrata.lab.report.specs import Claim, Column, PaperClaims, TableSpec
 from fedstrata.lab.report.statistics import check_keys, group, mean_error, number, paired_p, show
 from fedstrata.lab.report.words import words
+from fedstrata.support import html
 
 if TYPE_CHECKING:
     from fedstrata.core.counting import Ledger

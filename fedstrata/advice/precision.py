@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import jax
 
-from fedstrata.core.private_jax import constants_of_each_precision
+from fedstrata.support.private_jax import constants_of_each_precision
 
 
 @contextmanager

@@ -15,13 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.fed import Fed
-from fedstrata.core.federated import FederatedData
+from fedstrata.core.fed import Fed, Population
 from fedstrata.core.problem import Problem
 from fedstrata.core.shown import short
-from fedstrata.core.storage import Placed
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Array, PyTree
+from fedstrata.data.federated import FederatedData
 
 Part = Literal["train", "valid", "test"]
 MOST_NAMED = 100  # clients whose own numbers are kept one by one
@@ -99,7 +98,7 @@ class PerClient:
         return found
 
     def measured(
-        self, name: str, problem: Problem, fed: Fed, data: Placed, x: PyTree, y: PyTree
+        self, name: str, problem: Problem, fed: Fed, data: Population, x: PyTree, y: PyTree
     ) -> dict[str, Array]:
         """Its series at a point, inside a program."""
         assert isinstance(self.function, Term)

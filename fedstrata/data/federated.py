@@ -1,6 +1,6 @@
 """Data spread over clients, as users hold it: flat arrays on the host, checked when they come in.
 
-All clients' samples are stored one after the other, with no padding; see `fedstrata.core.storage` for how
+All clients' samples are stored one after the other, with no padding; see `fedstrata.data.storage` for how
 engines hold them. A data set is cast and copied to a device once and kept there with the object.
 """
 
@@ -17,11 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import html
+from fedstrata.core.client import is_converted, opened
 from fedstrata.core.counting import Ledger
-from fedstrata.core.digest import tree_digest
-from fedstrata.core.samples import DataError as DataError
-from fedstrata.core.samples import (
+from fedstrata.core.shown import line
+from fedstrata.core.types import PyTree
+from fedstrata.data.samples import DataError as DataError
+from fedstrata.data.samples import (
     array_of,
     device_dtype,
     finite,
@@ -32,12 +33,12 @@ from fedstrata.core.samples import (
     sizes_of,
     unwrapped,
 )
-from fedstrata.core.scaled import is_scaled, opened, scaled
-from fedstrata.core.shown import line
-from fedstrata.core.source import ScaledSource, Source, rows_of, source_digest, taken
-from fedstrata.core.storage import NOBODY, Group, Part, Placed, common_size, groups_of, launch_rows
-from fedstrata.core.threads import by_rows
-from fedstrata.core.types import PyTree
+from fedstrata.data.scaled import scaled
+from fedstrata.data.source import ScaledSource, Source, rows_of, source_digest, taken
+from fedstrata.data.storage import NOBODY, Group, Part, Placed, common_size, groups_of, launch_rows
+from fedstrata.support import html
+from fedstrata.support.digest import tree_digest
+from fedstrata.support.threads import by_rows
 
 
 class Splits(Protocol):
@@ -281,7 +282,7 @@ class FederatedData:
         Args:
             source: sizes, the form of a sample, and the samples of a list of clients: `fedstrata.data.Store`,
                 `fedstrata.data.FromFunction`, `fedstrata.data.FromDataset`, or your own, see
-                `fedstrata.core.source.Source`.
+                `fedstrata.data.source.Source`.
             valid: a source of the same clients' validation samples; by default the source's own, if it has
                 one. Likewise the others.
             test: a pooled test set.
@@ -568,7 +569,7 @@ class FederatedData:
             return tree_digest((own, self.test, self.server))
         parts = (self.train, self.sizes, self.valid, self.valid_sizes, self.test, self.server)
         found = tree_digest(parts)
-        scales = [leaf for leaf in jax.tree.leaves(parts, is_leaf=is_scaled) if is_scaled(leaf)]
+        scales = [leaf for leaf in jax.tree.leaves(parts, is_leaf=is_converted) if is_converted(leaf)]
         return " ".join([found, *(f"{s.mean} {s.deviation}" for s in scales)])
 
     @property
@@ -597,7 +598,7 @@ class FederatedData:
         extras = [name for name in ("valid", "test", "server") if getattr(self, name) is not None]
         named = {
             jax.tree_util.keystr(path, simple=True, separator="."): leaf
-            for path, leaf in jax.tree_util.tree_leaves_with_path(self.train, is_leaf=is_scaled)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(self.train, is_leaf=is_converted)
         }
         arrays = [f"{name} {leaf.dtype}{list(leaf.shape[1:])}".strip() for name, leaf in named.items()]
         found = [f"{self.clients} client{'s' * (self.clients > 1)}", f"{number} samples ({each} each)"]
@@ -613,8 +614,8 @@ ALIGNED = 64  # bytes
 
 def _scale(samples: PyTree, name: str, mean: Any, deviation: Any) -> tuple[Any, Any]:
     """Mean and deviation as plain numbers, or nested tuples of them, that fit an array."""
-    if not isinstance(samples, dict) or name not in samples or is_scaled(samples[name]):
-        known = [k for k in samples if not is_scaled(samples[k])] if isinstance(samples, dict) else []
+    if not isinstance(samples, dict) or name not in samples or is_converted(samples[name]):
+        known = [k for k in samples if not is_converted(samples[k])] if isinstance(samples, dict) else []
         raise DataError(
             f"There is no array {name!r} to scale; there are {', '.join(map(repr, known)) or 'none'}."
         )

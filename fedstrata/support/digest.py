@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import jax
 import numpy as np
-
-from fedstrata.core.types import PyTree
 
 
 def array_digest(array: np.ndarray) -> bytes:
@@ -18,7 +17,7 @@ def array_digest(array: np.ndarray) -> bytes:
     return digest.digest()
 
 
-def tree_digest(tree: PyTree) -> str:
+def tree_digest(tree: Any) -> str:
     """Of the arrays of a pytree and where in it they stand."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from fedstrata.core.private_jax import dce_jaxpr
-from fedstrata.core.types import PyTree
+from fedstrata.support.private_jax import dce_jaxpr
 
+PyTree: TypeAlias = Any
 Jaxpr: TypeAlias = Any  # of jax.extend.core, which takes 20 ms to load
 Equation: TypeAlias = Any
 

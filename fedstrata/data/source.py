@@ -2,7 +2,7 @@
 
 A source has three things; whatever else it has (``valid``, a source of the same clients' validation samples;
 ``test``, ``server``, ``names``; ``fingerprint``, by which a run knows its data again) is taken where it is
-there, see `fedstrata.core.federated.FederatedData.from_source`.
+there, see `fedstrata.data.federated.FederatedData.from_source`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Protocol
 import jax
 import numpy as np
 
-from fedstrata.core.digest import tree_digest
-from fedstrata.core.scaled import Scales, scaled
-from fedstrata.core.threads import by_rows
 from fedstrata.core.types import PyTree
+from fedstrata.data.scaled import Scales, scaled
+from fedstrata.support.digest import tree_digest
+from fedstrata.support.threads import by_rows
 
 
 class Source(Protocol):
@@ -39,7 +39,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ScaledSource:
-    """A source some of whose arrays are converted when samples are taken, see `fedstrata.core.scaled`.
+    """A source some of whose arrays are converted when samples are taken, see `fedstrata.data.scaled`.
 
     Attributes:
         source: what it reads.

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from fedstrata.core.compiling import loading
-from fedstrata.core.words import suggest
+from fedstrata.support.compiling import loading
+from fedstrata.support.words import suggest
 
 
 def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

@@ -1,7 +1,8 @@
 """Arrays that are converted when samples are taken: bytes stay bytes wherever they are kept.
 
 A `Scaled` stands in a pytree of samples where an array would. What keeps, copies or fetches samples goes
-through to the bytes, as `jax.tree.map` does; what hands them to a user's function calls `opened` first.
+through to the bytes, as `jax.tree.map` does; what hands them to a user's function calls
+`fedstrata.core.client.opened` first.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.core.client import Converted
 from fedstrata.core.types import PyTree
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(Converted):
     """What a function sees as ``(values − mean) / deviation``, in JAX's default float.
 
     Attributes:
@@ -59,16 +61,6 @@ jax.tree_util.register_pytree_with_keys(
     lambda s: ([(jax.tree_util.GetAttrKey("values"), s.values)], (s.mean, s.deviation)),
     lambda static, children: Scaled(next(iter(children)), *static),
 )
-
-
-def is_scaled(leaf: Any) -> bool:
-    """Whether it is converted when it is taken."""
-    return isinstance(leaf, Scaled)
-
-
-def opened(samples: PyTree) -> PyTree:
-    """Samples as a user's function sees them."""
-    return jax.tree.map(lambda leaf: leaf.opened() if is_scaled(leaf) else leaf, samples, is_leaf=is_scaled)
 
 
 Scales = tuple[tuple[str, Any, Any], ...]  # name, mean, deviation

@@ -13,7 +13,7 @@ there is one group, and the flat arrays are a stack of clients' arrays that need
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -22,9 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import tree
-from fedstrata.core.client import Client, Samples
+from fedstrata.core.client import Client, Samples, opened
 from fedstrata.core.cohorts import place_in
-from fedstrata.core.scaled import opened
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, PyTree
 
@@ -161,6 +160,10 @@ class Placed:
         """How many training samples all clients have."""
         return self.sizes.sum() if self.total is None else self.total
 
+    def seen(self) -> Placed:
+        """The same, whose server's and test samples are as functions see them."""
+        return replace(self, test=opened(self.test), server=opened(self.server))
+
     def group_numbers(self) -> Array:
         """The number of the smallest of the groups, which ascend, that suffices for each client."""
         numbers = jnp.searchsorted(jnp.array([g.train for g in self.groups]), self.training.sizes)
@@ -254,6 +257,38 @@ class Placed:
         if full > 1:
             total = jax.lax.fori_loop(1, full, lambda t, sum: tree.add(sum, summed(t * tile, tile)), total)
         return tree.add(total, summed(full * tile, rest)) if rest else total
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Outline:
+    """What a program knows of data that is elsewhere: everyone's sizes, the server's and the test samples.
+
+    ``equal`` is the size of every client, where it is the same for all.
+    """
+
+    sizes: Array
+    server: PyTree
+    test: PyTree = None
+    equal: int | None = field(default=None, metadata={"static": True})
+
+    @property
+    def every_size(self) -> Array:
+        """See `Placed.every_size`."""
+        return self.sizes
+
+    @property
+    def all_samples(self) -> Array:
+        """See `Placed.all_samples`."""
+        return self.sizes.sum()
+
+    def sizes_of(self, of: Array | None) -> Array:
+        """See `Placed.sizes_of`."""
+        return self.sizes if of is None else self.sizes[of]
+
+    def seen(self) -> Outline:
+        """See `Placed.seen`."""
+        return replace(self, test=opened(self.test), server=opened(self.server))
 
 
 def _samples(part: Part, index: Integer, equal: int | None, capacity: int) -> Samples:

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load, save
 
-from fedstrata.core.types import PyTree
-from fedstrata.core.writing import write_atomically
+from fedstrata.support.writing import write_atomically
 
 VERSION = 4  # raised too where the same text would go on otherwise: 4 has the steps of StR-FedAvg that fade
 UNSEALED = "0" * 64  # what stands for the digest while it is computed
@@ -95,12 +94,12 @@ def _header(content: bytes) -> dict[str, str]:
     return json.loads(content[8 : 8 + length])["__metadata__"]
 
 
-def flatten(prefix: str, tree: PyTree) -> dict[str, np.ndarray]:
+def flatten(prefix: str, tree: Any) -> dict[str, np.ndarray]:
     """The leaves by number, under a prefix."""
     return {f"{prefix}/{j}": np.asarray(leaf) for j, leaf in enumerate(jax.tree.leaves(tree))}
 
 
-def unflatten(prefix: str, like: PyTree, arrays: dict[str, np.ndarray], file: Path) -> PyTree:
+def unflatten(prefix: str, like: Any, arrays: dict[str, np.ndarray], file: Path) -> Any:
     """The leaves put back into the structure of ``like``; shapes and dtypes must agree."""
     leaves, structure = jax.tree.flatten(like)
     found = [name for name in arrays if name.startswith(prefix + "/")]
