@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.methods._shared.implicit import conjugate_gradients
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -408,3 +412,23 @@ def test_terms_that_become_too_few_on_the_way_are_told_of(inverse):
         assert x < -1.6
     right = fs.solve(problem, fs.FedNest(0.1, 0.8, T=5, N=40, inverse="series"), data, 0.0, **run)
     assert float(right.x) == pytest.approx(-1.535, abs=2e-3)
+
+
+@pytest.mark.parametrize("low", [0.5, 0.0, -0.5])
+def test_conjugate_gradients_stop_where_nothing_curves_upwards(low):
+    """Of curvature 0.5 they solve the system; of 0 what of it can be solved; of less they stay bounded."""
+    Q = np.linalg.qr(np.random.default_rng(0).normal(size=(5, 5)))[0]
+    H, b = jnp.asarray(Q @ np.diag([low, low, 1.0, 2.0, 3.0]) @ Q.T), jnp.asarray(Q @ np.ones(5))
+    fed = SimpleNamespace(repeat=lambda times, body, carry: jax.lax.fori_loop(0, times, body, carry))
+    v = jnp.zeros(5)
+    for _ in range(2):  # the second round starts where the first ended
+        v, left = conjugate_gradients(fed, lambda u: H @ u, b, v, 20)
+    least = 0.0 if low else np.sqrt(2 / 5)  # two of five entries of b are out of a singular H's reach
+    residual = np.linalg.norm(H @ v - b) / np.linalg.norm(b)
+    assert least - 1e-9 <= residual <= (1e-9 if low > 0 else 1.0)
+    assert float(left) == pytest.approx(residual if low <= 0 else 0, abs=1e-9)
+    assert np.linalg.norm(v) < 5
+    method = fs.FedNest(0.1, 0.1, inverse="cg")
+    state = SimpleNamespace(growth=method.no_growth(steep()[0]).stopped(left), curvature=None)
+    found = method.closing_remarks(state)
+    assert [("does not curve upwards" in remark) for remark in found] == [True] * (low <= 0)

@@ -3,7 +3,8 @@
     series    v = (1/ℓ) Σ_{n<N} (I − ∇²_yy g/ℓ)ⁿ ∇_y f                                   N − 1 exchanges
     neumann   v = (N/ℓ) (I − ∇²_yy g/ℓ)^{N'} ∇_y f, N' uniform in 0 … N − 1:             N' exchanges
               the same on average
-    cg        N steps of conjugate gradients, from the last v: an inexact implicit step  N + 1 exchanges
+    cg        N steps of conjugate gradients, from the last v: an inexact implicit step  N + 1 exchanges;
+              fewer steps where a direction does not curve upwards, and a warning at the end
     none      v = 0: the hypergradient without its indirect part, ∇_x f                  no exchange
 
 Every exchange sends one vector of y's size each way, booked as a lower-level one. With minibatches every
@@ -50,6 +51,8 @@ Summand = tuple[PyTree, jax.Array]  # of the series, and the most that one grew 
 ABOVE = 1.25  # ℓ over the largest curvature that was found: it changes along the way
 LEFT = 0.1  # the part of the solution that a series may leave away without a word
 GROWTH = 1.01  # of a term over the one before it: more than rounding
+VANISHING = 2 / 3  # power of the rounding, in parts of the largest curvature: less is none
+UNSOLVED = 1e-3  # of a linear system's right-hand side
 
 
 class Curvature(NamedTuple):
@@ -64,13 +67,14 @@ class Curvature(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """Whether the terms of the series grew.
+    """Whether the terms of the series grew, or conjugate gradients met a direction that does not curve up.
 
     Attributes:
         most: the most that a term was longer than the one before it.
-        grown: the rounds with a term that was longer.
+        grown: the rounds with a term that was longer, or with such a direction.
         rounds: how many there were.
-        left: the length of the last of the N terms beside the first, when there last were N.
+        left: the length of the last of the N terms beside the first, when there last were N; of conjugate
+            gradients the part of the right-hand side that was left in the last round.
     """
 
     most: jax.Array
@@ -88,6 +92,11 @@ class Growth(NamedTuple):
             self.rounds + 1,
             jnp.where(full, left, self.left).astype(self.left.dtype),
         )
+
+    def stopped(self, left: jax.Array) -> Growth:
+        """One round later, in which conjugate gradients ended with so much of the system left."""
+        grown = self.grown + (left > UNSOLVED)
+        return Growth(self.most, grown, self.rounds + 1, left.astype(self.left.dtype))
 
 
 class Implicit(Method[ProblemT, StateT]):
@@ -112,6 +121,10 @@ class Implicit(Method[ProblemT, StateT]):
     def refuses(cls, problem: Problem) -> str | None:
         return refused_sets(cls.__name__, problem, cls.server_steps)
 
+    def watches(self, problem: Problem) -> bool:
+        """Whether there is a linear system."""
+        return self.inverse != "none" and isinstance(problem, Bilevel)
+
     def sums(self, problem: Problem) -> bool:
         """Whether there is a series."""
         return self.inverse in ("neumann", "series") and isinstance(problem, Bilevel)
@@ -122,9 +135,8 @@ class Implicit(Method[ProblemT, StateT]):
 
     def no_growth(self, problem: Problem) -> Growth | None:
         """Of no round."""
-        return (
-            Growth(jnp.zeros(()), jnp.int32(0), jnp.int32(0), jnp.zeros(())) if self.sums(problem) else None
-        )
+        none = Growth(jnp.zeros(()), jnp.int32(0), jnp.int32(0), jnp.zeros(()))
+        return none if self.watches(problem) else None
 
     def no_curvature(self, problem: Problem) -> Curvature | None:
         """What stands in the state before the estimate."""
@@ -172,6 +184,14 @@ class Implicit(Method[ProblemT, StateT]):
             return []
         if not 10 * growth.grown > growth.rounds:
             return self.too_few(state.curvature, growth) if not self.remarks(state) else []
+        if self.inverse == "cg":
+            return [
+                f"{type(self).__name__}: in {int(growth.grown)} of {int(growth.rounds)} rounds conjugate "
+                "gradients met a direction of y along which the lower level does not curve upwards, and "
+                f"stopped there, at last with {float(growth.left):.2g} of the linear system unsolved: its "
+                "Hessian is singular or indefinite, y(x) has no derivative, and x is not to be relied on. "
+                "Add a λ/2‖y‖² to the lower level, or start y nearer to its minimiser."
+            ]
         ell = float(np.asarray(state.curvature.ell if self.ell is None else self.at(0).ell))
         given = "which was found at the start, " if self.ell is None else ""
         return [
@@ -236,7 +256,8 @@ class Implicit(Method[ProblemT, StateT]):
             return tree.zeros_like(v), state.growth
         with fed.level("lower"):
             if self.inverse == "cg":
-                return conjugate_gradients(fed, times, b, v, self.N), state.growth
+                v, left = conjugate_gradients(fed, times, b, v, self.N)
+                return v, state.growth.stopped(left)
             if self.inverse == "neumann":
                 length = jax.random.randint(key_length, (), 0, self.N)
                 first = tree.scale(self.N / ell, b)
@@ -252,20 +273,48 @@ class Implicit(Method[ProblemT, StateT]):
             return total, state.growth.after(most, first, last)
 
 
+class Search(NamedTuple):
+    """Conjugate gradients on their way."""
+
+    v: PyTree
+    residual: PyTree
+    direction: PyTree
+    best: tuple[PyTree, jax.Array]  # the v of the shortest residual, and how long that is
+    steepest: jax.Array  # the largest curvature met
+    up: jax.Array  # whether the last direction curves upwards
+
+
 def conjugate_gradients(
     fed: Fed, product: Callable[[PyTree], PyTree], b: PyTree, v: PyTree, steps: int
-) -> PyTree:
-    """``steps`` of conjugate gradients for ``A v = b``, where ``product(v) = A v`` is an exchange."""
-    residual = tree.sub(b, product(v))
+) -> tuple[PyTree, jax.Array]:
+    """``steps`` of conjugate gradients for ``A v = b``, where ``product(v) = A v`` is an exchange.
 
-    def step(t: Integer, carry: tuple[PyTree, PyTree, PyTree]) -> tuple[PyTree, PyTree, PyTree]:
-        v, residual, direction = carry
-        along = product(direction)
-        square, curve = tree.dot(residual, residual), tree.dot(direction, along)
-        # a residual of zero, or negative curvature, ends the search where it is
-        length = jnp.where(curve > 0, square / jnp.where(curve > 0, curve, 1), 0)
-        v, residual = tree.axpy(length, direction, v), tree.axpy(-length, along, residual)
-        ratio = jnp.where(square > 0, tree.dot(residual, residual) / jnp.where(square > 0, square, 1), 0)
-        return v, residual, tree.axpy(ratio, direction, residual)
+    A direction that curves downwards, or upwards by no more than a tiny part of the largest curvature met,
+    ends the search at the shortest residual so far: a step along it would be of any length.
 
-    return fed.repeat(steps, step, (v, residual, residual))[0]
+    Returns:
+        v, and the part of b that is left where the search ended so; else 0.
+    """
+    along, dtype = product(v), jnp.result_type(*jax.tree.leaves(v))
+    residual, tiny = tree.sub(b, along), jnp.finfo(dtype).tiny
+
+    def step(t: Integer, at: Search) -> Search:
+        along, square = product(at.direction), tree.dot(at.residual, at.residual)
+        curve, size = tree.dot(at.direction, along), tree.dot(at.direction, at.direction)
+        steepest = jnp.maximum(at.steepest, norm(along) / jnp.where(size > 0, jnp.sqrt(size), 1))
+        up = curve > float(jnp.finfo(dtype).eps) ** VANISHING * steepest * size
+        length = jnp.where(up, square / jnp.where(up, curve, 1), 0)
+        v, residual = tree.axpy(length, at.direction, at.v), tree.axpy(-length, along, at.residual)
+        now, best = (v, norm(residual)), at.best
+        best = jax.tree.map(lambda new, old: jnp.where(now[1] < best[1], new, old), now, best)
+        ratio = jnp.where(up, tree.dot(residual, residual) / jnp.where(square > 0, square, 1), 0)
+        # stopped, the direction stays, and is met again
+        further = jax.tree.map(lambda r, d: jnp.where(up, r + ratio * d, d), residual, at.direction)
+        return Search(v, residual, further, best, steepest, up)
+
+    steepest = (norm(along) / jnp.maximum(norm(v), tiny)).astype(dtype)  # of a v from the last round
+    begin = Search(v, residual, residual, (v, norm(residual)), steepest, jnp.asarray(True))
+    end = fed.repeat(steps, step, begin)
+    best, left = end.best
+    v = jax.tree.map(lambda last, best: jnp.where(end.up, last, best), end.v, best)
+    return v, jnp.where(end.up, 0, left / jnp.maximum(norm(b), tiny))
