@@ -50,5 +50,9 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.solving.result import Result as Result
     from fedstrata.solving.sweep import sweep as sweep
     from fedstrata.support.sealed import CheckpointError as CheckpointError
+    from fedstrata.testing.cournot import cournot_game as cournot_game
+    from fedstrata.testing.interpolation import underdetermined as underdetermined
+    from fedstrata.testing.quadratic import quadratic_bilevel as quadratic_bilevel
+    from fedstrata.testing.quadratic import quadratic_minimax as quadratic_minimax
 else:
     __getattr__, __dir__ = lazy(__name__)

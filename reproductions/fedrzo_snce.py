@@ -29,7 +29,7 @@ from fedstrata.data.storage import Placed
 from fedstrata.estimators import vi
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.report import Claim, Column, PaperClaims, PlotSpec, TableSpec
-from fedstrata.problems.cournot import Cournot
+from fedstrata.testing.cournot import Cournot
 
 LOWER = {10: (1e-4, 20.0), 20: (1e-6, 35.0), 100: (1e-7, 55.0), 1000: (1e-8, 80.0)}  # ñ: α, τ
 TOGETHER = "as printed with k of all clients"

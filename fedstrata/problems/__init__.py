@@ -1,4 +1,4 @@
-"""What is to be solved: problem classes, sets and projections, regularisers, test problems."""
+"""What is to be solved: problem classes, sets and projections, regularisers."""
 
 from typing import TYPE_CHECKING
 
@@ -15,12 +15,9 @@ from fedstrata.problems.classes import (
     Selection,
 )
 from fedstrata.problems.conversions import as_bilevel, as_multisequence
-from fedstrata.problems.cournot import cournot_game
 from fedstrata.problems.dro import risk_averse
 from fedstrata.problems.hyper import hypercleaning, hyperrepresentation, loss_tuning
-from fedstrata.problems.interpolation import underdetermined
 from fedstrata.problems.levels import LogMeanExp
-from fedstrata.problems.quadratic import quadratic_bilevel, quadratic_minimax
 from fedstrata.support.words import misspelt
 
 __all__ = [
@@ -37,18 +34,14 @@ __all__ = [
     "Selection",
     "as_bilevel",
     "as_multisequence",
-    "cournot_game",
     "dro",
     "fairness",
     "hypercleaning",
     "hyperrepresentation",
     "loss_tuning",
     "prox",
-    "quadratic_bilevel",
-    "quadratic_minimax",
     "risk_averse",
     "sets",
-    "underdetermined",
 ]
 
 if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
