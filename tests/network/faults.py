@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -243,7 +243,7 @@ def forgetting(client: int, r: int) -> np.ndarray:
     return np.asarray(carry.state.x)
 
 
-def without(client: int, away: range, **parameters: Any) -> np.ndarray:
+def without(client: int, away: Container[int], **parameters: Any) -> np.ndarray:
     """Where the same run comes to when a client takes no part in these rounds."""
     from fedstrata.solving.pose import pose
 
@@ -251,7 +251,7 @@ def without(client: int, away: range, **parameters: Any) -> np.ndarray:
     return skipping(pose(task.problem, task.method, task.data, task.x0, rounds=task.rounds), client, away)
 
 
-def skipping(run: Any, client: int, away: range, seed: int = 0) -> Any:
+def skipping(run: Any, client: int, away: Container[int], seed: int = 0) -> Any:
     """Where a posed run comes to when a client takes no part in some rounds: simulated with that cohort."""
     from fedstrata.engines.engine import Carry
     from fedstrata.engines.rounds import keys_of

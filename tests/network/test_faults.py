@@ -83,6 +83,24 @@ def test_a_site_that_sleeps_longer_than_the_timeout_is_waited_for(federation, un
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("federation", ['missing = "drop"\nafter = 0.2\ntimeout = 1.5'], indirect=True)
+def test_late_answers_of_a_site_that_was_dropped_leave_nothing_behind(federation):
+    federation.start()
+    federation.until(past(federation, 10))
+    federation.signal("turin", signal.SIGSTOP)
+    time.sleep(5)  # it is there and silent: dropped, and asked again in the next round
+    federation.signal("turin", signal.SIGCONT)
+    found = federation.finish()
+    told = federation.log("server")
+    dropped = {int(r) for r in re.findall(r"round (\d+): turin: dropped", told)}
+    assert dropped
+    assert "turin: late" in told
+    wanted = without(2, dropped)
+    np.testing.assert_allclose([found[f"x{j}"] for j in range(3)], wanted, atol=1e-5)
+    absent = {int(row["round"]) - 1 for row in federation.history() if row["present/turin"] == 0}
+    assert absent == dropped
+
+
 @pytest.mark.parametrize("federation", ['missing = "drop"\nafter = 0.2\ntimeout = 120.0'], indirect=True)
 def test_a_site_that_is_away_is_dropped_and_readmitted(federation):
     federation.start()

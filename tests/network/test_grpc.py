@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedstrata.engines.network import Failure, Request, WireError, grpc_site, wire
-from fedstrata.engines.network.grpc_server import METHOD, SERVICE, UNASKED, GrpcServer, options
+from fedstrata.engines.network.grpc_server import METHOD, PROCESS, SERVICE, UNASKED, GrpcServer, options
 from fedstrata.engines.network.grpc_site import LONGEST_PAUSE, serve
 from fedstrata.engines.network.kits import KitError, make, name_of, read
 
@@ -35,7 +35,7 @@ def server(kits):
 class Dialled:
     """A raw connection, which answers as it is told."""
 
-    def __init__(self, server, kit, answer, limit=2**24, anonymous=False):
+    def __init__(self, server, kit, answer, limit=2**24, anonymous=False, process="one"):
         self.outbox = queue.SimpleQueue()
         which = (0,) if anonymous else (0, 2, 1)  # the authority alone, or with key and certificate
         credentials = grpc.ssl_channel_credentials(*(read(kit)[i] for i in which)) if kit else None
@@ -45,7 +45,8 @@ class Dialled:
             if kit
             else grpc.insecure_channel(address)
         )
-        self.stream = self.channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(self.outbox.get, None))
+        dial = self.channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        self.stream = dial(iter(self.outbox.get, None), metadata=((PROCESS, process),))
         self.ended = None
         self.thread = threading.Thread(target=self._listen, args=(answer,), daemon=True)
         self.thread.start()
@@ -213,6 +214,19 @@ def test_the_newest_connection_counts_and_a_broken_one_is_noticed(server, kits):
     assert failures[0] == Failure("away", "the connection broke")
     assert time.monotonic() - began < 10
     first.close()
+
+
+@pytest.mark.parametrize(("one", "other"), [("one", "other"), ("", "")])
+def test_a_second_process_of_a_site_is_refused_while_the_first_is_there(server, kits, caplog, one, other):
+    first = Dialled(server, kits / "berlin", echo, process=one)
+    server.wait([0], 10)
+    second = Dialled(server, kits / "berlin", lambda m: [], process=other)
+    second.thread.join(10)
+    assert second.ended is grpc.StatusCode.ALREADY_EXISTS
+    assert "a second process that says it is berlin, from ipv" in caplog.text
+    assert not ask(server)[1]
+    for site in (first, second):
+        site.close()
 
 
 def test_what_is_too_large_is_not_sent(server, kits):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from fedstrata.data import Preparation, from_csv
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.tables import Encoding
-from fedstrata.engines.network import Failure, Network, Request, Text, wire
+from fedstrata.engines.network import Failure, Network, Request, RoundFailed, Text, wire
 from fedstrata.engines.network.engine import part
 from fedstrata.engines.network.federation import Federation, _described, made_up
 from fedstrata.engines.network.host import Host, columns_of, form_of
@@ -52,8 +53,11 @@ class Hosts:
         for i in range(sites):
             self.restart(i)
 
-    def restart(self, i, clients=None):
-        own = part(self.case.data, np.array([i]) if clients is None else clients)
+    def data(self, i):
+        return part(self.case.data, np.array([i]))
+
+    def restart(self, i, data=None):
+        own = self.data(i) if data is None else data
         self.hosts[i] = Host("text", lambda n: Opened(self.case, own), self.folder / self.names[i])
         self.sessions[i] += 1
 
@@ -131,11 +135,78 @@ def test_without_memory_there_is_nothing_to_forget(tmp_path):
     assert told == []
 
 
-def test_a_site_that_comes_back_with_other_data_is_refused(tmp_path):
-    hosts = Hosts(tmp_path)
+def other_values(data):
+    """As many rows of the same form."""
+    return FederatedData.from_clients([jax.tree.map(lambda leaf: leaf + 1, data.client(0))])
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedavg"])
+def test_a_site_that_comes_back_with_other_data_is_refused(name, tmp_path):
+    hosts = Hosts(tmp_path, name)
     there, _ = joined(hosts, anew=True)
-    hosts.restart(1, clients=np.array([0]))
+    hosts.restart(1, data=other_values(hosts.data(1)))
     assert there._join({0: [0], 1: [0]})[1].why == "it came back with other data"
+    forget(hosts, 1)  # nor with an empty disk
+    hosts.restart(1, data=other_values(hosts.data(1)))
+    assert there._join({0: [0], 1: [0]})[1].why == "it came back with other data"
+
+
+def test_a_site_knows_that_its_data_is_another(tmp_path):
+    """Also where the server has forgotten, or does not care."""
+    hosts = Hosts(tmp_path)
+    joined(hosts, anew=False)
+    hosts.restart(1, data=other_values(hosts.data(1)))
+    there = Federation(hosts, "run", 0, "text")
+    remote = there.gather()
+    there.pose(int(remote.sizes.sum()), len(remote.sizes), None, "posed")
+    there._begin(False)
+    assert "samples are not those with which it took part" in there._join({0: [0], 1: [0]})[1].why
+
+
+def test_the_servers_word_for_the_data_says_nothing_of_it(tmp_path):
+    """It is the site's secret that makes it, and another run has another."""
+
+    def word(secret, run):
+        hosts = Hosts(tmp_path)
+        for host in hosts.hosts:
+            host.secret = secret
+        return Federation(hosts, run, 0, "text").gather().data[0]
+
+    words = [word(b"one", "run"), word(b"other", "run"), word(b"one", "another")]
+    assert len({*words, CASES["scaffold"].data.fingerprint}) == 4
+    assert words[0] == word(b"one", "run")
+
+
+def test_a_site_restored_from_a_backup_is_refused(tmp_path):
+    hosts = Hosts(tmp_path / "sites")
+    there, _ = joined(hosts, anew=True)
+    states = hosts.hosts[1].site.states
+    states.leave(5, states.memory)
+    shutil.copytree(tmp_path / "sites", tmp_path / "backup")
+    states.leave(7, states.memory)
+    states.go_to([7])
+    shutil.rmtree(tmp_path / "sites")
+    shutil.move(tmp_path / "backup", tmp_path / "sites")
+    hosts.restart(1)
+    assert "restored from a backup" in there._join({0: [0], 1: [7]})[1].why
+
+
+def test_a_run_goes_on_with_its_own_sites_and_their_data(tmp_path):
+    hosts = Hosts(tmp_path)
+    noted = {"sites": hosts.names, "states": [5, 7]}
+
+    def recalled(**changes):
+        remote = Federation(hosts, "run", 0, "text").gather()
+        engine = Network(remote)
+        engine.place(remote.form)
+        engine.recall(3, {**noted, "data": list(remote.data), **changes})
+        return engine
+
+    assert recalled().noted(3)["states"] == [5, 7]
+    with pytest.raises(RoundFailed, match="round 3: site-1: it came back with other data"):
+        recalled(data=[recalled().remote.data[0], "another"])
+    with pytest.raises(ValueError, match="numbered in their order"):
+        recalled(sites=hosts.names[::-1])
 
 
 def test_numbers_grow_where_the_servers_clock_was_set_back(tmp_path, monkeypatch):

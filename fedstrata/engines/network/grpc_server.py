@@ -19,6 +19,7 @@ from fedstrata.engines.network.transport import Failure, Outcome, Request
 
 log = logging.getLogger("fedstrata.network")
 SERVICE, METHOD = "fedstrata.Network", "Serve"
+PROCESS = "fedstrata-process"  # in a call's metadata: a word of the site's process, unlike any other's
 UNASKED = 16  # messages that nobody asked for, after which a site is cut off
 
 
@@ -39,8 +40,9 @@ def options(limit: int) -> list[tuple[str, int]]:
 class Stream:
     """One site's connection."""
 
-    def __init__(self, session: int) -> None:
-        self.session, self.outbox, self.unasked = session, queue.SimpleQueue[bytes | None](), 0
+    def __init__(self, session: int, process: str) -> None:
+        self.session, self.process = session, process
+        self.outbox, self.unasked = queue.SimpleQueue[bytes | None](), 0
 
 
 class GrpcServer:
@@ -104,18 +106,29 @@ class GrpcServer:
         if name not in self.names:
             log.warning("refused %r: not a site of this federation", name)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "not a site of this federation")
-        i = self.names.index(name)
-        with self._changed:
-            if i in self._streams:
-                self._streams[i].outbox.put(None)  # a site has one connection: the newest
-            self._sessions += 1
-            stream = self._streams[i] = Stream(self._sessions)
-            self._changed.notify_all()
+        i, process = self.names.index(name), dict(context.invocation_metadata()).get(PROCESS, "")
+        stream = self._enter(i, process)
+        if stream is None:
+            log.warning("refused a second process that says it is %s, from %s", name, context.peer())
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, "another process of this site is connected")
+            return
         log.info("%s is there", name)
         threading.Thread(target=self._listen, args=(i, stream, incoming), daemon=True).start()
         while (message := stream.outbox.get()) is not None:
             yield message
         context.cancel()
+
+    def _enter(self, i: int, process: str) -> Stream | None:
+        """A site has one connection, the newest of its process; None where another process is there."""
+        with self._changed:
+            if (before := self._streams.get(i)) is not None:
+                if before.process != process or not process:
+                    return None
+                before.outbox.put(None)
+            self._sessions += 1
+            stream = self._streams[i] = Stream(self._sessions, process)
+            self._changed.notify_all()
+            return stream
 
     def _listen(self, i: int, stream: Stream, incoming: Iterator[bytes]) -> None:
         # gRPC does not say which: a message that is too large may end a stream like a site that hangs up.

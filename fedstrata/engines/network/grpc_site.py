@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import random
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import grpc
 
 from fedstrata.engines.network import wire
-from fedstrata.engines.network.grpc_server import METHOD, SERVICE, options
+from fedstrata.engines.network.grpc_server import METHOD, PROCESS, SERVICE, options
 from fedstrata.engines.network.host import Ended, Host
 from fedstrata.engines.network.kits import read
 
@@ -30,12 +31,12 @@ def serve(
     """Answer the server until it says that all is done, through whatever happens to the connection."""
     authority, certificate, key = read(kit)
     credentials = grpc.ssl_channel_credentials(authority, key, certificate)
-    pause = 0.25
+    pause, process = 0.25, secrets.token_hex(8)
     while not ended():
         began = time.monotonic()
         try:
             with grpc.secure_channel(address, credentials, options(limit)) as channel:
-                _answer(host, channel, limit)
+                _answer(host, channel, limit, process)
         except Ended:
             log.info("the server says that all is done")
             return
@@ -52,10 +53,11 @@ def serve(
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def _answer(host: Host, channel: grpc.Channel, limit: int) -> None:
+def _answer(host: Host, channel: grpc.Channel, limit: int, process: str) -> None:
     """One connection."""
     outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    stream = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(outbox.get, None))
+    dial = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+    stream = dial(iter(outbox.get, None), metadata=((PROCESS, process),))
     try:
         for message in stream:
             outbox.put(host.answer(message, limit))
