@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedstrata.support.lazy import lazy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name when it is used
     from fedstrata import data as data

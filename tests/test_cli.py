@@ -117,8 +117,9 @@ def test_list_names_every_experiment(invoke):
 
 def test_version(invoke):
     assert invoke("--version").output == f"fedstrata {fedstrata.__version__}\n"
-    pyproject = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
-    assert pyproject["project"]["version"] == fedstrata.__version__
+    root = Path(__file__).parents[1]
+    assert f"\nversion: {fedstrata.__version__}\n" in (root / "CITATION.cff").read_text("utf-8")
+    assert f"\n## [{fedstrata.__version__}]" in (root / "CHANGELOG.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

@@ -82,10 +82,15 @@ def test_every_argument_of_a_method_is_documented():
         assert set(cls.hyperparameters) <= described, name
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_paper_cites_what_its_bibliography_has():
+    cited = set(re.findall(r"@(\w+)", (ROOT / "paper.md").read_text("utf-8").split("# Summary")[1]))
+    assert cited == set(re.findall(r"^@\w+\{(\w+),", (ROOT / "paper.bib").read_text("utf-8"), re.MULTILINE))
 
 
 @pytest.mark.parametrize(("example", "most"), [("quickstart", 11), ("csv_to_fair_model", 12)])
