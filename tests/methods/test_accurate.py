@@ -279,6 +279,36 @@ def flat_sum(y):
     return y["w"].sum() + y["c"]
 
 
+def test_a_hessian_that_vanishes_at_the_start():
+    """``h = ¼Σy⁴ − (x + 2)ᵀy``, flat at y = 0, has its solution at the cubic roots of x + 2."""
+    problem = fs.Bilevel(lambda x, y, s: (y**2).sum(), lambda x, y, s: (y**4).sum() / 4 - (x + s["two"]) @ y)
+    data = fs.FederatedData.from_clients([{"two": np.full((1, 2), two)} for two in (1.0, 3.0)])
+    x0, run = np.array([6.0, -29.0]), {"rounds": 1, "progress": False, "default_metrics": False}
+    found = fs.solve(problem, fs.FedRZOBilevel(0.01, 1e-3), data, x0, y0=np.zeros(2), **run)
+    np.testing.assert_allclose(found.y, [2.0, -3.0], rtol=1e-5)
+    assert found.ledger.lower_rounds < 60
+
+
+def test_the_units_of_y_on_a_set_do_not_matter():
+    """``h = ½Σw(y/u − x − a)²`` over y ≥ 0 has the solution u·max(x + ā, 0), after as many exchanges."""
+
+    def lower(x, y, s):
+        return (jnp.array([1.0, 10.0, 50.0]) * (y / s["unit"] - x - s["a"]) ** 2).sum() / 2
+
+    problem = fs.Bilevel(
+        lambda x, y, s: ((y / s["unit"]) ** 2).sum(), lower, project_y=lambda y: jnp.maximum(y, 0)
+    )
+    a, run = np.array([[1.0, -3.0, 2.0], [3.0, 1.0, -1.0]]), {"progress": False, "default_metrics": False}
+    used = []
+    for unit in (1.0, 1e6):
+        data = fs.FederatedData.from_clients([{"a": one[None], "unit": np.array([unit])} for one in a])
+        start = {"x0": np.zeros(3), "y0": np.zeros(3), "rounds": 1}
+        found = fs.solve(problem, fs.FedRZOBilevel(0.01, 1e-3), data, **start, **run)
+        np.testing.assert_allclose(found.y / unit, [2.0, 0.0, 0.5], atol=1e-5)
+        used.append(found.ledger.lower_rounds)
+    assert abs(used[1] - used[0]) <= 5
+
+
 @pytest.mark.slow
 def test_one_batch_for_a_round():
     """With lower_batch_size the round's batches have a solution of their own, which is found."""

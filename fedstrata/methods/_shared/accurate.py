@@ -12,11 +12,14 @@ Without a set, Newton's method, whose steps are found by conjugate residuals, wh
     6      g⁺ ← ∇h(y + s);  where ‖g⁺‖ is not smaller, s ← s/4 and again                    one each
     7      θ ← | ‖g⁺‖ − ‖r‖ | / ‖g‖;  y ← y + s;  g ← g⁺
 
+Where line 4 meets no curvature along g, s is a multiple of −g instead, four times the last one's; in line 6
+it is short enough where ⟨g⁺, s⟩ ≤ 0, downhill to its end. If that has no end, y stays where it was.
+
 On a set, accelerated projected gradients:
 
     1′ z ← y
     2′ until y is known well enough, or the budget is spent:
-    3′     g ← ∇h(z);  L ← the largest ‖Δg‖²/⟨Δg, Δz⟩ met                                one exchange
+    3′     g ← ∇h(z);  L ← the largest ‖Δg‖²/⟨Δg, Δz⟩ met, a guess before                one exchange
     4′     y⁺ ← P(z − g/L);  z ← y⁺ + momentum · (y⁺ − y), none where ⟨z − y⁺, y⁺ − y⟩ > 0 or L grew
 
 No constant is given. θ, by Eisenstat & Walker (1996), is how far ∇h was from linear: on a quadratic it is
@@ -88,6 +91,8 @@ class Newton(NamedTuple):
     y: Array
     g: Array
     s: Array
+    flat: Array  # for which points s is along −g, since h does not curve there
+    reach: Array  # how long such an s is, in units of the first
     part: Array  # of s that is tried next
     left: Array  # ‖r‖
     theta: Array
@@ -202,31 +207,40 @@ class Accurate:
         g = levels.gradient(y)  # line 1
         scale = jnp.maximum(before.scale, norms(g).max())
 
+        def lost(now: Newton) -> Array:
+            return now.reach * jnp.finfo(y.dtype).eps > 1  # downhill without end
+
         def done(now: Newton) -> Array:
             solved = (norms(now.g) <= self.wanted(now.y, now.mu, now.L, scale)).all()
-            return solved | (now.used >= budget) | (now.part < SMALLEST_STEP)
+            smallest = jnp.where(now.flat.any(), SMALLEST_STEP**4, SMALLEST_STEP)
+            return solved | lost(now) | (now.used >= budget) | (now.part < smallest)
 
         def step(_: Integer, now: Newton) -> Newton:
             now = self.direction(levels, now, scale, budget)  # lines 3 to 5
             y = now.y + now.part * now.s
             g = levels.gradient(y)  # line 6
-            old, new = norms(now.g), norms(g)
-            taken = ((new <= (1 - 0.1 * now.part) * old) | (new <= self.rounding(y, now.L, scale))).all()
+            old, new, downhill = norms(now.g), norms(g), now.flat & (dots(g, now.s) <= 0)
+            small = (new <= (1 - 0.1 * now.part) * old) | (new <= self.rounding(y, now.L, scale))
+            taken = (small | downhill).all()
             theta = jnp.clip(_ratio(jnp.abs(new - now.left), old).max(), 0, 0.5)  # line 7
             theta = jnp.where(taken, jnp.where(now.part < 1, 0.5, theta), now.theta)
             return now._replace(
                 y=jnp.where(taken, y, now.y), g=jnp.where(taken, g, now.g),
+                reach=jnp.where(taken & now.flat.any(), 4 * now.part * now.reach, now.reach),
                 part=jnp.where(taken, 1, now.part / 4), theta=theta,
                 first_theta=jnp.where(taken & (now.first_theta < 0), theta, now.first_theta),
                 used=now.used + 1,
             )  # fmt: skip
 
         one, mu, L = jnp.ones((), y.dtype), MOVED * before.mu, before.L / MOVED
-        start = Newton(y, g, 0 * y, one, norms(g), before.theta, -one, mu, L, jnp.int32(1))
+        flat = jnp.zeros(len(y), bool)
+        start = Newton(y, g, 0 * y, flat, one, one, norms(g), before.theta, -one, mu, L, jnp.int32(1))
         end = levels.repeat(budget, step, start, until=done)  # line 2
         theta = jnp.where(end.first_theta < 0, before.theta, end.first_theta)
         residual = norms(end.g).max()
-        return end.y, before._replace(residual=residual, scale=scale, mu=end.mu, L=end.L, theta=theta)
+        return jnp.where(lost(end), y, end.y), before._replace(
+            residual=residual, scale=scale, mu=end.mu, L=end.L, theta=theta
+        )
 
     def direction(self, levels: Levels, now: Newton, scale: Array, budget: Integer) -> Newton:
         """Lines 3 to 5; a step that was too long keeps its direction."""
@@ -255,8 +269,12 @@ class Accurate:
         cr = Conjugate(none, r, none, none, 0 * size, now.mu, now.L, now.used, jnp.asarray(True))
         cr = levels.repeat(budget, step, cr, until=done)
         fresh = now.part == 1
+        flat = jnp.where(fresh, (norms(cr.s) == 0) & (size > 0), now.flat)
+        far = now.reach * jnp.where(cr.L > 0, _ratio(size, cr.L), 1 + norms(now.y))
+        s = jnp.where(flat[:, None], -far[:, None] * _ratio(now.g, size[:, None]), size[:, None] * cr.s)
         return now._replace(
-            s=jnp.where(fresh, size[:, None] * cr.s, now.s),
+            s=jnp.where(fresh, s, now.s),
+            flat=flat,
             left=jnp.where(fresh, size * norms(cr.r), now.left),
             mu=cr.mu,
             L=cr.L,
@@ -274,7 +292,9 @@ class Accurate:
             g = levels.gradient(now.z)  # line 3′
             finite, first = jnp.isfinite(g).all(), now.used == 0
             steep, flat = _curvatures(now.z - now.z_before, g - now.g_before, g)
-            L = jnp.where(first, jnp.maximum(now.L, _first_L(now.z, g)), jnp.maximum(now.L, steep))
+            guess = jnp.where(first, _first_L(now.z, g), now.L / 4)  # until a curvature is met
+            known = (now.mu > 0) & (now.L > 0)
+            L = jnp.where(known, jnp.maximum(now.L, steep), jnp.where(steep > 0, steep, guess))
             L = jnp.where(finite, L, 4 * now.L)  # too far out for h
             y = jnp.where(finite, levels.project(now.z - g / L), now.y)  # line 4′
             back, forth = now.z - y, y - now.y
@@ -296,7 +316,7 @@ class Accurate:
 
 
 def _first_L(y: Array, g: Array) -> Array:
-    """The first step goes at most as far as y is long, or one; it is shortened where that is too far."""
+    """The first step goes as far as y is long, or one; what curvature it meets replaces the guess."""
     return (jnp.where(norms(g) > 0, norms(g), 1) / (1 + norms(y))).max()
 
 
