@@ -19,7 +19,7 @@ BELOW = {
     "engines": {"support", "core", "data"},
     "solving": {"support", "core", "data", "engines"},
     "advice": {"support", "core", "data", "problems", "estimators", "methods", "solving"},
-    "testing": {"support", "core", "data", "engines", "problems", "methods", "solving"},
+    "testing": {"support", "core", "data", "engines", "problems", "estimators", "methods", "solving"},
 }
 BELOW["lab"] = set(BELOW)
 # What is only needed when it is asked for: a result draws itself, `fs.data.digits` loads a data set.

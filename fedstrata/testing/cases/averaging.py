@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -19,9 +18,7 @@ def loss(x, sample):
 problem = fs.Minimization(loss)
 in_a_ball = fs.Minimization(
     loss,
-    project=lambda x, client: fs.sets.Ball(0.5)(
-        {"w": x["w"] - 0.01 * jnp.float32(client.index), "c": x["c"]}
-    ),
+    project=lambda x, client: fs.sets.Ball(0.5)({"w": x["w"] - 0.01 * client.index, "c": x["c"]}),
 )
 data = fs.FederatedData.from_clients(samples(0))
 x0 = {"w": np.full(3, 0.3), "c": np.array(-0.2)}

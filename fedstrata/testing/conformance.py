@@ -1,0 +1,144 @@
+"""What an engine and a method must keep to, as functions that raise where one does not.
+
+    check_engine(engine)   the same iterates and ledgers as simulated, for every verb in every use
+    check_method(case)     one seed is one run, also resumed, in float64 and in another engine; all is counted
+
+Both are for engines and methods outside of the project too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.core.fed import Engine
+from fedstrata.engines.programs import kept
+from fedstrata.engines.rounds import before_rounds, one_round
+from fedstrata.engines.simulated import Simulated
+from fedstrata.solving.pose import pose
+from fedstrata.solving.result import Result
+from fedstrata.testing.cases import Case
+from fedstrata.testing.kit import CONFORMANCE
+
+# What another order of summation may do to a few steps; zeroth-order quotients magnify it by n/η.
+SINGLE, DOUBLE = (2e-4, 2e-5), (1e-9, 1e-11)  # relative, absolute
+
+
+def check_engine(engine: str | Engine, cases: Iterable[Case] = CONFORMANCE) -> None:
+    """Raise where an engine's runs of the small cases are not those of the simulated engine.
+
+    Compared are points, metrics and ledgers. Runs in which clients remember something are saved after their
+    first round and resumed. The precision is the one that is set: call it again under
+    ``jax.enable_x64(True)`` for float64.
+
+    Args:
+        engine: its name, or the engine itself.
+        cases: all rows of the kit, or some of them.
+
+    >>> from fedstrata.testing import CONFORMANCE, check_engine
+    >>> check_engine("sharded", CONFORMANCE[:1])
+    """
+    for case in cases:
+        remembers = case.method.memory(case.problem, case.x0, case.y0) is not None
+        found = resumed(case, engine) if remembers else case.run(engine=engine)
+        assert_same(found, case.run(), case.name)
+
+
+def check_method(case: Case, engine: str | Engine | None = "sharded") -> None:
+    """Raise where a method does not do what every method must.
+
+    The same seed gives the same run, bit for bit, also resumed from a checkpoint; other numbers for the
+    hyper-parameters, the seed and the rounds compile nothing; the ledger adds up; the method reveals what it
+    says; in float64 no step is computed in float32; and another engine has the same iterates.
+
+    Args:
+        case: the method on a small problem. Some clients take part where its ``participation`` says so.
+        engine: the other engine; None leaves that out.
+    """
+    case = with_participation(case)
+    whole = case.run()
+    programs = kept()
+    assert_same(resumed(case), whole, f"{case.name}, resumed", exact=True)
+    real = {name: 0.9 * value for name, value in vars(case.method).items() if isinstance(value, float)}
+    other = dataclasses.replace(case.method, **real)
+    case.run(rounds=case.rounds + 2, eval_every=2, seed=3, method=other)
+    assert kept() == programs, f"{case.name}: other numbers compiled another program"
+    adds_up(case, whole)
+    gathered = "replies" if whole.ledger.gathers else "averages"
+    assert case.method.reveals_on(case.problem) == gathered, f"{case.name} reveals {gathered}"
+    in_float64(case)
+    if engine is not None:
+        assert_same(case.run(engine=engine), whole, case.name)
+
+
+def resumed(case: Case, engine: str | Engine = "simulated") -> Result:
+    """A case's run that ends after its first round and is resumed from what was saved."""
+    with tempfile.TemporaryDirectory() as folder:
+        case.run(engine=engine, rounds=1, checkpoint=folder)
+        return case.run(engine=engine, checkpoint=folder, resume=True)
+
+
+def assert_same(a: Result, b: Result, name: str, exact: bool = False) -> None:
+    """Raise where points, metrics or ledgers of two runs differ, by more than rounding or at all."""
+    rtol, atol = (0.0, 0.0) if exact else DOUBLE if jax.config.read("jax_enable_x64") else SINGLE
+    for what in ("x", "y"):
+        one, other = jax.tree.leaves(getattr(a, what)), jax.tree.leaves(getattr(b, what))
+        for u, v in zip(one, other, strict=True):
+            assert u.dtype == v.dtype, f"{name}: {what} is {u.dtype}, not {v.dtype}"
+            np.testing.assert_allclose(u, v, rtol, atol, err_msg=f"{name}: {what}")
+    assert a.history.keys() == b.history.keys(), f"{name}: other metrics"
+    for metric in a.history.keys() - {"seconds"}:
+        u, v = a.history[metric], b.history[metric]
+        np.testing.assert_allclose(u, v, rtol, atol, err_msg=f"{name}: {metric}")
+    assert a.ledger == b.ledger, f"{name}: {a.ledger.to_dict()} is not {b.ledger.to_dict()}"
+
+
+def adds_up(case: Case, result: Result) -> None:
+    """Raise where a run's ledger is not the sum of its levels, or has bytes that are not its numbers'."""
+    ledger, width = result.ledger, jnp.dtype(jnp.result_type(float)).itemsize
+    assert ledger.rounds == case.rounds <= ledger.exchanges
+    assert ledger.oracle_calls > 0
+    for way in ("up", "down"):
+        assert getattr(ledger, f"bytes_{way}") == width * getattr(ledger, f"floats_{way}"), way
+    for entry in ("exchanges", "floats_up", "bytes_down"):
+        assert sum(level[entry] for level in ledger.levels.values()) == getattr(ledger, entry), entry
+
+
+def in_float64(case: Case) -> None:
+    """Raise where a step of the method is computed in float32 although JAX is in 64-bit mode."""
+    with jax.enable_x64(True):
+        lines = [line.strip() for line in str(traced(case)).splitlines() if "f32[" in line]
+    assert not lines, f"{case.name} computes in float32: {lines[0]}"
+
+
+def traced(case: Case, **changes: Any) -> Any:
+    """The jaxpr of a case's start and first round in the simulated engine: nothing is compiled.
+
+    Args:
+        case: the method on a small problem.
+        changes: other ``method``, ``data``, ``participation``, ``weights``.
+    """
+    options = {"rounds": 1, "method": case.method, "data": case.data, **case.solve, **changes}
+    method, data = options.pop("method"), options.pop("data")
+    posed = pose(case.problem, method, data, case.x0, y0=case.y0, **options)
+    make_fed, key, placed = Simulated().make_fed(), jax.random.key(0), data.placed()
+
+    def text(method: Any, carry: Any, data: Any, r: Any) -> Any:
+        if method.starts():
+            carry = before_rounds(make_fed, posed.setup, method, carry, key, data)
+        return one_round(make_fed, posed.setup, method, carry, key, data, r)
+
+    return jax.make_jaxpr(text)(posed.method, posed.carry, placed, jnp.int32(0))
+
+
+def with_participation(case: Case) -> Case:
+    """The case with only some clients in a round, where its method allows that."""
+    if case.participation is None:
+        return case
+    return dataclasses.replace(case, solve={**case.solve, "participation": case.participation})
