@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.core.fed import Remember, Setup
-from fedstrata.core.method import Method, method
+from fedstrata.core.fed import Setup
 from fedstrata.data.storage import Group, Part, Placed
 from fedstrata.engines import simulated, stream
 from fedstrata.engines.engine import Carry
@@ -140,63 +139,6 @@ def test_only_sampled_clients_are_computed():
             assert len(visited) == 5 * 3
 
 
-@method
-class Counting(Method):
-    """Remembers how often each client was called, to see that memory goes along; in no registry."""
-
-    gamma: float = 1.0
-
-    solves = (fs.Minimization,)
-
-    def reveals_on(self, problem):
-        return "replies"
-
-    def init(self, problem, x0, y0):
-        return State(x0)
-
-    def memory(self, problem, x0, y0):
-        return jnp.zeros((), jnp.int32)
-
-    def output(self, state, memory):
-        return state.x, memory
-
-    def call(self, problem, client, key, x):
-        return Remember(client.index * jnp.ones(()), client.memory + 1)
-
-    def round(self, problem, fed, key, r, state):
-        def twice(t, carry):
-            with fed.level("lower"):
-                return carry + fed.average(
-                    self.call, jax.random.fold_in(key, t), state.x, of=jnp.array([1, 3])
-                )
-
-        both = fed.repeat(2, twice, jnp.zeros(()))  # 2 · mean(1, 3) = 4
-        varied = fed.repeat(r, twice, jnp.zeros(()))  # r · 2
-        stacked = fed.gather(self.call, key, state.x, of=jnp.array([0, 4]))
-        return State(state.x * 0 + both + varied + 10 * stacked[1] + stacked[0])
-
-
-fs.methods.METHODS.pop("Counting")
-memory_data = fs.FederatedData.from_clients([{"a": np.ones((n, 2))} for n in (1, 2, 3, 2, 1)])
-
-
-@pytest.mark.parametrize(
-    "engine",
-    ["simulated", "debug", "sharded", Simulated(chunk=1), Simulated(chunk=2)],
-    ids=["simulated", "debug", "sharded", "one-by-one", "chunks"],
-)
-@pytest.mark.filterwarnings("ignore:Counting ran away:UserWarning")  # it counts, whatever the loss
-def test_memory_and_verbs(engine):
-    result = fs.solve(problem, Counting(), memory_data, np.zeros(2), rounds=3, engine=engine, progress=False)
-    # Clients 1 and 3 are called 2 + r times in round r, clients 0 and 4 once, client 2 never.
-    assert np.asarray(result.y).tolist() == [3, 9, 0, 9, 3]
-    np.testing.assert_allclose(result.x, 4 + 2 * 2 + 40)
-    assert result.ledger.lower_rounds == 3 * 2 + 0 + 1 + 2
-    assert result.ledger.levels["main"]["exchanges"] == 3
-    assert result.ledger.exchanges == 12
-    assert result.ledger.floats_up == 12 * 2
-
-
 def numpy_loss(x, sample):
     """An ordinary program: no JAX, no gradient."""
     assert isinstance(x, np.ndarray)
@@ -250,12 +192,13 @@ def test_black_box_that_returns_nonsense_is_named():
 
 
 def test_sharded_uses_the_devices():
+    data = fs.FederatedData.from_clients([{"a": np.ones((n, 2))} for n in (1, 2, 3, 2, 1)])
     engine = fs.engines.Sharded.over(jax.devices()[:4])
-    placed = engine.place(memory_data)
+    placed = engine.place(data)
     assert len(placed.training.leaves["a"].sharding.device_set) == 4
     assert placed.training.sizes.shape == (8,)  # five clients on four devices: three rows of padding
     assert placed.training.leaves["a"].addressable_shards[0].data.shape[0] == 2 * 3  # the longest has three
-    np.testing.assert_array_equal(placed.train["a"], memory_data.train["a"])
+    np.testing.assert_array_equal(placed.train["a"], data.train["a"])
 
 
 PROCESS = """
@@ -326,7 +269,7 @@ print("done", share, *np.asarray(result.x).tolist())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_every_process_reads_its_own_clients_alone(processes, tmp_path):
     program = tmp_path / "share.py"
     program.write_text(SHARE)
@@ -391,7 +334,9 @@ print("done", result.ledger.rounds, *np.asarray(result.x).tolist())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [1, 0], ids=["another", "the first"])
+@pytest.mark.parametrize(
+    "victim", [pytest.param(1, id="another"), pytest.param(0, id="the first", marks=pytest.mark.long)]
+)
 def test_a_lost_process_is_told_and_a_restart_resumes(victim, tmp_path):
     program, run = tmp_path / "lasting.py", tmp_path / "run"
     program.write_text(LASTING)

@@ -11,12 +11,8 @@ from fedstrata.engines import callbacks, stream
 from fedstrata.engines.memories import Memories
 from fedstrata.engines.programs import kept
 from fedstrata.engines.streamed import Streamed
-from fedstrata.testing.cases import all_cases
+from fedstrata.testing.conformance import assert_same
 
-from .test_every_method import TOLERANCE, assert_same
-
-pytestmark = pytest.mark.usefixtures("quick_compiler")
-CASES = {case.name: case for case in all_cases()}
 SIZES = np.random.default_rng(0).integers(1, 9, 60)
 
 
@@ -52,7 +48,7 @@ def test_a_source_is_streamed_with_the_same_iterates(data, in_memory):
     """Windows of two rounds, so that clients come back, and their memory with them."""
     engine = Streamed(ahead=2)
     streamed = fs.solve(problem, scaffold, data, np.zeros(3), weights="size", engine=engine, **arguments)
-    assert_same(streamed, in_memory, rtol=1e-5, atol=1e-6)
+    assert_same(streamed, in_memory, "streamed")
     assert streamed.measured_on == "all clients"
     before = kept()
     other = {**arguments, "seed": 4, "rounds": 9}
@@ -164,24 +160,3 @@ def test_the_largest_cohorts_get_room():
     np.testing.assert_allclose(
         streamed.x, fs.solve(mean, fs.FedAvg(gamma=0.1), data.load(), np.zeros(3), **run).x, rtol=1e-4
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_every_method_has_the_iterates_of_memory(case):
-    """With participation where a method has it, in windows; with everyone where not, in blocks."""
-    given = {} if case.participation is None else {"participation": case.participation}
-    assert_same(case.run(engine=Streamed(ahead=2), **given), case.run(**given), **TOLERANCE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["scaffold", "fedmsa", "zohfl", "fedrzo-scalars"])
-def test_everyone_has_the_iterates_of_memory(name):
-    assert_same(CASES[name].run(engine="streamed"), CASES[name].run(), **TOLERANCE)
-
-
-@pytest.mark.slow
-def test_float64(x64):
-    case = CASES["fedmsa"]
-    for given in ({"participation": 4}, {}):
-        assert_same(case.run(engine=Streamed(ahead=2), **given), case.run(**given), rtol=1e-9, atol=1e-11)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.fed import Engine
+from fedstrata.engines.engine import Engine
 from fedstrata.engines.programs import kept
 from fedstrata.engines.rounds import before_rounds, one_round
 from fedstrata.engines.simulated import Simulated

@@ -16,7 +16,6 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed, Remember
-from fedstrata.core.federated import FederatedData
 from fedstrata.core.method import (
     METHODS,
     BatchSize,
@@ -26,8 +25,9 @@ from fedstrata.core.method import (
     Reveals,
     method,
 )
-from fedstrata.core.metrics import per_client
 from fedstrata.core.types import Array, Integer, Key, PyTree, Real
+from fedstrata.data.federated import FederatedData
+from fedstrata.engines.metrics import per_client
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization, Personalized
 from fedstrata.testing.cases import Case, samples
