@@ -67,7 +67,7 @@ $(VENV)/bin/python:
 
 # What runs it is a fraction of what tests and documents it: the demo does not wait for the rest.
 $(RUNS): pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[lab]'
 	touch $@
 
 # The stamp is older than pyproject.toml whenever the dependencies may have changed.

@@ -1,5 +1,7 @@
 """``python -m fedstrata`` is the command line, which the extra ``lab`` installs."""
 
+from fedstrata.support.extras import extra
+
 
 def main() -> None:
     """Run the command line.
@@ -8,9 +10,10 @@ def main() -> None:
         SystemExit: where what it is made of is not installed; it says how to install it.
     """
     try:
-        from fedstrata.lab.cli import app
+        with extra("lab", "The command line"):
+            from fedstrata.lab.cli import app
     except ModuleNotFoundError as error:
-        raise SystemExit(f"The command line needs {error.name}: pip install 'fedstrata[lab]'.") from error
+        raise SystemExit(str(error)) from error
     app(prog_name="fedstrata")
 
 

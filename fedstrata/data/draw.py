@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedstrata.support.extras import extra
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -21,8 +23,9 @@ def stacked_bars(parts: list[np.ndarray], labels: np.ndarray | None, title: str)
     Returns:
         The matplotlib figure.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
+    with extra("lab", "The picture of a split"):
+        import matplotlib
+        from matplotlib.figure import Figure
 
     clients = len(parts)
     # A plain Figure: no pyplot state, so nothing to close and no display needed.

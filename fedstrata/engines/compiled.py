@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import jax
-import pooch
 
 VARIABLE = "FEDSTRATA_COMPILED"  # a folder, or "off"; it decides for the command line
 LEAST = 0.5  # seconds of compiling from which a program is worth a file
@@ -19,7 +18,7 @@ def keep_compiled(folder: str | os.PathLike[str] | None = None) -> Path | None:
     so that a stale one is never used; the folder may be removed at any time.
 
     Args:
-        folder: where; by default ``FEDSTRATA_COMPILED``, else ``compiled`` in the user's cache folder.
+        folder: where; by default ``FEDSTRATA_COMPILED``, else ``~/.cache/fedstrata/compiled``.
 
     Returns:
         The folder; None where ``FEDSTRATA_COMPILED=off`` and no other is given, and where it cannot be made.
@@ -31,7 +30,8 @@ def keep_compiled(folder: str | os.PathLike[str] | None = None) -> Path | None:
     asked = os.environ.get(VARIABLE, "")
     if folder is None and asked.lower() in ("off", "0", "no", "false"):
         return None
-    path = Path(folder or asked or Path(pooch.os_cache("fedstrata")) / "compiled").expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    path = Path(folder or asked or f"{cache}/fedstrata/compiled").expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError:

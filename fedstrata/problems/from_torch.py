@@ -29,6 +29,7 @@ import numpy as np
 
 from fedstrata.core.tree import is_torch_module
 from fedstrata.core.types import Array, Function, PyTree
+from fedstrata.support.extras import extra
 
 
 class TorchError(RuntimeError):
@@ -56,12 +57,8 @@ def from_torch(module: Any, loss: Function, *, inputs: str = "x", label: str | N
         ImportError: without PyTorch; ``pip install fedstrata[torch]``.
         TorchError: for a module whose outputs depend on other samples of a batch, or on chance.
     """
-    try:
+    with extra("torch", "fs.from_torch"):
         import torch
-    except ImportError as error:
-        raise ImportError(
-            "fs.from_torch needs PyTorch, which is an extra: pip install 'fedstrata[torch]'."
-        ) from error
     if not is_torch_module(module):
         raise TypeError(f"from_torch takes a torch.nn.Module, but module is {module!r}.")
     if not callable(loss):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
+from datetime import timedelta
 from types import TracebackType
-from typing import Any
 
 PATIENCE = 2.0  # seconds before a bar appears
+EVERY = 0.5  # seconds between two of its steps
+BAR = 24  # characters
 
 
 class Progress:
@@ -14,34 +18,29 @@ class Progress:
 
     def __init__(self, total: int, done: int = 0, enabled: bool = True, label: str = "rounds") -> None:
         self.total, self.done, self.enabled, self.label = total, done, enabled, label
-        self._bar: Any = None
-        self._began = time.perf_counter()
+        self._first = done
+        self._began = self._shown = time.perf_counter()
+        self._width = 0
 
     def __enter__(self) -> Progress:
         return self
 
     def update(self, done: int, metrics: dict[str, float]) -> None:
-        """Move the bar; it appears with the first update after two seconds."""
-        self.done = done
-        if not self.enabled or (self._bar is None and time.perf_counter() - self._began < PATIENCE):
+        """Move the bar; it appears with the first update after two seconds, and moves twice a second."""
+        self.done, now = done, time.perf_counter()
+        if not self.enabled or now - self._shown < (EVERY if self._width else PATIENCE):
             return
-        if self._bar is None:
-            from rich import progress
-
-            self._bar = progress.Progress(
-                progress.TextColumn("{task.description}"),
-                progress.BarColumn(),
-                progress.MofNCompleteColumn(),
-                progress.TimeRemainingColumn(),
-                progress.TextColumn("{task.fields[metrics]}"),
-            )
-            self._bar.start()
-            self._task = self._bar.add_task(self.label, total=self.total, metrics="")
-        words = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        self._bar.update(self._task, completed=done, metrics=words)
+        self._shown = now
+        left = (now - self._began) / max(1, done - self._first) * (self.total - done)
+        bar = "█" * round(BAR * done / self.total)
+        words = [f"{self.label} {bar:░<{BAR}} {done}/{self.total}", f"{timedelta(seconds=round(left))} left"]
+        line = "  ".join([*words, *(f"{name} {value:.4g}" for name, value in metrics.items())])
+        line = line[: shutil.get_terminal_size().columns - 1]
+        print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
+        self._width = len(line)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._width:
+            print(file=sys.stderr)

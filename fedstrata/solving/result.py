@@ -16,6 +16,7 @@ from fedstrata.core.counting import Ledger
 from fedstrata.core.shown import line
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.support import html
+from fedstrata.support.extras import extra
 from fedstrata.support.sealed import CheckpointError, flatten, load_arrays, save_arrays
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ class Result:
 
     def plot(self, *names: str, x: str = "round", path: str | os.PathLike[str] | None = None) -> Figure:
         """Metrics against rounds or another series (``"bytes_up"``, ``"seconds"``); saved to ``path``."""
-        from fedstrata.lab.report import plot_history
+        with extra("lab", "result.plot"):
+            from fedstrata.lab.report import plot_history
 
         figure = plot_history(self.history, metrics=list(names) or list(self.metrics), x=x)
         if path is not None:
@@ -103,7 +105,8 @@ class Result:
         return self._table()
 
     def _table(self) -> Any:
-        from fedstrata.lab.report import history_table
+        with extra("lab", "result.table"):
+            from fedstrata.lab.report import history_table
 
         title = "" if self.measured_on == "all clients" else f"Metrics on {self.measured_on}"
         return history_table({"round": self.history["round"], **self.metrics}, self.ledger, title=title)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from fedstrata.support.extras import extra
 from fedstrata.support.words import misspelt
 
 Row = Mapping[str, float]  # an evaluation: the round, what was sent so far, seconds, metrics
@@ -292,15 +293,11 @@ class WandB(Tracker):
             run.finish(exit_code=0 if status in ("done", "stopped") else 1)
 
 
-def _module(name: str, tracker: str, extra: str) -> Any:
+def _module(name: str, tracker: str, installs: str) -> Any:
     from importlib import import_module
 
-    try:
+    with extra(installs, f"fs.track.{tracker}"):
         return import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            f"fs.track.{tracker} needs {name}: pip install 'fedstrata[{extra}]'. ({error})"
-        ) from error
 
 
 __all__ = ["Csv", "MLflow", "Row", "Run", "TensorBoard", "Tracker", "WandB"]

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedstrata.data.samples import CorruptData
 from fedstrata.lab.datasets import formats
+from fedstrata.support.extras import extra
 
 ENVIRONMENT = "FEDSTRATA_DATA"
 
@@ -170,7 +171,8 @@ def read(name: str, data_dir: str | os.PathLike[str] | None = None) -> dict[str,
 
 
 def _download(name: str, file: str, remote: Remote) -> Path:
-    import pooch
+    with extra("lab", "A data set from elsewhere"):
+        import pooch
 
     cache = Path(pooch.os_cache("fedstrata"))
     target = cache / file

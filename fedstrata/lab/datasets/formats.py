@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.data.samples import CorruptData
+from fedstrata.support.extras import extra
 
 Arrays = dict[str, np.ndarray]
 
@@ -113,7 +114,8 @@ def read_cifar_grids(labels: Path, test: Path, *train: Path) -> Arrays:
 
 
 def _grid(path: Path) -> np.ndarray:
-    from PIL import Image
+    with extra("lab", "A data set of pictures"):
+        from PIL import Image
 
     with _reading(path, "a grid of 32×32 tiles"):
         with Image.open(path) as image:

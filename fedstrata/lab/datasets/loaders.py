@@ -17,6 +17,7 @@ from fedstrata.data.labels import check_labels
 from fedstrata.data.partition import IID, Partitioner
 from fedstrata.lab.datasets import hospitals
 from fedstrata.lab.datasets.fetch import FORMS, read
+from fedstrata.support.extras import extra
 
 Arrays = dict[str, np.ndarray]
 
@@ -96,7 +97,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Arrays:
     if name == "heart":
         return hospitals.arrays()
     if name in _BUNDLED:
-        from sklearn import datasets  # a second of import time that most programs need not pay
+        with extra("lab", f"The data set {name}"):
+            from sklearn import datasets  # a second of import time that most programs need not pay
 
         bunch = getattr(datasets, f"load_{name}")()
         features = bunch.images if name == "digits" else bunch.data
@@ -211,7 +213,8 @@ def _parts(arrays: Arrays) -> tuple[Arrays, Arrays]:
 
 
 def _held_out(arrays: Arrays, fraction: float, seed: int, stratify: bool = True) -> tuple[Arrays, Arrays]:
-    from sklearn.model_selection import train_test_split
+    with extra("lab", "A held-out part"):
+        from sklearn.model_selection import train_test_split
 
     indices = np.arange(len(arrays["y"]))
     classes = arrays["y"] if stratify else None

@@ -23,6 +23,7 @@ from rich.table import Table
 from fedstrata import __version__
 
 PURPOSES = {
+    "lab": "the command line, experiments, reports, data sets",
     "gpu": "NVIDIA GPUs",
     "network": "real sites: fedstrata net",
     "torch": "models written in PyTorch",
