@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 import optax
 
-from fedstrata.core.fingerprint import sure_fingerprint
-from fedstrata.core.functions import cells_of
-
-_first: dict[str, optax.GradientTransformation] = {}
+PLAIN = (bool, int, float, str, type(None), np.generic)
+_first: dict[Hashable, optax.GradientTransformation] = {}
 
 
 def first_like(optimiser: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The first optimiser that was made like this one: another object would be another program.
+    """The first optimiser that was made like this one: the methods of a sweep must hold the same object.
 
     >>> first_like(optax.adam(0.1)) is first_like(optax.adam(0.1))
     True
     >>> first_like(optax.adam(0.1)) is first_like(optax.adam(0.2))
     False
     """
-    known = sure_fingerprint(optimiser)
-    return optimiser if known is None else _first.setdefault(known, optimiser)
+    try:
+        return _first.setdefault(_key(optimiser), optimiser)
+    except LookupError:
+        return optimiser
+
+
+def _key(value: Any) -> Hashable:
+    """Equal for what is made alike: optax's functions by their code and what they close over."""
+    if isinstance(value, FunctionType) and value.__module__.startswith("optax."):
+        return value.__code__, _key(value.__defaults__), *((n, _key(v)) for n, v in _cells(value).items())
+    if isinstance(value, tuple | list):
+        return type(value), *map(_key, value)
+    if isinstance(value, dict):
+        return dict, *((key, _key(inner)) for key, inner in value.items())
+    if isinstance(value, PLAIN):
+        return repr(value)
+    raise LookupError  # a function or an array of the user's own
 
 
 def optimiser_words(optimiser: optax.GradientTransformation) -> str:
@@ -51,7 +65,10 @@ def _parts(init: Any, update: Any) -> list[str]:
 
 
 def _cells(function: Any) -> dict[str, Any]:
-    return dict(cells_of(function)) if isinstance(function, FunctionType) else {}
+    if not isinstance(function, FunctionType):
+        return {}
+    contents = (cell.cell_contents for cell in function.__closure__ or ())
+    return dict(zip(function.__code__.co_freevars, contents, strict=True))
 
 
 def _value(value: Any) -> str:
@@ -59,5 +76,4 @@ def _value(value: Any) -> str:
         return f"({optimiser_words(value)})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {_value(inner)}' for key, inner in value.items())}}}"
-    plain = isinstance(value, bool | int | float | str | type(None) | np.generic)
-    return f"{value!r}" if plain else "..."
+    return f"{value!r}" if isinstance(value, PLAIN) else "..."

@@ -26,9 +26,8 @@ from fedstrata.core.method import Method
 from fedstrata.core.types import Array, PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed, alike
-from fedstrata.engines.callbacks import calls_out
 from fedstrata.engines.engine import Advanced, Carry, Engine, Job
-from fedstrata.engines.programs import program
+from fedstrata.engines.programs import Program, program
 from fedstrata.engines.simulated import Simulated, lanes_of, send_home, strided, trace_advance, trace_begin
 from fedstrata.support.threads import cores
 
@@ -95,9 +94,10 @@ class Batched(Engine):
                 own = _some(lanes, own)
                 data = _some(lanes[: engine.seeds] % self.seeds, data) if self.own_data else data
             args = (*own[:3], data, own[3], *slots)
-            calls.append(partial(program(_trace_advance, engine, setup, args), *args))
+            calls.append((program(_trace_advance, engine, setup, args), args))
         if len(parts) == 1:
-            carry, *happened = calls[0]()
+            run, args = calls[0]
+            carry, *happened = run(*args)
             send_home(carry)
             history, words, bad = jax.device_get(happened)
         else:
@@ -125,15 +125,15 @@ def _some(lanes: np.ndarray, stacked: Any) -> Any:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[lanes], stacked)
 
 
-def _at_once(calls: list[partial[Any]]) -> list[Any]:
+def _at_once(calls: list[tuple[Program, tuple[Any, ...]]]) -> list[Any]:
     """What compiled programs return, on the host; each in a thread, as JAX starts one after the other."""
     double = bool(jax.config.read("jax_enable_x64"))  # threads do not inherit it
 
-    def call(one: partial[Any]) -> Any:
+    def call(one: tuple[Program, tuple[Any, ...]]) -> Any:
         with jax.enable_x64(double):
-            return jax.device_get(one())
+            return jax.device_get(one[0](*one[1]))
 
-    if any(calls_out(one.func) for one in calls):
+    if any(run.calls_host for run, _ in calls):  # two at once may wait for each other's threads
         return list(map(call, calls))
     with ThreadPoolExecutor(len(calls)) as pool:
         return list(pool.map(call, calls))

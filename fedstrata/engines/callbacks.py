@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-from weakref import WeakKeyDictionary
-
 import jax
 
 from fedstrata.support.threads import cores
@@ -12,16 +9,6 @@ from fedstrata.support.threads import cores
 
 class TooFewThreads(RuntimeError):
     """A machine on which JAX's callbacks can hang."""
-
-
-def calls_out(compiled: Any) -> bool:
-    """Whether a compiled program calls Python: two at once may wait for each other's threads."""
-    if compiled not in _calling:
-        _calling[compiled] = "callback" in compiled.as_text()
-    return _calling[compiled]
-
-
-_calling: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def need_two_threads(what: str) -> None:

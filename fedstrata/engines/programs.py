@@ -12,51 +12,70 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core.fed import Setup
-from fedstrata.core.fingerprint import sure_fingerprint
 from fedstrata.core.types import PyTree
+from fedstrata.engines.digest import Reader
 from fedstrata.engines.engine import Engine
 from fedstrata.support.compiling import compiling, uncollected
 
-PROGRAMS = 128  # executables that are kept, each under its own functions and under their text
+PROGRAMS = 128  # executables that are kept, each under its own functions and under its digest
 
-_programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
+_programs: OrderedDict[Any, Program] = OrderedDict()
 _lock = Lock()  # threads may solve at the same time; a program compiled twice is only slow
 
 
-def program(
-    function: Callable[..., PyTree], engine: Engine, setup: Setup, args: tuple[Any, ...]
-) -> Callable[..., PyTree]:
-    """The executable of ``function(engine, setup, *args)``, from the cache or made now."""
+@dataclass(frozen=True)
+class Program:
+    """An executable. It takes leaves, as equal programs may have methods of unequal structure."""
+
+    run: Callable[..., PyTree]
+    calls_host: bool
+
+    def __call__(self, *args: PyTree) -> PyTree:
+        """What the program computes."""
+        return self.run(*jax.tree.leaves(args))
+
+
+def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args: tuple[Any, ...]) -> Program:
+    """The executable of ``function(engine, setup, *args)``, from the cache or made now.
+
+    A notebook's cell that is run again defines its functions again. They are traced, and the program of the
+    same equations is found; one that calls the host is not, as its functions may hold anything.
+    """
     leaves, structure = jax.tree.flatten(args)
     shapes = tuple((jax.typeof(leaf), getattr(leaf, "sharding", None)) for leaf in leaves)
     # Matrix products of another precision, or float64, are another program of the same shapes.
     config = jnp.result_type(float), jax.default_matmul_precision.value
-    key = (function, engine, _hashable(setup), _hashable(structure), shapes, config)
+    key = (function, engine, objects(setup), objects(structure), shapes, config)
     with _lock:
         if key in _programs:
             _programs.move_to_end(key)
             return _programs[key]
-    # A notebook's cell that is run again defines its functions anew: the same text is the same program.
-    text = sure_fingerprint((setup.problem, setup.metrics))
-    same = text and (function, engine, text, replace(setup, problem=None, metrics=()), *key[3:])  # type: ignore[arg-type]
+
+    def flat(*leaves: Any) -> PyTree:
+        return function(engine, setup, *jax.tree.unflatten(structure, leaves))
+
+    with compiling():
+        with uncollected():
+            traced, reader = jax.jit(flat).trace(*leaves), Reader()
+            digest = reader.text(traced.jaxpr), objects(jax.tree.structure(traced.out_info)), shapes, config
+            same: Any = key if reader.calls_host else digest
+            with _lock:
+                found = _programs.get(same)
+            lowered = traced.lower() if found is None else None
+        if lowered is not None:
+            found = Program(lowered.compile(), reader.calls_host)
+    assert found is not None
     with _lock:
-        found = _programs.get(same)
-    if found is None:
-        with compiling():
-            with uncollected():
-                lowered = jax.jit(lambda *args: function(engine, setup, *args)).lower(*args)
-            found = lowered.compile()
-    with _lock:
-        _programs.update({key: found, same: found} if same else {key: found})
+        _programs.update({key: found, same: found})
         while len(_programs) > 2 * PROGRAMS:
             _programs.popitem(last=False)
     return found
 
 
 def kept() -> frozenset[Any]:
-    """The keys of the programs that are kept, to see whether a call compiled anything."""
+    """The executables that are kept, to see whether a call compiled anything."""
     with _lock:
-        return frozenset(_programs)
+        return frozenset(found.run for found in _programs.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +91,10 @@ class _Identity:
         return id(self.value)
 
 
-def _hashable(value: Any) -> Any:
+def objects(value: Any) -> Any:
+    """A key of the same objects: what cannot be hashed counts by its identity."""
     if isinstance(value, Setup):
-        return _hashable(value.problem), replace(value, problem=None)  # type: ignore[arg-type]
+        return objects(value.problem), replace(value, problem=None)  # type: ignore[arg-type]
     try:
         hash(value)
     except TypeError:

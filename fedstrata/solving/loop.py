@@ -36,10 +36,10 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
 from fedstrata.engines import engine_of
 from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Lane, Unfinished
+from fedstrata.engines.identity import differences
 from fedstrata.engines.metrics import Metric, evaluate, is_asked, is_due
 from fedstrata.solving.checkpoint import Checkpoint, try_to_write
 from fedstrata.solving.feasible import FEWEST, ended_outside
-from fedstrata.solving.identity import differences
 from fedstrata.solving.pose import Posed, check_values, checked_callbacks, pose
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import BOOKKEEPING, Result
@@ -560,8 +560,7 @@ class Loop:
         if other := differences(facts["identity"], self.posed.identity):
             raise CheckpointError(
                 f"{saving.file} belongs to another run ({'; '.join(other)}). Resume with the same arguments, "
-                "or give another path. A function that is the same for you can be named: "
-                "function.fingerprint = '…'."
+                "or give another path."
             )
         columns = {name for lane in facts["lanes"] for name in lane["columns"]}
         if columns and (missing := [name for name in BOOKKEEPING if name not in columns]):

@@ -23,9 +23,10 @@ from fedstrata.core.term import Term, positional
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.engines.engine import Carry
+from fedstrata.engines.identity import configuration, host_functions, programs_of, settings_of
 from fedstrata.engines.metrics import Hosted, Metric, OnHost, PerClient, is_hosted
-from fedstrata.solving.identity import identity_of
 from fedstrata.solving.result import BOOKKEEPING
+from fedstrata.support.digest import tree_digest
 
 MOST_FITTING = 64  # problems and shapes that are remembered
 FEW_CLIENTS = 3  # whose samples functions are checked on
@@ -67,16 +68,33 @@ class Posed:
     def identity(self) -> dict[str, Any]:
         """What makes a run this one, as plain values: a checkpoint is resumed by the same one only."""
         setup, datasets = self.setup, self.data if isinstance(self.data, list) else [self.data]
-        metrics = {**dict(setup.metrics), **self.hosted}
+        alone = len(self.methods) == 1
+        # a sweep's have an axis of lanes, be it of one
+        carry = jax.tree.map(lambda leaf: leaf[0], self.carry) if np.ndim(self.seed) else self.carry
+        programs = programs_of(setup, self.methods[0], carry, datasets[0])
+        found = {**configuration(), **settings_of("problem", setup.problem)}
+        for b, method in enumerate(self.methods):
+            found |= settings_of("method" if alone else f"methods[{b}]", method)
         return {
-            **identity_of(setup.problem, self.methods, datasets, self.x0, self.y0, metrics),
-            "seed": self.seeds[0] if len(self.seeds) == 1 else self.seeds,
+            **found,
+            **{name: f"program {digest}" for name, digest in programs.items()},
+            "metrics": [name for name, _ in setup.metrics],
+            **host_functions({f"metrics[{name!r}]": metric for name, metric in self.hosted.items()}),
+            "data": " ".join(["contents", *dict.fromkeys(data.fingerprint for data in datasets)]),
+            "x0": f"contents {tree_digest(self.x0)}",
+            "y0": f"contents {tree_digest(self.y0)}",
+            "seed": self.seeds[0] if alone else self.seeds,
             "clients": setup.clients,
             "participants": setup.participants,
             "weights": setup.weights,
             "eval_every": self.eval_every,
             "default_metrics": setup.measure_problem,
         }
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """What the parties of a network compare: all but the samples, which each of them has of its own."""
+        return {key: value for key, value in self.identity.items() if key != "data"}
 
 
 def pose(

@@ -19,7 +19,7 @@ from fedstrata.engines.network.grpc_server import METHOD, SERVICE, options
 from fedstrata.engines.network.host import Host
 from fedstrata.engines.network.kits import name_of, read
 from fedstrata.lab.experiments.net import plan_of, settings_of
-from fedstrata.lab.experiments.networked import fingerprint, opener
+from fedstrata.lab.experiments.networked import opener, terms_of
 
 EVERY = 6  # rounds
 LIMIT = 2**20  # of the server's messages; this site's own is larger
@@ -102,7 +102,7 @@ def main(kit: Path) -> None:
     names = settings["federation"]["sites"]
     definition = plan_of(settings["federation"]["experiment"], kit, False, None, None).experiment
     opens = opener(definition, None, (names.index(name), len(names)))
-    serve(Liar(Host(fingerprint(definition), opens, kit / "state")), kit, settings["server"]["address"])
+    serve(Liar(Host(terms_of(definition), opens, kit / "state")), kit, settings["server"]["address"])
 
 
 if __name__ == "__main__":

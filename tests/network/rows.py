@@ -44,9 +44,9 @@ class Opened:
     case: Case
     data: Any
 
-    def text(self, clients: int, server: Any) -> tuple[Text, str]:
+    def text(self, clients: int, server: Any) -> tuple[Text, dict[str, Any]]:
         run = posed(self.case, replace(made_up(form_of(self.data), clients), server=server))
-        return Text.of(run.setup, run.method, run.carry, server), self.case.name
+        return Text.of(run.setup, run.method, run.carry, server), run.common
 
 
 def main(kit: str, address: str, number: str, folder: str) -> None:
@@ -57,7 +57,7 @@ def main(kit: str, address: str, number: str, folder: str) -> None:
         gc.collect()
         return Opened(cases[n], part(cases[n].data, own))
 
-    host = Host("rows", opens, Path(folder), share=SITES[int(number)] == SHARING, once=True)
+    host = Host({}, opens, Path(folder), share=SITES[int(number)] == SHARING, once=True)
     serve(host, Path(kit), address)
 
 

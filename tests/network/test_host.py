@@ -26,6 +26,7 @@ from fedstrata.solving.pose import pose
 from fedstrata.testing.cases import all_cases
 
 CASES = {case.name: case for case in all_cases()}
+TERMS = {"experiment": "text"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Opened:
     def text(self, clients, server):
         whole = replace(made_up(form_of(self.data), clients), server=server)
         run = pose(self.case.problem, self.case.method, whole, self.case.x0, rounds=3)
-        return Text.of(run.setup, run.method, run.carry, server), "posed"
+        return Text.of(run.setup, run.method, run.carry, server), run.common
 
 
 class Hosts:
@@ -58,8 +59,12 @@ class Hosts:
 
     def restart(self, i, data=None):
         own = self.data(i) if data is None else data
-        self.hosts[i] = Host("text", lambda n: Opened(self.case, own), self.folder / self.names[i])
+        self.hosts[i] = Host(TERMS, lambda n: Opened(self.case, own), self.folder / self.names[i])
         self.sessions[i] += 1
+
+    def identity(self, clients):
+        """Of the run as the server poses it."""
+        return Opened(self.case, self.case.data).text(clients, None)[1]
 
     def session(self, i):
         return self.sessions[i]
@@ -80,9 +85,9 @@ class Hosts:
 
 def joined(hosts, anew):
     """A federation that has joined its sites; what it tells."""
-    there, told = Federation(hosts, "run", 0, "text", anew), []
+    there, told = Federation(hosts, "run", 0, TERMS, anew), []
     remote = there.gather()
-    there.pose(int(remote.sizes.sum()), len(remote.sizes), None, "posed")
+    there.pose(int(remote.sizes.sum()), len(remote.sizes), None, hosts.identity(len(remote.sizes)))
     there.tell = lambda *words: told.append(words)
     assert not there._join({0: [0], 1: [0]})
     return there, told
@@ -97,6 +102,29 @@ def test_a_site_that_remembers_is_not_taken_anew(tmp_path):
     assert not there._join({0: [0], 1: [5]})
     assert told == []
     jax.tree.map(np.testing.assert_array_equal, states.memory, hosts.hosts[1].site.states.at(5))
+
+
+def renamed(loss):
+    def f(point, one):
+        """The same under another name."""
+        return loss(point, one)
+
+    return f
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [(renamed, None), (lambda loss: lambda x, s: 2 * loss(x, s), "round: another program")],
+)
+def test_a_site_joins_with_the_same_program_alone(other, words, tmp_path):
+    """However it is written: a helper of its own may have another loss, or another docstring."""
+    hosts = Hosts(tmp_path)
+    there, _ = joined(hosts, anew=False)
+    problem = replace(hosts.case.problem, loss=other(hosts.case.problem.loss))
+    hosts.case = replace(hosts.case, problem=problem)
+    hosts.restart(1)
+    failures = there._join({0: [0], 1: [0]})
+    assert (words is None and not failures) or words in failures[1].why
 
 
 def forget(hosts, i):
@@ -156,9 +184,9 @@ def test_a_site_knows_that_its_data_is_another(tmp_path):
     hosts = Hosts(tmp_path)
     joined(hosts, anew=False)
     hosts.restart(1, data=other_values(hosts.data(1)))
-    there = Federation(hosts, "run", 0, "text")
+    there = Federation(hosts, "run", 0, TERMS)
     remote = there.gather()
-    there.pose(int(remote.sizes.sum()), len(remote.sizes), None, "posed")
+    there.pose(int(remote.sizes.sum()), len(remote.sizes), None, hosts.identity(len(remote.sizes)))
     there._begin(False)
     assert "samples are not those with which it took part" in there._join({0: [0], 1: [0]})[1].why
 
@@ -170,7 +198,7 @@ def test_the_servers_word_for_the_data_says_nothing_of_it(tmp_path):
         hosts = Hosts(tmp_path)
         for host in hosts.hosts:
             host.secret = secret
-        return Federation(hosts, run, 0, "text").gather().data[0]
+        return Federation(hosts, run, 0, TERMS).gather().data[0]
 
     words = [word(b"one", "run"), word(b"other", "run"), word(b"one", "another")]
     assert len({*words, CASES["scaffold"].data.fingerprint}) == 4
@@ -196,7 +224,7 @@ def test_a_run_goes_on_with_its_own_sites_and_their_data(tmp_path):
     noted = {"sites": hosts.names, "states": [5, 7]}
 
     def recalled(**changes):
-        remote = Federation(hosts, "run", 0, "text").gather()
+        remote = Federation(hosts, "run", 0, TERMS).gather()
         engine = Network(remote)
         engine.place(remote.form)
         engine.recall(3, {**noted, "data": list(remote.data), **changes})
@@ -220,14 +248,14 @@ def test_numbers_grow_where_the_servers_clock_was_set_back(tmp_path, monkeypatch
         states.leave(now // 1000 + 5 + i, states.memory)
     hosts.restart(1)
     monkeypatch.setattr(time, "time_ns", lambda: now - 10**15)  # eleven days
-    remote = Federation(hosts, "run", 0, "text").gather()
+    remote = Federation(hosts, "run", 0, TERMS).gather()
     assert remote.seen == now // 1000 + 6
     engine = Network(remote)
     engine.place(remote.form)
     numbers = [engine._tick() for _ in range(3)]
     assert remote.seen < numbers[0] < numbers[1] < numbers[2]
     hosts.hosts[0].seen = 2**80  # a lie, which would spoil the numbers for ever
-    assert Federation(hosts, "run", 0, "text").gather().seen == now // 1000 + 6
+    assert Federation(hosts, "run", 0, TERMS).gather().seen == now // 1000 + 6
 
 
 class Noting(Hosts):
@@ -249,9 +277,9 @@ def test_numbers_never_repeat_over_restarts_of_the_server(tmp_path, monkeypatch)
     real, told = time.time_ns, []
     for restart in range(3):
         monkeypatch.setattr(time, "time_ns", lambda restart=restart: real() - restart * 10**15)
-        there = Federation(hosts, "run", 0, "text")
+        there = Federation(hosts, "run", 0, TERMS)
         remote = there.gather()
-        there.pose(int(remote.sizes.sum()), 5, None, "posed")
+        there.pose(int(remote.sizes.sum()), 5, None, hosts.identity(5))
         hosts.numbers.clear()
         engine = Network(remote)
         options = {"checkpoint": tmp_path / "run", "resume": restart > 0}
@@ -290,13 +318,13 @@ def test_whatever_a_site_says_of_its_data_is_refused_or_read(form, seen, arrays)
     assert (found[0] > 0).all()
 
 
-entries = st.sampled_from(["run", "what", "states", "number", "fingerprint", "server", "clients"])
+entries = st.sampled_from(["run", "what", "states", "number", "terms", "identity", "server", "clients"])
 ops = st.sampled_from(["open", "join", "exchange", "memory", "other"])
 
 
 @given(st.dictionaries(entries, anything, max_size=4), ops)
 def test_a_site_answers_whatever_comes(header, op):
-    host = Host("text", lambda n: Opened(CASES["fedavg"], CASES["fedavg"].data), Path("nowhere"))
+    host = Host(TERMS, lambda n: Opened(CASES["fedavg"], CASES["fedavg"].data), Path("nowhere"))
     for message in (wire.pack({**header, "op": op, "seq": 7}, []), wire.pack(header, []), b"noise"):
         answered, _ = wire.unpack(host.answer(message))
         assert "error" in answered
@@ -306,12 +334,15 @@ def test_a_site_answers_whatever_comes(header, op):
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        ({"op": "open", "run": "../run", "number": 0, "fingerprint": "text"}, "no name"),
-        ({"op": "open", "run": "run", "number": 0, "fingerprint": "other"}, "another text"),
+        ({"op": "open", "run": "../run", "number": 0, "terms": TERMS}, "no name"),
+        (
+            {"op": "open", "run": "run", "number": 0, "terms": {"experiment": "other"}},
+            "experiment: 'other' there, 'text' here",
+        ),
         ({"op": "exchange", "run": "run"}, "not joined"),
         ({"op": "memory", "run": "run"}, "--share"),
         ({"op": "shutdown"}, "no request"),
-        ({"op": "open", "run": "run", "number": "0", "fingerprint": "text"}, "number"),
+        ({"op": "open", "run": "run", "number": "0", "terms": TERMS}, "number"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
@@ -336,8 +367,8 @@ def test_columns_in_another_order_are_told(tmp_path, other, words):
         file = tmp_path / f"{i}.csv"
         file.write_text(text)
         own = from_csv(file, label="ill", encode=True)
-        hosts.hosts[i] = Host("text", lambda n, own=own: Opened(hosts.case, own), tmp_path)
-    there = Federation(hosts, "run", 0, "text")
+        hosts.hosts[i] = Host(TERMS, lambda n, own=own: Opened(hosts.case, own), tmp_path)
+    there = Federation(hosts, "run", 0, TERMS)
     if words is None:
         assert there.gather().sizes.tolist() == [2, 2]
     else:

@@ -20,7 +20,7 @@ from fedstrata.engines.network.kits import make
 from fedstrata.testing.cases import CLIENTS
 
 from .faults import ROOT, environment
-from .rows import SHARES, SHARING, SITES, rows
+from .rows import SHARES, SHARING, SITES, posed, rows
 from .test_grpc import Proxy
 
 pytestmark = pytest.mark.slow
@@ -79,13 +79,13 @@ class Sites:
 
     def run(self, number, case):
         """A row: its result, and what the sharing site remembers, or the words of those that do not share."""
-        there = Federation(self.server, f"row-{number}", number, "rows")
+        there = Federation(self.server, f"row-{number}", number, {})
         found, form = there.gather(), None
         if case.data.server is not None:
             one = case.data.sample_of("server")
             form = {k: [np.dtype(one[k].dtype).name, list(v.shape)] for k, v in case.data.server.items()}
-        there.pose(int(found.sizes.sum()), CLIENTS, form, case.name)
         blank = replace(made_up(there.form, CLIENTS), server=case.data.server)
+        there.pose(int(found.sizes.sum()), CLIENTS, form, posed(case, blank).common)
         result = case.run(engine=Network(found), data=blank)
         return result, there.memory() if isinstance(result.y, AtSites) else None
 

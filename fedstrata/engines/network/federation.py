@@ -34,7 +34,7 @@ class Federation:
         transport: to the sites.
         run: the run's name, unlike any other.
         number: of the run in the text.
-        fingerprint: of the text.
+        terms: what every site must have too before a run is opened.
         anew: whether a site that has forgotten the run is taken anew.
         patience: seconds for a site to open or join.
 
@@ -47,11 +47,11 @@ class Federation:
         transport: Connected,
         run: str,
         number: int,
-        fingerprint: str,
+        terms: Mapping[str, Any],
         anew: bool = False,
         patience: float = 600.0,
     ) -> None:
-        self.inner, self.run, self.number, self.fingerprint = transport, run, number, fingerprint
+        self.inner, self.run, self.number, self.terms = transport, run, number, terms
         self.anew, self.patience = anew, patience
         self.names, self.rejoins = transport.names, transport.rejoins
         self.sent, self.received = transport.sent, transport.received
@@ -107,12 +107,12 @@ class Federation:
     def _begin(self, fresh: bool) -> None:
         self.fresh, self._joined, self._known = fresh, {}, set()
 
-    def pose(self, total: int, clients: int, server: Any, fingerprint: str) -> None:
-        """How the run is posed, which every site checks against its own text when it joins."""
-        self._posed = {"total": total, "clients": clients, "server": server, "fingerprint": fingerprint}
+    def pose(self, total: int, clients: int, server: Any, identity: Mapping[str, Any]) -> None:
+        """How the run is posed, which every site compares with its own text when it joins."""
+        self._posed = {"total": total, "clients": clients, "server": server, "identity": identity}
 
     def _open(self, sites: Sequence[int]) -> Outcome:
-        header = {"op": "open", "run": self.run, "number": self.number, "fingerprint": self.fingerprint}
+        header = {"op": "open", "run": self.run, "number": self.number, "terms": self.terms}
         replies, failures = self._ask({i: Request(header, []) for i in sites})
         for i, reply in list(replies.items()):
             try:

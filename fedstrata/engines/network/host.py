@@ -16,7 +16,7 @@ import hmac
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ import numpy as np
 
 from fedstrata.core.types import PyTree
 from fedstrata.data.federated import DataError, FederatedData
+from fedstrata.engines.identity import differences
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.site import Place, Site
 from fedstrata.engines.network.states import Forgotten, SiteRefused, numbers_in
@@ -46,15 +47,15 @@ class Opened(Protocol):
     def data(self) -> FederatedData:
         """Its samples."""
 
-    def text(self, clients: int, server: PyTree) -> tuple[Text, str]:
-        """The posed run in a federation of so many clients, and its fingerprint."""
+    def text(self, clients: int, server: PyTree) -> tuple[Text, Mapping[str, Any]]:
+        """The posed run in a federation of so many clients, and its identity."""
 
 
 class Host:
     """A site's process.
 
     Args:
-        fingerprint: of this site's text.
+        terms: what the server must have too before a run is opened, see `fedstrata.engines.identity`.
         opens: a run of the text by its number.
         folder: where memory is kept.
         share: whether what clients remember may be fetched.
@@ -65,14 +66,14 @@ class Host:
 
     def __init__(
         self,
-        fingerprint: str,
+        terms: Mapping[str, Any],
         opens: Callable[[int], Opened],
         folder: Path,
         share: bool = False,
         once: bool = False,
         secret: bytes = b"",
     ) -> None:
-        self.fingerprint, self.opens, self.folder = fingerprint, opens, folder
+        self.terms, self.opens, self.folder = terms, opens, folder
         self.share, self.once, self.secret = share, once, secret
         self.run: str | None = None
         self.number = -1
@@ -126,12 +127,7 @@ class Host:
         raise SiteRefused(f"There is no request {op!r}.")
 
     def _open(self, header: Header) -> tuple[Header, Arrays]:
-        theirs = wire.value(header, "fingerprint", str)
-        if theirs != self.fingerprint:
-            raise SiteRefused(
-                f"The server runs another text ({theirs[:12]}) than this site ({self.fingerprint[:12]}): "
-                "the package, the experiment or its parameters differ."
-            )
+        _compare(wire.value(header, "terms", dict), self.terms)
         run, number = wire.value(header, "run", str), wire.value(header, "number", int)
         if not run.replace("-", "").isalnum() or len(run) > 80:
             raise SiteRefused("A run whose name is no name.")
@@ -155,9 +151,8 @@ class Host:
         if not ((own >= 0).all() and (own < clients).all() and len(set(own.tolist())) == len(own)):
             raise SiteRefused("The server counts this site's clients otherwise.")
         server = blank(header.get("server"))
-        text, fingerprint = self.opened.text(clients, server)
-        if fingerprint != wire.value(header, "fingerprint", str):
-            raise SiteRefused("The server poses this run otherwise than this site: another text.")
+        text, identity = self.opened.text(clients, server)
+        _compare(wire.value(header, "identity", dict), identity)
         place = Place(own, wire.value(header, "total", int))
         site = self.site
         if site is None or site.place.total != place.total or not np.array_equal(site.place.clients, own):
@@ -190,6 +185,14 @@ class Host:
         if (newest := self.site.states.newest) is None:
             raise Forgotten
         return {}, [np.asarray(leaf) for leaf in jax.tree.leaves(self.site.states.at(newest))]
+
+
+def _compare(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    if other := differences(there, here):
+        raise SiteRefused(
+            f"The server (there) does not run what this site (here) runs: {'; '.join(other)}. Give both the "
+            "same experiment and parameters, and the same version and configuration of JAX."
+        )
 
 
 Form = dict[str, Any]

@@ -17,14 +17,15 @@ import numpy as np
 
 from fedstrata.core.tree import as_floats
 from fedstrata.core.types import PyTree
+from fedstrata.engines.identity import differences, host_functions
 from fedstrata.lab.experiments._display import Display, Watch
 from fedstrata.lab.experiments._store import Store
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.experiments.errors import ExperimentError
 from fedstrata.lab.report import ReportError, RunRecord
 from fedstrata.solving.checkpoint import Checkpoint
-from fedstrata.solving.identity import described, differences, identity_of
 from fedstrata.solving.loop import Diverged, solve
+from fedstrata.solving.pose import Posed, pose
 from fedstrata.solving.result import BOOKKEEPING, Result
 from fedstrata.solving.runaway import AWAY, RISES, runaway
 from fedstrata.solving.sweep import sweep
@@ -62,16 +63,20 @@ def check_stored(experiment: Experiment, setting: Setting, stored: dict[str, Any
         )
 
 
+def posed(task: Task, setting: Setting) -> Posed:
+    """A task as `fedstrata.solve` poses it, without a word of caution: that is said when it is solved."""
+    options = {key: task.options[key] for key in ("weights", "default_metrics") if key in task.options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pose(
+            task.problem, task.method, task.data, task.x0, y0=task.y0, rounds=task.rounds, seed=setting.seed,
+            participation=task.participation, eval_every=task.eval_every, metrics=task.metrics, **options,
+        )  # fmt: skip
+
+
 def _identity(task: Task, setting: Setting) -> dict[str, Any]:
-    asked = {key: task.options[key] for key in ("weights", "default_metrics") if key in task.options}
-    plain = {"rounds": task.rounds, "eval_every": task.eval_every, "participation": task.participation}
-    return {
-        **identity_of(task.problem, [task.method], [task.data], task.x0, task.y0, task.metrics),
-        **plain,
-        **asked,
-        "seed": setting.seed,
-        "derive": described(task.derive),
-    }
+    derived = {} if task.derive is None else host_functions({"derive": task.derive})
+    return {**posed(task, setting).identity, "rounds": task.rounds, **derived}
 
 
 def solve_all(

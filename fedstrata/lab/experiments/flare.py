@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.engines.engine import Unfinished
+from fedstrata.engines.identity import differences
 from fedstrata.engines.network.engine import RoundFailed
 from fedstrata.engines.network.host import Host
 from fedstrata.engines.network.kits import read
 from fedstrata.lab.experiments.net import execute, plan_of, policy_of, refuse_runs, run_name, settings_of
-from fedstrata.lab.experiments.networked import Server, check, entry_of, fingerprint, opener
+from fedstrata.lab.experiments.networked import Server, check, entry_of, opener, terms_of
 from fedstrata.lab.experiments.runner import PreparedExperiment
 
 try:
@@ -87,7 +88,7 @@ class Party:
         entry = None if self.data is None else entry_of(self.data, self.label, Path(self.folder))
         opens = opener(definition, entry, (names.index(name), len(names)) if self.simulated else None)
         check(opens)
-        return Host(fingerprint(definition), opens, kit / "fedstrata", self.share, secret=read(kit)[2])
+        return Host(terms_of(definition), opens, kit / "fedstrata", self.share, secret=read(kit)[2])
 
 
 def prepare(kit: Path, party: Party, say: Say) -> None:
@@ -147,12 +148,8 @@ class ServerPart:
     def _run(self, kit: Path, folder: Path) -> None:
         party, settings = Party.of(kit), settings_of(kit)
         plan = party.plan(kit)
-        asked, own = collab.get_app_prop("fingerprint"), fingerprint(plan.experiment)
-        if asked != own:
-            raise ValueError(
-                f"The job is about another text ({str(asked)[:12]}) than the server's ({own[:12]}): the "
-                "package, the experiment or its parameters differ."
-            )
+        if other := differences(collab.get_app_prop("terms"), terms_of(plan.experiment)):
+            raise ValueError(f"The job (there) is not what the server (here) runs: {'; '.join(other)}.")
         resume = bool(collab.get_app_prop("resume", False))
         out = Path(party.out) if party.out else kit / "runs" / plan.experiment.name
         if not resume:
@@ -183,7 +180,7 @@ def submit(kit: Path, plan: PreparedExperiment, out: Path, resume: bool, say: Sa
         raise ValueError(f"{out} has a report already: --resume goes on, or give another --out.")
     logging.getLogger("nvflare").setLevel(logging.WARNING)
     user = json.loads((kit / "startup" / "fed_admin.json").read_text("utf-8"))["admin"]["username"]
-    facts = {"fingerprint": fingerprint(plan.experiment)}
+    facts = {"terms": terms_of(plan.experiment)}
     words, silent = "", 0
     for _ in range(MOST_JOBS):
         made = flare.job(plan.experiment.name, sites, ServerPart(), SitePart(), {**facts, "resume": resume})

@@ -200,7 +200,7 @@ def site(
         from fedstrata.engines.network.grpc_site import serve
         from fedstrata.engines.network.host import Host
         from fedstrata.engines.network.kits import name_of, read
-        from fedstrata.lab.experiments.networked import check, entry_of, fingerprint, opener
+        from fedstrata.lab.experiments.networked import check, entry_of, opener, terms_of
 
         settings, name = settings_of(kit), name_of(kit)
         names = settings["federation"]["sites"]
@@ -214,7 +214,7 @@ def site(
         opens = opener(definition, entry, (names.index(name), len(names)) if simulated else None)
         own = check(opens)
         typer.echo(f"{name}: {own!r} fits {definition.name}")
-        host = Host(fingerprint(definition), opens, folder or kit / "state", share, once, read(kit)[2])
+        host = Host(terms_of(definition), opens, folder or kit / "state", share, once, read(kit)[2])
         limit = int(settings["federation"].get("message_bytes", 2**28))
         serve(host, kit, address or settings["server"]["address"], limit)
 

@@ -13,54 +13,37 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-import fedstrata
 from fedstrata.core.client import opened
 from fedstrata.core.term import positional
 from fedstrata.core.types import PyTree
 from fedstrata.data import from_csv, open_store
 from fedstrata.data.federated import DataError, FederatedData
+from fedstrata.engines.identity import configuration
 from fedstrata.engines.metrics import Metric, OnHost, PerClient
 from fedstrata.engines.network import Network, Policy, Text
 from fedstrata.engines.network.engine import part
 from fedstrata.engines.network.federation import Connected, Federation, made_up
 from fedstrata.engines.network.host import form_of
+from fedstrata.lab.experiments._solving import posed
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.experiments.errors import ExperimentError, line_in
-from fedstrata.solving.identity import readable
-from fedstrata.solving.pose import Posed, pose
+from fedstrata.solving.pose import Posed
 
 Entry = Callable[[], FederatedData]
 
 
-@cache
-def _package() -> bytes:
-    """The digest of the package's sources: methods and engines are part of the text."""
-    digest = hashlib.sha256()
-    root = Path(fedstrata.__file__).parent
-    for file in sorted(root.rglob("*.py")):
-        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
-    return digest.digest()
-
-
-def fingerprint(experiment: Experiment) -> str:
-    """Equal for two parties that hold the same text: package, experiment, parameters, JAX and precision."""
-    module = sys.modules.get(getattr(experiment.build, "__module__", ""))
-    file = getattr(module, "__file__", None)
-    source = b"" if file is None else Path(file).read_bytes()
-    source += getattr(experiment.build, "content", "").encode()  # a TOML file's
-    settings = [[sorted(s.items()), s.seed] for s in experiment.settings]
-    facts = [experiment.name, jax.__version__, str(jnp.result_type(float)), settings]
-    digest = hashlib.sha256(_package())
-    digest.update(source + json.dumps(facts, default=str).encode())
-    return digest.hexdigest()
+def terms_of(experiment: Experiment) -> dict[str, Any]:
+    """What parties must have in common before a run is opened; each run's own identity is compared then."""
+    settings = json.dumps([[sorted(s.items()), s.seed] for s in experiment.settings], default=str)
+    own = {f"parameters.{key}": value for key, value in experiment.parameters.items()}
+    digest = hashlib.sha256(settings.encode()).hexdigest()[:24]
+    return {"experiment": experiment.name, **configuration(), **own, "settings": f"contents {digest}"}
 
 
 def task_of(experiment: Experiment, setting: Setting) -> Task:
@@ -82,24 +65,9 @@ def task_of(experiment: Experiment, setting: Setting) -> Task:
 
 
 def _posed(task: Task, setting: Setting, data: FederatedData) -> Posed:
-    names = ("weights", "default_metrics")
-    options = {name: task.options[name] for name in names if name in task.options}
     metrics: Mapping[str, Any] = task.metrics
     asked = {n: m for n, m in metrics.items() if isinstance(m, PerClient)}  # others ask no client
-    return pose(
-        task.problem, task.method, data, task.x0, y0=task.y0, rounds=task.rounds, seed=setting.seed,
-        participation=task.participation, eval_every=task.eval_every, metrics=asked, **options,
-    )  # fmt: skip
-
-
-def _digest(posed: Posed) -> str:
-    """Equal for two parties that pose a run in the same way."""
-    plain = readable(posed.identity)  # a party has data of its own, and perhaps another version of Python
-    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
-    for leaf in jax.tree.leaves((posed.x0, posed.y0)):
-        array = np.asarray(leaf)
-        digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
-    return digest.hexdigest()
+    return posed(replace(task, data=data, metrics=asked), setting)
 
 
 @dataclass(frozen=True)
@@ -110,11 +78,11 @@ class SiteRun:
     setting: Setting
     data: FederatedData
 
-    def text(self, clients: int, server: PyTree) -> tuple[Text, str]:
-        """The posed run in a federation of so many clients, and its fingerprint."""
+    def text(self, clients: int, server: PyTree) -> tuple[Text, dict[str, Any]]:
+        """The posed run in a federation of so many clients, and its identity."""
         whole = replace(made_up(form_of(self.data), clients), server=server)
-        posed = _posed(self.task, self.setting, whole)
-        return Text.of(posed.setup, posed.method, posed.carry, server), _digest(posed)
+        run = _posed(self.task, self.setting, whole)
+        return Text.of(run.setup, run.method, run.carry, server), run.common
 
 
 def opener(
@@ -230,15 +198,13 @@ class Server:
 
     def __post_init__(self) -> None:
         self._numbers = {_name(s): i for i, s in enumerate(self.experiment.settings)}
-        self._fingerprint = fingerprint(self.experiment)
+        self._terms = terms_of(self.experiment)
 
     def federation(self, setting: Setting) -> tuple[Federation, Network, Task, FederatedData]:
         """A run whose sites are there; the data has no samples."""
         task, number = task_of(self.experiment, setting), self._numbers[_name(setting)]
         patience = self.policy.first_timeout
-        there = Federation(
-            self.transport, f"{self.run}-{number}", number, self._fingerprint, self.anew, patience
-        )
+        there = Federation(self.transport, f"{self.run}-{number}", number, self._terms, self.anew, patience)
         remote = there.gather()
         server = None if task.data is None else opened(task.data.server)
         data = replace(made_up(there.form, len(remote.sizes)), server=server)
@@ -246,8 +212,8 @@ class Server:
         if server is not None:
             one = data.sample_of("server")
             form = {k: [np.dtype(one[k].dtype).name, list(np.shape(v))] for k, v in server.items()}
-        digest = _digest(_posed(task, setting, data))
-        there.pose(int(remote.sizes.sum()), len(remote.sizes), form, digest)
+        identity = _posed(task, setting, data).common
+        there.pose(int(remote.sizes.sum()), len(remote.sizes), form, identity)
         for earlier in self.engines:
             earlier.release()
         engine = Network(remote, policy=self.policy)
@@ -258,13 +224,13 @@ class Server:
     def networked(self, watch: Callable[[Any], None]) -> Experiment:
         """The same experiment with the network as its engine; ``watch`` is called after evaluations."""
 
+        @wraps(self.experiment.build)  # stored runs are of this text
         def build(setting: Setting) -> Task:
             _, engine, task, data = self.federation(setting)
             options = {**task.options, "engine": engine}
             options["callbacks"] = (watch, *options.get("callbacks", ()))
             return replace(task, data=data, metrics=_bound(task), options=options)
 
-        build.content = self._fingerprint  # type: ignore[attr-defined]  # stored runs are of this text
         build.elsewhere = True  # type: ignore[attr-defined]  # what is built again asks the sites again
         return self.experiment.model_copy(update={"build": build})
 

@@ -1,0 +1,160 @@
+"""Digests of programs: what is computed, wherever and however it is written.
+
+The digest of a jaxpr is that of its equations in order, with the arrays it closes over. It does not depend on
+the process, the hash seed, the version of Python, or on names, comments and docstrings. It depends on the
+version of JAX, which traces the same function into other equations from time to time.
+
+What a program computes through a callback (`fedstrata.black_box`, metrics on the host) has no equations. Such
+a function is known by its code, by what it closes over and by the globals it names, and no further: not by a
+helper in another module, and its bytecode is that of one version of Python. Whoever knows better names it:
+
+>>> def simulator(x, sample):
+...     return 0.0
+>>> simulator.fingerprint = "wind tunnel, version 3"
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.support.digest import array_digest
+from fedstrata.support.functions import LIBRARIES, is_library, referred_to
+
+# Names, and rules for derivatives: those that were taken are among the equations already.
+NOT_COMPUTED = {"name", "debug_info", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "rule"}
+
+
+def digest_of(value: Any) -> str:
+    """The digest of a jaxpr, or of a function that is called on the host.
+
+    >>> one, other = (jax.make_jaxpr(lambda x: a * x)(1.0) for a in (2.0, 3.0))
+    >>> digest_of(one) == digest_of(jax.make_jaxpr(lambda renamed: 2.0 * renamed)(4.0))
+    True
+    >>> digest_of(one) == digest_of(other)
+    False
+    """
+    return _hash(Reader().text(value))
+
+
+class Reader:
+    """Writes a jaxpr, or anything that one may hold, as a text without names and addresses.
+
+    Attributes:
+        calls_host: whether what was read calls functions on the host, which an equal text does not make the
+            same: they may hold anything.
+    """
+
+    def __init__(self) -> None:
+        self.calls_host = False
+        self._known: dict[int, tuple[Any, str]] = {}  # with the object, so that no other gets its number
+        self._avals: dict[Any, str] = {}
+
+    def text(self, value: Any) -> str:
+        """A value's text; that of a jaxpr, a function or an array is its digest."""
+        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+            return repr(value)
+        if id(value) not in self._known:
+            self._known[id(value)] = value, "…"  # a function may call itself
+            self._known[id(value)] = value, self._look(value)
+        return self._known[id(value)][1]
+
+    def _look(self, value: Any) -> str:
+        if isinstance(named := getattr(value, "fingerprint", None), str):
+            return f"named {named}"
+        if hasattr(value, "eqns"):
+            return self._jaxpr(value)
+        if isinstance(value, tuple | list):
+            return f"{type(value).__name__}({','.join(map(self.text, value))})"
+        if isinstance(value, Mapping):
+            return f"{{{','.join(sorted(f'{self.text(k)}:{self.text(v)}' for k, v in value.items()))}}}"
+        if isinstance(value, set | frozenset):
+            return f"{{{','.join(sorted(map(self.text, value)))}}}"
+        if isinstance(value, ModuleType | type):
+            return f"{getattr(value, '__module__', '')}.{value.__name__}"
+        if hasattr(value, "__array__"):
+            return _array(value)
+        if isinstance(value, FunctionType | MethodType | functools.partial):
+            return _hash(*self._called(value))
+        if dataclasses.is_dataclass(value):
+            return self.text((type(value), [getattr(value, f.name) for f in dataclasses.fields(value)]))
+        if callable(value) and type(value).__module__.partition(".")[0] not in LIBRARIES:
+            return _hash(*self._called(value))
+        return re.sub(r" at 0x\w+", "", repr(value))
+
+    def _jaxpr(self, closed: Any) -> str:
+        jaxpr = getattr(closed, "jaxpr", closed)
+        number: dict[Any, str] = {}
+
+        def new(variable: Any) -> str:
+            number[variable] = f"%{len(number)}"
+            return self._aval(variable.aval)
+
+        def old(atom: Any) -> str:
+            return f"{self._aval(atom.aval)}{self.text(atom.val)}" if hasattr(atom, "val") else number[atom]
+
+        lines = [",".join(map(new, (*jaxpr.constvars, *jaxpr.invars)))]
+        lines += map(self.text, getattr(closed, "consts", ()))
+        for equation in jaxpr.eqns:
+            self.calls_host |= "callback" in equation.primitive.name
+            read = ",".join(map(old, equation.invars))
+            params = sorted((k, self.text(v)) for k, v in equation.params.items() if k not in NOT_COMPUTED)
+            lines.append(f"{','.join(map(new, equation.outvars))}={equation.primitive.name}({read}){params}")
+        return _hash(*lines, ",".join(map(old, jaxpr.outvars)))
+
+    def _aval(self, aval: Any) -> str:
+        if aval not in self._avals:
+            self._avals[aval] = aval.str_short() + "~" * getattr(aval, "weak_type", False)
+        return self._avals[aval]
+
+    def _called(self, value: Any) -> Iterator[str]:
+        """What a Python function is made of."""
+        if isinstance(value, MethodType):
+            value = value.__func__, value.__self__
+        elif isinstance(value, functools.partial):
+            value = value.func, value.args, value.keywords
+        if isinstance(value, tuple):
+            yield self.text(value)
+        elif isinstance(value, FunctionType):
+            yield self.text(referred_to(value))
+            if is_library(value):
+                yield f"{value.__module__}.{value.__qualname__}"
+            else:
+                yield from self._code(value.__code__, value.__doc__)
+                yield self.text((value.__defaults__, value.__kwdefaults__))
+        else:
+            yield self.text(type(value))
+            yield self.text(getattr(value, "__wrapped__", None))
+            yield self.text(dict(getattr(value, "__dict__", {})))
+            yield self.text(type(value).__call__)
+
+    def _code(self, code: CodeType, doc: str | None = None) -> Iterator[str]:
+        yield f"{code.co_code!r}{code.co_names}{code.co_argcount}"
+        for const in code.co_consts:
+            if isinstance(const, CodeType):
+                yield from self._code(const)
+            else:
+                yield self.text(None if const == doc else const)
+
+
+def _array(value: Any) -> str:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
+    return f"{array.tolist()}" if array.dtype.hasobject else array_digest(array).hex()
+
+
+def _hash(*parts: str) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()[:24]

@@ -1,0 +1,173 @@
+"""What a run is: the programs that it computes, on shapes, whichever engine computes them.
+
+The start, a round and a measurement are traced with one client in every exchange. The digests of the three
+jaxprs hold the problem with its sets, the method with its options and schedules, the weights and the metrics:
+whatever a user's function reads while it is traced (a helper in another module, the environment, a file)
+shows in its equations. Real hyper-parameters, data and the point at which a run starts are arguments, of
+which only shapes count. Tracing takes 1–10 % of the time that the first call takes to compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.core import counting
+from fedstrata.core.fed import Exchange, Fed, Setup, visit
+from fedstrata.core.method import Method
+from fedstrata.core.types import Integer, Key, PyTree
+from fedstrata.data.federated import FederatedData
+from fedstrata.data.storage import Group, Part, Placed, common_size
+from fedstrata.engines.digest import digest_of
+from fedstrata.engines.engine import Carry
+from fedstrata.engines.programs import objects
+from fedstrata.engines.rounds import before_rounds, measure, one_round
+from fedstrata.support.compiling import compiling
+from fedstrata.support.digest import tree_digest
+
+_WORDS = {
+    "function": "another function",
+    "contents": "other contents",
+    "program": "another program (a function, a set or a schedule, or what one of them reads)",
+}
+MOST_KNOWN = 64  # programs' digests
+
+
+class OneClient(Fed):
+    """Verbs that ask the first of the clients, whose upload stands for the mean of all."""
+
+    data: Placed
+
+    def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
+        """See `Fed.exchange`."""
+        of = self.everyone if exchange.of is None else exchange.of
+        index = of[0]
+        memory = jax.tree.map(lambda leaf: leaf[index], self.memory)
+        reply, _ = visit(self.setup, exchange, self.data.client(index, memory))
+        if reply.memory is not None:
+            self.memory = jax.tree.map(lambda old, new: old.at[index].set(new), self.memory, reply.memory)
+        shape = jax.tree.map(lambda u: jax.ShapeDtypeStruct(u.shape, u.dtype), reply.upload)
+        if exchange.stacked:
+            return jax.tree.map(lambda u: jnp.broadcast_to(u, (*of.shape, *u.shape)), reply.upload), shape
+        weight = 1.0 if exchange.weights is None else exchange.weights.sum()
+        return jax.tree.map(lambda u: weight * u, reply.upload), shape
+
+
+def programs_of(setup: Setup, method: Method, carry: Carry, data: FederatedData) -> dict[str, str]:
+    """The digests of what a run computes: before the first round, in a round, and at an evaluation.
+
+    Args:
+        setup: what is fixed; its metrics are those that are compiled.
+        method: with its horizon; of its real hyper-parameters only shapes count.
+        carry: state and memory before the first round, of which only shapes count.
+        data: of which only shapes count.
+    """
+    args: tuple[Any, ...] = method, carry, outline(data), jax.random.key(0), jnp.int32(0)
+    leaves, structure = jax.tree.flatten(args)
+    shapes = tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+    key = objects(setup), objects(structure), shapes, *configuration().values()
+    if key not in _known:
+        with compiling():
+            _known[key] = _traced(setup, *args)
+        while len(_known) > MOST_KNOWN:
+            del _known[next(iter(_known))]
+    return _known[key]
+
+
+_known: dict[Any, dict[str, str]] = {}  # experiments ask for the same run twice, or for many that are alike
+
+
+def _traced(setup: Setup, method: Method, carry: Carry, data: Placed, key: Key, r: Integer) -> dict[str, str]:
+    def digest(program: Callable[..., Any], *args: Any) -> str:
+        with counting.collect():
+            return digest_of(jax.make_jaxpr(partial(program, OneClient, setup))(method, carry, *args))
+
+    found = {"start": digest(before_rounds, key, data)} if method.starts() else {}
+    return {**found, "round": digest(one_round, key, data, r), "measure": digest(measure, data)}
+
+
+def outline(data: FederatedData) -> Placed:
+    """The shapes of a data set where phases run; nothing is read."""
+
+    def rows(part: str, number: int) -> PyTree:
+        form = data.sample_of(part)
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((number, *leaf.shape), leaf.dtype), form)
+
+    def of_clients(part: str, sizes: np.ndarray | None) -> Part | None:
+        if sizes is None:
+            return None
+        total: int = np.sum(sizes).item()
+        each: Any = jax.ShapeDtypeStruct((data.clients,), jnp.int32)
+        return Part(rows(part, total), each, each, total)
+
+    def pooled(part: str) -> PyTree:
+        leaves = jax.tree.leaves(getattr(data, part))
+        return rows(part, leaves[0].shape[0]) if leaves else None
+
+    sizes, valid = data.sizes, data.valid_sizes
+    group = Group(data.clients, int(np.max(sizes)), 0 if valid is None else int(np.max(valid)))
+    training = of_clients("train", sizes)
+    assert training is not None
+    return Placed(
+        training, of_clients("valid", valid), pooled("test"), pooled("server"), None, data.clients,
+        common_size(sizes), common_size(valid), (group,),
+    )  # fmt: skip
+
+
+def configuration() -> dict[str, Any]:
+    """What of JAX and its configuration changes results: runs go on, and sites join, under the same."""
+    config: Any = jax.config
+    return {
+        "JAX": jax.__version__,
+        "x64": bool(config.jax_enable_x64),
+        "matmul_precision": config.jax_default_matmul_precision,
+        "prng": config.jax_default_prng_impl,
+    }
+
+
+def settings_of(name: str, value: Any) -> dict[str, Any]:
+    """A problem or a method by its class and its fields, as plain values for people to read.
+
+    Functions are in the programs: of them, and of objects, only the kind is told here.
+    """
+    given = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+    own = {f"{name}.{field}": _described(one) for field, one in given.items()}
+    return {name: type(value).__name__, **own}
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic | jax.Array) and value.ndim == 0:
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    kinds = bool | int | float | str | np.ndarray | np.generic | jax.Array
+    numbers = [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, kinds)]
+    return f"contents {tree_digest(numbers)}" if numbers else type(value).__name__
+
+
+def host_functions(functions: Mapping[str, Any]) -> dict[str, str]:
+    """Functions of the host, by their code; see `fedstrata.engines.digest`."""
+    return {name: f"function {digest_of(function)}" for name, function in functions.items()}
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """What differs between two identities, in words.
+
+    Under another configuration of JAX everything may differ, so that only this is told.
+    """
+    found = {}
+    for key in dict.fromkeys([*here, *there]):
+        if key not in there or key not in here:
+            found[key] = f"only {'here' if key in here else 'there'}"
+        elif there[key] != here[key]:
+            kinds = [str(value).partition(" ")[0] for value in (there[key], here[key])]
+            alike = kinds[0] == kinds[1] and kinds[0] in _WORDS
+            found[key] = _WORDS[kinds[0]] if alike else f"{there[key]!r} there, {here[key]!r} here"
+    first = {key: words for key, words in found.items() if key in configuration()}
+    return [f"{key}: {words}" for key, words in (first or found).items()]
