@@ -19,6 +19,10 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.advice.applicable import applicable as applicable
     from fedstrata.advice.baselines import Baselines as Baselines
     from fedstrata.advice.baselines import baselines as baselines
+    from fedstrata.advice.certify import Certificate as Certificate
+    from fedstrata.advice.certify import certify as certify
+    from fedstrata.advice.constants import Constants as Constants
+    from fedstrata.advice.constants import constants as constants
     from fedstrata.advice.diagnose import Diagnosis as Diagnosis
     from fedstrata.advice.diagnose import diagnose as diagnose
     from fedstrata.core.counting import Ledger as Ledger

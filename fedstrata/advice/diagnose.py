@@ -19,27 +19,24 @@ All sums are over all samples of all clients, in float64, and nothing is counted
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import lineax as lx
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from fedstrata.advice.diagnostics import federated_mean
 from fedstrata.advice.feasible import onto, outside
-from fedstrata.advice.lower import CG_STEPS, Level, cg, extragradient, natural_residual, newton
+from fedstrata.advice.lower import Level, hypergradient, natural_residual, solve_lower
+from fedstrata.advice.objectives import level_of
 from fedstrata.advice.precision import double_precision
 from fedstrata.advice.saddle import Saddle, agnostic, game
-from fedstrata.advice.selection import judge
+from fedstrata.advice.selection import ENOUGH, judge_selection
 from fedstrata.core import tree
-from fedstrata.core.client import Client, opened
 from fedstrata.core.problem import Problem
 from fedstrata.core.shown import WIDTH
-from fedstrata.core.term import Term
-from fedstrata.core.types import Array, Function, PyTree, Real, Weights
+from fedstrata.core.types import Array, Function, PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
 from fedstrata.problems.classes import (
@@ -52,7 +49,6 @@ from fedstrata.problems.classes import (
     Personalized,
     Selection,
 )
-from fedstrata.problems.conversions import as_bilevel
 from fedstrata.problems.fairness import Constrained
 from fedstrata.solving.result import Result
 
@@ -272,7 +268,7 @@ def _measured(
         return _saddle(problem, placed, x, agnostic(problem, placed, x, y))
     if not isinstance(problem, TwoLevel):
         return _single(problem, weights, placed, x)
-    found = _diagnose(problem, _level(problem, weights), placed, x, y, tolerance)
+    found = _diagnose(problem, level_of(problem, weights), placed, x, y, tolerance)
     if not isinstance(problem, Minimax) or _unique(problem, found):
         return found
     pair = _saddle(problem, placed, x, game(problem, weights, placed, x, y))
@@ -324,26 +320,22 @@ def _diagnose(
     problem: TwoLevel, level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: float
 ) -> Diagnosis:
     start = level.spread(y, data)
-    if level.project is None and level.symmetric:
-        solved, first, last = newton(level, data, x, start, tolerance)
-        scale = first
-        gradient, relative = _adjoint(level, data, x, solved, tolerance)
-    else:
-        solved, scale, last, step = extragradient(level, data, x, start, tolerance)
-        gradient, relative = _forward(level, data, x, solved, step, tolerance)
-        gap = natural_residual(level, data, x, start, step)
-        first = tree.norm(level.gather(gap, data)) / step
-    found = level.gather(solved, data)
+    solved = solve_lower(level, data, x, start, tolerance)
+    gradient, relative = hypergradient(level, data, x, solved, tolerance)
+    first, last, found = solved.first, solved.last, level.gather(solved.y, data)
+    if not level.free:  # a result has its clients' mean responses, and so is their residual
+        gap = natural_residual(level, data, x, start, solved.step)
+        first = tree.norm(level.gather(gap, data)) / solved.step
     return Diagnosis(
         hypergradient=gradient,
         hypergradient_norm=float(tree.norm(gradient)),
-        objective=float(level.upper(x, solved, data)),
+        objective=float(level.upper(x, solved.y, data)),
         y=found,
         lower_residual=float(first),
         lower_distance=float(tree.norm(tree.sub(y, found))),
         solved_residual=float(last),
         system_residual=float(relative),
-        solved=bool(last <= tolerance * (1 + scale) and relative <= 10 * tolerance),
+        solved=bool(last <= tolerance * (1 + solved.first) and relative <= 10 * tolerance),
         **_judged(problem, data, x, gradient),
     )
 
@@ -388,13 +380,22 @@ def _newton_distance(
     if size == 0:
         return 0.0
 
-    def slope(x: PyTree, y: PyTree, data: Placed) -> PyTree:
-        return jax.grad(partial(_objective, problem, weights), argnums=1)(data, y)
+    def slope(x: PyTree, data: Placed) -> PyTree:
+        return jax.grad(partial(_objective, problem, weights), argnums=1)(data, x)
 
-    level = Level(lambda x, y, data: 0.0, slope, None, True)
-    step, relative = jax.jit(lambda data, x, g: cg(level, None, x, data, g, CURVED))(data, x, gradient)
+    step, relative = jax.jit(lambda data, x, g: _newton_step(slope, data, x, g))(data, x, gradient)
     found = float(tree.norm(step))
     return found if float(relative) <= 10 * CURVED and float(tree.dot(step, gradient)) > 0 else None
+
+
+def _newton_step(slope: Function, data: Placed, x: PyTree, b: PyTree) -> tuple[PyTree, Array]:
+    """``[∇²F]⁻¹ b`` and the relative residual."""
+
+    def product(v: PyTree) -> PyTree:
+        return jax.jvp(lambda x: slope(x, data), (x,), (v,))[1]
+
+    v, _ = jax.scipy.sparse.linalg.cg(product, b, tol=CURVED, maxiter=1_000)
+    return v, tree.norm(tree.sub(product(v), b)) / tree.norm(b)
 
 
 def _saddle(problem: Minimization | Minimax, data: Placed, x: PyTree, found: Saddle) -> Diagnosis:
@@ -413,16 +414,16 @@ def _saddle(problem: Minimization | Minimax, data: Placed, x: PyTree, found: Sad
 
 def _selection(problem: Selection, weights: Weights, data: Placed, x: PyTree, tolerance: float) -> Diagnosis:
     """Of f over the optima of h."""
-    found = judge(problem, weights, data, x, tolerance)
+    found = judge_selection(problem, weights, data, x, tolerance)
     return Diagnosis(
         hypergradient=found.slope,
         hypergradient_norm=float(tree.norm(found.slope)),
-        stationarity=found.stationarity,
-        objective=found.objective,
+        stationarity=float(tree.norm(tree.sub(x, found.solution))),
+        objective=found.f,
         lower_residual=found.residual,
-        lower_distance=found.distance,
+        lower_distance=float(tree.norm(tree.sub(x, found.nearest))),
         solved_residual=found.moved,
-        solved=found.solved,
+        solved=found.moved <= max(tolerance, ENOUGH),
     )
 
 
@@ -446,122 +447,3 @@ def _sequences(problem: MultiSequence, weights: Weights, data: Placed, x: PyTree
         lower_residual=float(tree.norm(S)),
         sequence_residuals=tuple(float(tree.norm(s)) for s in S),
     )
-
-
-# The problems over their pooled data
-
-
-def _level(problem: TwoLevel, weights: Weights) -> Level:
-    """The problem in the common form; the same object for the same problem, so that nothing recompiles."""
-    try:
-        return _cached_level(problem, weights)
-    except TypeError:  # a set that holds arrays cannot be hashed
-        return _cached_level.__wrapped__(problem, weights)
-
-
-@lru_cache(maxsize=16)
-def _cached_level(problem: TwoLevel, weights: Weights) -> Level:
-    if isinstance(problem, Personalized):
-        return _personal(problem, weights)
-    if isinstance(problem, MPEC):
-        return _per_sample(problem, weights)
-    project = problem.project_y
-    bilevel = as_bilevel(problem)
-    part: Literal["train", "valid"] = "valid" if isinstance(problem, Bilevel) else "train"
-
-    def upper(x: PyTree, y: PyTree, data: Placed) -> Array:
-        return federated_mean(bilevel.upper, data, part, weights)(x, y)
-
-    def lower(x: PyTree, y: PyTree, data: Placed) -> PyTree:
-        return jax.grad(federated_mean(bilevel.lower, data, weights=weights), argnums=1)(x, y)
-
-    return Level(upper, lower, None if project.trivial else lambda y, x, data: project(y, x), True)
-
-
-def _personal(problem: Personalized, weights: Weights) -> Level:
-    """Y has a leading client axis, and the clients' lower levels are apart."""
-
-    def upper(x: PyTree, y: PyTree, data: Placed) -> Any:
-        coupling = data.each_client(lambda client, y: problem.couple(x, y, client), y)
-        return Term.of(problem.server).over(opened(data.server), None, x) + data.shares(weights) @ coupling
-
-    def lower(x: PyTree, y: PyTree, data: Placed) -> PyTree:
-        def slope(client: Client, y: PyTree) -> PyTree:
-            return jax.grad(client.train.full_mean(problem.client).silent, argnums=1)(x, y)
-
-        return data.each_client(slope, y)
-
-    def onto(y: PyTree, x: PyTree, data: Placed) -> PyTree:
-        return data.each_client(lambda client, y: problem.project_y(y, x, client), y)
-
-    return Level(upper, lower, None if problem.project_y.trivial else onto, True)
-
-
-def _per_sample(problem: MPEC, weights: Weights) -> Level:
-    """Y has a leading axis of all samples: each has its own variational inequality.
-
-    A result's y has one of clients, whose mean responses they are.
-    """
-
-    def spread(y: PyTree, data: Placed) -> PyTree:
-        owners = jnp.repeat(jnp.arange(data.clients), data.sizes, total_repeat_length=data.training.samples)
-        return jax.tree.map(lambda leaf: leaf[owners], y)
-
-    def gather(y: PyTree, data: Placed) -> PyTree:
-        owners = spread(jnp.arange(data.clients), data)
-
-        def mean(leaf: Array) -> Array:
-            sums = jax.ops.segment_sum(leaf, owners, data.clients)
-            return sums / data.sizes.reshape(-1, *[1] * (sums.ndim - 1))
-
-        return jax.tree.map(mean, y)
-
-    def upper(x: PyTree, y: PyTree, data: Placed) -> Any:
-        values = jax.vmap(lambda y, sample: problem.leader(x, y, sample))(y, data.train)
-        return data.sample_shares(data.shares(weights)) @ values
-
-    def lower(x: PyTree, y: PyTree, data: Placed) -> PyTree:
-        return jax.vmap(lambda y, sample: problem.follower(x, y, sample))(y, data.train)
-
-    def onto(y: PyTree, x: PyTree, data: Placed) -> PyTree:
-        return jax.vmap(lambda y, sample: problem.project_y(y, x, sample))(y, data.train)
-
-    return Level(upper, lower, None if problem.project_y.trivial else onto, False, spread, gather)
-
-
-# The hypergradient
-
-
-@partial(jax.jit, static_argnums=0)
-def _adjoint(level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: Real) -> tuple[PyTree, Array]:
-    f_x, f_y = jax.grad(level.upper, argnums=(0, 1))(x, y, data)
-    v, relative = cg(level, x, y, data, f_y, tolerance)
-    (indirect,) = jax.vjp(lambda x: level.lower(x, y, data), x)[1](v)
-    return tree.sub(f_x, indirect), relative
-
-
-@partial(jax.jit, static_argnums=0)
-def _forward(
-    level: Level, data: Placed, x: PyTree, y: PyTree, step: Real, tolerance: Real
-) -> tuple[PyTree, Array]:
-    """One linear system for every coordinate of x: projections need no derivative backwards."""
-
-    def residual(x: PyTree, y: PyTree) -> PyTree:
-        return natural_residual(level, data, x, y, step)
-
-    def product(v: PyTree) -> PyTree:
-        return jax.jvp(lambda y: residual(x, y), (y,), (v,))[1]
-
-    operator = lx.FunctionLinearOperator(product, jax.eval_shape(lambda: y))
-    solver = lx.GMRES(rtol=tolerance, atol=tolerance * 1e-3, max_steps=CG_STEPS)
-    flat, unravel = ravel_pytree(x)
-    f_x, f_y = jax.grad(level.upper, argnums=(0, 1))(x, y, data)
-
-    def one(direction: Array) -> tuple[Array, Array]:
-        b = tree.scale(-1, jax.jvp(lambda x: residual(x, y), (x,), (unravel(direction),))[1])
-        moved = lx.linear_solve(operator, b, solver, throw=False).value
-        error = tree.norm(tree.sub(product(moved), b)) / jnp.maximum(tree.norm(b), 1.0)
-        return tree.dot(f_y, moved), error
-
-    indirect, errors = jax.lax.map(one, jnp.eye(flat.size, dtype=flat.dtype))
-    return tree.add(f_x, unravel(indirect)), errors.max()

@@ -1,21 +1,40 @@
-"""The lower level of a problem over its pooled data, and how its solution is found."""
+"""The lower level of a problem over its pooled data: its solution y(x), and the derivative through it.
+
+F(x) = f(x, y(x)),   y(x) solves  G(x, y) = 0,  or on a set  y = P_Y(y − s G(x, y))
+
+1  y(x): where y is free and G = ∇_y h, Newton's method on h with truncated conjugate gradients, which goes
+   down along directions of negative curvature, so that it ends at minimisers alone; else accelerated
+   projections (G a gradient) or extragradient steps
+2  free:     ∇_y G v = ∇_y f by CG,   ∇F = ∇_x f − ∇_x Gᵀ v
+   on a set: R(x, y) = y − P_Y(y − s G(x, y)) is differentiated,
+             ∇_y R · ∂y/∂x = −∇_x R by GMRES,   ∇F = ∇_x f + (∂y/∂x)ᵀ ∇_y f
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import lineax as lx
+from jax.flatten_util import ravel_pytree
 
+from fedstrata.advice.spectrum import extremes
 from fedstrata.core import tree
+from fedstrata.core.term import Given
 from fedstrata.core.types import Array, Function, PyTree, Real
 from fedstrata.data.storage import Placed
 from fedstrata.estimators import vi
 
-NEWTON_STEPS = 50
+NEWTON_STEPS = 60
 PROJECTED_STEPS = 20_000
 CG_STEPS = 1_000
+
+
+class NotCertifiable(Exception):
+    """Why a point cannot be judged."""
 
 
 @dataclass(frozen=True)
@@ -25,73 +44,159 @@ class Level:
     upper: Function  # f
     lower: Function  # G
     project: Function | None  # P_Y(y, x, data)
-    symmetric: bool  # whether ∇_y G is
+    potential: Function | None  # h, where G = ∇_y h
     spread: Function = lambda y, data: y  # a result's y as the lower level's
     gather: Function = lambda y, data: y  # and back
 
+    @property
+    def free(self) -> bool:
+        """Whether y(x) is an unconstrained minimiser."""
+        return self.project is None and self.potential is not None
 
-def newton(level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: float) -> tuple[PyTree, Array, Array]:
-    """Newton's method; a step is halved until the residual falls. y(x), the first and the last residual."""
-    new, first, after = _newton_step(level, data, x, y, 1.0)
-    last, aim = first, tolerance * (1 + first)
-    for _ in range(NEWTON_STEPS):
-        if not after < last:
+
+class Solved(NamedTuple):
+    """What was found of a lower level.
+
+    Attributes:
+        y: the solution.
+        first, last: ‖G‖ at the start and at the solution; on a set ‖y − P_Y(y − s G)‖/s.
+        away: about how far the solution is from an exact one.
+        step: s.
+    """
+
+    y: PyTree
+    first: Array
+    last: Array
+    away: Array
+    step: Array
+
+
+def solve_lower(level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: float) -> Solved:
+    """y(x) from a start."""
+    if level.free:
+        return _newton(level, data, x, y, tolerance)
+    return Solved(*_on_set(level, data, x, y, tolerance))
+
+
+def hypergradient(
+    level: Level, data: Placed, x: PyTree, solved: Solved, tolerance: float
+) -> tuple[PyTree, Array]:
+    """∇F through the solution, and the relative residual of the linear system."""
+    if level.free:
+        return _adjoint(level, data, x, solved.y, tolerance)
+    return _forward(level, data, x, solved.y, solved.step, tolerance)
+
+
+def spectrum(level: Level, data: Placed, x: PyTree, y: PyTree) -> tuple[float, float, PyTree]:
+    """The smallest and the largest curvature of h at y, and the direction of the smallest."""
+    return extremes(Given(_along, level), y, (x, y, data))
+
+
+def _along(level: Level, v: PyTree, at: tuple[PyTree, PyTree, Placed]) -> PyTree:
+    x, y, data = at
+    return _product(level, data, x, y, v)
+
+
+# Minimisers
+
+
+def _newton(level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: float) -> Solved:
+    start, first = y, jnp.zeros(())
+    for count in range(NEWTON_STEPS):
+        y, before, after, moved = _newton_step(level, data, x, y)
+        first = before if count == 0 else first
+        size = jnp.maximum(tree.norm(y), tree.norm(start))
+        if not after < before or moved <= tolerance * size:
             break
-        y, last = new, after
-        if last <= aim:
-            break
-        new, _, after = _newton_step(level, data, x, y, aim)
-    return y, first, last
+    return Solved(y, first, after, moved, jnp.ones(()))
 
 
 @partial(jax.jit, static_argnums=0)
-def _newton_step(level: Level, data: Placed, x: PyTree, y: PyTree, aim: Real) -> tuple[PyTree, Array, Array]:
-    """A step, and the residuals before and after it; ``aim`` is the residual that is wanted in the end."""
-    slope = level.lower(x, y, data)
+def _newton_step(level: Level, data: Placed, x: PyTree, y: PyTree) -> tuple[PyTree, Array, Array, Array]:
+    """A step down h; the residuals before and after, and the length of the full step."""
+    assert level.potential is not None
+    potential = jax.value_and_grad(level.potential, argnums=1)
+    value, slope = potential(x, y, data)
     before = tree.norm(slope)
-    # no more accuracy than the step can use, so that far from the solution products are saved
-    accuracy = jnp.maximum(jnp.minimum(0.1, jnp.sqrt(before)), 0.1 * aim / jnp.maximum(before, aim))
-    direction, _ = cg(level, x, y, data, slope, accuracy)
+    direction, bent = _truncated_cg(lambda v: _product(level, data, x, y, v), slope)
+    along, reach = tree.dot(slope, direction), tree.norm(direction)
 
-    def shorter(state: tuple[Array, PyTree, Array]) -> tuple[Array, PyTree, Array]:
-        length = state[0] / 2
+    def at(length: Array) -> _Step:
         new = tree.axpy(-length, direction, y)
-        return length, new, tree.norm(level.lower(x, new, data))
+        lower, slope = potential(x, new, data)
+        residual = tree.norm(slope)
+        # near the solution h changes by less than its rounding, and the residual tells
+        flat = jnp.abs(lower - value) <= 1e-11 * jnp.abs(value)
+        good = jnp.where(flat, residual < before, lower <= value - 1e-4 * length * along)
+        return _Step(length, new, residual, good)
 
-    def unfinished(state: tuple[Array, PyTree, Array]) -> Array:
-        return ~(state[2] < (1 - 1e-4 * state[0]) * before) & (state[0] > 1e-6)
+    # where h bends down there is no length to a step: as long as it leads far down
+    first = jnp.where(bent, 10 * jnp.maximum(tree.norm(y) / jnp.where(reach > 0, reach, 1), 1), 1.0)
+    found = jax.lax.while_loop(lambda s: ~s.good & (s.length > 1e-12), lambda s: at(s.length / 2), at(first))
+    new = jax.tree.map(lambda a, b: jnp.where(found.good, a, b), found.y, y)
+    after = jnp.where(found.good, found.residual, before)
+    # a step that bends down and was taken is progress, whatever the residual
+    return new, jnp.where(bent & found.good, jnp.maximum(before, 2 * after), before), after, reach
 
-    _, new, after = jax.lax.while_loop(unfinished, shorter, (jnp.asarray(2.0), y, before))
-    return new, before, after
+
+class _Step(NamedTuple):
+    length: Array
+    y: PyTree
+    residual: Array
+    good: Array
 
 
-def cg(level: Level, x: PyTree, y: PyTree, data: Placed, b: PyTree, accuracy: Real) -> tuple[PyTree, Array]:
-    """``[∇_y G]⁻¹ b`` and the relative residual."""
+def _product(level: Level, data: Placed, x: PyTree, y: PyTree, v: PyTree) -> PyTree:
+    return jax.jvp(lambda y: level.lower(x, y, data), (y,), (v,))[1]
 
-    def product(v: PyTree) -> PyTree:
-        return jax.jvp(lambda y: level.lower(x, y, data), (y,), (v,))[1]
 
-    # Norms of the whole decide when to stop: entry by entry, those that are zero all along would be 0/0.
-    v, _ = jax.scipy.sparse.linalg.cg(product, b, tol=accuracy, maxiter=CG_STEPS)
-    return v, tree.norm(tree.sub(product(v), b)) / jnp.maximum(tree.norm(b), jnp.finfo(float).tiny)
+def _truncated_cg(product: Function, b: PyTree) -> tuple[PyTree, Array]:
+    """``H⁻¹ b`` by conjugate gradients, which stop where H is not positive; whether they did."""
+    size = tree.norm(b)
+    aim = 1e-10 * size
+
+    def step(
+        state: tuple[PyTree, PyTree, PyTree, Array, Array],
+    ) -> tuple[PyTree, PyTree, PyTree, Array, Array]:
+        v, r, p, count, _ = state
+        Hp = product(p)
+        curved, square = tree.dot(p, Hp), tree.dot(r, r)
+        bent = curved <= 1e-14 * tree.norm(Hp) * tree.norm(p)
+        length = jnp.where(bent, jnp.where(count == 0, 1.0, 0.0), square / jnp.where(bent, 1, curved))
+        v = tree.axpy(length, p, v)
+        r = tree.axpy(jnp.where(bent, 0, -length), Hp, r)
+        p = tree.axpy(tree.dot(r, r) / jnp.maximum(square, jnp.finfo(square.dtype).tiny), p, r)
+        return v, r, p, count + 1, bent
+
+    def unfinished(state: tuple[PyTree, PyTree, PyTree, Array, Array]) -> Array:
+        return (tree.norm(state[1]) > aim) & (state[3] < CG_STEPS) & ~state[4]
+
+    first = jax.tree.map(jnp.zeros_like, b), b, b, jnp.zeros((), int), jnp.zeros((), bool)
+    v, *_, bent = jax.lax.while_loop(unfinished, step, first)
+    return v, bent
+
+
+# Variational inequalities
 
 
 @partial(jax.jit, static_argnums=0)
-def extragradient(
+def _on_set(
     level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: Real
-) -> tuple[PyTree, Array, Array, Array]:
-    """y(x), the residual ‖y − P(y − sG(y))‖/s at the start and at the end, and the step s."""
-
+) -> tuple[PyTree, Array, Array, Array, Array]:
     def G(y: PyTree) -> PyTree:
         return level.lower(x, y, data)
 
     def onto(y: PyTree) -> PyTree:
         return y if level.project is None else level.project(y, x, data)
 
-    scale = 1 + vi.residual(G, onto, y)
-    found = vi.extragradient(G, onto, y, tol=0.1 * tolerance, scale=scale, max_steps=PROJECTED_STEPS)
+    method = vi.extragradient if level.potential is None else vi.accelerated
+    probe = vi.residual(G, onto, y)
+    scale = jnp.where(probe > 0, probe, 1)
+    found = method(G, onto, y, tol=0.1 * tolerance, scale=scale, max_steps=PROJECTED_STEPS)
     first, last = (vi.residual(G, onto, at, found.alpha) / found.alpha for at in (y, found.y))
-    return found.y, first, last, found.alpha
+    # one step of Newton's on the natural residual is the distance that a linear G would leave
+    moved = tree.sub(found.y, onto(tree.axpy(-found.alpha, G(found.y), found.y)))
+    return found.y, first, last, tree.norm(moved), found.alpha
 
 
 @partial(jax.jit, static_argnums=0)
@@ -99,3 +204,90 @@ def natural_residual(level: Level, data: Placed, x: PyTree, y: PyTree, step: Rea
     """The natural residual as a vector, y − P_Y(y − s G(x, y))."""
     moved = tree.axpy(-step, level.lower(x, y, data), y)
     return tree.sub(y, moved if level.project is None else level.project(moved, x, data))
+
+
+def newton_zero(maps: Function, z: PyTree, data: Placed) -> PyTree:
+    """A zero of ``maps(z, data)`` near z, by Newton's method with GMRES.
+
+    Raises:
+        NotCertifiable: where it does not find one.
+    """
+    step = jax.jit(partial(_zero_step, maps))
+    first = before = float("inf")
+    for count in range(NEWTON_STEPS):
+        new, before, after, moved = step(z, data)
+        first = before if count == 0 else first
+        if not after < before:
+            break
+        z = new
+        if moved <= 1e-10 * tree.norm(z):
+            break
+    if not min(after, before) <= 1e-6 * max(first, 1e-300) and not moved <= 1e-6 * tree.norm(z):
+        raise NotCertifiable("the equations have no zero that Newton's method finds, or many")
+    return z
+
+
+def _zero_step(maps: Function, z: PyTree, data: Placed) -> tuple[PyTree, Array, Array, Array]:
+    """A damped step, the residuals before and after it, and the length of the full one."""
+    flat, unravel = ravel_pytree(z)
+
+    def G(z: Array) -> Array:
+        return ravel_pytree(maps(unravel(z), data))[0]
+
+    b = G(flat)
+    operator = lx.FunctionLinearOperator(lambda v: jax.jvp(G, (flat,), (v,))[1], jax.eval_shape(lambda: flat))
+    solver = lx.GMRES(rtol=1e-10, atol=0.0, max_steps=CG_STEPS, restart=min(flat.size, 60))
+    d = lx.linear_solve(operator, b, solver, throw=False).value
+    before = jnp.linalg.norm(b)
+
+    def shorter(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        return state[0] / 2, jnp.linalg.norm(G(flat - state[0] / 2 * d))
+
+    one = jnp.ones((), flat.dtype)
+    length, after = jax.lax.while_loop(
+        lambda s: ~(s[1] < (1 - 1e-4 * s[0]) * before) & (s[0] > 1e-6),
+        shorter,
+        (one, jnp.linalg.norm(G(flat - d))),
+    )
+    return unravel(flat - length * d), before, after, jnp.linalg.norm(d)
+
+
+# Hypergradients
+
+
+@partial(jax.jit, static_argnums=0)
+def _adjoint(level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: Real) -> tuple[PyTree, Array]:
+    f_x, f_y = jax.grad(level.upper, argnums=(0, 1))(x, y, data)
+    product = partial(_product, level, data, x, y)
+    # Norms of the whole decide when to stop: entry by entry, those that are zero all along would be 0/0.
+    v, _ = jax.scipy.sparse.linalg.cg(product, f_y, tol=tolerance, maxiter=CG_STEPS)
+    relative = tree.norm(tree.sub(product(v), f_y)) / jnp.maximum(tree.norm(f_y), jnp.finfo(float).tiny)
+    (indirect,) = jax.vjp(lambda x: level.lower(x, y, data), x)[1](v)
+    return tree.sub(f_x, indirect), relative
+
+
+@partial(jax.jit, static_argnums=0)
+def _forward(
+    level: Level, data: Placed, x: PyTree, y: PyTree, step: Real, tolerance: Real
+) -> tuple[PyTree, Array]:
+    """One linear system for every coordinate of x: projections need no derivative backwards."""
+
+    def residual(x: PyTree, y: PyTree) -> PyTree:
+        return natural_residual(level, data, x, y, step)
+
+    def product(v: PyTree) -> PyTree:
+        return jax.jvp(lambda y: residual(x, y), (y,), (v,))[1]
+
+    operator = lx.FunctionLinearOperator(product, jax.eval_shape(lambda: y))
+    solver = lx.GMRES(rtol=tolerance, atol=tolerance * 1e-3, max_steps=CG_STEPS)
+    flat, unravel = ravel_pytree(x)
+    f_x, f_y = jax.grad(level.upper, argnums=(0, 1))(x, y, data)
+
+    def one(direction: Array) -> tuple[Array, Array]:
+        b = tree.scale(-1, jax.jvp(lambda x: residual(x, y), (x,), (unravel(direction),))[1])
+        moved = lx.linear_solve(operator, b, solver, throw=False).value
+        error = tree.norm(tree.sub(product(moved), b)) / jnp.maximum(tree.norm(b), 1.0)
+        return tree.dot(f_y, moved), error
+
+    indirect, errors = jax.lax.map(one, jnp.eye(flat.size, dtype=flat.dtype))
+    return tree.add(f_x, unravel(indirect)), errors.max()

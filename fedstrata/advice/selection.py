@@ -1,197 +1,224 @@
-"""How good a point is for a `Selection`, min f over X* = argmin h: by projections onto the optima of h.
+"""How good a point is for a `Selection`, min f over X* = argmin h: against a solution that is found from it.
 
-    z = argmin over X* of ⟨∇f(x), z⟩ + ½‖z − x‖², the projection of x − ∇f(x); x = z at solutions
-    p = the projection of x itself; ‖x − p‖ is the distance from X*
+    x̂ = argmin over X* of f(z)/s + σ/2 ‖z − c‖²,   c = p, then the last x̂, a few times (proximal points)
+    p = the projection of x onto X*; ‖x − p‖ is the distance from the optima of h
 
 With h convex both are limits of strongly convex problems without a constraint, as ε → 0:
 
-    z_ε = argmin_z h(z)/ε + ⟨∇f(x), z⟩ + ½‖z − x‖²
+    z_ε = argmin_z h(z)/ε + f(z)/s + σ/2 ‖z − c‖²
 
 ε goes down from L_h/100 by tens. Newton's method with CG finds z_ε where all is smooth; else accelerated
-proximal steps, of one regulariser (in f it takes the place of its part of ∇f) or a set. From ε and ε/10 the
-limit is extrapolated, z ≈ z_{ε/10} + (z_{ε/10} − z_ε)/9, until it stays where it is.
+proximal steps, of one regulariser or a set. From ε and ε/10 the limit is extrapolated, z ≈ z_{ε/10} +
+(z_{ε/10} − z_ε)/9, until it stays where it is. s is f's own curvature, so that no unit of f counts.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedstrata.advice.diagnostics import federated_mean
-from fedstrata.advice.lower import Level, newton
+from fedstrata.advice.lower import Level, NotCertifiable, solve_lower
+from fedstrata.advice.spectrum import extremes
 from fedstrata.core import tree
 from fedstrata.core.types import Array, PyTree, Real, Weights
 from fedstrata.data.storage import Placed
 from fedstrata.estimators import vi
-from fedstrata.estimators.curvature import power_iteration
 from fedstrata.problems.classes import Objective, Selection
 
 FIRST, LAST = 1e-2, 1e-8  # ε/L_h
 MOST_STEPS = 50_000
-POWER_STEPS = 20
-ENOUGH = 1e-5  # a limit that moves no more than this, relative to 1 + its distance from x, was found
+CENTRES = 6  # proximal points
+NEAR = 0.05  # σ
+ENOUGH = 1e-5  # a limit that moves no more than this, relative to its distance from x, was found
 
 
 class Judged(NamedTuple):
     """What was found at x.
 
     Attributes:
+        solution: x̂.
+        nearest: p.
         slope: ∇f(x), of its smooth parts.
-        stationarity: ‖x − z‖.
-        objective: f(x).
+        f, h: the levels' values at x.
+        f_best, h_best: at x̂.
         residual: ‖∇h(x)‖; with a regulariser or a set ‖x − prox(x − s∇h(x))‖/s, s = 1/L_h.
-        distance: ‖x − p‖.
-        moved: how much z and p moved in the end.
-        solved: whether that is little.
+        moved: how much x̂ and p moved in the end, relative to their distance from x.
     """
 
+    solution: PyTree
+    nearest: PyTree
     slope: PyTree
-    stationarity: float
-    objective: float
+    f: float
+    h: float
+    f_best: float
+    h_best: float
     residual: float
-    distance: float
     moved: float
-    solved: bool
 
 
-def judge(problem: Selection, weights: Weights, data: Placed, x: PyTree, tolerance: float) -> Judged:
+def judge_selection(
+    problem: Selection, weights: Weights, data: Placed, x: PyTree, tolerance: float
+) -> Judged:
     """Measure a point."""
     _check(problem)
-    level, L = _level(problem, weights), _curvature(problem, weights, data, x)
-
-    @jax.jit
-    def slopes(x: PyTree, data: Placed) -> tuple[Array, PyTree, PyTree]:
-        def mean(function: Any, *args: PyTree, part: Any = "train", each: Any = None) -> Any:
-            return federated_mean(function, data, part, weights)(*args)
-
-        g_f = jax.grad(lambda x: _smooth(problem.f, weights, data, "valid", x))(x)
-        return problem.f.measure(mean, x, part="valid"), g_f, _slope(problem, weights, data, x)
-
-    objective, slope, g = slopes(x, data)
+    level = _Levels(problem, weights, data)
+    L = level.curvature(problem.h, "train", x)
+    unit = level.curvature(problem.f, "valid", x)
     free = problem.h.regularizer is None and problem.project.trivial
-    path = partial(_limit, problem, level, data, x, L, tolerance)
-    z, moved_z = path(slope, free and problem.f.regularizer is None, True)
-    p, moved_p = path(tree.zeros_like(x), free, False)
-    residual = tree.norm(g)
+    smooth = free and problem.f.regularizer is None
+    p, moved_p = level.limit(x, x, L, jnp.inf, tolerance, free)
+    centre, moved = p, np.inf
+    solution = p
+    for _ in range(CENTRES):
+        solution, accurate = level.limit(centre, centre, L, unit, tolerance, smooth)
+        size = float(tree.norm(tree.sub(solution, x))) + float(tree.norm(solution)) * ENOUGH
+        step, moved = float(tree.norm(tree.sub(solution, centre))), accurate
+        centre = solution
+        if step <= 1e-4 * size:
+            break
+    g = level.slope(problem.h, "train", x)
+    residual = float(tree.norm(g))
     if not free:
-        onto = _prox(problem, tree.axpy(-1 / L, g, x), 1 / L, 0.0, False)
-        residual = L * tree.norm(tree.sub(x, onto))
-    stationarity, distance = float(tree.norm(tree.sub(x, z))), float(tree.norm(tree.sub(x, p)))
-    moved = max(moved_z / (1 + stationarity), moved_p / (1 + distance))
-    solved = moved <= max(tolerance, ENOUGH)
-    return Judged(slope, stationarity, float(objective), float(residual), distance, moved, solved)
+        onto = level.prox(tree.axpy(-1 / L, g, x), 1 / L, 0.0)
+        residual = float(L) * float(tree.norm(tree.sub(x, onto)))
+    f, h = (
+        {k: level.value(o, part, at) for k, at in (("x", x), ("s", solution))} for o, part in _both(problem)
+    )
+    away = float(tree.norm(tree.sub(x, solution))) + float(tree.norm(solution)) * ENOUGH or 1.0
+    slope = level.slope(problem.f, "valid", x)
+    return Judged(
+        solution, p, slope, f["x"], h["x"], f["s"], h["s"], residual, max(float(moved), float(moved_p)) / away
+    )
+
+
+def _both(problem: Selection) -> tuple[tuple[Objective, str], tuple[Objective, str]]:
+    return (problem.f, "valid"), (problem.h, "train")
 
 
 def _check(problem: Selection) -> None:
     if not problem.project.shared:
-        raise TypeError("diagnose: a set that differs between clients is no set of x.")
+        raise NotCertifiable("a set that differs between clients is not a set of x")
     parts = [problem.h.regularizer is not None, problem.f.regularizer is not None]
     if sum(parts) + (not problem.project.trivial) > 1:
-        raise TypeError(
-            "diagnose: of a primary regulariser, a secondary one and a set, the problem has more than one, "
-            "and the proximal map of their sum is not known. Write one regulariser that is their sum."
+        raise NotCertifiable(
+            "of a primary regulariser, a secondary one and a set, the problem has more than one, and the "
+            "proximal map of their sum is not known. Write one regulariser that is their sum"
         )
 
 
-def _smooth(level: Objective, weights: Weights, data: Placed, part: Any, x: PyTree) -> Any:
-    """A level's value without its regulariser."""
-    value: Any = jnp.zeros(())
-    if level.loss is not None:
-        value = federated_mean(level.loss, data, part, weights)(x)
-    return value if level.known is None else value + level.known(x)
+@dataclass
+class _Levels:
+    """Both levels over pooled data, with the programs that were compiled for them."""
 
+    problem: Selection
+    weights: Weights
+    data: Placed
+    programs: dict[Any, Any] = field(default_factory=dict)
 
-def _slope(problem: Selection, weights: Weights, data: Placed, x: PyTree) -> PyTree:
-    """∇h, of its smooth parts."""
-    return jax.grad(lambda x: _smooth(problem.h, weights, data, "train", x))(x)
+    def smooth(self, level: Objective, data: Placed, part: Any, x: PyTree) -> Any:
+        """A level's value without its regulariser."""
+        value: Any = jnp.zeros(())
+        if level.loss is not None:
+            value = federated_mean(level.loss, data, part, self.weights)(x)
+        return value if level.known is None else value + level.known(x)
 
+    def value(self, level: Objective, part: Any, x: PyTree) -> float:
+        def mean(function: Any, *args: PyTree, part: Any = "train", each: Any = None) -> Any:
+            return federated_mean(function, self.data, part, self.weights)(*args)
 
-def _level(problem: Selection, weights: Weights) -> Level:
-    try:
-        return _cached_level(problem, weights)
-    except TypeError:  # a regulariser or set that holds arrays cannot be hashed
-        return _cached_level.__wrapped__(problem, weights)
+        return float(level.measure(mean, x, part))
 
+    def slope(self, level: Objective, part: Any, x: PyTree) -> PyTree:
+        """The gradient of the smooth parts."""
+        return jax.jit(lambda x, data: jax.grad(lambda x: self.smooth(level, data, part, x))(x))(x, self.data)
 
-@lru_cache(maxsize=16)
-def _cached_level(problem: Selection, weights: Weights) -> Level:
-    """``G(z) = ∇h(z)/ε + ∇f(x) + z − x``, strongly monotone with modulus 1; its "x" is (x, ∇f(x), ε)."""
+    def curvature(self, level: Objective, part: Any, x: PyTree) -> Array:
+        """The largest, of the smooth parts, at x and at the origin; of a regulariser alone, value/‖x‖²."""
+        found = 0.0
+        if level.loss is not None or level.known is not None:
 
-    def G(at: tuple[PyTree, PyTree, Array], z: PyTree, data: Placed) -> PyTree:
-        x, slope, eps = at
-        g = _slope(problem, weights, data, z)
-        return tree.axpy(1 / eps, g, tree.add(slope, tree.sub(z, x)))
+            def product(v: PyTree, at: tuple[PyTree, Placed]) -> PyTree:
+                point, data = at
+                return jax.jvp(jax.grad(lambda x: self.smooth(level, data, part, x)), (point,), (v,))[1]
 
-    return Level(lambda x, z, data: 0.0, G, None, True)
+            for point in (x, jax.tree.map(jnp.zeros_like, x)):
+                found = max(found, extremes(product, x, (point, self.data))[1])
+        if found <= 0 and level.regularizer is not None:
+            found = self.value(level, part, x) / max(float(tree.norm(x)) ** 2, 1e-300)
+        return jnp.asarray(found if 0 < found < np.inf else 1.0)
 
+    def prox(self, z: PyTree, of_h: Real, of_f: Real) -> PyTree:
+        """The proximal map of the one part that has one; or the set's."""
+        if self.problem.h.regularizer is not None:
+            return self.problem.h.regularizer.prox(z, of_h)
+        if self.problem.f.regularizer is not None:
+            return self.problem.f.regularizer.prox(z, of_f)
+        return self.problem.project.common(z)
 
-def _curvature(problem: Selection, weights: Weights, data: Placed, x: PyTree) -> Array:
-    """L_h, at x and at the origin."""
-    points = jax.tree.map(lambda leaf: jnp.stack([leaf, jnp.zeros_like(leaf)]), x)
+    def level(self, judged: bool) -> Level:
+        """``h(z)/ε + f(z)/s + σ/2‖z − c‖²``; its "x" is (c, ε, s). Without f it is the projection of c."""
+        if judged not in self.programs:
+            sigma = NEAR if judged else 1.0
 
-    @jax.jit
-    def largest(points: PyTree, data: Placed) -> Array:
-        def product(v: PyTree) -> PyTree:
-            slope = partial(_slope, problem, weights, data)
-            return jax.vmap(lambda x, v: jax.jvp(slope, (x,), (v,))[1])(points, v)
+            def potential(at: tuple[PyTree, Array, Array], z: PyTree, data: Placed) -> Any:
+                centre, eps, unit = at
+                near = sigma * tree.norm(tree.sub(z, centre), squared=True) / 2
+                total = self.smooth(self.problem.h, data, "train", z) / eps + near
+                return total + self.smooth(self.problem.f, data, "valid", z) / unit if judged else total
 
-        def repeat(times: int, body: Any, carry: Any) -> Any:
-            return jax.lax.fori_loop(0, times, body, carry)
+            self.programs[judged] = Level(
+                lambda x, z, data: 0.0, jax.grad(potential, argnums=1), None, potential
+            )
+        return self.programs[judged]
 
-        return power_iteration(product, repeat, POWER_STEPS, jax.random.key(0), points).max()
+    def proximal(self, judged: bool, tolerance: float) -> Any:
+        """Accelerated proximal steps towards z_ε."""
+        if ("steps", judged) not in self.programs:
+            level = self.level(judged)
 
-    L = largest(points, data)
-    return jnp.where(L > 0, L, 1)
+            @jax.jit
+            def steps(z: PyTree, at: tuple[PyTree, Array, Array], L: Array, data: Placed) -> PyTree:
+                _, eps, unit = at
+                alpha = 1 / (1.2 * L / eps + 2)
 
+                def onto(z: PyTree) -> PyTree:
+                    return self.prox(z, alpha / eps, alpha / unit if judged else 0.0)
 
-def _prox(problem: Selection, z: PyTree, step: Real, of_f: Real, secondary: bool) -> PyTree:
-    """The proximal map of the one part that has one: of h with a step, of f with another; or the set's."""
-    if problem.h.regularizer is not None:
-        return problem.h.regularizer.prox(z, step)
-    if secondary and problem.f.regularizer is not None:
-        return problem.f.regularizer.prox(z, of_f)
-    return problem.project.common(z)
+                scale = 1 + tree.norm(level.lower(at, at[0], data))
+                options: vi.Options = {
+                    "alpha": alpha,
+                    "tol": tolerance,
+                    "scale": scale,
+                    "max_steps": MOST_STEPS,
+                }
+                return vi.accelerated(lambda z: level.lower(at, z, data), onto, z, **options).y
 
+            self.programs["steps", judged] = steps
+        return self.programs["steps", judged]
 
-def _limit(
-    problem: Selection,
-    level: Level,
-    data: Placed,
-    x: PyTree,
-    L: Array,
-    tolerance: float,
-    slope: PyTree,
-    smooth: bool,
-    secondary: bool,
-) -> tuple[PyTree, float]:
-    """The limit of z_ε, and how much it moved at last."""
-
-    @jax.jit
-    def proximal(z: PyTree, at: tuple[PyTree, PyTree, Array], data: Placed) -> PyTree:
-        eps = at[2]
-        alpha = 1 / (1.2 * L / eps + 1)
-
-        def onto(z: PyTree) -> PyTree:
-            return _prox(problem, z, alpha / eps, alpha, secondary)
-
-        scale = 1 + tree.norm(slope)
-        options: vi.Options = {"alpha": alpha, "tol": tolerance, "scale": scale, "max_steps": MOST_STEPS}
-        return vi.accelerated(lambda z: level.lower(at, z, data), onto, z, **options).y
-
-    eps, z, before, limit = FIRST * L, x, None, None
-    moved = jnp.inf
-    while eps >= 0.99 * LAST * L:
-        at = x, slope, eps
-        new = newton(level, data, at, z, tolerance)[0] if smooth else proximal(z, at, data)
-        if before is not None:
-            further = tree.axpy(1 / 9, tree.sub(new, before), new)
-            moved = jnp.inf if limit is None else tree.norm(tree.sub(further, limit))
-            limit = further
-            if moved <= tolerance * (1 + tree.norm(tree.sub(x, limit))):
-                break
-        z = before = new
-        eps = eps / 10
-    return limit, float(moved)
+    def limit(
+        self, centre: PyTree, z: PyTree, L: Array, unit: Any, tolerance: float, smooth: bool
+    ) -> tuple[PyTree, float]:
+        """The limit of z_ε, and how much it moved at last; with s = ∞ it is the projection of c onto X*."""
+        judged = bool(np.isfinite(float(unit)))
+        eps, before, limit, moved = FIRST * L, None, None, jnp.inf
+        while eps >= 0.99 * LAST * L:
+            at = centre, eps, jnp.asarray(unit)
+            if smooth:
+                new = solve_lower(self.level(judged), self.data, at, z, tolerance).y
+            else:
+                new = self.proximal(judged, tolerance)(z, at, L, self.data)
+            if before is not None:
+                further = tree.axpy(1 / 9, tree.sub(new, before), new)
+                moved = jnp.inf if limit is None else tree.norm(tree.sub(further, limit))
+                limit = further
+                if moved <= 1e-7 * (tree.norm(tree.sub(centre, limit)) + 1e-2 * tree.norm(limit)):
+                    break
+            z = before = new
+            eps = eps / 10
+        return limit, float(moved)

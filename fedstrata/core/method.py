@@ -170,9 +170,9 @@ class Method(Generic[ProblemT, StateT]):
         """The same of what depends on the start."""
         return []
 
-    def objective_of(self, problem: ProblemT) -> str | None:
-        """The default metric that it makes small, a function of x alone; None where there is none."""
-        return problem.objective
+    def judged_as(self, problem: ProblemT) -> Problem:
+        """The problem whose solution is its limit, where that is another than the given one."""
+        return problem
 
     def metrics(self, state: StateT) -> dict[str, jax.Array]:
         """Numbers of the method's own that belong in the history."""

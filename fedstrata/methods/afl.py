@@ -13,6 +13,7 @@ the result's ``y``. Reveals an average, and every client's loss. Needs gradients
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -34,6 +35,11 @@ class State(NamedTuple):
 
     x: PyTree
     y: jax.Array  # λ
+
+
+@dataclass(frozen=True)
+class WorstClient(Minimization):
+    """``min_x max_i E f_i(x, ξ)``: the largest of the clients' losses in place of their mean."""
 
 
 @method
@@ -60,8 +66,8 @@ class AFL(Method[Minimization, State]):
     def reveals_on(self, problem: Minimization) -> Reveals:
         return "replies"
 
-    def objective_of(self, problem: Minimization) -> None:
-        """None: the mean loss may rise while the worst client's falls."""
+    def judged_as(self, problem: Minimization) -> WorstClient:
+        return WorstClient(problem.loss, problem.project)
 
     def start_y(self, problem: Minimization, y0: PyTree, clients: int) -> jax.Array:
         if y0 is None:

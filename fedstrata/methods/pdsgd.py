@@ -61,6 +61,9 @@ class PDSGD(Compositional[State]):
     constraints: Literal["sampled", "all"] = "sampled"
     batch_size: BatchSize = None
 
+    def judged_as(self, problem: Composition) -> Composition:
+        return problem.exact() if isinstance(problem, Constrained) else problem
+
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
         count = problem.count if isinstance(problem, Constrained) else 1
         return State(x0, jnp.zeros(()), jnp.zeros(count))

@@ -12,7 +12,7 @@ simplex, whose entry 0 belongs to no constraint.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -58,6 +58,10 @@ class Constrained(Composition):
         violation = jnp.max(jax.nn.relu(self.constraints(g)))
         return {"objective": loss + self.levels[-1](g), "loss": loss, "violation": violation}
 
+    def exact(self) -> Hard:
+        """The problem with the constraints themselves in place of their penalty, as `PDSGD` takes it."""
+        return Hard(**{f.name: getattr(self, f.name) for f in fields(self)})
+
     def minimax(self, data: FederatedData, weights: Weights = "uniform") -> Dual:
         """The form that has weights of the constraints for its second variable.
 
@@ -77,6 +81,10 @@ class Constrained(Composition):
         q0 = np.full(self.count + 1, 1 / (self.count + 1))
         term = Term(payoff, together(plain, violation))
         return Dual(Minimax(term, None, Floored(1e-8), made_for=weights), data, q0)
+
+
+class Hard(Constrained):
+    """``min_x E h(x, ξ)  s.t.  c(E g(x, ξ)) ≤ 0`` itself."""
 
 
 def penalised(

@@ -512,7 +512,8 @@ class Loop:
             solved = setup.problem, self.posed.data, setup.weights, self.engine.measured_on(data)
             seconds = self.seconds() + compiling
             run = x, y, history, ledger, method, seconds, its, host.state, *solved, compiling
-            found.append(Result(*run, seed=seed))
+            start, taking_part = (self.posed.x0, self.posed.y0), setup.participants / setup.clients
+            found.append(Result(*run, seed=seed, start=start, participation=taking_part))
         return found
 
     def _save(self) -> None:

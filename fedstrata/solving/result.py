@@ -45,6 +45,8 @@ class Result:
         measured_on: whose samples the metrics are means of: all clients, or a part of very many.
         compiling: the part of ``seconds`` that went into compiling.
         seed: of all randomness; None where an older file does not say.
+        start: ``(x0, y0)``; None where the result was loaded.
+        participation: the part of the clients in each round; None where an older file does not say.
     """
 
     x: PyTree
@@ -61,6 +63,8 @@ class Result:
     measured_on: str = "all clients"
     compiling: float = 0.0
     seed: int | None = None
+    start: tuple[PyTree, PyTree] | None = field(default=None, repr=False)
+    participation: float | None = None
 
     def __repr__(self) -> str:
         return line("Result", self._words())
@@ -126,6 +130,7 @@ class Result:
             "measured_on": self.measured_on,
             "compiling": self.compiling,
             "seed": self.seed,
+            "participation": self.participation,
         }
         save_arrays(file, {**arrays, **flatten("x", self.x), **flatten("y", self.y)}, facts)
         return file
@@ -150,6 +155,7 @@ class Result:
                 measured_on=facts.get("measured_on", "all clients"),
                 compiling=facts.get("compiling", 0.0),
                 seed=facts.get("seed"),
+                participation=facts.get("participation"),
             )
         except KeyError as error:
             raise CheckpointError(f"{file} is not a saved result: it has no {error}.") from error

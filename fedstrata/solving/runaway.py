@@ -68,7 +68,7 @@ class Runaway(NamedTuple):
 def runaway(problem: Problem, method: Method, x0: PyTree, history: Mapping[str, Any]) -> Runaway | None:
     """The metric that ended far above where it should have, if one did."""
     rounding = float(np.sqrt(max(jnp.finfo(leaf.dtype).eps for leaf in jax.tree.leaves(x0))))
-    objective = method.objective_of(problem)
+    objective = problem.objective if method.judged_as(problem) is problem else None
     if objective is not None and objective in history and _inside(problem, x0):
         values = np.asarray(history[objective], float)
         start, end = float(values[0]), float(values[-1])

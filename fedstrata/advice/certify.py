@@ -1,0 +1,402 @@
+"""One truth about an answer: how far it is from a solution, by oracles of the certificate's own.
+
+    F(x) is what the problem's class is judged by (`fedstrata.advice.objectives`), lower levels solved
+    x̂ ← a search from x itself, disturbed a little, with exact gradients (`fedstrata.advice.search`)
+
+    excess     F(x) − F(x̂) … F(x) − F(x̂) + what the search's own model leaves
+    relative   excess / (F(x0) − F(x̂)), or F(0) in place of F(x0) where that is less
+    distance   ‖x − x̂‖/‖x̂‖
+
+A point is **solved** where its distance is at most `TARGET`, or the relative excess at most TARGET², which is
+the same for a round quadratic. Both are free of units: neither the loss' nor x's scale counts. The search
+leaves saddle points, maximisers and kinks that are not minima, because it starts beside x; that it goes down
+is a proof that x is not a solution, whatever the class. Why a run is not solved is read from its history
+(`fedstrata.advice.verdicts`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import singledispatch
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fedstrata.advice.lower import NotCertifiable, newton_zero
+from fedstrata.advice.objectives import Case, Objective, objective_of, strongly_concave
+from fedstrata.advice.precision import double_precision
+from fedstrata.advice.search import Found, minimise
+from fedstrata.advice.selection import judge_selection
+from fedstrata.advice.verdicts import Verdict, why_unsolved
+from fedstrata.core.problem import Problem
+from fedstrata.core.shown import WIDTH
+from fedstrata.core.types import PyTree, Weights
+from fedstrata.data.federated import FederatedData
+from fedstrata.data.storage import Placed
+from fedstrata.problems.classes import Minimax, MultiSequence, Personalized, Selection
+from fedstrata.solving.result import Result
+
+TARGET = 1e-2
+DISTURBED = 1e-3  # how far beside x the search begins, relative to its length
+OUTSIDE = 1e-3  # how far outside of its set x may be, likewise
+BEHIND = 0.1  # how far clients' own models may be from their optima, likewise
+NOTHING = 1e-6  # of the way from the start: a solution that is zero
+MOST = 1500  # evaluations of F
+
+
+class Judgement(NamedTuple):
+    """What was measured at a point.
+
+    Attributes:
+        value: F(x), lower levels solved.
+        best: F(x̂) at the best point that was found.
+        left: how much lower F may be than that.
+        start: F(x0).
+        unit: what an excess is compared with: F(x0) − F(x̂), or F(0) − F(x̂) where that is less.
+        distance: ‖x − x̂‖/‖x̂‖.
+        outside: how far x is outside of its set, relative to ‖x‖.
+        remarks: what keeps the point from being a solution, in words, whatever F says.
+        behind: how far clients' own models are from their optima, relatively.
+        notes: what else was found.
+        calls: evaluations of F with its gradient.
+    """
+
+    value: float
+    best: float
+    left: float
+    start: float
+    unit: float
+    distance: float
+    outside: float = 0.0
+    remarks: tuple[str, ...] = ()
+    behind: float = 0.0
+    notes: tuple[str, ...] = ()
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How far a point is from a solution.
+
+    Attributes:
+        solved: whether it is a solution to the accuracy asked for.
+        verdict: ``"solved"``, ``"on its way"``, ``"oscillating"``, ``"biased by drift"``, ``"at the noise
+            floor"``, ``"diverging"`` or ``"not certifiable"``.
+        value: the excess F(x) − F*, as estimated; NaN where the point is not certifiable.
+        interval: the least that it is, and the most that the measure leaves possible.
+        advice: the one thing to change, in a sentence.
+        objective: F(x) with the lower level solved, where the history has it at the current y.
+        relative: the excess relative to that of the start; NaN where the start is not known.
+        distance: how far x is from the best point that was found, relative to that.
+        outside: how far x is outside of its set, relative to its length.
+        remarks: what else was found.
+        calls: what it cost: evaluations of F and its gradient, each a pass over all samples, or several where
+            a lower level is solved.
+    """
+
+    solved: bool
+    verdict: Verdict
+    value: float
+    interval: tuple[float, float]
+    advice: str
+    objective: float = np.nan
+    relative: float = np.nan
+    distance: float = np.nan
+    outside: float = 0.0
+    remarks: tuple[str, ...] = ()
+    calls: dict[str, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        words: list[str] = [self.verdict]
+        if np.isfinite(self.value):
+            low, high = self.interval
+            words.append(f"objective {self.objective:.6g}")
+            words.append(f"{self.value:.2g} above the best ({low:.2g} to {high:.2g})")
+        if np.isfinite(self.relative):
+            words.append(f"{self.relative:.1%} of the start's excess")
+        if np.isfinite(self.distance):
+            words.append(f"x {self.distance:.1%} away")
+        words += [*self.remarks, self.advice]
+        words = [word for word in words if word]
+        short = f"Certificate({', '.join(words)})"
+        return short if len(short) <= WIDTH else "Certificate(\n  " + ",\n  ".join(words) + ",\n)"
+
+
+def certify(
+    result: Result | Problem,
+    data: FederatedData | None = None,
+    x: PyTree = None,
+    y: PyTree = None,
+    *,
+    problem: Problem | None = None,
+    weights: Weights | None = None,
+    x0: PyTree = None,
+    y0: PyTree = None,
+    target: float = TARGET,
+) -> Certificate:
+    """Judge an answer: of a run, ``certify(result)``, or a point, ``certify(problem, data, x, y)``.
+
+    Everything is computed anew in float64 from all samples: what the method itself measured is not used.
+
+    Args:
+        result: of any method; or a problem, with data and a point.
+        data: the samples; by default the result's own.
+        x: the point, where a problem is given.
+        y: its second variable, where the problem has one: the lower level is solved from there.
+        problem: where the result was loaded and does not know it.
+        weights: of the clients; by default the run's own, of a point ``"uniform"``.
+        x0: the start, to compare with; by default the run's own, of a point zero.
+        y0: likewise.
+        target: the accuracy that counts as solved: the relative error of x, or the square of it in values.
+
+    >>> import fedstrata as fs, numpy as np
+    >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)
+    >>> fs.certify(problem, data, x_star, y_star).verdict
+    'solved'
+    >>> fs.certify(problem, data, x_star + 1.0, y_star).solved
+    False
+    """
+    if not 0 < target < 1:
+        raise ValueError(f"target must be in (0, 1), but is {target!r}.")
+    run = result if isinstance(result, Result) else None
+    if run is not None:
+        problem, data = problem or run.problem, run.data if data is None else data
+        if isinstance(data, list):
+            raise ValueError("The runs of this sweep have data of their own: give data=.")
+        x, y = run.x, run.y
+        begun = run.start if run.start is not None else (None, None)
+        x0, y0 = begun[0] if x0 is None else x0, begun[1] if y0 is None else y0
+        weights = run.weights if weights is None else weights
+    elif isinstance(result, Problem):
+        problem, weights = result, "uniform" if weights is None else weights
+    if problem is None or data is None or x is None:
+        raise ValueError(
+            "certify takes a result, or a problem with data and a point: fs.certify(problem, data, x, y). A "
+            "result that was loaded knows neither problem nor data: give problem= and data=."
+        )
+    if weights is None:
+        raise ValueError("This result does not know the clients' weights of its run: give weights=.")
+    problem.check_weights(weights)
+    method = run.method if run is not None and not isinstance(run.method, dict) else None
+    judged = problem if method is None else method.judged_as(problem)
+    try:
+        if data.source is not None:
+            raise NotCertifiable(
+                "its data comes from a source: where it fits into memory, give data=data.load()"
+            )
+        with double_precision():
+            point, second, start, start_y = map(
+                _double, (x, y, problem.start_x(x0) if x0 is not None else None, y0)
+            )
+            case = Case(judged, data.placed(), weights, problem.start_x(point), second, start, start_y)
+            found = judge(judged, case)
+    except NotCertifiable as reason:
+        nan = np.nan
+        return Certificate(False, "not certifiable", nan, (nan, nan), f"Not certifiable: {reason}.")
+    return _certificate(found, run, target)
+
+
+def _double(point: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), float), point)
+
+
+def _certificate(found: Judgement, run: Result | None, target: float) -> Certificate:
+    low = max(found.value - found.best, 0.0)
+    high = low + found.left
+    reach = found.unit + found.left
+    relative = high / reach if reach > 0 else np.inf
+    near = found.distance <= target and (found.left <= low + abs(found.value) * 1e-12 or relative <= target)
+    solved = bool(
+        (near or relative <= target**2)
+        and found.outside <= OUTSIDE
+        and found.behind <= BEHIND
+        and not found.remarks
+    )
+    if not np.isfinite(found.value):
+        solved = False
+    verdict, advice = why_unsolved(found, relative, run, target)
+    if solved:
+        verdict, advice = "solved", ""
+    return Certificate(
+        solved,
+        verdict,
+        value=(low + high) / 2,
+        interval=(low, high),
+        advice=advice,
+        objective=found.value,
+        relative=relative,
+        distance=found.distance,
+        outside=found.outside,
+        remarks=found.remarks + found.notes,
+        calls={"evaluations": found.calls},
+    )
+
+
+@singledispatch
+def judge(problem: Problem, case: Case) -> Judgement:
+    """Measure a point, by the problem's class: by default by a search over its F."""
+    objective = objective_of(problem, case)
+    return search(objective, case)
+
+
+@judge.register
+def _(problem: MultiSequence, case: Case) -> Judgement:
+    """The zero of all maps, by Newton's method from (x, Z)."""
+
+    def maps(point: tuple[PyTree, PyTree], data: Placed) -> tuple[PyTree, PyTree]:
+        x, Z = point
+        mean = Case(problem, data, case.weights, x).mean
+        S = tuple(mean(s, *pair) for s, *pair in zip(problem.S, (x, *Z[:-1]), Z, strict=True))
+        return mean(problem.P, x, Z), S
+
+    return equations(maps, case)
+
+
+@judge.register
+def _(problem: Minimax, case: Case) -> Judgement:
+    """By its envelope; where the payoff is linear in y, which has no set, by its two gradients."""
+    if case.y is None:
+        raise NotCertifiable("there is no y to start the inner maximisation from: give y")
+    if not problem.project_y.trivial or strongly_concave(problem, case):
+        return search(objective_of(problem, case), case)
+    if not problem.set_of_x.trivial:
+        raise NotCertifiable("the payoff is not strongly concave in y, and y has no set, but x has one")
+
+    def maps(point: tuple[PyTree, PyTree], data: Placed) -> tuple[PyTree, PyTree]:
+        x, y = point
+        slope = jax.grad(lambda x, y: Case(problem, data, case.weights, x).mean(problem.payoff, x, y), (0, 1))
+        by_x, by_y = slope(x, y)
+        return by_x, jax.tree.map(jnp.negative, by_y)
+
+    return equations(maps, case)
+
+
+@judge.register
+def _(problem: Selection, case: Case) -> Judgement:
+    """Against the best of the optima of h, with both levels' values."""
+    found = judge_selection(problem, case.weights, case.data, case.x, 1e-8)
+    if found.moved > TARGET:
+        raise NotCertifiable("the optima of the primary level were not found: it is not convex, or has none")
+    notes = (
+        f"h is {found.h - found.h_best:.2g} above its least, f {found.f:.6g} and at best {found.f_best:.6g}",
+    )
+    return _by_distance(case, found.solution, notes=notes)
+
+
+def equations(maps: Callable[[Any, Placed], Any], case: Case) -> Judgement:
+    """How far (x, y) is from a zero of maps that is found from there; F is half the squared distance of x."""
+    return _by_distance(case, newton_zero(maps, (case.x, case.y), case.data)[0])
+
+
+def _by_distance(case: Case, solution: PyTree, **more: Any) -> Judgement:
+    """Where there is no F: half the squared distance from a solution, zero's being the start's."""
+    x, best = (np.asarray(ravel_pytree(each)[0]) for each in (case.x, solution))
+    x0 = best if case.x0 is None else np.asarray(ravel_pytree(case.x0)[0])
+    away, size = float(np.linalg.norm(x - best)), _length(best, x0)
+    way = float(np.linalg.norm(x0 - best))
+    return Judgement(away**2 / 2, 0.0, 0.0, way**2 / 2, size**2 / 2, away / size, **more)
+
+
+def _length(solution: np.ndarray, x0: np.ndarray) -> float:
+    """What a distance is compared with: the solution's length; that of the way to it, where it is zero."""
+    length, way = float(np.linalg.norm(solution)), float(np.linalg.norm(solution - x0))
+    return length if length > NOTHING * way else way or 1.0
+
+
+def search(objective: Objective, case: Case) -> Judgement:
+    """F at x, at x0, and at the best point beside x."""
+    point, unravel = ravel_pytree(objective.x)
+    flat, calls = np.asarray(point), Counter[str]()
+
+    def f(x: np.ndarray) -> tuple[float, np.ndarray]:
+        calls["F"] += 1
+        value, slope = objective.evaluate(unravel(jnp.asarray(x)))
+        return float(value), np.asarray(ravel_pytree(slope)[0])
+
+    def nearest(x: np.ndarray) -> np.ndarray:
+        assert objective.onto is not None
+        return np.asarray(ravel_pytree(objective.onto(unravel(jnp.asarray(x))))[0])
+
+    onto = None if objective.onto is None else nearest
+    begun = np.zeros_like(flat) if objective.x0 is None else np.asarray(ravel_pytree(objective.x0)[0])
+    if onto is not None:
+        begun = onto(begun)
+    inside = flat if onto is None else onto(flat)
+    value, start = f(inside)[0], f(begun)[0]
+    origin = (
+        f(np.zeros_like(flat) if onto is None else onto(np.zeros_like(flat)))[0] if begun.any() else start
+    )
+    if not np.isfinite(value):
+        return Judgement(value, np.nan, np.nan, start, np.nan, np.inf, remarks=("F is not finite at x",))
+    found = _best(f, inside, value, begun, start, onto)
+    if found.value < -1e30 * (1 + abs(value)):
+        raise NotCertifiable("F is not bounded below")
+    best, length = min(found.value, value), _length(found.x, begun)
+    unit = start - best
+    if length == float(np.linalg.norm(found.x)) and best < origin < start:
+        unit = origin - best  # a start far away makes any excess look small
+    return Judgement(
+        value,
+        best,
+        found.left,
+        start,
+        unit,
+        float(np.linalg.norm(inside - found.x)) / length,
+        outside=objective.outside / (float(np.linalg.norm(flat)) or 1.0),
+        remarks=tuple(objective.remarks),
+        behind=_behind(objective, case),
+        notes=tuple(objective.notes),
+        calls=calls["F"],
+    )
+
+
+def _best(
+    f: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    x: np.ndarray,
+    value: float,
+    begun: np.ndarray,
+    start: float,
+    onto: Callable[[np.ndarray], np.ndarray] | None,
+) -> Found:
+    """The end of a search from beside x; of a second one from the start, where the first was not finished."""
+    size = max(float(np.linalg.norm(x)), float(np.linalg.norm(x - begun))) or 1.0
+    rng = np.random.default_rng(0)
+    away = rng.normal(size=x.size)
+    away *= DISTURBED * size / np.linalg.norm(away)
+    worth = abs(start - value) if np.isfinite(start) else 0.0
+    enough = 1e-7 * worth + 1e-14 * abs(value)
+    first = minimise(f, x + away, length=DISTURBED * size, enough=enough, onto=onto, most=MOST)
+    if first.converged:
+        return first
+    other = minimise(f, x - away, length=10 * DISTURBED * size, enough=enough, onto=onto, most=MOST)
+    best = min(first, other, key=lambda found: found.value if np.isfinite(found.value) else np.inf)
+    # two searches that end at one value have found it, even where neither saw its gradient vanish: a kink
+    apart = abs(first.value - other.value)
+    left = min(best.left, apart) if np.isfinite(apart) else best.left
+    return best._replace(left=left)
+
+
+def _behind(objective: Objective, case: Case) -> float:
+    """How far clients' own models, which are part of the answer, are from their optima, relatively."""
+    if objective.solved is None or not isinstance(case.problem, Personalized):
+        return 0.0
+    y, solution = (np.asarray(ravel_pytree(each)[0]) for each in (case.y, objective.solved.y))
+    return (
+        float(np.linalg.norm(y - solution)) / (float(np.linalg.norm(solution)) or 1.0)
+        if y.size == solution.size
+        else 0.0
+    )
+
+
+def register(cls: type[Problem]) -> Callable[[Any], Any]:
+    """Decorate ``measure(problem, case) -> Objective`` for a problem class of your own."""
+    return objective_of.register(cls)
+
+
+certify.register = register  # type: ignore[attr-defined]
+certify.Objective = Objective  # type: ignore[attr-defined]

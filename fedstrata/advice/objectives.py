@@ -1,0 +1,487 @@
+"""What a point of each problem class is judged by: one function F of x alone, with its derivative.
+
+| class | F(x) |
+|---|---|
+| `Minimization`, `Composition` | the problem's own objective |
+| `DRO` | the risk, minimised over the lifted variable exactly |
+| `Bilevel`, `Personalized`, `MPEC` | f(x, y(x)), y(x) solved here; the derivative goes through it |
+| `Minimax` | max_y f(x, y), by ascent from several points where f is not concave in y |
+| `Hard`, constraints | the loss with an exact penalty of the largest violation |
+| `WorstClient`, what `AFL` solves | the largest of the clients' losses |
+
+All sums are over all samples of all clients, in float64. Where a function has values only, its derivative is
+taken by differences. A class of your own gets its F by ``@fs.certify.register``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial, singledispatch
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fedstrata.advice.diagnostics import federated_mean
+from fedstrata.advice.feasible import onto
+from fedstrata.advice.lower import Level, NotCertifiable, Solved, hypergradient, solve_lower, spectrum
+from fedstrata.core import tree
+from fedstrata.core.client import Client, opened
+from fedstrata.core.problem import Problem
+from fedstrata.core.term import Term
+from fedstrata.core.types import Array, Function, PyTree, Weights
+from fedstrata.data.storage import Placed
+from fedstrata.methods.afl import WorstClient
+from fedstrata.problems.classes import MPEC, Bilevel, Composition, Minimax, Minimization, Personalized
+from fedstrata.problems.conversions import as_bilevel
+from fedstrata.problems.dro import DRO, Lifted
+from fedstrata.problems.fairness import Hard
+
+TOLERANCE = 1e-9  # of lower levels, relative to the length of y
+FLAT = 1e-9  # of the largest curvature: below it there is none
+APART = 1e-3  # relative distance of two solutions of one lower level that are not the same
+ASCENTS = 8  # points from which a maximum is looked for that need not be the only one
+ASCENT_STEPS = 2_000
+
+T = TypeVar("T")
+Evaluate: TypeAlias = Callable[[Placed, PyTree], tuple[Any, PyTree]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A point to be judged.
+
+    Attributes:
+        problem: what it is to solve.
+        data: the samples.
+        weights: of the clients.
+        x, y: the point; y is None where there is none.
+        x0, y0: where the run began, or None.
+    """
+
+    problem: Problem
+    data: Placed
+    weights: Weights
+    x: PyTree
+    y: PyTree = None
+    x0: PyTree = None
+    y0: PyTree = None
+
+    def mean(self, function: Function, *args: PyTree, part: Any = "train", each: Any = None) -> Any:
+        """The problem's own mean; see `fedstrata.core.problem.Mean`."""
+        return federated_mean(function, self.data, part, self.weights)(*args)
+
+
+@dataclass
+class Objective:
+    """F and its derivative.
+
+    Attributes:
+        evaluate: F(x) and ∇F(x).
+        x: the point, what belongs to F of it.
+        x0: the start, likewise; None where it is not known.
+        onto: the projection onto the set of x; None where x is free.
+        outside: how far x is outside of its set.
+        remarks: what keeps the point from being a solution, whatever F says.
+        notes: what else was found at it.
+        solved: y(x), where there is a lower level.
+    """
+
+    evaluate: Callable[[PyTree], tuple[Any, PyTree]]
+    x: PyTree
+    x0: PyTree = None
+    onto: Callable[[PyTree], PyTree] | None = None
+    outside: float = 0.0
+    remarks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    solved: Solved | None = None
+
+
+def kept(build: Callable[[Any, Weights], T]) -> Callable[[Any, Weights], T]:
+    """Build once for a problem and weights, so that a second certificate compiles nothing."""
+    cached = lru_cache(maxsize=16)(build)
+
+    def get(problem: Any, weights: Weights) -> T:
+        try:
+            return cached(problem, weights)
+        except TypeError:  # a set that holds arrays cannot be hashed
+            return build(problem, weights)
+
+    return get
+
+
+@singledispatch
+def objective_of(problem: Problem, case: Case) -> Objective:
+    """F of a problem, by its class.
+
+    Raises:
+        NotCertifiable: where there is none.
+    """
+    raise NotCertifiable(
+        f"there is no measure for {type(problem).__name__}. Register one, @fs.certify.register("
+        f"{type(problem).__name__}), or look at result.history"
+    )
+
+
+def _within(case: Case, evaluate: Callable[[PyTree], tuple[Any, PyTree]], **more: Any) -> Objective:
+    """With the set of x."""
+    found = Objective(evaluate, case.x, case.x0, **more)
+    project = case.problem.set_of_x
+    if project.trivial:
+        return found
+    inside = onto(case.problem, case.data, case.x)
+    if inside is None:
+        raise NotCertifiable("the clients' sets have no common point that was found")
+    found.outside = float(tree.norm(tree.sub(case.x, inside)))
+
+    def nearest(x: PyTree) -> PyTree:
+        near = onto(case.problem, case.data, x)
+        return x if near is None else near
+
+    found.onto = nearest
+    return found
+
+
+# One level
+
+
+@objective_of.register(Minimization)
+@objective_of.register(Composition)
+def _single(problem: Minimization | Composition, case: Case) -> Objective:
+    return _within(case, partial(_own(problem, case.weights), case.data))
+
+
+@kept
+def _own(problem: Minimization | Composition, weights: Weights) -> Evaluate:
+    def F(x: PyTree, data: Placed) -> Any:
+        measured = problem.measure(Case(problem, data, weights, x).mean, x, None)
+        return measured[problem.objective or "objective"]
+
+    return _differentiated(F, not problem.without_derivatives)
+
+
+def _differentiated(F: Callable[[PyTree, Placed], Any], derivatives: bool) -> Evaluate:
+    """The value and the gradient; by central differences, where there are values only."""
+    if derivatives:
+        both = jax.jit(jax.value_and_grad(F))
+        return lambda data, x: both(x, data)
+    values = jax.jit(lambda points, data: jax.lax.map(lambda x: F(x, data), points))
+
+    def by_differences(data: Placed, x: PyTree) -> tuple[Any, PyTree]:
+        flat, unravel = ravel_pytree(x)
+        width = np.finfo(flat.dtype).eps ** (1 / 3) * max(float(jnp.abs(flat).max()), 1e-3)
+        around = jnp.concatenate(
+            [flat[None], flat + width * jnp.eye(flat.size), flat - width * jnp.eye(flat.size)]
+        )
+        value, *rest = np.asarray(values(jax.vmap(unravel)(around), data))
+        ahead, behind = np.split(np.asarray(rest), 2)
+        return value, unravel(jnp.asarray((ahead - behind) / (2 * width)))
+
+    return by_differences
+
+
+@objective_of.register(DRO)
+def _risk(problem: DRO, case: Case) -> Objective:
+    def plain(x: PyTree) -> PyTree:
+        return x.x if isinstance(x, Lifted) else x
+
+    evaluate = partial(_of_risk(problem, case.weights), case.data)
+    return Objective(evaluate, plain(case.x), None if case.x0 is None else plain(case.x0))
+
+
+@kept
+def _of_risk(problem: DRO, weights: Weights) -> Evaluate:
+    def F(x: PyTree, data: Placed) -> tuple[Any, Any]:
+        shares = data.sample_shares(data.shares(weights))
+        losses = Term.of(problem.loss).each(data.train, x)
+        fixed = jax.lax.stop_gradient(losses)
+        density = problem.risk.density(fixed, problem.risk.dual(fixed, shares))
+        return shares @ (density * losses), problem.risk.value(fixed, shares)
+
+    both = jax.jit(jax.grad(F, has_aux=True))
+
+    def evaluate(data: Placed, x: PyTree) -> tuple[Any, PyTree]:
+        slope, value = both(x, data)
+        return value, slope
+
+    return evaluate
+
+
+@objective_of.register(WorstClient)
+def _worst(problem: WorstClient, case: Case) -> Objective:
+    return _within(case, partial(_of_worst(problem, case.weights), case.data))
+
+
+@kept
+def _of_worst(problem: WorstClient, weights: Weights) -> Evaluate:
+    def F(x: PyTree, data: Placed) -> Any:
+        return jnp.max(data.each_client(lambda client: client.train.full_mean(problem.loss).silent(x)))
+
+    return _differentiated(F, not problem.without_derivatives)
+
+
+@objective_of.register(Hard)
+def _constrained(problem: Hard, case: Case) -> Objective:
+    """The loss and an exact penalty of the largest violation: a minimiser keeps to the constraints."""
+    plain = Term.of(problem.plain)
+
+    def parts(x: PyTree, data: Placed) -> tuple[Any, Any]:
+        mean = Case(problem, data, case.weights, x).mean
+        return mean(plain, x), problem.constraints(mean(problem.inner, x))
+
+    slope, across = jax.jit(jax.jacrev(parts))(case.x, case.data)
+    steepest = min(
+        float(jnp.sqrt(sum((leaf[j] ** 2).sum() for leaf in jax.tree.leaves(across))))
+        for j in range(problem.count)
+    )
+    rho = 10 * max(problem.rho, float(tree.norm(slope)) / (steepest or 1.0))
+
+    def F(x: PyTree, data: Placed) -> Any:
+        loss, violation = parts(x, data)
+        return loss + rho * jnp.maximum(jnp.max(violation), 0)
+
+    return _within(case, partial(_differentiated(F, not problem.without_derivatives), case.data))
+
+
+# Two levels
+
+
+@kept
+def level_of(problem: Problem, weights: Weights) -> Level:
+    """The two levels over pooled data."""
+    return _level(problem, weights)
+
+
+@singledispatch
+def _level(problem: Problem, weights: Weights) -> Level:
+    raise NotCertifiable(f"{type(problem).__name__} has no lower level")
+
+
+@_level.register(Bilevel)
+@_level.register(Minimax)
+def _common(problem: Bilevel | Minimax, weights: Weights) -> Level:
+    project, bilevel = problem.project_y, as_bilevel(problem)
+    part: Literal["train", "valid"] = "valid" if isinstance(problem, Bilevel) else "train"
+
+    def upper(x: PyTree, y: PyTree, data: Placed) -> Array:
+        return federated_mean(bilevel.upper, data, part, weights)(x, y)
+
+    def potential(x: PyTree, y: PyTree, data: Placed) -> Array:
+        return federated_mean(bilevel.lower, data, weights=weights)(x, y)
+
+    def nearest(y: PyTree, x: PyTree, data: Placed) -> PyTree:
+        return project(y, x)
+
+    return Level(upper, jax.grad(potential, argnums=1), None if project.trivial else nearest, potential)
+
+
+@_level.register(Personalized)
+def _personal(problem: Personalized, weights: Weights) -> Level:
+    """Y has a leading client axis, and the clients' lower levels are apart."""
+
+    def upper(x: PyTree, y: PyTree, data: Placed) -> Any:
+        coupling = data.each_client(lambda client, y: problem.couple(x, y, client), y)
+        return Term.of(problem.server).over(opened(data.server), None, x) + data.shares(weights) @ coupling
+
+    def potential(x: PyTree, y: PyTree, data: Placed) -> PyTree:
+        def value(client: Client, y: PyTree) -> Any:
+            return client.train.full_mean(problem.client).silent(x, y)
+
+        return data.each_client(value, y).sum()
+
+    def nearest(y: PyTree, x: PyTree, data: Placed) -> PyTree:
+        return data.each_client(lambda client, y: problem.project_y(y, x, client), y)
+
+    project = None if problem.project_y.trivial else nearest
+    return Level(upper, jax.grad(potential, argnums=1), project, potential)
+
+
+@_level.register(MPEC)
+def _per_sample(problem: MPEC, weights: Weights) -> Level:
+    """Y has a leading axis of all samples: each has its own variational inequality.
+
+    A result's y has one of clients, whose mean responses they are.
+    """
+
+    def spread(y: PyTree, data: Placed) -> PyTree:
+        owners = jnp.repeat(jnp.arange(data.clients), data.sizes, total_repeat_length=data.training.samples)
+        return jax.tree.map(lambda leaf: leaf[owners], y)
+
+    def gather(y: PyTree, data: Placed) -> PyTree:
+        owners = spread(jnp.arange(data.clients), data)
+
+        def mean(leaf: Array) -> Array:
+            sums = jax.ops.segment_sum(leaf, owners, data.clients)
+            return sums / data.sizes.reshape(-1, *[1] * (sums.ndim - 1))
+
+        return jax.tree.map(mean, y)
+
+    def upper(x: PyTree, y: PyTree, data: Placed) -> Any:
+        values = jax.vmap(lambda y, sample: problem.leader(x, y, sample))(y, data.train)
+        return data.sample_shares(data.shares(weights)) @ values
+
+    def lower(x: PyTree, y: PyTree, data: Placed) -> PyTree:
+        return jax.vmap(lambda y, sample: problem.follower(x, y, sample))(y, data.train)
+
+    def nearest(y: PyTree, x: PyTree, data: Placed) -> PyTree:
+        return jax.vmap(lambda y, sample: problem.project_y(y, x, sample))(y, data.train)
+
+    return Level(upper, lower, None if problem.project_y.trivial else nearest, None, spread, gather)
+
+
+@objective_of.register(Bilevel)
+@objective_of.register(Personalized)
+@objective_of.register(MPEC)
+def _through(problem: Bilevel | Personalized | MPEC, case: Case) -> Objective:
+    """F(x) = f(x, y(x)): y(x) is solved from the last one."""
+    if problem.project_y.arity > 2 and isinstance(problem, Bilevel):
+        raise NotCertifiable("the set of y differs between clients, who share one y")
+    level, data = level_of(problem, case.weights), case.data
+    start = level.spread(_started(problem, case), data)
+    solved, remarks = _checked(level, data, case.x, start)
+    upper = partial(_upper, level)
+    last = [solved.y]
+
+    def evaluate(x: PyTree) -> tuple[Any, PyTree]:
+        found = solve_lower(level, data, x, last[0], TOLERANCE)
+        if not np.isfinite(float(found.last)):
+            return np.nan, x
+        last[0] = found.y
+        slope, _ = hypergradient(level, data, x, found, TOLERANCE)
+        return upper(x, found.y, data), slope
+
+    return _within(case, evaluate, remarks=remarks, solved=solved)
+
+
+@partial(jax.jit, static_argnums=0)
+def _upper(level: Level, x: PyTree, y: PyTree, data: Placed) -> Any:
+    return level.upper(x, y, data)
+
+
+@partial(jax.jit, static_argnums=0)
+def _upper_slope(level: Level, x: PyTree, y: PyTree, data: Placed) -> tuple[Any, PyTree]:
+    return jax.value_and_grad(level.upper)(x, y, data)
+
+
+def _started(problem: Problem, case: Case) -> PyTree:
+    """Where y(x) is looked for: from the result's own y, for an MPEC a response of every client."""
+    if case.y is None:
+        raise NotCertifiable("there is no y to start the lower level from: give y")
+    if isinstance(problem, MPEC | Personalized):
+        one = case.y0 if case.y0 is not None else None
+        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(case.y)]
+        own = one is not None and [np.shape(leaf) for leaf in jax.tree.leaves(one)] == shapes
+        if own or any(shape[:1] != (case.data.clients,) for shape in shapes):
+            return jax.tree.map(
+                lambda leaf: jnp.broadcast_to(leaf, (case.data.clients, *jnp.shape(leaf))), case.y
+            )
+    return case.y
+
+
+def _checked(level: Level, data: Placed, x: PyTree, start: PyTree) -> tuple[Solved, list[str]]:
+    """y(x), where it is a solution and the only one that is found."""
+    solved = solve_lower(level, data, x, start, TOLERANCE)
+    size = float(tree.norm(solved.y))
+    if not np.isfinite(float(solved.last)) or size > 1e12 * (1 + float(tree.norm(start))):
+        raise NotCertifiable("the lower level has no solution at x: it is not bounded below, or not finite")
+    remarks: list[str] = []
+    if level.free:
+        low, high, bend = spectrum(level, data, x, solved.y)
+        if low < -FLAT * abs(high):
+            again = tree.axpy(0.01 * max(size, 1.0), bend, solved.y)
+            solved = solve_lower(level, data, x, again, TOLERANCE)
+            size = float(tree.norm(solved.y))
+            remarks.append("y is at a saddle point or a maximiser of the lower level")
+            low, high, _ = spectrum(level, data, x, solved.y)
+            if not np.isfinite(float(solved.last)) or size > 1e6 * (1 + float(tree.norm(again))) or low < 0:
+                raise NotCertifiable("the lower level has no minimiser at x: it is concave there")
+        if low <= FLAT * high:
+            raise NotCertifiable("the lower level has many solutions at x, so that F is not defined by it")
+    else:
+        _unique(level, data, x, solved, start)
+    if float(solved.away) > 1e-4 * max(size, float(tree.norm(start))):
+        raise NotCertifiable("the lower level could not be solved at x")
+    return solved, remarks
+
+
+def _unique(level: Level, data: Placed, x: PyTree, solved: Solved, start: PyTree) -> None:
+    """Raise where another start leads to another solution."""
+    width = max(float(tree.norm(solved.y)), float(tree.norm(tree.sub(solved.y, start)))) or 1.0
+    flat, unravel = ravel_pytree(solved.y)
+    noise = jax.random.normal(jax.random.key(1), flat.shape, flat.dtype) * width / np.sqrt(flat.size)
+    other = solve_lower(level, data, x, unravel(flat + noise), TOLERANCE)
+    if float(tree.norm(tree.sub(other.y, solved.y))) > APART * width:
+        raise NotCertifiable("the lower level has many solutions at x, so that F is not defined by it")
+
+
+@objective_of.register(Minimax)
+def _envelope(problem: Minimax, case: Case) -> Objective:
+    """F(x) = max_y f(x, y), whose derivative is ∇_x f at the maximiser."""
+    level, data = level_of(problem, case.weights), case.data
+    if problem.project_y.arity > 1:  # a set that moves with x moves the maximiser
+        return _through(problem, case)  # type: ignore[arg-type]
+    low, high, _ = spectrum(level, data, case.x, case.y)
+    concave = low >= -FLAT * abs(high)
+    if problem.project_y.trivial and not concave:
+        raise NotCertifiable("the payoff is convex in y, and y has no set: it has no maximum")
+    both = partial(_upper_slope, level)
+    last = [case.y]
+
+    def evaluate(x: PyTree) -> tuple[Any, PyTree]:
+        found = solve_lower(level, data, x, last[0], TOLERANCE)
+        if not np.isfinite(float(found.last)):
+            return np.nan, x
+        last[0] = found.y
+        return both(x, found.y, data)
+
+    if low > FLAT * abs(high):
+        return _within(case, evaluate, solved=solve_lower(level, data, case.x, case.y, TOLERANCE))
+    ascend = partial(_highest, level, data, _starts(problem, case), abs(high))
+
+    def highest(x: PyTree) -> tuple[Any, PyTree]:
+        return both(x, ascend(x), data)
+
+    objective = _within(case, highest)
+    best = ascend(case.x)
+    gained = float(level.upper(case.x, best, data) - level.upper(case.x, case.y, data))
+    if gained > 0:
+        objective.notes.append(f"another y makes the payoff {gained:.3g} larger than the result's")
+    return objective
+
+
+def strongly_concave(problem: Minimax, case: Case) -> bool:
+    """Whether the payoff bends down in y, in all directions, at the point; convex ones count as well."""
+    low, high, _ = spectrum(level_of(problem, case.weights), case.data, case.x, case.y)
+    return abs(low) > FLAT * abs(high)
+
+
+def _starts(problem: Minimax, case: Case) -> PyTree:
+    """Points of the set of y, from far away: corners, where it has any."""
+    flat, unravel = ravel_pytree(case.y)
+    away = jax.random.normal(jax.random.key(2), (ASCENTS - 1, flat.size), flat.dtype)
+    far = jnp.concatenate([flat[None], 1e3 * (1 + jnp.abs(flat).max()) * away])
+    return jax.vmap(lambda y: problem.project_y(unravel(y), case.x))(far)
+
+
+@partial(jax.jit, static_argnums=0)
+def _highest(level: Level, data: Placed, starts: PyTree, L: Any, x: PyTree) -> PyTree:
+    """The best end of projected ascents."""
+    assert level.project is not None
+    assert level.potential is not None
+    first = jax.vmap(lambda y: tree.norm(level.lower(x, y, data)))(starts).max()
+    # steps of 1/L, and long ones where there is no curvature: the first gradient across the starts' distances
+    reach = jax.tree.reduce(jnp.maximum, jax.tree.map(lambda leaf: jnp.abs(leaf - leaf[0]).max(), starts))
+    step = 1 / jnp.maximum(L, 10 * first / jnp.where(reach > 0, reach, 1) / ASCENT_STEPS)
+
+    def ascent(y: PyTree) -> PyTree:
+        def body(_: Any, y: PyTree) -> PyTree:
+            return level.project(tree.axpy(-step, level.lower(x, y, data), y), x, data)  # type: ignore[misc]
+
+        return jax.lax.fori_loop(0, ASCENT_STEPS, body, y)
+
+    ends = jax.vmap(ascent)(starts)
+    values = jax.vmap(lambda y: level.potential(x, y, data))(ends)  # type: ignore[misc]
+    return jax.tree.map(lambda leaf: leaf[jnp.argmin(values)], ends)

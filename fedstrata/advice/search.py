@@ -1,0 +1,186 @@
+"""Minimisers of the certificate's own, for a function of a flat NumPy vector with its gradient.
+
+    bfgs       x free: dense BFGS with a weak Wolfe search, which also ends at kinks (Lewis & Overton 2013)
+    lbfgs      x free and long: SciPy's
+    projected  x in a set of which the projection is known: spectral projected gradients (Birgin et al. 2000)
+
+They use values, gradients and projections alone, so that one objective suffices for every problem class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize
+
+Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
+LONG = 400  # entries from which a dense matrix is too large
+SEARCHES = 40  # evaluations of one line search
+MEMORY = 10  # values that a projected step may exceed no more than the largest of
+
+
+class Found(NamedTuple):
+    """Where a search ended.
+
+    Attributes:
+        x: the point.
+        value: F there.
+        left: about how much lower F may be, ½ gᵀH⁻¹g by the search's own model.
+        converged: whether the search stopped by itself.
+        evaluations: of F and its gradient.
+    """
+
+    x: np.ndarray
+    value: float
+    left: float
+    converged: bool
+    evaluations: int
+
+
+def minimise(
+    f: Objective,
+    x: np.ndarray,
+    *,
+    length: float,
+    enough: float,
+    onto: Callable[[np.ndarray], np.ndarray] | None = None,
+    most: int = 1000,
+) -> Found:
+    """Minimise F from x.
+
+    Args:
+        f: F and its gradient; a value that is not finite is one that is too large.
+        x: the start.
+        length: of the first step.
+        enough: a decrease that does not count any more.
+        onto: the projection onto the set of x; None where x is free.
+        most: evaluations.
+    """
+    if onto is not None:
+        return _projected(f, onto, x, length, enough, most)
+    return _bfgs(f, x, length, enough, most) if x.size <= LONG else _lbfgs(f, x, length, enough, most)
+
+
+def _bfgs(f: Objective, x: np.ndarray, length: float, enough: float, most: int) -> Found:
+    value, g = f(x)
+    count, H, first = 1, np.eye(x.size), True
+    size = np.linalg.norm(g)
+    if not np.isfinite(value) or size == 0:
+        return Found(x, value, 0.0, bool(np.isfinite(value)), count)
+    H *= length / size
+    while count < most:
+        d = -H @ g
+        left = -float(g @ d) / 2
+        if left <= enough and not first:
+            return Found(x, value, max(left, 0.0), True, count)
+        step, new, new_value, new_g, used = _weak_wolfe(f, x, value, g, d)
+        count += used
+        if step == 0.0:  # rounding, or a kink that no direction of this matrix leads down from
+            return Found(x, value, max(left, 0.0), left <= 100 * enough, count)
+        s, y = new - x, new_g - g
+        x, value, g = new, new_value, new_g
+        if (curved := float(s @ y)) > 0:
+            if first:
+                H = np.eye(x.size) * curved / float(y @ y)
+            H = _updated(H, s, y, curved)
+            first = False
+    return Found(x, value, float(g @ H @ g) / 2, False, count)
+
+
+def _updated(H: np.ndarray, s: np.ndarray, y: np.ndarray, curved: float) -> np.ndarray:
+    """The inverse Hessian with what a step has shown."""
+    Hy = H @ y
+    return H + np.outer(s, s) * (1 + y @ Hy / curved) / curved - (np.outer(Hy, s) + np.outer(s, Hy)) / curved
+
+
+def _weak_wolfe(
+    f: Objective, x: np.ndarray, value: float, g: np.ndarray, d: np.ndarray
+) -> tuple[float, np.ndarray, float, np.ndarray, int]:
+    """A step that lowers F enough and after which its slope is less, by bisection; 0 where none is found."""
+    slope, low, high, step = float(g @ d), 0.0, np.inf, 1.0
+    best = 0.0, x, value, g
+    for used in range(1, SEARCHES + 1):
+        new = x + step * d
+        new_value, new_g = f(new)
+        if not new_value < value + 1e-4 * step * slope:
+            high = step
+        else:
+            best = step, new, new_value, new_g
+            if float(new_g @ d) >= 0.9 * slope:
+                return *best, used
+            low = step
+        step = 2 * low if np.isinf(high) else (low + high) / 2
+    return *best, SEARCHES
+
+
+def _lbfgs(f: Objective, x: np.ndarray, length: float, enough: float, most: int) -> Found:
+    size = float(np.linalg.norm(f(x)[1])) or 1.0
+    unit = length * size or 1.0  # of F: SciPy's first step has length 1 in units of ‖g‖
+
+    def scaled_f(u: np.ndarray) -> tuple[float, np.ndarray]:
+        value, g = f(x + length * u)
+        return value / unit, g * (length / unit)
+
+    scaled = optimize.minimize(
+        scaled_f,
+        np.zeros_like(x),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxfun": most, "maxiter": most, "ftol": 0.0, "gtol": 0.0, "maxls": SEARCHES},
+        callback=_until(enough / unit),
+    )
+    g = scaled.jac
+    left = float(g @ (scaled.hess_inv @ g)) / 2 * unit
+    return Found(x + length * scaled.x, float(scaled.fun) * unit, left, left <= 100 * enough, scaled.nfev)
+
+
+def _until(enough: float) -> Callable[[optimize.OptimizeResult], None]:
+    """Stop where ten steps together gained next to nothing."""
+    values: list[float] = []
+
+    def look(intermediate_result: optimize.OptimizeResult) -> None:
+        values.append(float(intermediate_result.fun))
+        if len(values) > MEMORY and values[-MEMORY - 1] - values[-1] <= enough:
+            raise StopIteration
+
+    return look
+
+
+def _projected(
+    f: Objective,
+    onto: Callable[[np.ndarray], np.ndarray],
+    x: np.ndarray,
+    length: float,
+    enough: float,
+    most: int,
+) -> Found:
+    x = onto(x)
+    value, g = f(x)
+    count, values, best = 1, [value], (value, x)
+    step = length / (float(np.linalg.norm(g)) or 1.0)
+    left, quiet = np.inf, 0
+    while count < most:
+        d = onto(x - step * g) - x
+        slope = float(g @ d)
+        left = -slope / 2 if slope < 0 else 0.0
+        quiet = quiet + 1 if left <= enough else 0
+        if quiet >= 3 or not np.any(d):
+            return Found(best[1], best[0], left, True, count)
+        t, ceiling = 1.0, max(values[-MEMORY:])
+        for _ in range(SEARCHES):
+            new_value, new_g = f(x + t * d)
+            count += 1
+            if new_value <= ceiling + 1e-4 * t * slope:
+                break
+            t /= 2
+        else:
+            return Found(best[1], best[0], left, left <= 100 * enough, count)
+        s, y = t * d, new_g - g
+        x, value, g = x + s, new_value, new_g
+        values.append(value)
+        best = min(best, (value, x), key=lambda pair: pair[0])
+        curved = float(s @ y)
+        step = float(s @ s) / curved if curved > 0 else 10 * step
+    return Found(best[1], best[0], left, False, count)

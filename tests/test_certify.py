@@ -1,0 +1,146 @@
+"""Verdicts on points and runs whose solutions are known in closed form."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedstrata as fs
+
+pytestmark = pytest.mark.usefixtures("x64")
+ONE = fs.FederatedData.from_clients([{"a": np.array([1.0])}, {"a": np.array([3.0, 5.0])}])  # means 1 and 4
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-9])
+def test_the_excess_of_a_bilevel_answer(unit):
+    """It is that of F at the solved y, whatever the loss' unit."""
+    game = fs.quadratic_bilevel(clients=3, n=2, p=3)
+    problem = fs.Bilevel(
+        lambda x, y, s: unit * game.problem.upper(x, y, s), game.problem.lower, same_samples=True
+    )
+    start = np.zeros(2)
+    best = fs.certify(problem, game.data, game.x_star, game.y_star, x0=start)
+    assert best.solved
+    x = game.x_star + 0.3
+    found = fs.certify(problem, game.data, x, np.zeros(3), x0=start)
+    assert found.verdict == "on its way"
+    g = np.asarray(game.gradient(x))
+    excess = unit * g @ (x - game.x_star) / 2  # F is quadratic
+    assert found.value == pytest.approx(excess, rel=1e-3)
+    assert found.interval[0] <= excess * 1.001
+
+
+def test_lower_levels_without_a_minimiser():
+    def certified(lower, y):
+        problem = fs.Bilevel(lambda x, y, s: (x - 1) ** 2 + y**2, lower, same_samples=True)
+        return fs.certify(problem, ONE, np.array(1.0), np.array(y))
+
+    concave = certified(lambda x, y, s: -(y**2), 0.0)
+    assert concave.verdict == "not certifiable"
+    hump = certified(lambda x, y, s: (y**2 - 1) ** 2, 0.0)
+    assert not hump.solved
+    assert "saddle" in repr(hump)
+    assert certified(lambda x, y, s: (y**2 - 1) ** 2, 1.0).solved
+
+
+def test_an_equilibrium_that_is_not_unique():
+    data = fs.FederatedData.from_clients([{"a": np.ones(2)}])
+    box = fs.sets.Box(-1.0, 1.0)
+    problem = fs.MPEC(lambda x, y, s: (x - 1) ** 2 + (y**2).sum(), lambda x, y, s: 0 * y, project_y=box)
+    found = fs.certify(problem, data, np.array(1.0), np.zeros(2))
+    assert found.verdict == "not certifiable"
+    assert "many solutions" in found.advice
+
+
+def test_a_payoff_that_is_convex_in_y():
+    """min_x max_{|y| ≤ 1} (x − .1)²/2 + xy/20 + y²: the maximum is at a corner, and x* = .05."""
+    problem = fs.Minimax(
+        lambda x, y, s: (x - 0.1) ** 2 / 2 + 0.05 * x * y + y**2, project_y=fs.sets.Box(-1.0, 1.0)
+    )
+    assert not fs.certify(problem, ONE, np.array(1.0), np.array(0.0)).solved
+    assert fs.certify(problem, ONE, np.array(0.05), np.array(1.0)).solved
+
+
+def test_a_game_without_curvature():
+    problem = fs.Minimax(lambda x, y, s: (x - 2) * (y - 1))
+    assert fs.certify(problem, ONE, np.array(2.0), np.array(1.0)).solved
+    assert not fs.certify(problem, ONE, np.array(2.2), np.array(1.0)).solved
+
+
+def test_kinks():
+    """A median has no small gradient beside it."""
+    data = fs.FederatedData.from_clients([{"a": np.array([1.0, 2.0, 7.0])}])
+    problem = fs.Minimization(lambda x, s: jnp.abs(x - s["a"]))
+    assert fs.certify(problem, data, np.array(2.0)).solved
+    assert not fs.certify(problem, data, np.array(2.2)).solved
+    risk = fs.dro.cvar(lambda x, s: jnp.abs(x - s["a"]), 0.5)  # the mean of the worst 1.5 losses
+    worst = np.array([1.0, 7.0])
+    x = worst.mean()  # both weigh alike: 7 − x has weight 2/3, x − 1 the rest, so that x moves towards 7
+    assert not fs.certify(risk, data, x - 1.0).solved
+
+
+def test_a_set_and_a_point_outside_of_it():
+    problem = fs.Minimization(lambda x, s: (x - s["a"]) ** 2, project=fs.sets.Box(0.0, 1.0))
+    assert fs.certify(problem, ONE, np.array(1.0)).solved
+    outside = fs.certify(problem, ONE, np.array(1.1))
+    assert not outside.solved
+    assert outside.outside == pytest.approx(0.1 / 1.1)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-3])
+def test_selection_in_any_unit(unit):
+    game = fs.underdetermined()
+    problem = fs.Selection(game.problem.primary, lambda x: unit * game.problem.secondary(x))
+    assert fs.certify(problem, game.data, game.x_star).solved
+    optimum = game.x_star + 0.5 * np.linalg.norm(game.x_star) * _null(game)
+    assert not fs.certify(problem, game.data, optimum).solved
+
+
+def _null(game):
+    """A direction in which the primary level does not change."""
+    rows = np.asarray(game.data.train["a"]).reshape(-1, len(game.x_star))
+    return np.linalg.svd(rows)[2][-1]
+
+
+def test_the_weights_of_the_run():
+    problem = fs.Minimization(lambda x, s: (x - s["a"]) ** 2)
+    assert fs.certify(problem, ONE, np.array(2.5)).solved
+    assert not fs.certify(problem, ONE, np.array(2.5), weights="size").solved
+    assert fs.certify(problem, ONE, np.array(3.0), weights="size").solved
+
+
+def run(method, rounds, **more):
+    problem = fs.Minimization(lambda x, s: (1 + s["a"]) * (x - s["a"]) ** 2)
+    return fs.solve(problem, method, ONE, np.array(0.0), rounds=rounds, progress=False, **more)
+
+
+def test_why_a_run_is_not_solved():
+    assert fs.certify(run(fs.FedAvg(0.05), 100)).verdict == "solved"
+    early = fs.certify(run(fs.FedAvg(0.001), 10))
+    assert early.verdict == "on its way"
+    assert "more rounds" in early.advice
+    drift = fs.certify(run(fs.FedAvg(0.05, H=10), 100))
+    assert drift.verdict == "biased by drift"
+    assert "H=1" in drift.advice
+    noise = fs.certify(run(fs.FedAvg(0.05, batch_size=1), 200))
+    assert noise.verdict == "at the noise floor"
+    assert fs.certify(run(fs.FedAvg(0.3), 10)).verdict == "diverging"
+
+
+def test_a_class_of_ones_own():
+    @dataclasses.dataclass(frozen=True)
+    class Own(fs.problems.Problem):
+        target: float
+        has_y = False
+
+    assert fs.certify(Own(2.0), ONE, np.array(2.0)).verdict == "not certifiable"
+
+    @fs.certify.register(Own)
+    def _(problem, case):
+        return fs.certify.Objective(lambda x: ((x - problem.target) ** 2, 2 * (x - problem.target)), case.x)
+
+    assert fs.certify(Own(2.0), ONE, np.array(2.0)).solved
+    assert not fs.certify(Own(2.0), ONE, np.array(2.5)).solved
