@@ -94,7 +94,7 @@ class Diagnosis:
     For problems without a lower level ``y`` and what belongs to it are None.
 
     For a `Selection`, min f over X = argmin h with h convex, ``hypergradient`` is ∇f(x) (of f's smooth
-    parts), ``stationarity`` ‖x − P_X(x − ∇f(x))‖, which is zero at solutions alone; ``lower_residual`` is
+    parts), ``stationarity`` ‖x − x̂‖, x̂ a solution that is found from x; ``lower_residual`` is
     ‖∇h(x)‖ (with a regulariser or a set ‖x − prox(x − s∇h(x))‖/s), ``lower_distance`` ‖x − P_X(x)‖, how far x
     is from the optima of h, and ``solved_residual`` how accurate the projections are. For a `MultiSequence`
     ``hypergradient`` is P(x, Z), ``lower_residual`` the norm of all S together.

@@ -33,7 +33,7 @@ PROJECTED_STEPS = 20_000
 CG_STEPS = 1_000
 
 
-class NotCertifiable(Exception):
+class NotCertifiable(TypeError):
     """Why a point cannot be judged."""
 
 

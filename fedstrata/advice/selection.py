@@ -32,7 +32,7 @@ from fedstrata.problems.classes import Objective, Selection
 
 FIRST, LAST = 1e-2, 1e-8  # ε/L_h
 MOST_STEPS = 50_000
-CENTRES = 6  # proximal points
+CENTRES = 8  # proximal points
 NEAR = 0.05  # σ
 ENOUGH = 1e-5  # a limit that moves no more than this, relative to its distance from x, was found
 
@@ -79,7 +79,7 @@ def judge_selection(
         size = float(tree.norm(tree.sub(solution, x))) + float(tree.norm(solution)) * ENOUGH
         step, moved = float(tree.norm(tree.sub(solution, centre))), accurate
         centre = solution
-        if step <= 1e-4 * size:
+        if step <= 1e-8 * size:
             break
     g = level.slope(problem.h, "train", x)
     residual = float(tree.norm(g))
@@ -89,7 +89,7 @@ def judge_selection(
     f, h = (
         {k: level.value(o, part, at) for k, at in (("x", x), ("s", solution))} for o, part in _both(problem)
     )
-    away = float(tree.norm(tree.sub(x, solution))) + float(tree.norm(solution)) * ENOUGH or 1.0
+    away = float(tree.norm(tree.sub(x, solution))) + float(tree.norm(solution)) or 1.0
     slope = level.slope(problem.f, "valid", x)
     return Judged(
         solution, p, slope, f["x"], h["x"], f["s"], h["s"], residual, max(float(moved), float(moved_p)) / away
