@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import runpy
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,8 @@ from fedstrata.engines.network import Network
 from fedstrata.engines.rounds import cohort_of
 from fedstrata.engines.simulated import Simulated, SimulatedFed
 from fedstrata.solving.pose import pose
-from fedstrata.testing import CONFORMANCE, check_engine
+from fedstrata.testing import CONFORMANCE, check_engine, check_method, kit
+from fedstrata.testing.conformance import in_float64
 
 ROWS = {case.name: case for case in CONFORMANCE}
 ENGINES = {
@@ -117,6 +120,28 @@ def test_memories_by_hand():
         calls[cohort] += 1
         calls[[0, 3]] += 1
     assert case.run().y["calls"].tolist() == calls.tolist()
+
+
+def test_a_method_outside_of_the_project():
+    name = str(Path(__file__).parents[1] / "examples" / "own_method.py")
+    case = ROWS["minibatches of some"]
+    own = runpy.run_path(name)["FedAvgM"](gamma=0.1, H=2, batch_size=2)
+    fs.METHODS.pop("FedAvgM")
+    check_method(replace(case, name="FedAvgM", method=own))
+
+
+@kit.kit_method
+class Single(kit.Averaging):
+    """In float32 whatever the precision."""
+
+    def steps(self, problem, client, key, x):
+        return jax.tree.map(lambda u: jnp.float32(u) / 3, super().steps(problem, client, key, x))
+
+
+def test_a_step_in_float32_is_found():
+    case = replace(ROWS["everyone by size"], name="single", method=Single(0.1))
+    with pytest.raises(AssertionError, match="single computes in float32"):
+        in_float64(case)
 
 
 class Unweighted(SimulatedFed):
