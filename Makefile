@@ -51,7 +51,7 @@ docs: $(READY)  ## build the documentation into build/site/
 	$(BIN)/python -m docs.build
 	$(BIN)/$(SITE) -f build/mkdocs.yml
 
-bench: $(READY)  ## run the benchmarks
+bench: $(READY)  ## run the tracked benchmarks, and keep their ratios in benchmarks/results/
 	$(BIN)/python -m benchmarks
 
 NAMES := $(subst _,-,$(basename $(notdir $(wildcard reproductions/[a-z]*.py))))

@@ -23,7 +23,7 @@ from fedstrata.core.fed import Setup
 from fedstrata.engines.engine import Carry, Job
 from fedstrata.models import relu_network
 
-from .timing import Run, interleave, table
+from .timing import Run, interleave, table, track
 
 CLIENTS, SAMPLES, FEATURES = 5, 12_000, 784
 REFERENCE = "NumPy loop"
@@ -171,6 +171,8 @@ def compare(case: Case) -> str:
     found = {name: program for name, (needs, program) in PROGRAMS.items() if importlib.util.find_spec(needs)}
     timings = interleave({name: partial(opened, program) for name, program in found.items()})
     judge = f"loss after {case.rounds} rounds", case.loss
+    by_name = {t.name: t for t in timings}
+    track(f"FedRZO, H = {case.H}", by_name["fedstrata"].seconds, by_name[REFERENCE].least, "a NumPy loop")
     return table(f"H = {case.H}", timings, REFERENCE, case.rounds, judge)
 
 

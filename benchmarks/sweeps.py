@@ -12,6 +12,8 @@ import numpy as np
 
 import fedstrata as fs
 
+from .timing import track
+
 CLIENTS, SAMPLES, FEATURES, ROUNDS = 20, 50, 32, 200
 STEPS, SEEDS = np.geomspace(0.01, 1.0, 32), range(4)
 TOO_LONG = np.geomspace(300.0, 1e6, 16)  # the regulariser's 0.02 x makes these diverge, at several rounds
@@ -21,14 +23,14 @@ def loss(x: Any, sample: Any) -> Any:
     return jax.nn.softplus(-sample["y"] * (sample["a"] @ x)) + 0.01 * jnp.vdot(x, x)
 
 
-def least(run: Callable[[], Any], repetitions: int = 5) -> float:
+def timed(run: Callable[[], Any], repetitions: int = 5) -> list[float]:
     run()
     times = []
     for _ in range(repetitions):
         began = time.perf_counter()
         run()
         times.append(time.perf_counter() - began)
-    return min(times)
+    return times
 
 
 def main() -> None:
@@ -47,10 +49,13 @@ def main() -> None:
     def sweep(methods: list[fs.FedAvg]) -> list[fs.Result]:
         return fs.sweep(problem, methods, data, x0, seeds=list(SEEDS), **arguments)
 
-    one = least(lambda: fs.solve(problem, grid[0], data, x0, **arguments))
-    all_of_them, some_diverge = least(lambda: sweep(grid)), least(lambda: sweep(diverging))
+    one = min(timed(lambda: fs.solve(problem, grid[0], data, x0, **arguments)))
+    times = [timed(lambda: sweep(grid)), timed(lambda: sweep(diverging))]
+    all_of_them, some_diverge = map(min, times)
     gone = sum(result.status == "diverged" for result in sweep(diverging))
     number = len(STEPS) * len(SEEDS)
+    track(f"a sweep of {number} runs", times[0], one, "one run")
+    track(f"the same, {gone} of them diverging", times[1], all_of_them, "none diverging")
     print(f"## Sweeps\n\n{CLIENTS} clients × {SAMPLES} × {FEATURES}, FedAvg, {ROUNDS} rounds of 5 steps\n")
     print("| | s | ratio to one run |\n|---|---:|---:|")
     print(f"| one run | {one:.3f} | 1 |")

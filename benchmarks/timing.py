@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+TRACK = "FEDSTRATA_BENCH"  # the variable with the file that tracked ratios are added to
 Run = Callable[[], Any]
 Open = Callable[[], AbstractContextManager[Run]]
 
@@ -20,16 +23,24 @@ class Timing:
     Attributes:
         name: of the program.
         start: to set it up and run it the first time, compiling and starting processes included.
-        median: of its repetitions after that.
-        least: of the same; what else the machine does touches it least.
+        seconds: of each of its repetitions after that.
         result: what the first run returned.
     """
 
     name: str
     start: float
-    median: float
-    least: float
+    seconds: tuple[float, ...]
     result: Any
+
+    @property
+    def least(self) -> float:
+        """What else the machine does touches this one least."""
+        return min(self.seconds)
+
+    @property
+    def median(self) -> float:
+        """The time of a usual repetition."""
+        return statistics.median(self.seconds)
 
 
 def interleave(programs: Mapping[str, Open], repetitions: int = 5) -> list[Timing]:
@@ -48,10 +59,38 @@ def interleave(programs: Mapping[str, Open], repetitions: int = 5) -> list[Timin
                 began = time.perf_counter()
                 run()
                 seconds[name].append(time.perf_counter() - began)
-    return [
-        Timing(name, first[name][0], statistics.median(times), min(times), first[name][1])
-        for name, times in seconds.items()
-    ]
+    return [Timing(name, first[name][0], tuple(times), first[name][1]) for name, times in seconds.items()]
+
+
+def track(name: str, seconds: Sequence[float], reference: float, to: str) -> float:
+    """Keep a ratio for the page that shows them over time, where `python -m benchmarks` asks for it.
+
+    Args:
+        name: what was timed.
+        seconds: of its repetitions.
+        reference: the least time of what it is compared with.
+        to: what that is.
+
+    Returns:
+        The ratio of the least times; less is better.
+    """
+    ratio = min(seconds) / reference
+    if file := os.environ.get(TRACK):
+        extra = {"ratio": round(ratio, 4), "to": to}
+        entry = {"group": None, "name": name, "fullname": name, "params": None, "param": None}
+        with open(file, "a", encoding="utf-8") as lines:
+            lines.write(json.dumps(entry | {"extra_info": extra, "stats": _stats(seconds)}) + "\n")
+    return ratio
+
+
+def _stats(seconds: Sequence[float]) -> dict[str, Any]:
+    """The fields of pytest-benchmark."""
+    mean, (q1, median, q3) = statistics.mean(seconds), statistics.quantiles(seconds, method="inclusive")
+    return {
+        "min": min(seconds), "max": max(seconds), "mean": mean, "stddev": statistics.stdev(seconds),
+        "median": median, "q1": q1, "q3": q3, "iqr": q3 - q1, "ops": 1 / mean, "total": sum(seconds),
+        "rounds": len(seconds), "iterations": 1, "outliers": "",
+    }  # fmt: skip
 
 
 def table(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 import pkgutil
 import re
@@ -266,6 +267,40 @@ def reveals() -> str:
     return "\n".join(rows)
 
 
+def history() -> str:
+    """The tracked ratios of every file in ``benchmarks/results``, oldest first, with a line for each."""
+    files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+    runs = [json.loads(file.read_text("utf-8")) for file in files]
+    if not runs:
+        return "No measurement is kept in `benchmarks/results/` yet; `make bench` adds one."
+    found: dict[str, list[float | None]] = {}
+    for number, run in enumerate(runs):
+        for entry in run["benchmarks"]:
+            name = f"{entry['name']} / {entry['extra_info']['to']}"
+            found.setdefault(name, [None] * len(runs))[number] = entry["extra_info"]["ratio"]
+    head = ["ratio, less is better", *(run["datetime"][:10] for run in runs), ""]
+    about = []
+    for run in runs:
+        info, versions = run["machine_info"], run["machine_info"]["versions"].items()
+        where = f"{info['cpu']['count']} cores, {info['cpu']['brand_raw']}, Python {info['python_version']}"
+        packages = ", ".join(f"{name} {version}" for name, version in versions)
+        about.append(f"- {run['datetime'][:10]}, `{run['commit_info']['id'][:7]}`: {where}, {packages}")
+    rows = [
+        f"| {name} | {' | '.join('' if v is None else f'{v:.2f}' for v in values)} | {sparkline(values)} |"
+        for name, values in found.items()
+    ]
+    return "\n".join([f"| {' | '.join(head)} |", "|---" + "|---:" * len(runs) + "|---|", *rows, "", *about])
+
+
+def sparkline(values: list[float | None]) -> str:
+    """A small line in the colour of the text; its lower edge is zero."""
+    known = [(n, value) for n, value in enumerate(values) if value is not None]
+    top = max(value for _, value in known)
+    points = " ".join(f"{4 + 72 * n / max(1, len(values) - 1):.0f},{20 - 16 * v / top:.1f}" for n, v in known)
+    line = f'<polyline points="{points}" fill="none" stroke="currentColor"/>'
+    return f'<svg width="80" height="24" role="img" aria-label="over time">{line}</svg>'
+
+
 # --- from a source to a page ----------------------------------------------------------------------
 
 
@@ -431,6 +466,7 @@ def pages() -> dict[str, str]:
         "names": lambda: "\n\n".join(
             f"## {ROOMS.get(room, room.capitalize())}\n\n{listing(names)}" for room, names in rooms().items()
         ),
+        "history": history,
         "rest": lambda: " · ".join(f"[{title(found[page])}](../{page})" for page in others(found)),
     }
     for page, text in found.items():

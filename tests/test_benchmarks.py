@@ -1,5 +1,6 @@
 """The programs that are compared do the same: the same steps exactly, the same draws, the same estimates."""
 
+import json
 import re
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +14,8 @@ from benchmarks import fedavg_softmax, fedmsa_losstuning, fedrzo, first_result, 
 from benchmarks.alternatives import ALTERNATIVES, Case
 from benchmarks.rates import compositions
 from benchmarks.rates.law import Law, slope
-from benchmarks.timing import interleave
+from benchmarks.timing import TRACK, interleave, track
+from docs import build
 
 SLOW = ("Flower",)  # starts processes
 EACH = [
@@ -198,3 +200,27 @@ def test_feddro_has_its_rate():
     law = next(law for law in compositions.LAWS if law.method == "FedDRO" and law.against == "T")
     rise, _, _ = slope(law._replace(sizes=(256, 1024, 4096)))
     assert rise == pytest.approx(law.predicted, abs=0.1)
+
+
+def test_tracked_ratios_are_shown_over_time(tmp_path, monkeypatch):
+    lines, results = tmp_path / "lines", tmp_path / "benchmarks" / "results"
+    monkeypatch.setenv(TRACK, str(lines))
+    assert track("a call", [3.0, 2.0, 4.0], 4.0, "by hand") == 0.5
+    entry = json.loads(lines.read_text("utf-8"))
+    assert (entry["stats"]["min"], entry["stats"]["median"], entry["stats"]["rounds"]) == (2.0, 3.0, 3)
+
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    assert "make bench" in build.history()
+    about = {
+        "cpu": {"count": 2, "brand_raw": "a processor"},
+        "python_version": "3.11.7",
+        "versions": {"jax": "0.12"},
+    }
+    results.mkdir(parents=True)
+    for day, entries in (("2026-01-01", [entry]), ("2026-02-01", [])):
+        run = {"machine_info": about, "commit_info": {"id": "0123456789"}, "benchmarks": entries}
+        (results / f"{day}.json").write_text(json.dumps(run | {"datetime": f"{day}T10:00:00"}), "utf-8")
+    shown = build.history()
+    assert "| ratio, less is better | 2026-01-01 | 2026-02-01 |  |" in shown
+    assert "| a call / by hand | 0.50 |  | <svg" in shown
+    assert "- 2026-02-01, `0123456`: 2 cores, a processor, Python 3.11.7, jax 0.12" in shown
