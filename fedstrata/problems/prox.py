@@ -263,7 +263,7 @@ def _log_threshold(x: jax.Array, lam: jax.Array, epsilon: jax.Array) -> jax.Arra
     gain = lam * jnp.log1p(jax.nn.relu(t) / epsilon) + t * (t / 2 - size)
     convex = jnp.sqrt(lam) <= epsilon
     chosen = jnp.where(convex, excess > 0, (t > 0) & (gain < 0)) & solvable
-    return jnp.where(chosen, jnp.sign(x) * t, 0)
+    return jnp.where(chosen, jnp.sign(x) * jnp.minimum(t, size), 0)  # not beyond x by rounding
 
 
 @pytree
@@ -304,7 +304,8 @@ def _half_threshold(x: jax.Array, lam: jax.Array) -> jax.Array:
     chosen = jnp.abs(x) > 1.5 * jump
     cosine = (3 * jump / jnp.where(chosen, jnp.abs(x), 3)) ** 1.5 / 4
     phi = jnp.arccos(jnp.where(chosen, cosine, 0))
-    return jnp.where(chosen, 2 / 3 * x * (1 + jnp.cos(2 / 3 * (np.pi - phi))), 0)
+    part = jnp.minimum(2 / 3 * (1 + jnp.cos(2 / 3 * (np.pi - phi))), 1)  # not beyond x by rounding
+    return jnp.where(chosen, part * x, 0)
 
 
 @pytree

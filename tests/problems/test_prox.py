@@ -155,6 +155,13 @@ def test_log_sum_prox_is_continuous_in_float32():
     np.testing.assert_allclose(prox.LogSum(1.0, 1.0).prox(x, 0.5), exact, rtol=3e-6)
 
 
+@pytest.mark.parametrize("penalty", [prox.LogSum(), prox.LHalf()], ids=repr)
+def test_no_prox_is_beyond_its_point_by_rounding(penalty):
+    x = (np.random.default_rng(0).normal(size=4000) * np.logspace(-3, 4, 4000)).astype(np.float32)
+    for step in (1e-9, 1e-6, 1e-3):
+        assert (np.abs(penalty.prox(x, step)) <= np.abs(x)).all()
+
+
 def test_l_half_jumps_at_its_threshold(x64):
     lam = 0.7
     jump = lam ** (2 / 3)
