@@ -43,7 +43,8 @@ from fedstrata.solving.feasible import FEWEST, ended_outside
 from fedstrata.solving.pose import Posed, check_values, checked_callbacks, pose
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import BOOKKEEPING, Result
-from fedstrata.solving.runaway import in_words, runaway, stands_still, steps_in_words
+from fedstrata.solving.rounding import lost_differences
+from fedstrata.solving.runaway import in_words, runaway, steps_in_words
 from fedstrata.solving.track import Run, Tracker, Tracking
 from fedstrata.support.compiling import compiled_for
 from fedstrata.support.sealed import CheckpointError, flatten, load_arrays, save_arrays, unflatten
@@ -351,9 +352,10 @@ class Loop:
         ended = [(m, lane) for m, lane in zip(self.posed.methods, self.lanes, strict=True) if lane.history]
         found = [(m, runaway(problem, m, x0, lane.history)) for m, lane in ended if lane.status != "diverged"]
         self._warn([in_words([(m, its) for m, its in found if its is not None], len(self.lanes))])
-        self._warn([stands_still(problem, m, x0, lane.history) for m, lane in ended])
+        points = [x for x, _ in self.engine.outputs(methods, self.carry, hosts)]
+        runs = zip(methods, points, self.lanes, strict=True)
+        self._warn([lost_differences(problem, m, x0, x, lane.history) for m, x, lane in runs])
         if not problem.set_of_x.trivial and self.round > 0:
-            points = [x for x, _ in self.engine.outputs(methods, self.carry, hosts)]
             runs = zip(methods, points, self.lanes, strict=True)
             found_at = [(m, x) for m, x, lane in runs if lane.status != "diverged"]
             one = isinstance(self.posed.data, FederatedData) and jax.process_count() == 1

@@ -91,25 +91,6 @@ def runaway(problem: Problem, method: Method, x0: PyTree, history: Mapping[str, 
     return None
 
 
-def stands_still(problem: Problem, method: Method, x0: PyTree, history: Mapping[str, Any]) -> list[str]:
-    """A warning where a zeroth-order method's differences of values are lost in rounding."""
-    described = method.describe()
-    symbol = "eta" if "gamma" in described else "mu"  # FedZO's η is its step
-    width, name = described.get(symbol), problem.objective or next(iter(problem.settling), "")
-    if not method.needs.startswith("function values") or not isinstance(width, float) or name not in history:
-        return []
-    values = np.asarray(history[name], float)
-    gap = abs(values[0]) * max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(x0))
-    if len(values) < MANY or (values != values[0]).any() or gap < width**2:
-        return []
-    return [
-        f"{type(method).__name__} stands still: {name} is {values[0]:.6g} in all evaluations, to the last "
-        f"digit. Unless x0 is a solution, differences of values across {symbol}={width:g} are lost in "
-        f"rounding: numbers of that size are about {gap:.1g} apart. Subtract a constant from the loss, scale "
-        f"it, take a larger {symbol}, or compute in float64, jax.config.update('jax_enable_x64', True)."
-    ]
-
-
 def _grows(values: np.ndarray, rounding: float) -> bool:
     """Whether the end is far above all of the first half; where that is as good as zero, by the second."""
     if len(values) < 2:
