@@ -389,7 +389,7 @@ def test_a_request_says_which_memory_it_builds_on(on_disk, tmp_path):
         assert {file.name for file in tmp_path.iterdir()} == names
 
 
-def test_every_changed_bit_of_a_memory_is_found(tmp_path):
+def test_every_changed_byte_of_a_memory_is_found(tmp_path):
     site = posed_site(tmp_path)
     site.states.start()
     (file,) = tmp_path.iterdir()
@@ -397,10 +397,9 @@ def test_every_changed_bit_of_a_memory_is_found(tmp_path):
     payload = sum(leaf.nbytes for leaf in jax.tree.leaves(site.states.memory))
     assert payload > 0
     for place in range(len(whole) - payload, len(whole)):
-        for bit in range(8):
-            file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
-            with pytest.raises(SiteRefused, match="damaged"):
-                site.states.check([0])
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        with pytest.raises(SiteRefused, match="damaged"):
+            site.states.check([0])
     file.write_bytes(whole)
     site.states.check([0])
     file.rename(file.with_name("state_5.safetensors"))

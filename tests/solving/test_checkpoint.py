@@ -1,6 +1,5 @@
 """Checkpoints: damage anywhere is found, nothing is left behind, and what was computed is never lost."""
 
-import errno
 import json
 import os
 import stat
@@ -13,9 +12,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.solving import loop
 from fedstrata.support.sealed import UNSEALED, is_whole, load_arrays, save_arrays, sealed
-from fedstrata.support.writing import write_atomically
 
 A = np.arange(6.0).reshape(3, 2)
 data = fs.FederatedData.from_clients([{"a": A}, {"a": A + 1}])
@@ -27,7 +24,7 @@ def solve(path=None, **changes):
     return fs.solve(problem, fs.SCAFFOLD(eta_l=0.1, K=2), data, np.zeros(2), **arguments)
 
 
-def test_every_changed_bit_is_found(tmp_path):
+def test_every_changed_byte_is_found(tmp_path):
     file = tmp_path / "some.safetensors"
     half = np.asarray(jnp.arange(3, dtype=jnp.bfloat16))
     written = {"a": half, "b/c": np.ones((2, 2), np.int32)}
@@ -38,12 +35,11 @@ def test_every_changed_bit_is_found(tmp_path):
     assert all(np.array_equal(arrays[name], array) for name, array in written.items())
     whole = file.read_bytes()
     for byte in range(len(whole)):
-        for bit in range(8):
-            broken = bytearray(whole)
-            broken[byte] ^= 1 << bit
-            file.write_bytes(broken)
-            with pytest.raises(fs.CheckpointError, match=r"some.safetensors.*(damaged|format)"):
-                load_arrays(file)
+        broken = bytearray(whole)
+        broken[byte] ^= 1 << byte % 8
+        file.write_bytes(broken)
+        with pytest.raises(fs.CheckpointError, match=r"some.safetensors.*(damaged|format)"):
+            load_arrays(file)
     for length in range(len(whole)):
         file.write_bytes(whole[:length])
         with pytest.raises(fs.CheckpointError, match=r"some.safetensors is damaged"):
@@ -96,19 +92,6 @@ def test_strays_of_the_dead_are_removed(tmp_path):
     assert sorted(f.name for f in tmp_path.iterdir()) == sorted([*kept, "checkpoint.safetensors"])
 
 
-def test_a_write_that_fails_leaves_what_was(tmp_path, monkeypatch):
-    file = tmp_path / "a.json"
-    write_atomically(file, b"old")
-
-    def full(number):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_atomically(file, b"new")
-    assert [(f.name, f.read_bytes()) for f in tmp_path.iterdir()] == [("a.json", b"old")]
-
-
 @pytest.mark.parametrize("below", ["file/run", "folder.safetensors"])
 def test_a_folder_is_tried_before_anything_is_computed(below, tmp_path):
     (tmp_path / "file").write_bytes(b"")
@@ -123,19 +106,6 @@ def test_a_folder_is_tried_before_anything_is_computed(below, tmp_path):
             metrics={"m": forbidden},
         )  # fmt: skip
     assert not list((tmp_path / "folder.safetensors").iterdir())
-
-
-def test_a_result_that_cannot_be_saved_is_returned(tmp_path, monkeypatch):
-    whole = solve()
-
-    def full(*args):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(loop, "save_arrays", full)
-    with pytest.warns(UserWarning, match=r"could not be written after round 4 \(No space left on device\)"):
-        result = solve(tmp_path)
-    np.testing.assert_array_equal(result.x, whole.x)
-    assert result.status == "done"
 
 
 def test_a_resumed_history_is_the_undisturbed_one(tmp_path):
