@@ -254,10 +254,11 @@ def _served(kit: Path, plan: PreparedExperiment, out: Path, listen: str | None =
 
 def run_name(out: Path) -> str:
     """The name of the runs in a folder, unlike any other: sites keep by it what they remember."""
-    out.mkdir(parents=True, exist_ok=True)
+    from fedstrata.support.writing import write_atomically
+
     file = out / "network-run"
     if not file.exists():
-        file.write_text(secrets.token_hex(8), "utf-8")  # it stands in every message: short
+        write_atomically(file, secrets.token_hex(8).encode())  # it stands in every message: short
     return file.read_text("utf-8").strip()
 
 
@@ -282,6 +283,7 @@ class _Status:
         self._thread = threading.Thread(target=self._repeat, daemon=True)
 
     def __enter__(self) -> _Status:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
         self._tell()
         self._thread.start()
         return self
@@ -298,12 +300,11 @@ class _Status:
 
     def _repeat(self) -> None:
         while not self._over.wait(1.0):
-            with suppress(OSError):  # what is in the way is told by the next evaluation
-                self._tell()
+            self._tell()
 
     def _tell(self) -> None:
         temporary = self.file.with_name(".network.json")
-        with self._lock:
+        with self._lock, suppress(OSError):  # a full disk may hide how the run stands, but not end it
             temporary.write_text(json.dumps(self._facts()), "utf-8")
             temporary.replace(self.file)
 
