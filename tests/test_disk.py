@@ -23,7 +23,7 @@ from fedstrata.lab.experiments import runner
 from fedstrata.support import writing
 
 from .experiments.conftest import make
-from .network.test_host import CASES, Hosts
+from .network.test_host import CASES, TERMS, Hosts
 
 
 class Disk:
@@ -165,9 +165,9 @@ def test_a_federation_ends_equal_whichever_write_fails(restarts, tmp_path, monke
 
     def run(disk, folder):
         hosts = Restarting(folder / "sites", "scaffold", clients, disk=disk, restarts=restarts)
-        there = Federation(hosts, "run", 0, "text")
+        there = Federation(hosts, "run", 0, TERMS)
         engine.remote = remote = there.gather()
-        there.pose(int(remote.sizes.sum()), clients, None, "posed")
+        there.pose(int(remote.sizes.sum()), clients, None, hosts.identity(clients))
         saving = fs.Checkpoint(folder / "run", every_rounds=1)
         options = {"checkpoint": saving, "data": made_up(there.form, clients), "default_metrics": False}
         return case.run(rounds=2, engine=engine, **options)
