@@ -38,26 +38,35 @@ def test_a_headline_is_written_out(tmp_path, monkeypatch):
         registry.headline("none")
 
 
-QUICKEST = ("demo",)
-
-
 # The self-tuned row of strfedavg-sparse is about the step that this tells of.
-@pytest.mark.filterwarnings("ignore:StRFedAvg. the primary loss curves:UserWarning")
-@pytest.mark.filterwarnings("ignore:StRFedAvg. the rule 'convex', the paper's, keeps η:UserWarning")
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in QUICKEST else pytest.mark.slow) for n in ALL]
-)
-def test_quick(name, tmp_path):
-    experiment = ALL[name]
-    wall, own = time.perf_counter(), time.process_time()
-    page = run_experiment(prepare(experiment, quick=True), tmp_path, progress=False)
-    # On a busy machine the clock on the wall says nothing.
-    taken = min(time.perf_counter() - wall, time.process_time() - own)
+TOLD = "ignore:StRFedAvg. (the primary loss curves|the rule 'convex', the paper's, keeps η):UserWarning"
+
+
+def run(name, folder, **changes):
+    """Every number of a quick run is finite, and it ends with a page."""
+    page = run_experiment(prepare(ALL[name], quick=True, changes=changes), folder, progress=False)
     assert page.stat().st_size > 1000
-    report = load_report(tmp_path)
-    for found in report.runs:
+    for found in load_report(folder).runs:
         for series, values in found.history.items():
             assert np.isfinite(values).all(), f"{found.label}, {found.setting}: {series}"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(TOLD)
+@pytest.mark.parametrize("name", ALL)
+def test_three_rounds(name, tmp_path):
+    run(name, tmp_path, **{key: 3 for key in ("rounds",) if key in ALL[name].parameters})
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("optimized")
+@pytest.mark.filterwarnings(TOLD)
+@pytest.mark.parametrize("name", ALL)
+def test_quick(name, tmp_path):
+    wall, own = time.perf_counter(), time.process_time()
+    run(name, tmp_path)
+    # On a busy machine the clock on the wall says nothing.
+    taken = min(time.perf_counter() - wall, time.process_time() - own)
     assert taken < 40  # 32 s at most on two slow cores with nothing compiled before
 
 

@@ -8,7 +8,7 @@ from fedstrata.lab.experiments.runner import prepare, run_experiment
 from ..report.chromium import ABSENT, FOUND, Chromium
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(FOUND is None, reason=ABSENT)
 def test_the_demos_page_works_offline(tmp_path):
     file = run_experiment(prepare(find("demo"), quick=True), tmp_path / "demo", progress=False)
