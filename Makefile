@@ -24,13 +24,13 @@ demo: $(RUNS)  ## what four hospitals gain by learning together: a table and a p
 	$(BIN)/fedstrata demo
 
 test: $(READY)  ## quick tests and the examples in docstrings
-	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not slow"
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "not slow"
 
 test-slow: $(READY)  ## tests that train a model or start processes
-	$(BIN)/pytest -n $(JOBS) -m "slow and not long"
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "slow and not long"
 
 test-long: $(LONG)  ## the nightly run: every fault, every experiment, trackers, FLARE, a browser, rates, sizes
-	$(BIN)/pytest -n $(JOBS) -m long
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m long
 
 test-wheel:  ## the built wheel, installed into an empty environment and tried
 	PYTHON=$(PYTHON) .ci/wheel

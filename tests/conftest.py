@@ -43,15 +43,19 @@ def _fixed_seeds() -> None:
     np.random.seed(0)  # noqa: NPY002 - libraries draw from the global generator
 
 
+def _drop_programs() -> None:
+    programs._programs.clear()
+    jax.clear_caches()
+    gc.collect()
+
+
 @pytest.fixture(autouse=True)
 def _few_programs() -> Iterator[None]:
     """Thousands of programs in one process exhaust what it may map: now and then they are dropped."""
     yield
     _few_programs_run[0] += 1
     if _few_programs_run[0] % 100 == 0:
-        programs._programs.clear()
-        jax.clear_caches()
-        gc.collect()
+        _drop_programs()
 
 
 @pytest.fixture
@@ -66,6 +70,7 @@ def optimized() -> Iterator[None]:
     """The compiler as users have it: for tests that measure speed, or compute longer than they compile."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")
+        _drop_programs()
         jax.config.update("jax_disable_most_optimizations", False)
         yield
     jax.config.update("jax_disable_most_optimizations", os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1")
