@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata import cli
 from fedstrata.core import tree
 from fedstrata.core.fed import Remember
 from fedstrata.core.method import METHODS, Method, Positive, method
 from fedstrata.estimators.gradients import gradient
+from fedstrata.lab import cli
 from fedstrata.lab.report import history_table
 from fedstrata.solving.pose import checked_callbacks
 

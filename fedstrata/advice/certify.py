@@ -34,12 +34,12 @@ from fedstrata.advice.search import Found, minimise
 from fedstrata.advice.selection import judge_selection
 from fedstrata.advice.verdicts import Verdict, why_unsolved
 from fedstrata.core.problem import Problem
-from fedstrata.core.shown import WIDTH
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
 from fedstrata.problems.classes import Minimax, MultiSequence, Personalized, Selection
 from fedstrata.solving.result import Result
+from fedstrata.support.shown import WIDTH
 
 TARGET = 1e-2
 DISTURBED = 1e-3  # how far beside x the search begins, relative to its length

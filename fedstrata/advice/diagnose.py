@@ -35,7 +35,6 @@ from fedstrata.advice.saddle import Saddle, agnostic, game
 from fedstrata.advice.selection import ENOUGH, judge_selection
 from fedstrata.core import tree
 from fedstrata.core.problem import Problem
-from fedstrata.core.shown import WIDTH
 from fedstrata.core.types import Array, Function, PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
@@ -51,6 +50,7 @@ from fedstrata.problems.classes import (
 )
 from fedstrata.problems.fairness import Constrained
 from fedstrata.solving.result import Result
+from fedstrata.support.shown import WIDTH
 
 TwoLevel: TypeAlias = Bilevel | Minimax | Personalized | MPEC
 OneLevel: TypeAlias = Minimization | Composition | Selection | MultiSequence

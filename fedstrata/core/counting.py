@@ -24,10 +24,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.shown import line
 from fedstrata.core.types import Array, Integer, Key, PyTree
 from fedstrata.support import html
 from fedstrata.support.private_jax import trace_of
+from fedstrata.support.shown import line
 from fedstrata.support.tracing import traced
 
 T = TypeVar("T")

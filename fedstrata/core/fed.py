@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from fedstrata.core import counting, tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.cohorts import by_weight, threshold
-from fedstrata.core.shown import shapes
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, Key, Phase, PyTree, Real, Weights
+from fedstrata.support.shown import shapes
 
 if TYPE_CHECKING:
     from fedstrata.core.problem import Problem

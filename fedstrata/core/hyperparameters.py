@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedstrata.core.optimisers import optimiser_words
+from fedstrata.support.optimisers import optimiser_words
 from fedstrata.support.words import listed, suggest
 
 Fault = type[TypeError] | type[ValueError] | None

@@ -49,11 +49,11 @@ from fedstrata.core.hyperparameters import NonNegative as NonNegative
 from fedstrata.core.hyperparameters import PerSequence as PerSequence
 from fedstrata.core.hyperparameters import Positive as Positive
 from fedstrata.core.hyperparameters import Unit as Unit
-from fedstrata.core.optimisers import optimiser_words
 from fedstrata.core.problem import Problem
-from fedstrata.core.shown import line, short
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.support import html
+from fedstrata.support.optimisers import optimiser_words
+from fedstrata.support.shown import line, short
 from fedstrata.support.words import spelling
 
 METHODS: dict[str, type[Method]] = {}

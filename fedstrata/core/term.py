@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core.types import Function, PyTree
+from fedstrata.support.shown import short
 
 Reads: TypeAlias = Literal["sample", "batch", "nothing"]
 MeanOf: TypeAlias = Callable[[PyTree, jax.Array], PyTree]
@@ -65,6 +66,9 @@ class Term:
     function: Function
     reads: Reads = "sample"
     mean: MeanOf | None = None
+
+    def __repr__(self) -> str:
+        return short(self.function) if self.reads == "sample" else f"{short(self.function)}[{self.reads}]"
 
     @staticmethod
     def of(function: Function | None, name: str = "A term", *, known: bool = False) -> Term:
@@ -123,10 +127,6 @@ class Term:
     def name(self) -> str:
         """The function's name, for errors."""
         return getattr(self.function, "__qualname__", None) or repr(self.function)
-
-    def __repr__(self) -> str:
-        reads = "" if self.reads == "sample" else f", reads={self.reads!r}"
-        return f"{type(self).__name__}({self.name}{reads})"
 
 
 # Whether samples are taken one after the other: JAX cannot check the indices of several at once.

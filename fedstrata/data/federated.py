@@ -19,7 +19,6 @@ import numpy as np
 
 from fedstrata.core.client import is_converted, opened
 from fedstrata.core.counting import Ledger
-from fedstrata.core.shown import line
 from fedstrata.core.types import PyTree
 from fedstrata.data.samples import DataError as DataError
 from fedstrata.data.samples import (
@@ -38,6 +37,7 @@ from fedstrata.data.source import ScaledSource, Source, rows_of, source_digest, 
 from fedstrata.data.storage import NOBODY, Group, Part, Placed, common_size, groups_of, launch_rows
 from fedstrata.support import html
 from fedstrata.support.digest import tree_digest
+from fedstrata.support.shown import line
 from fedstrata.support.threads import by_rows
 
 

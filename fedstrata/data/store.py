@@ -26,12 +26,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedstrata.core.shown import line
 from fedstrata.core.types import PyTree
 from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.data.samples import CorruptData
 from fedstrata.data.source import rows_of, taken
 from fedstrata.data.store_format import FORMAT, HEADER, VERSION, described, digest_of, rebuilt
+from fedstrata.support.shown import line
 
 KEPT = 2**28  # bytes that are read before their pages are given back
 VERIFIED = 2**30  # bytes up to which checksums are verified when a store is opened

@@ -17,10 +17,10 @@ import numpy as np
 
 from fedstrata.core.fed import Fed, Population
 from fedstrata.core.problem import Problem
-from fedstrata.core.shown import short
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Array, PyTree
 from fedstrata.data.federated import FederatedData
+from fedstrata.support.shown import short
 
 Part = Literal["train", "valid", "test"]
 MOST_NAMED = 100  # clients whose own numbers are kept one by one

@@ -15,11 +15,11 @@ from fedstrata.core.cohorts import by_weight, threshold, uniformly
 from fedstrata.core.fed import Fed, Population, Setup, by_size
 from fedstrata.core.method import Method
 from fedstrata.core.problem import taken_name
-from fedstrata.core.shown import shapes
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, Function, Integer, Key, PyTree
 from fedstrata.engines.engine import Carry, Lane
 from fedstrata.engines.metrics import PerClient
+from fedstrata.support.shown import shapes
 
 MakeFed = Callable[[Setup, Any, PyTree, Array | None, Integer], Fed]
 BEFORE = 2**31 - 1  # stands for "before round 0" where a key is folded with a round's number

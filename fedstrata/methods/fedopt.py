@@ -49,12 +49,12 @@ from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, LocalSteps, Method, method
-from fedstrata.core.optimisers import first_like
 from fedstrata.core.problem import Projection
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.sets import Box, NonNegative
+from fedstrata.support.optimisers import first_like
 
 Optimiser = Annotated[optax.GradientTransformation, "an optax optimiser such as optax.adam(1e-2)"]
 

@@ -19,10 +19,10 @@ from fedstrata.core.problem import (
     check_scalar,
     shape_of,
 )
-from fedstrata.core.shown import shapes
 from fedstrata.core.term import Term, known, per_sample, positional
 from fedstrata.core.types import Function, Integer, PyTree, Real, Weights
 from fedstrata.problems.prox import Indicator, Regularizer
+from fedstrata.support.shown import shapes
 
 NOTHING = 0.01  # below this a solution is small rather than off
 

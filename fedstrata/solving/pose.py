@@ -18,7 +18,6 @@ from fedstrata.core import tree
 from fedstrata.core.fed import Setup
 from fedstrata.core.method import METHODS, Method
 from fedstrata.core.problem import Problem, check_scalar, taken_name
-from fedstrata.core.shown import short
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
@@ -27,6 +26,7 @@ from fedstrata.engines.identity import configuration, host_functions, programs_o
 from fedstrata.engines.metrics import Hosted, Metric, OnHost, PerClient, is_hosted
 from fedstrata.solving.result import BOOKKEEPING
 from fedstrata.support.digest import tree_digest
+from fedstrata.support.shown import short
 
 MOST_FITTING = 64  # problems and shapes that are remembered
 FEW_CLIENTS = 3  # whose samples functions are checked on

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.counting import Ledger
-from fedstrata.core.shown import line
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.support import html
 from fedstrata.support.extras import extra
 from fedstrata.support.sealed import CheckpointError, flatten, load_arrays, save_arrays
+from fedstrata.support.shown import line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import fedstrata as fs
-from fedstrata.core.optimisers import first_like
+from fedstrata.support.optimisers import first_like
 
 rng = np.random.default_rng(0)
 CLIENTS = [{"a": rng.normal(size=(n, 3)), "b": rng.normal(size=n)} for n in (6, 4, 5)]

@@ -11,8 +11,7 @@ import jax
 import numpy as np
 import optax
 
-from fedstrata.core.optimisers import optimiser_words
-from fedstrata.core.term import Term
+from fedstrata.support.optimisers import optimiser_words
 
 WIDTH = 110  # of a line
 FEW = 6  # numbers of an array that are shown
@@ -41,8 +40,6 @@ def short(value: Any) -> str:
             return f"[{', '.join(map(short, array.tolist()))}]" if few else f"array{array.shape}"
         case optax.GradientTransformation():
             return optimiser_words(value)
-        case Term():
-            return short(value.function)
         case functools.partial():
             named = [f"{key}={short(held)}" for key, held in value.keywords.items()]
             return f"{short(value.func)}({', '.join([*map(short, value.args), *named])})"
