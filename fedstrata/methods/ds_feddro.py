@@ -32,6 +32,7 @@ with g's Jacobian.
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -107,10 +108,13 @@ class DSFedDRO(Compositional[State]):
         Raises:
             ValueError: a T at which β would exceed 1.
 
+        Warns:
+            UserWarning: γ_x < 1, as the theorem has it: the steps do not add up, and x does not converge.
+
         >>> import fedstrata as fs
-        >>> m = fs.DSFedDRO.from_theory(T=10_000, clients=4, I=4, c_beta=2.0)
+        >>> m = fs.DSFedDRO.from_theory(T=10_000, clients=4, I=4, c_beta=2.0, c_x=50.0)
         >>> m.eta, m.beta, m.gamma_x
-        (0.02, 0.04, 0.02)
+        (0.02, 0.04, 1.0)
         """
         if T < 1 or clients < 1 or I < 1:
             raise ValueError(
@@ -119,6 +123,13 @@ class DSFedDRO(Compositional[State]):
         eta, gamma_x = c_eta * math.sqrt(I / T), c_x * math.sqrt(clients / T)
         if c_beta * eta > 1:
             raise ValueError(f"DSFedDRO.from_theory: T={T} is too short, β would be {c_beta * eta:.3g}.")
+        if gamma_x < 1:
+            warnings.warn(
+                f"DSFedDRO.from_theory: Theorem 5.2's γ_x = {gamma_x:.3g} does not converge: its {T} steps of "
+                f"γ_x η go {T * gamma_x * eta:.3g} times the gradient in all, however large T is. Give "
+                f"c_x={math.sqrt(T / clients):.3g}, which makes γ_x = 1 (docs/errata.md).",
+                stacklevel=2,
+            )
         return cls(eta, c_beta * eta, I, gamma_x, c_y * gamma_x, **options)
 
     def cautions(self, problem: Composition, rounds: int) -> list[str]:

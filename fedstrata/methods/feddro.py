@@ -81,6 +81,9 @@ class FedDRO(Compositional[State]):
         batch_size: int = 1,
         B_g: float = 1.0,
         L_f: float = 1.0,
+        B_f: float | None = None,
+        L_g: float | None = None,
+        L_h: float | None = None,
         c_eta: float = 1.0,
         **options: Any,
     ) -> FedDRO:
@@ -92,11 +95,14 @@ class FedDRO(Compositional[State]):
             batch_size: b.
             B_g: bound of ‖∇g‖.
             L_f: Lipschitz constant of ∇f.
+            B_f: bound of ‖∇f‖.
+            L_g: Lipschitz constant of ∇g.
+            L_h: Lipschitz constant of ∇h. Where it, B_f and L_g are given, T is held to the theorem's T_th.
             c_eta: 1 in the theorem, which then asks for a T so large that η is small enough.
             options: further hyper-parameters.
 
         Raises:
-            ValueError: a T at which β would exceed 1.
+            ValueError: a T at which β would exceed 1, or below T_th.
 
         >>> import fedstrata as fs
         >>> m = fs.FedDRO.from_theory(T=10_000, clients=4)
@@ -114,6 +120,19 @@ class FedDRO(Compositional[State]):
                 f"FedDRO.from_theory: T={T} is too short for the theorem, β would be {beta:.3g}."
             )
         I = max(1, math.floor(T**0.25 / (batch_size * clients) ** 0.75 + 1e-9))
+        if B_f is not None and L_g is not None and L_h is not None:
+            steep, square = L_h + B_f * L_g + B_g**2 * L_f, L_h**2 + B_f**2 * L_g**2  # L_Φ of Lemma 3.5
+            b_K, below = batch_size * clients, square + B_f**2 * L_g**2 + 4 * B_g**4 * L_f**2
+            T_th = max(
+                4 * (steep * b_K + 8 * B_g**2) ** 2 / b_K,
+                (96 * B_g**2 * square / below) ** 2 / b_K,
+                216 * square * I**2 * b_K,
+            )
+            if T < T_th:
+                raise ValueError(
+                    f"FedDRO.from_theory: T={T} is below the theorem's T_th = {T_th:.4g}: its steps are too "
+                    "long for its guarantee. Give more steps, or leave L_h, L_g and B_f out."
+                )
         return cls(eta, beta, I, batch_size, **options)
 
     full_participation = "its embedding follows every client from step to step."

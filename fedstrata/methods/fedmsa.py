@@ -104,16 +104,21 @@ class FedMSA(Sequences[State]):
         R: int,
         K: int = 1,
         tau: float = 1.0,
+        L: float = 1.0,
         c_alpha: float = 1.0,
         c_beta: float = 1.0,
         **options: Any,
     ) -> FedMSA:
         """The orders of Theorem 3.1: ρ = 1/R, α = c_α/(τK), β = c_β/(τK), and a full start for so small a ρ.
 
+        α and β are kept below 1/L, which the proof needs, (43), and the theorem leaves to its O(·): clients
+        that hardly differ, of a small τ, bear no longer steps than one client does.
+
         Args:
             R: rounds.
             K: local steps.
             tau: τ, how much the clients' maps differ in their derivatives.
+            L: Lipschitz constant of the maps.
             c_alpha: what O(·) hides in α.
             c_beta: what it hides in β.
             options: further hyper-parameters.
@@ -122,10 +127,13 @@ class FedMSA(Sequences[State]):
         >>> fs.FedMSA.from_theory(R=100, K=5, c_alpha=0.5).rho, fs.FedMSA.from_theory(R=100, K=5).alpha
         (0.01, 0.2)
         """
-        if R < 1 or K < 1 or not tau > 0:
-            raise ValueError(f"FedMSA.from_theory needs R, K ≥ 1 and tau > 0, but R={R}, K={K}, tau={tau}.")
+        if R < 1 or K < 1 or not tau > 0 or not L > 0:
+            raise ValueError(
+                f"FedMSA.from_theory needs R, K ≥ 1 and tau, L > 0, but has {R}, {K}, {tau}, {L}."
+            )
         options = {"full_start": True, **options}
-        return cls(c_alpha / (tau * K), c_beta / (tau * K), 1 / R, K, **options)
+        alpha, beta = (min(c / (tau * K), 1 / L) for c in (c_alpha, c_beta))
+        return cls(alpha, beta, 1 / R, K, **options)
 
     @by_options
     def reveals_on(self, problem: Problem) -> Reveals:

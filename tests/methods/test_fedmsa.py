@@ -415,3 +415,8 @@ def test_a_full_start_leaves_no_noise(participation):
         steps[full] = (start["u"] - result.x["u"]) / 0.1
     np.testing.assert_allclose(steps[True], gradient, rtol=1e-7)
     assert np.abs(steps[False] - gradient).max() > 0.05
+
+
+def test_steps_by_the_theorem_are_no_longer_than_one_client_bears():
+    method = fs.FedMSA.from_theory(R=10, K=2, tau=0.01, L=4.0, c_beta=0.001)
+    assert (method.alpha, method.beta) == (0.25, 0.05)
