@@ -125,8 +125,8 @@ class DSFedDRO(Compositional[State]):
             raise ValueError(f"DSFedDRO.from_theory: T={T} is too short, β would be {c_beta * eta:.3g}.")
         if gamma_x < 1:
             warnings.warn(
-                f"DSFedDRO.from_theory: Theorem 5.2's γ_x = {gamma_x:.3g} does not converge: its {T} steps of "
-                f"γ_x η go {T * gamma_x * eta:.3g} times the gradient in all, however large T is. Give "
+                f"DSFedDRO.from_theory: Theorem 5.2's γ_x = {gamma_x:.3g} does not converge: its {T} steps "
+                f"of γ_x η go {T * gamma_x * eta:.3g} times the gradient in all, however large T is. Give "
                 f"c_x={math.sqrt(T / clients):.3g}, which makes γ_x = 1 (docs/errata.md).",
                 stacklevel=2,
             )

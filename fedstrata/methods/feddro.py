@@ -128,7 +128,7 @@ class FedDRO(Compositional[State]):
                 (96 * B_g**2 * square / below) ** 2 / b_K,
                 216 * square * I**2 * b_K,
             )
-            if T < T_th:
+            if T_th > T:
                 raise ValueError(
                     f"FedDRO.from_theory: T={T} is below the theorem's T_th = {T_th:.4g}: its steps are too "
                     "long for its guarantee. Give more steps, or leave L_h, L_g and B_f out."

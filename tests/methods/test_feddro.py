@@ -667,7 +667,7 @@ def test_the_papers_form_with_one_mean_is_exact(two_clients):
 
 
 def test_the_theorems_shortest_run():
-    """Theorem F.1 with all constants 1 and one client: T_th = 432·I², I = ⌊T^¼⌋, beyond (2·3 + 16)² and 96²."""
+    """Theorem F.1 with all constants 1 and one client: T_th = 432·I², I = ⌊T^¼⌋."""
     ones = {"clients": 1, "B_f": 1.0, "L_g": 1.0, "L_h": 1.0}
     with pytest.raises(ValueError, match=r"T=10000 is below the theorem's T_th = 4\.32e\+04"):
         fs.FedDRO.from_theory(T=10_000, **ones)
