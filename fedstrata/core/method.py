@@ -91,6 +91,7 @@ class Method(Generic[ProblemT, StateT]):
         needs: what it asks of the problem's functions, in words for the documentation.
         full_participation: why it needs all clients in every round, or None if it does not.
         sums_steps: its field of local steps, where their ends are averaged and nothing corrects the drift.
+        drifts: what to do about the drift, where every run with several steps is told of it.
     and one that `method` sets:
         hyperparameters: what each of its fields may be.
     """
@@ -99,6 +100,7 @@ class Method(Generic[ProblemT, StateT]):
     needs: ClassVar[str] = "gradients"
     full_participation: ClassVar[str | None] = None
     sums_steps: ClassVar[str | None] = None
+    drifts: ClassVar[str | None] = None
     hyperparameters: ClassVar[dict[str, Field]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -154,8 +156,14 @@ class Method(Generic[ProblemT, StateT]):
         return []
 
     def cautions_of_steps(self) -> list[str]:
-        """Where clients take unlike numbers of steps, and their ends are averaged as they are."""
-        steps = np.asarray(getattr(self, self.sums_steps)) if self.sums_steps else np.zeros(())
+        """Where clients take unlike numbers of steps, or several, and their ends are averaged as they are."""
+        steps = np.asarray(getattr(self.at(0), self.sums_steps)) if self.sums_steps else np.zeros(())
+        if self.drifts is not None and steps.max() > 1:
+            return [
+                f"{type(self).__name__}: between two averages each client takes up to {self.sums_steps} = "
+                f"{steps.max():g} steps towards a solution of its own: where clients differ, x ends off the "
+                f"solution, the further the longer the local steps, after any number of rounds. {self.drifts}"
+            ]
         at_work = steps[steps > 0] if steps.ndim == 1 and steps.dtype != object else steps
         if at_work.size < 2 or (at_work == at_work[0]).all():
             return []
