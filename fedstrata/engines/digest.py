@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -77,19 +77,14 @@ class Reader:
             return f"{type(value).__name__}({','.join(map(self.text, value))})"
         if isinstance(value, Mapping):
             return f"{{{','.join(sorted(f'{self.text(k)}:{self.text(v)}' for k, v in value.items()))}}}"
-        if isinstance(value, set | frozenset):
+        if isinstance(value, frozenset | set):
             return f"{{{','.join(sorted(map(self.text, value)))}}}"
         if isinstance(value, ModuleType | type):
             return f"{getattr(value, '__module__', '')}.{value.__name__}"
         if hasattr(value, "__array__"):
             return _array(value)
-        if isinstance(value, FunctionType | MethodType | functools.partial):
-            return _hash(*self._called(value))
-        if dataclasses.is_dataclass(value):
-            return self.text((type(value), [getattr(value, f.name) for f in dataclasses.fields(value)]))
-        if callable(value) and type(value).__module__.partition(".")[0] not in LIBRARIES:
-            return _hash(*self._called(value))
-        return re.sub(r" at 0x\w+", "", repr(value))
+        parts = _parts(value)
+        return re.sub(r" at 0x\w+", "", repr(value)) if parts is None else _hash(self.text(parts))
 
     def _jaxpr(self, closed: Any) -> str:
         jaxpr = getattr(closed, "jaxpr", closed)
@@ -116,34 +111,27 @@ class Reader:
             self._avals[aval] = aval.str_short() + "~" * getattr(aval, "weak_type", False)
         return self._avals[aval]
 
-    def _called(self, value: Any) -> Iterator[str]:
-        """What a Python function is made of."""
-        if isinstance(value, MethodType):
-            value = value.__func__, value.__self__
-        elif isinstance(value, functools.partial):
-            value = value.func, value.args, value.keywords
-        if isinstance(value, tuple):
-            yield self.text(value)
-        elif isinstance(value, FunctionType):
-            yield self.text(referred_to(value))
-            if is_library(value):
-                yield f"{value.__module__}.{value.__qualname__}"
-            else:
-                yield from self._code(value.__code__, value.__doc__)
-                yield self.text((value.__defaults__, value.__kwdefaults__))
-        else:
-            yield self.text(type(value))
-            yield self.text(getattr(value, "__wrapped__", None))
-            yield self.text(dict(getattr(value, "__dict__", {})))
-            yield self.text(type(value).__call__)
 
-    def _code(self, code: CodeType, doc: str | None = None) -> Iterator[str]:
-        yield f"{code.co_code!r}{code.co_names}{code.co_argcount}"
-        for const in code.co_consts:
-            if isinstance(const, CodeType):
-                yield from self._code(const)
-            else:
-                yield self.text(None if const == doc else const)
+def _parts(value: Any) -> tuple[Any, ...] | None:
+    """What a function of the host, or an object that a jaxpr holds, is made of."""
+    match value:
+        case MethodType():
+            return value.__func__, value.__self__
+        case functools.partial():
+            return value.func, value.args, value.keywords
+        case CodeType():
+            return value.co_code, value.co_names, value.co_argcount, value.co_consts
+        case FunctionType() if is_library(value):
+            return value.__module__, value.__qualname__, referred_to(value)
+        case FunctionType():
+            consts = tuple(None if const == value.__doc__ else const for const in value.__code__.co_consts)
+            code = value.__code__.replace(co_consts=consts)
+            return code, value.__defaults__, value.__kwdefaults__, referred_to(value)
+    if dataclasses.is_dataclass(value):
+        return type(value), *(getattr(value, field.name) for field in dataclasses.fields(value))
+    if callable(value) and type(value).__module__.partition(".")[0] not in LIBRARIES:
+        return type(value), getattr(value, "__dict__", None), type(value).__call__
+    return None
 
 
 def _array(value: Any) -> str:
