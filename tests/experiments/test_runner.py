@@ -22,8 +22,7 @@ from fedstrata.lab import (
     TableSpec,
     Task,
 )
-from fedstrata.lab.experiments import _solving, _store
-from fedstrata.lab.experiments.registry import find
+from fedstrata.lab.experiments import _solving
 from fedstrata.lab.experiments.runner import (
     ExperimentInterrupted,
     PreparedExperiment,
@@ -146,30 +145,42 @@ def test_what_is_stored_is_not_run_again(tmp_path, solved):
     assert len(solved) == 14
 
 
-def test_a_stored_run_of_other_data_is_refused(tmp_path, solved):
-    shift = [0.0]
+def test_a_stored_run_is_found_by_what_it_is_made_of(tmp_path, solved):
+    """By its data and its program, not by how that is written."""
+    shift, factor = [0.0], [1.0]
 
     def shifted(s):
         task = build(s)
         clients = [{"a": task.data.client(i)["a"] + shift[0]} for i in range(task.data.clients)]
-        return dataclasses.replace(task, data=fs.FederatedData.from_clients(clients))
+        problem = fs.Minimization(lambda x, s: factor[0] * task.problem.loss(x, s))
+        return dataclasses.replace(task, problem=problem, data=fs.FederatedData.from_clients(clients))
 
-    experiment = make(build=shifted)
+    experiment = make(build=shifted).change({"seeds": 1})
     quietly(experiment, tmp_path)
     before = final(tmp_path)
-    shift[0] = 1.0
-    with pytest.raises(ExperimentError, match=r"H=1: the stored run .*data: other contents.*--fresh"):
+    for changed in (shift, factor):
+        changed[0] += 1.0
         quietly(experiment, tmp_path)
-    assert len(solved) == 4
-    quietly(experiment, tmp_path, fresh=True)
-    assert len(solved) == 8
-    assert all(final(tmp_path)[key] != before[key] for key in before)
+        assert all(final(tmp_path)[key] != before[key] for key in before)
+    assert len(solved) == 6
+    shift[0], factor[0] = 0.0, 1.0
+    quietly(experiment.model_copy(update={"build": lambda setting: shifted(setting)}), tmp_path)
+    assert len(solved) == 6
+    assert final(tmp_path) == before
 
 
-def test_what_definitions_share_is_part_of_them():
-    modules = {m.__name__.rpartition(".")[2] for m in _store._modules(find("strfedavg-sparse").build)}
-    assert modules == {"strfedavg_sparse", "_regression"}
-    assert [m.__name__ for m in _store._modules(build)] == [build.__module__]
+def test_a_record_is_found_by_the_code_that_makes_it(tmp_path):
+    def maker(number):
+        def own(s):
+            history = {"round": np.arange(2), "x": np.full(2, number), "loss": np.zeros(2)}
+            return RunRecord("own", s.coordinates, s.seed, history, {}, 0.0, "own")
+
+        return make(build=own)
+
+    for number, files in ((1.0, 4), (1.0, 4), (2.0, 8)):
+        quietly(maker(number), tmp_path)
+        assert len(list((tmp_path / "finished").iterdir())) == files
+        assert set(final(tmp_path).values()) == {number}
 
 
 def test_a_damaged_file_is_named(tmp_path, solved):

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedstrata.core.tree import as_floats
 from fedstrata.core.types import PyTree
-from fedstrata.engines.identity import differences, host_functions
+from fedstrata.engines.identity import host_functions
 from fedstrata.lab.experiments._display import Display, Watch
 from fedstrata.lab.experiments._store import Store
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
@@ -35,32 +35,23 @@ Answer = TypeVar("Answer")
 
 
 class Solved(NamedTuple):
-    """A setting's runs, and what they were made of where that can be told without making them.
+    """A setting's runs, and what they were made of.
 
     ``remarks`` are what a reader of their numbers should know; ``result`` is there where a `Task` was solved.
     """
 
     setting: Setting
     runs: list[RunRecord]
-    identity: dict[str, Any] | None = None
+    identity: dict[str, Any]
     remarks: tuple[str, ...] = ()
     result: Result | None = None
 
 
-def check_stored(experiment: Experiment, setting: Setting, stored: dict[str, Any], file: Path) -> None:
-    """Raise where a stored run was made of other things than it would be now: data, functions, a start.
-
-    Raises:
-        ExperimentError: with what differs.
-    """
+def identity_of(experiment: Experiment, setting: Setting) -> dict[str, Any]:
+    """What a setting's runs would be made of now."""
     with _naming(setting, experiment):
         built = experiment.build(setting)
-        here = _identity(built, setting) if isinstance(built, Task) else {}
-    if other := differences(stored, here):
-        raise ExperimentError(
-            f"{setting.words or experiment.name}: the stored run {file} is of something else "
-            f"({'; '.join(other)}). Give another folder (--out), or forget what is stored (--fresh)."
-        )
+        return _identity(built, setting) if isinstance(built, Task) else _text(experiment)
 
 
 def posed(task: Task, setting: Setting) -> Posed:
@@ -79,6 +70,11 @@ def _identity(task: Task, setting: Setting) -> dict[str, Any]:
     return {**posed(task, setting).identity, "rounds": task.rounds, **derived}
 
 
+def _text(experiment: Experiment) -> dict[str, Any]:
+    """What numbers are made of that do not come from `fedstrata.solve`: the definition's own code."""
+    return host_functions({"build": experiment.build})
+
+
 def solve_all(
     experiment: Experiment, settings: Sequence[Setting], store: Store, display: Display, together: bool
 ) -> Iterator[Solved]:
@@ -88,10 +84,8 @@ def solve_all(
         display.started(setting)
         with _naming(setting, experiment):
             built = experiment.build(setting)
-            if isinstance(built, RunRecord):
-                yield Solved(setting, [built])
-            elif not isinstance(built, Task):
-                yield Solved(setting, _records(built))
+            if not isinstance(built, Task):
+                yield Solved(setting, _records(built), _text(experiment))
             elif together:
                 groups.setdefault(_program(built), []).append((setting, built))
             else:
@@ -126,6 +120,7 @@ def _remarks(task: Task, setting: Setting, result: Result) -> tuple[str, ...]:
 
 
 def _records(built: object) -> list[RunRecord]:
+    built = [built] if isinstance(built, RunRecord) else built
     if isinstance(built, Sequence) and all(isinstance(run, RunRecord) for run in built):
         return list(built)
     raise ExperimentError(
@@ -161,7 +156,7 @@ def _solve(task: Task, setting: Setting, store: Store, display: Display) -> Resu
     arguments["callbacks"] = (Watch(display), *task.options.get("callbacks", ()))
     solver = functools.partial(solve, task.problem, task.method, task.data, task.x0, **arguments)
     try:
-        return _resumed(solver, store.checkpoint(setting), task.silent)
+        return _resumed(solver, store.checkpoint([setting], [_identity(task, setting)]), task.silent)
     except Diverged as error:
         return error.result
 
@@ -220,7 +215,8 @@ def _sweep(group: Sequence[Pair], store: Store) -> list[Result]:
     data = task.data if all(data is task.data for data in datasets) else datasets
     arguments = {**_arguments(task), "seeds": [setting.seed for setting, _ in lanes]}
     solver = functools.partial(sweep, task.problem, methods, data, task.x0, **arguments)
-    results = _resumed(solver, store.checkpoint(*(setting for setting, _ in group)), task.silent)
+    settings, made_of = [setting for setting, _ in group], [_identity(each, own) for own, each in group]
+    results = _resumed(solver, store.checkpoint(settings, made_of), task.silent)
     part = 1 / len(group)
     return [replace(r, seconds=part * r.seconds, compiling=part * r.compiling) for r in results]
 

@@ -19,7 +19,7 @@ from rich.markup import escape
 from fedstrata.data import Preparation
 from fedstrata.data.federated import DataError
 from fedstrata.lab.experiments._display import Display
-from fedstrata.lab.experiments._solving import check_stored, solve_all
+from fedstrata.lab.experiments._solving import identity_of, solve_all
 from fedstrata.lab.experiments._store import Store
 from fedstrata.lab.experiments.base import Experiment, Task
 from fedstrata.lab.experiments.data import present
@@ -120,7 +120,7 @@ def run_experiment(
         The path of the page.
 
     Raises:
-        ExperimentError: where a setting cannot be built, or what is stored of it is of other data.
+        ExperimentError: where a setting cannot be built.
         CheckpointError: where the folder cannot be written, or what is stored is damaged.
         ExperimentInterrupted: on Ctrl-C; there is a report of the runs so far.
     """
@@ -142,7 +142,7 @@ def run_experiment(
                 number = numbers[id(solved.setting)]
                 done[number], remarks[number] = solved.runs, solved.remarks
                 if models and solved.result is not None:
-                    _keep(solved.result, store.model(solved.setting))
+                    _keep(solved.result, store.model(solved.setting, solved.identity))
                 store.save(solved.setting, solved.runs, solved.identity, solved.remarks)
                 display.finished(solved.setting, solved.runs)
         except KeyboardInterrupt:
@@ -176,16 +176,17 @@ def _stored(
     """The runs that are there already, and what there is to say of them, by the number of their setting."""
     done, remarks = {}, {}
     for i, setting in enumerate(experiment.settings):
-        if (stored := store.load(setting)) is not None:
-            if stored.identity is not None:
-                check_stored(experiment, setting, stored.identity, store.file(setting))
-                if models and not store.model(setting).is_dir():
-                    raise ExperimentError(
-                        f"{setting.words or experiment.name}, seed {setting.seed}: the stored run was done "
-                        "without --models, and its model is gone. Give another folder (--out), or forget "
-                        "what is stored (--fresh)."
-                    )
-            done[i], remarks[i] = stored.runs, stored.remarks
+        if not store.holds(setting):
+            continue
+        identity = identity_of(experiment, setting)
+        if (stored := store.load(setting, identity)) is not None:
+            if models and "build" not in identity and not store.model(setting, identity).is_dir():
+                raise ExperimentError(
+                    f"{setting.words or experiment.name}, seed {setting.seed}: the stored run was done "
+                    "without --models, and its model is gone. Give another folder (--out), or forget "
+                    "what is stored (--fresh)."
+                )
+            done[i], remarks[i] = stored
     return done, remarks
 
 
