@@ -77,3 +77,8 @@ def branching(x, s):
 def test_an_error_of_a_loss_says_what_to_do(loss, message):
     with pytest.raises(TypeError, match=f"(?s){message}"):
         fs.solve(fs.Minimization(loss), fs.FedAvg(0.1), DATA, jnp.zeros(2), rounds=1, progress=False)
+
+
+@pytest.mark.parametrize("whole", [2**60, np.int64(2**60), np.array(2**60), np.uint64(2**63), True])
+def test_whole_numbers_become_floats_without_wrapping_around(whole):
+    assert tree.as_floats(whole, "x0") == np.float32(whole)

@@ -105,8 +105,12 @@ def as_floats(tree: PyTree, name: str) -> PyTree:
                 "eqx.combine(x, static) in the loss."
             )
         try:
-            # a copy of a plain array: `jnp.asarray` takes longer, and compiles something for each shape
-            array = jax.device_put(np.array(leaf)) if type(leaf) is np.ndarray else jnp.asarray(leaf)
+            if type(leaf) in (np.ndarray, bool, int) or isinstance(leaf, np.generic):
+                # a copy: `jnp.asarray` takes longer, compiles something for each shape, and wraps integers
+                own = np.array(leaf)
+                array = jax.device_put(own.astype(jnp.result_type(float)) if own.dtype.kind in "biu" else own)
+            else:
+                array = jnp.asarray(leaf)
         except (TypeError, ValueError, RuntimeError) as error:
             if getattr(leaf, "requires_grad", False):
                 raise TypeError(

@@ -48,8 +48,13 @@ def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> Table:
     import narwhals as nw
 
     if isinstance(frame, Mapping):
-        columns = {str(key): _objects(list(values)) for key, values in frame.items()}
-        return Table(name, columns)
+        lists = {str(key): list(values) for key, values in frame.items()}
+        if len({len(values) for values in lists.values()}) > 1:
+            lengths = ", ".join(f"{key!r} {len(values)}" for key, values in lists.items())
+            raise DataError(
+                f"{name} has columns of unequal length ({lengths}): a row needs one entry of each."
+            )
+        return Table(name, {key: _objects(f"{name}: {key!r}", values) for key, values in lists.items()})
     try:
         eager = nw.from_native(frame, eager_only=True)
     except TypeError:
@@ -75,23 +80,35 @@ def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> Table:
         if kind.is_numeric() or kind == nw.Boolean:
             values = series.filter(there).to_numpy()
             whole = kind == nw.Boolean or kind.is_integer()
-            found[key] = spread(values, there.to_numpy(), np.int64 if whole else np.float64)
+            dtype = _whole(f"{name}: {key!r}", values) if whole else np.float64
+            found[key] = spread(values, there.to_numpy(), dtype)
         elif kind in (nw.String, nw.Categorical, nw.Enum, nw.Object):
             entries = zip(series.to_list(), there.to_list(), strict=True)
-            found[key] = _objects([value if here else None for value, here in entries])
+            kept = [value if here else None for value, here in entries]
+            found[key] = _objects(f"{name}: {key!r}", kept)
         else:
             types[key] = str(kind)
     return Table(name, found, types)
 
 
-def _objects(values: list[Any]) -> np.ndarray:
+def _whole(where: str, values: Any) -> type[np.integer[Any]]:
+    """The dtype that holds whole numbers: numbers of 64 bits without a sign are often keys."""
+    least, most = (int(np.min(values)), int(np.max(values))) if len(values) else (0, 0)
+    if least >= -(2**63) and most < 2**63:
+        return np.int64
+    if least >= 0 and most < 2**64:
+        return np.uint64
+    raise DataError(f"{where} has whole numbers beyond 64 bits. Give them as words, or as floats.")
+
+
+def _objects(where: str, values: list[Any]) -> np.ndarray:
     """Numbers where all are, else words; None (or NaN) where one is missing."""
     kept = [None if value is None or value != value else value for value in values]
     there = [value for value in kept if value is not None]
     whole = (bool, int, np.integer, np.bool_)
-    for kinds, dtype in ((whole, np.int64), ((*whole, float, np.floating), np.float64)):
-        if all(isinstance(value, kinds) for value in there):
-            return spread(np.array(there, dtype), np.array([v is not None for v in kept], bool), dtype)
+    if all(isinstance(value, (*whole, float, np.floating)) for value in there):
+        dtype = _whole(where, there) if all(isinstance(v, whole) for v in there) else np.float64
+        return spread(np.array(there, dtype), np.array([v is not None for v in kept], bool), dtype)
     words = np.empty(len(kept), object)
     words[:] = [None if value is None else str(value) for value in kept]
     return words

@@ -155,7 +155,7 @@ class Encoding:
             return values.astype(np.float32)
         small = np.iinfo(np.int32)
         fits = len(values) == 0 or small.min <= values.min() <= values.max() <= small.max
-        return values.astype(np.int32 if fits else np.int64)
+        return values.astype(np.int32) if fits else values
 
 
 def federate(

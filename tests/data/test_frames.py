@@ -401,6 +401,26 @@ def test_digits_that_float32_has_not_are_told(apart, warned, recwarn):
     assert [t.startswith("'u' lies between 1700000000 and 1700000003") for t in told] == [True] * warned
 
 
+@pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame, dict])
+def test_whole_numbers_of_64_bits_stay_what_they_are(frame):
+    """Such as keys that are hashes: they must neither wrap around nor be mixed up."""
+    large = np.array([2**63, 2**63, 2**63 + 1, 2**64 - 1], np.uint64)
+    rows = {"who": large, "a": large, "y": [0, 1, 1, 0]}
+    if frame is dict:
+        data = fs.FederatedData.from_dataframe({"one": rows}, label="y", features=["a"])
+    else:
+        data = fs.FederatedData.from_dataframe(frame(rows), by="who", label="y", features=["a"])
+        assert data.names == tuple(str(key) for key in sorted(set(large.tolist())))
+    assert data.client(0)["x"][0, 0] == np.float32(2.0**63)
+
+
+def test_columns_of_unequal_length_are_told():
+    with pytest.raises(fs.data.DataError, match=r"one has columns of unequal length \('a' 3, 'y' 2\)"):
+        fs.FederatedData.from_dataframe({"one": {"a": [1, 2, 3], "y": [0, 1]}}, label="y")
+    with pytest.raises(fs.data.DataError, match=r"one: 'a' has whole numbers beyond 64 bits"):
+        fs.FederatedData.from_dataframe({"one": {"a": [1, 2**64], "y": [0, 1]}}, label="y")
+
+
 def test_columns_without_names_are_told():
     with pytest.raises(fs.DataError, match=r"such as 0: give them names, df\.columns = "):
         fs.FederatedData.from_dataframe(pd.DataFrame(np.ones((3, 2))), by=0, label=1)

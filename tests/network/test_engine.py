@@ -546,6 +546,31 @@ def test_a_site_that_lies_is_named_and_can_be_dropped(alter, words):
     assert engine.failed == {"site-2": 2}
 
 
+def evaluating(factor, policy=None):
+    """Site 2 multiplies its evaluations."""
+    engine = LyingNetwork(policy=policy)
+    scaled = np.float32(factor)
+    engine.alter = lambda header, arrays: (header, [u * scaled if u.ndim == 0 else u for u in arrays])
+    return engine
+
+
+def test_an_evaluation_that_is_not_finite_is_one_sites():
+    """As simulated, it would be called divergence."""
+    with pytest.raises(
+        RoundFailed, match=r"round 0, measure 0 \(evaluation\): site-2: its evaluation is not"
+    ):
+        run(engine=evaluating(np.nan, Policy(retries=0)))
+
+
+@pytest.mark.parametrize(("factor", "told"), [(-1e9, 1), (1e5, 0)])
+def test_a_reply_that_dwarfs_all_others_is_told_once(factor, told):
+    """It is no failure: how large a loss may be nobody knows."""
+    engine = evaluating(factor)
+    run(engine=engine)
+    assert [event["site"] for event in engine.events] == ["site-2"] * told
+    assert all("its evaluation (evaluation) is 8e+08 times any" in event["what"] for event in engine.events)
+
+
 def test_a_site_that_lies_is_dropped_where_the_policy_says_so():
     engine = LyingNetwork(policy=Policy("drop", retries=0, after=0.01))
     engine.alter = lambda header, arrays: (header, [np.full_like(u, np.nan) for u in arrays])

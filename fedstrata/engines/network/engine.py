@@ -49,6 +49,7 @@ from fedstrata.engines.rounds import cohort_of, finite, in_a_loop
 from fedstrata.support.compiling import compiling
 
 log = logging.getLogger("fedstrata.network")
+LOST = 2.0**24  # times larger: what is added to it in float32 is rounded away
 
 
 class RoundFailed(Unfinished):
@@ -236,6 +237,7 @@ class Network(Engine):
         self._failure: BaseException | None = None
         self._programs: dict[Any, Any] = {}
         self._slowest: dict[tuple[int, str, int, int], float] = {}
+        self._large: set[tuple[int, str, int]] = set()  # of which it was told that they dwarf the others'
         self._absent: set[int] = set()  # dropped
         self._left_out: set[int] = set()  # of some round since the last evaluation
         self._out: set[int] = set()  # of these, for what they answered: for good
@@ -602,15 +604,11 @@ class Network(Engine):
             for i, at in rows.items()
         }
         replies, failures = self.transport.exchange(requests, self._timeout(asked, list(rows)))
-        strange = {}
         for i, reply in replies.items():
             if why := _wrong(asked, len(rows[i]), number, self._now[i], reply):
                 failures[i] = Failure("wrong", why)
-            elif not asked.evaluation and not all(_finite(u) for u in reply.arrays):
-                strange[i] = Failure("wrong", "its upload is not finite")
             self.waited[self.transport.names[i]] += time.perf_counter() - began
-        if len(strange) < len(rows):  # where nobody's is finite, it is the method that diverges
-            failures.update(strange)
+        failures |= self._judged(asked, {i: replies[i] for i in replies.keys() - failures.keys()})
         if failures:
             where = f"round {self._round}, {asked.program} {asked.k} ({asked.phase})"
             raise RoundFailed(where, {self.transport.names[i]: why for i, why in failures.items()})
@@ -621,6 +619,31 @@ class Network(Engine):
             taken = time.perf_counter() - began if slot in self._slowest else 0.0  # the first compiles
             self._slowest[slot] = max(self._slowest.get(slot, 0.0), taken)
         return _together(asked, rows, replies)
+
+    def _judged(self, asked: Asked, replies: dict[int, Request]) -> dict[int, Failure]:
+        """Those that are not finite, while others are: where nobody's is, it is the method that diverges.
+
+        How large a number may be nobody knows. One beside which the others are lost in float32, so that the
+        mean is one site's alone, is told once, and is no failure. A metric of each client may be NaN.
+        """
+        what, names = "evaluation" if asked.evaluation else "upload", self.transport.names
+        largest = {i: [_largest(u) for u in reply.arrays] for i, reply in sorted(replies.items())}
+        strange = [i for i, of in largest.items() if not np.isfinite(of).all()]
+        if strange and len(strange) < len(largest):
+            if not (asked.evaluation and asked.stacked):
+                return {i: Failure("wrong", f"its {what} is not finite") for i in strange}
+            return {}
+        for sizes in zip(*largest.values(), strict=True):
+            second, first = sorted([0.0, 0.0, *sizes])[-2:]
+            i = list(largest)[int(np.argmax(sizes))]
+            if first > LOST * second > 0 and (place := (i, asked.program, asked.k)) not in self._large:
+                self._large.add(place)
+                self.note(
+                    names[i],
+                    f"its {what} ({asked.phase}) is {first / second:.0e} times any other's, whose count for "
+                    "nothing beside it",
+                )
+        return {}
 
     def _states(self, i: int) -> list[int]:
         """The state of a site that a request builds on, and those that this server may come back to."""
@@ -686,8 +709,12 @@ def _identity(setup: Setup) -> Any:
     )
 
 
-def _finite(array: np.ndarray) -> bool:
-    return not np.issubdtype(array.dtype, np.inexact) or bool(np.isfinite(array).all())
+def _largest(array: np.ndarray) -> float:
+    """The largest magnitude in an array of floats; NaN or infinity, where there is one."""
+    if not array.size or not jnp.issubdtype(array.dtype, jnp.inexact):
+        return 0.0
+    array = np.abs(array) if array.dtype.kind == "c" else array
+    return float(max(array.max(), -array.min(), key=lambda v: (np.isnan(v), v)))
 
 
 def _wrong(asked: Asked, number: int, seq: int, state: int, reply: Request) -> str | None:
