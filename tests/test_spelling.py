@@ -18,7 +18,14 @@ PROBLEM = fs.Minimization(lambda x, s: (x**2).sum())
     ("call", "kind", "words"),
     [
         (lambda: fs.FedAvg(gama=0.1), TypeError, r"FedAvg has no argument 'gama'. Did you mean 'gamma'"),
-        (lambda: fs.FedAvg(lr=0.1), TypeError, r"no argument 'lr'.*It has gamma, H, batch_size\."),
+        (
+            lambda: fs.FedAvg(lr=0.1),
+            TypeError,
+            r"no argument 'lr': for the step size, give 'gamma'\. It has gamma, H, batch_size\.",
+        ),
+        (lambda: fs.FedMSA(learning_rate=0.1), TypeError, "for the step size, give 'alpha' or 'beta'"),
+        (lambda: fs.FedDRO(eta=0.1, epochs=5), TypeError, "for the local steps, give 'I'"),
+        (lambda: fs.FedRZO(lr=0.1), TypeError, "give 'gamma'"),  # its eta is a radius
         (lambda: fs.FedAvg(0.1, batchsize=2), TypeError, "Did you mean 'batch_size'"),
         (
             lambda: fs.solve(PROBLEM, fs.FedAvg(0.1), DATA, np.ones(1), rounds=1, weight="size"),

@@ -332,7 +332,8 @@ def method(cls: MethodT) -> MethodT:
     (but for the numbers in a `jax.tree_util.Partial`), and an optional number may be None.
     """
     cls = dataclasses.dataclass(frozen=True, repr=False)(cls)  # type: ignore[assignment]
-    cls.__init__ = spelling(cls.__name__)(cls.__init__)  # type: ignore[method-assign]
+    words = "\n".join(base.__doc__ or "" for base in cls.__mro__[:-1])
+    cls.__init__ = spelling(cls.__name__, words)(cls.__init__)  # type: ignore[method-assign]
     hints = get_type_hints(cls, include_extras=True)
     cls.hyperparameters = {f.name: Field.of(hints[f.name]) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     if callable(own := vars(cls).get("reveals_on")):

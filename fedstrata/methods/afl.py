@@ -47,8 +47,8 @@ class AFL(Method[Minimization, State]):
     """``H`` local steps of size ``gamma`` in x, one of size ``eta_lam`` in the clients' weights.
 
     Args:
-        gamma: the step of x, on the clients.
-        eta_lam: the step of the clients' weights λ, on the server.
+        gamma: the step size of x, on the clients.
+        eta_lam: the step size of the clients' weights λ, on the server.
         H: local steps of a round: a number, one per client, or a function of the round.
         batch_size: samples of a minibatch; None is all of a client's samples.
     """

@@ -61,11 +61,11 @@ class DSFedDRO(Compositional[State]):
     """``I`` local steps ``eta`` with momentum ``beta``, then the server's steps ``gamma_x``, ``gamma_y``.
 
     Args:
-        eta: the clients' step of x.
+        eta: the clients' step size of x.
         beta: β in (0, 1], the weight of a new inner value: 1 forgets at once.
         I: local steps of a round.
-        gamma_x: the server's step of x; 1 takes the mean.
-        gamma_y: the server's step of the embedding y.
+        gamma_x: the server's step size of x; 1 takes the mean.
+        gamma_y: the server's step size of the embedding y.
         embedding: which inner value enters the gradient, and where it is followed: ``"server"`` (the round's,
             frozen), ``"anchored"`` (also followed at the server's x: exact with I = 1) or ``"local"`` (the
             client's own).

@@ -72,8 +72,8 @@ class FedMSA(Sequences[State]):
     """Multi-sequence stochastic approximation with ``K`` local steps of ``clients`` chosen clients.
 
     Args:
-        alpha: the step of x.
-        beta: the step of the sequences: one number, or an array with one per sequence.
+        alpha: the step size of x.
+        beta: the step size of the sequences: one number, or an array with one per sequence.
         rho: the momentum ρ of the first exchange; small values forget slowly. With minibatches take ρ ≥ 0.1,
             or ``full_start``.
         K: local steps.

@@ -42,8 +42,8 @@ class FedMSPP(Method[Minimization, State]):
 
     Args:
         eta: the proximal parameter: large values let clients go far from the server's iterate.
-        gamma: the step of the inner solver; at most about 1/(L + 1/η).
-        H: steps of the inner solver: a number, one per client, or a function of the round.
+        gamma: the step size of the inner solver; at most about 1/(L + 1/η).
+        H: local steps of the inner solver: a number, one per client, or a function of the round.
         batch_size: samples of the one minibatch of a round; None is all of a client's.
     """
 

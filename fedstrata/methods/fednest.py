@@ -68,8 +68,8 @@ class FedNest(Implicit[Nested, State]):
     """Nested loops: ``T`` inner averagings of ``tau`` SVRG steps in y, then ``tau`` SVRG steps in x.
 
     Args:
-        alpha: the step of x in a round; a local step is α/τ.
-        beta: the step of y in an inner averaging; a local step is β/τ.
+        alpha: the step size of x in a round; a local step is α/τ.
+        beta: the step size of y in an inner averaging; a local step is β/τ.
         T: inner averagings per round.
         tau: local steps, also one number per client.
         N: terms of the Neumann series (steps of CG).

@@ -46,8 +46,8 @@ class HypergradientDescent(Implicit[Bilevel, State]):
     """Gradient descent on F(x) = f(x, y(x)).
 
     Args:
-        alpha: the step of x.
-        beta: the step of y.
+        alpha: the step size of x.
+        beta: the step size of y.
         T: lower-level steps per round.
         N: steps of CG per round (terms of the series).
         ell: ℓ, an upper bound of the lower level's curvature, for the series; None finds one.

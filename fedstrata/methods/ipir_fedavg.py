@@ -68,12 +68,12 @@ class IPIRFedAvg(Regularized[State]):
     """Gradient steps on f and on the distance to argmin h, whose projection is found by inner rounds.
 
     Args:
-        gamma: the step γ.
+        gamma: the step size γ.
         lam: λ, the smaller the closer to argmin h.
         inner: ``"paper"``, ``"weak_sharp"`` (which needs ``eta``) or ``"warm"``; see the table.
         inner_rounds: R_t of the warm rule.
         K: local steps of an inner round.
-        gamma_g: the server's step γ_g in an inner round.
+        gamma_g: the server's step size γ_g in an inner round.
         eta: η_t in place of the rule's, a number or a function of the round.
         mu: smooths a secondary regulariser to its Moreau envelope; None takes its proximal map.
         L_h: the curvature that divides the primary loss; None estimates it, 1 leaves the loss as it is.

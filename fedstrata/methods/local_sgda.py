@@ -38,8 +38,8 @@ class LocalSGDA(Method[Minimax, State]):
     """``tau`` local steps of descent in x (``eta_x``) and ascent in y (``eta_y``), then the mean.
 
     Args:
-        eta_x: the step of the descent in x.
-        eta_y: the step of the ascent in y.
+        eta_x: the step size of the descent in x.
+        eta_y: the step size of the ascent in y.
         tau: local steps of a round: a number, one per client, or a function of the round. Above 1 the limit
             is biased where clients differ.
         batch_size: samples of a minibatch; None is all of a client's samples.

@@ -48,8 +48,8 @@ class PDSGD(Compositional[State]):
     """Primal steps ``alpha``, dual steps ``rho``, and the augmented Lagrangian's ``beta``.
 
     Args:
-        alpha: the primal step.
-        rho: the dual step.
+        alpha: the primal step size.
+        rho: the dual step size.
         beta: the augmented Lagrangian's parameter.
         constraints: ``"sampled"``: one constraint a round, the paper's; ``"all"``: all of them.
         batch_size: samples of a minibatch; None is all of a client's samples.

@@ -47,7 +47,7 @@ class SCAFFOLD(Method[Minimization, State]):
 
     Args:
         eta_l: the local step size.
-        eta_g: the server's step; 1 takes the mean.
+        eta_g: the server's step size; 1 takes the mean.
         K: local steps of a round: a number, one per client, or a function of the round.
         batch_size: samples of a minibatch; None is all of a client's samples.
     """

@@ -57,7 +57,7 @@ class SequentialRegularization(Regularized[State]):
         eta: the grid, in the order in which it is worked through.
         K: local steps.
         gamma: γ̃ = γ_g γ_ℓ K; None is as large as the curvatures allow.
-        gamma_g: the server's step γ_g.
+        gamma_g: the server's step size γ_g.
         warm_start: whether an η starts where the last one ended.
         R: the number of rounds that are shared out; None is the run's.
         mu: smooths a secondary regulariser to its Moreau envelope; None takes its proximal map.

@@ -61,8 +61,8 @@ class SimFBO(Method[Bilevel, State]):
     """Simultaneous local steps of x, y and v, and server steps along the mean directions.
 
     Args:
-        gamma_x, gamma_y, gamma_v: the server's steps.
-        eta_x, eta_y, eta_v: the local steps.
+        gamma_x, gamma_y, gamma_v: the server's step sizes.
+        eta_x, eta_y, eta_v: the local step sizes.
         tau: local steps, also one number per client.
         radius: r, of the ball that v is kept in.
         products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.

@@ -39,8 +39,8 @@ class SOBA(Sequences[State]):
     """One simultaneous step of all sequences per exchange.
 
     Args:
-        alpha: the step of x.
-        beta: the step of the sequences: one number, or an array with one per sequence.
+        alpha: the step size of x.
+        beta: the step size of the sequences: one number, or an array with one per sequence.
         adjoint: in compositions, track the adjoints too; see `fedstrata.methods.fedmsa`.
         products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.
         batch_size: samples in each map; None is the full batch.

@@ -94,7 +94,7 @@ class StRFedAvg(Regularized[State]):
     Args:
         rule: how γ̃ and η are chosen; see the table.
         K: local steps.
-        gamma_g: the server's step γ_g.
+        gamma_g: the server's step size γ_g.
         mu_f: f's modulus of strong convexity; None is 1 in the rule "strongly_convex".
         eta: η in place of the rule's, a number or a function of the round; where "geometric" starts.
         eta_end: where "geometric" ends.

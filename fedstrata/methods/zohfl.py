@@ -85,7 +85,7 @@ class ZOHFL(Method[Personalized, State]):
     Args:
         gamma: the server's step size γ_r, a number or a schedule such as ``RootDecay(0.01)``.
         eta: smoothing radius η.
-        H: the clients' steps per round: a number, one per client (0 sits out), or a function of the round
+        H: local steps per round: a number, one per client (0 sits out), or a function of the round
             that returns either, such as ``RootGrowth(20)``.
         gamma_client: γ̃; a client's t-th step has size γ̃/(t + Γ).
         Gamma: Γ.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn, ParamSpec, TypeVar
@@ -45,16 +46,30 @@ def misspelt(module: str) -> Callable[[str], NoReturn]:
     return get
 
 
-def check_spelling(name: str, given: Iterable[str], known: Sequence[str]) -> None:
+# What other libraries call an argument → the words with which a docstring here describes it.
+ELSEWHERE = {
+    **dict.fromkeys(("lr", "learning_rate", "step_size", "stepsize", "local_lr", "client_lr"), "step size"),
+    **dict.fromkeys(("epochs", "local_epochs", "local_steps", "steps", "num_steps"), "local steps"),
+}
+
+
+def called_here(argument: str, known: Sequence[str], documentation: str) -> str:
+    """``": for the step size, give 'gamma'."`` for a name that other libraries use, else nothing."""
+    meaning = ELSEWHERE.get(argument.casefold())
+    described = re.findall(rf"^ +(\w[\w, ]*):(?: [\w']+){{0,2}} {meaning}", documentation, re.MULTILINE)
+    names = [name for name in known if name in ", ".join(described).split(", ")]
+    return f": for the {meaning}, give {listed(list(map(repr, names)))}." if meaning and names else ""
+
+
+def check_spelling(name: str, given: Iterable[str], known: Sequence[str], documentation: str = "") -> None:
     """Raise where an argument of ``name`` is none that it has, with what was meant."""
     for argument in given:
         if argument not in known:
-            raise TypeError(
-                f"{name} has no argument {argument!r}{suggest(argument, known)} It has {', '.join(known)}."
-            )
+            meant = called_here(argument, known, documentation) or suggest(argument, known)
+            raise TypeError(f"{name} has no argument {argument!r}{meant} It has {', '.join(known)}.")
 
 
-def spelling(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def spelling(name: str, documentation: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator: an argument that the function ``name`` does not have is an error with what was meant."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -62,7 +77,7 @@ def spelling(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            check_spelling(name, kwargs, known)
+            check_spelling(name, kwargs, known, documentation)
             return function(*args, **kwargs)
 
         return checked
