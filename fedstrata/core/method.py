@@ -91,7 +91,7 @@ class Method(Generic[ProblemT, StateT]):
         needs: what it asks of the problem's functions, in words for the documentation.
         full_participation: why it needs all clients in every round, or None if it does not.
         sums_steps: its field of local steps, where their ends are averaged and nothing corrects the drift.
-        drifts: what to do about the drift, where every run with several steps is told of it.
+        drifts: a field of local steps and what to do about their drift, where each run is told of it.
     and one that `method` sets:
         hyperparameters: what each of its fields may be.
     """
@@ -100,7 +100,7 @@ class Method(Generic[ProblemT, StateT]):
     needs: ClassVar[str] = "gradients"
     full_participation: ClassVar[str | None] = None
     sums_steps: ClassVar[str | None] = None
-    drifts: ClassVar[str | None] = None
+    drifts: ClassVar[tuple[str, str] | None] = None
     hyperparameters: ClassVar[dict[str, Field]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -157,21 +157,23 @@ class Method(Generic[ProblemT, StateT]):
 
     def cautions_of_steps(self) -> list[str]:
         """Where clients take unlike numbers of steps, or several, and their ends are averaged as they are."""
-        steps = np.asarray(getattr(self.at(0), self.sums_steps)) if self.sums_steps else np.zeros(())
+        name, instead = self.drifts or (self.sums_steps, "")
+        steps, told = np.asarray(getattr(self.at(0), name)) if name else np.zeros(()), []
         if self.drifts is not None and steps.max() > 1:
-            return [
-                f"{type(self).__name__}: between two averages each client takes up to {self.sums_steps} = "
+            told = [
+                f"{type(self).__name__}: between two averages each client takes up to {name} = "
                 f"{steps.max():g} steps towards a solution of its own: where clients differ, x ends off the "
-                f"solution, the further the longer the local steps, after any number of rounds. {self.drifts}"
+                f"solution, the further the longer the local steps, after any number of rounds. {instead}"
             ]
-        at_work = steps[steps > 0] if steps.ndim == 1 and steps.dtype != object else steps
-        if at_work.size < 2 or (at_work == at_work[0]).all():
-            return []
+        at_work = steps[steps > 0] if steps.ndim == 1 else steps
+        if self.sums_steps is None or at_work.size < 2 or (at_work == at_work[0]).all():
+            return told
         return [
+            *told,
             f"{type(self).__name__}: clients take unlike numbers of steps, {self.sums_steps} = "
             f"{at_work.min():g} … {at_work.max():g}, and pull x the further the more they take: where they "
             "differ, the limit is that of a mean with weights like the numbers of steps, at any step size. "
-            "Give all the same number; for a Minimization, SCAFFOLD corrects for it."
+            "Give all the same number; for a Minimization, SCAFFOLD corrects for it.",
         ]
 
     def cautions_at(self, x0: PyTree) -> list[str]:

@@ -52,7 +52,7 @@ class LocalSGDA(Method[Minimax, State]):
 
     solves = (Minimax,)
     sums_steps = "tau"
-    drifts = "Take tau=1, which has the right limit, or let eta_x and eta_y fall."
+    drifts = ("tau", "Take tau=1, which has the right limit, or let eta_x and eta_y fall.")
 
     @classmethod
     def refuses(cls, problem: Minimax) -> str | None:

@@ -82,8 +82,7 @@ class SimFBO(Method[Bilevel, State]):
 
     solves = (Bilevel,)
     needs = "gradients, Hessian-vector products"
-    sums_steps = "tau"
-    drifts = "Take tau=1, which has the right limit, or FedMSA, which corrects for it."
+    drifts = ("tau", "Take tau=1, which has the right limit, or FedMSA, which corrects for it.")
 
     @classmethod
     def refuses(cls, problem: Bilevel) -> str | None:
