@@ -317,7 +317,7 @@ def included(text: str) -> str:
                 raise ValueError(
                     f"{file} has no part {part!r}; mark it by --8<-- [start:{part}] and [end:{part}]."
                 )
-        return included(whole.strip("\n"))
+        return included(whole.strip("\n").replace("](docs/", "]("))
 
     return re.sub(r'^--8<-- "([^"]+)"$', insert, text, flags=re.MULTILINE)
 

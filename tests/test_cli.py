@@ -209,7 +209,9 @@ def test_doctor_tells_what_there_is(invoke, monkeypatch):
 
     monkeypatch.setenv("FEDSTRATA_DATA", "nowhere")
     told = json.loads(invoke("doctor", "--json", code=1).stdout)
-    assert told["trouble"] == ["FEDSTRATA_DATA is nowhere, which is no folder."]
+    assert told["trouble"] == [
+        "FEDSTRATA_DATA is nowhere, which is not a folder. Create it, or unset the variable."
+    ]
     assert told["versions"]["numpy"] == np.__version__
     assert [d["platform"] for d in told["devices"]] == [d.platform for d in jax.devices()]
     assert told["data"]["sets"]["mnist"] is present("mnist")

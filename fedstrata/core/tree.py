@@ -121,7 +121,7 @@ def as_floats(tree: PyTree, name: str) -> PyTree:
             raise TypeError(f"{where} is not an array: {leaf!r}.") from error
         if jnp.issubdtype(array.dtype, jax.dtypes.extended):
             raise TypeError(
-                f"{where} is a random key, which is no variable. With Flax NNX take the parameters alone, "
+                f"{where} is a random key, which cannot be optimised. With Flax NNX, take the parameters: "
                 f"graph, {name}, rest = nnx.split(model, nnx.Param, ...), and call nnx.merge(graph, x, rest) "
                 "in the loss."
             )

@@ -84,7 +84,7 @@ def read_csv(path: Path, missing: Collection[str] = MISSING, delimiter: str = ",
     """A CSV file with a header: columns of whole numbers (true and false are 1 and 0), of numbers, of words.
 
     Raises:
-        DataError: where it is no such file.
+        DataError: if it cannot be read as such a file.
     """
     if not path.is_file():
         raise DataError(f"There is no file {path.absolute()}.")

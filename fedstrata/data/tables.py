@@ -462,7 +462,7 @@ def _first(values: np.ndarray) -> Any:
 
 
 def _odd(values: np.ndarray) -> tuple[Any, int]:
-    """The first word that is no number, and its row; where all are numbers, the first of them."""
+    """The first entry that is not a number, and its row; where all are numbers, the first of them."""
     there = [(value, row) for row, value in enumerate(values) if value is not None]
     return next((pair for pair in there if not _reads_as_number(pair[0])), there[0])
 

@@ -32,7 +32,7 @@ def ended_outside(problem: Problem, found: Sequence[tuple[Method, PyTree]], data
     if not far:
         return []
     distance, length, whose, method = max(far, key=lambda each: each[0] / (each[1] + ROUNDING))
-    others = f" So did {len(far) - 1} others of the {len(found)} runs." if len(far) > 1 else ""
+    others = f" In all, {len(far)} of the {len(found)} runs did." if len(far) > 1 else ""
     eta = method.describe().get("eta")
     nearer = f" A smaller eta (it is {eta:g}) ends nearer to the set." if isinstance(eta, float) else ""
     if not shared:

@@ -172,7 +172,7 @@ def solve(
         default_metrics: whether the problem's own metrics, full passes over the data, are evaluated.
 
     Returns:
-        A `Result`; what there is so far, where a callback stopped the run.
+        A `Result`; the result so far, if a callback stopped the run.
 
     Raises:
         Diverged: when the iterates are no longer finite.
@@ -610,7 +610,7 @@ def _column(name: str, values: np.ndarray) -> list[float]:
 def _first_bad(lane: Lane, asked: tuple[str, ...], first: int, these: np.ndarray) -> tuple[int, str] | None:
     """The round and the quantity of the first trouble in a chunk.
 
-    A user's metric may be NaN: it is no iterate.
+    Metrics may be NaN; only iterates are checked.
     """
     troubles = []
     if lane.bad_round >= 0:

@@ -8,7 +8,7 @@ A metric that follows a second variable too (`Problem.settling`) may rise while 
 it settles: ten times above all of the first half of the run is a run that grows without end, and so is one of
 whose quarters each reaches half as far again as the one before: that is how a bilinear game spirals out. So
 is it judged, too, where the start of the first kind is zero, or as good as zero beside what came after: a
-start at the solution gives no scale, and noise around it is no growth.
+start at the solution gives no scale, and noise around it must not count as divergence.
 
 A metric that the second variable makes large (`Problem.maximised`) stands still at a saddle point. Where it
 rises from quarter to quarter of the run's second half, by more than its noise, y is not yet the worst case
@@ -156,7 +156,7 @@ def in_words(found: Sequence[tuple[Method, Runaway]], runs: int) -> list[str]:
 
 def _in_words(found: Sequence[tuple[Method, Runaway]], runs: int) -> str:
     method, its = found[0]
-    others = f" So did {len(found) - 1} others of the {runs} runs." if len(found) > 1 else ""
+    others = f" In all, {len(found)} of the {runs} runs did." if len(found) > 1 else ""
     if its.how == RISES:
         return f"{type(method).__name__} {its}: {SLOW}{others}"
     cause = CONCAVE if its.metric == "payoff" else UNFIT if its.how == ABOVE else ""

@@ -28,7 +28,7 @@ def compiled_for() -> float:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Nobody looks for garbage inside: modules and traces are many objects that stay."""
+    """Switch the garbage collector off in this block: modules and traces are many objects that stay."""
     before = gc.isenabled()
     gc.disable()
     try:

@@ -34,7 +34,7 @@ def test_steps_that_grow_without_end_are_told_of():
 
 def test_runs_side_by_side_are_told_of_once():
     methods = [fs.FedAvg(gamma) for gamma in (0.5, 50.0, 100.0)]
-    with pytest.warns(UserWarning, match="So did 1 others of the 3 runs") as found:
+    with pytest.warns(UserWarning, match="In all, 2 of the 3 runs did") as found:
         fs.sweep(HALF, methods, DATA, X0, rounds=8, progress=False)
     assert len(found) == 1
 

@@ -194,7 +194,7 @@ def _data(trouble: list[str]) -> dict[str, Any]:
 
     asked = os.environ.get(ENVIRONMENT)
     if asked and not Path(asked).is_dir():
-        trouble.append(f"{ENVIRONMENT} is {asked}, which is no folder.")
+        trouble.append(f"{ENVIRONMENT} is {asked}, which is not a folder. Create it, or unset the variable.")
     return {
         "variable": ENVIRONMENT,
         "folder": asked,

@@ -37,7 +37,7 @@ A key of ``[grid]``, ``[quick]`` or ``--set`` is looked for among rounds, eval_e
 in the data, its partition, the problem, its model and the methods; ``model.key`` and its like say which, and
 ``LABEL.key`` is one method's own.
 ``[table]``, ``[[plots]]`` and ``[claims]`` take what
-`TableSpec`, `PlotSpec` and `PaperClaims` take. Every seed splits the data anew, unless ``[data]`` has one.
+`TableSpec`, `PlotSpec` and `PaperClaims` take. Each seed draws a new split, unless ``[data]`` has one.
 """
 
 from __future__ import annotations
