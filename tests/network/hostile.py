@@ -18,8 +18,9 @@ from fedstrata.engines.network import wire
 from fedstrata.engines.network.grpc_server import METHOD, SERVICE, options
 from fedstrata.engines.network.host import Host
 from fedstrata.engines.network.kits import name_of, read
-from fedstrata.lab.experiments.net import plan_of, settings_of
+from fedstrata.lab.experiments.net import plan_of
 from fedstrata.lab.experiments.networked import opener, terms_of
+from fedstrata.lab.experiments.settings import settings_of
 
 EVERY = 6  # rounds
 LIMIT = 2**20  # of the server's messages; this site's own is larger
@@ -99,10 +100,10 @@ def serve(liar: Liar, kit: Path, address: str) -> None:
 
 def main(kit: Path) -> None:
     settings, name = settings_of(kit), name_of(kit)
-    names = settings["federation"]["sites"]
-    definition = plan_of(settings["federation"]["experiment"], kit, False, None, None).experiment
+    names = settings.sites
+    definition = plan_of(settings.experiment, kit, False, None, None).experiment
     opens = opener(definition, None, (names.index(name), len(names)))
-    serve(Liar(Host(terms_of(definition), opens, kit / "state")), kit, settings["server"]["address"])
+    serve(Liar(Host(terms_of(definition), opens, kit / "state")), kit, settings.address)
 
 
 if __name__ == "__main__":

@@ -568,7 +568,7 @@ def test_a_reply_that_dwarfs_all_others_is_told_once(factor, told):
     engine = evaluating(factor)
     run(engine=engine)
     assert [event["site"] for event in engine.events] == ["site-2"] * told
-    assert all("its evaluation (evaluation) is 8e+08 times any" in event["what"] for event in engine.events)
+    assert all("its evaluation (evaluation) is 4e+08 times any" in event["what"] for event in engine.events)
 
 
 def test_a_site_that_lies_is_dropped_where_the_policy_says_so():

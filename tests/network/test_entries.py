@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import fields
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +17,13 @@ from typer.testing import CliRunner
 
 import fedstrata as fs
 from fedstrata.data.federated import DataError
+from fedstrata.engines.network import Policy
 from fedstrata.lab.cli import app, load
-from fedstrata.lab.experiments.networked import check, entry_of, opener
+from fedstrata.lab.experiments.networked import Server, check, entry_of, opener
+from fedstrata.lab.experiments.settings import ENTRIES
+from fedstrata.lab.experiments.settings import read as read_settings
+from fedstrata.lab.report.page import markdown
+from fedstrata.support.writing import locked
 
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
 Y = np.array([0, 1, 1, 0], np.int32)
@@ -146,10 +153,70 @@ def test_a_federation_listens_on_loopback_unless_told_otherwise(tmp_path):
     assert settings["server"]["listen"].startswith("127.0.0.1:")
     assert settings["federation"]["sites"] == ["berlin", "lyon"]
     assert settings["policy"]["missing"] == "wait"
+    assert {*ENTRIES["policy"]} == {"anew", *(field.name for field in fields(Policy))}
     for sites in ("berlin,berlin", "server,lyon", "../berlin", ""):
         done = CliRunner().invoke(app, ["net", "init", str(tmp_path / "other"), "--sites", sites])
         assert done.exit_code == 2
         assert not (tmp_path / "other").exists()
+
+
+SETTINGS = {
+    "server": {"listen": "127.0.0.1:8443", "address": "[::1]:8443", "hosts": ["localhost"]},
+    "federation": {"sites": ["berlin", "lyon"]},
+    "policy": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("section", "entry", "words"),
+    [
+        ("policy", {"anew": "no"}, "must be true or false, but is 'no'"),
+        ("policy", {"timout": 3.0}, "no 'timout' among the entries.*Did you mean 'timeout'"),
+        ("policy", {"timeout": float("inf")}, "must be seconds"),
+        ("policy", {"timeout": float("nan")}, "must be seconds"),
+        ("policy", {"after": 0}, "must be seconds"),
+        ("policy", {"retries": True}, "a whole number"),
+        ("policy", {"min_sites": 2.0}, "a whole number"),
+        ("policy", {"missing": "skip"}, "'wait' or 'drop'"),
+        ("server", {"listen": 8443}, "must be an address, host:port, but is 8443"),
+        ("server", {"listen": "127.0.0.1:99999"}, "host:port"),
+        ("server", {"address": "localhost"}, "host:port"),
+        ("server", {"hosts": "localhost"}, "names of hosts"),
+        ("federation", {"message_bytes": 2**40}, "a whole number from 65536"),
+        ("federation", {"sites": ["../../x"]}, "letters, digits and hyphens"),
+        ("federation", {"sites": ["berlin", "berlin"]}, "different names"),
+        ("federation", {"sites": "berlin"}, "different names"),
+        ("federation", {"sites": ["berlin\n"]}, "letters, digits and hyphens"),
+        ("polcy", {}, "no 'polcy' among the sections. Did you mean 'policy'"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_in_a_federations_file_is_told(section, entry, words):
+    read_settings(SETTINGS)
+    with pytest.raises(ValueError, match=words):
+        read_settings({**SETTINGS, section: {**SETTINGS.get(section, {}), **entry}})
+
+
+def test_a_sites_words_are_no_markdown():
+    engine = SimpleNamespace(
+        waited={},
+        failed={},
+        attempts=1,
+        events=[{"round": 1, "site": "lyon", "what": "error: [a](b) **c** `d`"}],
+    )
+    transport = SimpleNamespace(names=["lyon"], sent=[0], received=[0])
+    told = Server.remarks(SimpleNamespace(transport=transport, engines=[engine]))
+    shown = markdown(told)
+    assert "round 1, lyon: error: [a](b) **c** `d`" in shown
+    assert "<a " not in shown
+
+
+def test_a_folder_is_one_processs_at_a_time(tmp_path):
+    refused = pytest.raises(BlockingIOError, match="A server is running already: it holds")
+    with locked(tmp_path, "A server"), refused, locked(tmp_path, "A server"):
+        pass
+    with locked(tmp_path, "A server"):
+        pass
 
 
 @pytest.mark.parametrize("command", ["status", "stop"])

@@ -128,7 +128,7 @@ def test_a_site_does_not_talk_to_a_server_of_another_authority(kits, caplog):
         (lambda m: [bytes(2**21)], "away"),
         (lambda m: [], "late"),
         (lambda m: [wire.pack({"seq": 0}, [])], "late"),
-        (lambda m: [wire.pack({"seq": 1, "error": "no"}, [])], "error"),
+        (lambda m: [wire.pack({"seq": 1, "error": "no\n2026 all is well\x1b[2J\u2028"}, [])], "error"),
     ],
     ids=["noise", "truncated", "version", "oversized", "silent", "another-number", "error"],
 )
@@ -139,6 +139,7 @@ def test_bad_answers_are_one_sites_failure_and_the_rest_is_unharmed(server, kits
     replies, failures = server.exchange(requests, 1.0)
     assert list(replies) == [1]
     assert failures[0].kind == kind
+    assert failures[0].why.isprintable()  # nothing that looks like another line of a log, or hides one
     bad.close()
     good.close()
 
@@ -246,6 +247,12 @@ def test_kits_hold_what_a_party_needs_and_no_more(kits, tmp_path):
         make(kits, ["a"], ["localhost"])
     with pytest.raises(KitError, match="no kit"):
         read(tmp_path)
+    for name in ("authority.pem", "certificate.pem", "key.pem"):
+        (tmp_path / name).write_bytes((kits / "lyon" / name).read_bytes())
+    (tmp_path / "key.pem").chmod(0o640)
+    with pytest.raises(KitError, match="Others may read the private key"):
+        read(tmp_path)
+    (tmp_path / "key.pem").unlink()
     startup = tmp_path / "startup"
     startup.mkdir()
     for ours, theirs in (

@@ -638,11 +638,8 @@ class Network(Engine):
             i = list(largest)[int(np.argmax(sizes))]
             if first > LOST * second > 0 and (place := (i, asked.program, asked.k)) not in self._large:
                 self._large.add(place)
-                self.note(
-                    names[i],
-                    f"its {what} ({asked.phase}) is {first / second:.0e} times any other's, whose count for "
-                    "nothing beside it",
-                )
+                times = f"{first / second:.0e} times any other's"
+                self.note(names[i], f"its {what} ({asked.phase}) is {times}: the mean is its alone")
         return {}
 
     def _states(self, i: int) -> list[int]:

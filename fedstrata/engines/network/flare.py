@@ -131,7 +131,7 @@ class FlareServer:
         self._gone.add(i)
         if isinstance(getattr(error, "cause", None), TimeoutError) or "timed out" in str(error):
             return Failure("late", f"no answer in {timeout:.1f} s")
-        return Failure("away", str(error)[:500])
+        return Failure("away", wire.said(error))
 
     def _read(
         self, i: int, number: int, answer: Any, replies: dict[int, Request], failures: dict[int, Failure]
@@ -148,7 +148,7 @@ class FlareServer:
         if reply.header.get("seq") != number:
             failures[i] = Failure("wrong", "it answered another message")
         elif "error" in reply.header:
-            failures[i] = Failure("error", str(reply.header["error"])[:500])
+            failures[i] = Failure("error", wire.said(reply.header["error"]))
         else:
             replies[i] = reply
 

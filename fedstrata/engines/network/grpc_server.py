@@ -139,7 +139,7 @@ class GrpcServer:
                     why = "it sent too much that nobody asked for"
                     break
         except Exception as error:  # gRPC's own, whatever ended the stream
-            why = str(getattr(error, "details", lambda: None)() or why)
+            why = wire.said(getattr(error, "details", lambda: None)() or why)
         with self._changed:
             if self._streams.get(i) is stream:
                 del self._streams[i]
@@ -214,5 +214,5 @@ def _read(message: bytes, limit: int) -> tuple[Request | Failure, int | None]:
     number = reply.header.get("seq")
     number = number if type(number) is int else None
     if "error" in reply.header:
-        return Failure("error", str(reply.header["error"])[:500]), number
+        return Failure("error", wire.said(reply.header["error"])), number
     return reply if number is not None else Failure("wrong", "it does not say what it answers"), number

@@ -24,7 +24,7 @@ def read(kit: Path) -> tuple[bytes, bytes, bytes]:
     """A kit's authority, certificate and key; a folder of FLARE's provisioning will do.
 
     Raises:
-        KitError: where it is none.
+        KitError: where it is none, or others may read its key.
     """
     for folder, names in (
         (kit, (AUTHORITY, CERTIFICATE, KEY)),
@@ -32,6 +32,11 @@ def read(kit: Path) -> tuple[bytes, bytes, bytes]:
     ):
         files = [folder / name for name in names]
         if all(file.is_file() for file in files):
+            # the mode of FLARE's keys is its own affair
+            if folder is kit and os.name == "posix" and files[2].stat().st_mode & 0o077:
+                raise KitError(
+                    f"Others may read the private key {files[2]}: `chmod 600` it, or make new kits."
+                )
             authority, certificate, key = (file.read_bytes() for file in files)
             return authority, certificate, key
     raise KitError(

@@ -91,6 +91,11 @@ def unpack(message: bytes, limit: int = LIMIT) -> tuple[Header, Arrays]:
     return header, _arrays(header.pop("arrays", None), message, 8 + length)
 
 
+def said(words: object) -> str:
+    """What a peer says, on one line of a log: nothing in it can look like another line, or colour one."""
+    return "".join(c if c.isprintable() else "�" for c in str(words)[:500])
+
+
 def value(header: Header, name: str, kind: type) -> Any:
     """An entry of a header, which must be there and of this kind.
 

@@ -23,9 +23,10 @@ from fedstrata.engines.identity import differences
 from fedstrata.engines.network.engine import RoundFailed
 from fedstrata.engines.network.host import Host
 from fedstrata.engines.network.kits import read
-from fedstrata.lab.experiments.net import execute, plan_of, policy_of, refuse_runs, run_name, settings_of
+from fedstrata.lab.experiments.net import execute, plan_of, refuse_runs, run_name
 from fedstrata.lab.experiments.networked import Server, check, entry_of, opener, terms_of
 from fedstrata.lab.experiments.runner import PreparedExperiment
+from fedstrata.lab.experiments.settings import settings_of
 
 try:
     from nvflare.collab import collab
@@ -74,12 +75,11 @@ class Party:
 
     def plan(self, kit: Path) -> PreparedExperiment:
         """The experiment, from the kit."""
-        what = settings_of(kit)["federation"].get("experiment", "demo")
-        return plan_of(what, kit, self.quick, self.seeds, list(self.set))
+        return plan_of(settings_of(kit).experiment, kit, self.quick, self.seeds, list(self.set))
 
     def host(self, kit: Path, name: str) -> Host:
         """The site, whose data has been checked."""
-        names = settings_of(kit)["federation"]["sites"]
+        names = settings_of(kit).sites
         if name not in names:
             raise ValueError(f"{name!r} is none of the sites {names}.")
         if (self.data is None) == (not self.simulated):
@@ -154,10 +154,8 @@ class ServerPart:
         out = Path(party.out) if party.out else kit / "runs" / plan.experiment.name
         if not resume:
             refuse_runs(out)
-        policy, anew = policy_of(settings)
-        limit = int(settings["federation"].get("message_bytes", 2**28))
-        transport = flare.FlareServer(settings["federation"]["sites"], limit)
-        server = Server(plan.experiment, transport, run_name(out), policy, anew)
+        transport = flare.FlareServer(settings.sites, settings.message_bytes)
+        server = Server(plan.experiment, transport, run_name(out), settings.policy, settings.anew)
         execute(server, plan, out, "fedstrata net run", fresh=not resume)
         shutil.copytree(out, folder / RESULT, ignore=shutil.ignore_patterns("unfinished"))
 
@@ -175,7 +173,7 @@ def submit(kit: Path, plan: PreparedExperiment, out: Path, resume: bool, say: Sa
     Raises:
         Unfinished: where the run cannot go on.
     """
-    sites = settings_of(kit)["federation"]["sites"]
+    sites = settings_of(kit).sites
     if (out / "report.html").exists() and not resume:
         raise ValueError(f"{out} has a report already: --resume goes on, or give another --out.")
     logging.getLogger("nvflare").setLevel(logging.WARNING)

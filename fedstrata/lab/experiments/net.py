@@ -95,23 +95,6 @@ def _log(file: Path | None = None) -> None:
     logging.getLogger("jax").setLevel(logging.WARNING)
 
 
-def settings_of(folder: Path) -> dict[str, Any]:
-    """The federation.toml in a folder.
-
-    Raises:
-        ValueError: where there is none, or something is missing in it.
-    """
-    file = folder / "federation.toml"
-    if not file.is_file():
-        raise ValueError(f"{folder} has no federation.toml; `fedstrata net init` and `net kits` make it.")
-    settings = tomllib.loads(file.read_text("utf-8"))
-    for section, keys in (("server", ("listen", "address", "hosts")), ("federation", ("sites",))):
-        for key in keys:
-            if key not in settings.get(section, {}):
-                raise ValueError(f"{file}: [{section}] needs {key}.")
-    return settings
-
-
 def plan_of(
     experiment: str, folder: Path, quick: bool, seeds: int | None, set_: list[str] | None
 ) -> PreparedExperiment:
@@ -134,20 +117,18 @@ def init(
 ) -> None:
     """Write a commented federation.toml."""
     with _messages():
+        from fedstrata.lab.experiments.settings import read
+
         names = [name.strip() for name in sites.split(",") if name.strip()]
-        if not names or len(set(names)) < len(names) or {"server", "authority"} & set(names):
-            raise ValueError(
-                f"--sites needs different names, none of them 'server' or 'authority': {sites!r}."
-            )
-        if bad := [n for n in names if not n.replace("-", "").replace("_", "").isalnum() or len(n) > 60]:
-            raise ValueError(f"A site's name has letters, digits and hyphens, not {bad[0]!r}.")
         file = folder / "federation.toml"
         if file.exists():
             raise ValueError(f"{file} is there already.")
-        folder.mkdir(parents=True, exist_ok=True)
         hosts = list(dict.fromkeys([address.rpartition(":")[0], "localhost", "127.0.0.1"]))
         values = {"sites": json.dumps(names), "hosts": json.dumps(hosts), "experiment": experiment}
-        file.write_text(TEMPLATE.format(listen=listen, address=address, **values), "utf-8")
+        text = TEMPLATE.format(listen=listen, address=address, **values)
+        read(tomllib.loads(text))
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8")
         copied = f", copy {experiment} there" if Path(experiment).suffix in (".py", ".toml") else ""
         typer.echo(f"{file}: look at it{copied}, then `fedstrata net kits {folder}`.")
 
@@ -157,14 +138,14 @@ def kits(folder: Annotated[Path, typer.Argument(help="The folder of `net init`."
     """Make a certificate authority, and a folder for each party."""
     with _messages():
         from fedstrata.engines.network.kits import make
+        from fedstrata.lab.experiments.settings import settings_of
 
         settings = settings_of(folder)
-        names = settings["federation"]["sites"]
-        experiment = folder / str(settings["federation"].get("experiment", ""))
+        experiment = folder / settings.experiment
         if experiment.suffix in (".py", ".toml") and not experiment.is_file():
             raise ValueError(f"There is no {experiment}, which every party is to have: copy it there first.")
-        make(folder / "kits", names, settings["server"]["hosts"])
-        for party in ("server", *names):
+        make(folder / "kits", settings.sites, settings.hosts)
+        for party in ("server", *settings.sites):
             shutil.copy(folder / "federation.toml", folder / "kits" / party)
             if experiment.is_file():
                 shutil.copy(experiment, folder / "kits" / party)
@@ -201,34 +182,24 @@ def site(
         from fedstrata.engines.network.host import Host
         from fedstrata.engines.network.kits import name_of, read
         from fedstrata.lab.experiments.networked import check, entry_of, opener, terms_of
+        from fedstrata.lab.experiments.settings import settings_of
+        from fedstrata.support.writing import locked
 
         settings, name = settings_of(kit), name_of(kit)
-        names = settings["federation"]["sites"]
+        names, folder = settings.sites, folder or kit / "state"
         if name not in names:
             raise ValueError(f"{kit} is the kit of {name!r}, which is none of the sites {names}.")
-        what = experiment or settings["federation"].get("experiment", "demo")
-        definition = plan_of(what, kit, quick, seeds, set_).experiment
+        definition = plan_of(experiment or settings.experiment, kit, quick, seeds, set_).experiment
         if (data is None) == (not simulated):
             raise ValueError("Give --data, or --simulated for a share of the experiment's own data.")
         entry = None if data is None else entry_of(data, label)
         opens = opener(definition, entry, (names.index(name), len(names)) if simulated else None)
         own = check(opens)
         typer.echo(f"{name}: {own!r} fits {definition.name}")
-        host = Host(terms_of(definition), opens, folder or kit / "state", share, once, read(kit)[2])
-        limit = int(settings["federation"].get("message_bytes", 2**28))
-        serve(host, kit, address or settings["server"]["address"], limit)
-
-
-def policy_of(settings: dict[str, Any]) -> tuple[Any, bool]:
-    """The policy of a federation.toml, and whether a site that has forgotten the run is taken anew."""
-    from fedstrata.engines.network import Policy
-
-    policy = dict(settings.get("policy", {}))
-    anew = bool(policy.pop("anew", False))
-    try:
-        return Policy(**policy), anew
-    except TypeError as error:
-        raise ValueError(f"federation.toml: [policy]: {error}") from None
+        host = Host(terms_of(definition), opens, folder, share, once, read(kit)[2])
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with locked(folder, f"The site {name}"):
+            serve(host, kit, address or settings.address, settings.message_bytes)
 
 
 @contextmanager
@@ -237,19 +208,19 @@ def _served(kit: Path, plan: PreparedExperiment, out: Path, listen: str | None =
     from fedstrata.engines.network.grpc_server import GrpcServer
     from fedstrata.engines.network.kits import name_of
     from fedstrata.lab.experiments.networked import Server
+    from fedstrata.lab.experiments.settings import settings_of
+    from fedstrata.support.writing import locked
 
     settings = settings_of(kit)
-    policy, anew = policy_of(settings)
-    limit = int(settings["federation"].get("message_bytes", 2**28))
-    names = settings["federation"]["sites"]
-    if (name := name_of(kit)) in names:
+    if (name := name_of(kit)) in settings.sites:
         raise ValueError(f"{kit} is the kit of the site {name!r}; the server has one of its own.")
-    run = run_name(out)
-    transport = GrpcServer(names, kit, listen or settings["server"]["listen"], limit)
-    try:
-        yield Server(plan.experiment, transport, run, policy, anew)
-    finally:
-        transport.close()
+    with locked(out, "A server"):
+        run = run_name(out)
+        transport = GrpcServer(settings.sites, kit, listen or settings.listen, settings.message_bytes)
+        try:
+            yield Server(plan.experiment, transport, run, settings.policy, settings.anew)
+        finally:
+            transport.close()
 
 
 def run_name(out: Path) -> str:

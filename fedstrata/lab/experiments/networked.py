@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -250,7 +251,10 @@ class Server:
         attempts = sum(engine.attempts for engine in engines)
         lines += ["", f"{attempts} attempts at rounds and evaluations, in this process. Bytes with headers."]
         events = [event for engine in engines for event in engine.events]
-        lines += ["", *(f"- round {e['round']}, {e['site']}: {e['what']}" for e in events[:100])]
+        # A site's words are shown as they are, whatever they are in Markdown.
+        what = [re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", event["what"]) for event in events[:100]]
+        told = zip(events, what, strict=False)
+        lines += ["", *(f"- round {event['round']}, {event['site']}: {words}" for event, words in told)]
         return "\n".join(lines)
 
 
