@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.advice.applicable import applicable as applicable
     from fedstrata.advice.baselines import Baselines as Baselines
     from fedstrata.advice.baselines import baselines as baselines
-    from fedstrata.advice.certify import Certificate as Certificate
     from fedstrata.advice.certify import certify as certify
     from fedstrata.advice.constants import Constants as Constants
     from fedstrata.advice.constants import constants as constants
@@ -46,6 +45,7 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.problems.black_box import black_box as black_box
     from fedstrata.problems.from_torch import from_torch as from_torch
     from fedstrata.solving import track as track
+    from fedstrata.solving.certificate import Certificate as Certificate
     from fedstrata.solving.checkpoint import Checkpoint as Checkpoint
     from fedstrata.solving.loop import Diverged as Diverged
     from fedstrata.solving.loop import EarlyStop as EarlyStop

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import Any, NamedTuple
 
@@ -32,12 +31,13 @@ from fedstrata.advice.objectives import Case, Objective, objective_of, strongly_
 from fedstrata.advice.precision import double_precision
 from fedstrata.advice.search import Found, minimise
 from fedstrata.advice.selection import judge_selection
-from fedstrata.advice.verdicts import Verdict, why_unsolved
+from fedstrata.advice.verdicts import why_unsolved
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
 from fedstrata.problems.classes import Minimax, MultiSequence, Personalized, Selection
+from fedstrata.solving.certificate import Certificate
 from fedstrata.solving.result import Result
 from fedstrata.support.shown import WIDTH
 
@@ -46,6 +46,7 @@ DISTURBED = 1e-3  # how far beside x the search begins, relative to its length
 OUTSIDE = 1e-3  # how far outside of its set x may be, likewise
 BEHIND = 0.1  # how far clients' own models may be from their optima, likewise
 NOTHING = 1e-6  # of the way from the start: a solution that is zero
+UNBOUNDED = 1e6  # times the values that there are: a fall without end
 MOST = 1500  # evaluations of F
 
 
@@ -77,54 +78,6 @@ class Judgement(NamedTuple):
     behind: float = 0.0
     notes: tuple[str, ...] = ()
     calls: int = 0
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """How far a point is from a solution.
-
-    Attributes:
-        solved: whether it is a solution to the accuracy asked for.
-        verdict: ``"solved"``, ``"on its way"``, ``"oscillating"``, ``"biased by drift"``, ``"at the noise
-            floor"``, ``"diverging"`` or ``"not certifiable"``.
-        value: the excess F(x) − F*, as estimated; NaN where the point is not certifiable.
-        interval: the least that it is, and the most that the measure leaves possible.
-        advice: the one thing to change, in a sentence.
-        objective: F(x) with the lower level solved, where the history has it at the current y.
-        relative: the excess relative to that of the start; NaN where the start is not known.
-        distance: how far x is from the best point that was found, relative to that.
-        outside: how far x is outside of its set, relative to its length.
-        remarks: what else was found.
-        calls: what it cost: evaluations of F and its gradient, each a pass over all samples, or several where
-            a lower level is solved.
-    """
-
-    solved: bool
-    verdict: Verdict
-    value: float
-    interval: tuple[float, float]
-    advice: str
-    objective: float = np.nan
-    relative: float = np.nan
-    distance: float = np.nan
-    outside: float = 0.0
-    remarks: tuple[str, ...] = ()
-    calls: dict[str, int] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        words: list[str] = [self.verdict]
-        if np.isfinite(self.value):
-            low, high = self.interval
-            words.append(f"objective {self.objective:.6g}")
-            words.append(f"{self.value:.2g} above the best ({low:.2g} to {high:.2g})")
-        if np.isfinite(self.relative):
-            words.append(f"{self.relative:.1%} of the start's excess")
-        if np.isfinite(self.distance):
-            words.append(f"x {self.distance:.1%} away")
-        words += [*self.remarks, self.advice]
-        words = [word for word in words if word]
-        short = f"Certificate({', '.join(words)})"
-        return short if len(short) <= WIDTH else "Certificate(\n  " + ",\n  ".join(words) + ",\n)"
 
 
 def certify(
@@ -333,9 +286,10 @@ def search(objective: Objective, case: Case) -> Judgement:
     )
     if not np.isfinite(value):
         return Judgement(value, np.nan, np.nan, start, np.nan, np.inf, remarks=("F is not finite at x",))
-    found = _best(f, inside, value, begun, start, onto)
-    if found.value < -1e30 * (1 + abs(value)):
-        raise NotCertifiable("F is not bounded below")
+    worth = min((abs(each - value) for each in (start, origin) if each > value), default=0.0)
+    found = _best(f, inside, value, begun, worth, onto)
+    if value - found.value > UNBOUNDED * (abs(value) + abs(start)):
+        raise NotCertifiable("F is not bounded below, as far as it was followed")
     best, length = min(found.value, value), _length(found.x, begun)
     unit = start - best
     if length == float(np.linalg.norm(found.x)) and best < origin < start:
@@ -360,7 +314,7 @@ def _best(
     x: np.ndarray,
     value: float,
     begun: np.ndarray,
-    start: float,
+    worth: float,
     onto: Callable[[np.ndarray], np.ndarray] | None,
 ) -> Found:
     """The end of a search from beside x; of a second one from the start, where the first was not finished."""
@@ -368,7 +322,6 @@ def _best(
     rng = np.random.default_rng(0)
     away = rng.normal(size=x.size)
     away *= DISTURBED * size / np.linalg.norm(away)
-    worth = abs(start - value) if np.isfinite(start) else 0.0
     enough = 1e-7 * worth + 1e-14 * abs(value)
     first = minimise(f, x + away, length=DISTURBED * size, enough=enough, onto=onto, most=MOST)
     if first.converged:

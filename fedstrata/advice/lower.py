@@ -75,7 +75,10 @@ def solve_lower(level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: flo
     """y(x) from a start."""
     if level.free:
         return _newton(level, data, x, y, tolerance)
-    return Solved(*_on_set(level, data, x, y, tolerance))
+    found = Solved(*_on_set(level, level.potential is not None, data, x, y, tolerance))
+    if level.potential is not None and not jnp.isfinite(found.last):  # steps that overshoot left G's domain
+        return Solved(*_on_set(level, False, data, x, y, tolerance))
+    return found
 
 
 def hypergradient(
@@ -179,9 +182,9 @@ def _truncated_cg(product: Function, b: PyTree) -> tuple[PyTree, Array]:
 # Variational inequalities
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 1))
 def _on_set(
-    level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: Real
+    level: Level, fast: bool, data: Placed, x: PyTree, y: PyTree, tolerance: Real
 ) -> tuple[PyTree, Array, Array, Array, Array]:
     def G(y: PyTree) -> PyTree:
         return level.lower(x, y, data)
@@ -189,7 +192,8 @@ def _on_set(
     def onto(y: PyTree) -> PyTree:
         return y if level.project is None else level.project(y, x, data)
 
-    method = vi.extragradient if level.potential is None else vi.accelerated
+    y = onto(y)
+    method = vi.accelerated if fast else vi.extragradient
     probe = vi.residual(G, onto, y)
     scale = jnp.where(probe > 0, probe, 1)
     found = method(G, onto, y, tol=0.1 * tolerance, scale=scale, max_steps=PROJECTED_STEPS)

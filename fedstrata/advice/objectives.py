@@ -439,7 +439,10 @@ def _envelope(problem: Minimax, case: Case) -> Objective:
 
     if low > FLAT * abs(high):
         return _within(case, evaluate, solved=solve_lower(level, data, case.x, case.y, TOLERANCE))
-    ascend = partial(_highest, level, data, _starts(problem, case), abs(high))
+    starts = _starts(problem, case)
+    if concave:  # where no ascent ends at another height than any other
+        starts = jax.tree.map(lambda leaf: leaf[:2], starts)
+    ascend = partial(_highest, level, data, starts, abs(high))
 
     def highest(x: PyTree) -> tuple[Any, PyTree]:
         return both(x, ascend(x), data)
@@ -472,15 +475,21 @@ def _highest(level: Level, data: Placed, starts: PyTree, L: Any, x: PyTree) -> P
     assert level.project is not None
     assert level.potential is not None
     first = jax.vmap(lambda y: tree.norm(level.lower(x, y, data)))(starts).max()
-    # steps of 1/L, and long ones where there is no curvature: the first gradient across the starts' distances
     reach = jax.tree.reduce(jnp.maximum, jax.tree.map(lambda leaf: jnp.abs(leaf - leaf[0]).max(), starts))
-    step = 1 / jnp.maximum(L, 10 * first / jnp.where(reach > 0, reach, 1) / ASCENT_STEPS)
+    # steps of 1/L; without curvature one that leads across the set
+    across = jnp.where(first > 0, 10 * reach / jnp.where(first > 0, first, 1), 1.0)
+    step = jnp.where(L * reach > 1e-6 * first, 1 / jnp.where(L > 0, L, 1), across)
 
     def ascent(y: PyTree) -> PyTree:
-        def body(_: Any, y: PyTree) -> PyTree:
-            return level.project(tree.axpy(-step, level.lower(x, y, data), y), x, data)  # type: ignore[misc]
+        def body(state: tuple[PyTree, Array, Array]) -> tuple[PyTree, Array, Array]:
+            y, _, count = state
+            new = level.project(tree.axpy(-step, level.lower(x, y, data), y), x, data)  # type: ignore[misc]
+            return new, tree.norm(tree.sub(new, y)), count + 1
 
-        return jax.lax.fori_loop(0, ASCENT_STEPS, body, y)
+        def moves(state: tuple[PyTree, Array, Array]) -> Array:
+            return (state[1] > 1e-12 * reach) & (state[2] < ASCENT_STEPS)
+
+        return jax.lax.while_loop(moves, body, (y, jnp.inf * reach, jnp.zeros((), int)))[0]
 
     ends = jax.vmap(ascent)(starts)
     values = jax.vmap(lambda y: level.potential(x, y, data))(ends)  # type: ignore[misc]

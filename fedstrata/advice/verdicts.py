@@ -15,25 +15,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedstrata.core.method import Method
+from fedstrata.solving.certificate import Verdict
 from fedstrata.solving.result import Result
 
 if TYPE_CHECKING:
     from fedstrata.advice.certify import Judgement
 
-Verdict: TypeAlias = Literal[
-    "solved",
-    "on its way",
-    "oscillating",
-    "biased by drift",
-    "at the noise floor",
-    "diverging",
-    "not certifiable",
-]
 FEW = 8  # evaluations from which a history tells something
 SETTLED = 0.1  # of the excess: what a quarter of the run may still gain where it has stopped
 LOCAL = ("H", "K", "I", "tau")  # steps of a client between two averages

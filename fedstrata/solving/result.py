@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,13 @@ class Result:
     start: tuple[PyTree, PyTree] | None = field(default=None, repr=False)
     participation: float | None = None
 
+    @cached_property
+    def certificate(self) -> Certificate:
+        """How far it is from a solution, see `fedstrata.certify`: computed when it is first asked for."""
+        from fedstrata.advice.certify import certify
+
+        return certify(self)
+
     def __repr__(self) -> str:
         return line("Result", self._words())
 
@@ -79,6 +87,8 @@ class Result:
     def _words(self) -> list[str]:
         name = self.method["name"] if isinstance(self.method, dict) else type(self.method).__name__
         words = [name, f"{self.ledger.rounds} rounds"] + [self.status] * (self.status != "done")
+        if (known := vars(self).get("certificate")) is not None:
+            words.append(known.verdict)
         for metric, values in itertools.islice(self._main().items(), 2):
             words.append(f"{metric} {html.number(float(values[0]))} → {html.number(float(values[-1]))}")
         compiled = f" ({self.compiling:.3g} compiling)" if self.compiling else ""
