@@ -39,7 +39,6 @@ from fedstrata.data.storage import Placed
 from fedstrata.problems.classes import Minimax, MultiSequence, Personalized, Selection
 from fedstrata.solving.certificate import Certificate
 from fedstrata.solving.result import Result
-from fedstrata.support.shown import WIDTH
 
 TARGET = 1e-2
 DISTURBED = 1e-3  # how far beside x the search begins, relative to its length

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedstrata.core.shown import WIDTH
+from fedstrata.support.shown import WIDTH
 
 Verdict: TypeAlias = Literal[
     "solved",

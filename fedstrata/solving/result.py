@@ -15,6 +15,7 @@ import numpy as np
 
 from fedstrata.core.counting import Ledger
 from fedstrata.core.types import PyTree, Weights
+from fedstrata.solving.certificate import Certificate
 from fedstrata.support import html
 from fedstrata.support.extras import extra
 from fedstrata.support.sealed import CheckpointError, flatten, load_arrays, save_arrays
