@@ -76,11 +76,6 @@ def optimized() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1")
 
 
-@pytest.fixture(scope="module")
-def quick_compiler() -> None:
-    """What every test has."""
-
-
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of real data, which does not come with the project."""

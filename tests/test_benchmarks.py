@@ -17,7 +17,7 @@ from benchmarks.rates.law import Law, slope
 from benchmarks.timing import TRACK, interleave, track
 from docs import build
 
-SLOW = ("Flower",)  # starts processes
+LONG = ("Flower",)  # starts processes
 EACH = [
     pytest.param(
         name,
@@ -26,7 +26,7 @@ EACH = [
                 not alternative.installed, reason=f"{name} is not installed: docs/benchmarks.md"
             ),
             pytest.mark.filterwarnings("default"),  # other packages' warnings are not ours to heed
-            *([pytest.mark.slow] if name in SLOW else []),
+            *([pytest.mark.long] if name in LONG else []),
         ],
     )
     for name, alternative in ALTERNATIVES.items()
@@ -118,7 +118,7 @@ def test_fedrzo_programs_estimate_the_gradient(name):
     assert np.linalg.norm(estimate - slopes.mean(0)) < 3 * deviation
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tables_have_a_row_for_every_program():
     rng = np.random.default_rng(0)
     x, y = rng.random((4, 6, 3), dtype=np.float32), rng.integers(0, 2, (4, 6)).astype(np.int32)
@@ -142,14 +142,14 @@ def test_programs_are_stopped_at_the_end():
     assert 0 < timing.least <= timing.median
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_first_result_is_timed_in_parts():
     parts = first_result.measure("FedMSA")
     assert tuple(parts) == first_result.PARTS
     assert all(seconds > 0 for seconds in parts.values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_loss_tuning_goes_through_the_same_iterates(monkeypatch, capsys):
     """FedMSA's momentum cancels with full batches: the lines as they stand, at both points, and ours."""
     small = {
@@ -175,7 +175,7 @@ def test_loss_tuning_goes_through_the_same_iterates(monkeypatch, capsys):
     assert re.search(r"FedStrata: [\d.]+ GFLOP, \d+ GFLOP/s, \d+% of that", printed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", scale.METHODS)
 def test_scale_measures_what_it_streams(name, tmp_path):
     found = scale.measure(name, 100, tmp_path, True, 10)
@@ -194,7 +194,7 @@ def test_a_slope_is_that_of_the_line():
     assert values[1] == pytest.approx(0.3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_feddro_has_its_rate():
     """Theorem 4.3: ‖∇Φ‖² ~ T^{−1/2}."""
     law = next(law for law in compositions.LAWS if law.method == "FedDRO" and law.against == "T")

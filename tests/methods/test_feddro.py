@@ -433,7 +433,7 @@ def test_drift_grows_with_the_local_steps(problem, make, eta):
     assert growth > 1.5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("make", [fs.FedDRO, fs.DSFedDRO])
 def test_fewer_rounds_with_more_local_steps(make):
     data, x0 = fs.FederatedData.from_clients(regression((4, 6, 3), shift=0.1)), np.array([3.0, -4.0])
@@ -445,7 +445,7 @@ def test_fewer_rounds_with_more_local_steps(make):
     np.testing.assert_allclose(needed[0] / needed[1], 4, rtol=0.15)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("make", [fs.FedDRO, fs.DSFedDRO])
 def test_linear_speed_up(make):
     """At a fixed step what remains is the variance of a mean over K clients: K times less with K of them."""

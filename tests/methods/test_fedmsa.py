@@ -331,7 +331,7 @@ def test_more_local_steps_save_rounds_where_clients_are_alike():
     assert differing[10] > differing[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_rate_in_rounds():
     """Minibatches, α, β ~ R^{−1/3}, ρ ~ R^{−2/3}: the mean of ‖∇F‖² falls at least like R^{−1/2}."""
     q = fs.quadratic_bilevel(clients=5, n=3, p=4, heterogeneity=0.3, samples=20, noise=2.0)

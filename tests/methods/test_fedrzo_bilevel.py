@@ -331,7 +331,7 @@ def squared_gradient(x, y):
     return (quadratic.gradient(x) ** 2).sum()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gradient_falls_as_the_theorem_says():
     """The mean of ‖∇f^η(x̂)‖² over a run, γ = c√(m/K): Theorem 1 promises O(K^{−1/2})."""
     Ks, means = (200, 800, 3200, 12800), []
@@ -346,7 +346,7 @@ def test_gradient_falls_as_the_theorem_says():
     assert slope <= -0.5 + 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gradient_falls_as_the_proposition_says():
     """FedRZO with its own rules on the kinked |x − a|, where ∇f^η is the mean of clip((x − a)/η, −1, 1)."""
     m, eta, rng = 4, 0.2, np.random.default_rng(0)
@@ -367,7 +367,7 @@ def test_gradient_falls_as_the_proposition_says():
     assert slope <= -0.5 + 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_linear_speed_up():
     """Where the noise is each client's own, the mean of ‖∇f^η‖² falls like 1/m.
 

@@ -55,7 +55,7 @@ def curvature(game, slope=1e-3):
 @inside
 @pytest.mark.parametrize("b", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "followers", [10, *(pytest.param(n, marks=pytest.mark.slow) for n in (20, 100)), 1000]
+    "followers", [10, *(pytest.param(n, marks=pytest.mark.long) for n in (20, 100)), 1000]
 )
 def test_leader_optimum(followers, b):
     game = fs.cournot_game(followers, b, samples=3)
@@ -75,7 +75,9 @@ def test_leader_optimum(followers, b):
 @pytest.mark.slow
 @inside
 @pytest.mark.parametrize("b", [0.5, 1.0])
-@pytest.mark.parametrize("followers", [10, 20, 100, 1000])
+@pytest.mark.parametrize(
+    "followers", [10, *(pytest.param(n, marks=pytest.mark.long) for n in (20, 100, 1000))]
+)
 def test_leader_optimum_where_caps_bind(followers, b):
     """Kinks and clients that differ: one local step, so that they do not drift apart.
 

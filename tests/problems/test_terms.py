@@ -345,11 +345,15 @@ def of_equal_size(data):
 
 CASES = [c for c in all_cases() if not isinstance(c.problem, fs.MPEC | DRO | GroupDRO)]
 QUICK = {"compositional-fedavg"}
+FIRST = {type(c.method): c.name for c in reversed(CASES)}.values()
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, id=c.name, marks=() if c.name in QUICK else pytest.mark.slow) for c in CASES]
-)
+def when(name):
+    """The first row of each method is slow; its other forms read their terms as it does."""
+    return () if name in QUICK else pytest.mark.slow if name in FIRST else pytest.mark.long
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=when(c.name)) for c in CASES])
 def test_methods_keep_what_a_function_reads(case):
     """A mean over samples, written as a function of the batch, gives the same iterates."""
     data = of_equal_size(case.data)
