@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -101,6 +102,9 @@ class Engine(abc.ABC):
 
     def saved(self, round_number: int) -> None:  # noqa: B027 (most engines need not know)
         """A checkpoint was written after so many rounds; the run is never taken up before it."""
+
+    def heed(self, stopping: Callable[[], bool]) -> None:  # noqa: B027 (most engines never wait)
+        """While ``stopping()`` holds, what is under way is to be given up: `Unfinished` is raised."""
 
     def noted(self, round_number: int) -> dict[str, Any]:
         """What a checkpoint after so many rounds has to hold of the engine, as plain values."""

@@ -19,7 +19,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -52,6 +52,7 @@ from fedstrata.support.words import spelling
 from fedstrata.support.writing import clear_strays
 
 PAUSE = 0.5  # seconds between two looks at a running program
+GRACE = 3.0  # seconds after a signal in which an engine may come to the next look by itself
 
 
 class Diverged(FloatingPointError):
@@ -302,13 +303,18 @@ class Loop:
         """To the end, or until something stops it; returns the signal that asked for an end, if one did."""
         with Tracking(self.trackers, self._runs()) as tracking:
             with bar, _signals() as asked:
+                self.engine.heed(lambda: bool(asked) and time.monotonic() > asked[0][1] + GRACE)
                 try:
                     self._begin()
                     stopped = self._advance(bar, asked, tracking)
-                except Unfinished:
+                except (Unfinished, KeyboardInterrupt) as error:
+                    with suppress(RuntimeError):  # of a program that was cut short, nothing may be left
+                        self._save()
+                    if not asked or isinstance(error, KeyboardInterrupt):
+                        raise
+                    stopped = asked[0][0]
+                else:
                     self._save()
-                    raise
-                self._save()
             tracking.statuses = [self._status(lane, stopped) for lane in self.lanes]
         self._close()
         return stopped
@@ -368,7 +374,7 @@ class Loop:
         for remark in dict.fromkeys(itertools.chain(*remarks)):
             warnings.warn(remark, stacklevel=6)
 
-    def _advance(self, bar: Progress, asked: list[int], tracking: Tracking) -> int | None:
+    def _advance(self, bar: Progress, asked: list[tuple[int, float]], tracking: Tracking) -> int | None:
         """Chunk after chunk; the signal that asked for an end, if one did."""
         saved_round, saved_at = self.round, time.perf_counter()
         evaluations = 2  # the start, and what comes first: one call of the program
@@ -386,7 +392,7 @@ class Loop:
                 saved_round, saved_at = self.round, time.perf_counter()
             self._call_back()
             if agree(bool(asked)):
-                return asked[0] if asked else signal.SIGINT
+                return asked[0][0] if asked else signal.SIGINT
             if not any(lane.status == "done" for lane in self.lanes):
                 break
         return None
@@ -643,14 +649,17 @@ def _explain(method: Method, round_number: int, quantity: str, carry: Carry) -> 
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM ask for an end at the next look; a second one ends at once."""
-    asked: list[int] = []
+def _signals() -> Iterator[list[tuple[int, float]]]:
+    """Ctrl-C and SIGTERM ask for an end at the next look; a second one ends at once.
+
+    Yields a list that gets the signal and when it came.
+    """
+    asked: list[tuple[int, float]] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         if asked:
             raise KeyboardInterrupt
-        asked.append(number)
+        asked.append((number, time.monotonic()))
 
     if threading.current_thread() is not threading.main_thread():
         yield asked

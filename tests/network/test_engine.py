@@ -6,8 +6,10 @@ import dataclasses
 import gc
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import weakref
 from pathlib import Path
 
@@ -35,7 +37,7 @@ from fedstrata.engines.network import (
     WireError,
 )
 from fedstrata.engines.network.engine import Asked, part
-from fedstrata.solving import progress
+from fedstrata.solving import loop, progress
 from fedstrata.solving.pose import pose
 from fedstrata.testing.cases import all_cases, samples
 
@@ -467,6 +469,44 @@ def test_too_few_sites_stop_the_run_and_it_is_saved(tmp_path):
     assert all(resumed.history[f"present/site-{i}"].tolist() == [1] * 5 for i in range(5))
     history = {name: values for name, values in resumed.history.items() if "present" not in name}
     assert_same(case.run(rounds=4), dataclasses.replace(resumed, history=history), 1e-5)
+
+
+class Hanging(Local):
+    """Site 1 is gone for good in round 2, and then the run is asked to end, once or twice."""
+
+    signals = 1
+
+    def exchange(self, requests, timeout):
+        if next(iter(requests.values())).header["round"] < 2:
+            return super().exchange(requests, timeout)
+        return {}, {1: Failure("away", "made up")}
+
+    def wait(self, sites, seconds):
+        time.sleep(0.01)
+        if self.signals:
+            self.signals -= 1
+            signal.raise_signal(signal.SIGINT)
+        return [i for i in sites if i != 1]
+
+
+class HangingNetwork(Network):
+    def _join(self, *args):
+        super()._join(*args)
+        self.transport = Hanging(self.transport.sites)
+
+
+@pytest.mark.parametrize(("signals", "grace"), [(1, 0.1), (2, 60.0)])
+def test_a_run_that_waits_for_a_site_ends_when_it_is_asked_and_is_saved(
+    signals, grace, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(loop, "GRACE", grace)
+    monkeypatch.setattr(Hanging, "signals", signals)
+    case, options = CASES["scaffold"], {"rounds": 3, "default_metrics": False}
+    saving = fs.Checkpoint(tmp_path, every_seconds=1e9)
+    with pytest.raises(KeyboardInterrupt):
+        case.run(engine=HangingNetwork(), checkpoint=saving, **options)
+    resumed = case.run(engine="network", checkpoint=tmp_path, resume=True, **options)
+    assert_same(case.run(**options), resumed, 1e-5)
 
 
 @pytest.mark.slow

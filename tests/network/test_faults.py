@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.support.sealed import load_arrays
 
 from .faults import EXPERIMENT, Federation, environment, forgetting, simulated, without
 
@@ -143,6 +144,23 @@ def test_too_few_sites_stop_the_run_with_a_checkpoint(federation, undisturbed):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_server_that_waits_for_a_site_ends_within_ten_seconds_and_is_saved(federation, undisturbed, silent):
+    federation.start()
+    federation.until(past(federation, 10))
+    federation.signal("lyon", signal.SIGSTOP if silent else signal.SIGKILL)  # in an exchange, or gone
+    time.sleep(1)
+    reached = federation.round()
+    federation.signal("server", signal.SIGTERM)
+    assert federation.processes["server"].wait(10) == -signal.SIGTERM
+    federation.signal("lyon", signal.SIGKILL)
+    (file,) = (federation.out / "unfinished").iterdir()
+    assert load_arrays(file)[1]["round"] >= reached
+    federation.start_site("lyon")
+    federation.start_server("--resume")
+    assert_same(federation.finish(), undisturbed)
+
+
 def test_a_site_with_an_empty_disk_is_refused_and_one_with_another_text_too(federation, undisturbed):
     federation.start()
     federation.until(past(federation, 10))

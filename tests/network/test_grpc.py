@@ -217,6 +217,17 @@ def test_the_newest_connection_counts_and_a_broken_one_is_noticed(server, kits):
     first.close()
 
 
+def test_no_answer_is_waited_for_when_the_run_is_to_end(server, kits):
+    site = Dialled(server, kits / "berlin", lambda m: [])
+    server.wait([0], 10)
+    began = time.monotonic()
+    server.heed(lambda: time.monotonic() > began + 0.2)
+    _, failures = ask(server, timeout=60)
+    assert "before the run was asked to end" in failures[0].why
+    assert time.monotonic() - began < 5
+    site.close()
+
+
 @pytest.mark.parametrize(("one", "other"), [("one", "other"), ("", "")])
 def test_a_second_process_of_a_site_is_refused_while_the_first_is_there(server, kits, caplog, one, other):
     first = Dialled(server, kits / "berlin", echo, process=one)

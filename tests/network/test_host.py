@@ -72,6 +72,9 @@ class Hosts:
     def wait(self, sites, seconds):
         return list(sites)
 
+    def heed(self, stopping):
+        pass
+
     def exchange(self, requests, timeout):
         replies, failures = {}, {}
         for i, request in requests.items():

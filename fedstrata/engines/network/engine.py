@@ -218,7 +218,7 @@ class Network(Engine):
         policy: Policy | None = None,
     ) -> None:
         self.remote, self.clients_per_site = remote, clients_per_site
-        self.policy = policy or Policy()
+        self.policy, self.stopping = policy or Policy(), lambda: False
         self.events: list[dict[str, Any]] = []
         self.waited: dict[str, float] = defaultdict(float)
         self.failed: Counter[str] = Counter()
@@ -298,6 +298,10 @@ class Network(Engine):
             traced = jax.jit(lambda state, memory, j=j: method.output(state, memory)[j]).trace(*carry)
             parts.append(AtSites() if reads(traced, tuple(carry), 1) else method.output(*carry)[j])
         return parts[0], parts[1]
+
+    def heed(self, stopping: Callable[[], bool]) -> None:
+        """See `Engine.heed`."""
+        self.stopping = stopping
 
     def noted(self, round_number: int) -> dict[str, Any]:
         """See `Engine.noted`: the sites, the states in which they are, and what stands for their samples."""
@@ -428,6 +432,7 @@ class Network(Engine):
     ) -> Any:
         """A program of the text, tried until it is done by all of its clients."""
         errors, self._round, self._stretch = 0, r, 1
+        self.transport.heed(self.stopping)
         self._readmit()
         while True:
             self.attempts += 1
@@ -453,6 +458,8 @@ class Network(Engine):
 
     def _recover(self, failed: RoundFailed, hopeless: bool) -> None:
         """Wait for those who are missing, or drop them."""
+        if self.stopping():
+            raise failed
         missing = {self.transport.names.index(name): why.kind for name, why in failed.failures.items()}
         # Who is dropped and asked all the same is indispensable there: the text asks everyone.
         droppable = self.policy.missing == "drop" and not missing.keys() & self._absent
@@ -479,9 +486,13 @@ class Network(Engine):
 
     def _wait(self, missing: list[int]) -> None:
         began = time.monotonic()
-        while away := set(missing) - set(self.transport.wait(missing, 5.0)):
-            names = ", ".join(self.transport.names[i] for i in sorted(away))
-            log.warning("waiting for %s since %.0f s", names, time.monotonic() - began)
+        told = 0.0
+        while away := set(missing) - set(self.transport.wait(missing, 1.0)):
+            if self.stopping():
+                raise Unfinished("The run was asked to end while it waited for a site.")
+            if (waited := time.monotonic() - began) > told + 5:
+                told, names = waited, ", ".join(self.transport.names[i] for i in sorted(away))
+                log.warning("waiting for %s since %.0f s", names, waited)
 
     def _readmit(self) -> None:
         """Who was dropped and is back takes part again; not who was dropped for its answers."""

@@ -168,6 +168,10 @@ class Federation:
         replies, others = self.inner.exchange(asked, timeout)
         return replies, {**failures, **others}
 
+    def heed(self, stopping: Callable[[], bool]) -> None:
+        """See `Transport.heed`."""
+        self.inner.heed(stopping)
+
     def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
         """See `Transport.wait`."""
         return self.inner.wait(sites, seconds)

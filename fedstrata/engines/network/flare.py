@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +155,9 @@ class FlareServer:
     def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
         """See `Transport.wait`; who is gone does not come back."""
         return [i for i in sites if i not in self._gone]
+
+    def heed(self, stopping: Callable[[], bool]) -> None:
+        """See `Transport.heed`; FLARE's own console aborts a job."""
 
     def close(self) -> None:
         """The job's end is FLARE's matter."""

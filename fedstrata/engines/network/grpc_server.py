@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ class GrpcServer:
     ) -> None:
         self.names: Sequence[str] = list(names)
         self.limit = limit
+        self.heed(lambda: False)
         self.sent, self.received = [0] * len(names), [0] * len(names)
         self._streams: dict[int, Stream] = {}
         self._sessions = 0
@@ -189,12 +190,18 @@ class GrpcServer:
                             replies[i] = answer
                     elif self._streams.get(i) is not asked[i]:
                         failures[i] = Failure("away", "the connection broke")
+                    elif self._stopping():
+                        failures[i] = Failure("late", "no answer before the run was asked to end")
                     elif time.monotonic() > end:
                         failures[i] = Failure("late", f"no answer in {timeout:.1f} s")
                 if any(i not in replies and i not in failures and i not in self._answers for i in asked):
                     self._changed.wait(max(0.0, min(1.0, end - time.monotonic())) + 0.001)
             self._awaited = {}
         return replies, failures
+
+    def heed(self, stopping: Callable[[], bool]) -> None:
+        """See `Transport.heed`."""
+        self._stopping = stopping
 
     def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
         """See `Transport.wait`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -54,6 +54,9 @@ class Transport(Protocol):
     def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
         """Wait until these sites are there, at most so long; those that are."""
 
+    def heed(self, stopping: Callable[[], bool]) -> None:
+        """While ``stopping()`` holds, no answer is waited for."""
+
 
 @dataclass
 class Local:
@@ -87,3 +90,6 @@ class Local:
     def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
         """See `Transport.wait`: they are always there."""
         return list(sites)
+
+    def heed(self, stopping: Callable[[], bool]) -> None:
+        """See `Transport.heed`: there is nothing to wait for."""
