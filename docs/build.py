@@ -12,14 +12,13 @@ import importlib
 import inspect
 import json
 import os
-import pkgutil
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from latex2mathml.converter import convert
@@ -44,67 +43,17 @@ WIDTH = 88  # of a signature in one line
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
 
 
-class Rung(NamedTuple):
-    """A question of "which method", the tutorial and the names it leads to, a problem for `fs.applicable`."""
-
-    question: str
-    tutorial: str
-    answer: str
-    problem: Any
-
-
-RUNGS = [
-    Rung(
-        "Should the **worst** count more than the mean: the worst samples, the worst group, a rate that no "
-        "group may miss?",
-        "robust",
-        "fs.dro, fs.fairness",
-        fs.dro.chi2(lambda x, s: 0.0, lam=1.0),
-    ),
-    Rung(
-        "Does **every sample** have somebody who answers x, by an optimum or an equilibrium of its own?",
-        "mpec",
-        "fs.MPEC",
-        fs.MPEC(lambda x, y, s: 0.0, lambda x, y, s: y),
-    ),
-    Rung(
-        "Does **every client** fit a model of its own near the server's, and has the server data, too?",
-        "personalised",
-        "fs.Personalized",
-        fs.Personalized(lambda x, s: 0.0, lambda x, y: 0.0, lambda x, y, s: 0.0),
-    ),
-    Rung(
-        "Is there a variable that makes the same function **large** which x makes small?",
-        "minimax",
-        "fs.Minimax",
-        fs.Minimax(lambda x, y, s: 0.0),
-    ),
-    Rung(
-        "Is x judged at the **optimum of another function**, which depends on x?",
-        "bilevel",
-        "fs.Bilevel",
-        fs.Bilevel(lambda x, y, s: 0.0, lambda x, y, s: 0.0),
-    ),
-    Rung(
-        "Does the loss have **many optima**, and a second function says which is wanted?",
-        "selection",
-        "fs.Selection",
-        fs.Selection(lambda x, s: 0.0, lambda x: 0.0),
-    ),
-    Rung(
-        "Is a nonlinear function applied to a **mean over all clients**, or several in a row?",
-        "composition",
-        "fs.Composition",
-        fs.Composition([lambda x, s: x, lambda z: 0.0]),
-    ),
-    Rung(
-        "Are there unknowns that **wait for each other**, given by equations and not by optima?",
-        "multi-sequence",
-        "fs.MultiSequence",
-        fs.MultiSequence(lambda x, Z, s: x, [lambda x, z, s: z]),
-    ),
-    Rung("Otherwise", "minimisation", "fs.Minimization", fs.Minimization(lambda x, s: 0.0)),
-]
+EXAMPLES = {  # for `fs.applicable`
+    "dro": fs.dro.chi2(lambda x, s: 0.0, lam=1.0),
+    "MPEC": fs.MPEC(lambda x, y, s: 0.0, lambda x, y, s: y),
+    "Personalized": fs.Personalized(lambda x, s: 0.0, lambda x, y: 0.0, lambda x, y, s: 0.0),
+    "Minimax": fs.Minimax(lambda x, y, s: 0.0),
+    "Bilevel": fs.Bilevel(lambda x, y, s: 0.0, lambda x, y, s: 0.0),
+    "Selection": fs.Selection(lambda x, s: 0.0, lambda x: 0.0),
+    "Composition": fs.Composition([lambda x, s: x, lambda z: 0.0]),
+    "MultiSequence": fs.MultiSequence(lambda x, Z, s: x, [lambda x, z, s: z]),
+    "Minimization": fs.Minimization(lambda x, s: 0.0),
+}
 
 
 # --- names and their docstrings -------------------------------------------------------------------
@@ -125,13 +74,10 @@ def rooms() -> dict[str, list[str]]:
     return {one: names for one, names in found.items() if names}
 
 
-def listing(names: Iterable[str]) -> str:
+def listing(names: Sequence[str]) -> str:
     """A table of names and the first sentences of their docstrings."""
-    values = {name: getattr(fs, name) for name in names}
-    first = {
-        name: "" if isinstance(value, dict) else (inspect.getdoc(value) or "").split("\n\n")[0]
-        for name, value in values.items()
-    }
+    texts = {name: getattr(fs, name).__doc__ or "" for name in names} | {"METHODS": "All methods, by name."}
+    first = {name: texts[name].split("\n\n")[0] for name in names}
     cells = {name: " ".join(text.split()).replace("|", r"\|") for name, text in first.items()}
     rows = [f"| `fs.{name}` | {cell} |" for name, cell in cells.items()]
     return "\n".join(["| | |", "|---|---|", *rows])
@@ -149,19 +95,14 @@ def signature(name: str, value: Any) -> str:
     text = re.sub(r"(: |-> )'([^'\n]*)'", r"\1\2", f"{name}{found}")  # annotations are kept as text
     if len(text) > WIDTH:  # broken at the commas between arguments, which stand in no bracket
         inside, _, returns = text.removeprefix(f"{name}(").rpartition(")")
-        text = (
-            f"{name}(\n    "
-            + re.sub(r", (?=[\w*]+(?:[:=,]|$)|\*)(?![^\[(]*[\])])", ",\n    ", inside)
-            + f"\n){returns}"
-        )
+        lines = re.sub(r", (?=[\w*]+(?:[:=,]|$)|\*)(?![^\[(]*[\])])", ",\n    ", inside)
+        text = f"{name}(\n    {lines}\n){returns}"
     return f"```python\n{text}\n```"
 
 
 def prose(docstring: str) -> str:
     """A docstring in Google style as Markdown."""
-    text = re.sub(
-        r"^>>> .*(?:\n\S.*)*", r"```pycon\n\g<0>\n```", inspect.cleandoc(docstring), flags=re.MULTILINE
-    )
+    text = re.sub(r"(?m)^>>> .*(?:\n\S.*)*", r"```pycon\n\g<0>\n```", inspect.cleandoc(docstring))
 
     def section(found: re.Match[str]) -> str:
         body = inspect.cleandoc(found[2])
@@ -203,7 +144,7 @@ def name_page(name: str) -> str:
         parts = [f"# fs.{name}", prose(value.__doc__ or ""), listing(listed) if listed else ""]
         parts += [documented(getattr(value, one), f"fs.{name}.{one}", 2) for one in rest]
     elif isinstance(value, dict):
-        parts = [f"# fs.{name}", listing(key for key in value if key in fs.__all__)]
+        parts = [f"# fs.{name}", listing([key for key in value if key in fs.__all__])]
     elif inspect.isclass(value) and issubclass(value, fs.Method) and value is not fs.Method:
         kinds = ", ".join(f"`fs.{kind.__name__}`" for kind in value.solves)
         text = prose(sys.modules[value.__module__].__doc__ or "")  # which is the method's documentation
@@ -219,11 +160,6 @@ def name_page(name: str) -> str:
 
 def module_page(dotted: str) -> str:
     """What ``::: module`` stands for: its docstring, and the names that have no page of their own."""
-    if dotted.endswith(".*"):
-        package = importlib.import_module(dotted[:-2])
-        names = [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")]
-        inner = [module_page(f"{package.__name__}.{name}") for name in names]
-        return "\n\n".join([prose(package.__doc__ or ""), *inner])
     module = importlib.import_module(dotted)
     parts = [f"## {dotted}", prose(module.__doc__ or "")]
     for name in public(module):
@@ -233,37 +169,33 @@ def module_page(dotted: str) -> str:
     return "\n\n".join(parts)
 
 
-# --- "which method" -------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
-def fitting(rung: Rung, say: Callable[[Any], str]) -> dict[str, str]:
-    """The methods that solve a rung's problem as it is, by what ``say`` says of each."""
+def fitting(kind: str, say: Callable[[Any], str]) -> dict[str, str]:
+    """The methods that solve a class's example as it is, by what ``say`` says of each."""
     found: dict[str, list[str]] = {}
-    for fit in fs.applicable(rung.problem):
+    for fit in fs.applicable(EXAMPLES[kind]):
         if not fit.via:
             mark = "" if fit.reveals == "averages" else "†"
             found.setdefault(say(fit), []).append(f"{fit.name}{mark}")
     return {key: ", ".join(names) for key, names in sorted(found.items())}
 
 
-def ladder() -> str:
-    """The questions, and the methods by what they need."""
-    rows = ["| is this yours? | then | methods |", "|---|---|---|"]
-    for rung in RUNGS:
-        needs = fitting(rung, lambda f: "values" if f.needs.startswith("function values") else "gradients")
-        methods = "; ".join(f"*{kind}* {names}" for kind, names in needs.items())
-        names = ", ".join(f"`{name}`" for name in rung.answer.split(", "))
-        rows.append(f"| {rung.question} | {names}, [tutorial](tutorials/{rung.tutorial}.md) | {methods} |")
-    return "\n".join(rows)
+def methods_of(kind: str) -> str:
+    """The methods of a class, by what they need."""
+    needs = fitting(kind, lambda fit: "values" if fit.needs.startswith("function values") else "gradients")
+    return "; ".join(f"*{what}* {names}" for what, names in needs.items())
 
 
 def reveals() -> str:
     """What each method needs the server to see, by class of problems."""
     rows = ["| problem | averages suffice | single replies are asked for |", "|---|---|---|"]
-    for rung in RUNGS:
-        seen = fitting(rung, lambda fit: fit.reveals)
-        names = " ".join(f"`{name}`" for name in rung.answer.split(", "))
-        rows.append(f"| {names} | {seen.get('averages', '')} | {seen.get('replies', '').replace('†', '')} |")
+    for kind in EXAMPLES:
+        seen = fitting(kind, lambda fit: fit.reveals)
+        rows.append(
+            f"| `fs.{kind}` | {seen.get('averages', '')} | {seen.get('replies', '').replace('†', '')} |"
+        )
     return "\n".join(rows)
 
 
@@ -456,12 +388,12 @@ def pages() -> dict[str, str]:
     for page, source in sources.items():
         text = included(source)
         text = re.sub(rf"(\]\((?:\.\./)?(?:tutorials/)?(?:{tutorials}))\.py\)", r"\1.md)", text)
-        text = re.sub(r"^::: ([\w.*]+)$", lambda of: module_page(of[1]), text, flags=re.MULTILINE)
+        text = re.sub(r"<!-- methods (\w+) -->", lambda of: methods_of(of[1]), text)
+        text = re.sub(r"^::: ([\w.]+)$", lambda of: module_page(of[1]), text, flags=re.MULTILINE)
         found[page] = text
     found |= {f"tutorials/{name}.md": with_maths(tutorial_page(name)) for name in record.names()}
     found |= {f"api/{name}.md": name_page(name) for name in fs.__all__}
     made = {
-        "ladder": ladder,
         "reveals": reveals,
         "names": lambda: "\n\n".join(
             f"## {ROOMS.get(room, room.capitalize())}\n\n{listing(names)}" for room, names in rooms().items()

@@ -50,7 +50,7 @@ def test_pages_are_plain_markdown(built):
         pictures = re.findall(r"!\[.*?\]\((.+?)\)", page)
         assert pictures
         assert all((built / "docs/tutorials" / picture).is_file() for picture in pictures)
-    left = re.compile(r"^--8<--|^:::|<!-- (names|rest|ladder|reveals|history) -->", re.MULTILINE)
+    left = re.compile(r"^--8<--|^:::|<!-- (names|rest|methods|reveals|history)", re.MULTILINE)
     assert [page for page, text in pages.items() if left.search(text)] == []
 
 
