@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedstrata.data.scaled import opened, scaled
+from fedstrata.core.client import opened
+from fedstrata.data.scaled import scaled
 from fedstrata.lab.experiments.runner import run_experiment
 from fedstrata.lab.report import load_report
 from reproductions import _zohfl as zohfl
