@@ -177,6 +177,25 @@ def _plain_metric(name: str, metric: Function, state: PyTree, x: PyTree, y: PyTr
         ) from error
 
 
+def run_text(
+    program: str,
+    make_fed: MakeFed,
+    setup: Setup,
+    method: Method,
+    carry: Carry,
+    key: Key,
+    data: Any,
+    r: Integer,
+    cohort: Array | None = None,
+) -> Any:
+    """A text's program ``"start"``, ``"round"`` or ``"measure"``: the carry after it, or the metrics."""
+    if program == "start":
+        return before_rounds(make_fed, setup, method, carry, key, data)
+    if program == "round":
+        return one_round(make_fed, setup, method, carry, key, data, r, cohort)
+    return measure(make_fed, setup, method, carry, data)
+
+
 def finite(state: PyTree) -> Array:
     """Whether every floating leaf of a state is finite."""
     leaves = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]

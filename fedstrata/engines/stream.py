@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
@@ -23,19 +22,13 @@ from fedstrata.core.types import Array, PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.samples import on_device
 from fedstrata.data.storage import Outline, Placed, common_size, groups_of
+from fedstrata.engines.blocks import Blocks, trace_everyone
 from fedstrata.engines.callbacks import need_two_threads
 from fedstrata.engines.engine import Carry
-from fedstrata.engines.everyone import (
-    Asked,
-    Blocks,
-    streams,
-    trace_exact,
-    trace_round,
-    trace_start,
-)
 from fedstrata.engines.memories import Held, Memories
 from fedstrata.engines.metrics import PerClient
 from fedstrata.engines.programs import program
+from fedstrata.engines.remote import Call, handle_of
 from fedstrata.engines.rounds import measure
 from fedstrata.engines.simulated import Simulated, in_strides, trace_advance
 from fedstrata.engines.windows import AsksOthers, Cohorts, Window, drawn_cohorts
@@ -48,7 +41,6 @@ WINDOW_BYTES = 2**26  # of samples and memories that are read ahead at once
 WINDOW_ROUNDS = 64  # at most; twice as many on a GPU, which is done with them sooner
 BLOCK_BYTES = 2**24  # of those through which an exchange with everyone goes
 BLOCK_CLIENTS = 4_096  # at most
-_numbers = itertools.count()
 
 
 def trace_sampled(
@@ -73,8 +65,7 @@ class Stream:
         self.groups = groups_of(data.sizes, data.valid_sizes)[1]
         self.memories: Memories | None = None
         self.failure: BaseException | None = None
-        self.handle = next(_numbers)
-        streams[self.handle] = self
+        self.handle = handle_of(self)
         self._x64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
         self._reader = ThreadPoolExecutor(1, "fedstrata-reader")
         self._window: Window | None = None
@@ -293,53 +284,54 @@ class Stream:
         self, what: str, setup: Setup, method: Method, state: PyTree, r: int
     ) -> tuple[PyTree, Counter[str], bool]:
         """The start or a round by callbacks: the state, counts, whether it is finite."""
-        args = (method, state, np.uint32(self.seed), self._outline, np.int32(self.handle), np.int32(r))
         bare = replace(setup, metrics=(), measure_problem=False)
-        trace = {"start": trace_start, "round": trace_round}[what]
-        (state, good), tally = self._called(program(trace, self._blocks, bare, args), args)
+        (state, good), tally = self._called(what, bare, method, Carry(state, None), r)
         return state, tally.total(), bool(good)
 
-    def _called(self, compiled: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def _called(self, what: str, setup: Setup, method: Method, carry: Carry, r: int) -> Any:
         """A program with callbacks."""
         need_two_threads("Exchanges with clients outside of a round's cohort, and exact metrics,")
         self.failure = None
+        args = (method, carry, np.uint32(self.seed), self._outline, self.handle, np.int32(r))
+        compiled = program(trace_everyone, replace(self._blocks, program=what), setup, args)
         found = jax.block_until_ready(compiled(*args))
         if self.failure is not None:
             raise self.failure
         return found
 
-    def ask(
-        self, asked: Asked, of: Any, weights: Any, key: np.ndarray, message: list[np.ndarray],
+    def answer(
+        self, call: Call, of: Any, weights: Any, key: np.ndarray, message: list[np.ndarray],
         constants: list[np.ndarray], own: list[np.ndarray],
-    ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:  # fmt: skip
+    ) -> tuple[list[np.ndarray], np.ndarray]:  # fmt: skip
         """An exchange, block after block; the next one is read while the device computes."""
+        assert call.run is not None
         with jax.enable_x64(self._x64):
-            clients = np.arange(self.data.clients) if asked.everyone else np.asarray(of)
+            clients = np.arange(self.data.clients) if of is None else of
             room, dtype = self._block["clients"], jnp.result_type(float)
-            totals = [np.zeros(u.shape, u.dtype if asked.stacked else np.float64) for u in asked.uploads]
-            factors, at = np.zeros(asked.factors, np.int64), 0
+            totals = [np.zeros(u.shape, u.dtype if call.stacked else np.float64) for u in call.uploads]
+            factors, at = np.zeros(call.factors, np.int64), 0
             for these, placed in self._through(clients):
                 stop = at + len(these)
                 share = np.zeros(room, dtype)
-                share[: len(these)] = weights[at:stop] if asked.weighted else 1 / len(clients)
+                share[: len(these)] = 1 / len(clients) if weights is None else weights[at:stop]
                 memory: list[Any] = []
                 if own:
                     memory = [_filled(leaf[these], room) for leaf in own]
-                elif self.memories is not None and not asked.evaluation:
+                elif self.memories is not None and not call.evaluation:
                     memory = jax.tree.leaves(self.memories.take(these, room))
-                found = asked.run(constants, key, message, share, placed, memory)
+                found = call.run(constants, key, message, share, placed, memory)
                 uploads, rest = found[: len(totals)], found[len(totals) :]
                 for total, upload in zip(totals, uploads, strict=True):
-                    if asked.stacked:
+                    if call.stacked:
                         total[at:stop] = np.asarray(upload)[: len(these)]
                     else:
                         total += np.asarray(upload)
-                if memory and not asked.evaluation:
+                if memory and not call.evaluation:
                     assert self.memories is not None
                     self.memories.put(these, rest[: len(memory)])
-                factors += np.array([int(f) for f in rest[len(rest) - asked.factors :]], np.int64)
+                factors += np.array([int(f) for f in rest[len(rest) - call.factors :]], np.int64)
                 at = stop
-            cast = tuple(t.astype(u.dtype) for t, u in zip(totals, asked.uploads, strict=True))
+            cast = [t.astype(u.dtype) for t, u in zip(totals, call.uploads, strict=True)]
             return cast, factors.astype(np.int32)
 
     def _through(self, clients: np.ndarray) -> Iterator[tuple[np.ndarray, Placed]]:
@@ -378,8 +370,7 @@ class Stream:
             whole = None
             if self.memories is not None:
                 whole = jax.tree.map(jnp.asarray, self.memories.whole())
-            args: tuple[Any, ...] = (method, Carry(state, whole), self._outline, np.int32(self.handle))
-            return self._called(program(trace_exact, self._blocks, setup, args), args)
+            return self._called("measure", setup, method, Carry(state, whole), 0)[0][0]
         clients, placed = self._sample
         memory = None if self.memories is None else self.memories.take(clients)
         number = len(clients)

@@ -36,7 +36,8 @@ from fedstrata.engines.network import (
     TooFewSites,
     WireError,
 )
-from fedstrata.engines.network.engine import Asked, part
+from fedstrata.engines.network.engine import part
+from fedstrata.engines.remote import Call
 from fedstrata.solving import loop, progress
 from fedstrata.solving.pose import pose
 from fedstrata.testing.cases import all_cases, samples
@@ -248,10 +249,11 @@ def test_metrics_that_read_personal_models_are_refused():
 
 def test_progress_is_shown_as_elsewhere(monkeypatch, capsys):
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     shown = []
     for engine in ("simulated", "network"):
         run(engine=engine, progress=True)
-        shown.append(re.sub(r"\d:\d\d:\d\d", "", capsys.readouterr().out).split())
+        shown.append(re.sub(r"\d:\d\d:\d\d", "", capsys.readouterr().err).split())
     assert shown[0] == shown[1]
     assert {"rounds", "2/2", "loss"} <= set(shown[1])
 
@@ -524,20 +526,20 @@ def test_a_run_resumed_under_another_policy_says_where_it_does_not_know(first, t
 
 def test_timeouts_adapt_to_durations_seen():
     """The first exchange apart, then ten times the slowest; a site that was restarted compiles again."""
-    asked = Asked("round", 0, "local_steps", False, False, ())
+    call = Call("round", 0, "local_steps", False, False, ())
     engine = Network(policy=Policy(first_timeout=500.0, timeout=2.0))
     engine._participants = 2
-    assert engine._timeout(asked, [0, 1]) == 500
+    assert engine._timeout(call, [0, 1]) == 500
     engine._slowest = {(0, "round", 0, 2): 0.01, (1, "round", 0, 2): 0.0}
-    assert engine._timeout(asked, [0, 1]) == 2
+    assert engine._timeout(call, [0, 1]) == 2
     engine._slowest[1, "round", 0, 2] = 3.0
-    assert engine._timeout(asked, [0, 1]) == 30
-    assert engine._timeout(asked, [0]) == 2
-    assert engine._timeout(asked._replace(k=1), [0]) == 500
+    assert engine._timeout(call, [0, 1]) == 30
+    assert engine._timeout(call, [0]) == 2
+    assert engine._timeout(call._replace(k=1), [0]) == 500
     engine._stretch = 2  # it was late
-    assert engine._timeout(asked, [0, 1]) == 60
+    assert engine._timeout(call, [0, 1]) == 60
     engine._participants = 1  # one was dropped: the others compile
-    assert engine._timeout(asked, [0]) == 500
+    assert engine._timeout(call, [0]) == 500
 
 
 class Liar(Local):

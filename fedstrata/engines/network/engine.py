@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import logging
 import time
-import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import io_callback
 
 from fedstrata.core import counting
 from fedstrata.core.client import opened
 from fedstrata.core.fed import Exchange, Setup, visit
 from fedstrata.core.method import Method
 from fedstrata.core.term import positional
-from fedstrata.core.types import Array, PyTree
+from fedstrata.core.types import PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Group, Outline, common_size
 from fedstrata.engines.callbacks import need_two_threads
@@ -34,18 +32,10 @@ from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Unfinished
 from fedstrata.engines.metrics import PerClient
 from fedstrata.engines.network.site import Place, Site
 from fedstrata.engines.network.states import States
-from fedstrata.engines.network.text import (
-    BEFORE,
-    Positioned,
-    Text,
-    mean_dtype,
-    name_of,
-    reads,
-    run_text,
-    shapes,
-)
+from fedstrata.engines.network.text import BEFORE, Text, reads, shapes
 from fedstrata.engines.network.transport import Failure, Local, Request, Transport
-from fedstrata.engines.rounds import cohort_of, finite, in_a_loop
+from fedstrata.engines.remote import Call, Prepared, RemoteFed, handle_of, name_of, remote_text
+from fedstrata.engines.rounds import cohort_of, in_a_loop
 from fedstrata.support.compiling import compiling
 
 log = logging.getLogger("fedstrata.network")
@@ -129,72 +119,6 @@ class Remote:
     data: Sequence[str] = ()
 
 
-class Asked(NamedTuple):
-    """What is fixed about an exchange when the server's text is traced."""
-
-    program: str
-    k: int
-    phase: str
-    stacked: bool
-    evaluation: bool
-    uploads: tuple[Any, ...]
-
-
-class NetworkFed(Positioned):
-    """The verbs in the server's program: each exchange is a callback to the host."""
-
-    def __init__(self, engine: Network, program: str, cohort: Array | None, *args: Any) -> None:
-        super().__init__(*args)
-        self.engine, self.program = engine, program
-        if cohort is not None:
-            self.take(cohort)
-
-    def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
-        """Out of the program, to the sites, and back."""
-        k, form = self.next_position(), self.engine.form
-
-        def one(samples: int, memory: PyTree) -> PyTree:
-            client = form.client(0, _row(memory), Group(1, samples, samples))
-            return visit(self.setup, exchange, client)[0].upload
-
-        shape = jax.eval_shape(partial(one, 1), self.memory)
-        if exchange.stacked and str(shape) != str(jax.eval_shape(partial(one, 2), self.memory)):
-            raise ValueError(
-                f"{name_of(exchange.phase)!r} sends a number for every sample of a client, and the server of "
-                "a network does not know how many there are: give the method a batch_size."
-            )
-        uploads, structure = jax.tree.flatten(shape)
-        of = self.everyone if exchange.of is None else exchange.of
-        lead = (of.shape[0],) if exchange.stacked else ()
-        out = [
-            jax.ShapeDtypeStruct((*lead, *u.shape), u.dtype if exchange.stacked else mean_dtype(u.dtype))
-            for u in uploads
-        ]
-        weights = exchange.weights
-        if weights is None:
-            weights = jnp.full((of.shape[0],), 1 / of.shape[0])
-        asked = Asked(
-            self.program, k, name_of(exchange.phase), exchange.stacked, exchange.evaluation, tuple(out)
-        )
-        call = partial(_called, weakref.ref(self.engine), asked)
-        leaves = io_callback(
-            call, out, jax.random.key_data(exchange.key), of, weights, *jax.tree.leaves(exchange.message),
-            ordered=True,
-        )  # fmt: skip
-        return jax.tree.unflatten(structure, leaves), shape
-
-
-def _called(engine: weakref.ref[Network], asked: Asked, *values: Any) -> list[np.ndarray]:
-    """What the compiled program calls.
-
-    The program holds it where Python cannot see it, and the engine holds the program: a strong reference to
-    the engine here would keep both for ever.
-    """
-    there = engine()
-    assert there is not None, "a program runs within its engine"
-    return there.exchange(asked, *values)
-
-
 class Network(Engine):
     """Phases at sites, the method's text here.
 
@@ -234,8 +158,9 @@ class Network(Engine):
         self._now: list[int] = []
         self._counts: Counter[str] = Counter()
         self._finite, self._stretch = True, 1
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self._programs: dict[Any, Any] = {}
+        self._handle = handle_of(self)
         self._slowest: dict[tuple[int, str, int, int], float] = {}
         self._large: set[tuple[int, str, int]] = set()  # of which it was told that they dwarf the others'
         self._absent: set[int] = set()  # dropped
@@ -248,6 +173,7 @@ class Network(Engine):
     def place(self, data: FederatedData) -> Outline:
         """Sizes, and the server's own samples. The others stay where they are."""
         need_two_threads("The exchanges of a network")
+        self._float = jnp.result_type(float)  # a callback's thread has settings of its own
         form = data.sample_of("server")
         server = jax.tree.map(lambda leaf, one: jnp.asarray(leaf, one.dtype), opened(data.server), form)
         self._server = shapes(server)
@@ -519,10 +445,10 @@ class Network(Engine):
             self._placeholder,
         )
         compiled = self._compiled(program, setup, arguments)
-        self._failure = None
+        self.failure = None
         (value, good), tally = jax.block_until_ready(compiled(*arguments))
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         self._finite = bool(good)
         self._counts.update(tally.total())
         if program == "measure":
@@ -556,14 +482,10 @@ class Network(Engine):
         def text(
             method: Any, state: PyTree, seed: Any, data: Any, r: Any, cohort: Any, memory: PyTree
         ) -> Any:
-            make_fed: Any = partial(NetworkFed, self, program, cohort)
-            found = run_text(
-                program, make_fed, setup, method, Carry(state, memory), jax.random.key(seed), data, r
-            )
-            found = found if program == "measure" else found.state
-            return found, finite(found)
+            carry = Carry(state, memory)
+            return remote_text(self, program, setup, method, carry, seed, data, self._handle, r, cohort)
 
-        traced = jax.jit(counting.counted(text)).trace(*arguments)
+        traced = jax.jit(text).trace(*arguments)
         if reads(traced, arguments, 6):
             what = "A metric" if program == "measure" else "The method's text"
             raise ValueError(
@@ -577,33 +499,42 @@ class Network(Engine):
 
     # ---- an exchange, on the host, in the middle of a program
 
-    def exchange(self, asked: Asked, key: Any, of: Any, weights: Any, *leaves: Any) -> list[np.ndarray]:
-        """Ask the sites. What goes wrong is kept, and raised when the program has ended."""
-        if self._failure is None:
-            try:
-                return self._exchange(
-                    asked,
-                    np.asarray(key),
-                    np.asarray(of),
-                    np.asarray(weights),
-                    [np.asarray(u) for u in leaves],
-                )
-            except BaseException as error:
-                self._failure = error
-        return [np.zeros(u.shape, u.dtype) for u in asked.uploads]
+    def prepare(self, fed: RemoteFed, exchange: Exchange) -> Prepared:
+        """See `Prepares.prepare`: the shape of an upload, by one client with a made-up sample."""
+
+        def one(samples: int, memory: PyTree) -> PyTree:
+            client = self.form.client(0, _row(memory), Group(1, samples, samples))
+            return visit(fed.setup, exchange, client)[0].upload
+
+        shape = jax.eval_shape(partial(one, 1), fed.memory)
+        if exchange.stacked and str(shape) != str(jax.eval_shape(partial(one, 2), fed.memory)):
+            raise ValueError(
+                f"{name_of(exchange.phase)!r} sends a number for every sample of a client, and the server of "
+                "a network does not know how many there are: give the method a batch_size."
+            )
+        return Prepared(shape)
+
+    def answer(
+        self, call: Call, of: Any, weights: Any, key: np.ndarray, message: list[np.ndarray], *values: Any
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """Ask the sites, which count themselves."""
+        of = np.arange(len(self.sizes)) if of is None else of
+        if weights is None:
+            weights = np.full(len(of), 1 / len(of), self._float)
+        return self._exchange(call, key, of, weights, message), np.zeros(0, np.int32)
 
     def _exchange(
-        self, asked: Asked, key: np.ndarray, of: np.ndarray, weights: np.ndarray, leaves: list[np.ndarray]
+        self, call: Call, key: np.ndarray, of: np.ndarray, weights: np.ndarray, leaves: list[np.ndarray]
     ) -> list[np.ndarray]:
         began = time.perf_counter()
         number = self._tick()
         header = {
             "op": "exchange", "seq": number,
-            "what": [asked.program, asked.k, asked.phase, self._participants],
+            "what": [call.program, call.k, call.phase, self._participants],
             "round": self._round,
         }  # fmt: skip
         sites = self._site_of[of]
-        if asked.evaluation and not asked.stacked and self._absent:  # the mean of those who are there
+        if call.evaluation and not call.stacked and self._absent:  # the mean of those who are there
             there = ~np.isin(sites, list(self._absent))
             sites, of, weights = sites[there], of[there], weights[there] / weights[there].sum()
         rows = {int(i): np.flatnonzero(sites == i) for i in np.unique(sites)}
@@ -614,43 +545,43 @@ class Network(Engine):
             )
             for i, at in rows.items()
         }
-        replies, failures = self.transport.exchange(requests, self._timeout(asked, list(rows)))
+        replies, failures = self.transport.exchange(requests, self._timeout(call, list(rows)))
         for i, reply in replies.items():
-            if why := _wrong(asked, len(rows[i]), number, self._now[i], reply):
+            if why := _wrong(call, len(rows[i]), number, self._now[i], reply):
                 failures[i] = Failure("wrong", why)
             self.waited[self.transport.names[i]] += time.perf_counter() - began
-        failures |= self._judged(asked, {i: replies[i] for i in replies.keys() - failures.keys()})
+        failures |= self._judged(call, {i: replies[i] for i in replies.keys() - failures.keys()})
         if failures:
-            where = f"round {self._round}, {asked.program} {asked.k} ({asked.phase})"
+            where = f"round {self._round}, {call.program} {call.k} ({call.phase})"
             raise RoundFailed(where, {self.transport.names[i]: why for i, why in failures.items()})
         for i, reply in replies.items():
             self._counts.update(reply.header["counts"])
             self._now[i] = reply.header["state"]
-            slot = (i, asked.program, asked.k, self._participants)
+            slot = (i, call.program, call.k, self._participants)
             taken = time.perf_counter() - began if slot in self._slowest else 0.0  # the first compiles
             self._slowest[slot] = max(self._slowest.get(slot, 0.0), taken)
-        return _together(asked, rows, replies)
+        return _together(call, rows, replies)
 
-    def _judged(self, asked: Asked, replies: dict[int, Request]) -> dict[int, Failure]:
+    def _judged(self, call: Call, replies: dict[int, Request]) -> dict[int, Failure]:
         """Those that are not finite, while others are: where nobody's is, it is the method that diverges.
 
         How large a number may be nobody knows. One beside which the others are lost in float32, so that the
         mean is one site's alone, is told once, and is no failure. A metric of each client may be NaN.
         """
-        what, names = "evaluation" if asked.evaluation else "upload", self.transport.names
+        what, names = "evaluation" if call.evaluation else "upload", self.transport.names
         largest = {i: [_largest(u) for u in reply.arrays] for i, reply in sorted(replies.items())}
         strange = [i for i, of in largest.items() if not np.isfinite(of).all()]
         if strange and len(strange) < len(largest):
-            if not (asked.evaluation and asked.stacked):
+            if not (call.evaluation and call.stacked):
                 return {i: Failure("wrong", f"its {what} is not finite") for i in strange}
             return {}
         for sizes in zip(*largest.values(), strict=True):
             second, first = sorted([0.0, 0.0, *sizes])[-2:]
             i = list(largest)[int(np.argmax(sizes))]
-            if first > LOST * second > 0 and (place := (i, asked.program, asked.k)) not in self._large:
+            if first > LOST * second > 0 and (place := (i, call.program, call.k)) not in self._large:
                 self._large.add(place)
                 times = f"{first / second:.0e} times any other's"
-                self.note(names[i], f"its {what} ({asked.phase}) is {times}: the mean is its alone")
+                self.note(names[i], f"its {what} ({call.phase}) is {times}: the mean is its alone")
         return {}
 
     def _states(self, i: int) -> list[int]:
@@ -658,9 +589,9 @@ class Network(Engine):
         kept = [self._begins[self._round], self._begins[self._first], self._saved]
         return list(dict.fromkeys([self._now[i], *(states[i] for states in kept if states)]))
 
-    def _timeout(self, asked: Asked, sites: Sequence[int]) -> float:
+    def _timeout(self, call: Call, sites: Sequence[int]) -> float:
         # in a round of another number of clients, all of them compile again
-        seen = [self._slowest.get((i, asked.program, asked.k, self._participants)) for i in sites]
+        seen = [self._slowest.get((i, call.program, call.k, self._participants)) for i in sites]
         if any(one is None for one in seen):
             return self.policy.first_timeout
         return self._stretch * max(self.policy.timeout, 10 * max(one for one in seen if one is not None))
@@ -725,10 +656,10 @@ def _largest(array: np.ndarray) -> float:
     return float(max(array.max(), -array.min(), key=lambda v: (np.isnan(v), v)))
 
 
-def _wrong(asked: Asked, number: int, seq: int, state: int, reply: Request) -> str | None:
+def _wrong(call: Call, number: int, seq: int, state: int, reply: Request) -> str | None:
     """Why a reply cannot be used."""
-    lead = (number,) if asked.stacked else ()
-    wanted = [((*lead, *u.shape[len(lead) :]), np.dtype(u.dtype)) for u in asked.uploads]
+    lead = (number,) if call.stacked else ()
+    wanted = [((*lead, *u.shape[len(lead) :]), np.dtype(u.dtype)) for u in call.uploads]
     found = [(u.shape, u.dtype) for u in reply.arrays]
     if found != wanted:
         return f"it sent {found}, where the text has {wanted}"
@@ -745,13 +676,13 @@ def _wrong(asked: Asked, number: int, seq: int, state: int, reply: Request) -> s
     return None
 
 
-def _together(asked: Asked, rows: dict[int, np.ndarray], replies: dict[int, Request]) -> list[np.ndarray]:
+def _together(call: Call, rows: dict[int, np.ndarray], replies: dict[int, Request]) -> list[np.ndarray]:
     """The replies stacked in the clients' order, or the sum of the sites' weighted sums."""
     found = []
-    for j, upload in enumerate(asked.uploads):
+    for j, upload in enumerate(call.uploads):
         value = np.zeros(upload.shape, upload.dtype)
         for i in sorted(rows):
-            if asked.stacked:
+            if call.stacked:
                 value[rows[i]] = replies[i].arrays[j]
             else:
                 value += replies[i].arrays[j]

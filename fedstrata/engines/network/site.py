@@ -27,17 +27,11 @@ from fedstrata.engines.engine import Carry
 from fedstrata.engines.metrics import PerClient
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.states import SiteRefused, States, first_of
-from fedstrata.engines.network.text import (
-    PROGRAMS,
-    Positioned,
-    Text,
-    made_up,
-    mean_dtype,
-    name_of,
-    reads,
-    run_text,
-)
+from fedstrata.engines.network.text import PROGRAMS, Text, made_up, reads
 from fedstrata.engines.network.wire import Arrays, Header
+from fedstrata.engines.remote import Positioned, name_of
+from fedstrata.engines.rounds import run_text
+from fedstrata.engines.simulated import mean_dtype
 
 
 class Reached(Exception):

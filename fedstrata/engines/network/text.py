@@ -7,21 +7,17 @@ everyone who holds the text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import counting
-from fedstrata.core.fed import Fed, Setup
+from fedstrata.core.fed import Setup
 from fedstrata.core.method import Method
-from fedstrata.core.types import Array, Integer, Key, Phase, PyTree
+from fedstrata.core.types import Array, PyTree
 from fedstrata.engines.engine import Carry
-from fedstrata.engines.rounds import MakeFed, before_rounds, measure, one_round
 from fedstrata.support.private_jax import dce_jaxpr
 
 PROGRAMS = ("start", "round", "measure")
@@ -60,62 +56,6 @@ def shapes(tree: PyTree) -> PyTree:
 
 def _dtype(leaf: Any) -> Any:
     return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
-
-
-def run_text(
-    program: str,
-    make_fed: MakeFed,
-    setup: Setup,
-    method: Method,
-    carry: Carry,
-    key: Key,
-    data: Any,
-    r: Integer,
-) -> PyTree:
-    """One program of the text: the carry after it, or the metrics."""
-    if program == "start":
-        return before_rounds(make_fed, setup, method, carry, key, data)
-    if program == "round":
-        return one_round(make_fed, setup, method, carry, key, data, r)
-    return measure(make_fed, setup, method, carry, data)
-
-
-def name_of(phase: Phase) -> str:
-    """A phase's name, for logs and for a check that both texts are the same."""
-    inner = phase.func if isinstance(phase, partial) else phase
-    return str(getattr(inner, "__name__", type(inner).__name__))
-
-
-class Positioned(Fed):
-    """Verbs that number the exchanges of a text."""
-
-    position = 0
-
-    def next_position(self) -> int:
-        """This exchange's number."""
-        self.position += 1
-        return self.position - 1
-
-    def repeat(
-        self,
-        times: Integer,
-        body: Callable[[Any, PyTree], PyTree],
-        carry: PyTree,
-        until: counting.Until | None = None,
-    ) -> PyTree:
-        """See `Fed.repeat`; no memory goes along, as it stays at the sites."""
-        first = self.position
-
-        def positioned(t: Any, carry: PyTree) -> PyTree:
-            self.position = first  # a body may be traced more than once
-            return body(t, carry)
-
-        return counting.repeat(times, positioned, carry, until)
-
-
-def mean_dtype(dtype: Any) -> Any:
-    """The dtype of a mean."""
-    return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 
 
 def made_up(like: PyTree, fake: Array) -> PyTree:

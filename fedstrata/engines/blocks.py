@@ -1,0 +1,88 @@
+"""Exchanges with clients whose samples are read as they are needed: a compiled program for a block of them.
+
+An exchange leaves the text's program (`fedstrata.engines.remote`). The host then goes through the clients,
+block after block, with the program that is made here. What a phase closes over is sent along.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata.core import counting
+from fedstrata.core.fed import Exchange, Setup
+from fedstrata.core.method import Method
+from fedstrata.core.types import Array, Integer, PyTree
+from fedstrata.data.storage import Placed
+from fedstrata.engines.engine import Carry
+from fedstrata.engines.remote import Prepared, RemoteFed, remote_text
+from fedstrata.engines.simulated import Simulated, SimulatedFed
+
+
+@dataclass(frozen=True)
+class Blocks(Simulated):
+    """The simulated engine on blocks of clients, whose shapes are part of a program."""
+
+    leaves: tuple[Any, ...] = ()
+    structure: Any = None
+    program: str = "round"
+
+    def form(self) -> tuple[Placed, PyTree]:
+        """Shapes of a block's samples and memories."""
+        return jax.tree.unflatten(self.structure, self.leaves)
+
+    @property
+    def inner(self) -> Simulated:
+        """How a block runs."""
+        return Simulated(self.chunk)
+
+    def prepare(self, fed: RemoteFed, exchange: Exchange) -> Prepared:
+        """See `Prepares.prepare`: the program of a block, and what a phase closes over."""
+        samples, memories = self.form()
+        rows = samples.training.rows
+        if fed.memory is not None or exchange.evaluation:
+            memories = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), fed.memory
+            )
+        impl = jax.random.key_impl(exchange.key)
+        shapes: list[Any] = []
+
+        def block(key: Array, message: Any, weights: Array, data: Placed, memory: PyTree) -> Any:
+            inner = SimulatedFed(self.inner, fed.setup, data, memory, None, 0)
+            its = exchange._replace(
+                key=jax.random.wrap_key_data(key, impl=impl), message=message, of=data.ids, weights=weights
+            )
+            (replies, shape), tally = counting.counted(inner.exchange)(its)
+            shapes.append((shape, tally.fixed))
+            return replies, None if exchange.evaluation else inner.memory, counting.Tally(scaled=tally.scaled)
+
+        weights = jax.ShapeDtypeStruct((rows,), jnp.result_type(float))
+        closed, (_, _, tally) = jax.make_jaxpr(block, return_shape=True)(
+            jax.random.key_data(exchange.key), exchange.message, weights, samples, memories
+        )
+        upload, fixed = shapes[-1]
+        # A phase may close over values of the round's program: they are sent along.
+        keyed = [jnp.issubdtype(c.dtype, jax.dtypes.prng_key) for c in closed.consts]
+        constants = [jax.random.key_data(c) if k else c for c, k in zip(closed.consts, keyed, strict=True)]
+
+        def run(constants: list[Any], *arguments: PyTree) -> list[Any]:
+            its = [
+                jax.random.wrap_key_data(c, impl=impl) if k else c
+                for c, k in zip(constants, keyed, strict=True)
+            ]
+            return jax.core.eval_jaxpr(closed.jaxpr, its, *jax.tree.leaves(arguments))
+
+        per_client = Counter({name: amount // rows for name, amount in fixed.items()})
+        values = (constants, jax.tree.leaves(fed.memory))
+        return Prepared(upload, values, jax.jit(run), counting.Tally(per_client, tally.scaled))
+
+
+def trace_everyone(
+    engine: Blocks, setup: Setup, method: Method, carry: Carry, seed: Integer, data: Any, handle: Any, r: Any
+) -> Any:
+    """The program of the text that the engine says."""
+    return remote_text(engine, engine.program, setup, method, carry, seed, data, handle, r)

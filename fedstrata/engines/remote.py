@@ -1,0 +1,205 @@
+"""Clients that are elsewhere: an exchange leaves the compiled program by an ordered callback, and comes back.
+
+The text is compiled as in the other engines, and runs where the server is. `RemoteFed` is its federation: it
+asks the host for the mean of the uploads, or their stack, and the host asks whoever has the samples. In the
+streamed engine that is a source, read block after block (`fedstrata.engines.blocks`); in the network engine
+these are sites (`fedstrata.engines.network`).
+
+Exchanges of a text are numbered as they are met, and the body of a loop has the same numbers at every turn.
+So "exchange 2 of the round" means the same to everyone who holds the text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from fedstrata.core import counting
+from fedstrata.core.fed import Exchange, Fed, Setup
+from fedstrata.core.method import Method
+from fedstrata.core.types import Array, Integer, Phase, PyTree
+from fedstrata.engines.engine import Carry
+from fedstrata.engines.rounds import finite, run_text
+from fedstrata.engines.simulated import mean_dtype
+
+
+class Call(NamedTuple):
+    """What is fixed of an exchange when its program is traced.
+
+    Attributes:
+        program, k, phase: which exchange of the text it is: by program, number and name.
+        stacked, evaluation: as of `Exchange`.
+        uploads: shapes of what the program gets.
+        factors: how many numbers are counted.
+        run: what the host runs on a block of clients, where it has their samples.
+    """
+
+    program: str
+    k: int
+    phase: str
+    stacked: bool
+    evaluation: bool
+    uploads: tuple[jax.ShapeDtypeStruct, ...]
+    factors: int = 0
+    run: Callable[..., list[Any]] | None = None
+
+
+class Prepared(NamedTuple):
+    """What an exchange takes along.
+
+    Attributes:
+        upload: the shape of one.
+        values: what goes out besides the message.
+        run: as of `Call`.
+        tally: what a client counts, with factors that the host returns; where the host does not count itself.
+    """
+
+    upload: PyTree
+    values: tuple[PyTree, ...] = ()
+    run: Callable[..., list[Any]] | None = None
+    tally: counting.Tally = counting.Tally()
+
+
+class Prepares(Protocol):
+    """What knows a client's form, so that an exchange can be traced without samples."""
+
+    def prepare(self, fed: RemoteFed, exchange: Exchange) -> Prepared:
+        """What the exchange takes along."""
+
+
+class Answers(Protocol):
+    """What carries out the exchanges of a run on the host.
+
+    Attributes:
+        failure: what went wrong in a callback; it is raised when the program has ended.
+    """
+
+    failure: BaseException | None
+
+    def answer(
+        self, call: Call, of: Any, weights: Any, key: np.ndarray, message: list[np.ndarray], *values: Any
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """The mean of the uploads, or their stack, and what was counted; ``of=None`` is everyone."""
+
+
+# A program holds its callback where Python cannot see it: a reference to who answers would never be freed.
+_answering: WeakValueDictionary[int, Answers] = WeakValueDictionary()
+_handles = itertools.count()
+
+
+def handle_of(answers: Answers) -> np.int32:
+    """A number by which programs find who answers; they may serve another run with another number."""
+    handle = next(_handles)
+    _answering[handle] = answers
+    return np.int32(handle)
+
+
+def _called(call: Call, handle: Any, *arguments: Any) -> tuple[list[np.ndarray], np.ndarray]:
+    answers = _answering[int(handle)]
+    if answers.failure is None:
+        try:
+            return answers.answer(call, *jax.tree.map(np.asarray, arguments))
+        except BaseException as error:
+            answers.failure = error
+    return [np.zeros(u.shape, u.dtype) for u in call.uploads], np.zeros(call.factors, np.int32)
+
+
+def name_of(phase: Phase) -> str:
+    """A phase's name, for logs and for a check that both texts are the same."""
+    inner = phase.func if isinstance(phase, partial) else phase
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+class Positioned(Fed):
+    """Verbs that number the exchanges of a text."""
+
+    position = 0
+
+    def next_position(self) -> int:
+        """This exchange's number."""
+        self.position += 1
+        return self.position - 1
+
+    def repeat(
+        self,
+        times: Integer,
+        body: Callable[[Any, PyTree], PyTree],
+        carry: PyTree,
+        until: counting.Until | None = None,
+    ) -> PyTree:
+        """See `Fed.repeat`; no memory goes along, as it stays where the clients are."""
+        first = self.position
+
+        def positioned(t: Any, carry: PyTree) -> PyTree:
+            self.position = first  # a body may be traced more than once
+            return body(t, carry)
+
+        return counting.repeat(times, positioned, carry, until)
+
+
+class RemoteFed(Positioned):
+    """The verbs where clients are elsewhere: every exchange leaves the program."""
+
+    def __init__(self, clients: Prepares, program: str, handle: Any, *args: Any) -> None:
+        super().__init__(*args)
+        self.prepares, self.program, self.handle = clients, program, handle
+
+    def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
+        """See `Fed.exchange`: out of the program, to the host, and back."""
+        k, number = self.next_position(), self.clients if exchange.of is None else exchange.of.shape[0]
+        upload, values, run, tally = self.prepares.prepare(self, exchange)
+        lead = (number,) if exchange.stacked else ()
+        leaves, structure = jax.tree.flatten(upload)
+        uploads = [
+            jax.ShapeDtypeStruct((*lead, *u.shape), u.dtype if exchange.stacked else mean_dtype(u.dtype))
+            for u in leaves
+        ]
+        call = Call(
+            self.program, k, name_of(exchange.phase), exchange.stacked, exchange.evaluation, tuple(uploads),
+            len(tally.scaled), run,
+        )  # fmt: skip
+        found, factors = io_callback(
+            partial(_called, call), (uploads, jax.ShapeDtypeStruct((call.factors,), jnp.int32)), self.handle,
+            exchange.of, exchange.weights, jax.random.key_data(exchange.key),
+            jax.tree.leaves(exchange.message), *values, ordered=True,
+        )  # fmt: skip
+        scaled = [(counts, factors[j]) for j, (counts, _) in enumerate(tally.scaled)]
+        counting.book(counting.Tally(Counter(tally.fixed), scaled), number)
+        return jax.tree.unflatten(structure, found), upload
+
+
+def remote_text(
+    clients: Prepares,
+    program: str,
+    setup: Setup,
+    method: Method,
+    carry: Carry,
+    seed: Integer,
+    data: Any,
+    handle: Any,
+    r: Integer,
+    cohort: Array | None = None,
+) -> Any:
+    """A program of the text with its exchanges elsewhere.
+
+    Returns:
+        ``((state or metrics, whether they are finite), what was counted)``.
+    """
+
+    @counting.counted
+    def text() -> tuple[PyTree, Array]:
+        make_fed: Any = partial(RemoteFed, clients, program, handle)
+        found = run_text(program, make_fed, setup, method, carry, jax.random.key(seed), data, r, cohort)
+        found = found if program == "measure" else found.state
+        return found, finite(found)
+
+    return text()
