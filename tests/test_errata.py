@@ -42,6 +42,48 @@ def test_the_gradient_of_zo_hfl_lacks_its_factor_and_the_servers_part():
     np.testing.assert_allclose(n / (2 * eta) * printed, c)
 
 
+def test_a_shared_direction_is_not_averaged_over_clients_and_biases_later_steps():
+    """000, Lemma 9 (v) and (i): with one v for all, E‖ḡ‖² has no part that falls like 1/m; x_k depends on v.
+
+    For f_i = ½‖x‖², g = n/η² (vᵀx + η²/2) v: E‖ḡ‖² = n‖x‖² + n²η²/4 for any m, and after a step the mean of g
+    is (1 − γn)x, where that of ∇f is (1 − γ)x.
+    """
+    n, eta, gamma, x = 4, 0.5, 0.01, np.array([1.0, -2.0, 0.5, 3.0])
+    v = eta * np.concatenate([np.eye(n), -np.eye(n)])  # a design with the sphere's second moments
+
+    def estimate(x, v):
+        return n / eta**2 * (v @ x + eta**2 / 2) * v
+
+    for m in (1, 64):
+        squares = [(np.mean([estimate(x, w)] * m, axis=0) ** 2).sum() for w in v]
+        assert np.mean(squares) == pytest.approx(n * (x @ x) + n**2 * eta**2 / 4)
+    after = [x - gamma * estimate(x, w) for w in v]
+    np.testing.assert_allclose(np.mean(after, axis=0), (1 - gamma) * x)
+    second = np.mean([estimate(y, w) for y, w in zip(after, v, strict=True)], axis=0)
+    np.testing.assert_allclose(second, (1 - gamma * n) * x)
+
+
+def test_a_set_that_moves_moves_the_solution():
+    """000, Lemma 2 and Θ₃: y(x) maximises x² + y over y ≤ −x, the paper's example, where ∇²_xy f = 0."""
+    grid = np.linspace(-1, 1, 2001)
+    y = [max(grid[grid <= -x + 1e-9], key=lambda y, x=x: x**2 + y) for x in (0.1, 0.4)]
+    assert abs(y[1] - y[0]) == pytest.approx(0.3)  # and not L_hx/μ_h · 0.3 = 0
+
+
+def test_theorem_1_of_zo_hfl_divides_before_it_telescopes():
+    """001, Theorem 1: (4/R) Σ (f_r − f_{r+1})/γ_r, γ_r = 1/(4L√(r+1)), is no 4L(f_0 − f_R)/√R.
+
+    All of the descent in the last round makes it four times that. In general it is at most 16L/√R times the
+    largest f_r − f_R, by Abel's summation, and that may grow like Σ γ_r² ~ ln R.
+    """
+    L, R = 2.0, 10_000
+    gamma = 1 / (4 * L * np.sqrt(np.arange(R) + 1))
+    f = np.append(np.ones(R), 0.0)
+    found = 4 / R * (-np.diff(f) / gamma).sum()
+    assert found == pytest.approx(16 * L / math.sqrt(R))
+    assert found > 4 * L * (f[0] - f[-1]) / math.sqrt(R)
+
+
 def test_the_distance_and_its_gradient_differ_by_two():
     """002, (3): the gradient of ‖y − Π(y)‖²/λ is 2(y − Π(y))/λ; the text goes on with half of it."""
     lam, h, toy = 0.5, 1e-4, fs.underdetermined(clients=2, n=6, samples=2)

@@ -36,6 +36,16 @@ def bilevel_slope(K: int, m: int = 2, H: int | None = None, alike: bool = False)
     return mean_of(fedrzo_bilevel(K, "fedac", m, H, 8, alike), "slope")
 
 
+def shared_direction(m: int) -> float:
+    """The noise of 1024 steps γ = ¼√(m/1024), η = 1, at the solution of ½‖y(x)‖², y(x) = x, clients alike."""
+    problem = fs.Bilevel(lambda x, y, s: (y**2).sum() / 2, lambda x, y, s: ((y - x) ** 2).sum() / 2)
+    data = fs.FederatedData.from_clients([{"a": np.zeros(1)}] * m)
+    method = fs.FedRZOBilevel(math.sqrt(m / 1024) / 4, 1.0, batch_size=None)
+    start = {"y0": np.zeros(10), "metrics": {"slope": lambda x, y: (x**2).sum()}}
+    found = runs(problem, method, data, np.zeros(10), 1024, **start)
+    return float(np.mean([run.history["slope"][512:].mean() for run in found]))
+
+
 def fedmsa(R: int, clients: int = 4, K: int = 2, off: float = 0.0) -> float:
     """From x* + off; with off = 0 of the second half of the rounds, where only noise is left.
 
@@ -83,6 +93,7 @@ LAWS = (
         (1, 4, 16),
         lambda m: bilevel_slope(64, m, alike=True),
     ),
+    Law("FedRZOBilevel", "000, Thm 1", "‖∇f‖², noise", "m", -1 / 2, (1, 8, 64), shared_direction),
     Law("FedRZOBilevel", "000, Thm 1", "‖∇f‖²", "H", 0, (1, 3, 9), lambda H: bilevel_slope(256, 2, H)),
     *(
         Law(

@@ -89,6 +89,7 @@ class FedRZO(Method[Minimization, State]):
         L0: float | None = None,
         n: int = 1,
         B2: float = 1.0,
+        delta: float | None = None,
         **options: Any,
     ) -> FedRZO:
         """The rules of Proposition 1: γ = √(m/K), H = ⌈(K/m³)^¼⌉.
@@ -98,11 +99,13 @@ class FedRZO(Method[Minimization, State]):
             clients: their number m.
             eta: smoothing radius η.
             L0: Lipschitz constant L₀ of the clients' losses. Where it is given, γ is kept below the
-                proposition's bounds 1/(4H), η/(4L₀n) and η/(12√3 B₂(L₀n + 1)H), which hold by themselves once
-                K is large.
+                proposition's bounds 1/(4H), η/(4(L₀n + 1)), printed without the 1, which is the sets', and
+                η/(12√3 B₂(L₀n + 1)H), which hold by themselves once K is large.
             n: dimension of x, for that bound.
             B2: B₂ of the sets' dissimilarity, mean dist²(x, X_i) ≤ B₁² + B₂² ‖x − mean P_{X_i}(x)‖², for that
                 bound; 1 where all clients have one set, 0 where there is none.
+            delta: δ of Proposition 2: η becomes δ/max{2, nL₀}, with which a point where ∇f^η = 0 is
+                δ-Clarke stationary; without sets (``B2=0``) δ/2, whatever L₀ is.
             **options: further hyper-parameters.
 
         >>> import fedstrata as fs
@@ -110,8 +113,14 @@ class FedRZO(Method[Minimization, State]):
         (0.02, 4)
         """
         gamma, H = theory_steps(K, clients)
+        if delta is not None and B2 > 0 and L0 is None:
+            raise ValueError(
+                "FedRZO.from_theory: with sets Proposition 2's η needs L0 too; without, give B2=0."
+            )
+        if delta is not None:
+            eta = delta / max(2.0, n * L0 if B2 > 0 and L0 is not None else 0.0)
         if L0 is not None:
-            gamma = min(gamma, 1 / (4 * H), eta / (4 * L0 * n))
+            gamma = min(gamma, 1 / (4 * H), eta / (4 * (L0 * n + (B2 > 0))))
             if B2 > 0:
                 gamma = min(gamma, eta / (12 * math.sqrt(3) * B2 * (L0 * n + 1) * H))
         return cls(gamma, eta, H, **options)

@@ -195,7 +195,8 @@ class FedRZOBilevel(Method[Implicit, State]):
             mu_h: modulus of strong convexity of the lower level; None: estimated.
             kappa_h: its condition number.
             L0_y: Lipschitz constant of f in y, for that bound.
-            L_hx: Lipschitz constant of ∇_y h in x, for that bound.
+            L_hx: Lipschitz constant of ∇_y h in x, for that bound, which takes L_hx/μ_h for that of y(x).
+                Where a set Y(x) moves that is wrong: give μ_h times the Lipschitz constant of y(x) then.
             B2: B₂ of the sets' dissimilarity, mean dist²(x, X_i) ≤ B₁² + B₂² ‖x − mean P_{X_i}(x)‖², for that
                 bound; 1 where all clients have one set, 0 where there is none.
             options: further hyper-parameters.

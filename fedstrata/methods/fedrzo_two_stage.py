@@ -187,8 +187,8 @@ class FedRZOTwoStage(Method[MPEC, State]):
             L: its Lipschitz constant.
             eta: smoothing radius η.
             L0: Lipschitz constant of the implicit objective. Where it is given, γ is kept below the theorem's
-                bounds 1/(12√6 H B₂√Θ₂), Θ₂ = 5(L₀n + 1)²/(8η²), and η/(16(L₀n + 1)), which hold by themselves
-                once K is large.
+                bounds 1/(12√6 H B₂√Θ₂), Θ₂ = 5(L₀n + 1)²/(8η²), and η/(16(L₀n + 1)), and below Lemma 13's
+                1/(√24 H), which the theorem leaves out; all hold by themselves once K is large.
             n: dimension of x, for that bound.
             B2: B₂ of the sets' dissimilarity, mean dist²(x, X_i) ≤ B₁² + B₂² ‖x − mean P_{X_i}(x)‖², for that
                 bound; 1 where all clients have one set, 0 where there is none.
@@ -203,7 +203,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
             raise ValueError(f"FedRZOTwoStage.from_theory needs 0 < mu ≤ L, but mu={mu}, L={L}.")
         gamma, H = theory_steps(K, clients)
         if L0 is not None:
-            gamma = min(gamma, eta / (16 * (L0 * n + 1)))
+            gamma = min(gamma, eta / (16 * (L0 * n + 1)), 1 / (math.sqrt(24) * H))
             if B2 > 0:
                 gamma = min(gamma, eta / (12 * math.sqrt(6 * 5 / 8) * H * B2 * (L0 * n + 1)))
         tau = -1 / math.log1p(-((mu / L) ** 2)) if mu < L else 1.0

@@ -53,22 +53,29 @@ LARGE = 0.05
 
 @dataclass(frozen=True)
 class RootDecay:
-    """The step sizes ``γ_r = c/√(r+1)``."""
+    """The step sizes ``γ_r = c/(r+1)^p``, with p = ½ the root."""
 
     c: float
+    p: float = 0.5
 
     def __call__(self, r: Integer) -> Any:
-        return self.c / jnp.sqrt(r + 1.0)
+        return self.c / _power(r, self.p)
 
 
 @dataclass(frozen=True)
 class RootGrowth:
-    """The numbers of steps ``H_{i,r} = ⌈τ_i √(r+1)⌉``; ``tau`` is a number, or a tuple of one per client."""
+    """The numbers of steps ``H_{i,r} = ⌈τ_i (r+1)^q⌉``; ``tau`` is a number, or a tuple of one per client."""
 
     tau: float | tuple[float, ...]
+    q: float = 0.5
 
     def __call__(self, r: Integer) -> Any:
-        return jnp.ceil(jnp.asarray(self.tau) * jnp.sqrt(r + 1.0)).astype(jnp.int32)
+        return jnp.ceil(jnp.asarray(self.tau) * _power(r, self.q)).astype(jnp.int32)
+
+
+def _power(r: Integer, p: float) -> Any:
+    """``(r+1)^p``; roots of squares are exact, since they are rounded up."""
+    return jnp.sqrt(r + 1.0) if p == 0.5 else (r + 1.0) ** p
 
 
 class State(NamedTuple):
@@ -127,9 +134,14 @@ class ZOHFL(Method[Personalized, State]):
         L_h: float,
         eta: float = 0.1,
         tau: float | tuple[float, ...] = 1.0,
+        p: float = 0.5,
+        q: float = 0.5,
         **options: Any,
     ) -> ZOHFL:
         """The rules of Theorem 1: γ_r = c/√(r+1), c = 1/(4(L₁ + L₀√n/η)), H_{i,r} = ⌈τ_i√(r+1)⌉.
+
+        Theorem 2, by which ‖∇f^η‖ comes arbitrarily near to 0 almost surely, wants γ_r = c/(r+1)^p with
+        p > ½ and H_{i,r} = ⌈τ_i(r+1)^q⌉ with p + q > 1 (Remark 3): p=0.75 does.
 
         The clients' steps are γ̃/(t + Γ) with γ̃ = 2/μ (the proposition asks for μγ̃ > 1) and Γ =
         4(L_h/μ)², the smallest that keeps them below μ/(2L_h²).
@@ -142,20 +154,24 @@ class ZOHFL(Method[Personalized, State]):
             L_h: their smoothness.
             eta: smoothing radius η.
             tau: τ, or one for each client; at least 1.
+            p: the exponent of γ_r, from ½ to 1.
+            q: the exponent of H_{i,r}, at least ½.
             **options: further hyper-parameters.
 
         >>> import fedstrata as fs
         >>> m = fs.ZOHFL.from_theory(L1=1.0, L0=1.0, n=4, mu=1.0, L_h=2.0, eta=0.5, tau=2.0)
         >>> m.gamma, m.H, m.gamma_client, m.Gamma
-        (RootDecay(c=0.05), RootGrowth(tau=2.0), 2.0, 16.0)
+        (RootDecay(c=0.05, p=0.5), RootGrowth(tau=2.0, q=0.5), 2.0, 16.0)
         """
         if not (L1 >= 0 and L0 > 0 and n >= 1 and 0 < mu <= L_h and eta > 0 and np.min(tau) >= 1):
             raise ValueError(
                 "ZOHFL.from_theory needs L1 ≥ 0, L0 > 0, n ≥ 1, 0 < mu ≤ L_h, eta > 0 and tau ≥ 1, but "
                 f"L1={L1}, L0={L0}, n={n}, mu={mu}, L_h={L_h}, eta={eta}, tau={tau}."
             )
+        if not (0.5 <= p <= 1 and q >= 0.5):
+            raise ValueError(f"ZOHFL.from_theory needs ½ ≤ p ≤ 1 and q ≥ ½, but p={p}, q={q}.")
         c = 1 / (4 * (L1 + L0 * math.sqrt(n) / eta))
-        return cls(RootDecay(c), eta, RootGrowth(tau), 2 / mu, 4 * (L_h / mu) ** 2, **options)
+        return cls(RootDecay(c, p), eta, RootGrowth(tau, q), 2 / mu, 4 * (L_h / mu) ** 2, **options)
 
     @by_options
     def reveals_on(self, problem: Personalized) -> Reveals:

@@ -305,6 +305,9 @@ def test_theory_rules():
     assert fs.FedRZO.from_theory(**plain, B2=0).gamma == pytest.approx(0.1 / 40)
     assert fs.FedRZO.from_theory(**plain).gamma == pytest.approx(0.1 / (12 * math.sqrt(3) * 11))
     assert fs.FedRZO.from_theory(**plain, B2=3).gamma == pytest.approx(0.1 / (36 * math.sqrt(3) * 11))
+    assert fs.FedRZO.from_theory(**plain, B2=0.1).gamma == pytest.approx(0.1 / 44)
+    assert fs.FedRZO.from_theory(**plain, delta=0.5).eta == 0.5 / 10
+    assert fs.FedRZO.from_theory(**plain, delta=0.5, B2=0).eta == 0.25
 
 
 def test_bad_arguments():

@@ -207,6 +207,8 @@ def test_refuses():
         solve(fs.ZOHFL(0.1, 0.1, messages="letters"))
     with pytest.raises(ValueError, match="y0="):
         fs.solve(quadratic, fs.ZOHFL(0.1, 0.1), data, np.zeros(N), rounds=1)
+    with pytest.raises(ValueError, match="needs ½ ≤ p ≤ 1"):
+        fs.ZOHFL.from_theory(L1=1.0, L0=1.0, n=1, mu=1.0, L_h=1.0, p=0.4)
     with pytest.raises(ValueError, match="tau ≥ 1"):
         fs.ZOHFL.from_theory(L1=1.0, L0=1.0, n=1, mu=1.0, L_h=1.0, tau=0.5)
     with pytest.raises(TypeError, match="coupling"):
