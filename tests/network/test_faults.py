@@ -153,7 +153,8 @@ def test_a_server_that_waits_for_a_site_ends_within_ten_seconds_and_is_saved(fed
     reached = federation.round()
     federation.signal("server", signal.SIGTERM)
     assert federation.processes["server"].wait(10) == -signal.SIGTERM
-    federation.signal("lyon", signal.SIGKILL)
+    if silent:
+        federation.signal("lyon", signal.SIGKILL)
     (file,) = (federation.out / "unfinished").iterdir()
     assert load_arrays(file)[1]["round"] >= reached
     federation.start_site("lyon")

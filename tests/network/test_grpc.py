@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import socket
 import threading
@@ -11,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from fedstrata.engines.network import Failure, Request, WireError, grpc_site, wire
+from fedstrata.engines.network import Failure, Request, WireError, grpc_server, grpc_site, wire
 from fedstrata.engines.network.grpc_server import METHOD, PROCESS, SERVICE, UNASKED, GrpcServer, options
 from fedstrata.engines.network.grpc_site import LONGEST_PAUSE, serve
 from fedstrata.engines.network.kits import KitError, make, name_of, read
@@ -226,6 +227,31 @@ def test_no_answer_is_waited_for_when_the_run_is_to_end(server, kits):
     assert "before the run was asked to end" in failures[0].why
     assert time.monotonic() - began < 5
     site.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="the system does not tell open files")
+def test_silent_connections_take_neither_descriptors_nor_places_for_long(kits, monkeypatch):
+    monkeypatch.setattr(grpc_server, "HANDSHAKE", 1.0)
+    server = GrpcServer(["berlin", "lyon"], kits / "server")
+    before = len(os.listdir("/proc/self/fd"))
+    berlin = Dialled(server, kits / "berlin", echo)
+    assert server.wait([0], 10) == [0]
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(150)]
+    time.sleep(0.3)
+    kept = len(os.listdir("/proc/self/fd")) - before - len(silent)
+    assert kept < 60  # at the server
+    assert not ask(server)[1]
+    lyon = Dialled(server, kits / "lyon", echo)
+    end = time.monotonic() + 10
+    while server.wait([1], 0.5) != [1] and time.monotonic() < end:  # it dials again, as a site does
+        lyon.close()
+        lyon = Dialled(server, kits / "lyon", echo)
+    assert server.wait([1], 0.1) == [1]
+    for one in silent:
+        one.close()
+    for site in (berlin, lyon):
+        site.close()
+    server.close()
 
 
 @pytest.mark.parametrize(("one", "other"), [("one", "other"), ("", "")])

@@ -13,6 +13,11 @@ from typing import Any
 
 import grpc
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.kits import read
 from fedstrata.engines.network.transport import Failure, Outcome, Request
@@ -20,6 +25,7 @@ from fedstrata.engines.network.transport import Failure, Outcome, Request
 log = logging.getLogger("fedstrata.network")
 SERVICE, METHOD = "fedstrata.Network", "Serve"
 PROCESS = "fedstrata-process"  # in a call's metadata: a word of the site's process, unlike any other's
+HANDSHAKE = 10.0  # seconds for a connection to show its certificate
 UNASKED = 16  # messages that nobody asked for, after which a site is cut off
 
 
@@ -73,9 +79,15 @@ class GrpcServer:
         authority, certificate, key = read(kit)
         credentials = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
         most = 4 * len(names) + 8
+        # Who connects and says nothing takes neither all descriptors nor the places of sites for long.
+        bounds = [
+            ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)),
+            ("grpc.max_allowed_incoming_connections", 2 * most),
+        ]
+        _allow_descriptors(2 * most + 256)
         self._server = grpc.server(
             ThreadPoolExecutor(most, thread_name_prefix="fedstrata-site"),
-            options=options(limit),
+            options=[*options(limit), *bounds],
             maximum_concurrent_rpcs=most,
         )
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
@@ -210,6 +222,15 @@ class GrpcServer:
             while not all(i in self._streams for i in sites) and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)
             return [i for i in sites if i in self._streams]
+
+
+def _allow_descriptors(number: int) -> None:
+    """Raise this process's own limit of open files, as far as the system lets it."""
+    if resource is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if 0 <= soft < number:
+            wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _read(message: bytes, limit: int) -> tuple[Request | Failure, int | None]:
