@@ -11,7 +11,7 @@ need not be fewer bytes. α and β are the lengths of one local step (`_bilevel`
 terms at ℓ = 20. The paper's axis "round" counts exchanges: FedMSA has 2 an iteration.
 
 ``FedNest as run`` is FedNest as the authors' program has it (repository ucr-optml/FedMSA): K inner
-averagings a round, each over ten clients drawn anew, an epoch of SVRG in steps of 0.01; four terms of the
+averagings a round, each over ten clients drawn again, an epoch of SVRG in steps of 0.01; four terms of the
 series at 1/ℓ = 0.02, one exchange for each product; K upper steps of 0.02 along a hypergradient without the
 series' factor 1/ℓ, so K steps of 1 with it. 2K + 6 exchanges a round. Its SVRG has batches of ten, here as
 many steps on all of a client's samples: less noise at ten times the computing.

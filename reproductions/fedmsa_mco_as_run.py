@@ -4,7 +4,7 @@ The paper prints no step sizes; the authors' notebook (repository ucr-optml/FedM
 samples on 2 clients, λ = δ = 0.1, x₀ = 0.1·1, batches of 100, ρ = 0.5, K = 5, one client doing local steps,
 α = 3e-4·0.999^r, β = 3e-4·0.9^r, and as the metric ‖x − x*‖. The centralised method there is SGD on the
 composition of a batch's means with a step of 0.01 on a gradient that is divided by the batch's size once
-more: 1e-4 in effect. Features are what NumPy makes of a matrix of normal numbers that is no covariance, C =
+more: 1e-4 in effect. Features are what NumPy makes of normal numbers whose matrix is not a covariance, C =
 USVᵀ: normal with the covariance VSVᵀ. (x and −x fit alike, so the distance is to the nearer of ±x*. The
 notebook keeps one batch for all K local steps of a round; here every step draws its own.)
 

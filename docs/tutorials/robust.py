@@ -4,7 +4,7 @@
 # $$\min_x \max_{q} \; \mathbb{E}[q\,\ell(x, \xi)] - \lambda\, \mathbb{E}[q \log q] \;\; =
 # \;\; \min_x \; \lambda \log \mathbb{E} \exp\!\left(\frac{\ell(x, \xi)}{\lambda}\right)$$
 #
-# An average can be small while some suffer. *Robust* learning lets an adversary weigh the patients anew, as
+# An average can be small while some suffer. *Robust* learning lets an adversary reweigh the patients, as
 # far as a penalty allows; *fair* learning lets it weigh groups. Both are compositions that come ready in
 # `fs.dro` and `fs.fairness`. Here: heart disease in four hospitals that differ much.
 

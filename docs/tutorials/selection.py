@@ -112,4 +112,4 @@ axes.legend()
 # - **You would give up a little of h for f**: then minimise h + ηf and say how much, with `fs.Minimization`.
 # - **h is badly conditioned**: "equally good" is then a matter of digits, and every method of this class is
 #   slow. Rescale first (`fs.data.standardize`).
-# - **h is not convex**: its minimisers are no convex set, and the theory is silent.
+# - **h is not convex**: its minimisers need not form a convex set, and the theory is silent.

@@ -118,7 +118,7 @@ class Exchange(NamedTuple):
 
 
 class Fed(abc.ABC):
-    """The federation as a round sees it. It is made anew for every round and threads the clients' memory.
+    """The federation as a round sees it. There is a new one for every round and threads the clients' memory.
 
     Attributes:
         memory: what the clients remember; every exchange replaces it, and `repeat` carries it through its
@@ -264,7 +264,7 @@ class Fed(abc.ABC):
         return self._drawn(key, self.cohort, lengths, count)
 
     def redraw(self, key: Key) -> Array | None:
-        """As many of all clients as take part in this round, drawn anew; None is everyone."""
+        """As many of all clients as take part in this round, drawn again; None is everyone."""
         if self.participants == self.clients:
             return None
         if not by_size(self.setup, self.data):

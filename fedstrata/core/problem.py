@@ -200,7 +200,7 @@ class Problem:
             )
 
     def check_sets(self, x: PyTree, y: PyTree, sample: PyTree) -> None:
-        """Raise where the projection of a point is no point like it (shapes only)."""
+        """Raise if a projection changes the structure or shapes of a point."""
         for name, project in self.sets.items():
             letter, point, most = ("y", y, 3) if name == "project_y" else ("x", x, 2)
             if project.trivial or point is None:

@@ -78,7 +78,7 @@ jax.tree_util.register_pytree_node(Fixed, lambda fixed: ((), fixed), lambda fixe
 def as_floats(tree: PyTree, name: str) -> PyTree:
     """Leaves as JAX arrays; integers become the default float; anything without numbers is an error.
 
-    Functions inside a module (Equinox's activations) are no variables and stay as they are, see `Fixed`.
+    Functions inside a module (Equinox's activations) are not variables and stay as they are, see `Fixed`.
     """
     if is_torch_module(tree):
         raise TypeError(
@@ -151,7 +151,7 @@ def _is_statistic(tree: PyTree) -> bool:
 
 
 def _is_equinox(tree: PyTree) -> bool:
-    """Whether it is an `equinox.Module`, whose leaves that are no arrays of floats are constants."""
+    """Whether it is an `equinox.Module`, whose leaves other than arrays of floats are constants."""
     equinox = sys.modules.get("equinox")
     return equinox is not None and isinstance(tree, equinox.Module)
 

@@ -489,7 +489,7 @@ class FederatedData:
             return mine[key]
 
     def place(self, put: Callable[[np.ndarray], Any]) -> Placed:
-        """The same, made anew and not kept; ``put`` brings an array to its device."""
+        """The same, made again and not kept; ``put`` brings an array to its device."""
         self.need_memory("This engine")
 
         def part(tree: PyTree, sizes: np.ndarray | None, who: str) -> Part | None:

@@ -46,7 +46,7 @@ def from_csv(
         delimiter: between cells.
 
     Raises:
-        DataError: for a file that is no table, columns that differ, words where numbers are meant.
+        DataError: for a file that is not a table, columns that differ, words where numbers are meant.
     """
     tables = [read_csv(path, missing, delimiter) for path in _paths(files)]
     return federate(

@@ -43,7 +43,7 @@ def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> Table:
         only: the columns to look at, of those that are there; by default all.
 
     Raises:
-        DataError: where it is no data frame.
+        DataError: if it is not a data frame.
     """
     import narwhals as nw
 
@@ -63,8 +63,8 @@ def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> Table:
         if hasattr(frame, "to_pandas"):
             raise DataError(f"{name} is a {type(frame).__name__}: give its .to_pandas().") from None
         raise DataError(
-            f"{name} is no data frame (pandas, Polars, PyArrow, …) but {type(frame).__name__}. Arrays enter "
-            "through fs.FederatedData.from_clients or from_arrays."
+            f"{name} is not a data frame (pandas, Polars, PyArrow, …) but {type(frame).__name__}. Arrays "
+            "enter through fs.FederatedData.from_clients or from_arrays."
         ) from None
     found, types = {}, {}
     if other := [key for key in eager.columns if not isinstance(key, str)]:

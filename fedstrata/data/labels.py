@@ -50,7 +50,7 @@ def count_classes(data: FederatedData, label: str = "y") -> int:
     """How many classes K there are, where labels are 0 … K−1; of all parts, so that no label is outside.
 
     Raises:
-        DataError: for labels that are no whole numbers ≥ 0.
+        DataError: for labels that are not whole numbers ≥ 0.
     """
     check_labels(data, label=label)
     return 1 + max(int(labels.max()) for _, labels, _ in _parts(data, label))

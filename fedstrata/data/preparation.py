@@ -72,7 +72,7 @@ class Preparation:
         """Read what `save` wrote.
 
         Raises:
-            DataError: where that is no such file.
+            DataError: if that file cannot be read so.
         """
         from fedstrata.data.saved import read
 
@@ -210,7 +210,7 @@ def _scaling(clients: Sequence[PyTree], of: Sequence[str], impute: Impute) -> Sc
 
 
 def check_impute(impute: object) -> None:
-    """Refuse what is no way to impute."""
+    """Refuse an unknown way to impute."""
     if impute not in (None, "mean"):
         raise DataError(
             f"impute must be 'mean' (the federation's, found from sums) or None, but is {impute!r}."
@@ -219,7 +219,9 @@ def check_impute(impute: object) -> None:
 
 def _numbers(samples: PyTree, name: str, client: int) -> np.ndarray:
     if not isinstance(samples, Mapping) or name not in samples:
-        has = f"it has {', '.join(map(repr, samples))}" if isinstance(samples, Mapping) else "it is no dict"
+        has = (
+            f"it has {', '.join(map(repr, samples))}" if isinstance(samples, Mapping) else "it is not a dict"
+        )
         raise DataError(f"client {client} has no array {name!r}; {has}. Name the arrays, of=('x',).")
     array = np.asarray(samples[name])
     if array.dtype.kind not in "biuf" or array.ndim == 0:

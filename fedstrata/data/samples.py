@@ -263,6 +263,6 @@ def _for_device(leaf: np.ndarray, name: str) -> np.ndarray:
         if leaf.min() < limits.min or leaf.max() > limits.max:
             raise DataError(
                 f"{name} has whole numbers from {leaf.min()} to {leaf.max()}, which would wrap around in "
-                f"{dtype}. Number them anew, give them as floats, or enable 64 bits (jax_enable_x64)."
+                f"{dtype}. Renumber them, give them as floats, or enable 64 bits (jax_enable_x64)."
             )
     return np.asarray(leaf, dtype)

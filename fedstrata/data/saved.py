@@ -36,7 +36,7 @@ def read(file: Path) -> Preparation:
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{file} is no saved preparation of version {VERSION}: {error}.") from error
+        raise DataError(f"{file} is not a saved preparation of version {VERSION}: {error}.") from error
 
 
 def _plain(step: Step) -> dict[str, Any]:

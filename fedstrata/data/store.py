@@ -216,7 +216,7 @@ def open_store(folder: str | os.PathLike[str], *, verify: bool | None = None) ->
     except (ValueError, KeyError, TypeError, UnicodeDecodeError):
         known, whole = True, False
     if not known:
-        raise DataError(f"{file} is no index of a store.")
+        raise DataError(f"{file} is not the index of a store.")
     if not whole:
         raise CorruptData(f"{file} is damaged: it is not what was written.")
     if index["version"] != VERSION:

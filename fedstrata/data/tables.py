@@ -308,7 +308,7 @@ def _words(tables: Sequence[Table], chosen: Sequence[str], label: str, encode: b
 def _categories(
     tables: Sequence[Table], words: Sequence[str]
 ) -> tuple[dict[str, tuple[str, ...]], Counter[str]]:
-    """The union of the clients' categories, of all their rows: a vocabulary is no statistic of the test."""
+    """The union of the clients' categories, of all their rows: a vocabulary tells nothing of the test."""
     if not words:
         return {}, Counter()
     own = [{c: sorted(set(t.columns[c][~_missing(t.columns[c])])) for c in words} for t in tables]

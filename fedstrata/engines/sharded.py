@@ -1,6 +1,6 @@
 """The simulated program with the client axis laid over a device mesh, on one host or several.
 
-The text is the simulated engine's; only the layout differs. Where the number of clients is no multiple of the
+The text is the simulated engine's; only the layout differs. Where the clients are not a multiple of the
 devices, rows of padding with weight zero fill up the mesh. Over several processes, each joins the others by
 `connect`, calls `solve` with the same arguments and gets the same result. Data from a source is read by each
 process for its own clients alone, so that no process ever has all of it. Where one of them is lost, the

@@ -134,7 +134,7 @@ class Stream:
             offer = " Give participation= to ask a part of them." if why.startswith("all") else ""
             warnings.warn(
                 f"In a round of {name}, {why} all {self.data.clients} clients, so that their samples are "
-                f"read anew each time.{offer}",
+                f"read again each time.{offer}",
                 stacklevel=10,
             )
 

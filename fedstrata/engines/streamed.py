@@ -40,7 +40,7 @@ class Streamed(Engine):
 
     Args:
         chunk: as of `fedstrata.engines.Simulated`.
-        metrics: what the metrics are means over: ``"exact"``, all clients, read anew at every evaluation; a
+        metrics: what the metrics are means over: ``"exact"``, all clients, read again at every evaluation; a
             number of clients, drawn once from the seed; ``"auto"``, all up to 10,000 clients, above that
             1,000 of them. The result says which.
         ahead: rounds whose clients are read together; None lets the engine choose, by 64 MiB.

@@ -8,7 +8,7 @@ With G μ-strongly monotone, L-Lipschitz and κ = L/μ:
     extragradient   ȳ ← P_Y(y − αG(y)),  y ← P_Y(y − αG(ȳ))             α < 1/L:  O(κ) steps, two G each
     accelerated     y⁺ ← P_Y(z − αG(z)),  z ← y⁺ + (t−1)/t⁺ (y⁺ − y)    α = 1/L:  O(√κ) steps
 
-The accelerated method starts its sequence t anew where ⟨z − y⁺, y⁺ − y⟩ > 0 (O'Donoghue & Candès 2015), so
+The accelerated method restarts its sequence t where ⟨z − y⁺, y⁺ − y⟩ > 0 (O'Donoghue & Candès 2015), so
 it needs no μ. Its rate is that of convex optimisation: G must be the gradient of something (its Jacobian
 symmetric), as in a potential game; the others need no symmetry.
 

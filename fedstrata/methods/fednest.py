@@ -78,7 +78,7 @@ class FedNest(Implicit[Nested, State]):
         inverse: ``"neumann"`` (the paper's), ``"series"``, ``"cg"`` or ``"none"``.
         products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.
         batch_size: samples in each gradient; None is the full batch.
-        redraw: where only some clients take part, draw as many anew for each inner averaging, as the paper's
+        redraw: where only some clients take part, draw as many again for each inner averaging, as the paper's
             program does; else a round has one cohort.
     """
 

@@ -21,7 +21,7 @@ Both are optimisers of optax, for which Δ stands in the place of a gradient (th
 The paper's τ = 10⁻³ is far from optax's defaults, and matters: pseudo-gradients are small. Its Algorithm 2
 divides by √v + τ as optax does, but starts from v ≥ τ² and corrects no bias; here optax's own rules hold.
 
-A schedule of ServerOpt runs over the rounds. One of ClientOpt runs over the local steps and begins anew in
+A schedule of ServerOpt runs over the rounds. One of ClientOpt runs over the local steps and starts afresh in
 every round, like its momentum. P_X is there where the set is the same for all clients; where each has its
 own, it projects each of its steps, and the server's point may lie outside of them, as in FedAvg. A client
 with H = 0 is not in S.
@@ -30,7 +30,7 @@ An adaptive ServerOpt scales every coordinate on its own, which the Euclidean P_
 limit is right, over a ball or a simplex it is not the minimiser, and a warning says so.
 
 An adaptive ClientOpt makes the steps of large and small gradients alike, before they are averaged: where
-clients differ, the limit is no minimiser of the mean, whatever the step, and a warning says so.
+clients differ, the limit does not minimise the mean loss at any step size, and a warning says so.
 
 Reveals only averages. Needs gradients.
 """
@@ -73,7 +73,7 @@ class FedOpt(Method[Minimization, State]):
     """``H`` local steps of one optax optimiser, whose mean change is the gradient of another at the server.
 
     Args:
-        client: the clients' optimiser, which begins anew in every round.
+        client: the clients' optimiser, which starts afresh in every round.
         server: the server's optimiser, which keeps its state over the rounds.
         H: local steps of a round: a number, one per client, or a function of the round.
         batch_size: samples of a minibatch; None is all of a client's samples.
@@ -121,9 +121,9 @@ class FedOpt(Method[Minimization, State]):
         if not optax.tree.get_all_with_path(kept, "count", _of_schedule):
             return []
         return [
-            "FedOpt: the client's optimiser has a schedule, which runs over the local steps and begins anew "
-            "in every round, as clients keep nothing between rounds. For a step that falls from round to "
-            "round, give the schedule to the server's optimiser."
+            "FedOpt: the client's optimiser has a schedule, which runs over the local steps and starts "
+            "afresh in every round, as clients keep nothing between rounds. For a step that falls from round "
+            "to round, give the schedule to the server's optimiser."
         ]
 
     def _of_the_client(self) -> list[str]:
@@ -131,8 +131,9 @@ class FedOpt(Method[Minimization, State]):
             return []
         return [
             "FedOpt: the client's optimiser makes steps of large and small gradients alike, so that where "
-            "clients differ the limit is no minimiser of the mean, at any step size (with Adam, whose first "
-            "step is a sign, rather a median). Use client=optax.sgd(…), and the adaptive one at the server."
+            "clients differ the limit does not minimise the mean loss at any step size (with Adam, whose "
+            "first step is a sign, rather a median). Use client=optax.sgd(…), and the adaptive one at the "
+            "server."
         ]
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:

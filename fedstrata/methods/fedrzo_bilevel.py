@@ -259,7 +259,7 @@ class FedRZOBilevel(Method[Implicit, State]):
         level = Minimization(lambda y, sample: 0.0)
         if lower.memory(level, np.zeros(1), None) is not None or lower.starts():
             raise ValueError(
-                f"{name}: lower={solver} needs clients that remember, and the lower level begins anew in "
+                f"{name}: lower={solver} needs clients that remember, and the lower level starts afresh in "
                 "every round, at points where they have nothing to remember. Against drift there is "
                 "lower='accurate'; FedAvg, FedAC and LFD remember nothing."
             )

@@ -8,7 +8,7 @@
     4  server: x⁻ ← x,  x ← x − η (w + zᵀ ∇f(y))
 
 z is the whole Jacobian, so a round sends d_g·n numbers up. y goes first, because in the log domain
-(`LogMeanExp`) z is kept in units of y; there y stays above 1/τ of the newest estimate, and z is made anew
+(`LogMeanExp`) z is kept in units of y; there y stays above 1/τ of the newest estimate, and z is recomputed
 from the minibatch where g has fallen to less than a tenth. With several levels every Jacobian is kept. With
 a full batch it is compositional gradient descent, whatever τ is.
 
@@ -55,7 +55,7 @@ class Memory(NamedTuple):
 
 @method
 class GCIVR(Compositional[State]):
-    """Steps of size ``eta`` along recursive estimates, made anew on the full batch every ``tau`` rounds.
+    """Steps of size ``eta`` along recursive estimates, restarted on the full batch every ``tau`` rounds.
 
     Args:
         eta: the step size.

@@ -181,7 +181,7 @@ class StRFedAvg(Regularized[State]):
     def shortened(self, problem: Selection, r: Integer) -> Real:
         """What the clients' steps of the last two rules are shorter by; the server's are longer by as much.
 
-        With sets X_i of their own a client's way is no multiple of its steps.
+        With sets X_i of their own a client's way is not a multiple of its steps.
         """
         if self.rule in PAPER or self.K == 1 or self.gamma is not None or not problem.project.shared:
             return 1.0

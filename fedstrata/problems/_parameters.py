@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def static(**options: Any) -> Any:
-    """A field that is no leaf: a new value recompiles."""
+    """A static field: a new value recompiles."""
     return field(metadata={"static": True}, **options)
 
 

@@ -371,7 +371,7 @@ class Personalized(Problem):
 class Composition(Problem):
     """``min_x h(x) + f^N(… f^1(f^0(x)))``, where levels are federated means and the outermost is scalar.
 
-    The inner values z^n = f^{n−1}(z^{n−1}) are no second variable: a method tracks them by itself.
+    The inner values z^n = f^{n−1}(z^{n−1}) are not a second variable: methods track them.
 
     Args:
         levels: from the innermost to the outermost: ``f(z, sample)`` for a federated mean, ``f(z)`` for a

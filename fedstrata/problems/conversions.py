@@ -64,7 +64,9 @@ def as_multisequence(problem: Problem) -> MultiSequence:
         return MultiSequence(P, (S,))
     if isinstance(problem, Composition):
         return _sequences_of(problem)
-    raise TypeError(f"{type(problem).__name__} is no MultiSequence: Bilevel, Minimax and Composition are.")
+    raise TypeError(
+        f"{type(problem).__name__} is not a MultiSequence; Bilevel, Minimax and Composition can be."
+    )
 
 
 def as_bilevel(problem: Problem) -> Bilevel:
@@ -95,7 +97,9 @@ def as_bilevel(problem: Problem) -> Bilevel:
         if len(problem.levels) != 2:
             raise ValueError(f"A composition of {len(problem.levels)} levels is not bilevel: two levels are.")
         if tracker_of(problem.levels[0]) is not ARITHMETIC:
-            raise ValueError("A level that is followed as its logarithm is no solution of least squares.")
+            raise ValueError(
+                "A level that is tracked by its logarithm does not solve a least-squares problem."
+            )
         inner, outer = map(Term.of, problem.levels)
         upper = (outer,) if problem.plain is None else alike(outer, Term.of(problem.plain))
         terms = Term(Given(_outer, upper), together(*upper)), Term(Given(_tracking, inner), together(inner))

@@ -393,7 +393,7 @@ class NuclearNorm(Regularizer):
         weight: at least 0; one number.
 
     Raises:
-        ValueError: a negative weight, a NaN or an infinity; a leaf that is no matrix.
+        ValueError: a negative weight, a NaN or an infinity; a leaf that is not a matrix.
     """
 
     weight: Real = number(default=1.0, minimum=0)

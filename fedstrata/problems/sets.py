@@ -316,7 +316,7 @@ class Product(Set):
         sets: a dict, tuple or other pytree with sets as leaves; the point has the same outer structure.
 
     Raises:
-        TypeError: a leaf is no set.
+        TypeError: a leaf is not a set.
 
     >>> Product({"w": Whole(), "b": NonNegative()})({"w": jnp.array([-1.0]), "b": jnp.array([-1.0])})
     {'b': Array([0.], dtype=float32), 'w': Array([-1.], dtype=float32)}
@@ -365,7 +365,7 @@ class Intersection(Set):
         tolerance: relative to the size of the point; None for max(16 rounding errors, 1e-12).
 
     Raises:
-        TypeError: an argument is no set.
+        TypeError: an argument is not a set.
         ValueError: a bad option, sets for points of different sizes, or sets that provably have no common
             point: bounds that exclude each other, unsolvable linear constraints, a ball too far from these.
 

@@ -268,9 +268,9 @@ def _warn_of_validation(problem: Problem, data: FederatedData) -> None:
         name = type(problem).__name__
         warnings.warn(
             f"The data has no validation part: {name}.{problem.validated} is evaluated on the training "
-            "samples that the other level is fitted to, and its metric is no validation loss. Hold samples "
-            "out (valid_fraction=… of loaders and from_arrays, valid=… of from_clients), or, where both "
-            f"levels are to see the same samples, say so: fs.{name}(…, same_samples=True).",
+            "samples that the other level is fitted to, and its metric is not a validation loss. Hold "
+            "samples out (valid_fraction=… of loaders and from_arrays, valid=… of from_clients), or, where "
+            f"both levels are to see the same samples, say so: fs.{name}(…, same_samples=True).",
             stacklevel=5,
         )
 

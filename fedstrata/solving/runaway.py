@@ -1,8 +1,8 @@
 """Runs that end above where they began, or go on growing, with numbers that are finite all the while.
 
 A metric that solving makes small, a function of x alone (`Problem.objective`), is to end below its start: ten
-times above is no noise of a method that works. Nor is it where all of the last quarter is above the start by
-a tenth, or, on average, has lost a fifth of what was gained on the way: such steps go back and forth.
+times above is more than noise. So is a last quarter that is all above the start by a tenth, or that, on
+average, has lost a fifth of what was gained on the way: such steps go back and forth.
 
 A metric that follows a second variable too (`Problem.settling`) may rise while that finds its place, but then
 it settles: ten times above all of the first half of the run is a run that grows without end, and so is one of

@@ -13,7 +13,7 @@ _CELL = "padding:2px 10px 2px 0;text-align:{};border:0;background:none"
 
 
 def text(value: object) -> str:
-    """Anything as text that is no markup."""
+    """Anything as text, with markup escaped."""
     return html.escape(str(value))
 
 

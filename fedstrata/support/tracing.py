@@ -85,7 +85,7 @@ def _told(variable: Any, places: Mapping[Any, Any]) -> Any:
 
 
 def _form(value: Any) -> Any:
-    """What tells a function inside an equation: its own, as JAX traces it anew within a `vmap`."""
+    """What tells a function inside an equation: its own, as JAX traces it again within a `vmap`."""
     # From JAX 0.11 on open and closed ones are of one class.
     if type(value).__name__ not in ("ClosedJaxpr", "Jaxpr") or getattr(value, "consts", True):
         return value

@@ -201,7 +201,7 @@ def test_what_is_wrong_is_named(rows, options, message):
 
 
 def test_what_is_no_frame_is_told_where_to_go():
-    with pytest.raises(fs.DataError, match=r"no data frame .* ndarray.*from_arrays"):
+    with pytest.raises(fs.DataError, match=r"not a data frame .* ndarray.*from_arrays"):
         fs.FederatedData.from_dataframe(np.ones((3, 2)), by="a", label="b")
     other = types.SimpleNamespace(to_pandas=lambda: pd.DataFrame(ROWS))  # as a Hugging Face data set has
     with pytest.raises(fs.DataError, match=r"SimpleNamespace: give its \.to_pandas\(\)"):
@@ -447,7 +447,7 @@ def test_a_preparation_is_saved_and_applied_to_a_file(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", '{"format": "other", "version": 1}', '{"steps": 1}'])
 def test_what_is_no_preparation_is_refused(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(fs.DataError, match=r"a\.json is no saved preparation"):
+    with pytest.raises(fs.DataError, match=r"a\.json is not a saved preparation"):
         fs.data.Preparation.load(tmp_path / "a.json")
     with pytest.raises(fs.DataError, match=r"b\.json cannot be read"):
         fs.data.Preparation.load(tmp_path / "b.json")

@@ -125,7 +125,7 @@ def test_absence_names_the_file(folder, tmp_path):
     with pytest.raises(fs.DataError, match="no store in"):
         fs.data.open_store(tmp_path)
     (folder / "index.json").write_text(json.dumps({"format": "another"}))
-    with pytest.raises(fs.DataError, match="no index of a store"):
+    with pytest.raises(fs.DataError, match="not the index of a store"):
         fs.data.open_store(folder)
 
 

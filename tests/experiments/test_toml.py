@@ -450,7 +450,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("title = ", "is no TOML"),
+        ("title = ", "is not valid TOML"),
         (change('title = "Two methods"', ""), "title: Field required"),
         (
             change("rounds = 3", "round = 3"),

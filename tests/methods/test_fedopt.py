@@ -110,7 +110,7 @@ def test_adam_by_hand(x64):
 def test_a_schedule_of_the_client_begins_anew_in_every_round(x64):
     """Steps γ and then zero: one step a round, whatever H."""
     once = optax.sgd(lambda k: jnp.where(k < 1, GAMMA, 0.0))
-    with pytest.warns(UserWarning, match="begins anew in every round"):
+    with pytest.warns(UserWarning, match="starts afresh in every round"):
         result = solve(fs.FedOpt(once, optax.sgd(1.0), H=H), rounds=3)
     assert_equal(result.x, solve(fs.FedAvg(GAMMA), rounds=3).x)
 
@@ -124,7 +124,7 @@ def numbers(client):
 
 
 def test_an_adaptive_client_ends_at_a_median_and_is_told_of():
-    with pytest.warns(UserWarning, match="the limit is no minimiser of the mean, at any step size"):
+    with pytest.warns(UserWarning, match="the limit does not minimise the mean loss at any step size"):
         assert float(numbers(optax.adam(0.01))) == pytest.approx(0, abs=0.02)
     assert float(numbers(optax.sgd(0.01, momentum=0.9))) == pytest.approx(2, abs=1e-4)  # no warning
 

@@ -51,7 +51,7 @@ def test_what_is_already_of_the_class_stays():
 
 def test_refusals():
     loss = fs.Minimization(lambda x, s: x.sum())
-    with pytest.raises(TypeError, match="Minimization is no MultiSequence"):
+    with pytest.raises(TypeError, match="Minimization is not a MultiSequence"):
         fs.as_multisequence(loss)
     with pytest.raises(TypeError, match="Minimization is not bilevel"):
         fs.as_bilevel(loss)

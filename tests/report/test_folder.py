@@ -178,9 +178,9 @@ def test_damaged_data_is_refused(report, file, damage):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (b'{"title": ', "is no JSON"),
+        (b'{"title": ', "is not valid JSON"),
         (b"\xff\xfe", "is damaged"),
-        (b"[]", "no report's definition"),
+        (b"[]", "not the definition of a report"),
         (b'{"title": "x"}', "table: Field required"),
         (
             b'{"title": "x", "table": {"columns": [{"metric": "loss"}]}, "format": 2}',
@@ -198,7 +198,7 @@ def test_a_damaged_definition_is_explained(report, config, message):
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(ReportError, match=r"there is no folder '.*nowhere'"):
         rebuild(tmp_path / "nowhere")
-    with pytest.raises(ReportError, match=r"has no config\.json: it is no report's folder"):
+    with pytest.raises(ReportError, match=r"has no config\.json: it is not the folder of a report"):
         rebuild(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(ReportError, match="is a file"):

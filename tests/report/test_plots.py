@@ -263,7 +263,7 @@ def test_what_names_nothing_is_refused(runs):
         ({"kind": "heatmap", "down": "H", "references": (Reference(1, ""),)}, "no reference lines"),
         ({"kind": "bar", "reduce": "best"}, "needs better"),
         ({"kind": "pie"}, "heatmap"),
-        ({"name": "../escape"}, "no name of a plot's file"),
+        ({"name": "../escape"}, "not a valid name for a plot's file"),
         ({"colour": "red"}, "colour"),
     ],
 )

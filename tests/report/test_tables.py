@@ -210,7 +210,7 @@ def test_what_names_nothing_is_refused(runs):
         ({"reduce": "run"}, "'seconds'"),
         ({"reduce": "median"}, "final"),
         ({"last": 0}, "at least one"),
-        ({"format": ".3q"}, "no format"),
+        ({"format": ".3q"}, "not a format"),
     ],
 )
 def test_bad_columns_are_refused(fields, message):

@@ -121,7 +121,7 @@ def _grid(path: Path) -> np.ndarray:
         with Image.open(path) as image:
             pixels = np.asarray(image.convert("RGB"))
         height, width, _ = pixels.shape
-        _expect(height % 32 == width % 32 == 0, f"{width}×{height} pixels are no multiple of 32")
+        _expect(height % 32 == width % 32 == 0, f"{width}×{height} pixels are not a multiple of 32")
         tiles = pixels.reshape(height // 32, 32, width // 32, 32, 3).transpose(0, 2, 1, 3, 4)
         return tiles.reshape(-1, 32, 32, 3)
 
@@ -160,7 +160,7 @@ def _cifar(path: Path, classes: int, batches: list[str], last: str, labels: int 
 def _images(arrays: Arrays, classes: int = 10) -> Arrays:
     for part in ("train", "test"):
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-        _expect(x.dtype == np.uint8 and x.ndim in (3, 4), f"x_{part} is no array of byte images")
+        _expect(x.dtype == np.uint8 and x.ndim in (3, 4), f"x_{part} is not an array of byte images")
         _expect(y.shape == x.shape[:1], f"{len(x)} images in x_{part} but labels of shape {y.shape}")
         _expect(bool((y < classes).all()), f"y_{part} has labels beyond {classes - 1}")
         arrays[f"y_{part}"] = y.astype(np.int32)

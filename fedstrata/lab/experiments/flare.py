@@ -95,12 +95,12 @@ def prepare(kit: Path, party: Party, say: Say) -> None:
     """Check a party, and allow the two parts of a job there.
 
     Raises:
-        ValueError: where the folder is no kit of FLARE's provisioning, or the data does not fit.
+        ValueError: where the folder is not a kit of FLARE's provisioning, or the data does not fit.
     """
     from fedstrata.engines.network.kits import name_of
 
     if not (kit / "local").is_dir() or not (kit / "startup").is_dir():
-        raise ValueError(f"{kit} is no kit of FLARE's provisioning: it has no startup and local folders.")
+        raise ValueError(f"{kit} is not a kit of FLARE's provisioning: it has no startup and local folders.")
     if (kit / "startup" / "server.crt").is_file():
         words = f"server of {party.plan(kit).experiment.name}"
     else:
@@ -220,7 +220,7 @@ class _Admin:
             self.session.close()
 
     def abort(self, number: str) -> None:
-        """End a job; one that does not run is no matter."""
+        """End a job; nothing happens if it does not run."""
         with contextlib.suppress(Exception):
             self.session.abort_job(number)
 

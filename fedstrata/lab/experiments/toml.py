@@ -87,7 +87,7 @@ def read(file: str | Path) -> Experiment:
         tables = (
             " Each method is a table of its own, [[methods]]." if "('methods',) twice" in str(error) else ""
         )
-        raise ExperimentError(f"{path} is no TOML: {error}.{tables}") from error
+        raise ExperimentError(f"{path} is not valid TOML: {error}.{tables}") from error
     except RecursionError as error:
         raise ExperimentError(f"{path} is nested too deeply to be read.") from error
     name = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "experiment"

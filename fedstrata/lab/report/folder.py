@@ -135,14 +135,14 @@ def load_report(folder: str | os.PathLike[str]) -> Report:
     try:
         definition = _ADAPTER.validate_python(json.loads(text))
     except json.JSONDecodeError as error:
-        raise ReportError(f"{place / 'config.json'} is no JSON: {error}") from error
+        raise ReportError(f"{place / 'config.json'} is not valid JSON: {error}") from error
     except RecursionError as error:
         raise ReportError(f"{place / 'config.json'} is nested too deeply to be read") from error
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(map(str, first["loc"])) or "the whole"
         raise ReportError(
-            f"{place / 'config.json'} is no report's definition: {at}: {first['msg']}"
+            f"{place / 'config.json'} is not the definition of a report: {at}: {first['msg']}"
         ) from error
     data = {}
     for file in ("runs.csv", "history.csv"):
@@ -228,7 +228,7 @@ def _read(place: Path, file: str) -> str:
         return (place / file).read_bytes().decode("utf-8")
     except FileNotFoundError as error:
         raise ReportError(
-            f"{str(place)!r} has no {file}: it is no report's folder, or not a whole one"
+            f"{str(place)!r} has no {file}: it is not the folder of a report, or the report is incomplete"
         ) from error
     except UnicodeDecodeError as error:
         raise ReportError(f"{place / file} is damaged: {error}") from error

@@ -289,7 +289,7 @@ def _dash(curve: Curve) -> Dash:
 
 
 def _plain(text: str) -> str:
-    """Text as it is, but for scripts: a dollar is no mathematics."""
+    """Text as it is, but for scripts: a dollar sign does not start mathematics."""
 
     def script(base: str, mark: str, inner: str) -> str:
         if not re.fullmatch(r"[\w+−*·-]+", inner):

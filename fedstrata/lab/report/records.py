@@ -147,7 +147,7 @@ def read_runs(runs: str, history: str) -> list[RunRecord]:
     """What `write_runs` and `write_history` wrote.
 
     Raises:
-        ReportError: where the two do not fit together, or hold something that is no number.
+        ReportError: where the two do not fit together, or hold something that is not a number.
     """
     head, *lines = _rows("runs.csv", runs)
     series = _read_history(history)

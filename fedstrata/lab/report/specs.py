@@ -61,7 +61,7 @@ class Column:
                 format(0.5, self.format)
             except ValueError as error:
                 raise ValueError(
-                    f"column {self.metric!r}: {self.format!r} is no format of a number"
+                    f"column {self.metric!r}: {self.format!r} is not a format for numbers"
                 ) from error
 
     @property
@@ -181,7 +181,7 @@ class PlotSpec:
             _ = self.column
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", self.stem):
             raise ValueError(
-                f"{self.stem!r} is no name of a plot's file: small letters, digits, - and _ only"
+                f"{self.stem!r} is not a valid name for a plot's file: small letters, digits, - and _ only"
             )
 
     @property

@@ -84,7 +84,7 @@ def refused_sets(name: str, problem: Problem, server: bool) -> str | None:
 def moving_set(name: str, problem: Minimax) -> str | None:
     """Why a set of y that depends on x cannot be had by methods that step along ∇_x f."""
     if problem.project_y.arity > 1:
-        return f"{name}: ∇_x f is no descent direction where the set of y depends on x. Use FedRZOMinimax."
+        return f"{name}: ∇_x f is not a descent direction where the set of y depends on x. Use FedRZOMinimax."
     return None
 
 
