@@ -399,7 +399,7 @@ def free_port():
 
 def test_programs_that_call_python_are_known():
     """Two of them at once could wait for each other's threads, so a sweep does not start them together."""
-    from fedstrata.engines.digest import Reader
+    from fedstrata.support.digest import Reader
 
     shape = jax.ShapeDtypeStruct((), np.float32)
 

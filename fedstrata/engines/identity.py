@@ -24,12 +24,11 @@ from fedstrata.core.method import Method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Group, Part, Placed, common_size
-from fedstrata.engines.digest import digest_of
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.programs import objects
 from fedstrata.engines.rounds import before_rounds, measure, one_round
 from fedstrata.support.compiling import compiling
-from fedstrata.support.digest import tree_digest
+from fedstrata.support.digest import digest_of, tree_digest
 
 _WORDS = {
     "function": "another function",
@@ -128,6 +127,7 @@ def configuration() -> dict[str, Any]:
         "x64": bool(config.jax_enable_x64),
         "matmul_precision": config.jax_default_matmul_precision,
         "prng": config.jax_default_prng_impl,
+        "threefry_partitionable": config.jax_threefry_partitionable,
     }
 
 
@@ -152,7 +152,7 @@ def _described(value: Any) -> Any:
 
 
 def host_functions(functions: Mapping[str, Any]) -> dict[str, str]:
-    """Functions of the host, by their code; see `fedstrata.engines.digest`."""
+    """Functions of the host, by their code; see `fedstrata.support.digest`."""
     return {name: f"function {digest_of(function)}" for name, function in functions.items()}
 
 

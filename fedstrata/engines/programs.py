@@ -13,9 +13,9 @@ import jax.numpy as jnp
 
 from fedstrata.core.fed import Setup
 from fedstrata.core.types import PyTree
-from fedstrata.engines.digest import Reader
 from fedstrata.engines.engine import Engine
 from fedstrata.support.compiling import compiling, uncollected
+from fedstrata.support.digest import Reader
 
 PROGRAMS = 128  # executables that are kept, each under its own functions and under its digest
 

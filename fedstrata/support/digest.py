@@ -1,12 +1,36 @@
-"""Digests of arrays by what they hold: the same wherever they lie, in every process."""
+"""Digests of arrays and of programs, by what they hold and compute, wherever and however it is written.
+
+The digest of a jaxpr is that of its equations in order, with the arrays it closes over. It does not depend on
+the process, the hash seed, the version of Python, or on names, comments and docstrings. It depends on the
+version of JAX, which traces the same function into other equations from time to time.
+
+What a program computes through a callback (`fedstrata.black_box`, metrics on the host) has no equations. Such
+a function is known by its code, by what it closes over and by the globals it names, and no further: not by a
+helper in another module, and its bytecode is that of one version of Python. Whoever knows better names it:
+
+>>> def simulator(x, sample):
+...     return 0.0
+>>> simulator.fingerprint = "wind tunnel, version 3"
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
+import re
+from collections.abc import Callable, Mapping
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+from fedstrata.support.functions import LIBRARIES, is_library, referred_to
+
+# Names, and rules for derivatives: those that were taken are among the equations already.
+NOT_COMPUTED = {"name", "debug_info", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "rule"}
 
 
 def array_digest(array: np.ndarray) -> bytes:
@@ -22,4 +46,133 @@ def tree_digest(tree: Any) -> str:
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         digest.update(jax.tree_util.keystr(path).encode() + b"\0" + array_digest(np.asarray(leaf)))
+    return digest.hexdigest()[:24]
+
+
+def digest_of(value: Any) -> str:
+    """The digest of a jaxpr, or of a function that is called on the host.
+
+    >>> one, other = (jax.make_jaxpr(lambda x: a * x)(1.0) for a in (2.0, 3.0))
+    >>> digest_of(one) == digest_of(jax.make_jaxpr(lambda renamed: 2.0 * renamed)(4.0))
+    True
+    >>> digest_of(one) == digest_of(other)
+    False
+    """
+    return _hash(Reader().text(value))
+
+
+class Reader:
+    """Writes a jaxpr, or anything that one may hold, as a text without names and addresses.
+
+    Attributes:
+        primitives: the names of those in what was read, in functions inside too.
+    """
+
+    def __init__(self) -> None:
+        self.primitives: set[str] = set()
+        # with the object, so that no other gets its number
+        self._known: dict[int, tuple[Any, str, set[str]]] = {}
+        self._avals: dict[Any, str] = {}
+
+    @property
+    def calls_host(self) -> bool:
+        """Whether it calls functions on the host, which an equal text does not make the same."""
+        return any("callback" in name for name in self.primitives)
+
+    def text(self, value: Any) -> str:
+        """A value's text; that of a jaxpr, a function or an array is its digest."""
+        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+            return repr(value)
+        if id(value) not in self._known:
+            outside, self.primitives = self.primitives, set()
+            self._known[id(value)] = value, "…", set()  # a function may call itself
+            self._known[id(value)] = value, self._look(value), self.primitives
+            self.primitives = outside
+        _, text, inside = self._known[id(value)]
+        self.primitives |= inside
+        return text
+
+    def equation(self, equation: Any, name: Callable[[Any], str]) -> str:
+        """An equation's text, where variables that it reads have these names."""
+        self.primitives.add(equation.primitive.name)
+        read = [
+            f"{self._aval(atom.aval)}{self.text(atom.val)}" if hasattr(atom, "val") else name(atom)
+            for atom in equation.invars
+        ]
+        params = sorted((k, self.text(v)) for k, v in equation.params.items() if k not in NOT_COMPUTED)
+        return f"{equation.primitive.name}({','.join(read)}){params}"
+
+    def _look(self, value: Any) -> str:
+        if isinstance(named := getattr(value, "fingerprint", None), str):
+            return f"named {named}"
+        if hasattr(value, "eqns"):
+            return self._jaxpr(value)
+        if isinstance(value, tuple | list):
+            return f"{type(value).__name__}({','.join(map(self.text, value))})"
+        if isinstance(value, Mapping):
+            return f"{{{','.join(sorted(f'{self.text(k)}:{self.text(v)}' for k, v in value.items()))}}}"
+        if isinstance(value, frozenset | set):
+            return f"{{{','.join(sorted(map(self.text, value)))}}}"
+        if isinstance(value, ModuleType | type):
+            return f"{getattr(value, '__module__', '')}.{value.__name__}"
+        if hasattr(value, "__array__"):
+            return _array(value)
+        parts = _parts(value)
+        return re.sub(r" at 0x\w+", "", repr(value)) if parts is None else _hash(self.text(parts))
+
+    def _jaxpr(self, closed: Any) -> str:
+        jaxpr = getattr(closed, "jaxpr", closed)
+        number: dict[Any, str] = {}
+
+        def new(variable: Any) -> str:
+            number[variable] = f"%{len(number)}"
+            return self._aval(variable.aval)
+
+        lines = [",".join(map(new, (*jaxpr.constvars, *jaxpr.invars)))]
+        lines += map(self.text, getattr(closed, "consts", ()))
+        for equation in jaxpr.eqns:
+            text = self.equation(equation, number.__getitem__)
+            lines.append(f"{','.join(map(new, equation.outvars))}={text}")
+        returned = (self.text(v.val) if hasattr(v, "val") else number[v] for v in jaxpr.outvars)
+        return _hash(*lines, ",".join(returned))
+
+    def _aval(self, aval: Any) -> str:
+        if aval not in self._avals:
+            self._avals[aval] = aval.str_short() + "~" * getattr(aval, "weak_type", False)
+        return self._avals[aval]
+
+
+def _parts(value: Any) -> tuple[Any, ...] | None:
+    """What a function of the host, or an object that a jaxpr holds, is made of."""
+    match value:
+        case MethodType():
+            return value.__func__, value.__self__
+        case functools.partial():
+            return value.func, value.args, value.keywords
+        case CodeType():
+            return value.co_code, value.co_names, value.co_argcount, value.co_consts
+        case FunctionType() if is_library(value):
+            return value.__module__, value.__qualname__, referred_to(value)
+        case FunctionType():
+            consts = tuple(None if const == value.__doc__ else const for const in value.__code__.co_consts)
+            code = value.__code__.replace(co_consts=consts)
+            return code, value.__defaults__, value.__kwdefaults__, referred_to(value)
+    if dataclasses.is_dataclass(value):
+        return type(value), *(getattr(value, field.name) for field in dataclasses.fields(value))
+    if callable(value) and type(value).__module__.partition(".")[0] not in LIBRARIES:
+        return type(value), getattr(value, "__dict__", None), type(value).__call__
+    return None
+
+
+def _array(value: Any) -> str:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
+    return f"{array.tolist()}" if array.dtype.hasobject else array_digest(array).hex()
+
+
+def _hash(*parts: str) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
     return digest.hexdigest()[:24]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
-import numpy as np
 
+from fedstrata.support.digest import Reader
 from fedstrata.support.private_jax import dce_jaxpr
 
 PyTree: TypeAlias = Any
 Jaxpr: TypeAlias = Any  # of jax.extend.core, which takes 20 ms to load
-Equation: TypeAlias = Any
 
 
 def traced(function: Callable[..., Any], *args: PyTree) -> tuple[Any, Callable[..., Any]]:
@@ -43,58 +41,20 @@ def without_repetition(jaxpr: Jaxpr) -> Jaxpr:
     """
     instead: dict[Any, Any] = {}  # a variable → the one that has its value already
     known: dict[Any, list[Any]] = {}
-    equations = []
+    equations, reader = [], Reader()
 
     def now(variable: Any) -> Any:
-        return variable if _is_literal(variable) else instead.get(variable, variable)
+        return variable if hasattr(variable, "val") else instead.get(variable, variable)
 
     for equation in jaxpr.eqns:
         equation = equation.replace(invars=[now(v) for v in equation.invars])
-        key = _key(equation)
-        if key is not None and key in known:
+        reader.primitives = set()
+        key = equation.ctx, reader.equation(equation, lambda variable: f"%{id(variable)}")
+        # Functions of the host, and rules for derivatives, are not known by the text.
+        stays = equation.effects or any("callback" in n or "custom" in n for n in reader.primitives)
+        if key in known and not stays:
             instead.update(zip(equation.outvars, known[key], strict=True))
             continue
-        if key is not None:
-            known[key] = equation.outvars
+        known[key] = equation.outvars
         equations.append(equation)
     return jaxpr.replace(eqns=equations, outvars=[now(v) for v in jaxpr.outvars])
-
-
-def _is_literal(variable: Any) -> bool:
-    return hasattr(variable, "val")
-
-
-def _key(equation: Equation, places: Mapping[Any, Any] = MappingProxyType({})) -> Any:
-    """What tells an equation from others, or None where it must stay: it has effects, or cannot be told."""
-    if equation.effects or any(isinstance(value, float) for value in equation.params.values()):
-        return None  # −0 equals 0, and is another number
-    inputs = tuple(_told(v, places) for v in equation.invars)
-    try:
-        params = frozenset((name, _form(value)) for name, value in equation.params.items())
-        key = equation.primitive, equation.ctx, inputs, params
-        hash(key)
-    except TypeError:
-        return None
-    return key
-
-
-def _told(variable: Any, places: Mapping[Any, Any]) -> Any:
-    if _is_literal(variable):
-        return str(variable.aval), np.asarray(variable.val).tobytes()
-    return places.get(variable, variable)
-
-
-def _form(value: Any) -> Any:
-    """What tells a function inside an equation: its own, as JAX traces it again within a `vmap`."""
-    # From JAX 0.11 on open and closed ones are of one class.
-    if type(value).__name__ not in ("ClosedJaxpr", "Jaxpr") or getattr(value, "consts", True):
-        return value
-    places: dict[Any, Any] = {v: (str(v.aval), n) for n, v in enumerate(value.jaxpr.invars)}  # by place
-    keys: list[Any] = [tuple(places.values())]
-    for equation in value.jaxpr.eqns:
-        key = _key(equation, places)
-        if key is None:
-            return value
-        places.update((v, (len(keys), n)) for n, v in enumerate(equation.outvars))
-        keys.append(key)
-    return (*keys, tuple(_told(v, places) for v in value.jaxpr.outvars))

@@ -16,9 +16,9 @@ import optax
 import pytest
 
 import fedstrata as fs
-from fedstrata.engines.digest import digest_of
 from fedstrata.engines.identity import differences, programs_of
 from fedstrata.solving.pose import pose
+from fedstrata.support.digest import digest_of
 
 A = np.arange(6.0).reshape(3, 2)
 data = fs.FederatedData.from_clients([{"a": A}, {"a": A + 1}])
