@@ -222,10 +222,34 @@ def open_store(folder: str | os.PathLike[str], *, verify: bool | None = None) ->
     if index["version"] != VERSION:
         raise DataError(f"{file} has the format {index['version']}, this version reads {VERSION}.")
     store = Store(folder, index)
+    try:
+        _check(store)
+    except CorruptData:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise CorruptData(f"{file} does not describe a store ({type(error).__name__}: {error}).") from error
     files = store._all()
-    for one in files:
-        _ = one.pages
     if verify or (verify is None and store.nbytes <= VERIFIED):
         for one in files:
             one.verify()
     return store
+
+
+def _check(store: Store) -> None:
+    """What the index says must be there and fit together, before memory is asked for by it."""
+    for part in store.index["parts"].values():
+        arrays = [store._file(entry) for entry in part["arrays"]]
+        sizes = [store._file(part["sizes"])] if "sizes" in part else []
+        for one in (*arrays, *sizes):
+            if one.path.parent != store.folder or not all(type(n) is int and n >= 0 for n in one.shape):
+                raise ValueError(f"{one.path.name} is not an array of this folder")
+            _ = one.pages
+        for one in sizes:
+            one.verify()
+            counts = one.array
+            rows = {one.shape[0] for one in arrays}
+            whole = counts.ndim == 1 and counts.dtype.kind in "iu" and counts.min(initial=0) >= 0
+            if not whole or counts.max(initial=0) > min(rows):
+                raise ValueError("clients of sizes that are none")
+            if rows != {int(counts.sum())}:
+                raise ValueError(f"clients with {int(counts.sum())} samples, but arrays of {sorted(rows)}")

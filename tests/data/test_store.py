@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.data import store_writing
+from fedstrata.data.store_format import HEADER, digest_of
 
 SIZES = (4, 1, 7, 3)
 
@@ -115,6 +117,33 @@ def test_damage_names_the_file(folder, file, damage):
     path = folder / file
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(fs.data.CorruptData, match=f"{file} is damaged"):
+        fs.data.open_store(folder)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changes"),
+    [
+        ([2**30, 1, 1, 1], {}),
+        ([-1, 8, 4, 4], {}),
+        ([1, 1, 1, 1], {}),
+        (None, {"file": "../train.x.npy"}),
+        (None, {"shape": [-1, 2]}),
+        (None, {"shape": None}),
+    ],
+    ids=str,
+)
+def test_a_crafted_index_asks_for_no_memory(folder, sizes, changes):
+    """All digests are right: who writes a store can claim anything."""
+    index = json.loads((folder / "index.json").read_text())
+    part = index["parts"]["train"]
+    if sizes is not None:
+        path = folder / part["sizes"]["file"]
+        content = path.read_bytes()[:HEADER] + np.array(sizes, part["sizes"]["dtype"]).tobytes()
+        path.write_bytes(content)
+        part["sizes"]["sha256"] = hashlib.sha256(content[HEADER:]).hexdigest()
+    part["arrays"][0] |= changes
+    (folder / "index.json").write_text(json.dumps(index | {"sha256": digest_of(index)}))
+    with pytest.raises(fs.data.CorruptData, match=r"index\.json does not describe a store"):
         fs.data.open_store(folder)
 
 

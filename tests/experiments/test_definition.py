@@ -104,3 +104,13 @@ def test_a_table_needs_columns():
     with pytest.raises(ValidationError):
         make(table=TableSpec(()))
     assert make(table=TableSpec((Column("loss"),))).table.rows == ("label",)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"seeds": 10**9}, {"grid": {"H": list(range(1000)), "eta": list(range(1000))}}],
+    ids=["seeds", "grid"],
+)
+def test_more_settings_than_anybody_runs_are_refused_at_once(changes):
+    with pytest.raises(ExperimentError, match="settings, more than 100,000"):
+        _ = make(**changes).settings

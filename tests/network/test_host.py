@@ -166,6 +166,26 @@ def test_without_memory_there_is_nothing_to_forget(tmp_path):
     assert told == []
 
 
+class Boasting(Hosts):
+    """Sites that say they have more samples than anybody can count."""
+
+    def exchange(self, requests, timeout):
+        replies, failures = super().exchange(requests, timeout)
+        most = [np.full(1, 2**31 - 1, np.int32), np.zeros(0, np.int32)]
+        return {i: Request(reply.header, most) for i, reply in replies.items()}, failures
+
+
+def test_claims_that_nobody_can_count_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="2 clients have 4294967294 samples, most of them at site-0"):
+        Federation(Boasting(tmp_path, "fedavg"), "run", 0, TERMS).gather()
+    hosts = Hosts(tmp_path, "fedavg")
+    there = Federation(hosts, "run", 0, TERMS)
+    there.gather()
+    for total, clients in ((2**31, 2), (12, 2**31), (0, 2), (12, 0)):
+        there.pose(total, clients, None, {})
+        assert "than can be counted" in there._join({0: [0]})[0].why
+
+
 def other_values(data):
     """As many rows of the same form."""
     return FederatedData.from_clients([jax.tree.map(lambda leaf: leaf + 1, data.client(0))])

@@ -13,7 +13,7 @@ import numpy as np
 from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.engine import Remote, RoundFailed
-from fedstrata.engines.network.host import blank
+from fedstrata.engines.network.host import MOST_CLIENTS, MOST_SAMPLES, blank
 from fedstrata.engines.network.transport import Failure, Outcome, Request, Transport
 
 log = logging.getLogger("fedstrata.network")
@@ -87,6 +87,12 @@ class Federation:
             members.append(np.arange(first, first + len(self._sizes[i][0]), dtype=np.int32))
             first += len(members[-1])
         sizes = np.concatenate([self._sizes[i][0] for i in everyone])
+        if (total := int(sizes.sum(dtype=np.int64))) > MOST_SAMPLES or len(sizes) > MOST_CLIENTS:
+            most = max(everyone, key=lambda i: int(self._sizes[i][0].sum(dtype=np.int64)))
+            raise ValueError(
+                f"The sites say that {len(sizes)} clients have {total} samples, most of them at "
+                f"{self.names[most]}; {MOST_CLIENTS} clients and {MOST_SAMPLES} samples can be counted."
+            )
         self.members, self.form = members, self._forms[0]
         data = [self._data[i] for i in everyone]
         return Remote(self, members, sizes, made_up(self._forms[0], 1), self._begin, self._seen, data)

@@ -44,6 +44,8 @@ def serve(
             details = f"{error.code().name}: {error.details()}"
             strange = "handshake failed" in details.lower()
             hint = "; was its kit made by the same `net kits` as the server's?" if strange else ""
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                hint = f"; message_bytes is {limit} here: is it more at the server?"
             log.warning("no connection to %s (%s)%s", address, details, hint)
             if error.code() is grpc.StatusCode.PERMISSION_DENIED:
                 pause = LONGEST_PAUSE

@@ -33,6 +33,7 @@ from fedstrata.engines.network.text import Text
 from fedstrata.engines.network.wire import Arrays, Header
 
 log = logging.getLogger("fedstrata.network")
+MOST_CLIENTS, MOST_SAMPLES = 10**6, 2**31 - 1  # of a federation; samples are counted in int32
 _MOST_NAMES = wire.HEADER_LIMIT // 4  # bytes of columns' names
 
 
@@ -147,13 +148,15 @@ class Host:
         clients = wire.value(header, "clients", int)
         if len(arrays) != 1 or arrays[0].dtype != np.int32 or arrays[0].shape != (self.opened.data.clients,):
             raise SiteRefused("The server counts this site's clients otherwise.")
-        own = np.array(arrays[0])
+        own, total = np.array(arrays[0]), wire.value(header, "total", int)
+        if not (0 < clients <= MOST_CLIENTS and 0 < total <= MOST_SAMPLES):
+            raise SiteRefused("A federation of more clients or samples than can be counted, or of none.")
         if not ((own >= 0).all() and (own < clients).all() and len(set(own.tolist())) == len(own)):
             raise SiteRefused("The server counts this site's clients otherwise.")
         server = blank(header.get("server"))
         text, identity = self.opened.text(clients, server)
         _compare(wire.value(header, "identity", dict), identity)
-        place = Place(own, wire.value(header, "total", int))
+        place = Place(own, total)
         site = self.site
         if site is None or site.place.total != place.total or not np.array_equal(site.place.clients, own):
             site = Site(text, self.opened.data, place, self.folder / self.run)

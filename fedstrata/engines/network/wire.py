@@ -122,14 +122,14 @@ def values(header: Header, name: str, kinds: Sequence[type]) -> list[Any]:
 
 
 def numbers(header: Header, name: str) -> list[int]:
-    """An entry of a header that is a list of whole numbers, at least one.
+    """An entry of a header that is a list of a few whole numbers, at least one.
 
     Raises:
         WireError: where it is not.
     """
     found = value(header, name, list)
-    if not found or not all(type(n) is int and 0 <= n < 2**63 for n in found):
-        raise WireError(f"A header whose entry {name!r} is no list of numbers.")
+    if not 1 <= len(found) <= 8 or not all(type(n) is int and 0 <= n < 2**63 for n in found):
+        raise WireError(f"A header whose entry {name!r} is no list of a few numbers.")
     return list(found)
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import itertools
 import keyword
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ from fedstrata.lab.experiments.errors import ExperimentError
 from fedstrata.lab.report import PaperClaims, PlotSpec, RunRecord, TableSpec
 from fedstrata.lab.report.records import Scalar
 from fedstrata.support.words import suggest
+
+MOST_SETTINGS = 100_000
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Method
@@ -227,6 +230,12 @@ class Experiment(BaseModel):
     @property
     def settings(self) -> list[Setting]:
         """All settings: the grid's cells in order, and within a cell the seeds."""
+        number = self.seeds * sum(math.prod(map(len, block.values())) for block in self.grid)
+        if number > MOST_SETTINGS:
+            raise ExperimentError(
+                f"{self.name} has {number:,} settings, more than {MOST_SETTINGS:,}: give fewer values in the "
+                "grid, or fewer seeds."
+            )
         cells: dict[str, dict[str, Scalar]] = {}
         for block in self.grid:
             for values in itertools.product(*block.values()):

@@ -69,6 +69,7 @@ def _messages() -> Iterator[None]:
     from fedstrata.engines.callbacks import TooFewThreads
     from fedstrata.engines.engine import Unfinished
     from fedstrata.lab.experiments.errors import in_words
+    from fedstrata.support.sealed import CheckpointError
 
     before, warnings.formatwarning = warnings.formatwarning, in_words
     try:
@@ -79,7 +80,7 @@ def _messages() -> Iterator[None]:
     except Unfinished as error:
         typer.echo(f"Stopped: {error}", err=True)
         raise typer.Exit(3) from None
-    except (OSError, ValueError, TooFewThreads) as error:
+    except (OSError, ValueError, TooFewThreads, CheckpointError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
     finally:
