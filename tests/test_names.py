@@ -19,6 +19,7 @@ def run(code):
 def test_every_name_is_there():
     assert {"solve", "FedAvg", "Bilevel", "data", "dro", "METHODS", "sweep"} <= set(fs.__all__)
     assert {*fs.methods.__all__, *fs.problems.__all__, "__version__"} <= set(dir(fs))
+    assert {name for name in dir(fs) if not name.startswith("__")} == set(fs.__all__)
     for name in fs.__all__:
         assert getattr(fs, name) is not None
     assert fs.data is import_module("fedstrata.data")

@@ -335,7 +335,9 @@ def method(cls: MethodT) -> MethodT:
     """
     cls = dataclasses.dataclass(frozen=True, repr=False)(cls)  # type: ignore[assignment]
     words = "\n".join(base.__doc__ or "" for base in cls.__mro__[:-1])
-    cls.__init__ = spelling(cls.__name__, words)(cls.__init__)  # type: ignore[method-assign]
+    rules = f"{cls.__name__}.from_theory(…) computes them" if hasattr(cls, "from_theory") else "Steps follow"
+    instead = f"{rules} from constants of the problem, which fs.constants(problem, data, x0) measures."
+    cls.__init__ = spelling(cls.__name__, words, missing=instead)(cls.__init__)  # type: ignore[method-assign]
     hints = get_type_hints(cls, include_extras=True)
     cls.hyperparameters = {f.name: Field.of(hints[f.name]) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     if callable(own := vars(cls).get("reveals_on")):

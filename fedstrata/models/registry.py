@@ -101,7 +101,12 @@ def _outputs(data: FederatedData, loss: Loss) -> int:
     if loss.labels == "classes":
         if (found := np.asarray(data.train["y"]).dtype).kind not in "iub":
             raise DataError(f"Labels of classes must be integers, but 'y' is {found}: give y.astype(int).")
-        return max(2, count_classes(data))
+        if (classes := count_classes(data)) > 1 and not (np.asarray(data.train["y"]) == 0).any():
+            raise DataError(
+                f"No training sample has the label 0, and the largest is {classes - 1}. Number the classes "
+                "from 0, or say how many scores there are (classes=, outputs=) if the first has no sample."
+            )
+        return max(2, classes)
     if loss.labels == "two":
         check_labels(data, 2)
         return 1

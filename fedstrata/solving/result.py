@@ -92,6 +92,8 @@ class Result:
             words.append(known.verdict)
         for metric, values in itertools.islice(self._main().items(), 2):
             words.append(f"{metric} {html.number(float(values[0]))} → {html.number(float(values[-1]))}")
+        if self.weights is not None:
+            words.append(f"{self.weights} weights")
         compiled = f" ({self.compiling:.3g} compiling)" if self.compiling else ""
         return [*words, f"{self.ledger.bytes_up:,} bytes up", f"{self.seconds:.3g} s{compiled}"]
 

@@ -50,6 +50,7 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *get("__all__")})
+        own = (name for name in vars(sys.modules[package]) if name.startswith("__"))
+        return sorted({*own, *get("__all__")})  # and no module that happens to be imported
 
     return get, names

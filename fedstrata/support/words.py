@@ -69,15 +69,25 @@ def check_spelling(name: str, given: Iterable[str], known: Sequence[str], docume
             raise TypeError(f"{name} has no argument {argument!r}{meant} It has {', '.join(known)}.")
 
 
-def spelling(name: str, documentation: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: an argument that the function ``name`` does not have is an error with what was meant."""
+def spelling(
+    name: str, documentation: str = "", missing: str | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: an argument that the function ``name`` does not have is an error with what was meant.
+
+    Where ``missing`` says what to do about it, so is one that it needs and is not given.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        known = [argument for argument in inspect.signature(function).parameters if argument != "self"]
+        signature = inspect.signature(function)
+        known = [argument for argument in signature.parameters if argument != "self"]
+        needed = [p.name for p in signature.parameters.values() if p.default is p.empty]
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             check_spelling(name, kwargs, known, documentation)
+            lacking = [argument for argument in needed[len(args) :] if argument not in kwargs]
+            if lacking and missing is not None:
+                raise TypeError(f"{name} needs {', '.join(lacking)}. {missing}")
             return function(*args, **kwargs)
 
         return checked

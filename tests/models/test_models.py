@@ -193,7 +193,14 @@ def test_sizes_come_from_the_data():
     flat = fs.FederatedData.from_clients([{"x": images.reshape(6, -1) / 255, "y": y}])
     model = models.for_data("cnn", flat, shape=[8, 8, 3])
     assert model.apply(model.init(0), flat.train["x"][0]).shape == (3,)
+    from_one = fs.FederatedData.from_clients([{"x": images.reshape(6, -1) / 255, "y": y + 1}])
+    assert models.for_data("softmax", from_one, classes=4).init(0)["W"].shape == (192, 4)
     for call, error, message in [
+        (
+            lambda: models.for_data("softmax", from_one),
+            DataError,
+            "label 0, and the largest is 3. Number the",
+        ),
         (lambda: models.for_data("cnn", flat), DataError, r"samples of shape \(192,\).*flat=False"),
         (lambda: models.for_data("logistic", data), DataError, "has the label 2"),
         (lambda: models.for_data("linear", data, loss="hinge"), DataError, "has the label 2"),

@@ -65,6 +65,7 @@ def test_a_result(result):
     line = repr(result)
     assert len(line) <= 110
     assert line.startswith("Result(FedAvg, 4 rounds, <b> 0 → ")
+    assert "uniform weights" in line
     assert repr(result.ledger) == (
         "Ledger(rounds=4, exchanges=4, bytes_up=96, bytes_down=96, oracle_calls=112)"
     )
