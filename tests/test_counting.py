@@ -80,9 +80,9 @@ def test_factors_from_outside_a_loop_and_from_inside(disabled):
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=12))
 def test_two_words_do_not_overflow(numbers):
     tally = counting.Tally(scaled=[(Counter(values=1), jnp.int32(0))])
-    words = counting.no_words(tally)
+    words = counting.no_counts(tally)
     for number in numbers:
-        words = counting.add_words(words, counting.Tally(scaled=[(Counter(values=1), jnp.int32(number))]))
+        words = counting.add_counts(words, counting.Tally(scaled=[(Counter(values=1), jnp.int32(number))]))
     assert counting.settle(words, 1)["values"] == sum(numbers)
 
 

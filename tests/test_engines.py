@@ -17,8 +17,8 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.core.fed import Setup
-from fedstrata.data.storage import Group, Part, Placed
-from fedstrata.engines import simulated, stream
+from fedstrata.data.storage import FlatSamples, Placed, SizeGroup
+from fedstrata.engines import simulated, streamed_run
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.simulated import CACHED, Simulated, trace_advance
 from fedstrata.methods.fedavg import State
@@ -35,8 +35,8 @@ def program_memory(clients, dimension, chunk, participants=None):
     """Bytes of temporaries of the compiled rounds, the data and the parameters aside."""
     shape = jax.ShapeDtypeStruct
     number = shape((clients,), jnp.int32)
-    part = Part({"a": shape((clients, 1), jnp.float32)}, number, number, clients, 1)
-    data = Placed(part, None, None, None, None, clients, 1, None, (Group(clients, 1, 0),))
+    part = FlatSamples({"a": shape((clients, 1), jnp.float32)}, number, number, clients, 1)
+    data = Placed(part, None, None, None, None, clients, 1, None, (SizeGroup(clients, 1, 0),))
     setup = Setup(problem, clients, participants or clients, measure_problem=False)
     carry = Carry(State(shape((dimension,), jnp.float32)), None)
     engine = Simulated(chunk=chunk)
@@ -108,9 +108,9 @@ def test_strides_of_a_gpu_change_nothing(monkeypatch):
     for engine in ("simulated", "streamed"):
         np.testing.assert_allclose(many(engine), often, rtol=1e-6)
     strides = []
-    spied = stream.in_strides
+    spied = streamed_run.in_strides
     monkeypatch.setattr(
-        stream, "in_strides", lambda *args: strides.append(int(np.gcd.reduce(args[3]))) or spied(*args)
+        streamed_run, "in_strides", lambda *args: strides.append(int(np.gcd.reduce(args[3]))) or spied(*args)
     )
     for ahead in (None, 3, 9):  # all windows of a run have the same stride, and so the same program
         np.testing.assert_allclose(many(fs.engines.Streamed(ahead=ahead)), often, rtol=1e-6)

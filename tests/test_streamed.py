@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.engines import callbacks, stream
+from fedstrata.engines import callbacks, streamed_run
 from fedstrata.engines.memories import Memories
 from fedstrata.engines.programs import kept
 from fedstrata.engines.streamed import Streamed
@@ -116,7 +116,7 @@ def test_what_is_wrong_is_said(data, monkeypatch):
 
     bad = fs.FederatedData.from_source(fs.data.FromFunction(SIZES, broken))
     everyone = {**arguments, "participation": 1.0, "default_metrics": False}
-    monkeypatch.setattr(stream, "MANY", 50)
+    monkeypatch.setattr(streamed_run, "MANY", 50)
     # From the thread that reads, in a callback; and before that, what it means that all take part.
     with pytest.warns(UserWarning, match="asks all 60 clients"), pytest.raises(OSError, match="disk is gone"):
         fs.solve(problem, fs.FedAvg(gamma=0.1), bad, np.zeros(3), **everyone)

@@ -29,7 +29,7 @@ from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import Result
 from fedstrata.support import html
 
-Part = Literal["train", "valid", "test"]
+PartName = Literal["train", "valid", "test"]
 SHOWN = 20  # clients that a printed table has rows for
 
 
@@ -51,7 +51,7 @@ class Baselines:
     values: dict[str, np.ndarray]
     names: tuple[str, ...]
     metric: str
-    part: Part
+    part: PartName
     mode: Literal["min", "max"]
     shares: np.ndarray = field(repr=False)
     results: dict[str, Any] = field(repr=False, compare=False)
@@ -120,7 +120,7 @@ def baselines(
     y0: PyTree = None,
     metric: Callable[..., Any] | None = None,
     mode: Literal["min", "max"] = "min",
-    part: Part | None = None,
+    part: PartName | None = None,
     alone: Method | None = None,
     fine_tune: int | None = None,
     result: Result | None = None,
@@ -234,7 +234,7 @@ def _metric(problem: Problem, metric: Callable[..., Any] | None) -> tuple[str, T
     raise TypeError(f"baselines: give a metric; {type(problem).__name__} has no single loss of a sample.")
 
 
-def _part(data: FederatedData) -> Part:
+def _part(data: FederatedData) -> PartName:
     try:
         if set(data.test_clients.tolist()) == set(range(data.clients)):
             return "test"
@@ -250,7 +250,7 @@ def _pooled(data: FederatedData) -> FederatedData:
     return replace(data, sizes=np.array([data.sizes.sum()]), valid_sizes=valid_sizes, names=None)
 
 
-def _padded(data: FederatedData, part: Part) -> list[tuple[PyTree, int]]:
+def _padded(data: FederatedData, part: PartName) -> list[tuple[PyTree, int]]:
     """Every client's samples with their number, all of one length, so that one program judges them."""
     clients = [data.client(i, part) for i in range(data.clients)]
     sizes = [jax.tree.leaves(client)[0].shape[0] for client in clients]

@@ -23,7 +23,7 @@ from scipy import special
 
 from fedstrata.core import tree
 from fedstrata.core.problem import Problem
-from fedstrata.core.term import Given
+from fedstrata.core.term import Applied
 from fedstrata.core.types import Function, PyTree, Real, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
@@ -78,7 +78,7 @@ def gradient_norm(
     >>> estimate.low < 10 < estimate.high
     True
     """
-    return _norm(Given(_alone, f), None, tree.as_floats(x, "x"), eta, samples, confidence, seed, shift)
+    return _norm(Applied(_alone, f), None, tree.as_floats(x, "x"), eta, samples, confidence, seed, shift)
 
 
 def _alone(f: Callable[[PyTree], Any], x: PyTree, context: None) -> Any:

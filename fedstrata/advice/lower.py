@@ -23,7 +23,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedstrata.advice.spectrum import extremes
 from fedstrata.core import tree
-from fedstrata.core.term import Given
+from fedstrata.core.term import Applied
 from fedstrata.core.types import Array, Function, PyTree, Real
 from fedstrata.data.storage import Placed
 from fedstrata.estimators import vi
@@ -92,7 +92,7 @@ def hypergradient(
 
 def spectrum(level: Level, data: Placed, x: PyTree, y: PyTree) -> tuple[float, float, PyTree]:
     """The smallest and the largest curvature of h at y, and the direction of the smallest."""
-    return extremes(Given(_along, level), y, (x, y, data))
+    return extremes(Applied(_along, level), y, (x, y, data))
 
 
 def _along(level: Level, v: PyTree, at: tuple[PyTree, PyTree, Placed]) -> PyTree:

@@ -249,7 +249,7 @@ def each(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
 
 @partial(jax.tree_util.register_dataclass, data_fields=("sums",), meta_fields=("fixed", "scaled"))
 @dataclass(frozen=True)
-class Words:
+class WideCounts:
     """The factors of many tallies added up, which can pass 2³²: exact without 64-bit mode.
 
     Attributes:
@@ -262,13 +262,13 @@ class Words:
     scaled: tuple[_Items, ...]
 
 
-def no_words(tally: Tally) -> Words:
+def no_counts(tally: Tally) -> WideCounts:
     """Zero, in words, of the form of a tally (shapes suffice)."""
     factors, (fixed, scaled) = tally.tree_flatten()
-    return Words(jnp.zeros((len(factors), 2), jnp.uint32), fixed, scaled)
+    return WideCounts(jnp.zeros((len(factors), 2), jnp.uint32), fixed, scaled)
 
 
-def add_words(words: Words, tally: Tally) -> Words:
+def add_counts(words: WideCounts, tally: Tally) -> WideCounts:
     """Add a tally's factors."""
     if not tally.scaled:
         return words
@@ -277,7 +277,7 @@ def add_words(words: Words, tally: Tally) -> Words:
     return replace(words, sums=jnp.stack([high + (added < low), added], axis=1))
 
 
-def settle(words: Words, times: int) -> Counter[str]:
+def settle(words: WideCounts, times: int) -> Counter[str]:
     """The counts of ``times`` repetitions, over which the factors came to these words."""
     fixed = Counter({name: amount * times for name, amount in words.fixed})
     sums = [(int(high) << 32) + int(low) for high, low in np.asarray(words.sums)]

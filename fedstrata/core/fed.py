@@ -418,7 +418,7 @@ def visit(setup: Setup, exchange: Exchange, client: Client) -> tuple[Remember, c
     reply, tally = counting.counted(exchange.phase)(setup.problem, client, key, *exchange.message)
     if not isinstance(reply, Remember):
         reply = Remember(reply, None)
-    elif reply.memory is not None and not tree.alike(reply.memory, client.memory):
+    elif reply.memory is not None and not tree.same_structure(reply.memory, client.memory):
         name = getattr(exchange.phase, "__qualname__", "a phase")
         raise TypeError(
             f"{name} returns Remember(upload, memory) with the memory {shapes(reply.memory)}, but clients "

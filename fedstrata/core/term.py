@@ -24,11 +24,11 @@ Reads: TypeAlias = Literal["sample", "batch", "nothing"]
 MeanOf: TypeAlias = Callable[[PyTree, jax.Array], PyTree]
 
 
-class Given(functools.partial[Any]):
+class Applied(functools.partial[Any]):
     """A function whose first arguments are given; two are equal where these are, and share their programs."""
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Given):
+        if not isinstance(other, Applied):
             return NotImplemented
         return (self.func, self.args, self.keywords) == (other.func, other.args, other.keywords)
 
@@ -115,13 +115,13 @@ class Term:
 
     def then(self, g: Callable[[Any], Any]) -> Term:
         """``g(function(…))``, with the same marks."""
-        return replace(self, function=Given(_then, self.function, g))
+        return replace(self, function=Applied(_then, self.function, g))
 
     def on_batches(self) -> Term:
         """The term as one that reads batches: the mean over a batch's samples."""
         if self.reads != "sample":
             return self
-        return replace(self, function=Given(_on_batch, self), reads="batch")
+        return replace(self, function=Applied(_on_batch, self), reads="batch")
 
     @property
     def name(self) -> str:
@@ -168,7 +168,7 @@ def together(*terms: Term) -> Reads:
     return "batch" if any(term.reads == "batch" for term in terms) else "sample"
 
 
-def alike(*terms: Term) -> tuple[Term, ...]:
+def read_alike(*terms: Term) -> tuple[Term, ...]:
     """The terms for use on the same samples: where one reads batches, so do all."""
     return tuple(term.on_batches() for term in terms) if together(*terms) == "batch" else terms
 

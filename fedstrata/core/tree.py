@@ -156,7 +156,7 @@ def _is_equinox(tree: PyTree) -> bool:
     return equinox is not None and isinstance(tree, equinox.Module)
 
 
-def alike(one: PyTree, other: PyTree) -> bool:
+def same_structure(one: PyTree, other: PyTree) -> bool:
     """Whether two pytrees have the same structure; shapes may differ."""
     first: Any = jax.tree.structure(one)
     return bool(first == jax.tree.structure(other))

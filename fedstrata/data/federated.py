@@ -34,7 +34,7 @@ from fedstrata.data.samples import (
 )
 from fedstrata.data.scaled import scaled
 from fedstrata.data.source import ScaledSource, Source, rows_of, source_digest, taken
-from fedstrata.data.storage import NOBODY, Group, Part, Placed, common_size, groups_of, launch_rows
+from fedstrata.data.storage import NOBODY, FlatSamples, Placed, SizeGroup, common_size, groups_of, launch_rows
 from fedstrata.support import html
 from fedstrata.support.digest import tree_digest
 from fedstrata.support.shown import line
@@ -492,12 +492,12 @@ class FederatedData:
         """The same, made again and not kept; ``put`` brings an array to its device."""
         self.need_memory("This engine")
 
-        def part(tree: PyTree, sizes: np.ndarray | None, who: str) -> Part | None:
+        def part(tree: PyTree, sizes: np.ndarray | None, who: str) -> FlatSamples | None:
             if sizes is None:
                 return None
             offsets = _offsets(sizes).astype(np.int32)
             leaves = jax.tree.map(put, on_device(tree, who))
-            return Part(leaves, put(sizes), put(offsets), int(sizes.sum()), common_size(sizes))
+            return FlatSamples(leaves, put(sizes), put(offsets), int(sizes.sum()), common_size(sizes))
 
         training, validation = (
             part(self.train, self.sizes, "train"),
@@ -526,7 +526,7 @@ class FederatedData:
             )
 
     def some(
-        self, clients: np.ndarray, rows: int, samples: dict[str, int], groups: tuple[Group, ...]
+        self, clients: np.ndarray, rows: int, samples: dict[str, int], groups: tuple[SizeGroup, ...]
     ) -> Placed:
         """Some clients alone, on the host, in arrays of fixed shapes: one program serves any of them.
 
@@ -538,14 +538,14 @@ class FederatedData:
         """
         number = len(clients)
 
-        def part(name: str, sizes: np.ndarray | None) -> Part | None:
+        def part(name: str, sizes: np.ndarray | None) -> FlatSamples | None:
             if sizes is None:
                 return None
             own: Any = np.full(rows, common_size(sizes) or 1, np.int32)
             own[:number] = sizes[clients]
             offsets: Any = np.zeros(rows, np.int32)
             offsets[:number] = _offsets(own[:number])
-            return Part(
+            return FlatSamples(
                 jax.tree.map(partial(_padded, samples[name]), on_device(self.read(clients, name), name)),
                 own,
                 offsets,

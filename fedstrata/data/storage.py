@@ -34,7 +34,7 @@ JOINED = 1.2  # the same, up to which groups of like sizes are joined again
 LAUNCH = 2**22  # numbers of padding that an accelerator reads in the time in which it starts one more group
 
 
-class Group(NamedTuple):
+class SizeGroup(NamedTuple):
     """Clients of like size that run with the same capacities (static)."""
 
     clients: int
@@ -48,7 +48,7 @@ class Group(NamedTuple):
     meta_fields=("samples", "stride"),
 )
 @dataclass(frozen=True)
-class Part:
+class FlatSamples:
     """The training or the validation samples of all clients.
 
     Attributes:
@@ -112,15 +112,15 @@ class Placed:
         every: how many each of them has, where some are not here and clients are drawn by size.
     """
 
-    training: Part
-    validation: Part | None
+    training: FlatSamples
+    validation: FlatSamples | None
     test: PyTree
     server: PyTree
     order: Array | None
     clients: int
     equal: int | None
     valid_equal: int | None
-    groups: tuple[Group, ...]
+    groups: tuple[SizeGroup, ...]
     ids: Array | None = None
     total: Array | None = None
     every: Array | None = None
@@ -173,11 +173,11 @@ class Placed:
         return numbers
 
     @property
-    def largest(self) -> Group:
+    def largest(self) -> SizeGroup:
         """The capacities that suffice for every client."""
-        return Group(self.clients, max(g.train for g in self.groups), max(g.valid for g in self.groups))
+        return SizeGroup(self.clients, max(g.train for g in self.groups), max(g.valid for g in self.groups))
 
-    def client(self, index: Integer, memory: PyTree = None, group: Group | None = None) -> Client:
+    def client(self, index: Integer, memory: PyTree = None, group: SizeGroup | None = None) -> Client:
         """The client in row ``index`` (may be traced), whose samples are fetched from the flat arrays.
 
         Args:
@@ -216,7 +216,7 @@ class Placed:
         theirs = (samples >= of.offsets) & (samples < ends)  # of one client each: the sum is exact
         return jnp.where(theirs, each, 0).sum(1)  # compiles in a fraction of it
 
-    def _part(self, name: str) -> Part:
+    def _part(self, name: str) -> FlatSamples:
         return self.training if name == "train" or self.validation is None else self.validation
 
     def mean(
@@ -291,13 +291,13 @@ class Outline:
         return replace(self, test=opened(self.test), server=opened(self.server))
 
 
-def _samples(part: Part, index: Integer, equal: int | None, capacity: int) -> Samples:
+def _samples(part: FlatSamples, index: Integer, equal: int | None, capacity: int) -> Samples:
     return Samples(part.leaves, part.sizes[index] if equal is None else equal, part.offsets[index], capacity)
 
 
 def groups_of(
     sizes: np.ndarray, valid_sizes: np.ndarray | None, launch: int = 0
-) -> tuple[np.ndarray | None, tuple[Group, ...]]:
+) -> tuple[np.ndarray | None, tuple[SizeGroup, ...]]:
     """The clients by size and their groups; no order where one group is good enough.
 
     Args:
@@ -306,7 +306,7 @@ def groups_of(
         launch: how many rows cost as much as to start one more group, see `launch_rows`.
     """
     valid = np.zeros_like(sizes) if valid_sizes is None else valid_sizes
-    whole = Group(len(sizes), int(sizes.max()), int(valid.max()))
+    whole = SizeGroup(len(sizes), int(sizes.max()), int(valid.max()))
     real = int(sizes.sum() + valid.sum())
     if _rows([whole]) <= PADDING * real:
         return None, (whole,)
@@ -314,7 +314,7 @@ def groups_of(
     octave = np.ceil(np.log2(sizes[order])).astype(int)
     parts = np.split(order, np.flatnonzero(np.diff(octave)) + 1)
     caps = np.maximum.accumulate([valid[p].max() for p in parts])  # a later group suffices for an earlier one
-    groups = [Group(len(p), int(sizes[p].max()), int(v)) for p, v in zip(parts, caps, strict=True)]
+    groups = [SizeGroup(len(p), int(sizes[p].max()), int(v)) for p, v in zip(parts, caps, strict=True)]
     # Each group is a copy of the phase to compile: the cheapest to join are joined while little is lost.
     allowed = max(1.02 * _rows(groups), JOINED * real)
     while len(groups) > 1:
@@ -333,16 +333,16 @@ def launch_rows(samples: PyTree) -> int:
     return LAUNCH // max(1, sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(samples)))
 
 
-def _rows(groups: list[Group]) -> int:
+def _rows(groups: list[SizeGroup]) -> int:
     """How many rows a pass over everyone goes through."""
     return sum(g.clients * (g.train + g.valid) for g in groups)
 
 
-def _join(small: Group, large: Group) -> Group:
-    return Group(small.clients + large.clients, large.train, large.valid)
+def _join(small: SizeGroup, large: SizeGroup) -> SizeGroup:
+    return SizeGroup(small.clients + large.clients, large.train, large.valid)
 
 
-def alike(datasets: list[Placed]) -> list[Placed]:
+def common_structure(datasets: list[Placed]) -> list[Placed]:
     """Data sets of one structure, so that one program serves them all: with common capacities.
 
     They must agree in the numbers of clients and samples and in the form of a sample.
@@ -350,9 +350,9 @@ def alike(datasets: list[Placed]) -> list[Placed]:
     if len({jax.tree.structure(d) for d in datasets}) == 1:
         return datasets
     largest = [d.largest for d in datasets]
-    group = Group(datasets[0].clients, max(g.train for g in largest), max(g.valid for g in largest))
+    group = SizeGroup(datasets[0].clients, max(g.train for g in largest), max(g.valid for g in largest))
 
-    def without_stride(part: Part | None) -> Part | None:
+    def without_stride(part: FlatSamples | None) -> FlatSamples | None:
         return None if part is None else replace(part, stride=None)
 
     return [

@@ -25,7 +25,7 @@ from fedstrata.core.fed import Setup
 from fedstrata.core.method import Method
 from fedstrata.core.types import Array, PyTree
 from fedstrata.data.federated import FederatedData
-from fedstrata.data.storage import Placed, alike
+from fedstrata.data.storage import Placed, common_structure
 from fedstrata.engines.engine import Advanced, Carry, Engine, Job
 from fedstrata.engines.programs import Program, program
 from fedstrata.engines.simulated import Simulated, lanes_of, send_home, strided, trace_advance, trace_begin
@@ -57,7 +57,7 @@ class Batched(Engine):
         """See `Engine.place`; data of the seeds' own, which every method has, are made alike and stacked."""
         if isinstance(data, FederatedData):
             return self.inner.place(data)
-        alike_data = alike([self.inner.place(d) for d in data[: self.seeds]])
+        alike_data = common_structure([self.inner.place(d) for d in data[: self.seeds]])
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike_data)
 
     def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:

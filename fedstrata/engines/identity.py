@@ -23,7 +23,7 @@ from fedstrata.core.fed import Exchange, Fed, Setup, visit
 from fedstrata.core.method import Method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.data.federated import FederatedData
-from fedstrata.data.storage import Group, Part, Placed, common_size
+from fedstrata.data.storage import FlatSamples, Placed, SizeGroup, common_size
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.programs import objects
 from fedstrata.engines.rounds import before_rounds, measure, one_round
@@ -98,19 +98,19 @@ def outline(data: FederatedData) -> Placed:
         form = data.sample_of(part)
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((number, *leaf.shape), leaf.dtype), form)
 
-    def of_clients(part: str, sizes: np.ndarray | None) -> Part | None:
+    def of_clients(part: str, sizes: np.ndarray | None) -> FlatSamples | None:
         if sizes is None:
             return None
         total: int = np.sum(sizes).item()
         each: Any = jax.ShapeDtypeStruct((data.clients,), jnp.int32)
-        return Part(rows(part, total), each, each, total)
+        return FlatSamples(rows(part, total), each, each, total)
 
     def pooled(part: str) -> PyTree:
         leaves = jax.tree.leaves(getattr(data, part))
         return rows(part, leaves[0].shape[0]) if leaves else None
 
     sizes, valid = data.sizes, data.valid_sizes
-    group = Group(data.clients, int(np.max(sizes)), 0 if valid is None else int(np.max(valid)))
+    group = SizeGroup(data.clients, int(np.max(sizes)), 0 if valid is None else int(np.max(valid)))
     training = of_clients("train", sizes)
     assert training is not None
     return Placed(

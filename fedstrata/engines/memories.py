@@ -11,7 +11,7 @@ import numpy as np
 from fedstrata.core.types import PyTree
 
 
-class Held(NamedTuple):
+class MemoriesAt(NamedTuple):
     """What clients remember at one moment of a run."""
 
     memories: Memories

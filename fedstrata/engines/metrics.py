@@ -22,7 +22,7 @@ from fedstrata.core.types import Array, PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.support.shown import short
 
-Part = Literal["train", "valid", "test"]
+PartName = Literal["train", "valid", "test"]
 MOST_NAMED = 100  # clients whose own numbers are kept one by one
 
 
@@ -48,7 +48,7 @@ class PerClient:
     """See `per_client`."""
 
     function: Term | OnHost
-    part: Part = "train"
+    part: PartName = "train"
     mode: Literal["min", "max"] = "min"
     quantiles: tuple[float, ...] = (0.25, 0.5, 0.75)
     each: bool = False
@@ -167,7 +167,7 @@ def one_number(name: str, value: Any) -> float:
 def per_client(
     metric: Callable[..., Any] | Term | OnHost,
     *,
-    part: Part = "train",
+    part: PartName = "train",
     mode: Literal["min", "max"] = "min",
     quantiles: Sequence[float] = (0.25, 0.5, 0.75),
     each: bool = False,
@@ -198,7 +198,7 @@ def per_client(
     >>> float(result.history["each/worst"][0]), float(result.history["each/best"][0])
     (0.5, 0.0)
     """
-    if part not in get_args(Part):
+    if part not in get_args(PartName):
         raise ValueError(f"per_client: part must be 'train', 'valid' or 'test', but is {part!r}.")
     if mode not in ("min", "max"):
         raise ValueError(f"per_client: mode must be 'min' or 'max', but is {mode!r}.")

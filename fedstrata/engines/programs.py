@@ -17,7 +17,7 @@ from fedstrata.engines.engine import Engine
 from fedstrata.support.compiling import compiling, uncollected
 from fedstrata.support.digest import Reader
 
-PROGRAMS = 128  # executables that are kept, each under its own functions and under its digest
+MOST_KEPT = 128  # executables that are kept, each under its own functions and under its digest
 
 _programs: OrderedDict[Any, Program] = OrderedDict()
 _lock = Lock()  # threads may solve at the same time; a program compiled twice is only slow
@@ -67,7 +67,7 @@ def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args:
     assert found is not None
     with _lock:
         _programs.update({key: found, same: found})
-        while len(_programs) > 2 * PROGRAMS:
+        while len(_programs) > 2 * MOST_KEPT:
             _programs.popitem(last=False)
     return found
 

@@ -22,7 +22,7 @@ from fedstrata.engines.metrics import PerClient
 from fedstrata.support.shown import shapes
 
 MakeFed = Callable[[Setup, Any, PyTree, Array | None, Integer], Fed]
-BEFORE = 2**31 - 1  # stands for "before round 0" where a key is folded with a round's number
+START_KEY = 2**31 - 1  # stands for "before round 0" where a key is folded with a round's number
 
 
 def cohort_of(setup: Setup, key: Key, data: Population, r: Integer) -> Array | None:
@@ -108,7 +108,7 @@ def before_rounds(
 ) -> Carry:
     """The method's exchanges before the first round, with all clients."""
     fed = make_fed(setup, data, carry.memory, None, 0)
-    state = method.at(0).start(setup.problem, fed, jax.random.fold_in(key, BEFORE), carry.state)
+    state = method.at(0).start(setup.problem, fed, jax.random.fold_in(key, START_KEY), carry.state)
     _check("start", setup, method, fed, carry.state, state)
     return Carry(_like(carry.state, state), fed.memory)
 
@@ -121,7 +121,7 @@ def _check(text: str, setup: Setup, method: Method, fed: Fed, before: PyTree, af
             f"{name} gathers single replies, but says that it reveals averages alone. Let it say so, "
             "def reveals_on(self, problem): return 'replies'; or use fed.average."
         )
-    if not tree.alike(after, before):
+    if not tree.same_structure(after, before):
         raise TypeError(
             f"{name}.{text} must return a state like the one of init, {shapes(before)}, but returns "
             f"{shapes(after)}."

@@ -32,7 +32,7 @@ from fedstrata.core.method import Method
 from fedstrata.core.types import Array, PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.samples import on_device
-from fedstrata.data.storage import Group, Part, Placed, common_size
+from fedstrata.data.storage import FlatSamples, Placed, SizeGroup, common_size
 from fedstrata.engines.aborts import answers, hold_aborts
 from fedstrata.engines.engine import Advanced, Carry, Engine, Job
 from fedstrata.engines.simulated import Simulated
@@ -227,7 +227,7 @@ class Sharded(Simulated):
         who = np.minimum(np.arange(rows), data.clients - 1)
         layout = self._layout("clients")
 
-        def part(name: str, sizes: np.ndarray | None) -> Part | None:
+        def part(name: str, sizes: np.ndarray | None) -> FlatSamples | None:
             if sizes is None:
                 return None
             longest, form = int(sizes.max()), getattr(data, name)
@@ -252,11 +252,11 @@ class Sharded(Simulated):
             flat = jax.tree.unflatten(structure, [assembled(j, leaf) for j, leaf in enumerate(leaves)])
             starts = np.arange(rows, dtype=np.int32) * longest
             total = int(sizes.sum(dtype=np.int64))
-            return Part(flat, self._spread(sizes[who]), self._spread(starts), total, longest)
+            return FlatSamples(flat, self._spread(sizes[who]), self._spread(starts), total, longest)
 
         training = part("train", data.sizes)
         assert training is not None
-        largest = Group(
+        largest = SizeGroup(
             data.clients,
             int(data.sizes.max()),
             0 if data.valid_sizes is None else int(data.valid_sizes.max()),

@@ -26,7 +26,7 @@ from fedstrata.core.fed import Exchange, Fed, Setup, visit
 from fedstrata.core.method import Method
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, PyTree
-from fedstrata.data.storage import Group, Placed
+from fedstrata.data.storage import Placed, SizeGroup
 from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Lane
 from fedstrata.engines.metrics import is_asked
 from fedstrata.engines.programs import program
@@ -213,7 +213,7 @@ class Rows:
 
 
 def lanes_of(
-    rounds: np.ndarray, history: dict[str, np.ndarray], words: counting.Words, bad: np.ndarray
+    rounds: np.ndarray, history: dict[str, np.ndarray], words: counting.WideCounts, bad: np.ndarray
 ) -> list[Lane]:
     """What a program says of several runs, on a leading axis; equal counts are settled once."""
 
@@ -233,7 +233,7 @@ def _values(rounds: np.ndarray, history: dict[str, np.ndarray]) -> dict[str, np.
     return {name: values[: len(rounds)] for name, values in history.items()}
 
 
-def counts_of(rounds: np.ndarray, words: counting.Words) -> list[Counter[str]]:
+def counts_of(rounds: np.ndarray, words: counting.WideCounts) -> list[Counter[str]]:
     """What was counted before each evaluation."""
     return [
         counting.settle(jax.tree.map(lambda w, j=j: w[j], words), int(number))
@@ -243,11 +243,11 @@ def counts_of(rounds: np.ndarray, words: counting.Words) -> list[Counter[str]]:
 
 def trace_begin(
     engine: Simulated, setup: Setup, method: Method, carry: Carry, seed: Integer, data: Placed
-) -> tuple[Carry, counting.Words]:
+) -> tuple[Carry, counting.WideCounts]:
     """The method's exchanges before the first round, with their counts."""
     make_fed, key = engine.make_fed(), jax.random.key(seed)
     carry, tally = counting.counted(before_rounds)(make_fed, setup, method, carry, key, data)
-    return engine.fixed_layout(carry), counting.add_words(counting.no_words(tally), tally)
+    return engine.fixed_layout(carry), counting.add_counts(counting.no_counts(tally), tally)
 
 
 def trace_advance(
@@ -279,12 +279,12 @@ def trace_advance(
     # Loops must know their carry beforehand: which counts and which metrics there are.
     (_, tally), round_once = traced(one, carry, first, jax.eval_shape(lambda r: _row(cohorts(r), 0), first))
     metrics, measured = traced(lambda c: measure(make_fed, setup, method, c, data), carry)
-    none = counting.no_words(tally)
+    none = counting.no_counts(tally)
 
     def round_step(these: Array | None, turn: Integer, inner: Any) -> Any:
         carry, r, words = inner
         carry, tally = round_once(carry, r, _row(these, turn))
-        return engine.fixed_layout(carry), r + 1, counting.add_words(words, tally)
+        return engine.fixed_layout(carry), r + 1, counting.add_counts(words, tally)
 
     def stride(turn: Integer, inner: Any) -> Any:
         *before, bad = inner
@@ -352,7 +352,7 @@ class SimulatedFed(Fed):
         if not exchange.stacked:
             return False
 
-        def upload(group: Group, index: Array, memory: PyTree) -> PyTree:
+        def upload(group: SizeGroup, index: Array, memory: PyTree) -> PyTree:
             return visit(self.setup, exchange, self.data.client(index, _row(memory, index), group))[0].upload
 
         shapes = {
@@ -462,7 +462,7 @@ class SimulatedFed(Fed):
         of: Array,
         weights: Array,
         block: int,
-        groups: tuple[Group, ...],
+        groups: tuple[SizeGroup, ...],
         fetched: tuple[str, ...],
     ) -> tuple[PyTree, PyTree]:
         """Blocks of clients one after the other, uploads added up on the way; a last block may be padded.
@@ -476,7 +476,7 @@ class SimulatedFed(Fed):
         indices, weights = _rows_of(of, block, rows), _rows_of(weights, block, 0)
         blocks = indices.shape[0]
 
-        def one(group: Group, index: Array, memory: PyTree) -> tuple[PyTree, PyTree, counting.Tally]:
+        def one(group: SizeGroup, index: Array, memory: PyTree) -> tuple[PyTree, PyTree, counting.Tally]:
             place = jnp.minimum(index, rows - 1)
             client = with_fetched(self.data.client(place, _row(memory, place), group), fetched)
             reply, tally = visit(self.setup, exchange, client)
@@ -484,7 +484,7 @@ class SimulatedFed(Fed):
 
         (shape, _, counts), first = traced(partial(one, groups[0]), indices[0, 0], self.memory)
 
-        def together(group: Group, index: Array, memory: PyTree) -> tuple[PyTree, PyTree, counting.Tally]:
+        def together(group: SizeGroup, index: Array, memory: PyTree) -> tuple[PyTree, PyTree, counting.Tally]:
             its = first if group is groups[0] else partial(one, group)
             if block == 1:  # without `vmap`, matrices stay matrices
                 uploads, news, counts = its(index[0], memory)

@@ -26,10 +26,10 @@ from fedstrata.core.method import Method
 from fedstrata.core.types import PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.engines.engine import Advanced, Carry, Engine, Job
-from fedstrata.engines.memories import Held, Memories
+from fedstrata.engines.memories import Memories, MemoriesAt
 from fedstrata.engines.rounds import in_a_loop
 from fedstrata.engines.simulated import Simulated, strided
-from fedstrata.engines.stream import MANY, Stream
+from fedstrata.engines.streamed_run import MANY, StreamedRun
 
 SAMPLED = 1_000  # clients that metrics are means over where there are many
 
@@ -62,15 +62,15 @@ class Streamed(Engine):
         if self.ahead is not None and not (isinstance(self.ahead, int) and self.ahead >= 1):
             raise ValueError(f"ahead must be a number of rounds ≥ 1, but is {self.ahead!r}.")
 
-    def place(self, data: FederatedData) -> Stream:
+    def place(self, data: FederatedData) -> StreamedRun:
         """See `Engine.place`: what reads it, as samples are placed when they are needed."""
-        return Stream(self, data)
+        return StreamedRun(self, data)
 
     def place_carry(self, carry: Carry) -> Carry:
         """See `Engine.place_carry`: the memory stays on the host."""
         held = None
         if jax.tree.leaves(carry.memory):
-            held = Held(Memories(carry.memory, self.memory_limit), 0)
+            held = MemoriesAt(Memories(carry.memory, self.memory_limit), 0)
         return Carry(jax.tree.map(jnp.asarray, carry.state), held)
 
     def fetch(self, carry: Carry, clients: int) -> Carry:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fedstrata.lab.report.folder import Report
 
 
-class Group(TyperGroup):
+class Commands(TyperGroup):
     """Commands whose help shows a flag as a flag, not as something that takes a ``<bool>``."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -53,12 +53,12 @@ def _flags(parameters: list[Any]) -> list[Any]:
 
 
 app = typer.Typer(
-    cls=Group,
+    cls=Commands,
     help="Federated optimisation with levels: run experiments, reproduce the papers' tables, make reports.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.add_typer(net, name="net", cls=Group)
+app.add_typer(net, name="net", cls=Commands)
 
 
 def _complete(incomplete: str) -> list[str]:

@@ -64,7 +64,7 @@ from fedstrata.core.term import Term
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.curvature import hessian_product
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
-from fedstrata.methods._shared.accurate import BUDGET, Accurate, Report
+from fedstrata.methods._shared.accurate import BUDGET, Accurate, LowerReport
 from fedstrata.methods._shared.lower import (
     TUNED,
     WORST,
@@ -101,7 +101,7 @@ class State(NamedTuple):
     y: PyTree  # y⁰ of the last round
     y0: PyTree
     constants: tuple[jax.Array, jax.Array] | None  # μ_h and κ_h, where a rule needs them and nobody gave them
-    report: Report | None  # of the accurate solver
+    report: LowerReport | None  # of the accurate solver
 
 
 @method
@@ -298,7 +298,7 @@ class FedRZOBilevel(Method[Implicit, State]):
         """Nothing is solved yet."""
         check_directions(type(self).__name__, self.directions, self.orthogonal, x0)
         one: Any = np.ones((), jnp.result_type(*jax.tree.leaves(y0)))
-        report = Report.blank(y0) if self.accurate else None
+        report = LowerReport.blank(y0) if self.accurate else None
         return State(x0, y0, y0, (one, one) if self.estimates else None, report)
 
     @property
@@ -418,7 +418,7 @@ class FedRZOBilevel(Method[Implicit, State]):
 
     def solve_lower(
         self, problem: Implicit, fed: Fed, key: Key, r: Integer, state: State, x: PyTree, y: PyTree
-    ) -> tuple[PyTree, Report | None]:
+    ) -> tuple[PyTree, LowerReport | None]:
         """Line 2: the solutions at the points ``x``, from ``y``, and the accurate solver's report."""
         pointwise_fed = PointwiseFed(fed, self.at_points, {})
         rounds: Any = self.lower_rounds

@@ -71,7 +71,7 @@ Lower = (
 )
 
 
-class Report(NamedTuple):
+class EquilibriumReport(NamedTuple):
     """How well the equilibria were solved.
 
     Attributes:
@@ -90,7 +90,7 @@ class State(NamedTuple):
 
     x: PyTree  # x̂
     k: jax.Array
-    report: Report
+    report: EquilibriumReport
 
 
 class Memory(NamedTuple):
@@ -246,7 +246,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
 
     def init(self, problem: MPEC, x0: PyTree, y0: PyTree) -> State:
         check_directions("FedRZOTwoStage", self.directions, self.orthogonal, x0)
-        return State(x0, jnp.int32(0), Report(jnp.ones(()), jnp.int32(0), jnp.int32(0)))
+        return State(x0, jnp.int32(0), EquilibriumReport(jnp.ones(()), jnp.int32(0), jnp.int32(0)))
 
     def metrics(self, state: State) -> dict[str, jax.Array]:
         """The residual of the last equilibria, relative to that at ``y0``."""
@@ -435,6 +435,8 @@ class FedRZOTwoStage(Method[MPEC, State]):
         x = jax.lax.scan(add, state.x, (fed.cohort, fed.cohort_weights, replies))[0]
         return State(x, k, self.noted(state.report, quality))
 
-    def noted(self, before: Report, quality: Array) -> Report:
+    def noted(self, before: EquilibriumReport, quality: Array) -> EquilibriumReport:
         """The report after a round, from the clients' mean."""
-        return Report(quality[0], (0 if self.timed else before.short) + (quality[1] > 0), before.rounds + 1)
+        return EquilibriumReport(
+            quality[0], (0 if self.timed else before.short) + (quality[1] > 0), before.rounds + 1
+        )

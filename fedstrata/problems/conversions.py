@@ -18,7 +18,7 @@ import jax
 
 from fedstrata.core import tree
 from fedstrata.core.problem import Problem
-from fedstrata.core.term import Given, Term, alike, together
+from fedstrata.core.term import Applied, Term, read_alike, together
 from fedstrata.core.types import PyTree
 from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
 from fedstrata.problems.levels import ARITHMETIC, tracker_of
@@ -55,12 +55,12 @@ def as_multisequence(problem: Problem) -> MultiSequence:
             f"The maps of a MultiSequence are gradients, and {', '.join(without)} has values only."
         )
     if isinstance(problem, Bilevel):
-        f, g = alike(Term.of(problem.upper), Term.of(problem.lower))
-        P, S = (Term(Given(map_, f, g), f.reads) for map_ in (_bilevel_P, _bilevel_S))
+        f, g = read_alike(Term.of(problem.upper), Term.of(problem.lower))
+        P, S = (Term(Applied(map_, f, g), f.reads) for map_ in (_bilevel_P, _bilevel_S))
         return MultiSequence(P, (S,))
     if isinstance(problem, Minimax):
         payoff = Term.of(problem.payoff)
-        P, S = (Term(Given(map_, payoff), payoff.reads) for map_ in (_minimax_P, _minimax_S))
+        P, S = (Term(Applied(map_, payoff), payoff.reads) for map_ in (_minimax_P, _minimax_S))
         return MultiSequence(P, (S,))
     if isinstance(problem, Composition):
         return _sequences_of(problem)
@@ -101,8 +101,11 @@ def as_bilevel(problem: Problem) -> Bilevel:
                 "A level that is tracked by its logarithm does not solve a least-squares problem."
             )
         inner, outer = map(Term.of, problem.levels)
-        upper = (outer,) if problem.plain is None else alike(outer, Term.of(problem.plain))
-        terms = Term(Given(_outer, upper), together(*upper)), Term(Given(_tracking, inner), together(inner))
+        upper = (outer,) if problem.plain is None else read_alike(outer, Term.of(problem.plain))
+        terms = (
+            Term(Applied(_outer, upper), together(*upper)),
+            Term(Applied(_tracking, inner), together(inner)),
+        )
         return Bilevel(*terms, same_samples=True)
     raise TypeError(f"{type(problem).__name__} is not bilevel: Minimax and two-level Composition are.")
 
@@ -136,12 +139,12 @@ def _sequences_of(problem: Composition) -> MultiSequence:
     if len(levels) == 1:
         raise ValueError("A composition of one level has no inner sequence: use Minimization.")
     *inner, outer = levels
-    gaps = [Term(Given(_gap, level), level.reads) for level in inner]
+    gaps = [Term(Applied(_gap, level), level.reads) for level in inner]
     plain = () if problem.plain is None else (Term.of(problem.plain),)
-    outer, *terms = alike(outer, *gaps, *plain)
+    outer, *terms = read_alike(outer, *gaps, *plain)
     chain = _Chain(tuple(terms[: len(gaps)]), outer, *terms[len(gaps) :])
     reads = together(outer, *terms)
-    P, S = (Term(Given(map_, chain), reads) for map_ in (_composition_P, _composition_S))
+    P, S = (Term(Applied(map_, chain), reads) for map_ in (_composition_P, _composition_S))
     return MultiSequence(P, (S,))
 
 

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.problem import FUNCTION, Mean, known_weights
-from fedstrata.core.term import Given, per_sample
+from fedstrata.core.term import Applied, per_sample
 from fedstrata.core.types import Array, Function, PyTree, Real, Weights
 from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.problems import risks
@@ -193,7 +193,11 @@ def chi2_ball(loss: Function, rho: float) -> DRO:
 
 def mean_semideviation(loss: Function, lam: float, delta: float = 1e-6) -> DRO:
     """``min_x E ℓ + λ √(E(ℓ − E ℓ)₊² + δ)``; three levels, of which the first passes x on."""
-    levels = (Given(_mean, loss), Given(_deviation, loss), Given(_mean_and_root, lam, delta))
+    levels = (
+        Applied(_mean, loss),
+        Applied(_deviation, loss),
+        Applied(_mean_and_root, lam, delta),
+    )
     return DRO(levels, loss=loss, risk=risks.Semideviation(lam, delta))
 
 
@@ -295,7 +299,11 @@ def group(
         return lam * (jax.nn.logsumexp(ratio(*z) / lam) - jnp.log(groups))
 
     return GroupDRO(
-        (Given(by_group, loss, groups, group_of), f), loss=loss, groups=groups, lam=lam, group_of=group_of
+        (Applied(by_group, loss, groups, group_of), f),
+        loss=loss,
+        groups=groups,
+        lam=lam,
+        group_of=group_of,
     )
 
 

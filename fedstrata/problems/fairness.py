@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.problem import FUNCTION, Mean
-from fedstrata.core.term import Given, Term, alike, per_sample, together
+from fedstrata.core.term import Applied, Term, per_sample, read_alike, together
 from fedstrata.core.types import DType, Function, PyTree, Weights
 from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.problems.classes import Composition, Minimax
@@ -72,7 +72,7 @@ class Constrained(Composition):
         rho, lam = self.rho, self.lam
         if self.linear is None:
             raise TypeError("These constraints are no means of samples: there is no minimax form of them.")
-        plain, violation = alike(Term.of(self.plain), Term.of(self.linear(data, weights)))
+        plain, violation = read_alike(Term.of(self.plain), Term.of(self.linear(data, weights)))
 
         def payoff(x: PyTree, q: jax.Array, sample: PyTree) -> jax.Array:
             gain = jnp.vdot(q[1:], violation(x, sample)) - lam * jax.scipy.special.xlogy(q, q).sum()
@@ -233,7 +233,7 @@ def bounded_group_loss(
     """``min E ℓ  s.t.  E[ℓ | group j] ≤ bound`` for all groups j."""
     loss = per_sample(loss, "bounded_group_loss: loss", "every sample counts in its own group")
 
-    inner = Given(by_group, loss, groups, group_of)
+    inner = Applied(by_group, loss, groups, group_of)
 
     def constraints(g: tuple[jax.Array, jax.Array]) -> jax.Array:
         return jnp.where(g[1] > 0, ratio(*g) - bound, 0)

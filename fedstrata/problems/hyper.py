@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedstrata.core.term import Given, per_sample
+from fedstrata.core.term import Applied, per_sample
 from fedstrata.core.types import Function, PyTree
 from fedstrata.models.losses import cross_entropy
 from fedstrata.problems.classes import Bilevel
@@ -33,7 +33,7 @@ def loss_tuning(predict: Function) -> Bilevel:
         predict: ``predict(y, features)``, the scores.
     """
     per_sample(predict, "loss_tuning: predict", "it sees one sample's features")
-    return Bilevel(Given(_weighted, predict), Given(_tuned, predict))
+    return Bilevel(Applied(_weighted, predict), Applied(_tuned, predict))
 
 
 def balance(labels: np.ndarray, classes: int) -> np.ndarray:
@@ -58,7 +58,7 @@ def hypercleaning(predict: Function, lam: float) -> Bilevel:
     if lam <= 0:
         raise ValueError(f"hypercleaning needs lam > 0, but it is {lam!r}.")
     per_sample(predict, "hypercleaning: predict", "it sees one sample's features")
-    return Bilevel(Given(_plain, predict), Given(_cleaned, predict, lam))
+    return Bilevel(Applied(_plain, predict), Applied(_cleaned, predict, lam))
 
 
 def hyperrepresentation(features: Function, lam: float) -> Bilevel:
@@ -75,7 +75,7 @@ def hyperrepresentation(features: Function, lam: float) -> Bilevel:
     if lam <= 0:
         raise ValueError(f"hyperrepresentation needs lam > 0, but it is {lam!r}.")
     per_sample(features, "hyperrepresentation: features", "it sees one sample's features")
-    return Bilevel(Given(_head, features, 0.0), Given(_head, features, lam))
+    return Bilevel(Applied(_head, features, 0.0), Applied(_head, features, lam))
 
 
 def _weighted(predict: Function, x: PyTree, y: PyTree, sample: PyTree) -> Any:

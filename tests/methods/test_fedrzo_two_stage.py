@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.data.storage import Group
+from fedstrata.data.storage import SizeGroup
 from fedstrata.testing.cases import two_stage
 
 # γ > 2η is too long for the set x ≥ 0, but x is never at its edge here
@@ -316,7 +316,7 @@ def test_what_fills_up_a_clients_arrays_changes_nothing(lower, x64):
     memory = method.memory(problem, x0, y0)
 
     def replied(capacity):
-        client = placed.client(0, memory, Group(5, capacity, 0))  # of four samples
+        client = placed.client(0, memory, SizeGroup(5, capacity, 0))  # of four samples
         return method.local_steps(problem, client, jax.random.key(0), x0)
 
     for a, b in zip(jax.tree.leaves(replied(4)), jax.tree.leaves(replied(40)), strict=True):

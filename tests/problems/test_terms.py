@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.core.term import Term, alike
+from fedstrata.core.term import Term, read_alike
 from fedstrata.problems.dro import DRO, GroupDRO
 from fedstrata.testing.cases import all_cases
 
@@ -104,11 +104,11 @@ def test_a_term_keeps_its_marks_and_is_equal_to_its_like():
 
 
 def test_terms_on_the_same_samples():
-    one, other = alike(Term(sampled), fs.per_batch(payoff))
+    one, other = read_alike(Term(sampled), fs.per_batch(payoff))
     assert one.reads == other.reads == "batch"
     same(one(X, Y, CLIENTS[0]), over_samples(sampled)(X, Y, CLIENTS[0]))
-    assert alike(one, Term(jnp.log, "nothing"))[1].reads == "nothing"
-    assert alike(Term(sampled), Term(spread)) == (Term(sampled), Term(spread))
+    assert read_alike(one, Term(jnp.log, "nothing"))[1].reads == "nothing"
+    assert read_alike(Term(sampled), Term(spread)) == (Term(sampled), Term(spread))
     log = fs.LogMeanExp(lambda x, s: s["a"] @ x).on_batches()
     same(log(X, CLIENTS[0]), np.log(np.exp(CLIENTS[0]["a"] @ X).mean()))
     with pytest.raises(TypeError, match="every sample's is needed"):

@@ -26,13 +26,13 @@ from fedstrata.core.method import Method
 from fedstrata.core.term import positional
 from fedstrata.core.types import PyTree
 from fedstrata.data.federated import FederatedData
-from fedstrata.data.storage import Group, Outline, common_size
+from fedstrata.data.storage import Outline, SizeGroup, common_size
 from fedstrata.engines.callbacks import need_two_threads
 from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Unfinished
 from fedstrata.engines.metrics import PerClient
 from fedstrata.engines.network.site import Place, Site
 from fedstrata.engines.network.states import States
-from fedstrata.engines.network.text import BEFORE, Text, reads, shapes
+from fedstrata.engines.network.text import START_ROUND, Text, reads, shapes
 from fedstrata.engines.network.transport import Failure, Local, Request, Transport
 from fedstrata.engines.remote import Call, Prepared, RemoteFed, handle_of, name_of, remote_text
 from fedstrata.engines.rounds import cohort_of, in_a_loop
@@ -150,7 +150,7 @@ class Network(Engine):
         # Numbers that also grow over restarts of the server, and where its clock was set back meanwhile:
         # then from what the sites have seen (`Remote.seen`).
         self._clock = time.time_ns() // 1000
-        self._round = self._first = BEFORE
+        self._round = self._first = START_ROUND
         # Of each site, the state in which its clients begin a round, by rounds; that of the checkpoint; and
         # that in which they are now, in the middle of a round. What is not named here is never come back to.
         self._begins: dict[int, list[int]] = {}
@@ -270,9 +270,9 @@ class Network(Engine):
     def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
         """See `Engine.begin`."""
         setup, method, seed, data = job
-        self._join(setup, method, carry, BEFORE)
+        self._join(setup, method, carry, START_ROUND)
         self._counts = Counter()
-        carry = self._transaction("start", setup, method, carry, seed, data, BEFORE)
+        carry = self._transaction("start", setup, method, carry, seed, data, START_ROUND)
         return carry, [+self._counts]
 
     def advance(
@@ -322,7 +322,7 @@ class Network(Engine):
                 "use the policy 'wait'."
             )
         self._first = first  # a chunk may be done again from here
-        if first == BEFORE or not self._begins:
+        if first == START_ROUND or not self._begins:
             self._begins = {first: self._none}
         self._begins = {r: states for r, states in self._begins.items() if r >= first}
         if self.remote is not None or self._sites is not None:
@@ -503,7 +503,7 @@ class Network(Engine):
         """See `Prepares.prepare`: the shape of an upload, by one client with a made-up sample."""
 
         def one(samples: int, memory: PyTree) -> PyTree:
-            client = self.form.client(0, _row(memory), Group(1, samples, samples))
+            client = self.form.client(0, _row(memory), SizeGroup(1, samples, samples))
             return visit(fed.setup, exchange, client)[0].upload
 
         shape = jax.eval_shape(partial(one, 1), fed.memory)

@@ -27,7 +27,7 @@ from fedstrata.engines.engine import Carry
 from fedstrata.engines.metrics import PerClient
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.states import SiteRefused, States, first_of
-from fedstrata.engines.network.text import BEFORE, PROGRAMS, Text, made_up, reads
+from fedstrata.engines.network.text import PROGRAMS, START_ROUND, Text, made_up, reads
 from fedstrata.engines.network.wire import Arrays, Header
 from fedstrata.engines.remote import Positioned, name_of
 from fedstrata.engines.rounds import run_text
@@ -167,7 +167,7 @@ class Site:
         if not 1 <= wanted.participants <= self.setup.clients:
             raise SiteRefused("A round of more clients than there are, or of none.")
         r, states = wire.value(header, "round", int), wire.numbers(header, "states")
-        if not BEFORE <= r < 2**31:
+        if not START_ROUND <= r < 2**31:
             raise SiteRefused("A round whose number is no round's.")
         if len(arrays) < 3:
             raise SiteRefused("A request without clients, weights or key.")

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fedstrata.core.types import PyTree
-from fedstrata.engines.network.text import BEFORE
+from fedstrata.engines.network.text import START_ROUND
 from fedstrata.support.sealed import CheckpointError, flatten, load_arrays, save_arrays, unflatten
 
 _PREFIX, _SUFFIX = "state_", ".safetensors"
@@ -101,7 +101,7 @@ class States:
         self.number, self.memory = wanted[0], self.at(wanted[0])
         self._forget_but(wanted)
 
-    def leave(self, number: int, memory: PyTree, r: int = BEFORE) -> None:
+    def leave(self, number: int, memory: PyTree, r: int = START_ROUND) -> None:
         """Be in a new state, in round r; it is on disk before anybody hears of it."""
         if self.folder is None:
             self._others[number] = memory

@@ -21,7 +21,7 @@ from fedstrata.engines.engine import Carry
 from fedstrata.support.private_jax import dce_jaxpr
 
 PROGRAMS = ("start", "round", "measure")
-BEFORE = -1  # the number of the round that "start" is, for what clients remember
+START_ROUND = -1  # the number of the round that "start" is, for what clients remember
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ RISKS = {
 FORMS: dict[str, type[Problem]] = {"composition": Composition, "minimax": Minimax}
 
 
-class Posed(NamedTuple):
+class SolveArguments(NamedTuple):
     """What `fedstrata.solve` is given, but for the method."""
 
     problem: Problem
@@ -73,7 +73,7 @@ class Posed(NamedTuple):
     metrics: Mapping[str, Metric | PerClient]
 
 
-class Given(NamedTuple):
+class Inputs(NamedTuple):
     """What a problem is posed from, beside its options."""
 
     model: Model
@@ -95,7 +95,7 @@ class Entry:
         models: the models that it takes; all where there are none.
     """
 
-    pose: Callable[..., Posed]
+    pose: Callable[..., SolveArguments]
     kind: type[Problem] | None
     measures: tuple[str, ...]
     metrics: tuple[str, ...] = ()
@@ -177,10 +177,10 @@ def _minimization(model: Model) -> Minimization:
     return Minimization(model.loss)
 
 
-def minimisation(given: Given) -> Posed:
+def minimisation(given: Inputs) -> SolveArguments:
     """The mean loss."""
     model = given.model
-    return Posed(_minimization(model), given.data, model.init(given.seed), None, _metrics(model))
+    return SolveArguments(_minimization(model), given.data, model.init(given.seed), None, _metrics(model))
 
 
 @functools.lru_cache(maxsize=8)
@@ -206,7 +206,7 @@ def _regularised(model: Model, per: str) -> tuple[Bilevel, dict[str, Any]]:
     return problem, {**_metrics(model, "y"), "weight": weight}
 
 
-def regularisation(given: Given, *, per: str = "client", start: float = 0.1) -> Posed:
+def regularisation(given: Inputs, *, per: str = "client", start: float = 0.1) -> SolveArguments:
     """An ℓ2 weight, for each client or for all, that does best on validation samples.
 
     Args:
@@ -218,7 +218,7 @@ def regularisation(given: Given, *, per: str = "client", start: float = 0.1) -> 
     data = _indexed(given.data)
     x0 = jnp.full((data.clients,) if per == "client" else (), math.log(_positive("start", start)))
     problem, metrics = _regularised(given.model, per)
-    return Posed(problem, data, x0, given.model.init(given.seed), metrics)
+    return SolveArguments(problem, data, x0, given.model.init(given.seed), metrics)
 
 
 @functools.lru_cache(maxsize=8)
@@ -240,7 +240,7 @@ def _cleaned(model: Model, lam: float) -> tuple[Bilevel, dict[str, Any]]:
     return hypercleaning(model.apply, lam), {**_metrics(model, "y"), "found": found}
 
 
-def hypercleaned(given: Given, *, noise: float = 0.3, lam: float = 1e-3) -> Posed:
+def hypercleaned(given: Inputs, *, noise: float = 0.3, lam: float = 1e-3) -> SolveArguments:
     """A trust in each training sample, learnt from validation samples whose labels are right.
 
     Args:
@@ -254,7 +254,7 @@ def hypercleaned(given: Given, *, noise: float = 0.3, lam: float = 1e-3) -> Pose
         raise ExperimentError(f"problem.noise must be a number in [0, 1), but is {noise!r}.")
     data = _noisy(data, float(noise), max(2, count_classes(data)), given.seed)
     problem, metrics = _cleaned(model, _positive("lam", lam))
-    return Posed(problem, data, jnp.zeros(len(data.train["y"])), model.init(given.seed), metrics)
+    return SolveArguments(problem, data, jnp.zeros(len(data.train["y"])), model.init(given.seed), metrics)
 
 
 @functools.lru_cache(maxsize=8)
@@ -268,14 +268,14 @@ def _tuned(model: Model) -> Bilevel:
     return loss_tuning(model.apply)
 
 
-def tuned(given: Given) -> Posed:
+def tuned(given: Inputs) -> SolveArguments:
     """A loss for unbalanced classes: a scale and a shift of each class's score."""
     model, data = given.model, given.data
     _classes("loss_tuning", model)
     classes = max(2, count_classes(data))
     x0 = {"delta": jnp.zeros(classes), "shift": jnp.zeros(classes)}
     metrics = _metrics(model, "y")
-    return Posed(_tuned(model), _balanced(data, classes), x0, model.init(given.seed), metrics)
+    return SolveArguments(_tuned(model), _balanced(data, classes), x0, model.init(given.seed), metrics)
 
 
 def risk_options(risk: str) -> list[str]:
@@ -303,17 +303,19 @@ def _dual(problem: Any, data: FederatedData, weights: Weights) -> Dual:
     return problem.minimax(data, weights)
 
 
-def _in_form(form: str, problem: Any, given: Given, data: FederatedData, lifted: bool) -> Posed:
+def _in_form(form: str, problem: Any, given: Inputs, data: FederatedData, lifted: bool) -> SolveArguments:
     """A robust problem as a composition, or as the minimax problem that it is."""
     model = given.model
     if form == "minimax":
         dual = _dual(problem, data, given.weights)
-        return Posed(dual.problem, dual.data, model.init(given.seed), dual.y0, _metrics(model))
-    return Posed(problem, data, model.init(given.seed), None, _metrics(model, "lifted" if lifted else "x"))
+        return SolveArguments(dual.problem, dual.data, model.init(given.seed), dual.y0, _metrics(model))
+    return SolveArguments(
+        problem, data, model.init(given.seed), None, _metrics(model, "lifted" if lifted else "x")
+    )
 
 
 def robust(
-    given: Given,
+    given: Inputs,
     *,
     risk: str = "kl",
     form: str = "composition",
@@ -322,7 +324,7 @@ def robust(
     rho: float | None = None,
     delta: float | None = None,
     nonnegative: bool | None = None,
-) -> Posed:
+) -> SolveArguments:
     """The worst case over weights of the samples.
 
     Args:
@@ -353,7 +355,7 @@ def _worst_client(model: Model, clients: int, lam: float) -> dro.GroupDRO:
     return dro.group(model.loss, clients, lam, client_of)
 
 
-def client_robust(given: Given, *, lam: float = 0.1, form: str = "composition") -> Posed:
+def client_robust(given: Inputs, *, lam: float = 0.1, form: str = "composition") -> SolveArguments:
     """The worst client's loss, smoothed.
 
     Args:
@@ -379,7 +381,7 @@ def _selected(model: Model, prefer: str) -> Selection:
     return Selection(model.loss, lambda x, sample: model.loss(x, sample))
 
 
-def selection(given: Given, *, prefer: str = "smallest") -> Posed:
+def selection(given: Inputs, *, prefer: str = "smallest") -> SolveArguments:
     """Among the optima, the preferred one.
 
     Args:
@@ -388,7 +390,7 @@ def selection(given: Given, *, prefer: str = "smallest") -> Posed:
     """
     _one_of("prefer", prefer, PREFERENCES)
     model = given.model
-    return Posed(_selected(model, prefer), given.data, model.init(given.seed), None, _metrics(model))
+    return SolveArguments(_selected(model, prefer), given.data, model.init(given.seed), None, _metrics(model))
 
 
 @functools.cache
@@ -402,7 +404,7 @@ def _personal(model: Model, mu: float, lam: float) -> Personalized:
     return Personalized(model.loss, lambda x, y: mu / 2 * apart(x, y), client)
 
 
-def personalised(given: Given, *, mu: float = 0.1, lam: float = 1.0) -> Posed:
+def personalised(given: Inputs, *, mu: float = 0.1, lam: float = 1.0) -> SolveArguments:
     """A model for each client, and the server's, which they are drawn to.
 
     Args:
@@ -412,7 +414,7 @@ def personalised(given: Given, *, mu: float = 0.1, lam: float = 1.0) -> Posed:
     """
     model, start = given.model, given.model.init(given.seed)
     problem = _personal(model, _positive("mu", mu), _positive("lam", lam))
-    return Posed(problem, given.data, start, start, _metrics(model, "x", own="y"))
+    return SolveArguments(problem, given.data, start, start, _metrics(model, "x", own="y"))
 
 
 @functools.cache
@@ -441,7 +443,7 @@ def _strategic(model: Model, cost: float) -> tuple[MPEC, dict[str, Any]]:
     return problem, {**whole, **_by_client(model.loss, model.correct, at_response)}
 
 
-def strategic(given: Given, *, cost: float = 10.0) -> Posed:
+def strategic(given: Inputs, *, cost: float = 10.0) -> SolveArguments:
     """Everybody moves their features, at a cost, to be given the label 1; the model is to foresee it.
 
     Args:
@@ -456,7 +458,7 @@ def strategic(given: Given, *, cost: float = 10.0) -> Posed:
         )
     problem, metrics = _strategic(model, _positive("cost", cost))
     start = jnp.zeros(data.train["x"].shape[1:])
-    return Posed(problem, data, model.init(given.seed), start, metrics)
+    return SolveArguments(problem, data, model.init(given.seed), start, metrics)
 
 
 @functools.cache
@@ -482,7 +484,7 @@ def _standardised(model: Model, floor: float) -> tuple[MultiSequence, dict[str, 
     return problem, {**whole, **_by_client(model.loss, model.correct, at)}
 
 
-def standardised(given: Given, *, floor: float = 0.01) -> Posed:
+def standardised(given: Inputs, *, floor: float = 0.01) -> SolveArguments:
     """The features' means and variances over the federation, and the model at what they make of the features.
 
     Args:
@@ -492,7 +494,7 @@ def standardised(given: Given, *, floor: float = 0.01) -> Posed:
     problem, metrics = _standardised(given.model, _positive("floor", floor))
     shape = given.data.train["x"].shape[1:]
     start = (jnp.zeros(shape), jnp.ones(shape))
-    return Posed(problem, given.data, given.model.init(given.seed), start, metrics)
+    return SolveArguments(problem, given.data, given.model.init(given.seed), start, metrics)
 
 
 def _valid(options: Mapping[str, Any]) -> str:

@@ -104,10 +104,10 @@ def hospitals(seed: int) -> fs.FederatedData:
     return fs.data.heart(valid_fraction=0.2, fold=fold, seed=seed // FOLDS).with_client_index()
 
 
-Part = tuple[np.ndarray, np.ndarray]
+Split = tuple[np.ndarray, np.ndarray]
 
 
-def part(data: fs.FederatedData, i: int, name: str) -> Part:
+def part(data: fs.FederatedData, i: int, name: str) -> Split:
     """A hospital's features, with a one for the base rate, and signs."""
     if name == "test":
         mine = data.test["client"] == i
@@ -117,7 +117,7 @@ def part(data: fs.FederatedData, i: int, name: str) -> Part:
     return np.column_stack([x, np.ones(len(y))]).astype(float), 2.0 * y - 1.0
 
 
-def trained(parts: Sequence[Part], lam: float) -> np.ndarray:
+def trained(parts: Sequence[Split], lam: float) -> np.ndarray:
     """The optimum of the mean loss over hospitals with weight λ, by Newton's method."""
     free = np.append(np.ones(parts[0][0].shape[1] - 1), 0.0)  # the base rate is not regularised
     y = np.zeros(free.size)
@@ -134,7 +134,7 @@ def trained(parts: Sequence[Part], lam: float) -> np.ndarray:
     return y
 
 
-def validated(train: Sequence[Part], valid: Sequence[Part]) -> tuple[float, float]:
+def validated(train: Sequence[Split], valid: Sequence[Split]) -> tuple[float, float]:
     """The weight λ whose optimum does best on validation data, and its loss there."""
 
     def loss(log: float) -> float:

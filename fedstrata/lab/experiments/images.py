@@ -11,11 +11,11 @@ from fedstrata.data import load
 # mean and deviation of the pixels in [0, 1]
 SCALES = {"mnist": (0.1307, 0.3081), "fashion_mnist": (0.2860, 0.3530), "digits": (0.3053, 0.3761)}
 
-Part = dict[str, np.ndarray]
+Arrays = dict[str, np.ndarray]
 
 
 @functools.cache
-def images(name: str) -> tuple[Part, Part]:
+def images(name: str) -> tuple[Arrays, Arrays]:
     """Training and test images, flat and normalised, with labels; of digits a fifth is the test part.
 
     >>> train, test = images("digits")
@@ -31,7 +31,7 @@ def images(name: str) -> tuple[Part, Part]:
     mean, deviation = SCALES[name]
     white = 16 if name == "digits" else 255
 
-    def prepare(part: Part) -> Part:
+    def prepare(part: Arrays) -> Arrays:
         x = part["x"].reshape(len(part["y"]), -1).astype(np.float32) / white
         return {"x": (x - mean) / deviation, "y": part["y"].astype(np.int32)}
 
@@ -47,7 +47,7 @@ def falling(first: float, ratio: float, classes: int = 10) -> np.ndarray:
     return np.floor(first * ratio ** (np.arange(classes) / (classes - 1))).astype(int)
 
 
-def long_tail(part: Part, sizes: np.ndarray, rng: np.random.Generator) -> Part:
+def long_tail(part: Arrays, sizes: np.ndarray, rng: np.random.Generator) -> Arrays:
     """Of class c ``sizes[c]`` images at random, or all where there are fewer."""
     members = [rng.permutation(np.flatnonzero(part["y"] == c))[:size] for c, size in enumerate(sizes)]
     return {name: array[np.concatenate(members)] for name, array in part.items()}

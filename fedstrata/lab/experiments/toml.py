@@ -63,7 +63,7 @@ from fedstrata.lab.experiments._form import (
 )
 from fedstrata.lab.experiments._named import fields, make_method
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
-from fedstrata.lab.experiments.catalogue import Given
+from fedstrata.lab.experiments.catalogue import Inputs
 from fedstrata.lab.experiments.data import NATURAL, PARTITIONS, federated
 from fedstrata.lab.experiments.errors import ExperimentError
 from fedstrata.lab.report import Column, PlotSpec, TableSpec
@@ -271,7 +271,7 @@ class FileBuild:
             model = for_data(posing.model.name, data, **values("model", posing.model.parameters))
         with about("problem"):
             options = values("problem", posing.parameters)
-            posed = posing.entry.pose(Given(model, data, s.seed, form.weights), **options)
+            posed = posing.entry.pose(Inputs(model, data, s.seed, form.weights), **options)
         return Task(
             posed.problem,
             make_method(compared.name, values("methods", compared.parameters)),

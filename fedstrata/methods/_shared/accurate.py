@@ -58,7 +58,7 @@ SMALLEST_STEP = 4.0**-6  # part of a Newton step, before it is given up
 ROUNDINGS = 2  # units of rounding in a mean gradient
 
 
-class Report(NamedTuple):
+class LowerReport(NamedTuple):
     """What a solution leaves to the next one, and to the user.
 
     Attributes:
@@ -79,7 +79,7 @@ class Report(NamedTuple):
     short: Array
 
     @classmethod
-    def blank(cls, y: PyTree) -> Report:
+    def blank(cls, y: PyTree) -> LowerReport:
         """Before anything is known."""
         zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
         return cls(zero, zero, zero, zero, zero + FIRST_THETA, jnp.int32(0), jnp.int32(0))
@@ -163,18 +163,18 @@ class Accurate:
         """``∇²h_i(y) d``."""
         return hessian_product(self.oracle(problem, client, key), y, d)
 
-    def first_look(self, sets: Minimization, g: PyTree, y: PyTree) -> Report:
+    def first_look(self, sets: Minimization, g: PyTree, y: PyTree) -> LowerReport:
         """The residual at y, where the gradient is g, before any step; both are stacked."""
         size = scale = norms(_rows(g)).max()
         if not sets.project.trivial:
             L = _first_L(_rows(y), _rows(g))
             moved = sets.project(jax.tree.map(lambda y, g: y - (g / L).astype(y.dtype), y, g))
             size = L * norms(_rows(y) - _rows(moved)).max()
-        return Report.blank(y)._replace(residual=size, scale=scale)
+        return LowerReport.blank(y)._replace(residual=size, scale=scale)
 
     def solve(
-        self, sets: Minimization, fed: Fed, key: Key, y: PyTree, before: Report, budget: Integer
-    ) -> tuple[PyTree, Report]:
+        self, sets: Minimization, fed: Fed, key: Key, y: PyTree, before: LowerReport, budget: Integer
+    ) -> tuple[PyTree, LowerReport]:
         """The solutions at all points, from ``y`` (stacked), with at most ``budget`` exchanges."""
         tree = jax.vmap(ravel_pytree(jax.tree.map(lambda leaf: leaf[0], y))[1])
         levels = Levels(
@@ -196,13 +196,15 @@ class Accurate:
         """What of a residual is rounding, about, for each point."""
         return ROUNDINGS * jnp.finfo(y.dtype).eps * (L * norms(y) + scale)
 
-    def known(self, y: Array, now: Report) -> Array:
+    def known(self, y: Array, now: LowerReport) -> Array:
         """Whether y is known well enough: by ``tol``, or at all where rounding hides the rest."""
         rounded = now.residual <= 10 * self.rounding(y, now.L, now.scale).max()
         at_all = (now.residual <= now.mu * apart(y)) | (apart(y) == 0)
         return (now.residual <= self.tol * now.mu * apart(y)) | (rounded & at_all)
 
-    def newton(self, levels: Levels, y: Array, before: Report, budget: Integer) -> tuple[Array, Report]:
+    def newton(
+        self, levels: Levels, y: Array, before: LowerReport, budget: Integer
+    ) -> tuple[Array, LowerReport]:
         """Lines 1 to 7."""
         g = levels.gradient(y)  # line 1
         scale = jnp.maximum(before.scale, norms(g).max())
@@ -281,7 +283,9 @@ class Accurate:
             used=cr.used,
         )
 
-    def accelerated(self, levels: Levels, y: Array, before: Report, budget: Integer) -> tuple[Array, Report]:
+    def accelerated(
+        self, levels: Levels, y: Array, before: LowerReport, budget: Integer
+    ) -> tuple[Array, LowerReport]:
         """Lines 1′ to 4′."""
 
         def done(now: Accelerated) -> Array:

@@ -25,7 +25,7 @@ from fedstrata.data.storage import Outline, Placed, common_size, groups_of
 from fedstrata.engines.blocks import Blocks, trace_everyone
 from fedstrata.engines.callbacks import need_two_threads
 from fedstrata.engines.engine import Carry
-from fedstrata.engines.memories import Held, Memories
+from fedstrata.engines.memories import Memories, MemoriesAt
 from fedstrata.engines.metrics import PerClient
 from fedstrata.engines.programs import program
 from fedstrata.engines.remote import Call, handle_of
@@ -50,7 +50,7 @@ def trace_sampled(
     return measure(engine.make_fed(), setup, method, carry, data)
 
 
-class Stream:
+class StreamedRun:
     """A run's data on its way to the device, and what its clients remember.
 
     Attributes:
@@ -77,7 +77,7 @@ class Stream:
         self._in_windows: bool | None = None
         self._checked = False
 
-    def begin(self, setup: Setup, held: Held | None, seed: int, stride: int = 1) -> None:
+    def begin(self, setup: Setup, held: MemoriesAt | None, seed: int, stride: int = 1) -> None:
         """A chunk of rounds begins, which divides into strides, see `fedstrata.engines.simulated.strided`."""
         self.setup, self.seed, self.stride = setup, seed, stride
         if held is not None:
@@ -108,7 +108,7 @@ class Stream:
     def carry(self, state: PyTree) -> Carry:
         """What passes to the next chunk."""
         self._put_back()
-        held = None if self.memories is None else Held(self.memories, self.memories.version)
+        held = None if self.memories is None else MemoriesAt(self.memories, self.memories.version)
         return Carry(state, held)
 
     def rounds(
