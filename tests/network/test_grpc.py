@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import socket
 import threading
 import time
@@ -299,6 +300,25 @@ def test_kits_hold_what_a_party_needs_and_no_more(kits, tmp_path):
     ):
         (startup / theirs).write_bytes((kits / "lyon" / ours).read_bytes())
     assert read(tmp_path) == read(kits / "lyon")
+
+
+def test_a_kit_that_cannot_be_used_is_told_before_anybody_dials(kits, tmp_path):
+    def kit(name, **files):
+        folder = tmp_path / name
+        shutil.copytree(kits / "lyon", folder)
+        for file, content in files.items():
+            (folder / f"{file}.pem").write_bytes(content)
+        return folder
+
+    make(tmp_path / "old", ["lyon"], ["localhost"], days=0)
+    for folder, words in (
+        (kit("junk", key=b"noise"), "is damaged"),
+        (kit("torn", certificate=(kits / "lyon" / "certificate.pem").read_bytes()[:200]), "is damaged"),
+        (kit("swapped", key=read(kits / "berlin")[2]), "not that of its certificate"),
+        (tmp_path / "old" / "lyon", "has expired"),
+    ):
+        with pytest.raises(KitError, match=words):
+            name_of(folder)
 
 
 class Proxy:

@@ -46,11 +46,26 @@ def read(kit: Path) -> tuple[bytes, bytes, bytes]:
 
 
 def name_of(kit: Path) -> str:
-    """The common name in a kit's certificate."""
+    """The common name in a kit's certificate.
+
+    Raises:
+        KitError: where the certificate or its key cannot be used: gRPC would only say that a socket closed.
+    """
     from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from cryptography.x509.oid import NameOID
 
-    found = x509.load_pem_x509_certificate(read(kit)[1]).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    _, certificate, key = read(kit)
+    try:
+        known = x509.load_pem_x509_certificate(certificate)
+        own = load_pem_private_key(key, None)
+    except (ValueError, TypeError) as error:
+        raise KitError(f"The certificate or the key in {kit} is damaged: {error}.") from error
+    if own.public_key() != known.public_key():
+        raise KitError(f"The key in {kit} is not that of its certificate.")
+    if not known.not_valid_before_utc <= datetime.datetime.now(datetime.UTC) <= known.not_valid_after_utc:
+        raise KitError(f"The certificate in {kit} has expired, or is not valid yet: make new kits.")
+    found = known.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if not found:
         raise KitError(f"The certificate in {kit} has no common name.")
     return str(found[0].value)
