@@ -4,7 +4,8 @@ The start, a round and a measurement are traced with one client in every exchang
 jaxprs hold the problem with its sets, the method with its options and schedules, the weights and the metrics:
 whatever a user's function reads while it is traced (a helper in another module, the environment, a file)
 shows in its equations. Real hyper-parameters, data and the point at which a run starts are arguments, of
-which only shapes count. Tracing takes 1–10 % of the time that the first call takes to compile.
+which only shapes count. Tracing takes 1–10 % of the time that the first call takes to compile. A function is
+traced once in a process, as it is compiled once: what it reads counts as it was then.
 """
 
 from __future__ import annotations
