@@ -70,7 +70,16 @@ def test_a_second_process_finds_the_programs(tmp_path):
     environment |= {VARIABLE: str(tmp_path / "kept"), "JAX_PLATFORMS": "cpu"}
 
     def run() -> str:
-        words = ["run", "demo", "--quick", "--fresh", "--out", str(tmp_path / "out")]
+        words = [
+            "run",
+            "demo",
+            "--quick",
+            "--fresh",
+            "--out",
+            str(tmp_path / "out"),
+            "--set",
+            "method=FedMSA",
+        ]
         done = subprocess.run(
             [sys.executable, "-c", COUNTING, *words], env=environment, capture_output=True, text=True,
             timeout=300, check=True,

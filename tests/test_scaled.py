@@ -64,7 +64,7 @@ def test_the_same_iterates_as_from_floats(source):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["debug", "sharded", "network"])
+@pytest.mark.parametrize("engine", [pytest.param("debug", marks=pytest.mark.long), "sharded", "network"])
 def test_the_same_iterates_in_every_engine(engine):
     metrics = {"test": test_loss} if engine != "network" else {}
     one, other = (solved(data_of(convert), engine, metrics=metrics) for convert in (False, True))

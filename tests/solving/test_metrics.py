@@ -63,7 +63,8 @@ METRICS = {part: fs.per_client(loss, part=part, each=True) for part in ("train",
     ],
 )
 def test_values_of_each_client(engine):
-    result = solve(METRICS, engine=engine, weights="size")
+    rounds = 1 if engine == "debug" else 3  # every sample by itself
+    result = solve(METRICS, engine=engine, weights="size", rounds=rounds)
     for part in METRICS:
         values, history = by_hand(result.x, part), {n: v[-1] for n, v in result.history.items()}
         wanted = {
@@ -79,7 +80,7 @@ def test_values_of_each_client(engine):
         assert {name for name in history if name.partition("/")[0] == part} == wanted.keys()
         for name, value in wanted.items():
             np.testing.assert_allclose(history[name], value, rtol=1e-5, err_msg=name)
-    assert result.ledger.exchanges == 3  # metrics are counted nowhere
+    assert result.ledger.exchanges == rounds  # metrics are counted nowhere
 
 
 @pytest.mark.slow
