@@ -146,15 +146,14 @@ def numpy_loss(x, sample):
 
 
 @pytest.mark.parametrize(
-    "engine",
+    ("engine", "vectorized"),
     [
-        "simulated",
-        *(pytest.param(e, marks=pytest.mark.slow) for e in ("debug", "sharded", Simulated(chunk=1))),
+        ("simulated", True),
+        pytest.param("debug", True, marks=pytest.mark.slow),
+        pytest.param("sharded", False, marks=pytest.mark.slow),
+        pytest.param(Simulated(chunk=1), False, marks=pytest.mark.slow),
     ],
     ids=str,
-)
-@pytest.mark.parametrize(
-    "vectorized", [pytest.param(False, id="one", marks=pytest.mark.slow), pytest.param(True, id="many")]
 )
 def test_black_box_equals_the_same_loss_in_jax(engine, vectorized):
     def many(x, sample):

@@ -61,15 +61,7 @@ def test_sizes_that_differ_much_are_grouped():
 
 @pytest.mark.parametrize("weights", ["uniform", "size"])
 @pytest.mark.parametrize("participation", [10, 4])
-@pytest.mark.parametrize(
-    "engine",
-    [
-        "simulated",
-        *(pytest.param(e, marks=pytest.mark.slow) for e in (fs.engines.Simulated(chunk=3), "sharded")),
-    ],
-    ids=str,
-)
-def test_full_batches_cohorts_and_memory_by_hand(weights, participation, engine, x64):
+def test_full_batches_cohorts_and_memory_by_hand(weights, participation, x64):
     from fedstrata.core.fed import Setup
     from fedstrata.engines.rounds import cohort_of
 
@@ -81,7 +73,7 @@ def test_full_batches_cohorts_and_memory_by_hand(weights, participation, engine,
     method = fs.SCAFFOLD(eta_l=0.1, K=2)
     result = fs.solve(
         problem, method, DATA, np.zeros(2), rounds=3, seed=5, participation=participation, weights=weights,
-        engine=engine, progress=False,
+        progress=False,
     )  # fmt: skip
     np.testing.assert_allclose(result.x, scaffold_by_hand(3, cohorts, weights), rtol=1e-9)
     gradients = sum(2 * sum(SIZES[i] for i in cohort) for cohort in cohorts)

@@ -19,6 +19,7 @@ from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import (
     METHODS,
     BatchSize,
+    Count,
     LocalSteps,
     Method,
     Positive,
@@ -197,18 +198,18 @@ class Drawing(Small):
     """Second draws: some of the cohort, as many again of all clients, and all of the cohort."""
 
     gamma: Positive
+    draws: Count = 3
 
     def noisy(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
         """Phase: a direction on two of the validation samples."""
         return gradient(client.valid.mean(problem.loss, key, 2), x)
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: Point) -> Point:
-        """Three steps, each along the mean of another draw."""
+        """A step along the mean of each draw."""
+        draws = (lambda key: fed.sample(key, 2), fed.redraw, lambda key: fed.sample(key, fed.participants))
         x = state.x
-        keys = jax.random.split(key, 3)
-        draws = (fed.sample(keys[0], 2), fed.redraw(keys[1]), fed.sample(keys[2], fed.participants))
-        for key, of in zip(keys, draws, strict=True):
-            x = tree.axpy(-self.gamma, fed.average(self.noisy, key, x, of=of), x)
+        for own, draw in zip(jax.random.split(key, self.draws), draws, strict=False):
+            x = tree.axpy(-self.gamma, fed.average(self.noisy, own, x, of=draw(own)), x)
         return Point(x)
 
 
@@ -263,7 +264,7 @@ def falling(r: Integer) -> Real:
 
 quadratic = Minimization(loss)
 personal = Personalized(loss, coupling, lambda x, y, s: loss(y, s) + 0.5 * (x["c"] - y["c"]) ** 2)
-clients = samples(0, sizes=(1, 7, 3, 2, 4), features=2)
+clients = samples(0, sizes=(1, 7, 3, 2, 4), features=2)  # so unequal that they are padded in three groups
 data = FederatedData.from_clients(clients)
 validated = FederatedData.from_clients(clients, valid=samples(1, sizes=(2, 1, 3, 2, 5), features=2))
 served = FederatedData.from_clients(clients, server=samples(2, features=2)[0])
@@ -280,9 +281,9 @@ CONFORMANCE = (
     row("everyone by size", Averaging(0.1), weights="size"),
     row("some by size", Averaging(falling, np.array([0, 1, 2, 1, 0])), participation=3, weights="size"),
     row("replies", Gathering(0.05), participation=3, metrics={"apart": per_client(loss, each=True)}),
-    row("memories", Remembering(0.1), participation=3, weights="size"),
+    row("memories", Remembering(0.1), participation=3),
     row("loops", Repeating(0.1)),
     row("second draws", Drawing(0.1), validated),
-    row("second draws by size", Drawing(0.1), validated, participation=4, weights="size"),
+    row("second draws by size", Drawing(0.1, draws=2), validated, participation=4, weights="size"),
     Case("personal models", Personalizing(0.1), personal, served, x0, x0, participation=None),
 )
