@@ -190,7 +190,8 @@ class Placed:
         valid = train
         if self.validation is not None:
             valid = _samples(self.validation, index, self.valid_equal, group.valid)
-        number = index if self.ids is None else self.ids[index]
+        # Like sizes, of the default width in every engine: 1/index of a 32-bit integer would be a float32.
+        number = jnp.asarray(index if self.ids is None else self.ids[index], jnp.result_type(int))
         return Client(number, train, valid, memory, self.training.sizes[index] / self.all_samples)
 
     def shares(self, weights: str) -> Array:
@@ -292,7 +293,8 @@ class Outline:
 
 
 def _samples(part: FlatSamples, index: Integer, equal: int | None, capacity: int) -> Samples:
-    return Samples(part.leaves, part.sizes[index] if equal is None else equal, part.offsets[index], capacity)
+    size: Integer = equal if equal is not None else part.sizes[index].astype(jnp.result_type(int))
+    return Samples(part.leaves, size, part.offsets[index], capacity)
 
 
 def groups_of(

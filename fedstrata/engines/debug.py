@@ -26,6 +26,7 @@ from fedstrata.core.types import Array, PyTree
 from fedstrata.data.storage import Placed
 from fedstrata.engines.engine import Advanced, Carry, ClientError, Engine, Job
 from fedstrata.engines.rounds import before_rounds, finite, in_a_loop, measure, one_round
+from fedstrata.engines.simulated import mean_dtype
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,13 @@ class DebugFed(Fed):
         stack = jax.tree.map(lambda *u: jnp.stack(u), *uploads)
         if exchange.stacked:
             return stack, uploads[0]
-        weights = exchange.weights
-        if weights is None:
-            return jax.tree.map(lambda u: u.mean(0), stack), uploads[0]
-        return jax.tree.map(lambda u: jnp.tensordot(weights.astype(u.dtype), u, 1), stack), uploads[0]
+        weights = self.weights_of(exchange.of, exchange.weights)
+
+        def mean(uploads: Array) -> Array:
+            dtype = mean_dtype(uploads.dtype)
+            return jnp.tensordot(weights.astype(dtype), uploads.astype(dtype), 1)
+
+        return jax.tree.map(mean, stack), uploads[0]
 
     def _reply(self, exchange: Exchange, i: int) -> PyTree:
         phase = getattr(exchange.phase, "__name__", exchange.phase)

@@ -107,8 +107,9 @@ class Gathering(Small):
         some = fed.gather(self.slope, key, state.x, of=jnp.array([1, 4]))
         apart = jax.tree.map(lambda g: g[1] - 2 * g[0], some)
         single = fed.average(self.tell, key, state.x, of=jnp.array([2]))  # the mean of an integer is real
-        given = fed.average(self.slope, key, state.x, of=jnp.array([0, 3]), weights=jnp.array([3, 1]))
-        directions = (mean, tree.scale(0.1, apart), tree.scale(0.1 * single["size"], single["slope"]), given)
+        given = fed.average(self.tell, key, state.x, of=jnp.array([0, 3]), weights=jnp.array([3, 1]))
+        lone = tree.scale(0.1 * single["size"], single["slope"])
+        directions = (mean, tree.scale(0.1, apart), lone, tree.scale(given["index"], given["slope"]))
         return Point(tree.axpy(-self.gamma, jax.tree.map(lambda *g: sum(g), *directions), state.x))
 
 

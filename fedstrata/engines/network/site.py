@@ -248,6 +248,7 @@ class Site:
         def one(index: Array, place: Array) -> tuple[PyTree, PyTree, counting.Tally]:
             at = jnp.minimum(place, own - 1)
             client = data.client(at, _row(memory_there, at))
+            index = index.astype(jnp.result_type(int))  # sent in 32 bits, see `Placed.client`
             client = replace(client, index=index, fraction=data.sizes[at] / total)
             reply, tally = visit(setup, exchange, client)
             return reply.upload, reply.memory, jax.tree.map(lambda f: jnp.where(place < own, f, 0), tally)
