@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.advice.diagnostics import federated_mean
-from fedstrata.advice.feasible import onto, outside
+from fedstrata.advice.feasible import outside, projection
 from fedstrata.advice.lower import Level, hypergradient, natural_residual, solve_lower
 from fedstrata.advice.objectives import level_of
 from fedstrata.advice.precision import double_precision
@@ -347,7 +347,7 @@ def _judged(problem: Problem, data: Placed, x: PyTree, gradient: PyTree) -> dict
         if isinstance(problem, TwoLevel):
             words += " (the lower level is singular at y(x), or was not solved)"
         return {"stationarity": np.nan, "trouble": words}
-    moved = onto(problem, data, tree.sub(x, gradient))
+    moved = projection(problem, data)(tree.sub(x, gradient))
     if moved is None:
         words = "stationarity is not judged: the clients' sets have no common point that was found"
         return {"stationarity": np.nan, "trouble": words}

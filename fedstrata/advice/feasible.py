@@ -10,6 +10,7 @@ As p_i is normal to X_i at y_i and u + 1/m Σ p_i = z throughout, u is the proje
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -35,13 +36,18 @@ def outside(problem: Problem, data: Placed, x: PyTree) -> float | None:
     return float(gaps.max())
 
 
-def onto(problem: Problem, data: Placed, z: PyTree) -> PyTree | None:
-    """The projection onto the set of x; None where clients' sets have none in common that is found."""
+def projection(problem: Problem, data: Placed) -> Callable[[PyTree], PyTree | None]:
+    """The projection onto the set of x; None where clients' sets have no common point that is found."""
     project = problem.set_of_x
     if project.shared:
-        return project(z)
-    found, apart = jax.jit(partial(_intersection, project))(data, z)
-    return found if apart <= ACCURATE * (1 + tree.norm(z)) else None
+        return jax.jit(lambda z: project(z))
+    program = jax.jit(partial(_intersection, project))
+
+    def onto(z: PyTree) -> PyTree | None:
+        found, apart = program(data, z)
+        return found if apart <= ACCURATE * (1 + tree.norm(z)) else None
+
+    return onto
 
 
 def _intersection(project: Projection, data: Placed, z: PyTree) -> tuple[PyTree, Array]:

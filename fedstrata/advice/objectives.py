@@ -26,7 +26,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedstrata.advice.diagnostics import federated_mean
-from fedstrata.advice.feasible import onto
+from fedstrata.advice.feasible import projection
 from fedstrata.advice.lower import Level, NotCertifiable, Solved, hypergradient, solve_lower, spectrum
 from fedstrata.core import tree
 from fedstrata.core.client import Client, opened
@@ -132,13 +132,14 @@ def _within(case: Case, evaluate: Callable[[PyTree], tuple[Any, PyTree]], **more
     project = case.problem.set_of_x
     if project.trivial:
         return found
-    inside = onto(case.problem, case.data, case.x)
+    onto = projection(case.problem, case.data)
+    inside = onto(case.x)
     if inside is None:
         raise NotCertifiable("the clients' sets have no common point that was found")
     found.outside = float(tree.norm(tree.sub(case.x, inside)))
 
     def nearest(x: PyTree) -> PyTree:
-        near = onto(case.problem, case.data, x)
+        near = onto(x)
         return x if near is None else near
 
     found.onto = nearest
