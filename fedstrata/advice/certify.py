@@ -56,6 +56,7 @@ class Judgement(NamedTuple):
         value: F(x), lower levels solved.
         best: F(x̂) at the best point that was found.
         left: how much lower F may be than that.
+        converged: whether the search ended by itself, so that x̂ is a minimiser.
         start: F(x0).
         unit: what an excess is compared with: F(x0) − F(x̂), or F(0) − F(x̂) where that is less.
         distance: ‖x − x̂‖/‖x̂‖.
@@ -74,6 +75,7 @@ class Judgement(NamedTuple):
     distance: float
     outside: float = 0.0
     remarks: tuple[str, ...] = ()
+    converged: bool = True
     behind: float = 0.0
     notes: tuple[str, ...] = ()
     calls: int = 0
@@ -162,7 +164,7 @@ def _certificate(found: Judgement, run: Result | None, target: float) -> Certifi
     high = low + found.left
     reach = found.unit + found.left
     relative = high / reach if reach > 0 else np.inf
-    near = found.distance <= target and (found.left <= low + abs(found.value) * 1e-12 or relative <= target)
+    near = found.distance <= target and found.converged
     solved = bool(
         (near or relative <= target**2)
         and found.outside <= OUTSIDE
@@ -302,6 +304,7 @@ def search(objective: Objective, case: Case) -> Judgement:
         float(np.linalg.norm(inside - found.x)) / length,
         outside=objective.outside / (float(np.linalg.norm(flat)) or 1.0),
         remarks=tuple(objective.remarks),
+        converged=found.converged,
         behind=_behind(objective, case),
         notes=tuple(objective.notes),
         calls=calls["F"],
@@ -329,8 +332,9 @@ def _best(
     best = min(first, other, key=lambda found: found.value if np.isfinite(found.value) else np.inf)
     # two searches that end at one value have found it, even where neither saw its gradient vanish: a kink
     apart = abs(first.value - other.value)
-    left = min(best.left, apart) if np.isfinite(apart) else best.left
-    return best._replace(left=left)
+    if apart <= 1e-5 * worth + 1e-12 * abs(value):
+        return best._replace(left=min(best.left, apart), converged=True)
+    return best
 
 
 def _behind(objective: Objective, case: Case) -> float:

@@ -108,7 +108,6 @@ class Problem:
         objective: the default metric that is a function of x alone and is to fall, where there is one.
         settling: default metrics that may rise at first, while the second variable finds its place, but not
             without end.
-        maximised: default metrics that the second variable makes large: they still rise where it is behind.
     """
 
     made_for: Weights | None = None
@@ -116,7 +115,6 @@ class Problem:
     personal: ClassVar[bool] = False
     objective: ClassVar[str | None] = None
     settling: ClassVar[tuple[str, ...]] = ()
-    maximised: ClassVar[tuple[str, ...]] = ()
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """A new object; an argument that it does not have is an error with those that it has."""

@@ -18,25 +18,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from fedstrata.core import tree
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, Fraction, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.methods._shared.regularized import Pace, Regularized, Scale, jumped
+from fedstrata.methods._shared.regularized import Regularized, Scale
 from fedstrata.problems.classes import Selection
 
 
 class State(NamedTuple):
-    """The iterate, the scale, how far the iterate moved in recent rounds, and how fast it still does."""
+    """The iterate and the scale."""
 
     x: PyTree
     scale: Scale
-    jump: jax.Array
-    rounds: jax.Array
-    pace: Pace
 
 
 @method
@@ -71,14 +67,7 @@ class BiGSAM(Regularized[State]):
             raise ValueError("BiGSAM estimates the curvatures of h and f together: give L_f with L_h.")
 
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
-        scale = Scale.unknown(x0)
-        return State(x0, scale, jnp.zeros_like(scale.L_h), jnp.int32(0), Pace.standing(x0))
-
-    def closing_remarks(self, state: State) -> list[str]:
-        """Where draws of clients or samples still throw the iterate about, t does not fall, or it is slow."""
-        instead = "or take StRFedAvg(rule='geometric'), whose step falls"
-        noisy = self.noisy(state.jump, state.x, state.rounds, instead)
-        return noisy + self.slow(state.pace, state.x, state.rounds)
+        return State(x0, Scale.unknown(x0))
 
     def start(self, problem: Selection, fed: Fed, key: Key, state: State) -> State:
         scale = self.scale(problem, fed, key, state.x)
@@ -97,7 +86,4 @@ class BiGSAM(Regularized[State]):
         z = tree.axpy(-2 / (L_f + sigma), g_f, state.x)  # line 2
         contraction = (L_f - sigma) / (L_f + sigma)
         alpha = jnp.minimum(2 * self.c / ((r + 1) * (1 - contraction)), 1)
-        x = tree.lerp(alpha, problem.project(y), z)  # line 3
-        jump = jumped(state.jump, r, state.x, x, self.draws(fed))
-        pace = state.pace if self.draws(fed) else state.pace.after(r, x)
-        return State(x, state.scale, jump, state.rounds + 1, pace)
+        return State(tree.lerp(alpha, problem.project(y), z), state.scale)  # line 3

@@ -41,21 +41,18 @@ from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
-from fedstrata.methods._shared.regularized import FEWEST, Regularized, Scale, StepSizes, direction
+from fedstrata.methods._shared.regularized import Regularized, Scale, StepSizes, direction
 from fedstrata.methods.str_fedavg import averaged
 from fedstrata.problems.classes import Objective, Selection
 
-AWAY = 0.1  # of x
-
 
 class State(NamedTuple):
-    """The iterate, its inexact projection, where the next inner rounds start, the scale, and t."""
+    """The iterate, its inexact projection, where the next inner rounds start, and the scale."""
 
     x: PyTree  # y^t
     y: PyTree  # x^{t−1}
     warm: PyTree
     scale: Scale
-    rounds: jax.Array
 
     @property
     def L_h(self) -> jax.Array:
@@ -126,21 +123,8 @@ class IPIRFedAvg(Regularized[State]):
     def remarks(self, state: State) -> list[str]:
         return self.unscaled(state.scale, self.at(0).tuned(0)[1], sharp=self.inner == "weak_sharp")
 
-    def closing_remarks(self, state: State) -> list[str]:
-        """How far from argmin h the penalty with this λ leaves y^t, where its projection is followed."""
-        away = float(tree.norm(tree.sub(state.x, state.y)))
-        part = away / max(float(tree.norm(state.y)), 1e-30)
-        if self.inner != "warm" or part <= AWAY or state.rounds < FEWEST:
-            return []
-        lam = float(np.asarray(self.lam))
-        return [
-            f"IPIRFedAvg: result.x is {part:.2g} of its size from result.y, its projection onto argmin h: "
-            f"with lam={lam:g} it minimises f(x)/S_f + dist²(x, argmin h)/(2λ). Take result.y for a point of "
-            "argmin h, or a smaller lam, with gamma ≤ 3λ/(4(L_f λ + 2)), and more rounds."
-        ]
-
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
-        return State(x0, x0, x0, Scale.unknown(x0), jnp.int32(0))
+        return State(x0, x0, x0, Scale.unknown(x0))
 
     def inner_steps(
         self, problem: Selection, client: Client, key: Key, x: PyTree, anchor: PyTree, steps: StepSizes
@@ -181,7 +165,7 @@ class IPIRFedAvg(Regularized[State]):
         new = tree.axpy(-self.gamma, tree.axpy(1 / S_f, g, pull), y)  # line 3
         if problem.f.regularizer is not None and self.mu is None:
             new = problem.f.regularizer.prox(new, self.gamma / S_f)
-        return State(new, x, tree.add(x, tree.sub(new, y)), state.scale, state.rounds + 1)
+        return State(new, x, tree.add(x, tree.sub(new, y)), state.scale)
 
 
 def _distance(anchor: PyTree) -> Objective:

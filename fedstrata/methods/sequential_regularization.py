@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import tree
 from fedstrata.core.fed import Fed
 from fedstrata.core.hyperparameters import POSITIVE, Axis
 from fedstrata.core.method import BatchSize, Count, Positive, method
@@ -29,19 +28,14 @@ from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.regularized import Regularized, Scale
 from fedstrata.problems.classes import Selection
 
-UNSOLVED = 0.01  # of x
-FEWEST = 10  # rounds of an η: fewer are a trial
-MOST = 1e4  # rounds to go, at most: in float32 rounding is the last steps
-
 
 class State(NamedTuple):
-    """The iterate, where every η starts, what each η came to, the scale, and how far the last rounds went."""
+    """The iterate, where every η starts, what each η came to, and the scale."""
 
     x: PyTree  # x̂
     x0: PyTree
     solutions: PyTree  # a leading axis over the grid
     scale: Scale
-    way: jax.Array  # ‖x̂_r − x̂_{r−1}‖ of the last two rounds
 
     @property
     def L_h(self) -> jax.Array:
@@ -103,23 +97,7 @@ class SequentialRegularization(Regularized[State]):
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
         count = self.eta.shape[0]
         solutions = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), x0)
-        scale = Scale.unknown(x0)
-        return State(x0, x0, solutions, scale, jnp.zeros((2,), scale.L_h.dtype))
-
-    def closing_remarks(self, state: State) -> list[str]:
-        """Where the last η is not solved: steps that shrink by ρ a round have ρ/(1 − ρ) of the last to go."""
-        before, last = (float(way) for way in state.way)
-        share = float(np.asarray(self.R)) / len(self.eta) if self.R is not None else 0
-        size = float(tree.norm(jax.tree.map(np.asarray, state.x)))
-        to_go = last * min(last / max(before - last, 1e-30), MOST)
-        if share < FEWEST or before == 0 or to_go <= UNSOLVED * size:
-            return []
-        warm = "" if self.warm_start else "warm_start=True, which starts an η where the last one ended, "
-        return [
-            f"SequentialRegularization: its share of {share:.0f} rounds does not solve h + ηf with the last "
-            f"η = {float(self.eta[-1]):g}: at the pace of the end about {to_go / max(size, 1e-30):.2g} of "
-            f"the size of x are left to go. Give more rounds, {warm}or a grid that ends at a larger η."
-        ]
+        return State(x0, x0, solutions, Scale.unknown(x0))
 
     def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         stage, x = self.stage(r), state.x
@@ -128,9 +106,7 @@ class SequentialRegularization(Regularized[State]):
             x = jax.tree.map(lambda a, b: jnp.where(fresh, a, b), state.x0, x)  # line 2
         gamma, eta = 1.0 if self.gamma is None else self.gamma, jnp.asarray(self.eta)[stage]
         steps = self.step_sizes(gamma, eta, state.scale, safe=self.gamma is None)
-        begin = x
         moved = fed.average(self.local_steps, key, x, steps)  # line 3
         x = self.server_step(problem, problem.f, x, moved, steps, self.mu)
         solutions = jax.tree.map(lambda all_, one: all_.at[stage].set(one), state.solutions, x)  # line 4
-        went = tree.norm(tree.sub(x, begin)).astype(state.way.dtype)
-        return State(x, state.x0, solutions, state.scale, jnp.stack([state.way[1], went]))
+        return State(x, state.x0, solutions, state.scale)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -36,8 +35,6 @@ from fedstrata.estimators.hypergradient import Coupled, Products
 from fedstrata.methods._shared.sequences import refused_sets
 from fedstrata.problems.classes import Bilevel
 
-OFTEN = 0.1  # the part of the last rounds in which v may be cut without a word
-
 
 class Point(NamedTuple):
     """The three variables, or the directions in which they go."""
@@ -48,12 +45,11 @@ class Point(NamedTuple):
 
 
 class State(NamedTuple):
-    """The server's variables, and in which part of the rounds v was cut, mostly of the last quarter."""
+    """The server's variables."""
 
     x: PyTree
     y: PyTree
     v: PyTree
-    cut: jax.Array
 
 
 @method
@@ -89,18 +85,7 @@ class SimFBO(Method[Bilevel, State]):
         return refused_sets(cls.__name__, problem, server=True)
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
-        return State(x0, y0, tree.zeros_like(y0), jnp.zeros(()))
-
-    def closing_remarks(self, state: State) -> list[str]:
-        """Where the ball holds v back."""
-        if not state.cut > OFTEN:
-            return []
-        return [
-            f"SimFBO: in about {float(state.cut):.0%} of the last rounds v was cut to its ball, whose radius "
-            "keeps a run with too long steps finite, or is too small itself: x is wrong. Lower the steps "
-            "(gamma_x, gamma_y, gamma_v; eta_x, eta_y, eta_v where tau > 1), or give a radius of at least "
-            "‖∇_y f‖ over the lower level's smallest curvature."
-        ]
+        return State(x0, y0, tree.zeros_like(y0))
 
     def local_directions(
         self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree, v: PyTree
@@ -123,11 +108,9 @@ class SimFBO(Method[Bilevel, State]):
         return tree.scale(1 / jnp.maximum(tau, 1), total)  # line 4
 
     def round(self, problem: Bilevel, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        mean = fed.average(self.local_directions, key, *state[:3], weights=fed.at_work(self.tau))
+        mean = fed.average(self.local_directions, key, *state, weights=fed.at_work(self.tau))
         v = tree.axpy(-self.gamma_v, mean.v, state.v)  # line 5, and below
-        held = (tree.norm(v) > self.radius).astype(state.cut.dtype)
         v = optax.projections.projection_l2_ball(v, self.radius)
         x = tree.axpy(-self.gamma_x, mean.x, state.x)
         y = tree.axpy(-self.gamma_y, mean.y, state.y)
-        share = jnp.minimum(1, 4 / (r + 1)).astype(state.cut.dtype)
-        return State(problem.project_x(x), y, v, tree.lerp(share, state.cut, held))
+        return State(problem.project_x(x), y, v)

@@ -55,13 +55,11 @@ from fedstrata.core import tree
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, NonNegative, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
-from fedstrata.methods._shared.regularized import Pace, Regularized, Scale, StepSizes, jumped
+from fedstrata.methods._shared.regularized import Regularized, Scale, StepSizes
 from fedstrata.problems.classes import Selection
 
 PAPER = ("convex", "strongly_convex", "weak_sharp")
 BIASED = ("convex", "strongly_convex")  # with the rule's own η
-LAGS = 0.05  # an average that holds much of the way from x0
-FEWEST = 100  # rounds: fewer are a trial
 SHORTEST = 0.01  # of the clients' steps: in float32 the server's, as much longer, keep five digits
 
 
@@ -72,8 +70,6 @@ class State(NamedTuple):
     average: PyTree  # x̄
     weight: jax.Array  # Σ θ^j/θ^r: what the average weighs, in units of its newest part
     scale: Scale
-    jump: jax.Array  # how far x̂ moved in recent rounds, where there are draws
-    pace: Pace  # of x̂, where there are none
     rest: PyTree  # of the last step, what rounding x̂ left out: it would add up over many short steps
 
     @property
@@ -205,29 +201,9 @@ class StRFedAvg(Regularized[State]):
         gamma = self.at(0).tuned(0, state.scale.S_f)[0]
         return self.unscaled(state.scale, gamma, sharp=self.rule == "weak_sharp")
 
-    def closing_remarks(self, state: State) -> list[str]:
-        """Where draws still throw the last iterate about, it or a sharp rule's average is not yet there."""
-        if self.R is None:
-            return []
-        if self.returned == "average":
-            away = tree.sub(state.average, state.x)
-            part = float(tree.norm(away)) / max(float(tree.norm(state.x)), 1e-30)
-            if self.rule != "weak_sharp" or part < LAGS or float(np.asarray(self.R)) < FEWEST:
-                return []
-            return [
-                f"StRFedAvg: the average of all iterates, the paper's result, is {part:.2g} of their size "
-                "from the last one (result.state.last): it still holds the way from x0. Give more rounds, "
-                "returns='last', or mu_f, whose weights forget the start, with p of about 2/η."
-            ]
-        falls = self.rule == "geometric" and self.gamma is None
-        other = "" if falls else "take rule='geometric' without a gamma, whose step falls, "
-        noisy = self.noisy(state.jump, state.x, self.R, f"{other}or give a smaller gamma")
-        return noisy if self.rule in PAPER else noisy + self.slow(state.pace, state.x, self.R)
-
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
         scale = Scale.unknown(x0)
-        zero = jnp.zeros_like(scale.L_h)
-        return State(x0, x0, zero, scale, zero, Pace.standing(x0), tree.zeros_like(x0))
+        return State(x0, x0, jnp.zeros_like(scale.L_h), scale, tree.zeros_like(x0))
 
     def round(self, problem: Selection, fed: Fed, key: Key, r: Integer, state: State) -> State:
         gamma, eta = self.tuned(r, state.scale.S_f)
@@ -243,9 +219,7 @@ class StRFedAvg(Regularized[State]):
         rest = tree.axpy(-1 / self.gamma_g, came, moved)
         shrink = self.gamma_g * self.K * steps.f * self.modulus(state.scale.S_f) / 2  # ηγ̃μ_f/(2S_f)
         average, weight = averaged(state.average, state.weight, state.x, shrink)  # line 7
-        jump = jumped(state.jump, r, state.x, x, self.draws(fed))
-        pace = state.pace if self.draws(fed) else state.pace.after(r, x)
-        return State(x, average, weight, state.scale, jump, pace, rest)
+        return State(x, average, weight, state.scale, rest)
 
     def modulus(self, S_f: Real) -> Real:
         """The μ_f of θ; where it is not given, that of f/S_f is 1."""

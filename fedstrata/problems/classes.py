@@ -104,7 +104,7 @@ class Minimax(Problem):
     project_y: Any = None
     made_for: Weights | None = field(default=None, kw_only=True)
 
-    settling = maximised = ("payoff",)
+    settling = ("payoff",)
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         return {"payoff": mean(self.payoff, x, y)}

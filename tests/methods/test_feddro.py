@@ -44,7 +44,6 @@ def vanilla_round(x, case):
     return np.mean(ends)
 
 
-@pytest.mark.filterwarnings("ignore:CompositionalFedAvg made it worse")  # which is the point
 @pytest.mark.parametrize("case", [1, 2])
 def test_vanilla_fedavg_stays_away_from_the_solution(two_clients, case):
     method = fs.CompositionalFedAvg(ETA, I=2, case=case)

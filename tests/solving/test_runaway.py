@@ -86,68 +86,25 @@ def test_growth_without_end_is_growth_however_far_it_went():
     assert quiet(TWO, {"upper": np.r_[np.zeros(300), np.full(100, 1e9)]}) is None
 
 
-def test_steps_that_lose_what_they_gained():
-    """On |x| a constant step ends by going back and forth over ±γ/2, wherever it started."""
-    r = np.arange(200)
-    swing = np.where(r < 9, 10.0 - r, 1.0 + 5.0 * (r % 2))
-    assert "to 1, but rose to 3.5 again" in in_words([(METHOD, quiet(HALF, {"loss": swing}))], 1)[0]
-    assert quiet(HALF, {"loss": np.where(r < 9, 10.0 - r, 1.0 + 0.3 * (r % 2))}) is None
-    assert "worse" in quiet(HALF, {"loss": 5.0 + 3 * (r > 0) + r % 2}).how
-    for falling in (10.0 - 0.04 * r, 10 * 0.9**r, np.sqrt(200.0 - r), 1 + 5.0 * (r < 160)):
-        assert quiet(HALF, {"loss": falling}) is None  # slowly, fast, faster and faster, late
-    noise = np.random.default_rng(0).normal(size=200)
-    assert quiet(HALF, {"loss": 1 + 0.03 * noise}) is None  # a start that was as good as the end
-    assert quiet(HALF, {"loss": 0.1 + 0.9 * 0.8**r + 0.02 * noise}) is None
+def test_what_ran_away_from_a_start_that_looks_like_zero_beside_it():
+    assert quiet(HALF, {"loss": [0.69, 80.0, 8440.0]}) == Runaway("loss", 0.69, 8440.0)
+    assert quiet(HALF, {"loss": 12.0 * 1e3 ** np.arange(17)}) is not None
+    assert (
+        quiet(TWO, {"upper": [0.0, 3.0, 40.0, 50.0]}) is None
+    )  # a few rounds of a second variable from zero
 
 
 def test_a_bilinear_game_spirals_out():
     """min_x max_y x(y − 1): simultaneous steps multiply the distance to (0, 1) by √(1 + γ²) a round."""
-    gamma, told = 0.1, pytest.warns(UserWarning, match="LocalSGDA does not settle: payoff reaches farther")
-    with told:
-        result = fs.solve(GAME, fs.LocalSGDA(gamma, gamma), DATA, X0 + 1, y0=X0, rounds=500, progress=False)
+    gamma = 0.1
+    result = fs.solve(GAME, fs.LocalSGDA(gamma, gamma), DATA, X0 + 1, y0=X0, rounds=200, progress=False)
     far = np.hypot(result.x, np.asarray(result.y) - 1)
-    assert far == pytest.approx(np.sqrt(2) * (1 + gamma**2) ** 250, rel=1e-3)
-    curved = fs.Minimax(lambda x, y, s: (x * (y - s["a"]) - 0.5 * y**2).sum())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        settled = fs.solve(curved, fs.LocalSGDA(0.1, 0.1), DATA, X0 + 1, y0=X0, rounds=500, progress=False)
-    assert np.hypot(settled.x - 1, np.asarray(settled.y) - 1) < 1e-3  # y = x, x(y − 1) − y²/2 at (1, 1)
-
-
-def test_a_worst_case_that_is_not_found_yet():
-    """CVaR of the worst quarter of (0, 0, 0, 2) is the largest loss: x = 1, where the mean has 0.5."""
-    clients = [{"a": np.array([[a]])} for a in (0.0, 0.0, 0.0, 2.0)]
-    data = fs.FederatedData.from_clients(clients)
-    dual = fs.dro.cvar(HALF.loss, 0.25).minimax(data, weights="size")
-
-    def found(eta_y):
-        method = fs.LocalSGDA(0.1, eta_y)
-        return fs.solve(
-            dual.problem, method, dual.data, X0, y0=dual.y0, rounds=200, weights="size", progress=False
-        )
-
-    with pytest.warns(UserWarning, match="LocalSGDA does not settle: payoff still rises.*longer steps of y"):
-        assert abs(found(0.01).x[0] - 1) > 0.3
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert found(1.0).x[0] == pytest.approx(1, rel=1e-3)
-
-
-def test_payoffs_that_rise_and_settle():
-    r, noise = np.arange(200), np.random.default_rng(0).normal(size=200)
-    for settled in (1 - 0.9**r, 1 + 0.1 * noise, 10 * 0.99**r, 1 + 0.01 * np.sin(r), 1e-9 * r - 5, r[:12]):
-        assert quiet(GAME, {"payoff": settled}) is None
-    assert quiet(HALF, {"loss": 5 - 1 / (1 + r)}) is not None  # worse, but nothing that a y makes large
-    for rising in (1 - 0.99**r, np.log(1 + r), -10 + 0.01 * r, 1 - 0.99**r + 0.01 * noise):
-        assert "still rises" in quiet(GAME, {"payoff": rising}).how
-    away, rises = quiet(HALF, {"loss": 1.0 + r}), quiet(GAME, {"payoff": np.log(1 + r)})
-    of_both = in_words([(METHOD, away), (METHOD, rises)], 2)
-    assert "Lower the step size" in of_both[0]
-    assert "Lower the step size" not in of_both[1]
+    assert far == pytest.approx(np.sqrt(2) * (1 + gamma**2) ** 100, rel=1e-3)
+    assert result.certificate.verdict == "diverging"
 
 
 def test_a_step_of_the_rules_own_is_named():
-    words = in_words([(fs.StRFedAvg(rule="geometric"), Runaway("primary", 1.0, 1e9))], 1)[0]
+    (words,) = in_words([(fs.StRFedAvg(rule="geometric"), Runaway("primary", 1.0, 1e9))], 1)
     assert "(gamma, which is the rule's own, gamma_g=1)" in words
 
 

@@ -27,7 +27,7 @@ from fedstrata.solving.checkpoint import Checkpoint
 from fedstrata.solving.loop import Diverged, solve
 from fedstrata.solving.pose import Posed, pose
 from fedstrata.solving.result import BOOKKEEPING, Result
-from fedstrata.solving.runaway import AWAY, RISES, runaway
+from fedstrata.solving.runaway import runaway
 from fedstrata.solving.sweep import sweep
 
 Pair = tuple[Setting, Task]
@@ -109,8 +109,7 @@ def _remarks(task: Task, setting: Setting, result: Result) -> tuple[str, ...]:
     who, found = f"{setting.words or type(task.method).__name__}, seed {setting.seed}", []
     if (away := runaway(task.problem, task.method, as_floats(task.x0, "x0"), result.history)) is not None:
         far = f"{away.metric} ran away, {away.start:.4g} → {away.end:.4g}"
-        advice = "give more rounds, or longer steps of y" if away.how == RISES else "lower the step size"
-        found.append(f"{who}: {far if away.how == AWAY else away}: {advice}.")
+        found.append(f"{who}: {far}: lower the step size.")
     weight = result.history.get("weight")
     if weight is not None and weight[0] > 0 and not 0 < weight[-1] < np.inf:
         found.append(

@@ -28,19 +28,12 @@ from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import Method, StateT
 from fedstrata.core.term import Term
-from fedstrata.core.types import Integer, Key, PyTree, Real
+from fedstrata.core.types import Key, PyTree, Real
 from fedstrata.estimators.curvature import hessian_product, local_curvature, power_iteration
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Objective, Selection
 
 POWER = 8  # of the mean that stands for a maximum over clients: too large by a factor of at most m^(1/8)
-
-RECENT = 20  # rounds over which jumps are averaged
-JUMP = 0.005  # of x: what is left of the noise is several times as large
-TO_GO = 0.01  # of x
-FEWEST = 5 * RECENT  # rounds: fewer are a trial
-TINY = 1e-3  # of the way
-ROUNDING = 2000  # times that of x: a server's step may be a hundred times as long as the clients'
 
 
 class Scale(NamedTuple):
@@ -61,37 +54,6 @@ class Scale(NamedTuple):
         """Before anything is estimated."""
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x)))
         return cls(one, 0 * one, one, 0 * one, one)
-
-
-class Pace(NamedTuple):
-    """How fast x still moves: where it was at the last milestone; the last two ways, and the longest."""
-
-    mark: PyTree
-    way: jax.Array
-
-    @classmethod
-    def standing(cls, x: PyTree) -> Pace:
-        """Before the first round."""
-        return cls(x, jnp.zeros((3,), jnp.result_type(*jax.tree.leaves(x))))
-
-    def after(self, r: Integer, x: PyTree) -> Pace:
-        """With x as it is after round ``r``; every `RECENT` rounds are a milestone."""
-        there = (r + 1) % RECENT == 0
-        went = tree.norm(tree.sub(x, self.mark)).astype(self.way.dtype)
-        mark = jax.tree.map(lambda new, old: jnp.where(there, new, old), x, self.mark)
-        way = jnp.stack([self.way[1], went, jnp.maximum(self.way[2], went)])
-        return Pace(mark, jnp.where(there, way, self.way))
-
-    def to_go(self, x: PyTree, rounds: float) -> float:
-        """What is left, in parts of x: ways that shrink by ρ have ρ/(1 − ρ) of the last to go.
-
-        At most as many of the last as there were: where ρ is hardly below 1, it is known too badly.
-        """
-        before, last, longest = (float(way) for way in self.way)
-        size = max(float(tree.norm(x)), TINY * longest, 1e-30)  # x may end at zero
-        if last < ROUNDING * float(jnp.finfo(self.way.dtype).eps) * size:
-            return 0.0
-        return last * min(last / max(before - last, 1e-30), rounds / RECENT) / size
 
 
 class StepSizes(NamedTuple):
@@ -248,29 +210,6 @@ class Regularized(Method[Selection, StateT]):
         """Whether clients or samples are drawn."""
         return self.batch_size is not None or fed.participants < fed.clients
 
-    def noisy(self, jump: Real, x: PyTree, rounds: Any, instead: str) -> list[str]:
-        """The warning that is due where the draws still throw the last iterate about (`jumped`)."""
-        part = float(np.asarray(jump)) / max(float(tree.norm(x)), 1e-30)
-        if part < JUMP or float(np.asarray(rounds)) < 10 * RECENT:
-            return []
-        return [
-            f"{type(self).__name__}: at the end x still moved by {part:.2g} of its size in a round, by the "
-            "luck of which clients or samples were drawn, and as much of the result, or more, is noise. Let "
-            f"all clients take part with all their samples, {instead}."
-        ]
-
-    def slow(self, pace: Pace, x: PyTree, rounds: Any) -> list[str]:
-        """The warning that is due where x is still on its way, as it is where h is flat."""
-        rounds = float(np.asarray(rounds))
-        if (part := pace.to_go(x, rounds)) <= TO_GO or rounds < FEWEST:
-            return []
-        return [
-            f"{type(self).__name__}: x is still on its way: at the pace of the last rounds about {part:.2g} "
-            "of its size is left to go, or more. The primary loss curves far less along some directions than "
-            "along others, or than at x0, or it has no minimiser. Give more rounds, bring the data's "
-            "features to one scale, or start nearer to argmin h."
-        ]
-
     def step_sizes(self, gamma: Real, eta: Real, scale: Scale, safe: bool) -> StepSizes:
         """A client's steps, by γ̃ = γ_g γ_ℓ K and η; if ``safe``, bounded by estimated curvatures."""
         safe, eta = safe and self.L_h is None, eta / scale.S_f
@@ -302,14 +241,6 @@ class Regularized(Method[Selection, StateT]):
             f"γ̃ = {gamma:.3g} would diverge. It is divided by L_h (result.state.scale), and η counts against "
             "the divided loss. Scale the data, or give L_h, to be rid of this warning."
         ]
-
-
-def jumped(jump: Any, r: Integer, x: PyTree, new: PyTree, drawn: bool) -> Any:
-    """How far iterates moved in recent rounds; counted where there are draws."""
-    if not drawn:
-        return jump
-    now = tree.norm(tree.sub(new, x)).astype(jump.dtype)
-    return jump + (now - jump) / jnp.minimum(r + 1, RECENT)
 
 
 def _points(x: PyTree) -> PyTree:
