@@ -515,7 +515,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
         ),
         (change("gamma = 0.1", "gama = 0.1"), r"FedAvg: FedAvg has no 'gama'\. Did you mean 'gamma'"),
         (change("gamma = 0.1", "gamma = -0.1"), "FedAvg: gamma must be a positive number"),
-        (change("gamma = 0.1", ""), "FedAvg missing 1 required positional argument: 'gamma'"),
+        (change("gamma = 0.1", ""), "FedAvg needs gamma"),
         (change('label = "pulled"', 'label = "FedAvg"'), "two are called 'FedAvg'"),
         (
             change('["accuracy"]', '["accurate"]'),
@@ -550,6 +550,12 @@ def test_tables_of_ones_own(tmp_path):
     assert made.preparation.features == ("age", "sex=f", "sex=m")
     assert made.sizes.tolist() == [2, 1]
     np.testing.assert_allclose(made.train["x"].mean(axis=0), 0, atol=1e-6)
+    text = 'title = "Own"\nproblem = "logistic"\n[data]\nname = "csv"\nfiles = "*.csv"\ntarget = "ill"\n'
+    text += 'encode = true\n[[methods]]\nname = "FedAvg"\ngamma = 0.1\n'
+    e = read(written(tmp_path, text))  # wherever it is read from
+    assert e.build(e.settings[0]).data.names == ("north", "south")
+    with pytest.raises(ExperimentError, match=r"no 'titel'.*\n(.*\n)*rounds: "):  # both, at once
+        read(written(tmp_path, 'titel = "x"\nrounds = "many"\n' + text))
     del data["target"]
     e = define(content, "own")
     with pytest.raises(ExperimentError, match=r"data: csv needs files, .* and target"):

@@ -67,7 +67,7 @@ def make_method(name: str, parameters: Mapping[str, Any]) -> Method:
     except ExperimentError:
         raise
     except (TypeError, ValueError) as error:
-        text = str(error).replace(f"{name}.__init__()", name)
+        text = str(error)
         raise ExperimentError(text if text.startswith(name) else f"{name}: {text}") from error
 
 

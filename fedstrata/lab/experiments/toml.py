@@ -92,11 +92,22 @@ def read(file: str | Path) -> Experiment:
         raise ExperimentError(f"{path} is nested too deeply to be read.") from error
     name = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "experiment"
     try:
-        return define(content, name)
+        return define(_beside(content, path.parent), name)
     except ExperimentError as error:
         raise ExperimentError(f"{path}: {error}") from error
     except RecursionError as error:
         raise ExperimentError(f"{path} is nested too deeply to be read.") from error
+
+
+def _beside(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The content, with files of data found from the folder that it is read from."""
+    data = content.get("data")
+    files = data.get("files") if isinstance(data, dict) else None
+    named = [files] if isinstance(files, str) else files
+    if not isinstance(named, list) or not all(isinstance(file, str) for file in named):
+        return content
+    found = [str(folder / file) for file in named]
+    return {**content, "data": {**content["data"], "files": found if named is files else found[0]}}
 
 
 def define(content: Mapping[str, Any], name: str) -> Experiment:
@@ -129,15 +140,16 @@ def define(content: Mapping[str, Any], name: str) -> Experiment:
             quick=form.quick or {"rounds": min(form.rounds, 5), "seeds": 1},
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        at = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-            known = list(File.model_fields)
-            raise ExperimentError(
-                f"there is no {at!r}{suggest(at, known)} There are {', '.join(known)}."
-            ) from error
-        raise ExperimentError(f"{at}: {message}".removeprefix(": ")) from error
+        raise ExperimentError("\n".join(map(_fault, error.errors()))) from error
+
+
+def _fault(found: Any) -> str:
+    """What is wrong in one place of the file."""
+    at = ".".join(str(part) for part in found["loc"])
+    if found["type"] == "extra_forbidden" and len(found["loc"]) == 1:
+        known = list(File.model_fields)
+        return f"there is no {at!r}{suggest(at, known)} There are {', '.join(known)}."
+    return f"{at}: {found['msg'].removeprefix('Value error, ')}".removeprefix(": ")
 
 
 class Place(NamedTuple):
