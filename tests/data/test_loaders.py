@@ -280,7 +280,7 @@ class TestDamage:
         with pytest.raises(CorruptData, match=r"tile\.webp cannot be read"):
             formats.read_cifar_grids(labels, path, path)
         Image.fromarray(pixels[:50]).save(path, lossless=True)
-        with pytest.raises(CorruptData, match="no multiple of 32"):
+        with pytest.raises(CorruptData, match="not a multiple of 32"):
             formats.read_cifar_grids(labels, path, path)
 
     def test_damaged_adult(self, tmp_path):

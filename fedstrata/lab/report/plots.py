@@ -165,7 +165,7 @@ def _draw_bars(ax: Axes, curves: Sequence[Curve]) -> None:
             curve.y.mean,
             width * 0.92,
             color=_colour(curve),
-            yerr=half.tolist() if curve.seeds > 1 else None,  # NumPy < 2.4 warns where Matplotlib reads arrays
+            yerr=half.tolist() if curve.seeds > 1 else None,  # of arrays, NumPy < 2.4 warns inside Matplotlib
             error_kw={"ecolor": "#24292f", "elinewidth": 1, "capsize": 2.5},
         )
     ax.set_xticks(range(len(categories)), [_plain(category) for category in categories])
