@@ -218,6 +218,8 @@ class FederatedData:
         seed: int = 0,
         encode: bool = False,
         impute: Literal["mean"] | None = None,
+        extra: Sequence[str] = (),
+        server: Any = None,
     ) -> FederatedData:
         """From a data frame with a column that says whose row it is, or a data frame for each client.
 
@@ -241,6 +243,9 @@ class FederatedData:
             impute: ``"mean"`` puts the federation's mean in the place of a missing value (the frequencies of
                 categories in that of a missing category). Otherwise missing values are an error that names
                 their columns.
+            extra: columns that become further entries of a sample under their own names, such as a group for
+                `fedstrata.fairness`; numbers, and no features by default.
+            server: the server's own rows, for `Personalized`: a table like the clients', prepared as theirs.
 
         Raises:
             DataError: for a column that is not there, is not numbers, or lacks values.
@@ -263,6 +268,8 @@ class FederatedData:
             seed=seed,
             encode=encode,
             impute=impute,
+            extra=extra,
+            server=server,
         )
 
     @classmethod

@@ -29,6 +29,8 @@ def from_csv(
     impute: Impute = None,
     missing: Collection[str] = MISSING,
     delimiter: str = ",",
+    extra: Sequence[str] = (),
+    server: str | os.PathLike[str] | None = None,
 ) -> FederatedData:
     """Federated data from CSV files with a header, a client per file; it is called as its file.
 
@@ -44,6 +46,8 @@ def from_csv(
             `FederatedData.from_dataframe`.
         missing: what stands for a missing value.
         delimiter: between cells.
+        extra: columns kept under their own names, as in `FederatedData.from_dataframe`.
+        server: a file with the server's own rows.
 
     Raises:
         DataError: for a file that is not a table, columns that differ, words where numbers are meant.
@@ -58,6 +62,8 @@ def from_csv(
         seed=seed,
         encode=encode,
         impute=impute,
+        extra=extra,
+        server=server,
     )
 
 

@@ -168,6 +168,8 @@ def federate(
     seed: int,
     encode: bool,
     impute: Impute,
+    extra: Sequence[str] = (),
+    server: Any = None,
     fold: tuple[int, int] | None = None,
 ) -> FederatedData:
     """Federated data of the clients' tables; see `FederatedData.from_dataframe` for the arguments.
@@ -178,8 +180,8 @@ def federate(
         test_fraction = _fraction(*fold)
     _check_fractions(valid_fraction, test_fraction)
     check_impute(impute)
-    chosen = _chosen(tables, label, features)
-    tables = [_like_others(table, tables, [*chosen, label]) for table in tables]
+    chosen = _chosen(tables, label, features, extra)
+    tables = [_like_others(table, tables, [*chosen, label, *extra]) for table in tables]
     words = _words(tables, chosen, label, encode)
     categories, traffic = _categories(tables, words)
     classes = categories.pop(label, None)
@@ -193,7 +195,11 @@ def federate(
     ]
     encoding = _imputing(encoding, x, parts, impute)
     whole = [
-        {"x": encoding.complete(own, table.name), "y": labels}
+        {
+            "x": encoding.complete(own, table.name),
+            "y": labels,
+            **{name: dataclasses.replace(encoding, label=name, classes=None).labels(table) for name in extra},
+        }
         for own, labels, table in zip(x, y, tables, strict=True)
     ]
 
@@ -207,9 +213,11 @@ def federate(
     if test_fraction > 0:
         held_out = part(2)
         owner = np.repeat(np.arange(len(tables), dtype=np.int32), [len(own["y"]) for own in held_out])
-        test = {name: np.concatenate([own[name] for own in held_out]) for name in ("x", "y")}
+        test = {name: np.concatenate([own[name] for own in held_out]) for name in held_out[0]}
         test["client"] = owner
-    data = FederatedData.from_clients(part(0), valid=part(1) if valid_fraction > 0 else None, test=test)
+    held = None if server is None else encoding.apply(server)
+    valid = part(1) if valid_fraction > 0 else None
+    data = FederatedData.from_clients(part(0), valid=valid, test=test, server=held)
     names = tuple(table.name for table in tables)
     return dataclasses.replace(data, names=names, preparation=Preparation((encoding,)))
 
@@ -224,14 +232,22 @@ def check_columns(table: Table, wanted: Sequence[str]) -> None:
             )
 
 
-def _chosen(tables: Sequence[Table], label: str, features: Sequence[str] | None) -> list[str]:
+def _chosen(
+    tables: Sequence[Table], label: str, features: Sequence[str] | None, extra: Sequence[str] = ()
+) -> list[str]:
     if not tables:
         raise DataError("There are no clients: give at least one table.")
     if isinstance(features, str):
         raise DataError(f"features is a list of columns: write features=[{features!r}].")
+    if isinstance(extra, str) or {"x", "y", "client", label} & set(extra):
+        raise DataError(
+            f"extra is a list of columns beside the label {label!r}, none of them called 'x', 'y' or "
+            f"'client', but is {extra!r}."
+        )
     first = tables[0]
     every = [*first.columns, *first.types]
-    chosen = [column for column in every if column != label] if features is None else list(features)
+    others = [column for column in every if column != label and column not in extra]
+    chosen = others if features is None else list(features)
     if not chosen:
         raise DataError(f"There are no features beside {label!r}.")
     if label in chosen:
@@ -239,7 +255,7 @@ def _chosen(tables: Sequence[Table], label: str, features: Sequence[str] | None)
     if len(set(chosen)) < len(chosen):
         raise DataError(f"A feature is named twice: {_some(chosen)}.")
     for table in tables:
-        check_columns(table, [label])
+        check_columns(table, [label, *extra])
         if features is None:
             _check_same(first, table)
         check_columns(table, chosen)

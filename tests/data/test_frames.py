@@ -39,6 +39,26 @@ def test_columns_become_features(frame):
     assert from_rows(frame, features=["dose"], label="age").client(0)["x"].tolist() == [[0.5], [2.5]]
 
 
+def test_further_columns_and_the_servers_rows(tmp_path):
+    """``extra`` are entries of a sample and no features; the server's rows are prepared as the clients'."""
+    own = {"age": [1, 2], "dose": [3.0, 4.0], "ill": [0, 1]}
+    data = from_rows(pd.DataFrame, extra=["smokes"], server=own, test_fraction=0.5)
+    assert data.preparation.features == ("age", "dose")
+    assert {name: len(data.test[name]) for name in data.test} == dict.fromkeys(
+        ("client", "smokes", "x", "y"), 3
+    )
+    every = from_rows(pd.DataFrame, extra=["smokes"])
+    assert every.client(1)["smokes"].tolist() == [0, 1, 1]
+    np.testing.assert_array_equal(data.server["x"], [[1, 3], [2, 4]])
+    np.testing.assert_array_equal(data.server["y"], [0, 1])
+    for name, text in (("a", "age,group,ill\n50,1,0\n40,0,1\n"), ("server", "age,ill\n30,1\n")):
+        (tmp_path / f"{name}.csv").write_text(text)
+    options = {"label": "ill", "extra": ["group"], "server": tmp_path / "server.csv"}
+    read = fs.data.from_csv([tmp_path / "a.csv"], **options)
+    assert read.train["group"].tolist() == [1, 0]
+    assert read.server["x"].tolist() == [[30]]
+
+
 @BOTH
 def test_a_frame_for_each_client(frame):
     whole = frame({name: values for name, values in ROWS.items() if name != "site"})
