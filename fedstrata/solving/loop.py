@@ -43,7 +43,7 @@ from fedstrata.solving.feasible import FEWEST, ended_outside
 from fedstrata.solving.pose import Posed, check_values, checked_callbacks, pose
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import BOOKKEEPING, Result
-from fedstrata.solving.rounding import lost_differences
+from fedstrata.solving.rounding import by_values, lost_differences
 from fedstrata.solving.runaway import in_words, runaway, steps_in_words
 from fedstrata.solving.track import Run, Tracker, Tracking
 from fedstrata.support.compiling import compiled_for
@@ -358,11 +358,13 @@ class Loop:
         ended = [(m, lane) for m, lane in zip(self.posed.methods, self.lanes, strict=True) if lane.history]
         found = [(m, runaway(problem, m, x0, lane.history)) for m, lane in ended if lane.status != "diverged"]
         self._warn([in_words([(m, its) for m, its in found if its is not None], len(self.lanes))])
+        inside = problem.set_of_x.trivial or self.round == 0
+        if inside and not any(map(by_values, methods)):
+            return  # what clients hold may be large: it is fetched where it is looked at
         points = [x for x, _ in self.engine.outputs(methods, self.carry, hosts)]
-        runs = zip(methods, points, self.lanes, strict=True)
+        runs = list(zip(methods, points, self.lanes, strict=True))
         self._warn([lost_differences(problem, m, x0, x, lane.history) for m, x, lane in runs])
-        if not problem.set_of_x.trivial and self.round > 0:
-            runs = zip(methods, points, self.lanes, strict=True)
+        if not inside:
             found_at = [(m, x) for m, x, lane in runs if lane.status != "diverged"]
             one = isinstance(self.posed.data, FederatedData) and jax.process_count() == 1
             judged = one and type(self.job.data) is Placed and self.round >= FEWEST

@@ -22,6 +22,11 @@ from fedstrata.core.types import PyTree
 FEW = 4  # evaluations
 
 
+def by_values(method: Method) -> bool:
+    """Whether a method takes differences of values."""
+    return method.needs.startswith("function values")
+
+
 def lost_differences(
     problem: Problem, method: Method, x0: PyTree, x: PyTree, history: Mapping[str, Any]
 ) -> list[str]:
@@ -29,7 +34,7 @@ def lost_differences(
     described = method.describe()
     symbol = "eta" if "gamma" in described else "mu"  # FedZO's η is its step
     width, name = described.get(symbol), problem.objective or next(iter(problem.settling), "")
-    if not method.needs.startswith("function values") or not isinstance(width, float) or name not in history:
+    if not by_values(method) or not isinstance(width, float) or name not in history:
         return []
     values = np.asarray(history[name], float)
     gap = abs(values[-1]) * max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(x0))
