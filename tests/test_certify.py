@@ -44,6 +44,9 @@ def test_lower_levels_without_a_minimiser():
     assert not hump.solved
     assert "saddle" in repr(hump)
     assert certified(lambda x, y, s: (y**2 - 1) ** 2, 1.0).solved
+    bent = fs.Bilevel(lambda x, y, s: (x - 1) ** 2 + y**2, lambda x, y, s: -(y**2), same_samples=True)
+    result = fs.Result(np.array(1.0), np.array(0.0), {}, fs.Ledger(), None, 0.0, problem=bent, data=ONE)
+    assert not fs.diagnose(result).solved
 
 
 def test_an_equilibrium_that_is_not_unique():

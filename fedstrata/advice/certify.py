@@ -16,9 +16,10 @@ is a proof that x is not a solution, whatever the class. Why a run is not solved
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
-from functools import singledispatch
+from functools import partial, singledispatch
 from typing import Any, NamedTuple
 
 import jax
@@ -46,7 +47,8 @@ OUTSIDE = 1e-3  # how far outside of its set x may be, likewise
 BEHIND = 0.1  # how far clients' own models may be from their optima, likewise
 NOTHING = 1e-6  # of the way from the start: a solution that is zero
 UNBOUNDED = 1e6  # times the values that there are: a fall without end
-MOST = 1500  # evaluations of F
+MOST, FEWEST = 1500, 50  # evaluations of F in one search
+SECONDS = 30.0  # that one is to take, where that leaves the fewest
 
 
 class Judgement(NamedTuple):
@@ -281,14 +283,16 @@ def search(objective: Objective, case: Case) -> Judgement:
     if onto is not None:
         begun = onto(begun)
     inside = flat if onto is None else onto(flat)
-    value, start = f(inside)[0], f(begun)[0]
+    value, began = f(inside)[0], time.perf_counter()  # and compiled
+    start = f(begun)[0]
+    most = int(np.clip(SECONDS / max(time.perf_counter() - began, 1e-9), FEWEST, MOST))
     origin = (
         f(np.zeros_like(flat) if onto is None else onto(np.zeros_like(flat)))[0] if begun.any() else start
     )
     if not np.isfinite(value):
         return Judgement(value, np.nan, np.nan, start, np.nan, np.inf, remarks=("F is not finite at x",))
     worth = min((abs(each - value) for each in (start, origin) if each > value), default=0.0)
-    found = _best(f, inside, value, begun, worth, onto)
+    found = _best(partial(minimise, f, onto=onto, most=most), inside, value, begun, worth)
     if value - found.value > UNBOUNDED * (abs(value) + abs(start)):
         raise NotCertifiable("F is not bounded below, as far as it was followed")
     best, length = min(found.value, value), _length(found.x, begun)
@@ -312,12 +316,7 @@ def search(objective: Objective, case: Case) -> Judgement:
 
 
 def _best(
-    f: Callable[[np.ndarray], tuple[float, np.ndarray]],
-    x: np.ndarray,
-    value: float,
-    begun: np.ndarray,
-    worth: float,
-    onto: Callable[[np.ndarray], np.ndarray] | None,
+    minimise: Callable[..., Found], x: np.ndarray, value: float, begun: np.ndarray, worth: float
 ) -> Found:
     """The end of a search from beside x; of a second one from the start, where the first was not finished."""
     size = max(float(np.linalg.norm(x)), float(np.linalg.norm(x - begun))) or 1.0
@@ -325,10 +324,10 @@ def _best(
     away = rng.normal(size=x.size)
     away *= DISTURBED * size / np.linalg.norm(away)
     enough = 1e-7 * worth + 1e-14 * abs(value)
-    first = minimise(f, x + away, length=DISTURBED * size, enough=enough, onto=onto, most=MOST)
+    first = minimise(x + away, length=DISTURBED * size, enough=enough)
     if first.converged:
         return first
-    other = minimise(f, x - away, length=10 * DISTURBED * size, enough=enough, onto=onto, most=MOST)
+    other = minimise(x - away, length=10 * DISTURBED * size, enough=enough)
     best = min(first, other, key=lambda found: found.value if np.isfinite(found.value) else np.inf)
     # two searches that end at one value have found it, even where neither saw its gradient vanish: a kink
     apart = abs(first.value - other.value)

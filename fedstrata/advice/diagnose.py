@@ -28,8 +28,8 @@ import numpy as np
 
 from fedstrata.advice.diagnostics import federated_mean
 from fedstrata.advice.feasible import outside, projection
-from fedstrata.advice.lower import Level, hypergradient, natural_residual, solve_lower
-from fedstrata.advice.objectives import level_of
+from fedstrata.advice.lower import Level, NotCertifiable, hypergradient, natural_residual, solve_lower
+from fedstrata.advice.objectives import checked_lower, level_of
 from fedstrata.advice.precision import double_precision
 from fedstrata.advice.saddle import Saddle, agnostic, game
 from fedstrata.advice.selection import ENOUGH, judge_selection
@@ -268,11 +268,24 @@ def _measured(
         return _saddle(problem, placed, x, agnostic(problem, placed, x, y))
     if not isinstance(problem, TwoLevel):
         return _single(problem, weights, placed, x)
-    found = _diagnose(problem, level_of(problem, weights), placed, x, y, tolerance)
-    if not isinstance(problem, Minimax) or _unique(problem, found):
+    level = level_of(problem, weights)
+    found = _diagnose(problem, level, placed, x, y, tolerance)
+    if not isinstance(problem, Minimax):
+        doubt = _doubt(level, placed, x, y) if found.solved else None
+        return replace(found, solved=found.solved and doubt is None, trouble=found.trouble or doubt)
+    if _unique(problem, found):
         return found
     pair = _saddle(problem, placed, x, game(problem, weights, placed, x, y))
     return replace(pair, solved=False, trouble="as y(x) is not unique, or was not found")
+
+
+def _doubt(level: Level, data: Placed, x: PyTree, y: PyTree) -> str | None:
+    """Why the stationary y that was found is not the lower level's solution, or not the only one."""
+    try:
+        _, remarks = checked_lower(level, data, x, level.spread(y, data))
+    except NotCertifiable as reason:
+        return str(reason)
+    return remarks[0] if remarks else None
 
 
 def _unique(problem: Minimax, found: Diagnosis) -> bool:

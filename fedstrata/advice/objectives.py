@@ -342,7 +342,7 @@ def _through(problem: Bilevel | Personalized | MPEC, case: Case) -> Objective:
         raise NotCertifiable("the set of y differs between clients, who share one y")
     level, data = level_of(problem, case.weights), case.data
     start = level.spread(_started(problem, case), data)
-    solved, remarks = _checked(level, data, case.x, start)
+    solved, remarks = checked_lower(level, data, case.x, start)
     upper = partial(_upper, level)
     last = [solved.y]
 
@@ -382,7 +382,7 @@ def _started(problem: Problem, case: Case) -> PyTree:
     return case.y
 
 
-def _checked(level: Level, data: Placed, x: PyTree, start: PyTree) -> tuple[Solved, list[str]]:
+def checked_lower(level: Level, data: Placed, x: PyTree, start: PyTree) -> tuple[Solved, list[str]]:
     """y(x), where it is a solution and the only one that is found."""
     solved = solve_lower(level, data, x, start, TOLERANCE)
     size = float(tree.norm(solved.y))
