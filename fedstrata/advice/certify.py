@@ -32,7 +32,7 @@ from fedstrata.advice.objectives import Case, Objective, objective_of, strongly_
 from fedstrata.advice.precision import double_precision
 from fedstrata.advice.search import Found, minimise
 from fedstrata.advice.selection import judge_selection
-from fedstrata.advice.verdicts import why_unsolved
+from fedstrata.advice.verdicts import BEHIND, OUTSIDE, why_unsolved
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
@@ -43,8 +43,6 @@ from fedstrata.solving.result import Result
 
 TARGET = 1e-2
 DISTURBED = 1e-3  # how far beside x the search begins, relative to its length
-OUTSIDE = 1e-3  # how far outside of its set x may be, likewise
-BEHIND = 0.1  # how far clients' own models may be from their optima, likewise
 NOTHING = 1e-6  # of the way from the start: a solution that is zero
 UNBOUNDED = 1e6  # times the values that there are: a fall without end
 MOST, FEWEST = 1500, 50  # evaluations of F in one search

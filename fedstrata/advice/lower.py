@@ -31,6 +31,7 @@ from fedstrata.estimators import vi
 NEWTON_STEPS = 60
 PROJECTED_STEPS = 20_000
 CG_STEPS = 1_000
+CLOSE = 1e-4  # of the length of y
 
 
 class NotCertifiable(TypeError):
@@ -69,6 +70,11 @@ class Solved(NamedTuple):
     last: Array
     away: Array
     step: Array
+
+    @property
+    def close(self) -> bool:
+        """Whether it is near enough to an exact solution to be taken for one."""
+        return bool(self.away <= CLOSE * (tree.norm(self.y) + CLOSE)) and bool(jnp.isfinite(self.last))
 
 
 def solve_lower(level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: float) -> Solved:

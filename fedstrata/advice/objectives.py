@@ -348,7 +348,7 @@ def _through(problem: Bilevel | Personalized | MPEC, case: Case) -> Objective:
 
     def evaluate(x: PyTree) -> tuple[Any, PyTree]:
         found = solve_lower(level, data, x, last[0], TOLERANCE)
-        if not np.isfinite(float(found.last)):
+        if not found.close:
             return np.nan, x
         last[0] = found.y
         slope, _ = hypergradient(level, data, x, found, TOLERANCE)
@@ -403,7 +403,7 @@ def checked_lower(level: Level, data: Placed, x: PyTree, start: PyTree) -> tuple
             raise NotCertifiable("the lower level has many solutions at x, so that F is not defined by it")
     else:
         _unique(level, data, x, solved, start)
-    if float(solved.away) > 1e-4 * max(size, float(tree.norm(start))):
+    if not solved.close:
         raise NotCertifiable("the lower level could not be solved at x")
     return solved, remarks
 
@@ -433,7 +433,7 @@ def _envelope(problem: Minimax, case: Case) -> Objective:
 
     def evaluate(x: PyTree) -> tuple[Any, PyTree]:
         found = solve_lower(level, data, x, last[0], TOLERANCE)
-        if not np.isfinite(float(found.last)):
+        if not found.close:
             return np.nan, x
         last[0] = found.y
         return both(x, found.y, data)
