@@ -7,6 +7,7 @@ the simulated engine and in one other.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import fedstrata as fs
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import METHODS
+from fedstrata.engines.network import Network
 from fedstrata.engines.simulated import Simulated
 from fedstrata.testing import check_method
 from fedstrata.testing.cases import CLIENTS, all_cases
@@ -25,10 +27,11 @@ CASES = {case.name: case for case in all_cases()}
 FIRST = {type(case.method): case.name for case in reversed(CASES.values())}.values()
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 ENGINES = {
-    "sharded": "sharded",
-    "two-by-two": Simulated(chunk=2),
-    "streamed": fs.engines.Streamed(ahead=2),
-    "network": "network",
+    "sharded": fs.engines.Sharded,
+    "two-by-two": partial(Simulated, chunk=2),
+    "streamed": partial(fs.engines.Streamed, ahead=2),
+    "network": partial(Network, clients_per_site=3),  # each site compiles: two are quicker than five
+    "debug": fs.engines.Debug,
 }
 EAGER = ("fedavg", "scaffold", "scaffnew", "fedrzo-scalars", "simfbo")  # others take half a minute so
 # Their uploads are differences, directions, scalars, or values that nobody knew before.
@@ -57,7 +60,7 @@ def test_resumed_counted_compiled_once_and_in_float64(case):
     [
         pytest.param(case, engine, id=f"{case.name}-{engine}")
         for number, case in enumerate(CASES.values())
-        for engine in ["debug" if case.name in EAGER else list(ENGINES)[number % len(ENGINES)]]
+        for engine in ["debug" if case.name in EAGER else list(ENGINES)[number % 4]]
     ],
 )
 def test_in_another_engine(case, engine):
@@ -65,18 +68,18 @@ def test_in_another_engine(case, engine):
     case = with_participation(case)
     if engine == "debug":  # one round goes through every phase
         case = dataclasses.replace(case, rounds=1)
-    assert_same(case.run(engine=ENGINES.get(engine, engine)), case.run(), case.name)
+    assert_same(case.run(engine=ENGINES[engine]()), case.run(), case.name)
 
 
 @pytest.mark.long
 @every_case
-@pytest.mark.parametrize("engine", [*ENGINES, "debug"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 @pytest.mark.parametrize("everyone", [True, False], ids=["everyone", "some"])
 def test_in_every_engine(case, engine, precision, everyone):
     case = dataclasses.replace(case if everyone else with_participation(case), rounds=1 + (engine != "debug"))
     with jax.enable_x64(precision == "float64"):
-        assert_same(case.run(engine=ENGINES.get(engine, engine)), case.run(), case.name)
+        assert_same(case.run(engine=ENGINES[engine]()), case.run(), case.name)
 
 
 @every_case
