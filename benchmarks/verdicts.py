@@ -1,6 +1,6 @@
 """How often a certificate is wrong, on random problems with known solutions.
 
-    python -m benchmarks.verdicts [--seeds 3] [--x64] [NAME …]
+    python -m benchmarks.verdicts [--seeds 3] [--x64] [--points] [NAME …]
 
 Some runs reach the solution, others do not. A run is *right* where x is within 1 % of the solution, or its
 excess within 10⁻⁴ of the start's and of zero's. It is *wrong* where x is more than 3 % away and its excess
@@ -12,10 +12,9 @@ certificate. Units of losses and variables, weights, sizes, starts and condition
 from __future__ import annotations
 
 import argparse
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -416,30 +415,39 @@ def sequences(rng: Rng) -> Trial:
     return Trial(problem, data, np.full(n, 1.5), best, runs, (np.zeros(p),))
 
 
-def count(name: str, seeds: range) -> Counter[str]:
-    """Judge all runs of a family."""
+def answers(trial: Trial, seed: int) -> Iterator[tuple[str, Any, fs.Certificate]]:
+    """The runs' names, answers and certificates."""
+    for run, (method, rounds, *more) in trial.runs.items():
+        options = {"eval_every": max(1, rounds // 200), "progress": False, **trial.options, **dict(*more)}
+        start = {"x0": trial.x0, "y0": trial.y0, "rounds": rounds, "seed": seed}
+        try:
+            result = fs.solve(trial.problem, method, trial.data, **start, **options)
+        except fs.Diverged as diverged:
+            result = diverged.result
+        yield run, result.x, fs.certify(result)
+
+
+def points(trial: Trial, seed: int) -> Iterator[tuple[str, Any, fs.Certificate]]:
+    """The same of points beside the solution."""
+    best = flat(trial.x_star)
+    away = np.random.default_rng(seed).normal(size=best.size)
+    away *= np.linalg.norm(best) / np.linalg.norm(away)
+    for part in (0.0, 0.003, 0.1, 0.5):
+        x = (best + part * away).reshape(np.shape(trial.x_star))
+        found = fs.certify(trial.problem, trial.data, x, trial.y0, x0=trial.x0, y0=trial.y0, **trial.options)
+        yield f"{part:.1%} away", x, found
+
+
+def count(
+    name: str, seeds: range, judged: Callable[..., Iterator[tuple[str, Any, fs.Certificate]]]
+) -> Counter[str]:
+    """Judge all answers of a family."""
     found: Counter[str] = Counter()
     for seed in seeds:
         trial = FAMILIES[name](np.random.default_rng([seed, *name.encode()]))
-        for run, (method, rounds, *more) in trial.runs.items():
-            options = {"eval_every": max(1, rounds // 200), "progress": False, **trial.options, **dict(*more)}
-            try:
-                result = fs.solve(
-                    trial.problem,
-                    method,
-                    trial.data,
-                    trial.x0,
-                    y0=trial.y0,
-                    rounds=rounds,
-                    seed=seed,
-                    **options,
-                )
-            except fs.Diverged as diverged:
-                result = diverged.result
-            began, truth = time.perf_counter(), trial.truth(result.x)
-            certificate = fs.certify(result)
+        for run, x, certificate in judged(trial, seed):
+            truth = trial.truth(x)
             found[truth] += 1
-            found["seconds"] += round(time.perf_counter() - began)
             wrong = {"right": "alarms", "wrong": "misses"}.get(truth, "")
             if wrong and certificate.solved != (truth == "right"):
                 found[wrong] += 1
@@ -452,6 +460,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--x64", action="store_true")
+    parser.add_argument("--points", action="store_true", help="judge points beside the solutions, not runs")
     parser.add_argument("names", nargs="*", default=[])
     asked = parser.parse_args()
     jax.config.update("jax_enable_x64", asked.x64)
@@ -459,7 +468,7 @@ def main() -> None:
     total: Counter[str] = Counter()
     rows = []
     for name in asked.names or FAMILIES:
-        found = count(name, range(asked.seeds))
+        found = count(name, range(asked.seeds), points if asked.points else answers)
         total += found
         rows.append(row(name, found))
         print(rows[-1], flush=True)

@@ -32,7 +32,7 @@ from fedstrata.advice.objectives import Case, Objective, objective_of, strongly_
 from fedstrata.advice.precision import double_precision
 from fedstrata.advice.search import Found, minimise
 from fedstrata.advice.selection import judge_selection
-from fedstrata.advice.verdicts import BEHIND, OUTSIDE, why_unsolved
+from fedstrata.advice.verdicts import BEHIND, why_unsolved
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
@@ -167,7 +167,7 @@ def _certificate(found: Judgement, run: Result | None, target: float) -> Certifi
     near = found.distance <= target and found.converged
     solved = bool(
         (near or relative <= target**2)
-        and found.outside <= OUTSIDE
+        and found.outside <= target
         and found.behind <= BEHIND
         and not found.remarks
     )

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from fedstrata.advice.certify import Judgement
 
 FEW = 8  # evaluations from which a history tells something
-OUTSIDE = 1e-3  # how far outside of its set x may be, relative to its length
-BEHIND = 0.1  # how far clients' own models may be from their optima, likewise
+BEHIND = 0.1  # how far clients' own models may be from their optima, relatively
 SETTLED = 0.1  # of the excess: what a quarter of the run may still gain where it has stopped
 LOCAL = ("H", "K", "I", "tau")  # steps of a client between two averages
 
@@ -41,7 +40,7 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
         return "on its way", (
             f"The clients' models are {found.behind:.0%} from their optima: give clients more local steps."
         )
-    if found.outside > OUTSIDE and relative <= target:
+    if found.outside > target and relative <= target:
         return "on its way", (
             f"x is {found.outside:.2g} of its length outside of its set: project it, or take a smaller eta."
         )
