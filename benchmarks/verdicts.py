@@ -1,6 +1,6 @@
 """How often a certificate is wrong, on random problems with known solutions.
 
-    python -m benchmarks.verdicts [--seeds 3] [--x64] [--points] [NAME …]
+    python -m benchmarks.verdicts [--seeds 3] [--first 0] [--x64] [--points] [NAME …]
 
 Some runs reach the solution, others do not. A run is *right* where x is within 1 % of the solution, or its
 excess within 10⁻⁴ of the start's and of zero's. It is *wrong* where x is more than 3 % away and its excess
@@ -428,13 +428,14 @@ def answers(trial: Trial, seed: int) -> Iterator[tuple[str, Any, fs.Certificate]
 
 
 def points(trial: Trial, seed: int) -> Iterator[tuple[str, Any, fs.Certificate]]:
-    """The same of points beside the solution."""
-    best = flat(trial.x_star)
+    """The same of points beside the solution, of the problem that the trial's methods solve."""
+    best, (method, *_) = flat(trial.x_star), next(iter(trial.runs.values()))
+    problem = method.judged_as(trial.problem)
     away = np.random.default_rng(seed).normal(size=best.size)
     away *= np.linalg.norm(best) / np.linalg.norm(away)
     for part in (0.0, 0.003, 0.1, 0.5):
         x = (best + part * away).reshape(np.shape(trial.x_star))
-        found = fs.certify(trial.problem, trial.data, x, trial.y0, x0=trial.x0, y0=trial.y0, **trial.options)
+        found = fs.certify(problem, trial.data, x, trial.y0, x0=trial.x0, y0=trial.y0, **trial.options)
         yield f"{part:.1%} away", x, found
 
 
@@ -459,6 +460,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--x64", action="store_true")
     parser.add_argument("--points", action="store_true", help="judge points beside the solutions, not runs")
     parser.add_argument("names", nargs="*", default=[])
@@ -468,7 +470,9 @@ def main() -> None:
     total: Counter[str] = Counter()
     rows = []
     for name in asked.names or FAMILIES:
-        found = count(name, range(asked.seeds), points if asked.points else answers)
+        found = count(
+            name, range(asked.first, asked.first + asked.seeds), points if asked.points else answers
+        )
         total += found
         rows.append(row(name, found))
         print(rows[-1], flush=True)

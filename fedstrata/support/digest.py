@@ -165,9 +165,10 @@ def _parts(value: Any) -> tuple[Any, ...] | None:
 
 
 def _array(value: Any) -> str:
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
-    array = np.asarray(value)
+    # PyTorch's parameters are arrays only once they are detached from their gradients
+    array = np.asarray(value.detach() if hasattr(value, "detach") else value)
     return f"{array.tolist()}" if array.dtype.hasobject else array_digest(array).hex()
 
 
