@@ -95,7 +95,7 @@ def certify(
 ) -> Certificate:
     """Judge an answer: of a run, ``certify(result)``, or a point, ``certify(problem, data, x, y)``.
 
-    Everything is computed anew in float64 from all samples: what the method itself measured is not used.
+    Everything is computed again, in float64, from all samples: what the method itself measured is not used.
 
     Args:
         result: of any method; or a problem, with data and a point.

@@ -235,7 +235,7 @@ def _check(problem: Problem, data: FederatedData, name: str | None, tolerance: f
             "result.history."
         )
     if isinstance(problem, Bilevel | Minimax) and problem.project_y.arity > 2:
-        raise TypeError("A set of y that differs between clients is no set of the common y.")
+        raise TypeError("A set of y that differs between clients cannot be a set of the common y.")
     if name == "PDSGD" and isinstance(problem, Constrained):
         raise TypeError(
             "diagnose judges the penalty of constraints, which PDSGD does not have: it keeps to the "

@@ -248,7 +248,7 @@ def lower_residual(
         problem: G is the gradient of the lower level's mean, or the followers' map of an `MPEC`.
         data: the clients' samples.
         x: the point, or a result, whose x, y and weights are then taken.
-        y: the lower level's variable, where x is no result; for an `MPEC`, where every sample has an
+        y: the lower level's variable, where x is not a result; for an `MPEC`, where every sample has an
             equilibrium of its own, a function ``y(x, sample)``, and the result is the mean over the clients'
             samples.
         step: of the residual.

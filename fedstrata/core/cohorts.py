@@ -78,7 +78,7 @@ def by_weight(key: Key, weights: Array, count: int, theta: Threshold) -> Array:
     """
     key_order, key_start = jax.random.split(key)
     certain = theta.certain(weights)
-    open_ = jnp.where(certain, 0, weights)  # who is drawn for certain is no part of the line
+    open_ = jnp.where(certain, 0, weights)  # who is drawn for certain is left out of the line
     together = -(-weights.shape[0] // MANY)
     lines = jnp.pad(open_, (0, -weights.shape[0] % together)).reshape(-1, together).sum(1, dtype=open_.dtype)
     order = jax.random.permutation(key_order, lines.shape[0])

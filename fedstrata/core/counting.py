@@ -287,7 +287,8 @@ def settle(words: WideCounts, times: int) -> Counter[str]:
 def traffic(level: str, message: PyTree, upload: PyTree, clients: int, each_reply: bool) -> Counter[str]:
     """The counts of one exchange with ``clients`` clients (shapes only).
 
-    ``gathers`` counts the exchanges after which the server knows single replies: a mean of one is no mean.
+    ``gathers`` counts the exchanges after which the server knows single replies: the mean of one reply
+    is that reply.
     """
     counts = Counter({f"{level}/exchanges": 1, f"{level}/gathers": int(each_reply)})
     for way, tree in (("down", message), ("up", upload)):

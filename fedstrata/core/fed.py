@@ -210,8 +210,8 @@ class Fed(abc.ABC):
     def at_work(self, steps: Any, of: Array | None = None, given: Array | None = None) -> Array | None:
         """The weights of an average in which clients without local steps count for nothing.
 
-        Zero steps in a round are no part in it: the others' weights are scaled up. Where nobody has steps to
-        do all weights stay, for the mean of unmoved points.
+        A client with zero steps does not take part: the others' weights are scaled up. Where nobody has steps
+        to do all weights stay, for the mean of unmoved points.
 
         Args:
             steps: H, one for all clients or one for each.

@@ -23,7 +23,7 @@ L_f the curvature of f/S_f. h and f are divided by estimates of their curvatures
 to everyone, as in the paper, line 3 needs no exchange; a nonsmooth regulariser in f is smoothed by μ or,
 without μ, enters line 3 by its proximal map.
 
-The result's x is y^t and its y is x^{t−1}. Inner rounds are counted as lower-level ones; each draws anew the
+The result's x is y^t and its y is x^{t−1}. Inner rounds are counted as lower-level ones; each draws again the
 clients that take part.
 Reveals only averages. Needs gradients, and products for the scale.
 """

@@ -71,7 +71,7 @@ class Constrained(Composition):
         """
         rho, lam = self.rho, self.lam
         if self.linear is None:
-            raise TypeError("These constraints are no means of samples: there is no minimax form of them.")
+            raise TypeError("These constraints are not means of samples, so they have no minimax form.")
         plain, violation = read_alike(Term.of(self.plain), Term.of(self.linear(data, weights)))
 
         def payoff(x: PyTree, q: jax.Array, sample: PyTree) -> jax.Array:

@@ -42,7 +42,7 @@ ATTACKS = {
     "shape": (altered(lambda h, a: (h, [u[None] for u in a])), "where the text has"),
     "dtype": (altered(lambda h, a: (h, [u.astype(np.float64) for u in a])), "where the text has"),
     "fewer": (altered(lambda h, a: (h, a[:-1])), "where the text has"),
-    "counts": (altered(lambda h, a: ({**h, "counts": {"gradients": -5}}, a)), "its counts are no counts"),
+    "counts": (altered(lambda h, a: ({**h, "counts": {"gradients": -5}}, a)), "its counts are not valid"),
     "number": (altered(lambda h, a: ({**h, "seq": None}, a)), "it does not say what it answers"),
     "truncated": (lambda reply, before: [reply[:-8]], "shorter than its header says"),
     "noise": (lambda reply, before: [b"noise"], "Not a message of FedStrata"),

@@ -194,11 +194,11 @@ def test_a_site_with_an_empty_disk_is_taken_anew_where_the_policy_says_so(federa
     shutil.rmtree(federation.folder / "kits" / "lyon" / "state")
     federation.start_site("lyon")
     found = federation.finish()
-    told = re.findall(r"round (\d+): lyon: taken anew", federation.log("server"))
+    told = re.findall(r"round (\d+): lyon: taken as a new site", federation.log("server"))
     assert len(told) == 1
     wanted = forgetting(1, int(told[0]))
     np.testing.assert_allclose([found[f"x{j}"] for j in range(3)], wanted, atol=1e-5)
-    assert "taken anew" in (federation.out / "report.html").read_text("utf-8")
+    assert "taken as a new site" in (federation.out / "report.html").read_text("utf-8")
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Sites that join a run: known, forgotten and refused, forgotten and taken anew, with other data."""
+"""Sites that join a run: known, forgotten and refused, forgotten and taken as new, with other data."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_site_that_has_forgotten_is_taken_anew_where_the_policy_says_so(tmp_pa
     there, told = joined(hosts, anew=True)
     forget(hosts, 1)
     assert not there._join({0: [0], 1: [7, 5]})
-    assert told == [("site-1", "taken anew, as it remembered nothing of the run")]
+    assert told == [("site-1", "taken as a new site, as it remembered nothing of the run")]
     states = hosts.hosts[1].site.states
     assert all(states.at(n) is not None for n in (5, 7))  # what the server may come back to
 
@@ -357,7 +357,7 @@ def test_a_site_answers_whatever_comes(header, op):
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        ({"op": "open", "run": "../run", "number": 0, "terms": TERMS}, "no name"),
+        ({"op": "open", "run": "../run", "number": 0, "terms": TERMS}, "name of the run"),
         (
             {"op": "open", "run": "run", "number": 0, "terms": {"experiment": "other"}},
             "experiment: 'other' there, 'text' here",

@@ -566,7 +566,7 @@ class Network(Engine):
         """Those that are not finite, while others are: where nobody's is, it is the method that diverges.
 
         How large a number may be nobody knows. One beside which the others are lost in float32, so that the
-        mean is one site's alone, is told once, and is no failure. A metric of each client may be NaN.
+        mean is one site's alone, is told once, and is not a failure. A metric of each client may be NaN.
         """
         what, names = "evaluation" if call.evaluation else "upload", self.transport.names
         largest = {i: [_largest(u) for u in reply.arrays] for i, reply in sorted(replies.items())}
@@ -672,7 +672,7 @@ def _wrong(call: Call, number: int, seq: int, state: int, reply: Request) -> str
         name in counting.ORACLES and type(amount) is int and 0 <= amount < 2**62
         for name, amount in counts.items()
     ):
-        return "its counts are no counts"
+        return "its counts are not valid"
     return None
 
 

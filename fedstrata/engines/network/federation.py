@@ -35,7 +35,7 @@ class Federation:
         run: the run's name, unlike any other.
         number: of the run in the text.
         terms: what every site must have too before a run is opened.
-        anew: whether a site that has forgotten the run is taken anew.
+        anew: whether a site that lost its state may join again.
         patience: seconds for a site to open or join.
 
     Attributes:
@@ -153,7 +153,7 @@ class Federation:
             self._joined[i] = sessions[i]  # type: ignore[assignment]
             self._known.add(i)
             if reply.header.get("anew") is True:
-                self.tell(self.names[i], "taken anew, as it remembered nothing of the run")
+                self.tell(self.names[i], "taken as a new site, as it remembered nothing of the run")
         return {**failures, **others}
 
     def _ask(self, requests: Mapping[int, Request]) -> Outcome:
@@ -195,17 +195,17 @@ def _described(reply: Request) -> tuple[tuple[np.ndarray, np.ndarray], Any, int]
     """Sizes and form, as a site says them, and the highest number it has seen."""
     arrays, form = reply.arrays, wire.value(reply.header, "form", dict)
     if len(arrays) != 2 or any(a.ndim != 1 or a.dtype != np.int32 for a in arrays):
-        raise wire.WireError("Sizes that are no sizes.")
+        raise wire.WireError("The sizes of the clients are not valid.")
     train, valid = arrays
     if len(train) == 0 or (train < 1).any() or (valid < 1).any() or len(valid) not in (0, len(train)):
-        raise wire.WireError("Sizes that are no sizes.")
+        raise wire.WireError("The sizes of the clients are not valid.")
     parts = {"train", "valid"} if len(valid) else {"train"}
     if form.keys() != parts or not all(isinstance(entry, dict) for entry in form.values()):
-        raise wire.WireError("A form that is no form.")
+        raise wire.WireError("The description of the arrays is not valid.")
     try:
         made_up(form, 1)
     except DataError as error:
-        raise wire.WireError(f"A form that is no form: {error}") from error
+        raise wire.WireError(f"The description of the arrays is not valid: {error}") from error
     return (np.array(train), np.array(valid)), form, wire.value(reply.header, "seen", int)
 
 
@@ -214,7 +214,7 @@ def _columns(reply: Request) -> dict[str, list[str]]:
     found = wire.value(reply.header, "columns", dict)
     for words in found.values():
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise wire.WireError("Columns that are no columns.")
+            raise wire.WireError("The names of the columns are not valid.")
     return found
 
 

@@ -137,7 +137,7 @@ class FlareServer:
         self, i: int, number: int, answer: Any, replies: dict[int, Request], failures: dict[int, Failure]
     ) -> None:
         if not isinstance(answer, bytes):
-            failures[i] = Failure("wrong", "its answer is no message")
+            failures[i] = Failure("wrong", "its answer cannot be decoded")
             return
         self.received[i] += len(answer)
         try:

@@ -131,7 +131,7 @@ class Host:
         _compare(wire.value(header, "terms", dict), self.terms)
         run, number = wire.value(header, "run", str), wire.value(header, "number", int)
         if not run.replace("-", "").isalnum() or len(run) > 80:
-            raise SiteRefused("A run whose name is no name.")
+            raise SiteRefused("The name of the run is not valid.")
         if (run, number) != (self.run, self.number) or self.opened is None:  # else, it has only dialled again
             self.run, self.number, self.opened, self.site = run, number, self.opens(number), None
             log.info("opened the run %s", run)
@@ -169,13 +169,13 @@ class Host:
         return {"anew": anew}, []
 
     def _recall(self, site: Site, states: list[int], anew: bool) -> bool:
-        """Go on in a run after a restart; whether the site is taken anew."""
+        """Go on in a run after a restart; whether the site is taken as a new one."""
         try:
             site.states.check(states)
         except Forgotten:
             if not anew:
                 raise
-            log.warning("taken anew: nothing was remembered")
+            log.warning("taken as a new site: nothing was remembered")
             site.states.start(states)
             return True
         return False
@@ -241,21 +241,21 @@ def blank(form: Any) -> PyTree:
     """Arrays of zeros of a form ``{name: [dtype, shape]}``; None of None.
 
     Raises:
-        wire.WireError: where it is no form.
+        wire.WireError: if it is not valid.
     """
     if form is None:
         return None
     if not isinstance(form, dict):
-        raise wire.WireError("A form that is no form.")
+        raise wire.WireError("The description of the arrays is not valid.")
     arrays = {}
     for name, entry in form.items():
         if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
-            raise wire.WireError("A form that is no form.")
+            raise wire.WireError("The description of the arrays is not valid.")
         dtype, shape = wire.DTYPES.get(entry[0]), entry[1]
         if dtype is None or not isinstance(shape, list) or len(shape) > 31:
-            raise wire.WireError("A form that is no form.")
+            raise wire.WireError("The description of the arrays is not valid.")
         if not all(type(n) is int and 0 <= n <= wire.LIMIT for n in shape):
-            raise wire.WireError("A form that is no form.")
+            raise wire.WireError("The description of the arrays is not valid.")
         if math.prod(shape) * dtype.itemsize > wire.LIMIT:
             raise wire.WireError("A form that is too large.")
         arrays[name] = np.broadcast_to(np.zeros((), dtype), tuple(shape))

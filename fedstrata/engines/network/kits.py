@@ -17,7 +17,7 @@ FLARE = {
 
 
 class KitError(ValueError):
-    """A folder that is no kit; the message says what is missing."""
+    """The folder is not a kit; the message says what is missing."""
 
 
 def read(kit: Path) -> tuple[bytes, bytes, bytes]:
@@ -40,8 +40,8 @@ def read(kit: Path) -> tuple[bytes, bytes, bytes]:
             authority, certificate, key = (file.read_bytes() for file in files)
             return authority, certificate, key
     raise KitError(
-        f"{kit} is no kit: it needs {AUTHORITY}, {CERTIFICATE} and {KEY} (`fedstrata net kits` makes them), "
-        "or the startup folder of FLARE's provisioning."
+        f"{kit} is not a kit: it needs {AUTHORITY}, {CERTIFICATE} and {KEY} (`fedstrata net kits` makes "
+        "them), or the startup folder of FLARE's provisioning."
     )
 
 

@@ -154,7 +154,7 @@ class Site:
 
         Raises:
             SiteRefused: where it does not fit this site's text.
-            wire.WireError: where it is no request.
+            wire.WireError: if it is not a request.
         """
         number = wire.value(header, "seq", int)
         if self.last is not None and number <= self.last[0]:
@@ -168,7 +168,7 @@ class Site:
             raise SiteRefused("A round of more clients than there are, or of none.")
         r, states = wire.value(header, "round", int), wire.numbers(header, "states")
         if not START_ROUND <= r < 2**31:
-            raise SiteRefused("A round whose number is no round's.")
+            raise SiteRefused("The number of the round is not valid.")
         if len(arrays) < 3:
             raise SiteRefused("A request without clients, weights or key.")
         clients, weights, key, *leaves = arrays
@@ -197,7 +197,7 @@ class Site:
         if not asked or sorted(set(asked)) != asked or any(i not in self.locate for i in asked):
             raise SiteRefused("A request for clients that are not this site's.")
         if weights.dtype.kind != "f" or not (np.isfinite(weights).all() and (weights >= 0).all()):
-            raise SiteRefused("A request whose weights are no weights.")
+            raise SiteRefused("The weights of the request are not valid.")
         return np.array([self.locate[i] for i in asked], np.int32)
 
     def _prepare(
@@ -211,7 +211,7 @@ class Site:
         places = np.pad(places, (0, padded - number), constant_values=own)  # dropped where memory is written
         weights = np.pad(weights.astype(jnp.result_type(float)), (0, padded - number))
         if (key.shape, key.dtype) != self._key:
-            raise SiteRefused("A request whose key is no key.")
+            raise SiteRefused("The key of the request is not a random key.")
         arguments = (
             self.text.method, key, np.int32(r), np.asarray(self.place.total, jnp.result_type(int)), clients,
             places, weights, leaves, memory, self.data, np.float32(0),

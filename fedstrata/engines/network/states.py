@@ -31,7 +31,7 @@ class Forgotten(SiteRefused):
     def __init__(self) -> None:
         super().__init__(
             "This site remembers nothing of the run that has begun (an empty disk?). Bring back its folder, "
-            "or let the policy take it anew."
+            "or let the policy take it as a new site."
         )
 
 
@@ -88,7 +88,7 @@ class States:
             f"This site is to go on from what it remembered after message {number}, and has no such state; "
             f"its newest is of message {self.newest}. Was its folder restored from a backup, or does another "
             "process answer in its name? Bring back its newest folder, or empty it and let the policy take "
-            "the site anew."
+            "the site as a new one."
         )
 
     @property

@@ -85,9 +85,9 @@ def unpack(message: bytes, limit: int = LIMIT) -> tuple[Header, Arrays]:
     try:
         header = json.loads(message[8 : 8 + length])
     except (ValueError, RecursionError) as error:
-        raise WireError("A header that is no JSON.") from error
+        raise WireError("The header is not JSON.") from error
     if not isinstance(header, dict) or not _plain(header, DEEPEST):
-        raise WireError("A header that is no object of plain values.")
+        raise WireError("The header is not an object of plain values.")
     return header, _arrays(header.pop("arrays", None), message, 8 + length)
 
 
@@ -117,7 +117,7 @@ def values(header: Header, name: str, kinds: Sequence[type]) -> list[Any]:
     found = value(header, name, list)
     if len(found) != len(kinds) or not all(map(_is, found, kinds)):
         words = ", ".join(kind.__name__ for kind in kinds)
-        raise WireError(f"A header whose entry {name!r} is no list of {words}.")
+        raise WireError(f"The header's entry {name!r} is not a list of {words}.")
     return list(found)
 
 
@@ -129,7 +129,7 @@ def numbers(header: Header, name: str) -> list[int]:
     """
     found = value(header, name, list)
     if not 1 <= len(found) <= 8 or not all(type(n) is int and 0 <= n < 2**63 for n in found):
-        raise WireError(f"A header whose entry {name!r} is no list of a few numbers.")
+        raise WireError(f"The header's entry {name!r} is not a list of a few numbers.")
     return list(found)
 
 

@@ -51,7 +51,7 @@ min_sites = 1           # below this the run is saved and stops
 retries = 3             # how often a round is tried again after a site's error
 first_timeout = 600.0   # seconds for a first exchange, when sites compile
 timeout = 30.0          # seconds for any other; ten times the slowest so far, where that is more
-anew = false            # whether a site that has forgotten the run (an empty disk) is taken anew
+anew = false            # whether a site that lost its state (an empty disk) may join again
 """
 
 SILENT = 60.0  # seconds after which a run that tells nothing is taken for dead

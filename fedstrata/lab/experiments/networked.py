@@ -128,7 +128,7 @@ def entry_of(where: str, label: str = "y", folder: Path | None = None) -> Entry:
         folder: by default where the process is.
 
     Raises:
-        DataError: where there is no such entry, or it is no data.
+        DataError: where there is no such entry, or it does not give data.
     """
     folder = Path.cwd() if folder is None else folder
     place = folder / where
@@ -187,7 +187,7 @@ class Server:
         transport: to the sites.
         run: the name of all of its runs, unlike any other's.
         policy: what happens when a site does not answer.
-        anew: whether a site that has forgotten a run is taken anew.
+        anew: whether a site that lost its state may join again.
     """
 
     experiment: Experiment

@@ -30,7 +30,7 @@ class Settings:
         hosts: the server's names in its certificate.
         sites: their names; clients are numbered in this order.
         policy: what happens when a site does not answer.
-        anew: whether a site that has forgotten the run is taken anew.
+        anew: whether a site that lost its state may join again.
         experiment: a name, or a file in the kit.
         message_bytes: the most that a message may have.
     """
