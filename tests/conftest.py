@@ -52,11 +52,10 @@ def _drop_programs() -> None:
 
 @pytest.fixture(autouse=True)
 def _few_programs() -> Iterator[None]:
-    """Thousands of programs in one process exhaust what it may map: now and then they are dropped."""
+    """Thousands of programs exhaust what a process may map: now and then they are dropped."""
     yield
     _few_programs_run[0] += 1
-    many = _few_programs_run[0] % 10 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > 20_000
-    if many or _few_programs_run[0] % 100 == 0:
+    if _few_programs_run[0] % 10 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > 20_000:
         _drop_programs()
 
 

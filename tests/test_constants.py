@@ -50,6 +50,7 @@ def test_the_followers_of_a_cournot_game():
     np.testing.assert_allclose([follower.mu, follower.L], game.monotonicity, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_noise_kinks_rounding_and_values_only():
     rng = np.random.default_rng(0)
     clients = [{"a": rng.normal(size=(size, 2)), "b": rng.normal(size=size)} for size in (3, 6)]

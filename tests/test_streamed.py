@@ -44,6 +44,7 @@ def in_memory(data):
     return fs.solve(problem, scaffold, data.load(), np.zeros(3), weights="size", **arguments)
 
 
+@pytest.mark.slow
 def test_a_source_is_streamed_with_the_same_iterates(data, in_memory):
     """Windows of two rounds, so that clients come back, and their memory with them."""
     engine = Streamed(ahead=2)

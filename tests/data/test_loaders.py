@@ -575,6 +575,7 @@ class TestLoaders:
             digits(flatten=True)
 
 
+@pytest.mark.slow
 class TestRealData:
     def test_mnist(self, data_dir):
         arrays = load("mnist", data_dir)

@@ -178,6 +178,7 @@ def test_a_bilevel_problem_as_sequences(upper, lower):
     assert at["P"] == pytest.approx(float(jnp.linalg.norm(f_x - mixed)))
 
 
+@pytest.mark.slow
 def test_a_minimax_problem_as_others():
     problem = fs.Minimax(fs.per_batch(payoff))
     x, y = jnp.asarray(X), jnp.asarray(Y)
@@ -233,6 +234,7 @@ def test_a_composition_as_others(inner, last, plain):
     same(slope, y - over_clients(g, x), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_logarithmic_level_beside_a_batch():
     problem = fs.Composition(
         [fs.LogMeanExp(lambda x, s: s["a"] @ x), lambda u: 0.5 * u], plain=fs.per_batch(spread)
@@ -282,6 +284,7 @@ def test_what_needs_every_sample_refuses_a_batch_when_it_is_built(build):
         build()
 
 
+@pytest.mark.slow
 def test_a_penalised_batch():
     """h and g of a whole batch, as composition and as minimax problem."""
     inner = fs.per_batch(lambda x, batch: (batch["b"] * x[0]).std())
