@@ -168,7 +168,7 @@ def build(s: Setting) -> Task | RunRecord:
     methods = {
         "paper's convex rule": fs.StRFedAvg("convex", s.K),
         "geometric": fs.StRFedAvg("geometric", s.K, eta=s.eta, eta_end=s.eta_end),
-        "sequential": fs.SequentialRegularization((0.1, 0.01, 0.001), K=s.K, warm_start=True),
+        "sequential": fs.SequentialRegularization((0.015, 0.0015, 0.00015), K=s.K, warm_start=True),
     }
     return Task(
         p.problem,
@@ -229,8 +229,8 @@ EXPERIMENT = Experiment(
         "rho": 0.01,
         "rounds": 3000,
         "K": 5,
-        "eta": 1.0,
-        "eta_end": 1e-3,
+        "eta": 0.15,
+        "eta_end": 1.5e-4,
     },
     grid={"method": ["the model in use", "paper's convex rule", "geometric", "sequential", "exact (SLSQP)"]},
     build=build,

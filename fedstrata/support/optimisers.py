@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import suppress
 from types import FunctionType
 from typing import Any
 
@@ -67,8 +68,11 @@ def _parts(init: Any, update: Any) -> list[str]:
 def _cells(function: Any) -> dict[str, Any]:
     if not isinstance(function, FunctionType):
         return {}
-    contents = (cell.cell_contents for cell in function.__closure__ or ())
-    return dict(zip(function.__code__.co_freevars, contents, strict=True))
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # an empty cell: optax assigns some variables on one branch only
+            found[name] = cell.cell_contents
+    return found
 
 
 def _value(value: Any) -> str:
