@@ -36,10 +36,10 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.data.partition import QuantitySkew as QuantitySkew
     from fedstrata.data.partition import Shards as Shards
     from fedstrata.data.partition import TwoLevel as TwoLevel
-    from fedstrata.engines.compiled import keep_compiled as keep_compiled
     from fedstrata.engines.engine import ClientError as ClientError
     from fedstrata.engines.metrics import on_host as on_host
     from fedstrata.engines.metrics import per_client as per_client
+    from fedstrata.engines.programs import keep_compiled as keep_compiled
     from fedstrata.methods import *  # noqa: F403
     from fedstrata.problems import *  # noqa: F403
     from fedstrata.problems.black_box import black_box as black_box

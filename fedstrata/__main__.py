@@ -1,6 +1,6 @@
 """``python -m fedstrata`` is the command line, which the extra ``lab`` installs."""
 
-from fedstrata.support.extras import extra
+from fedstrata.support.lazy import extra
 
 
 def main() -> None:

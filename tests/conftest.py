@@ -21,7 +21,10 @@ import numpy as np
 import pytest
 
 from fedstrata.engines import programs
+from fedstrata.solving import certificate
 
+# Runs of tests are not judged unasked: most are a few rounds long, and some count what is compiled.
+certificate.ALLOWANCE.left = -1e9
 _few_programs_run = [0]
 MAPS = Path("/proc/self/maps")  # Linux allows 65,530 of them
 

@@ -489,9 +489,9 @@ def test_one_core_is_one_message_before_anything_is_made(invoke, monkeypatch, tm
     """A network's exchanges can hang there: no folder, no certificates, no processes."""
     import jax
 
-    from fedstrata.engines import callbacks
+    from fedstrata.engines import engine
 
-    monkeypatch.setattr(callbacks, "cores", lambda: 1)
+    monkeypatch.setattr(engine, "cores", lambda: 1)
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
     found = invoke("net", "try", "demo", "--out", "there", code=2)
     assert re.fullmatch(r"Error: .*one core\. Set JAX_NUM_CPU_DEVICES=2 before it starts\.\n", found.stderr)

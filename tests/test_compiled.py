@@ -13,8 +13,8 @@ import jax
 import pytest
 
 import fedstrata as fs
-from fedstrata.engines.compiled import VARIABLE
-from fedstrata.support.compiling import loading
+from fedstrata.engines.programs import VARIABLE
+from fedstrata.support.lazy import loading
 
 
 @pytest.fixture

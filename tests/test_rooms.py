@@ -24,8 +24,8 @@ BELOW = {
 BELOW["lab"] = set(BELOW)
 # What is only needed when it is asked for: a result draws itself, `fs.data.digits` loads a data set.
 WHEN_ASKED = {("solving", "advice"), ("solving", "lab"), ("data", "lab")}
-# What an engine shows to `solving`: the class that all of them are, a name's engine, the sweep, metrics.
-INTERFACE = {"engine_of", "batched", "engine", "identity", "metrics"}
+# What an engine shows to `solving`: the class that all of them are, the sweep, what a run is, metrics.
+INTERFACE = {"batched", "engine", "identity", "metrics"}
 MODULES = sorted(path for room in BELOW for path in (PACKAGE / room).rglob("*.py"))
 
 

@@ -108,7 +108,7 @@ def test_valid_data_is_where_upper_levels_sample():
         ({"eval_every": 0}, ValueError, "eval_every"),
         ({"participation": 4}, ValueError, "not between 1 and 3"),
         ({"participation": 0.0}, ValueError, "fraction in"),
-        ({"engine": "quantum"}, ValueError, "no engine 'quantum'.*debug.*sharded.*simulated"),
+        ({"engine": "quantum"}, ValueError, "Unknown engine 'quantum'.*debug.*sharded.*simulated"),
         ({"weights": "loud"}, ValueError, "'uniform' or 'size'"),
         ({"x0": np.zeros(3)}, TypeError, "ONE sample"),
         ({"x0": np.array([0.0, np.nan])}, ValueError, "x0 is not finite"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.engines import callbacks, streamed_run
+from fedstrata.engines import streamed_run
 from fedstrata.engines.memories import Memories
 from fedstrata.engines.programs import kept
 from fedstrata.engines.streamed import Streamed
@@ -104,7 +104,7 @@ def test_what_is_wrong_is_said(data, monkeypatch):
     with pytest.raises(fs.DataError, match=r"data\.load\(\)"):
         fs.solve(problem, scaffold, data, np.zeros(3), engine=fs.engines.Simulated(), **arguments)
 
-    monkeypatch.setattr(callbacks, "cores", lambda: 1)
+    monkeypatch.setattr("fedstrata.engines.engine.cores", lambda: 1)
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
     with pytest.raises(RuntimeError, match="JAX_NUM_CPU_DEVICES=2"):
         fs.solve(problem, scaffold, data, np.zeros(3), weights="size", **arguments)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.data import storage
 from fedstrata.data.source import taken
 from fedstrata.support import threads
 
@@ -14,14 +15,14 @@ from fedstrata.support import threads
 @pytest.fixture
 def several(monkeypatch):
     """As on a machine with many cores, for arrays of any size."""
-    monkeypatch.setattr(threads, "LARGE", 16)
+    monkeypatch.setattr(storage, "LARGE", 16)
     monkeypatch.setattr(threads, "cores", lambda: 16)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 1000])
 def test_each_row_once(several, rows):
     array = np.arange(rows)
-    parts = threads.by_rows(lambda these: array[these], array)
+    parts = storage.by_rows(lambda these: array[these], array)
     np.testing.assert_array_equal(np.concatenate(parts), array)
     assert len(parts) == {0: 1, 1: 1, 7: 3, 1000: 8}[rows]
 
@@ -55,10 +56,10 @@ def test_a_store(several, tmp_path):
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 def test_a_child_has_threads_of_its_own(several):
     array = np.arange(1000)
-    threads.by_rows(lambda these: array[these], array)  # the parent's are there
+    storage.by_rows(lambda these: array[these], array)  # the parent's are there
     child = os.fork()
     if child == 0:
         signal.alarm(60)  # where it waits for a thread that is not there
-        parts = threads.by_rows(lambda these: array[these], array)
+        parts = storage.by_rows(lambda these: array[these], array)
         os._exit(0 if (np.concatenate(parts) == array).all() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -16,19 +16,20 @@ is a proof that x is not a solution, whatever the class. Why a run is not solved
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial, singledispatch
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedstrata.advice.lower import NotCertifiable, newton_zero
-from fedstrata.advice.objectives import Case, Objective, objective_of, strongly_concave
+from fedstrata.advice.lower import NotCertifiable, kept, newton_zero
+from fedstrata.advice.objectives import Case, Objective, OutOfTime, objective_of, strongly_concave
 from fedstrata.advice.precision import double_precision
 from fedstrata.advice.search import Found, minimise
 from fedstrata.advice.selection import judge_selection
@@ -47,6 +48,8 @@ NOTHING = 1e-6  # of the way from the start: a solution that is zero
 UNBOUNDED = 1e6  # times the values that there are: a fall without end
 MOST, FEWEST = 1500, 50  # evaluations of F in one search
 SECONDS = 30.0  # that one is to take, where that leaves the fewest
+
+Maps: TypeAlias = Callable[[Any, Placed], Any]
 
 
 class Judgement(NamedTuple):
@@ -92,6 +95,7 @@ def certify(
     x0: PyTree = None,
     y0: PyTree = None,
     target: float = TARGET,
+    until: float = math.inf,
 ) -> Certificate:
     """Judge an answer: of a run, ``certify(result)``, or a point, ``certify(problem, data, x, y)``.
 
@@ -107,6 +111,10 @@ def certify(
         x0: the start, to compare with; by default the run's own, of a point zero.
         y0: likewise.
         target: the accuracy that counts as solved: the relative error of x, or the square of it in values.
+        until: the `time.perf_counter` after which it is given up.
+
+    Raises:
+        OutOfTime: where it took longer than that.
 
     >>> import fedstrata as fs, numpy as np
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)
@@ -147,7 +155,7 @@ def certify(
             point, second, start, start_y = map(
                 _double, (x, y, problem.start_x(x0) if x0 is not None else None, y0)
             )
-            case = Case(judged, data.placed(), weights, problem.start_x(point), second, start, start_y)
+            case = Case(judged, data.placed(), weights, problem.start_x(point), second, start, start_y, until)
             found = judge(judged, case)
     except NotCertifiable as reason:
         nan = np.nan
@@ -201,14 +209,18 @@ def judge(problem: Problem, case: Case) -> Judgement:
 @judge.register
 def _(problem: MultiSequence, case: Case) -> Judgement:
     """The zero of all maps, by Newton's method from (x, Z)."""
+    return equations(_sequences(problem, case.weights), case)
 
+
+@kept
+def _sequences(problem: MultiSequence, weights: Weights) -> Maps:
     def maps(point: tuple[PyTree, PyTree], data: Placed) -> tuple[PyTree, PyTree]:
         x, Z = point
-        mean = Case(problem, data, case.weights, x).mean
+        mean = Case(problem, data, weights, x).mean
         S = tuple(mean(s, *pair) for s, *pair in zip(problem.S, (x, *Z[:-1]), Z, strict=True))
         return mean(problem.P, x, Z), S
 
-    return equations(maps, case)
+    return maps
 
 
 @judge.register
@@ -220,14 +232,18 @@ def _(problem: Minimax, case: Case) -> Judgement:
         return search(objective_of(problem, case), case)
     if not problem.set_of_x.trivial:
         raise NotCertifiable("the payoff is not strongly concave in y, and y has no set, but x has one")
+    return equations(_slopes(problem, case.weights), case)
 
+
+@kept
+def _slopes(problem: Minimax, weights: Weights) -> Maps:
     def maps(point: tuple[PyTree, PyTree], data: Placed) -> tuple[PyTree, PyTree]:
         x, y = point
-        slope = jax.grad(lambda x, y: Case(problem, data, case.weights, x).mean(problem.payoff, x, y), (0, 1))
+        slope = jax.grad(lambda x, y: Case(problem, data, weights, x).mean(problem.payoff, x, y), (0, 1))
         by_x, by_y = slope(x, y)
         return by_x, jax.tree.map(jnp.negative, by_y)
 
-    return equations(maps, case)
+    return maps
 
 
 @judge.register
@@ -242,7 +258,7 @@ def _(problem: Selection, case: Case) -> Judgement:
     return _by_distance(case, found.solution, notes=notes)
 
 
-def equations(maps: Callable[[Any, Placed], Any], case: Case) -> Judgement:
+def equations(maps: Maps, case: Case) -> Judgement:
     """How far (x, y) is from a zero of maps that is found from there; F is half the squared distance of x."""
     return _by_distance(case, newton_zero(maps, (case.x, case.y), case.data)[0])
 
@@ -268,6 +284,8 @@ def search(objective: Objective, case: Case) -> Judgement:
     flat, calls = np.asarray(point), Counter[str]()
 
     def f(x: np.ndarray) -> tuple[float, np.ndarray]:
+        if time.perf_counter() > case.until:
+            raise OutOfTime
         calls["F"] += 1
         value, slope = objective.evaluate(unravel(jnp.asarray(x)))
         return float(value), np.asarray(ravel_pytree(slope)[0])

@@ -12,9 +12,10 @@ F(x) = f(x, y(x)),   y(x) solves  G(x, y) = 0,  or on a set  y = P_Y(y − s G(x
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from jax.flatten_util import ravel_pytree
 from fedstrata.advice.spectrum import extremes
 from fedstrata.core import tree
 from fedstrata.core.term import Applied
-from fedstrata.core.types import Array, Function, PyTree, Real
+from fedstrata.core.types import Array, Function, PyTree, Real, Weights
 from fedstrata.data.storage import Placed
 from fedstrata.estimators import vi
 
@@ -34,8 +35,24 @@ CG_STEPS = 1_000
 CLOSE = 1e-4  # of the length of y
 
 
+T = TypeVar("T")
+
+
 class NotCertifiable(TypeError):
     """Why a point cannot be judged."""
+
+
+def kept(build: Callable[[Any, Weights], T]) -> Callable[[Any, Weights], T]:
+    """Build once for a problem and weights, so that a second certificate compiles nothing."""
+    cached = lru_cache(maxsize=16)(build)
+
+    def get(problem: Any, weights: Weights) -> T:
+        try:
+            return cached(problem, weights)
+        except TypeError:  # a set that holds arrays cannot be hashed
+            return build(problem, weights)
+
+    return get
 
 
 @dataclass(frozen=True)
@@ -222,10 +239,9 @@ def newton_zero(maps: Function, z: PyTree, data: Placed) -> PyTree:
     Raises:
         NotCertifiable: where it does not find one.
     """
-    step = jax.jit(partial(_zero_step, maps))
     first = before = float("inf")
     for count in range(NEWTON_STEPS):
-        new, before, after, moved = step(z, data)
+        new, before, after, moved = _zero_step(maps, z, data)
         first = before if count == 0 else first
         if not after < before:
             break
@@ -237,6 +253,7 @@ def newton_zero(maps: Function, z: PyTree, data: Placed) -> PyTree:
     return z
 
 
+@partial(jax.jit, static_argnums=0)
 def _zero_step(maps: Function, z: PyTree, data: Placed) -> tuple[PyTree, Array, Array, Array]:
     """A damped step, the residuals before and after it, and the length of the full one."""
     flat, unravel = ravel_pytree(z)

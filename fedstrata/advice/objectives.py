@@ -15,10 +15,11 @@ taken by differences. A class of your own gets its F by ``@fs.certify.register``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache, partial, singledispatch
-from typing import Any, Literal, TypeAlias, TypeVar
+from functools import partial, singledispatch
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedstrata.advice.diagnostics import federated_mean
 from fedstrata.advice.feasible import projection
-from fedstrata.advice.lower import Level, NotCertifiable, Solved, hypergradient, solve_lower, spectrum
+from fedstrata.advice.lower import Level, NotCertifiable, Solved, hypergradient, kept, solve_lower, spectrum
 from fedstrata.core import tree
 from fedstrata.core.client import Client, opened
 from fedstrata.core.problem import Problem
@@ -46,8 +47,11 @@ APART = 1e-3  # relative distance of two solutions of one lower level that are n
 ASCENTS = 8  # points from which a maximum is looked for that need not be the only one
 ASCENT_STEPS = 2_000
 
-T = TypeVar("T")
 Evaluate: TypeAlias = Callable[[Placed, PyTree], tuple[Any, PyTree]]
+
+
+class OutOfTime(Exception):
+    """A certificate took longer than it was allowed to."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Case:
         weights: of the clients.
         x, y: the point; y is None where there is none.
         x0, y0: where the run began, or None.
+        until: the `time.perf_counter` after which the search is given up.
     """
 
     problem: Problem
@@ -69,6 +74,7 @@ class Case:
     y: PyTree = None
     x0: PyTree = None
     y0: PyTree = None
+    until: float = math.inf
 
     def mean(self, function: Function, *args: PyTree, part: Any = "train", each: Any = None) -> Any:
         """The problem's own mean; see `fedstrata.core.problem.Mean`."""
@@ -98,19 +104,6 @@ class Objective:
     remarks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     solved: Solved | None = None
-
-
-def kept(build: Callable[[Any, Weights], T]) -> Callable[[Any, Weights], T]:
-    """Build once for a problem and weights, so that a second certificate compiles nothing."""
-    cached = lru_cache(maxsize=16)(build)
-
-    def get(problem: Any, weights: Weights) -> T:
-        try:
-            return cached(problem, weights)
-        except TypeError:  # a set that holds arrays cannot be hashed
-            return build(problem, weights)
-
-    return get
 
 
 @singledispatch

@@ -14,15 +14,16 @@ proximal steps, of one regulariser or a set. From ε and ε/10 the limit is extr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.advice.diagnostics import federated_mean
-from fedstrata.advice.lower import Level, NotCertifiable, solve_lower
+from fedstrata.advice.lower import Level, NotCertifiable, kept, solve_lower
 from fedstrata.advice.spectrum import extremes
 from fedstrata.core import tree
 from fedstrata.core.types import Array, PyTree, Real, Weights
@@ -34,6 +35,8 @@ FIRST, LAST = 1e-2, 1e-8  # ε/L_h
 MOST_STEPS = 50_000
 CENTRES = 8  # proximal points
 NEAR = 0.05  # σ
+Part: TypeAlias = Literal["train", "valid"]
+PARTS: tuple[Part, Part] = ("valid", "train")  # of f and h
 ENOUGH = 1e-5  # a limit that moves no more than this, relative to its distance from x, was found
 
 
@@ -66,38 +69,32 @@ def judge_selection(
 ) -> Judged:
     """Measure a point."""
     _check(problem)
-    level = _Levels(problem, weights, data)
-    L = level.curvature(problem.h, "train", x)
-    unit = level.curvature(problem.f, "valid", x)
+    level = _levels(problem, weights)
+    L = level.curvature("train", data, x)
+    unit = level.curvature("valid", data, x)
     free = problem.h.regularizer is None and problem.project.trivial
     smooth = free and problem.f.regularizer is None
-    p, moved_p = level.limit(x, x, L, jnp.inf, tolerance, free)
+    p, moved_p = level.limit(data, x, L, jnp.inf, tolerance, free)
     centre, moved = p, np.inf
     solution = p
     for _ in range(CENTRES):
-        solution, accurate = level.limit(centre, centre, L, unit, tolerance, smooth)
+        solution, accurate = level.limit(data, centre, L, unit, tolerance, smooth)
         size = float(tree.norm(tree.sub(solution, x))) + float(tree.norm(solution)) * ENOUGH
         step, moved = float(tree.norm(tree.sub(solution, centre))), accurate
         centre = solution
         if step <= 1e-8 * size:
             break
-    g = level.slope(problem.h, "train", x)
+    g = level.slope(x, data, "train")
     residual = float(tree.norm(g))
     if not free:
         onto = level.prox(tree.axpy(-1 / L, g, x), 1 / L, 0.0)
         residual = float(L) * float(tree.norm(tree.sub(x, onto)))
-    f, h = (
-        {k: level.value(o, part, at) for k, at in (("x", x), ("s", solution))} for o, part in _both(problem)
-    )
+    f, h = ({k: level.value(at, data, part) for k, at in (("x", x), ("s", solution))} for part in PARTS)
     away = float(tree.norm(tree.sub(x, solution))) + float(tree.norm(solution)) or 1.0
-    slope = level.slope(problem.f, "valid", x)
+    slope = level.slope(x, data, "valid")
     return Judged(
         solution, p, slope, f["x"], h["x"], f["s"], h["s"], residual, max(float(moved), float(moved_p)) / away
     )
-
-
-def _both(problem: Selection) -> tuple[tuple[Objective, str], tuple[Objective, str]]:
-    return (problem.f, "valid"), (problem.h, "train")
 
 
 def _check(problem: Selection) -> None:
@@ -111,45 +108,62 @@ def _check(problem: Selection) -> None:
         )
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class _Levels:
-    """Both levels over pooled data, with the programs that were compiled for them."""
+    """Both levels over pooled data; a second point of the same problem finds its programs compiled."""
 
     problem: Selection
     weights: Weights
-    data: Placed
     programs: dict[Any, Any] = field(default_factory=dict)
 
-    def smooth(self, level: Objective, data: Placed, part: Any, x: PyTree) -> Any:
+    def once(self, key: Any, build: Callable[[], Any]) -> Any:
+        """A program, compiled once."""
+        if key not in self.programs:
+            self.programs[key] = build()
+        return self.programs[key]
+
+    def of(self, part: Part) -> Objective:
+        """The level whose loss is a mean over that part of the samples: f over "valid", h over "train"."""
+        return self.problem.f if part == "valid" else self.problem.h
+
+    def smooth(self, part: Part, data: Placed, x: PyTree) -> Any:
         """A level's value without its regulariser."""
-        value: Any = jnp.zeros(())
+        level, value = self.of(part), jnp.zeros(())
         if level.loss is not None:
             value = federated_mean(level.loss, data, part, self.weights)(x)
         return value if level.known is None else value + level.known(x)
 
-    def value(self, level: Objective, part: Any, x: PyTree) -> float:
-        def mean(function: Any, *args: PyTree, part: Any = "train", each: Any = None) -> Any:
-            return federated_mean(function, self.data, part, self.weights)(*args)
+    def value(self, x: PyTree, data: Placed, part: Part) -> float:
+        """A level's value."""
 
-        return float(level.measure(mean, x, part))
+        def measured(x: PyTree, data: Placed) -> Any:
+            def mean(function: Any, *args: PyTree, part: Any = "train", each: Any = None) -> Any:
+                return federated_mean(function, data, part, self.weights)(*args)
 
-    def slope(self, level: Objective, part: Any, x: PyTree) -> PyTree:
+            return self.of(part).measure(mean, x, part)
+
+        return float(self.once(("value", part), lambda: jax.jit(measured))(x, data))
+
+    def slope(self, x: PyTree, data: Placed, part: Part) -> PyTree:
         """The gradient of the smooth parts."""
-        return jax.jit(lambda x, data: jax.grad(lambda x: self.smooth(level, data, part, x))(x))(x, self.data)
+        return self.once(
+            ("slope", part), lambda: jax.jit(jax.grad(lambda x, data: self.smooth(part, data, x)))
+        )(x, data)
 
-    def curvature(self, level: Objective, part: Any, x: PyTree) -> Array:
+    def curvature(self, part: Part, data: Placed, x: PyTree) -> Array:
         """The largest, of the smooth parts, at x and at the origin; of a regulariser alone, value/‖x‖²."""
-        found = 0.0
+        found, level = 0.0, self.of(part)
+
+        def product(v: PyTree, at: tuple[PyTree, Placed]) -> PyTree:
+            point, data = at
+            return jax.jvp(jax.grad(lambda x: self.smooth(part, data, x)), (point,), (v,))[1]
+
         if level.loss is not None or level.known is not None:
-
-            def product(v: PyTree, at: tuple[PyTree, Placed]) -> PyTree:
-                point, data = at
-                return jax.jvp(jax.grad(lambda x: self.smooth(level, data, part, x)), (point,), (v,))[1]
-
+            same = self.once(("product", part), lambda: product)
             for point in (x, jax.tree.map(jnp.zeros_like, x)):
-                found = max(found, extremes(product, x, (point, self.data))[1])
+                found = max(found, extremes(same, x, (point, data))[1])
         if found <= 0 and level.regularizer is not None:
-            found = self.value(level, part, x) / max(float(tree.norm(x)) ** 2, 1e-300)
+            found = self.value(x, data, part) / max(float(tree.norm(x)) ** 2, 1e-300)
         return jnp.asarray(found if 0 < found < np.inf else 1.0)
 
     def prox(self, z: PyTree, of_h: Real, of_f: Real) -> PyTree:
@@ -162,57 +176,50 @@ class _Levels:
 
     def level(self, judged: bool) -> Level:
         """``h(z)/ε + f(z)/s + σ/2‖z − c‖²``; its "x" is (c, ε, s). Without f it is the projection of c."""
-        if judged not in self.programs:
-            sigma = NEAR if judged else 1.0
+        sigma = NEAR if judged else 1.0
 
-            def potential(at: tuple[PyTree, Array, Array], z: PyTree, data: Placed) -> Any:
-                centre, eps, unit = at
-                near = sigma * tree.norm(tree.sub(z, centre), squared=True) / 2
-                total = self.smooth(self.problem.h, data, "train", z) / eps + near
-                return total + self.smooth(self.problem.f, data, "valid", z) / unit if judged else total
+        def potential(at: tuple[PyTree, Array, Array], z: PyTree, data: Placed) -> Any:
+            centre, eps, unit = at
+            near = sigma * tree.norm(tree.sub(z, centre), squared=True) / 2
+            total = self.smooth("train", data, z) / eps + near
+            return total + self.smooth("valid", data, z) / unit if judged else total
 
-            self.programs[judged] = Level(
-                lambda x, z, data: 0.0, jax.grad(potential, argnums=1), None, potential
-            )
-        return self.programs[judged]
+        return self.once(
+            judged,
+            lambda: Level(lambda x, z, data: 0.0, jax.grad(potential, argnums=1), None, potential),
+        )
 
-    def proximal(self, judged: bool, tolerance: float) -> Any:
+    def proximal(self, judged: bool) -> Any:
         """Accelerated proximal steps towards z_ε."""
-        if ("steps", judged) not in self.programs:
-            level = self.level(judged)
+        level = self.level(judged)
 
-            @jax.jit
-            def steps(z: PyTree, at: tuple[PyTree, Array, Array], L: Array, data: Placed) -> PyTree:
-                _, eps, unit = at
-                alpha = 1 / (1.2 * L / eps + 2)
+        def steps(
+            z: PyTree, at: tuple[PyTree, Array, Array], L: Array, data: Placed, tolerance: Real
+        ) -> PyTree:
+            _, eps, unit = at
+            alpha = 1 / (1.2 * L / eps + 2)
 
-                def onto(z: PyTree) -> PyTree:
-                    return self.prox(z, alpha / eps, alpha / unit if judged else 0.0)
+            def onto(z: PyTree) -> PyTree:
+                return self.prox(z, alpha / eps, alpha / unit if judged else 0.0)
 
-                scale = 1 + tree.norm(level.lower(at, at[0], data))
-                options: vi.Options = {
-                    "alpha": alpha,
-                    "tol": tolerance,
-                    "scale": scale,
-                    "max_steps": MOST_STEPS,
-                }
-                return vi.accelerated(lambda z: level.lower(at, z, data), onto, z, **options).y
+            scale = 1 + tree.norm(level.lower(at, at[0], data))
+            options: vi.Options = {"alpha": alpha, "tol": tolerance, "scale": scale, "max_steps": MOST_STEPS}
+            return vi.accelerated(lambda z: level.lower(at, z, data), onto, z, **options).y
 
-            self.programs["steps", judged] = steps
-        return self.programs["steps", judged]
+        return self.once(("steps", judged), lambda: jax.jit(steps))
 
     def limit(
-        self, centre: PyTree, z: PyTree, L: Array, unit: Any, tolerance: float, smooth: bool
+        self, data: Placed, centre: PyTree, L: Array, unit: Any, tolerance: float, smooth: bool
     ) -> tuple[PyTree, float]:
         """The limit of z_ε, and how much it moved at last; with s = ∞ it is the projection of c onto X*."""
         judged = bool(np.isfinite(float(unit)))
-        eps, before, limit, moved = FIRST * L, None, None, jnp.inf
+        z, eps, before, limit, moved = centre, FIRST * L, None, None, jnp.inf
         while eps >= 0.99 * LAST * L:
             at = centre, eps, jnp.asarray(unit)
             if smooth:
-                new = solve_lower(self.level(judged), self.data, at, z, tolerance).y
+                new = solve_lower(self.level(judged), data, at, z, tolerance).y
             else:
-                new = self.proximal(judged, tolerance)(z, at, L, self.data)
+                new = self.proximal(judged)(z, at, L, data, tolerance)
             if before is not None:
                 further = tree.axpy(1 / 9, tree.sub(new, before), new)
                 moved = jnp.inf if limit is None else tree.norm(tree.sub(further, limit))
@@ -222,3 +229,8 @@ class _Levels:
             z = before = new
             eps = eps / 10
         return limit, float(moved)
+
+
+@kept
+def _levels(problem: Selection, weights: Weights) -> _Levels:
+    return _Levels(problem, weights)

@@ -19,7 +19,7 @@ from fedstrata.core.client import alone
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Function, PyTree, Weights
 from fedstrata.support import html
-from fedstrata.support.functions import values_only
+from fedstrata.support.digest import values_only
 from fedstrata.support.shown import line, shapes, short
 from fedstrata.support.words import check_spelling
 

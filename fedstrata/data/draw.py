@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstrata.support.extras import extra
+from fedstrata.support.lazy import extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -23,22 +23,32 @@ from fedstrata.core.types import PyTree
 from fedstrata.data.samples import DataError as DataError
 from fedstrata.data.samples import (
     array_of,
-    device_dtype,
     finite,
     flattened,
     held,
     length_of,
-    on_device,
     sizes_of,
     unwrapped,
 )
 from fedstrata.data.scaled import scaled
 from fedstrata.data.source import ScaledSource, Source, rows_of, source_digest, taken
-from fedstrata.data.storage import NOBODY, FlatSamples, Placed, SizeGroup, common_size, groups_of, launch_rows
+from fedstrata.data.storage import (
+    NOBODY,
+    FlatSamples,
+    Placed,
+    SizeGroup,
+    by_rows,
+    common_size,
+    device_dtype,
+    groups_of,
+    launch_rows,
+    on_device,
+    padded,
+    put,
+)  # fmt: skip
 from fedstrata.support import html
 from fedstrata.support.digest import tree_digest
 from fedstrata.support.shown import line
-from fedstrata.support.threads import by_rows
 
 
 class Splits(Protocol):
@@ -492,7 +502,7 @@ class FederatedData:
         with _lock:
             mine = _placed.setdefault(self, {})
             if key not in mine:
-                mine[key] = self.place(_put) if make is None else make(self)
+                mine[key] = self.place(put) if make is None else make(self)
             return mine[key]
 
     def place(self, put: Callable[[np.ndarray], Any]) -> Placed:
@@ -553,7 +563,7 @@ class FederatedData:
             offsets: Any = np.zeros(rows, np.int32)
             offsets[:number] = _offsets(own[:number])
             return FlatSamples(
-                jax.tree.map(partial(_padded, samples[name]), on_device(self.read(clients, name), name)),
+                jax.tree.map(partial(padded, samples[name]), on_device(self.read(clients, name), name)),
                 own,
                 offsets,
                 samples[name],
@@ -616,7 +626,6 @@ class FederatedData:
 # What is placed lives as long as its data set: an entry goes when the object does.
 _placed: WeakKeyDictionary[FederatedData, dict[Hashable, Placed]] = WeakKeyDictionary()
 _lock = Lock()
-ALIGNED = 64  # bytes
 
 
 def _scale(samples: PyTree, name: str, mean: Any, deviation: Any) -> tuple[Any, Any]:
@@ -645,11 +654,6 @@ def _scale(samples: PyTree, name: str, mean: Any, deviation: Any) -> tuple[Any, 
     return plain(parts[0].tolist()), plain(parts[1].tolist())
 
 
-def _put(leaf: np.ndarray) -> jax.Array:
-    """A copy on the default device; `jnp.asarray` would compile a program for each shape."""
-    return jax.device_put(_padded(len(leaf), leaf) if jax.default_backend() == "cpu" else leaf)
-
-
 def _some(clients: np.ndarray) -> str:
     """Which clients, in a few words."""
     return f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients from {clients[0]} on"
@@ -672,15 +676,3 @@ def _named(names: Sequence[str] | None) -> tuple[str, ...] | None:
 
 def _all_finite(leaf: np.ndarray) -> bool:
     return all(by_rows(lambda these: finite(leaf[these]), leaf))
-
-
-def _padded(rows: int, leaf: np.ndarray) -> np.ndarray:
-    """A copy that is filled up, aligned as JAX has arrays on a CPU: it need not be copied again."""
-    shape = (rows, *leaf.shape[1:])
-    length = int(np.prod(shape, dtype=np.int64)) * leaf.dtype.itemsize
-    raw = np.empty(length + ALIGNED, np.uint8)
-    first = -raw.ctypes.data % ALIGNED
-    found = raw[first : first + length].view(leaf.dtype).reshape(shape)
-    by_rows(lambda these: np.copyto(found[: len(leaf)][these], leaf[these]), leaf)
-    found[len(leaf) :] = 0
-    return found

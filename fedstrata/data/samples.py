@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.types import PyTree
@@ -234,35 +233,3 @@ def _signature(data: PyTree) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
 
     arrays = ((name(path), array_of(leaf, "")) for path, leaf in jax.tree_util.tree_leaves_with_path(data))
     return {key: (array.dtype, array.shape[1:]) for key, array in arrays}
-
-
-def device_dtype(leaf: np.ndarray) -> np.dtype:
-    """Floats in JAX's default dtype, wide integers as JAX holds them, small ones as they are."""
-    if leaf.dtype.kind == "f":
-        return np.dtype(jnp.result_type(float))
-    return jax.dtypes.canonicalize_dtype(leaf.dtype)
-
-
-def on_device(samples: PyTree, who: str) -> PyTree:
-    """Arrays in the dtypes that they have on a device.
-
-    Raises:
-        DataError: for whole numbers that would wrap around.
-    """
-
-    def one(path: Any, leaf: np.ndarray) -> np.ndarray:
-        return _for_device(leaf, f"{who}{jax.tree_util.keystr(path)}")
-
-    return jax.tree_util.tree_map_with_path(one, samples)
-
-
-def _for_device(leaf: np.ndarray, name: str) -> np.ndarray:
-    dtype = device_dtype(leaf)
-    if leaf.dtype.kind in "iu" and dtype.itemsize < leaf.dtype.itemsize:
-        limits = np.iinfo(dtype)
-        if leaf.min() < limits.min or leaf.max() > limits.max:
-            raise DataError(
-                f"{name} has whole numbers from {leaf.min()} to {leaf.max()}, which would wrap around in "
-                f"{dtype}. Renumber them, give them as floats, or enable 64 bits (jax_enable_x64)."
-            )
-    return np.asarray(leaf, dtype)

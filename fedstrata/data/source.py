@@ -15,8 +15,8 @@ import numpy as np
 
 from fedstrata.core.types import PyTree
 from fedstrata.data.scaled import Scales, scaled
+from fedstrata.data.storage import by_rows
 from fedstrata.support.digest import tree_digest
-from fedstrata.support.threads import by_rows
 
 
 class Source(Protocol):

@@ -13,9 +13,10 @@ there is one group, and the flat arrays are a stack of clients' arrays that need
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +27,16 @@ from fedstrata.core.client import Client, Samples, opened
 from fedstrata.core.cohorts import place_in
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, PyTree
+from fedstrata.data.samples import DataError
+
+Found = TypeVar("Found")
 
 NOBODY = 2**31 - 1  # the number of a client that fills up an array
 PADDING = 1.5  # rows for each real one up to which clients stay in one group
 FEW = 64  # clients, up to which a sample's client is found by comparing it with each one's first sample
 JOINED = 1.2  # the same, up to which groups of like sizes are joined again
+LARGE = 2**22  # bytes of an array from which threads are quicker
+ALIGNED = 64  # bytes
 LAUNCH = 2**22  # numbers of padding that an accelerator reads in the time in which it starts one more group
 
 
@@ -369,3 +375,65 @@ def common_structure(datasets: list[Placed]) -> list[Placed]:
         )
         for d in datasets
     ]
+
+
+def device_dtype(leaf: np.ndarray) -> np.dtype:
+    """Floats in JAX's default dtype, wide integers as JAX holds them, small ones as they are."""
+    if leaf.dtype.kind == "f":
+        return np.dtype(jnp.result_type(float))
+    return jax.dtypes.canonicalize_dtype(leaf.dtype)
+
+
+def on_device(samples: PyTree, who: str) -> PyTree:
+    """Arrays in the dtypes that they have on a device.
+
+    Raises:
+        DataError: for whole numbers that would wrap around.
+    """
+
+    def one(path: Any, leaf: np.ndarray) -> np.ndarray:
+        return _for_device(leaf, f"{who}{jax.tree_util.keystr(path)}")
+
+    return jax.tree_util.tree_map_with_path(one, samples)
+
+
+def _for_device(leaf: np.ndarray, name: str) -> np.ndarray:
+    dtype = device_dtype(leaf)
+    if leaf.dtype.kind in "iu" and dtype.itemsize < leaf.dtype.itemsize:
+        limits = np.iinfo(dtype)
+        if leaf.min() < limits.min or leaf.max() > limits.max:
+            raise DataError(
+                f"{name} has whole numbers from {leaf.min()} to {leaf.max()}, which would wrap around in "
+                f"{dtype}. Renumber them, give them as floats, or enable 64 bits (jax_enable_x64)."
+            )
+    return np.asarray(leaf, dtype)
+
+
+def by_rows(work: Callable[[slice], Found], array: np.ndarray) -> list[Found]:
+    """``work`` of slices that make up the rows of an array: one, or of a large array one in each thread.
+
+    >>> by_rows(lambda rows: int(np.arange(5)[rows].sum()), np.arange(5))
+    [10]
+    """
+    if array.nbytes < 2 * LARGE:
+        return [work(slice(0, len(array)))]
+    from fedstrata.support.threads import in_threads
+
+    return in_threads(work, len(array), array.nbytes // LARGE)
+
+
+def put(leaf: np.ndarray) -> jax.Array:
+    """A copy on the default device; `jnp.asarray` would compile a program for each shape."""
+    return jax.device_put(padded(len(leaf), leaf) if jax.default_backend() == "cpu" else leaf)
+
+
+def padded(rows: int, leaf: np.ndarray) -> np.ndarray:
+    """A copy that is filled up, aligned as JAX has arrays on a CPU: it need not be copied again."""
+    shape = (rows, *leaf.shape[1:])
+    length = int(np.prod(shape, dtype=np.int64)) * leaf.dtype.itemsize
+    raw = np.empty(length + ALIGNED, np.uint8)
+    first = -raw.ctypes.data % ALIGNED
+    found = raw[first : first + length].view(leaf.dtype).reshape(shape)
+    by_rows(lambda these: np.copyto(found[: len(leaf)][these], leaf[these]), leaf)
+    found[len(leaf) :] = 0
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -15,6 +16,16 @@ from fedstrata.core.fed import Setup
 from fedstrata.core.method import Method
 from fedstrata.core.types import PyTree
 from fedstrata.data.federated import FederatedData
+from fedstrata.support.threads import cores
+
+# Loaded when they are asked for: most runs need one of them.
+ENGINES = {
+    "simulated": "simulated.Simulated",
+    "streamed": "streamed.Streamed",
+    "sharded": "sharded.Sharded",
+    "debug": "debug.Debug",
+    "network": "network.Network",
+}
 
 
 class Carry(NamedTuple):
@@ -68,6 +79,26 @@ class Unfinished(RuntimeError):
 
 class ClientError(RuntimeError):
     """A phase failed; the message names round, phase and client."""
+
+
+class TooFewThreads(RuntimeError):
+    """A machine on which JAX's callbacks can hang."""
+
+
+def need_two_threads(what: str) -> None:
+    """Refuse callbacks where a CPU has one thread: they hang where it waits for what it has to copy.
+
+    Args:
+        what: needs them, as the beginning of a sentence.
+
+    Raises:
+        TooFewThreads: where there is one.
+    """
+    if jax.default_backend() == "cpu" and max(cores(), jax.local_device_count()) < 2:
+        raise TooFewThreads(
+            f"{what} need two threads of JAX, and this process has one core. "
+            "Set JAX_NUM_CPU_DEVICES=2 before it starts."
+        )
 
 
 class Engine(abc.ABC):
@@ -130,3 +161,18 @@ class Engine(abc.ABC):
         self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
         """``rounds[j]`` rounds before the j-th evaluation, from round ``first``, in lanes that are active."""
+
+
+def engine_of(engine: str | Engine, streamed: bool = False) -> Engine:
+    """An engine from its name, or the engine itself; ``streamed`` data changes what the default is."""
+    match engine:
+        case Engine():
+            return engine
+        case str() if engine in ENGINES:
+            module, name = ENGINES["streamed" if streamed and engine == "simulated" else engine].split(".")
+            return vars(import_module(f"fedstrata.engines.{module}"))[name]()
+        case str():
+            raise ValueError(
+                f"Unknown engine {engine!r}. Choose one of {sorted(ENGINES)}, or give an engine object."
+            )
+    raise TypeError(f"engine must be a name or an engine object, but is {engine!r}.")

@@ -28,8 +28,8 @@ from fedstrata.data.storage import FlatSamples, Placed, SizeGroup, common_size
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.programs import objects
 from fedstrata.engines.rounds import before_rounds, measure, one_round
-from fedstrata.support.compiling import compiling
 from fedstrata.support.digest import digest_of, tree_digest
+from fedstrata.support.tracing import compiling
 
 _WORDS = {
     "function": "another function",

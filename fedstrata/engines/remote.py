@@ -2,8 +2,8 @@
 
 The text is compiled as in the other engines, and runs where the server is. `RemoteFed` is its federation: it
 asks the host for the mean of the uploads, or their stack, and the host asks whoever has the samples. In the
-streamed engine that is a source, read block after block (`fedstrata.engines.blocks`); in the network engine
-these are sites (`fedstrata.engines.network`).
+streamed engine that is a source, read block after block (`fedstrata.engines.streamed_programs`); in the
+network engine these are sites (`fedstrata.engines.network`).
 
 Exchanges of a text are numbered as they are met, and the body of a loop has the same numbers at every turn.
 So "exchange 2 of the round" means the same to everyone who holds the text.

@@ -31,8 +31,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from fedstrata.core.method import Method
 from fedstrata.core.types import Array, PyTree
 from fedstrata.data.federated import FederatedData
-from fedstrata.data.samples import on_device
-from fedstrata.data.storage import FlatSamples, Placed, SizeGroup, common_size
+from fedstrata.data.storage import FlatSamples, Placed, SizeGroup, common_size, on_device
 from fedstrata.engines.aborts import answers, hold_aborts
 from fedstrata.engines.engine import Advanced, Carry, Engine, Job
 from fedstrata.engines.simulated import Simulated

@@ -20,18 +20,22 @@ from fedstrata.core.method import Method
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, PyTree
 from fedstrata.data.federated import FederatedData
-from fedstrata.data.samples import on_device
-from fedstrata.data.storage import Outline, Placed, common_size, groups_of
-from fedstrata.engines.blocks import Blocks, trace_everyone
-from fedstrata.engines.callbacks import need_two_threads
-from fedstrata.engines.engine import Carry
+from fedstrata.data.storage import Outline, Placed, common_size, groups_of, on_device
+from fedstrata.engines.engine import Carry, need_two_threads
 from fedstrata.engines.memories import Memories, MemoriesAt
 from fedstrata.engines.metrics import PerClient
 from fedstrata.engines.programs import program
 from fedstrata.engines.remote import Call, handle_of
 from fedstrata.engines.rounds import measure
 from fedstrata.engines.simulated import Simulated, in_strides, trace_advance
-from fedstrata.engines.windows import AsksOthers, Cohorts, Window, drawn_cohorts
+from fedstrata.engines.streamed_programs import (
+    AsksOthers,
+    Blocks,
+    Cohorts,
+    Window,
+    drawn_cohorts,
+    trace_everyone,
+)
 
 if TYPE_CHECKING:
     from fedstrata.engines.streamed import Streamed

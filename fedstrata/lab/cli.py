@@ -132,7 +132,7 @@ def _messages(debug: bool = False, file: str = "") -> Iterator[None]:
         raise typer.Exit(130) from None
     except Exception as error:
         from fedstrata.data import CorruptData, DataError, DataNotFound
-        from fedstrata.engines.callbacks import TooFewThreads
+        from fedstrata.engines.engine import TooFewThreads
         from fedstrata.lab import ExperimentError
         from fedstrata.lab.experiments.errors import line_in
         from fedstrata.lab.report import ReportError
@@ -321,7 +321,7 @@ def _run_and_show(
     from rich.console import Console
     from rich.markup import escape
 
-    from fedstrata.engines.compiled import VARIABLE, keep_compiled
+    from fedstrata.engines.programs import VARIABLE, keep_compiled
     from fedstrata.lab.experiments.runner import run_experiment
     from fedstrata.lab.report import load_report
 

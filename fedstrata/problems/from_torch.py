@@ -29,7 +29,7 @@ import numpy as np
 
 from fedstrata.core.tree import is_torch_module
 from fedstrata.core.types import Array, Function, PyTree
-from fedstrata.support.extras import extra
+from fedstrata.support.lazy import extra
 
 
 class TorchError(RuntimeError):

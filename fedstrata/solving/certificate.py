@@ -1,14 +1,23 @@
-"""What `fedstrata.certify` found of an answer."""
+"""What `fedstrata.certify` found of an answer, and what `solve` may spend on it unasked."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+import threading
+import time
+import warnings
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import numpy as np
 
 from fedstrata.support.shown import WIDTH
 
+if TYPE_CHECKING:
+    from fedstrata.solving.result import Result
+
+FREE = 1.0  # seconds that a process spends on certificates that nobody asked for, besides
+SHARE = 0.1  # of what its runs take
+Certify: TypeAlias = Literal["auto"] | bool
 Verdict: TypeAlias = Literal[
     "solved",
     "on its way",
@@ -52,6 +61,16 @@ class Certificate:
     remarks: tuple[str, ...] = ()
     calls: dict[str, int] = field(default_factory=dict)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON can hold them."""
+        return {**asdict(self), "interval": list(self.interval), "remarks": list(self.remarks)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+        low, high = values["interval"]
+        return cls(**{**values, "interval": (low, high), "remarks": tuple(values["remarks"])})
+
     def __repr__(self) -> str:
         words: list[str] = [self.verdict]
         if np.isfinite(self.value):
@@ -66,3 +85,50 @@ class Certificate:
         words = [word for word in words if word]
         short = f"Certificate({', '.join(words)})"
         return short if len(short) <= WIDTH else "Certificate(\n  " + ",\n  ".join(words) + ",\n)"
+
+
+@dataclass
+class Allowance:
+    """The seconds that are left for certificates that nobody asked for.
+
+    A process has `FREE` of them, and a `SHARE` of what its runs take. So thousands of short runs are not
+    slowed down, while a single one is certified where that takes less than a second.
+    """
+
+    left: float = FREE
+
+    def earn(self, seconds: float) -> None:
+        """Add the share of a run."""
+        self.left += SHARE * seconds
+
+
+ALLOWANCE = Allowance()
+
+
+def check_certify(certify: Any) -> None:
+    """Raise where it is none of the three."""
+    if not (isinstance(certify, bool) or certify == "auto"):
+        raise ValueError(f"certify must be 'auto', True or False, but is {certify!r}.")
+
+
+def certify_at_end(result: Result, certify: Certify) -> None:
+    """Certify a result of `solve`: where it was asked for, or where it is cheap."""
+    if certify is True:
+        try:
+            _ = result.certificate
+        except Exception as error:  # the answer must not be lost
+            warnings.warn(f"The certificate failed: {type(error).__name__}: {error}", stacklevel=4)
+        return
+    ALLOWANCE.earn(result.seconds)
+    # warning filters, which are silenced here, belong to the process: other threads leave them alone
+    if certify is False or ALLOWANCE.left <= 0 or threading.current_thread() is not threading.main_thread():
+        return
+    from fedstrata.advice.price import certified_within
+
+    began = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = certified_within(result, ALLOWANCE.left)
+    ALLOWANCE.left -= time.perf_counter() - began
+    if found is not None:
+        vars(result)["certificate"] = found

@@ -34,10 +34,10 @@ from fedstrata.core.problem import Problem, taken_name
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
-from fedstrata.engines import engine_of
-from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Lane, Unfinished
+from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Lane, Unfinished, engine_of
 from fedstrata.engines.identity import differences
 from fedstrata.engines.metrics import Metric, evaluate, is_asked, is_due
+from fedstrata.solving.certificate import Certify, certify_at_end, check_certify
 from fedstrata.solving.checkpoint import Checkpoint, try_to_write
 from fedstrata.solving.feasible import FEWEST, ended_outside
 from fedstrata.solving.pose import Posed, check_values, checked_callbacks, pose
@@ -46,8 +46,8 @@ from fedstrata.solving.result import BOOKKEEPING, Result
 from fedstrata.solving.rounding import by_values, lost_differences
 from fedstrata.solving.runaway import in_words, runaway, steps_in_words
 from fedstrata.solving.track import Run, Tracker, Tracking
-from fedstrata.support.compiling import compiled_for
 from fedstrata.support.sealed import CheckpointError, flatten, load_arrays, save_arrays, unflatten
+from fedstrata.support.tracing import compiled_for
 from fedstrata.support.words import spelling
 from fedstrata.support.writing import clear_strays
 
@@ -144,6 +144,7 @@ def solve(
     weights: Weights = "uniform",
     callbacks: Iterable[Callback] = (),
     default_metrics: bool = True,
+    certify: Certify = "auto",
 ) -> Result:
     """Solve a federated problem.
 
@@ -171,6 +172,9 @@ def solve(
         callbacks: called after each evaluation, which cuts the compiled run there; a true return stops the
             run. See `EarlyStop`. Those of `fedstrata.track` log what happens elsewhere, and cut nothing.
         default_metrics: whether the problem's own metrics, full passes over the data, are evaluated.
+        certify: whether the result is judged at the end, see `fedstrata.certify`: True, False, or ``"auto"``,
+            where that is expected to take less than a second, or a tenth of what runs take. Without it,
+            ``result.certificate`` is computed when it is first asked for.
 
     Returns:
         A `Result`; the result so far, if a callback stopped the run.
@@ -181,6 +185,7 @@ def solve(
         TypeError, ValueError: for arguments that do not fit together, before anything is computed.
     """
     began = time.perf_counter()
+    check_certify(certify)
     engine = engine_of(engine, streamed=isinstance(data, FederatedData) and data.source is not None)
     posed = pose(
         problem, method, data, x0, y0=y0, rounds=rounds, seed=seed, participation=participation,
@@ -193,6 +198,8 @@ def solve(
         raise Diverged(loop.trouble, result)
     if stopped is not None:
         raise interruption(stopped, loop, result)
+    if engine.has_data and jax.process_count() == 1:
+        certify_at_end(result, certify)
     return result
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from fedstrata.core.counting import Ledger
 from fedstrata.core.types import PyTree, Weights
-from fedstrata.solving.certificate import Certificate
+from fedstrata.solving.certificate import Certificate, Verdict
 from fedstrata.support import html
-from fedstrata.support.extras import extra
+from fedstrata.support.lazy import extra
 from fedstrata.support.sealed import CheckpointError, flatten, load_arrays, save_arrays
 from fedstrata.support.shown import line
 
@@ -70,26 +70,43 @@ class Result:
 
     @cached_property
     def certificate(self) -> Certificate:
-        """How far it is from a solution, see `fedstrata.certify`: computed when it is first asked for."""
-        from fedstrata.advice.certify import certify
+        """How far it is from a solution, see `fedstrata.certify`: computed when it is first asked for.
 
-        return certify(self)
+        `fedstrata.solve` asks for it where it is cheap, see its argument ``certify``.
+        """
+        from fedstrata.advice.price import remembered
+
+        return remembered(self)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The certificate's, where there is one already; None where it was not computed."""
+        known: Certificate | None = vars(self).get("certificate")
+        return None if known is None else known.verdict
 
     def __repr__(self) -> str:
-        return line("Result", self._words())
+        return "\n".join([line("Result", self._words()), *self._advice()])
 
     def _repr_html_(self) -> str:
         drawn, few = "", dict(itertools.islice(self._main().items(), MOST_CURVES))
         if len(self.history["round"]) > 1 and few:
             drawn = html.curves(self.history["round"], few, "metrics over rounds, each in its own range")
         table = f'<div style="overflow-x:auto">{self._table().to_html()}</div>'
-        return html.titled(f"Result: {', '.join(self._words())}", drawn, table)
+        words = html.note(" ".join(self._advice()))
+        return html.titled(f"Result: {', '.join(self._words())}", words + drawn, table)
+
+    def _advice(self) -> list[str]:
+        """The one thing to change, or how to get to know it."""
+        known: Certificate | None = vars(self).get("certificate")
+        if known is not None:
+            return [f"  {known.advice}"] if known.advice else []
+        return ["  Solved? result.certificate tells."] if self.problem is not None else []
 
     def _words(self) -> list[str]:
         name = self.method["name"] if isinstance(self.method, dict) else type(self.method).__name__
         words = [name, f"{self.ledger.rounds} rounds"] + [self.status] * (self.status != "done")
-        if (known := vars(self).get("certificate")) is not None:
-            words.append(known.verdict)
+        if self.verdict is not None:
+            words.append(self.verdict)
         for metric, values in itertools.islice(self._main().items(), 2):
             words.append(f"{metric} {html.number(float(values[0]))} → {html.number(float(values[-1]))}")
         if self.weights is not None:
@@ -144,6 +161,7 @@ class Result:
             "compiling": self.compiling,
             "seed": self.seed,
             "participation": self.participation,
+            "certificate": known.to_dict() if (known := vars(self).get("certificate")) is not None else None,
         }
         save_arrays(file, {**arrays, **flatten("x", self.x), **flatten("y", self.y)}, facts)
         return file
@@ -154,7 +172,7 @@ class Result:
         file = Path(folder) / "result.safetensors"
         arrays, facts = load_arrays(file)
         try:
-            return cls(
+            found = cls(
                 x=_rebuild(facts["x"], "x", arrays),
                 y=_rebuild(facts["y"], "y", arrays),
                 history={
@@ -172,6 +190,9 @@ class Result:
             )
         except KeyError as error:
             raise CheckpointError(f"{file} is not a saved result: it has no {error}.") from error
+        if (known := facts.get("certificate")) is not None:
+            vars(found)["certificate"] = Certificate.from_dict(known)
+        return found
 
 
 MOST_CURVES = 4  # that a notebook's small plot shows

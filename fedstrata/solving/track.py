@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from fedstrata.support.extras import extra
+from fedstrata.support.lazy import extra
 from fedstrata.support.words import misspelt
 
 Row = Mapping[str, float]  # an evaluation: the round, what was sent so far, seconds, metrics

@@ -40,6 +40,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> 
     return f'<table style="border-collapse:collapse;border:0">{top}<tbody>{body}</tbody></table>'
 
 
+def note(words: str) -> str:
+    """A line of words, or nothing."""
+    return f"<div>{text(words)}</div>" if words else ""
+
+
 def titled(title: str, *parts: str) -> str:
     """Parts under a title."""
     return f"<div><div><strong>{text(title)}</strong></div>{''.join(parts)}</div>"

@@ -1,15 +1,37 @@
-"""Packages whose names are imported when they are first used (PEP 562): ``fedstrata --help`` needs no JAX."""
+"""Names that are imported when they are first used (PEP 562), and packages that an extra installs.
+
+``fedstrata --help`` needs no JAX, and a missing package is named together with the extra that has it.
+"""
 
 from __future__ import annotations
 
 import ast
+import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from fedstrata.support.compiling import loading
 from fedstrata.support.words import suggest
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Switch the garbage collector off while modules are loaded, and count what they made as old.
+
+    Otherwise the next collection of young objects goes through all of JAX, which takes as long as was saved.
+    """
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        if gc.get_freeze_count() == 0:  # else someone keeps objects there
+            gc.freeze()  # to the objects that are never looked at, and from there to the oldest
+            gc.unfreeze()
+    finally:
+        if before:
+            gc.enable()
 
 
 def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -54,3 +76,25 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
         return sorted({*own, *get("__all__")})  # and no module that happens to be imported
 
     return get, names
+
+
+@contextmanager
+def extra(name: str, what: str) -> Iterator[None]:
+    """Tell which extra has the package, where an import inside fails.
+
+    Args:
+        name: the extra's.
+        what: needs the package.
+
+    >>> with extra("lab", "fs.data.digits"):
+    ...     import sklearn_is_not_here
+    Traceback (most recent call last):
+    ...
+    ModuleNotFoundError: fs.data.digits needs sklearn_is_not_here: pip install 'fedstrata[lab]'.
+    """
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        message = f"{what} needs {package}: pip install 'fedstrata[{name}]'."
+        raise ModuleNotFoundError(message, name=error.name) from error

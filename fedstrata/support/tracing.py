@@ -1,8 +1,16 @@
-"""Tracing once what is needed twice: a loop must know the shapes that its body gives before it is traced."""
+"""Tracing and compiling: done once where a trace is needed twice, and timed apart from the run.
+
+A loop must know the shapes that its body gives before it is traced (`traced`). What is traced, loaded and
+compiled is paid once, and would spoil a run's clock (`compiling`, `compiled_for`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import local
 from typing import Any, TypeAlias
 
 import jax
@@ -12,6 +20,40 @@ from fedstrata.support.private_jax import dce_jaxpr
 
 PyTree: TypeAlias = Any
 Jaxpr: TypeAlias = Any  # of jax.extend.core, which takes 20 ms to load
+
+
+class _Clock(local):  # threads may solve at the same time
+    seconds = 0.0
+
+
+_clock = _Clock()
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Time what happens inside as compiling."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        _clock.seconds += time.perf_counter() - began
+
+
+def compiled_for() -> float:
+    """The seconds that this thread has spent compiling so far."""
+    return _clock.seconds
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Switch the garbage collector off in this block: a trace is many objects that stay."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def traced(function: Callable[..., Any], *args: PyTree) -> tuple[Any, Callable[..., Any]]:

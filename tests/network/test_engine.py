@@ -21,7 +21,6 @@ from jax._src import pjit
 from jax._src.core import EvalTrace
 
 import fedstrata as fs
-from fedstrata.engines import callbacks
 from fedstrata.engines.network import (
     Failure,
     Local,
@@ -98,7 +97,7 @@ def test_headers_are_small():
 
 def test_one_core_is_refused_before_anything_is_compiled(monkeypatch):
     """JAX hangs in callbacks where its only thread waits for what it has to copy."""
-    monkeypatch.setattr(callbacks, "cores", lambda: 1)
+    monkeypatch.setattr("fedstrata.engines.engine.cores", lambda: 1)
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
     with pytest.raises(RuntimeError, match="JAX_NUM_CPU_DEVICES=2"):
         run()

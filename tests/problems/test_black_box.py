@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.support.functions import values_only
+from fedstrata.support.digest import values_only
 
 A = np.arange(6.0).reshape(3, 2)
 data = fs.FederatedData.from_clients([{"a": A}, {"a": A + 1}], server={"a": A})

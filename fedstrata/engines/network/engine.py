@@ -27,8 +27,7 @@ from fedstrata.core.term import positional
 from fedstrata.core.types import PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Outline, SizeGroup, common_size
-from fedstrata.engines.callbacks import need_two_threads
-from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Unfinished
+from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Unfinished, need_two_threads
 from fedstrata.engines.metrics import PerClient
 from fedstrata.engines.network.site import Place, Site
 from fedstrata.engines.network.states import States
@@ -36,7 +35,7 @@ from fedstrata.engines.network.text import START_ROUND, Text, reads, shapes
 from fedstrata.engines.network.transport import Failure, Local, Request, Transport
 from fedstrata.engines.remote import Call, Prepared, RemoteFed, handle_of, name_of, remote_text
 from fedstrata.engines.rounds import cohort_of, in_a_loop
-from fedstrata.support.compiling import compiling
+from fedstrata.support.tracing import compiling
 
 log = logging.getLogger("fedstrata.network")
 LOST = 2.0**24  # times larger: what is added to it in float32 is rounded away

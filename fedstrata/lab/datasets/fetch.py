@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstrata.data.samples import CorruptData
 from fedstrata.lab.datasets import formats
-from fedstrata.support.extras import extra
+from fedstrata.support.lazy import extra
 
 ENVIRONMENT = "FEDSTRATA_DATA"
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.data.samples import CorruptData
-from fedstrata.support.extras import extra
+from fedstrata.support.lazy import extra
 
 Arrays = dict[str, np.ndarray]
 

@@ -17,7 +17,7 @@ from fedstrata.data.labels import check_labels
 from fedstrata.data.partition import IID, Partitioner
 from fedstrata.lab.datasets import hospitals
 from fedstrata.lab.datasets.fetch import FORMS, read
-from fedstrata.support.extras import extra
+from fedstrata.support.lazy import extra
 
 Arrays = dict[str, np.ndarray]
 

@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedstrata import __version__
+from fedstrata.support.threads import cores
 
 PURPOSES = {
     "lab": "the command line, experiments, reports, data sets",
@@ -54,7 +55,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "executable": sys.executable,
         "platform": platform.platform(),
-        "cores": _cores(),
+        "cores": cores(),
         "memory_bytes": _memory(),
         "versions": versions,
         "devices": devices,
@@ -63,14 +64,6 @@ def examine() -> dict[str, Any]:
         "disk": _disk(trouble),
         "trouble": trouble,
     }
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        return os.cpu_count() or 1
 
 
 def _memory() -> int | None:
@@ -188,7 +181,7 @@ def _lacking(requirements: Iterable[Requirement]) -> list[str]:
 def _data(trouble: list[str]) -> dict[str, Any]:
     import pooch
 
-    from fedstrata.engines.compiled import keep_compiled
+    from fedstrata.engines.programs import keep_compiled
     from fedstrata.lab.datasets.fetch import ENVIRONMENT, FORMS
     from fedstrata.lab.experiments.data import present
 

@@ -66,8 +66,7 @@ Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", hel
 @contextmanager
 def _messages() -> Iterator[None]:
     """User errors as one message and exit code 2, Ctrl-C as 130, a network that cannot go on as 3."""
-    from fedstrata.engines.callbacks import TooFewThreads
-    from fedstrata.engines.engine import Unfinished
+    from fedstrata.engines.engine import TooFewThreads, Unfinished
     from fedstrata.lab.experiments.errors import in_words
     from fedstrata.support.sealed import CheckpointError
 
@@ -342,7 +341,7 @@ def run(
     """Serve a federation: wait for its sites, run the experiment on them, write the report."""
     _log()
     with _messages():
-        from fedstrata.engines.callbacks import need_two_threads
+        from fedstrata.engines.engine import need_two_threads
 
         in_flare = (kit / "startup" / "fed_admin.json").is_file()
         if not in_flare:
@@ -479,7 +478,7 @@ def try_(
 ) -> None:
     """All of it on this machine: certificates, a process for each client, the run, the report."""
     with _messages():
-        from fedstrata.engines.callbacks import need_two_threads
+        from fedstrata.engines.engine import need_two_threads
         from fedstrata.lab.experiments.networked import task_of
 
         need_two_threads("The exchanges of a network")

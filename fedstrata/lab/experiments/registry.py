@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedstrata.lab.experiments.errors import ExperimentError
-from fedstrata.support.compiling import loading
+from fedstrata.support.lazy import loading
 from fedstrata.support.words import suggest
 
 if TYPE_CHECKING:

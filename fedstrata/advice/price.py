@@ -1,0 +1,110 @@
+"""What a certificate costs, before it is computed: compiling its programs, and passes over all samples.
+
+    seconds ≈ compiling, where this process has not judged such a problem yet
+            + evaluations of F × samples × what one sample's oracle took in the run
+
+The run's own clock measures the machine, so that nothing is timed twice. `solve` certifies unasked where
+that is affordable; what it spent and may spend is kept by `fedstrata.solving.certificate`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Hashable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.advice.certify import certify
+from fedstrata.advice.objectives import OutOfTime
+from fedstrata.core import tree
+from fedstrata.core.method import Method
+from fedstrata.problems.classes import Selection
+from fedstrata.solving.certificate import Certificate
+from fedstrata.solving.result import Result
+
+MOST_JUDGED = 64  # problems and shapes that are remembered
+# Seconds of compiling on two cores, at most: F and its gradient; that through a lower level; limits.
+ONE_LEVEL, TWO_LEVELS, LIMITS = 0.6, 4.5, 5.5
+EVALUATIONS = 60  # of F, and one more for each entry of x up to
+MOST_EVALUATIONS = 500
+PASSES = 30  # over all samples, of an evaluation that solves a lower level
+OVERHEAD = 3e-4  # seconds of one evaluation, however small
+
+_judged: OrderedDict[Hashable, float] = OrderedDict()  # seconds without compiling
+
+
+def price(result: Result) -> float:
+    """About how many seconds the certificate of a result takes; infinite where it cannot be computed."""
+    problem, data = result.problem, result.data
+    if problem is None or data is None or isinstance(data, list) or data.source is not None:
+        return math.inf
+    if (known := _known(result)) is not None:
+        return known
+    two = problem.has_y
+    cold = LIMITS if isinstance(problem, Selection) else TWO_LEVELS if two else ONE_LEVEL
+    calls, samples = max(result.ledger.oracle_calls, 1), int(data.sizes.sum())
+    one = max(result.seconds - result.compiling, 0.0) / calls
+    evaluations = min(EVALUATIONS + tree.dimension(result.x), MOST_EVALUATIONS)
+    work = evaluations * (OVERHEAD + samples * one * (PASSES if two else 1))
+    return max(cold, result.compiling * (2 if two else 0.5)) + work
+
+
+def certified_within(result: Result, seconds: float) -> Certificate | None:
+    """The certificate, where it is expected to take no longer than that; None where it is not, or fails."""
+    if price(result) > seconds:
+        return None
+    began = time.perf_counter()
+    try:
+        return remembered(result, until=began + seconds)
+    except OutOfTime:
+        _remember(result, time.perf_counter() - began)
+    except Exception:  # an answer must not be lost because it could not be judged
+        _remember(result, math.inf)
+    return None
+
+
+def remembered(result: Result, until: float = math.inf) -> Certificate:
+    """The certificate; how long it takes without compiling is remembered for the next one."""
+    began, before = time.perf_counter(), _compiled[0]
+    found = certify(result, until=until)
+    _remember(result, time.perf_counter() - began - (_compiled[0] - before))
+    return found
+
+
+def _key(result: Result) -> Hashable:
+    shapes = [(np.shape(leaf), str(jnp.result_type(leaf))) for leaf in jax.tree.leaves((result.x, result.y))]
+    method = result.method if isinstance(result.method, Method) else None
+    judged = result.problem if method is None else method.judged_as(result.problem)
+    return judged, result.weights, tuple(shapes), result.data.form()
+
+
+def _known(result: Result) -> float | None:
+    """What the last certificate of such a problem took; None where its programs are not compiled."""
+    try:
+        return _judged.get(_key(result))
+    except TypeError:  # a set that holds arrays has no hash, and its programs are not kept
+        return None
+
+
+def _remember(result: Result, seconds: float) -> None:
+    try:
+        _judged[_key(result)] = seconds
+    except TypeError:
+        return
+    while len(_judged) > MOST_JUDGED:
+        _judged.popitem(last=False)
+
+
+_compiled = [0.0]
+
+
+def _listen(event: str, duration_secs: float, **_: str | int) -> None:
+    if event.startswith("/jax/core/compile"):
+        _compiled[0] += duration_secs
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
