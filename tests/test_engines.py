@@ -35,8 +35,8 @@ def program_memory(clients, dimension, chunk, participants=None):
     """Bytes of temporaries of the compiled rounds, the data and the parameters aside."""
     shape = jax.ShapeDtypeStruct
     number = shape((clients,), jnp.int32)
-    part = FlatSamples({"a": shape((clients, 1), jnp.float32)}, number, number, clients, 1)
-    data = Placed(part, None, None, None, None, clients, 1, None, (SizeGroup(clients, 1, 0),))
+    part = FlatSamples({"a": shape((clients, 1), jnp.float32)}, number, number, clients, 1, 1)
+    data = Placed(part, None, None, None, None, clients, (SizeGroup(clients, 1, 0),))
     setup = Setup(problem, clients, participants or clients, measure_problem=False)
     carry = Carry(State(shape((dimension,), jnp.float32)), None)
     engine = Simulated(chunk=chunk)

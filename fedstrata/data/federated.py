@@ -21,17 +21,9 @@ from fedstrata.core.client import is_converted, opened
 from fedstrata.core.counting import Ledger
 from fedstrata.core.types import PyTree
 from fedstrata.data.samples import DataError as DataError
-from fedstrata.data.samples import (
-    array_of,
-    finite,
-    flattened,
-    held,
-    length_of,
-    sizes_of,
-    unwrapped,
-)
+from fedstrata.data.samples import array_of, finite, flattened, held, length_of, sizes_of, unwrapped
 from fedstrata.data.scaled import scaled
-from fedstrata.data.source import ScaledSource, Source, rows_of, source_digest, taken
+from fedstrata.data.source import ScaledSource, Source, offsets_of, rows_of, source_digest, taken
 from fedstrata.data.storage import (
     NOBODY,
     FlatSamples,
@@ -45,7 +37,7 @@ from fedstrata.data.storage import (
     on_device,
     padded,
     put,
-)  # fmt: skip
+)
 from fedstrata.support import html
 from fedstrata.support.digest import tree_digest
 from fedstrata.support.shown import line
@@ -58,6 +50,9 @@ class Splits(Protocol):
         self, arrays: Mapping[str, np.ndarray], clients: int, rng: np.random.Generator, label: str = "y"
     ) -> list[np.ndarray]:
         """One array of sample indices per client."""
+
+
+Parts = tuple[FlatSamples, FlatSamples | None]
 
 
 class Prepares(Protocol):
@@ -107,28 +102,29 @@ class FederatedData:
     valid_source: Source | None = None
 
     def __post_init__(self) -> None:
-        for name, sizes in (("train", self.sizes), ("valid", self.valid_sizes)):
-            samples = getattr(self, name)
-            if samples is None and sizes is None and name == "valid":
-                continue
+        parts: list[Any] = [("train", "sizes", self.train, self.sizes)]
+        if self.valid is not None or self.valid_sizes is not None:
+            parts.append(("valid", "valid_sizes", self.valid, self.valid_sizes))
+        for name, name_of_sizes, samples, sizes in parts:
             if samples is None or sizes is None:
                 raise DataError(f"FederatedData needs {name} and its sizes together.")
             if self.source is None:
-                object.__setattr__(self, name, held(samples, f"{name} data"))
-                number = length_of(getattr(self, name), f"{name} data")
+                samples = held(samples, f"{name} data")
+                object.__setattr__(self, name, samples)
+                number = length_of(samples, f"{name} data")
             else:
                 number = jax.tree.leaves(samples)[0].shape[0]
-            checked = sizes_of(sizes, number, name)
-            object.__setattr__(self, "sizes" if name == "train" else "valid_sizes", checked)
+            object.__setattr__(self, name_of_sizes, sizes_of(sizes, number, name))
         if self.valid_sizes is not None and len(self.valid_sizes) != len(self.sizes):
             raise DataError(f"valid has {len(self.valid_sizes)} clients where there are {len(self.sizes)}.")
         if self.names is not None and len(self.names) != len(self.sizes):
             raise DataError(f"There are {len(self.names)} names of {len(self.sizes)} clients.")
-        for name in ("test", "server"):
-            if getattr(self, name) is not None:
-                samples = unwrapped(getattr(self, name), f"{name} data")
-                object.__setattr__(self, name, held(samples, f"{name} data"))
-                length_of(getattr(self, name), f"{name} data")
+        for name, samples in (("test", self.test), ("server", self.server)):
+            if samples is not None:
+                who = f"{name} data"
+                pooled = held(unwrapped(samples, who), who)
+                length_of(pooled, who)
+                object.__setattr__(self, name, pooled)
 
     @classmethod
     def from_clients(
@@ -154,10 +150,7 @@ class FederatedData:
         """
         train, sizes = flattened(clients, "client")
         held_out, valid_sizes = (None, None) if valid is None else flattened(valid, "validation client")
-        if valid_sizes is not None and len(valid_sizes) != len(sizes):
-            raise DataError(f"valid has {len(valid_sizes)} clients where there are {len(sizes)}.")
-        named = _named(names)
-        return cls(train, sizes, held_out, valid_sizes, test, server, named)
+        return cls(train, sizes, held_out, valid_sizes, test, server, _named(names))
 
     @classmethod
     def from_arrays(
@@ -269,18 +262,9 @@ class FederatedData:
         from fedstrata.data.frames import from_dataframe  # what reads frames lives with the readers
 
         return from_dataframe(
-            df,
-            by,
-            label=label,
-            features=features,
-            valid_fraction=valid_fraction,
-            test_fraction=test_fraction,
-            seed=seed,
-            encode=encode,
-            impute=impute,
-            extra=extra,
-            server=server,
-        )
+            df, by, label=label, features=features, valid_fraction=valid_fraction,
+            test_fraction=test_fraction, seed=seed, encode=encode, impute=impute, extra=extra, server=server,
+        )  # fmt: skip
 
     @classmethod
     def from_source(
@@ -307,46 +291,35 @@ class FederatedData:
             names: what the clients are called.
 
         Raises:
-            DataError: for sizes or forms that are none.
+            DataError: if its sizes or its form are not valid.
         """
         given = {"valid": valid, "test": test, "server": server, "names": names}
         given = {k: getattr(source, k, None) if v is None else v for k, v in given.items()}
-        held_out, names = given["valid"], given["names"]
-        found: list[Any] = []
-        for one, who in ((source, "source"), (held_out, "validation source")):
+
+        def part(one: Source | None, who: str) -> tuple[PyTree, np.ndarray | None]:
             if one is None:
-                found += [None, None]
-                continue
-            sizes = sizes_of(one.sizes, int(np.sum(one.sizes, dtype=np.int64)), who)
-            form = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), one.form)
-            if not jax.tree.leaves(form):
+                return None, None
+            total = int(np.sum(one.sizes, dtype=np.int64))
+            shapes = jax.tree.map(lambda f: jax.ShapeDtypeStruct((total, *f.shape), f.dtype), one.form)
+            if not jax.tree.leaves(shapes):
                 raise DataError(f"The {who}'s form has no arrays: give one jax.ShapeDtypeStruct for each.")
-            total = int(sizes.sum(dtype=np.int64))
-            shapes = jax.tree.map(lambda f, n=total: jax.ShapeDtypeStruct((n, *f.shape), f.dtype), form)
-            found += [shapes, sizes]
-        named = _named(names)
-        train, sizes, held_out_samples, valid_sizes = found
-        parts = (train, sizes, held_out_samples, valid_sizes, given["test"], given["server"], named)
-        return cls(*parts, source=source, valid_source=held_out)
+            return shapes, sizes_of(one.sizes, total, who)
+
+        train, sizes = part(source, "source")
+        held_out, valid_sizes = part(given["valid"], "validation source")
+        assert sizes is not None
+        pooled = given["test"], given["server"], _named(given["names"])
+        return cls(train, sizes, held_out, valid_sizes, *pooled, None, source, given["valid"])
 
     def load(self, clients: Sequence[int] | np.ndarray | None = None) -> FederatedData:
         """The same in memory, where it comes from a source; of some clients alone, where they are given."""
         if clients is None and self.source is None:
             return self
         who = np.arange(self.clients) if clients is None else np.asarray(clients)
-        valid = None if self.valid_sizes is None else self.read(who, "valid")
-        valid_sizes = None if self.valid_sizes is None else self.valid_sizes[who]
+        parts = {part: (self.read(who, part), sizes[who]) for part, sizes in self.part_sizes.items()}
         names = None if self.names is None else tuple(self.names[i] for i in who)
-        return FederatedData(
-            self.read(who),
-            self.sizes[who],
-            valid,
-            valid_sizes,
-            self.test,
-            self.server,
-            names,
-            self.preparation,
-        )
+        pooled = self.test, self.server, names, self.preparation
+        return FederatedData(*parts["train"], *parts.get("valid", (None, None)), *pooled)
 
     def read(self, clients: np.ndarray, part: str = "train") -> PyTree:
         """The samples of these clients, one client after the other.
@@ -363,34 +336,40 @@ class FederatedData:
         structure: Any = jax.tree.structure(form)
         if jax.tree.structure(found) != structure:
             raise DataError(f"The source gave {jax.tree.structure(found)}, its form is {structure}.")
-        for (path, leaf), like in zip(
-            jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(form), strict=True
-        ):
-            wanted = (number, *like.shape[1:])
+        leaves = jax.tree_util.tree_leaves_with_path(found)
+        for (path, leaf), like in zip(leaves, jax.tree.leaves(form), strict=True):
+            name, wanted = jax.tree_util.keystr(path), (number, *like.shape[1:])
             if leaf.shape != wanted or leaf.dtype != like.dtype:
                 raise DataError(
-                    f"The source gave {jax.tree_util.keystr(path)} as {leaf.dtype} {leaf.shape} for "
-                    f"{_some(clients)}, where sizes and form say {like.dtype} {wanted}."
+                    f"The source gave {name} as {leaf.dtype} {leaf.shape} for {_some(clients)}, where sizes "
+                    f"and form say {like.dtype} {wanted}."
                 )
-            if not _all_finite(leaf):
-                raise DataError(
-                    f"{jax.tree_util.keystr(path)} has a NaN or an infinity in a sample of {_some(clients)}."
-                )
+            if not all(by_rows(partial(_finite_in, leaf), leaf)):
+                raise DataError(f"{name} has a NaN or an infinity in a sample of {_some(clients)}.")
         return found
 
     def _part(self, name: str) -> tuple[PyTree, np.ndarray]:
         """The samples of all clients, or their form, and how many each has."""
-        parts = {"train": (self.train, self.sizes), "valid": (self.valid, self.valid_sizes)}
-        samples, sizes = parts[name]
-        if sizes is None:
+        if name not in self.part_sizes:
             raise DataError(f"The data has no {name} part.")
-        return samples, sizes
+        return self.train if name == "train" else self.valid, self.part_sizes[name]
+
+    @property
+    def parts(self) -> dict[str, PyTree]:
+        """The samples, or their form, of the parts that there are."""
+        found = {"train": self.train, "valid": self.valid, "test": self.test, "server": self.server}
+        return {name: samples for name, samples in found.items() if samples is not None}
+
+    @cached_property
+    def part_sizes(self) -> dict[str, np.ndarray]:
+        """How many samples each client has, of the parts that there are: ``"train"`` and ``"valid"``."""
+        parts = {"train": self.sizes, "valid": self.valid_sizes}
+        return {name: sizes for name, sizes in parts.items() if sizes is not None}
 
     @cached_property
     def _starts(self) -> dict[str, np.ndarray]:
-        """Where each client's samples begin, by part."""
-        valid = None if self.valid_sizes is None else _offsets(self.valid_sizes)
-        return {"train": _offsets(self.sizes), "valid": valid}  # type: ignore[dict-item]
+        """Where each client's samples begin, by part: a stream asks for it at every window."""
+        return {name: offsets_of(sizes) for name, sizes in self.part_sizes.items()}
 
     @property
     def clients(self) -> int:
@@ -400,7 +379,7 @@ class FederatedData:
     @property
     def offsets(self) -> np.ndarray:
         """Where each client's samples begin in ``train``."""
-        return _offsets(self.sizes)
+        return self._starts["train"]
 
     def client(self, i: int, part: str = "train") -> PyTree:
         """Client ``i``'s own samples: ``"train"``, ``"valid"``, or a ``"test"`` that says whose they are."""
@@ -412,7 +391,7 @@ class FederatedData:
             raise IndexError(f"There is no client {i}; there are {len(sizes)}, from 0.")
         if self.source is not None:
             return opened(self.read(np.array([i]), part))
-        first = int(sizes[:i].sum())
+        first = int(self._starts[part][i])
         return opened(jax.tree.map(lambda leaf: leaf[first : first + int(sizes[i])], samples))
 
     @property
@@ -445,8 +424,7 @@ class FederatedData:
                 raise DataError("with_client_index needs samples that are dicts, e.g. {'x': …, 'y': …}.")
             return {**samples, "client": np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)}
 
-        valid = None if self.valid_sizes is None else add(self.valid, self.valid_sizes)
-        return replace(self, train=add(self.train, self.sizes), valid=valid)
+        return replace(self, **{part: add(*self._part(part)) for part in self.part_sizes})
 
     def scaled(self, **scales: tuple[Any, Any]) -> FederatedData:
         """Arrays that are kept as they are, uint8 for one, and seen as ``(x − mean) / deviation`` in floats.
@@ -467,29 +445,24 @@ class FederatedData:
         (dtype('uint8'), [[0.0], [1.0]])
         """
         found = tuple((name, *_scale(self.train, name, *pair)) for name, pair in scales.items())
-
-        def of(samples: PyTree) -> PyTree:
-            return None if samples is None else scaled(samples, found)
-
-        valid = self.valid_source
-        return replace(
-            self,
-            **{part: of(getattr(self, part)) for part in ("train", "valid", "test", "server")},
-            source=None if self.source is None else ScaledSource(self.source, found),
-            valid_source=None if valid is None else ScaledSource(valid, found),
+        source, valid = (
+            None if source is None else ScaledSource(source, found)
+            for source in (self.source, self.valid_source)
         )
+        parts = {part: scaled(samples, found) for part, samples in self.parts.items()}
+        return replace(self, **parts, source=source, valid_source=valid)
 
     def sample_of(self, part: str = "train") -> PyTree:
         """The shapes and dtypes of one sample as a user's function sees it, or None where there is none."""
-        samples = getattr(self, part)
-        form = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], device_dtype(leaf)), samples)
+        form = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], device_dtype(leaf)), self.parts.get(part)
+        )
         return opened(form)
 
     def form(self) -> tuple[Hashable, ...]:
         """What data sets have in common that one program can serve: clients, samples, shapes."""
-        parts = (self.train, self.valid, self.test, self.server)
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(parts))
-        return self.clients, jax.tree.structure(parts), shapes
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(self.parts))
+        return self.clients, jax.tree.structure(self.parts), shapes
 
     def placed(self, make: Callable[[FederatedData], Placed] | None = None, kind: Hashable = None) -> Placed:
         """The data on a device, in JAX's dtypes: made once, and kept as long as this object lives.
@@ -502,37 +475,31 @@ class FederatedData:
         with _lock:
             mine = _placed.setdefault(self, {})
             if key not in mine:
-                mine[key] = self.place(put) if make is None else make(self)
+                mine[key] = self.place() if make is None else make(self)
             return mine[key]
 
-    def place(self, put: Callable[[np.ndarray], Any]) -> Placed:
-        """The same, made again and not kept; ``put`` brings an array to its device."""
+    def place(self) -> Placed:
+        """The same, made again and not kept."""
         self.need_memory("This engine")
 
-        def part(tree: PyTree, sizes: np.ndarray | None, who: str) -> FlatSamples | None:
-            if sizes is None:
-                return None
-            offsets = _offsets(sizes).astype(np.int32)
-            leaves = jax.tree.map(put, on_device(tree, who))
-            return FlatSamples(leaves, put(sizes), put(offsets), int(sizes.sum()), common_size(sizes))
+        def part(name: str, sizes: np.ndarray) -> FlatSamples:
+            leaves = jax.tree.map(put, on_device(self._part(name)[0], name))
+            offsets, equal = offsets_of(sizes).astype(np.int32), common_size(sizes)
+            return FlatSamples(leaves, put(sizes), put(offsets), int(sizes.sum()), equal, equal)
 
-        training, validation = (
-            part(self.train, self.sizes, "train"),
-            part(self.valid, self.valid_sizes, "valid"),
-        )
-        assert training is not None
         order, groups = groups_of(self.sizes, self.valid_sizes, launch_rows(self.train))
-        return Placed(
-            training,
-            validation,
-            jax.tree.map(put, on_device(self.test, "test")),
-            jax.tree.map(put, on_device(self.server, "server")),
-            None if order is None else put(order),
-            self.clients,
-            common_size(self.sizes),
-            common_size(self.valid_sizes),
-            groups,
-        )
+        by_size = None if order is None else put(order)
+        return Placed(*self.each_part(part), *self.pooled(put), by_size, self.clients, groups)
+
+    def each_part(self, make: Callable[[str, np.ndarray], FlatSamples]) -> Parts:
+        """``make(part, sizes)`` of the training samples, and of the validation samples or None."""
+        valid = None if self.valid_sizes is None else make("valid", self.valid_sizes)
+        return make("train", self.sizes), valid
+
+    def pooled(self, put: Callable[[Any], Any]) -> tuple[PyTree, PyTree]:
+        """The test and the server's samples, each array brought to its device by ``put``."""
+        test, server = on_device(self.test, "test"), on_device(self.server, "server")
+        return jax.tree.map(put, test), jax.tree.map(put, server)
 
     def need_memory(self, what: str) -> None:
         """Raise where samples are read from a source as they are needed; ``what`` needs all of them."""
@@ -555,27 +522,19 @@ class FederatedData:
         """
         number = len(clients)
 
-        def part(name: str, sizes: np.ndarray | None) -> FlatSamples | None:
-            if sizes is None:
-                return None
-            own: Any = np.full(rows, common_size(sizes) or 1, np.int32)
-            own[:number] = sizes[clients]
-            offsets: Any = np.zeros(rows, np.int32)
-            offsets[:number] = _offsets(own[:number])
-            return FlatSamples(
-                jax.tree.map(partial(padded, samples[name]), on_device(self.read(clients, name), name)),
-                own,
-                offsets,
-                samples[name],
-            )
+        def filled(values: np.ndarray, rest: int) -> Any:
+            return np.append(values, np.full(rows - number, rest)).astype(np.int32)
 
-        training, validation = part("train", self.sizes), part("valid", self.valid_sizes)
-        assert training is not None
-        ids: Any = np.full(rows, NOBODY, np.int32)
-        ids[:number] = clients
-        equal = common_size(self.sizes), common_size(self.valid_sizes)
+        def part(name: str, sizes: np.ndarray) -> FlatSamples:
+            own, equal = sizes[clients], common_size(sizes)
+            leaves = jax.tree.map(partial(padded, samples[name]), on_device(self.read(clients, name), name))
+            # Rows without a client have a size too: a phase runs there, and must not divide by zero.
+            each = filled(own, equal or 1), filled(offsets_of(own), 0)
+            return FlatSamples(leaves, *each, samples[name], equal)
+
         total: Any = np.asarray(self.sizes.sum(dtype=np.int64), jnp.result_type(float))
-        return Placed(training, validation, None, None, None, self.clients, *equal, groups, ids, total)
+        ids = filled(clients, NOBODY)
+        return Placed(*self.each_part(part), None, None, None, self.clients, groups, ids, total)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -612,7 +571,7 @@ class FederatedData:
     def _words(self) -> list[str]:
         number, low, high = int(self.sizes.sum()), int(self.sizes.min()), int(self.sizes.max())
         each = f"{low}" if low == high else f"{low}–{high}"
-        extras = [name for name in ("valid", "test", "server") if getattr(self, name) is not None]
+        extras = [name for name in self.parts if name != "train"]
         named = {
             jax.tree_util.keystr(path, simple=True, separator="."): leaf
             for path, leaf in jax.tree_util.tree_leaves_with_path(self.train, is_leaf=is_converted)
@@ -654,13 +613,13 @@ def _scale(samples: PyTree, name: str, mean: Any, deviation: Any) -> tuple[Any, 
     return plain(parts[0].tolist()), plain(parts[1].tolist())
 
 
+def _finite_in(leaf: np.ndarray, rows: slice) -> bool:
+    return finite(leaf[rows])
+
+
 def _some(clients: np.ndarray) -> str:
     """Which clients, in a few words."""
     return f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients from {clients[0]} on"
-
-
-def _offsets(sizes: np.ndarray) -> np.ndarray:
-    return np.cumsum(sizes) - sizes
 
 
 def _named(names: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -672,7 +631,3 @@ def _named(names: Sequence[str] | None) -> tuple[str, ...] | None:
             f"names must be words, one for each client, e.g. ['Basel', 'Zurich'], but is {names!r}."
         )
     return named
-
-
-def _all_finite(leaf: np.ndarray) -> bool:
-    return all(by_rows(lambda these: finite(leaf[these]), leaf))

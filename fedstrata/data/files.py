@@ -6,13 +6,15 @@ import csv
 import glob
 import os
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from fedstrata.data.federated import DataError, FederatedData
+from fedstrata.data.frames import column_of
 from fedstrata.data.preparation import Impute
-from fedstrata.data.tables import Table, federate, spread
+from fedstrata.data.tables import Table, federate
 
 MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
 
@@ -54,17 +56,9 @@ def from_csv(
     """
     tables = [read_csv(path, missing, delimiter) for path in _paths(files)]
     return federate(
-        tables,
-        label=label,
-        features=features,
-        valid_fraction=valid_fraction,
-        test_fraction=test_fraction,
-        seed=seed,
-        encode=encode,
-        impute=impute,
-        extra=extra,
-        server=server,
-    )
+        tables, label=label, features=features, valid_fraction=valid_fraction, test_fraction=test_fraction,
+        seed=seed, encode=encode, impute=impute, extra=extra, server=server,
+    )  # fmt: skip
 
 
 def _paths(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -114,24 +108,18 @@ def read_csv(path: Path, missing: Collection[str] = MISSING, delimiter: str = ",
                 f"{path}: row {number} has {len(row)} cells, the header has {len(header)}. "
                 "Give delimiter= if it is not a comma."
             )
-    cells = zip(*body, strict=True)
-    return Table(
-        path.stem, {name: _column(entries, missing) for name, entries in zip(header, cells, strict=True)}
-    )
+    columns = zip(header, zip(*body, strict=True), strict=True)
+    return Table(path.stem, {name: _column(name, entries, missing) for name, entries in columns})
 
 
-def _column(entries: Sequence[str], missing: Collection[str]) -> np.ndarray:
-    kept = [None if (cell := entry.strip()) in missing else cell for entry in entries]
-    there = np.array([cell is not None for cell in kept], bool)
-    cells = [cell for cell in kept if cell is not None]
-    if not any("_" in cell for cell in cells):  # Python reads 1_000 as a number, nobody else does
-        for read, dtype in ((int, np.int64), (float, np.float64)):
-            try:
-                return spread(np.array([read(cell) for cell in cells], dtype), there, dtype)
-            except (ValueError, OverflowError):
-                continue
-    if {cell.lower() for cell in cells} <= {"true", "false"}:
-        return spread(np.array([cell.lower() == "true" for cell in cells]), there, np.int64)
-    words = np.empty(len(kept), object)
-    words[:] = kept
-    return words
+def _column(name: str, entries: Sequence[str], missing: Collection[str]) -> np.ndarray:
+    cells = [None if (cell := entry.strip()) in missing else cell for entry in entries]
+    plain = not any("_" in cell for cell in cells if cell)  # Python reads 1_000 as a number; nobody else does
+    for read in (int, float, _truth) if plain else (_truth,):
+        with suppress(ValueError):
+            return column_of(name, [None if cell is None else read(cell) for cell in cells])
+    return column_of(name, cells)
+
+
+def _truth(cell: str) -> bool:
+    return bool(("false", "true").index(cell.lower()))

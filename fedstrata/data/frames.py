@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.data.federated import DataError, FederatedData
-from fedstrata.data.tables import Table, check_columns, federate, spread
+from fedstrata.data.tables import Table, check_columns, federate
 
 
 def from_dataframe(frames: Any, by: str | None, **options: Any) -> FederatedData:
@@ -54,17 +54,19 @@ def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> Table:
             raise DataError(
                 f"{name} has columns of unequal length ({lengths}): a row needs one entry of each."
             )
-        return Table(name, {key: _objects(f"{name}: {key!r}", values) for key, values in lists.items()})
+        return Table(name, {key: column_of(f"{name}: {key!r}", values) for key, values in lists.items()})
     try:
         eager = nw.from_native(frame, eager_only=True)
     except TypeError:
-        if hasattr(frame, "collect"):
-            raise DataError(f"{name} is lazy: give {name}.collect().") from None
-        if hasattr(frame, "to_pandas"):
-            raise DataError(f"{name} is a {type(frame).__name__}: give its .to_pandas().") from None
+        kind, hint = (
+            type(frame).__name__,
+            "Arrays enter through fs.FederatedData.from_clients or from_arrays.",
+        )
+        for method in ("collect", "to_pandas"):  # a lazy frame, and Spark's or the like
+            if hasattr(frame, method):
+                hint = f"Give its .{method}()."
         raise DataError(
-            f"{name} is not a data frame (pandas, Polars, PyArrow, …) but {type(frame).__name__}. Arrays "
-            "enter through fs.FederatedData.from_clients or from_arrays."
+            f"{name} is not a data frame in memory (pandas, Polars, PyArrow, …), but is a {kind}. {hint}"
         ) from None
     found, types = {}, {}
     if other := [key for key in eager.columns if not isinstance(key, str)]:
@@ -81,11 +83,11 @@ def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> Table:
             values = series.filter(there).to_numpy()
             whole = kind == nw.Boolean or kind.is_integer()
             dtype = _whole(f"{name}: {key!r}", values) if whole else np.float64
-            found[key] = spread(values, there.to_numpy(), dtype)
+            found[key] = _spread(values, there.to_numpy(), dtype)
         elif kind in (nw.String, nw.Categorical, nw.Enum, nw.Object):
             entries = zip(series.to_list(), there.to_list(), strict=True)
             kept = [value if here else None for value, here in entries]
-            found[key] = _objects(f"{name}: {key!r}", kept)
+            found[key] = column_of(f"{name}: {key!r}", kept)
         else:
             types[key] = str(kind)
     return Table(name, found, types)
@@ -101,17 +103,26 @@ def _whole(where: str, values: Any) -> type[np.integer[Any]]:
     raise DataError(f"{where} has whole numbers beyond 64 bits. Give them as words, or as floats.")
 
 
-def _objects(where: str, values: list[Any]) -> np.ndarray:
-    """Numbers where all are, else words; None (or NaN) where one is missing."""
+def column_of(where: str, values: list[Any]) -> np.ndarray:
+    """A column of numbers if all entries are, else of words; None (or NaN) where one is missing."""
     kept = [None if value is None or value != value else value for value in values]
     there = [value for value in kept if value is not None]
     whole = (bool, int, np.integer, np.bool_)
     if all(isinstance(value, (*whole, float, np.floating)) for value in there):
         dtype = _whole(where, there) if all(isinstance(v, whole) for v in there) else np.float64
-        return spread(np.array(there, dtype), np.array([v is not None for v in kept], bool), dtype)
+        return _spread(np.array(there, dtype), np.array([v is not None for v in kept], bool), dtype)
     words = np.empty(len(kept), object)
     words[:] = [None if value is None else str(value) for value in kept]
     return words
+
+
+def _spread(values: np.ndarray, there: np.ndarray, dtype: Any) -> np.ndarray:
+    """The values where there is one, NaN elsewhere."""
+    if there.all():
+        return values.astype(dtype)
+    column = np.full(len(there), np.nan)
+    column[there] = values
+    return column
 
 
 def _divided(whole: Table, by: str) -> list[Table]:

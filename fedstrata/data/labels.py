@@ -10,10 +10,10 @@ from fedstrata.data.federated import DataError, FederatedData
 
 
 def check_labels(data: FederatedData, classes: int | None = None, label: str = "y") -> FederatedData:
-    """The data as it is, where all its labels are whole numbers in 0 … ``classes`` − 1 (None: from 0 on).
+    """Return the data if all its labels are whole numbers in 0 … ``classes`` − 1 (None: from 0 on).
 
     Raises:
-        DataError: with the first label that is none, and whose it is.
+        DataError: naming the first label that is not, and whose it is.
 
     >>> import numpy as np, fedstrata as fs
     >>> data = fs.FederatedData.from_clients([{"y": np.array([1, 2])}])
@@ -24,24 +24,18 @@ def check_labels(data: FederatedData, classes: int | None = None, label: str = "
     whole numbers from 0 to 1. Number the classes from 0.
     """
     for part, labels, sizes in _parts(data, label):
-        bad = labels < 0
-        if labels.dtype.kind == "f":
-            bad = bad | (labels != np.floor(labels))
-        if classes is not None:
-            bad = bad | (labels >= classes)
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
+        good = (labels >= 0) & (labels == np.floor(labels)) & (labels < (classes or np.inf))
+        if not good.all():
+            row = sample = int(np.argmin(good))
             who = f"The {part} data"
             if sizes is not None:
                 ends = np.cumsum(sizes)
                 client = int(np.searchsorted(ends, row, side="right"))
                 who, sample = f"Client {client}", row - int(ends[client] - sizes[client])
-            else:
-                sample = row
-            range_ = "from 0 on" if classes is None else f"from 0 to {classes - 1}"
+            span = "from 0 on" if classes is None else f"from 0 to {classes - 1}"
             raise DataError(
                 f"{who} has the label {labels[row]} in sample {sample} of {part}[{label!r}], where labels "
-                f"are whole numbers {range_}. Number the classes from 0."
+                f"are whole numbers {span}. Number the classes from 0."
             )
     return data
 
@@ -57,12 +51,6 @@ def count_classes(data: FederatedData, label: str = "y") -> int:
 
 
 def _parts(data: FederatedData, label: str) -> Iterator[tuple[str, np.ndarray, np.ndarray | None]]:
-    for part, sizes in (
-        ("train", data.sizes),
-        ("valid", data.valid_sizes),
-        ("test", None),
-        ("server", None),
-    ):
-        samples = getattr(data, part)
+    for part, samples in data.parts.items():
         if isinstance(samples, dict) and label in samples:
-            yield part, np.asarray(samples[label]), sizes
+            yield part, np.asarray(samples[label]), data.part_sizes.get(part)

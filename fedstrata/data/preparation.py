@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -35,6 +35,14 @@ class Step(Protocol):
     @property
     def traffic(self) -> Counter[str]:
         """What travelled for it."""
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The names of the columns of ``x``, where they came from a table."""
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the classes, where the label was a word."""
 
     def apply(self, raw: Any) -> Sample:
         """The same for new data."""
@@ -86,14 +94,12 @@ class Preparation:
     @property
     def features(self) -> tuple[str, ...] | None:
         """The names of the columns of ``x``, where they came from a table."""
-        found = (getattr(step, "names", None) for step in self.steps)
-        return next((names for names in found if names is not None), None)
+        return next((step.names for step in self.steps if step.names is not None), None)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Where the label was a word: class c is the c-th of them."""
-        found = (getattr(step, "classes", None) for step in self.steps)
-        return next((classes for classes in found if classes is not None), None)
+        """The names of the classes, where the label was a word: class c is the c-th of them."""
+        return next((step.classes for step in self.steps if step.classes is not None), None)
 
     def then(self, step: Step) -> Preparation:
         """One step more."""
@@ -123,6 +129,8 @@ class Scaling:
     deviation: Mapping[str, np.ndarray]
     impute: Impute = None
     traffic: Counter[str] = field(default_factory=Counter, repr=False)
+    names: ClassVar[None] = None
+    classes: ClassVar[None] = None
 
     def apply(self, raw: Any) -> Sample:
         """New samples on the same scale; arrays of other names stay as they are."""
@@ -170,11 +178,7 @@ def standardize(
         before = data.preparation or Preparation(())
         if not isinstance(before, Preparation):
             raise DataError("The data has a preparation that is none of fs.data: standardise it there.")
-        parts: dict[str, Any] = {
-            part: step.apply(samples)
-            for part in ("train", "valid", "test", "server")
-            if (samples := getattr(data, part)) is not None
-        }
+        parts: dict[str, Any] = {part: step.apply(samples) for part, samples in data.parts.items()}
         return dataclasses.replace(data, **parts, preparation=before.then(step))
     clients = list(data)
     step = _scaling(clients, of, impute)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from fedstrata.support.writing import write_atomically
 
 FORMAT = "fedstrata.preparation"
 VERSION = 1
+KINDS = {"encoding": Encoding, "scaling": Scaling}
 
 
 def write(preparation: Preparation, file: Path) -> Path:
     """See `Preparation.save`."""
     content = {"format": FORMAT, "version": VERSION, "steps": [_plain(step) for step in preparation.steps]}
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
-    write_atomically(file, text.encode())
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1, default=np.ndarray.tolist)
+    write_atomically(file, f"{text}\n".encode())
     return file
 
 
@@ -40,37 +42,31 @@ def read(file: Path) -> Preparation:
 
 
 def _plain(step: Step) -> dict[str, Any]:
-    if isinstance(step, Encoding):
-        return {
-            "kind": "encoding",
-            "columns": step.columns,
-            "label": step.label,
-            "categories": dict(step.categories),
-            "classes": step.classes,
-            "fill": None if step.fill is None else step.fill.tolist(),
-            "traffic": step.traffic,
-        }
-    if isinstance(step, Scaling):
-        mean, deviation = ({k: v.tolist() for k, v in of.items()} for of in (step.mean, step.deviation))
-        facts = {"mean": mean, "deviation": deviation, "impute": step.impute, "traffic": step.traffic}
-        return {"kind": "scaling", **facts}
-    raise DataError(f"{type(step).__name__} is a step that cannot be written: it is none of FedStrata's.")
+    for kind, cls in KINDS.items():
+        if type(step) is cls:
+            return {"kind": kind, **vars(step)}
+    raise DataError(f"{type(step).__name__} cannot be written: only FedStrata's own steps can.")
 
 
-def _step(kind: str, traffic: dict[str, int], **facts: Any) -> Step:
-    if kind == "encoding":
-        return Encoding(
-            columns=tuple(facts["columns"]),
-            label=facts["label"],
-            categories={column: tuple(words) for column, words in facts["categories"].items()},
-            classes=None if facts["classes"] is None else tuple(facts["classes"]),
-            fill=None if facts["fill"] is None else np.asarray(facts["fill"], np.float64),
-            traffic=Counter(traffic),
-        )
-    if kind == "scaling":
-        mean, deviation = (
-            {name: np.asarray(values, np.float64) for name, values in facts[key].items()}
-            for key in ("mean", "deviation")
-        )
-        return Scaling(mean, deviation, facts["impute"], Counter(traffic))
-    raise ValueError(f"a step {kind!r}")
+def _arrays(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _arrays(own) for name, own in value.items()}
+    return None if value is None else np.asarray(value, np.float64)
+
+
+def _words(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {column: _words(own) for column, own in value.items()}
+    return None if value is None else tuple(value)
+
+
+# What JSON does not tell: which of its lists are arrays, and which are words.
+MADE: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("fill", "mean", "deviation"), _arrays),
+    **dict.fromkeys(("columns", "categories", "classes"), _words),
+    "traffic": Counter,
+}
+
+
+def _step(kind: str, **facts: Any) -> Step:
+    return KINDS[kind](**{name: MADE.get(name, lambda value: value)(value) for name, value in facts.items()})

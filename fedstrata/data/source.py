@@ -71,7 +71,12 @@ class ScaledSource:
 
 def rows_of(sizes: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """The positions of clients' samples in flat arrays, client after client."""
-    return np.arange(sizes.sum()) + np.repeat(offsets - (np.cumsum(sizes) - sizes), sizes)
+    return np.arange(sizes.sum()) + np.repeat(offsets - offsets_of(sizes), sizes)
+
+
+def offsets_of(sizes: np.ndarray) -> np.ndarray:
+    """Where each client's samples begin in flat arrays."""
+    return np.cumsum(sizes) - sizes
 
 
 def taken(array: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -51,7 +51,7 @@ class SizeGroup(NamedTuple):
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("leaves", "sizes", "offsets"),
-    meta_fields=("samples", "stride"),
+    meta_fields=("samples", "equal", "stride"),
 )
 @dataclass(frozen=True)
 class FlatSamples:
@@ -62,21 +62,28 @@ class FlatSamples:
         sizes: how many samples a client has.
         offsets: where its samples begin.
         samples: how many there are of all clients.
-        stride: where offsets are multiples of one number, that number, and the arrays can be seen as a
-            stack: it is the size of every client or, over a device mesh, a length to which clients are
-            padded.
+        equal: the size of every client, if it is the same for all.
+        stride: if offsets are multiples of one number, that number, and the arrays can be seen as a stack:
+            it is the size of every client or, over a device mesh, a length to which clients are padded.
     """
 
     leaves: PyTree
     sizes: Array
     offsets: Array
     samples: int
+    equal: int | None = None
     stride: int | None = None
 
     @property
     def rows(self) -> int:
         """The number of clients, with those that only fill up a mesh."""
         return self.sizes.shape[0]
+
+    def client(self, index: Integer, capacity: int) -> Samples:
+        """The samples of the client in a row, of which a full batch has so many rows."""
+        # A size that is known while tracing needs neither a look-up nor a mask.
+        size = self.sizes[index].astype(jnp.result_type(int)) if self.equal is None else self.equal
+        return Samples(self.leaves, size, self.offsets[index], capacity)
 
     def stacked(self) -> PyTree:
         """Arrays of shape (clients, stride, …), where there is a stride."""
@@ -100,7 +107,7 @@ def common_size(sizes: np.ndarray | None) -> int | None:
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("training", "validation", "test", "server", "order", "ids", "total", "every"),
-    meta_fields=("clients", "equal", "valid_equal", "groups"),
+    meta_fields=("clients", "groups"),
 )
 @dataclass(frozen=True)
 class Placed:
@@ -111,7 +118,6 @@ class Placed:
         test, server: as in `FederatedData`.
         order: the clients by size, in which `groups` are consecutive; None where there is one group.
         clients: how many there are.
-        equal, valid_equal: the size of every client, where it is the same for all.
         groups: clients of like size.
         ids: where only some clients are here, which, ascending; arrays then have a row for each of these.
         total: how many training samples all clients have, where some are not here.
@@ -124,8 +130,6 @@ class Placed:
     server: PyTree
     order: Array | None
     clients: int
-    equal: int | None
-    valid_equal: int | None
     groups: tuple[SizeGroup, ...]
     ids: Array | None = None
     total: Array | None = None
@@ -145,6 +149,11 @@ class Placed:
     def sizes(self) -> Array:
         """How many training samples each client has."""
         return self.training.sizes[: self.clients]
+
+    @property
+    def equal(self) -> int | None:
+        """The size of every client, if it is the same for all."""
+        return self.training.equal
 
     def slots(self, of: Array) -> Array:
         """The rows of clients, given by their numbers; `NOBODY` is past the last row."""
@@ -192,10 +201,8 @@ class Placed:
             group: whose capacities it has; by default those that suffice for everyone.
         """
         group = group or self.largest
-        train = _samples(self.training, index, self.equal, group.train)
-        valid = train
-        if self.validation is not None:
-            valid = _samples(self.validation, index, self.valid_equal, group.valid)
+        train = self.training.client(index, group.train)
+        valid = train if self.validation is None else self.validation.client(index, group.valid)
         # Like sizes, of the default width in every engine: 1/index of a 32-bit integer would be a float32.
         number = jnp.asarray(index if self.ids is None else self.ids[index], jnp.result_type(int))
         return Client(number, train, valid, memory, self.training.sizes[index] / self.all_samples)
@@ -298,11 +305,6 @@ class Outline:
         return replace(self, test=opened(self.test), server=opened(self.server))
 
 
-def _samples(part: FlatSamples, index: Integer, equal: int | None, capacity: int) -> Samples:
-    size: Integer = equal if equal is not None else part.sizes[index].astype(jnp.result_type(int))
-    return Samples(part.leaves, size, part.offsets[index], capacity)
-
-
 def groups_of(
     sizes: np.ndarray, valid_sizes: np.ndarray | None, launch: int = 0
 ) -> tuple[np.ndarray | None, tuple[SizeGroup, ...]]:
@@ -314,7 +316,7 @@ def groups_of(
         launch: how many rows cost as much as to start one more group, see `launch_rows`.
     """
     valid = np.zeros_like(sizes) if valid_sizes is None else valid_sizes
-    whole = SizeGroup(len(sizes), int(sizes.max()), int(valid.max()))
+    whole = whole_group(sizes, valid)
     real = int(sizes.sum() + valid.sum())
     if _rows([whole]) <= PADDING * real:
         return None, (whole,)
@@ -332,6 +334,12 @@ def groups_of(
             break
         groups = best
     return order, tuple(groups)
+
+
+def whole_group(sizes: np.ndarray, valid_sizes: np.ndarray | None) -> SizeGroup:
+    """All clients in one group."""
+    valid = 0 if valid_sizes is None else int(valid_sizes.max())
+    return SizeGroup(len(sizes), int(sizes.max()), valid)
 
 
 def launch_rows(samples: PyTree) -> int:
@@ -360,21 +368,16 @@ def common_structure(datasets: list[Placed]) -> list[Placed]:
     largest = [d.largest for d in datasets]
     group = SizeGroup(datasets[0].clients, max(g.train for g in largest), max(g.valid for g in largest))
 
-    def without_stride(part: FlatSamples | None) -> FlatSamples | None:
-        return None if part is None else replace(part, stride=None)
+    def unequal(part: FlatSamples) -> FlatSamples:
+        return replace(part, equal=None, stride=None)
 
     return [
         replace(
-            d,
-            training=replace(d.training, stride=None),
-            validation=without_stride(d.validation),
-            order=None,
-            equal=None,
-            valid_equal=None,
+            d, training=unequal(d.training), validation=d.validation and unequal(d.validation), order=None,
             groups=(group,),
         )
         for d in datasets
-    ]
+    ]  # fmt: skip
 
 
 def device_dtype(leaf: np.ndarray) -> np.dtype:

@@ -443,15 +443,6 @@ def _check_fractions(valid: float, test: float) -> None:
         raise DataError(f"valid_fraction + test_fraction is {valid + test}: nothing is left to train on.")
 
 
-def spread(values: np.ndarray, there: np.ndarray, dtype: Any) -> np.ndarray:
-    """A column of numbers: the values where there is one, NaN elsewhere."""
-    if there.all():
-        return values.astype(dtype)
-    column = np.full(len(there), np.nan)
-    column[there] = values.astype(np.float64)
-    return column
-
-
 def _codes(table: Table, column: str, rows: np.ndarray, known: Sequence[str]) -> np.ndarray:
     code = {word: c for c, word in enumerate(known)}
     words = [str(word) for word in table.columns[column][rows]]

@@ -24,7 +24,7 @@ from fedstrata.core.fed import Exchange, Fed, Setup, visit
 from fedstrata.core.method import Method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.data.federated import FederatedData
-from fedstrata.data.storage import FlatSamples, Placed, SizeGroup, common_size
+from fedstrata.data.storage import FlatSamples, Placed, common_size, whole_group
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.programs import objects
 from fedstrata.engines.rounds import before_rounds, measure, one_round
@@ -99,25 +99,18 @@ def outline(data: FederatedData) -> Placed:
         form = data.sample_of(part)
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((number, *leaf.shape), leaf.dtype), form)
 
-    def of_clients(part: str, sizes: np.ndarray | None) -> FlatSamples | None:
-        if sizes is None:
-            return None
-        total: int = np.sum(sizes).item()
+    def of_clients(part: str, sizes: np.ndarray) -> FlatSamples:
+        total = int(sizes.sum(dtype=np.int64))
         each: Any = jax.ShapeDtypeStruct((data.clients,), jnp.int32)
-        return FlatSamples(rows(part, total), each, each, total)
+        return FlatSamples(rows(part, total), each, each, total, common_size(sizes))
 
-    def pooled(part: str) -> PyTree:
-        leaves = jax.tree.leaves(getattr(data, part))
+    def pooled(part: str, samples: PyTree) -> PyTree:
+        leaves = jax.tree.leaves(samples)
         return rows(part, leaves[0].shape[0]) if leaves else None
 
-    sizes, valid = data.sizes, data.valid_sizes
-    group = SizeGroup(data.clients, int(np.max(sizes)), 0 if valid is None else int(np.max(valid)))
-    training = of_clients("train", sizes)
-    assert training is not None
-    return Placed(
-        training, of_clients("valid", valid), pooled("test"), pooled("server"), None, data.clients,
-        common_size(sizes), common_size(valid), (group,),
-    )  # fmt: skip
+    test, server = pooled("test", data.test), pooled("server", data.server)
+    groups = (whole_group(data.sizes, data.valid_sizes),)
+    return Placed(*data.each_part(of_clients), test, server, None, data.clients, groups)
 
 
 def configuration() -> dict[str, Any]:

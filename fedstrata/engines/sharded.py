@@ -31,7 +31,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from fedstrata.core.method import Method
 from fedstrata.core.types import Array, PyTree
 from fedstrata.data.federated import FederatedData
-from fedstrata.data.storage import FlatSamples, Placed, SizeGroup, common_size, on_device
+from fedstrata.data.storage import FlatSamples, Placed, common_size, on_device, whole_group
 from fedstrata.engines.aborts import answers, hold_aborts
 from fedstrata.engines.engine import Advanced, Carry, Engine, Job
 from fedstrata.engines.simulated import Simulated
@@ -226,10 +226,8 @@ class Sharded(Simulated):
         who = np.minimum(np.arange(rows), data.clients - 1)
         layout = self._layout("clients")
 
-        def part(name: str, sizes: np.ndarray | None) -> FlatSamples | None:
-            if sizes is None:
-                return None
-            longest, form = int(sizes.max()), getattr(data, name)
+        def part(name: str, sizes: np.ndarray) -> FlatSamples:
+            longest, form = int(sizes.max()), data.train if name == "train" else data.valid
 
             def stacked(clients: np.ndarray) -> list[np.ndarray]:
                 real, back = np.unique(clients, return_inverse=True)
@@ -251,26 +249,11 @@ class Sharded(Simulated):
             flat = jax.tree.unflatten(structure, [assembled(j, leaf) for j, leaf in enumerate(leaves)])
             starts = np.arange(rows, dtype=np.int32) * longest
             total = int(sizes.sum(dtype=np.int64))
-            return FlatSamples(flat, self._spread(sizes[who]), self._spread(starts), total, longest)
+            theirs = self._spread(sizes[who]), self._spread(starts)
+            return FlatSamples(flat, *theirs, total, common_size(sizes), longest)
 
-        training = part("train", data.sizes)
-        assert training is not None
-        largest = SizeGroup(
-            data.clients,
-            int(data.sizes.max()),
-            0 if data.valid_sizes is None else int(data.valid_sizes.max()),
-        )
-        return Placed(
-            training,
-            part("valid", data.valid_sizes),
-            jax.tree.map(self._copy, on_device(data.test, "test")),
-            jax.tree.map(self._copy, on_device(data.server, "server")),
-            None,
-            data.clients,
-            common_size(data.sizes),
-            common_size(data.valid_sizes),
-            (largest,),
-        )
+        groups = (whole_group(data.sizes, data.valid_sizes),)
+        return Placed(*data.each_part(part), *data.pooled(self._copy), None, data.clients, groups)
 
     def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
         """See `Engine.begin`."""

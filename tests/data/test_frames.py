@@ -224,9 +224,9 @@ def test_what_is_no_frame_is_told_where_to_go():
     with pytest.raises(fs.DataError, match=r"not a data frame .* ndarray.*from_arrays"):
         fs.FederatedData.from_dataframe(np.ones((3, 2)), by="a", label="b")
     other = types.SimpleNamespace(to_pandas=lambda: pd.DataFrame(ROWS))  # as a Hugging Face data set has
-    with pytest.raises(fs.DataError, match=r"SimpleNamespace: give its \.to_pandas\(\)"):
+    with pytest.raises(fs.DataError, match=r"SimpleNamespace\. Give its \.to_pandas\(\)"):
         fs.FederatedData.from_dataframe(other, by="site", label="ill")
-    with pytest.raises(fs.DataError, match=r"lazy.*collect"):
+    with pytest.raises(fs.DataError, match=r"LazyFrame\. Give its \.collect"):
         fs.FederatedData.from_dataframe(pl.LazyFrame(ROWS), by="site", label="ill")
     frames = {"a": pd.DataFrame({"u": [1], "y": [0]}), "b": pd.DataFrame({"u": ["x"], "y": [0]})}
     with pytest.raises(fs.DataError, match="'u' is numbers in a, but b has 'x' in row 0"):
