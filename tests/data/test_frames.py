@@ -475,7 +475,7 @@ def test_what_is_no_preparation_is_refused(tmp_path, text):
 
 def test_steps_of_ones_own_are_not_written(tmp_path):
     step = types.SimpleNamespace(apply=lambda raw: raw)
-    with pytest.raises(fs.DataError, match="SimpleNamespace is a step that cannot be written"):
+    with pytest.raises(fs.DataError, match="SimpleNamespace cannot be written"):
         fs.data.Preparation((step,)).save(tmp_path / "a.json")
 
 
