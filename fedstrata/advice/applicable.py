@@ -7,28 +7,8 @@ from typing import SupportsIndex, overload
 
 from fedstrata.core.problem import Problem
 from fedstrata.methods import METHODS, Method
-from fedstrata.problems.classes import (
-    MPEC,
-    Bilevel,
-    Composition,
-    Minimax,
-    MultiSequence,
-    Personalized,
-    Selection,
-)
 from fedstrata.problems.conversions import as_bilevel, as_multisequence
 from fedstrata.support import html
-
-# What the theory of the methods for a class assumes; the methods run without it, and may then fail.
-ASSUMES: dict[type[Problem], str] = {
-    Bilevel: "a lower level strongly convex in y",
-    Minimax: "a payoff strongly concave in y",
-    MPEC: "a follower's map strongly monotone in y",
-    Personalized: "clients' losses strongly convex in y",
-    MultiSequence: "maps S strongly monotone in z",
-    Composition: "smooth levels",
-    Selection: "a convex primary loss",
-}
 
 
 @dataclass(frozen=True)
@@ -134,8 +114,10 @@ def _fit(cls: type[Method], problem: Problem, via: str) -> Fit:
         name=cls.__name__,
         method=cls,
         needs=cls.needs_for(problem),
-        assumes=next((words for kind, words in ASSUMES.items() if isinstance(problem, kind)), ""),
-        data="clients and server" if isinstance(problem, Personalized) else "clients",
+        assumes=problem.assumes,
+        data="clients and server"
+        if any(level.samples == "server" for level in problem.levels)
+        else "clients",
         participation="any" if cls.full_participation is None else "all",
         reveals=cls.reveals_on(problem),
         via=via,

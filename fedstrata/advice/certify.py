@@ -38,7 +38,7 @@ from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
-from fedstrata.problems.classes import Minimax, MultiSequence, Personalized, Selection
+from fedstrata.problems.classes import Minimax, MultiSequence, Selection
 from fedstrata.solving.certificate import Certificate
 from fedstrata.solving.result import Result
 
@@ -354,7 +354,7 @@ def _best(
 
 def _behind(objective: Objective, case: Case) -> float:
     """How far clients' own models, which are part of the answer, are from their optima, relatively."""
-    if objective.solved is None or not isinstance(case.problem, Personalized):
+    if objective.solved is None or not case.problem.personal:
         return 0.0
     y, solution = (np.asarray(ravel_pytree(each)[0]) for each in (case.y, objective.solved.y))
     return (

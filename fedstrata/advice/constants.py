@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial, singledispatch
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -39,15 +39,7 @@ from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
-from fedstrata.problems.classes import (
-    MPEC,
-    Bilevel,
-    Composition,
-    Minimax,
-    Minimization,
-    Personalized,
-    Selection,
-)
+from fedstrata.problems.classes import MPEC, Composition, Minimization, Selection
 
 LINES = 4  # along which a kink is looked for
 SHORT = 1e-2  # the half length of such a line, relative to that of the variable
@@ -135,37 +127,21 @@ class Constants:
         return "Constants(\n  " + ",\n  ".join(lines) + ",\n)"
 
 
-@singledispatch
 def parts_of(problem: Problem) -> dict[str, Part]:
-    """The functions of a problem that have constants, by name."""
-    return {}
+    """The functions of a problem that have constants, by name: of its levels those on clients' samples.
 
-
-@parts_of.register(Minimization)
-def _(problem: Minimization) -> dict[str, Part]:
-    return {"loss": Part(_of_x(problem.loss))}
-
-
-@parts_of.register(Bilevel)
-def _(problem: Bilevel) -> dict[str, Part]:
-    return {"upper": Part(problem.upper, 0, "valid"), "lower": Part(problem.lower, 1)}
-
-
-@parts_of.register(Minimax)
-def _(problem: Minimax) -> dict[str, Part]:
-    negative = Term.of(problem.payoff).then(jnp.negative)
-    return {"payoff": Part(problem.payoff, 0), "lower": Part(negative, 1)}
-
-
-@parts_of.register(Personalized)
-def _(problem: Personalized) -> dict[str, Part]:
-    return {"client": Part(problem.client, 1, personal=True)}
-
-
-@parts_of.register(Selection)
-def _(problem: Selection) -> dict[str, Part]:
-    levels = {"primary": (problem.h.loss, "train"), "secondary": (problem.f.loss, "valid")}
-    return {n: Part(_of_x(loss), 0, part) for n, (loss, part) in levels.items() if loss is not None}  # type: ignore[arg-type]
+    Where y is a client's or a sample's own, only its own level is measured.
+    """
+    shared = all(level.solved_by == "all" for level in problem.levels)
+    found = {}
+    for level in problem.levels:
+        if level.seeks not in ("min", "max") or level.samples not in ("train", "valid"):
+            continue
+        function = _of_x(level.minimised()) if level.arguments == "x" else level.minimised()
+        part, own = "valid" if level.samples == "valid" else "train", level.solved_by == "client"
+        if shared or own:
+            found[level.name] = Part(function, 0 if level.variable == "x" else 1, part, own)  # type: ignore[arg-type]
+    return found
 
 
 def _of_x(loss: Function) -> Term:

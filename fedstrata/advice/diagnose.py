@@ -28,7 +28,7 @@ import numpy as np
 
 from fedstrata.advice.diagnostics import federated_mean
 from fedstrata.advice.feasible import outside, projection
-from fedstrata.advice.lower import Level, NotCertifiable, hypergradient, natural_residual, solve_lower
+from fedstrata.advice.lower import NotCertifiable, Pooled, hypergradient, natural_residual, solve_lower
 from fedstrata.advice.objectives import checked_lower, level_of
 from fedstrata.advice.precision import double_precision
 from fedstrata.advice.saddle import Saddle, agnostic, game
@@ -279,7 +279,7 @@ def _measured(
     return replace(pair, solved=False, trouble="as y(x) is not unique, or was not found")
 
 
-def _doubt(level: Level, data: Placed, x: PyTree, y: PyTree) -> str | None:
+def _doubt(level: Pooled, data: Placed, x: PyTree, y: PyTree) -> str | None:
     """Why the stationary y that was found is not the lower level's solution, or not the only one."""
     try:
         _, remarks = checked_lower(level, data, x, level.spread(y, data))
@@ -330,7 +330,7 @@ def _double(point: PyTree) -> PyTree:
 
 
 def _diagnose(
-    problem: TwoLevel, level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: float
+    problem: TwoLevel, level: Pooled, data: Placed, x: PyTree, y: PyTree, tolerance: float
 ) -> Diagnosis:
     start = level.spread(y, data)
     solved = solve_lower(level, data, x, start, tolerance)

@@ -56,8 +56,8 @@ def kept(build: Callable[[Any, Weights], T]) -> Callable[[Any, Weights], T]:
 
 
 @dataclass(frozen=True)
-class Level:
-    """A problem over its pooled data, as functions of ``(x, y, data)``."""
+class Pooled:
+    """A problem with a lower level over its pooled data, as functions of ``(x, y, data)``."""
 
     upper: Function  # f
     lower: Function  # G
@@ -94,7 +94,7 @@ class Solved(NamedTuple):
         return bool(self.away <= CLOSE * (tree.norm(self.y) + CLOSE)) and bool(jnp.isfinite(self.last))
 
 
-def solve_lower(level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: float) -> Solved:
+def solve_lower(level: Pooled, data: Placed, x: PyTree, y: PyTree, tolerance: float) -> Solved:
     """y(x) from a start."""
     if level.free:
         return _newton(level, data, x, y, tolerance)
@@ -105,7 +105,7 @@ def solve_lower(level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: flo
 
 
 def hypergradient(
-    level: Level, data: Placed, x: PyTree, solved: Solved, tolerance: float
+    level: Pooled, data: Placed, x: PyTree, solved: Solved, tolerance: float
 ) -> tuple[PyTree, Array]:
     """∇F through the solution, and the relative residual of the linear system."""
     if level.free:
@@ -113,12 +113,12 @@ def hypergradient(
     return _forward(level, data, x, solved.y, solved.step, tolerance)
 
 
-def spectrum(level: Level, data: Placed, x: PyTree, y: PyTree) -> tuple[float, float, PyTree]:
+def spectrum(level: Pooled, data: Placed, x: PyTree, y: PyTree) -> tuple[float, float, PyTree]:
     """The smallest and the largest curvature of h at y, and the direction of the smallest."""
     return extremes(Applied(_along, level), y, (x, y, data))
 
 
-def _along(level: Level, v: PyTree, at: tuple[PyTree, PyTree, Placed]) -> PyTree:
+def _along(level: Pooled, v: PyTree, at: tuple[PyTree, PyTree, Placed]) -> PyTree:
     x, y, data = at
     return _product(level, data, x, y, v)
 
@@ -126,7 +126,7 @@ def _along(level: Level, v: PyTree, at: tuple[PyTree, PyTree, Placed]) -> PyTree
 # Minimisers
 
 
-def _newton(level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: float) -> Solved:
+def _newton(level: Pooled, data: Placed, x: PyTree, y: PyTree, tolerance: float) -> Solved:
     start, first = y, jnp.zeros(())
     for count in range(NEWTON_STEPS):
         y, before, after, moved = _newton_step(level, data, x, y)
@@ -138,7 +138,7 @@ def _newton(level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: float) 
 
 
 @partial(jax.jit, static_argnums=0)
-def _newton_step(level: Level, data: Placed, x: PyTree, y: PyTree) -> tuple[PyTree, Array, Array, Array]:
+def _newton_step(level: Pooled, data: Placed, x: PyTree, y: PyTree) -> tuple[PyTree, Array, Array, Array]:
     """A step down h; the residuals before and after, and the length of the full step."""
     assert level.potential is not None
     potential = jax.value_and_grad(level.potential, argnums=1)
@@ -172,7 +172,7 @@ class _Step(NamedTuple):
     good: Array
 
 
-def _product(level: Level, data: Placed, x: PyTree, y: PyTree, v: PyTree) -> PyTree:
+def _product(level: Pooled, data: Placed, x: PyTree, y: PyTree, v: PyTree) -> PyTree:
     return jax.jvp(lambda y: level.lower(x, y, data), (y,), (v,))[1]
 
 
@@ -207,7 +207,7 @@ def _truncated_cg(product: Function, b: PyTree) -> tuple[PyTree, Array]:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _on_set(
-    level: Level, fast: bool, data: Placed, x: PyTree, y: PyTree, tolerance: Real
+    level: Pooled, fast: bool, data: Placed, x: PyTree, y: PyTree, tolerance: Real
 ) -> tuple[PyTree, Array, Array, Array, Array]:
     def G(y: PyTree) -> PyTree:
         return level.lower(x, y, data)
@@ -227,7 +227,7 @@ def _on_set(
 
 
 @partial(jax.jit, static_argnums=0)
-def natural_residual(level: Level, data: Placed, x: PyTree, y: PyTree, step: Real) -> PyTree:
+def natural_residual(level: Pooled, data: Placed, x: PyTree, y: PyTree, step: Real) -> PyTree:
     """The natural residual as a vector, y − P_Y(y − s G(x, y))."""
     moved = tree.axpy(-step, level.lower(x, y, data), y)
     return tree.sub(y, moved if level.project is None else level.project(moved, x, data))
@@ -283,7 +283,7 @@ def _zero_step(maps: Function, z: PyTree, data: Placed) -> tuple[PyTree, Array, 
 
 
 @partial(jax.jit, static_argnums=0)
-def _adjoint(level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: Real) -> tuple[PyTree, Array]:
+def _adjoint(level: Pooled, data: Placed, x: PyTree, y: PyTree, tolerance: Real) -> tuple[PyTree, Array]:
     f_x, f_y = jax.grad(level.upper, argnums=(0, 1))(x, y, data)
     product = partial(_product, level, data, x, y)
     # Norms of the whole decide when to stop: entry by entry, those that are zero all along would be 0/0.
@@ -295,7 +295,7 @@ def _adjoint(level: Level, data: Placed, x: PyTree, y: PyTree, tolerance: Real) 
 
 @partial(jax.jit, static_argnums=0)
 def _forward(
-    level: Level, data: Placed, x: PyTree, y: PyTree, step: Real, tolerance: Real
+    level: Pooled, data: Placed, x: PyTree, y: PyTree, step: Real, tolerance: Real
 ) -> tuple[PyTree, Array]:
     """One linear system for every coordinate of x: projections need no derivative backwards."""
 

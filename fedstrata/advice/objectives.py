@@ -19,25 +19,23 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial, singledispatch
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedstrata.advice.diagnostics import federated_mean
 from fedstrata.advice.feasible import projection
-from fedstrata.advice.lower import Level, NotCertifiable, Solved, hypergradient, kept, solve_lower, spectrum
+from fedstrata.advice.lower import NotCertifiable, Pooled, Solved, hypergradient, kept, solve_lower, spectrum
 from fedstrata.core import tree
 from fedstrata.core.client import Client, opened
-from fedstrata.core.problem import Problem
+from fedstrata.core.problem import Level, Problem, Projection
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree, Weights
 from fedstrata.data.storage import Placed
 from fedstrata.methods.afl import WorstClient
-from fedstrata.problems.classes import MPEC, Bilevel, Composition, Minimax, Minimization, Personalized
-from fedstrata.problems.conversions import as_bilevel
+from fedstrata.problems.classes import Composition, Minimax
 from fedstrata.problems.dro import DRO, Lifted
 from fedstrata.problems.fairness import Hard
 
@@ -78,7 +76,24 @@ class Case:
 
     def mean(self, function: Function, *args: PyTree, part: Any = "train", each: Any = None) -> Any:
         """The problem's own mean; see `fedstrata.core.problem.Mean`."""
-        return federated_mean(function, self.data, part, self.weights)(*args)
+        return mean_over(self.data, self.weights, function, *args, part=part, each=each)
+
+
+def mean_over(
+    data: Placed, weights: Weights, function: Function, *args: PyTree, part: Any = "train", each: Any = None
+) -> Any:
+    """See `fedstrata.core.problem.Mean`."""
+    if part == "server":
+        return Term.of(function).over(opened(data.server), None, *args)
+    if each is None and part != "client":
+        return data.mean(function, *args, shares=data.shares(weights), part=part)
+
+    def value(client: Client, *own: PyTree) -> Any:
+        if part == "client":
+            return function(*args, *own, client)
+        return getattr(client, part).full_mean(function).silent(*args, *own)
+
+    return data.shares(weights) @ data.each_client(value, *(() if each is None else (each,)))
 
 
 @dataclass
@@ -108,15 +123,21 @@ class Objective:
 
 @singledispatch
 def objective_of(problem: Problem, case: Case) -> Objective:
-    """F of a problem, by its class.
+    """F of a problem, by its class; where that has no measure of its own, by its levels.
 
     Raises:
         NotCertifiable: where there is none.
     """
-    raise NotCertifiable(
-        f"there is no measure for {type(problem).__name__}. Register one, @fs.certify.register("
-        f"{type(problem).__name__}), or look at result.history"
-    )
+    kind, levels = type(problem).__name__, problem.levels
+    lower = [level for level in levels if level.variable == "y"]
+    own = f"Register a measure, @fs.certify.register({kind}), or look at result.history"
+    if not levels:
+        raise NotCertifiable(f"there is no measure for {kind}, which does not say its levels. {own}")
+    if len(lower) > 1 or any(level.seeks != "min" for level in levels if level.variable == "x"):
+        raise NotCertifiable(f"there is no measure for levels like those of {kind}. {own}")
+    if not lower:
+        return _within(case, partial(_own(problem, case.weights), case.data))
+    return (_envelope if lower[0].seeks == "max" else _through)(problem, case)
 
 
 def _within(case: Case, evaluate: Callable[[PyTree], tuple[Any, PyTree]], **more: Any) -> Objective:
@@ -142,17 +163,19 @@ def _within(case: Case, evaluate: Callable[[PyTree], tuple[Any, PyTree]], **more
 # One level
 
 
-@objective_of.register(Minimization)
-@objective_of.register(Composition)
-def _single(problem: Minimization | Composition, case: Case) -> Objective:
+@objective_of.register
+def _chained(problem: Composition, case: Case) -> Objective:
     return _within(case, partial(_own(problem, case.weights), case.data))
 
 
 @kept
-def _own(problem: Minimization | Composition, weights: Weights) -> Evaluate:
+def _own(problem: Problem, weights: Weights) -> Evaluate:
+    """The default metric that is the objective; where the class names none, the sum of its levels."""
+
     def F(x: PyTree, data: Placed) -> Any:
-        measured = problem.measure(Case(problem, data, weights, x).mean, x, None)
-        return measured[problem.objective or "objective"]
+        mean, name = partial(mean_over, data, weights), problem.objective or "objective"
+        measured = problem.measure(mean, x, None)
+        return measured[name] if name in measured else sum(measured.values())
 
     return _differentiated(F, not problem.without_derivatives)
 
@@ -244,61 +267,73 @@ def _constrained(problem: Hard, case: Case) -> Objective:
 
 
 @kept
-def level_of(problem: Problem, weights: Weights) -> Level:
+def level_of(problem: Problem, weights: Weights) -> Pooled:
     """The two levels over pooled data."""
     return _level(problem, weights)
 
 
-@singledispatch
-def _level(problem: Problem, weights: Weights) -> Level:
-    raise NotCertifiable(f"{type(problem).__name__} has no lower level")
+def _level(problem: Problem, weights: Weights) -> Pooled:
+    lower = [level for level in problem.levels if level.variable == "y"]
+    if len(lower) != 1:
+        raise NotCertifiable(f"{type(problem).__name__} has no lower level, or several")
+    return {"all": _common, "client": _personal, "sample": _per_sample}[lower[0].solved_by](
+        problem, lower[0].minimised(), weights
+    )
 
 
-@_level.register(Bilevel)
-@_level.register(Minimax)
-def _common(problem: Bilevel | Minimax, weights: Weights) -> Level:
-    project, bilevel = problem.project_y, as_bilevel(problem)
-    part: Literal["train", "valid"] = "valid" if isinstance(problem, Bilevel) else "train"
-
-    def upper(x: PyTree, y: PyTree, data: Placed) -> Array:
-        return federated_mean(bilevel.upper, data, part, weights)(x, y)
-
-    def potential(x: PyTree, y: PyTree, data: Placed) -> Array:
-        return federated_mean(bilevel.lower, data, weights=weights)(x, y)
-
-    def nearest(y: PyTree, x: PyTree, data: Placed) -> PyTree:
-        return project(y, x)
-
-    return Level(upper, jax.grad(potential, argnums=1), None if project.trivial else nearest, potential)
-
-
-@_level.register(Personalized)
-def _personal(problem: Personalized, weights: Weights) -> Level:
-    """Y has a leading client axis, and the clients' lower levels are apart."""
+def _upper_mean(problem: Problem, weights: Weights) -> Function:
+    """f(x, y, data): the levels of x."""
+    levels = [level for level in problem.levels if level.variable == "x"]
 
     def upper(x: PyTree, y: PyTree, data: Placed) -> Any:
-        coupling = data.each_client(lambda client, y: problem.couple(x, y, client), y)
-        return Term.of(problem.server).over(opened(data.server), None, x) + data.shares(weights) @ coupling
+        mean = partial(mean_over, data, weights)
+        return sum(problem.mean_of(level, mean, x, y) for level in levels)
 
-    def potential(x: PyTree, y: PyTree, data: Placed) -> PyTree:
-        def value(client: Client, y: PyTree) -> Any:
-            return client.train.full_mean(problem.client).silent(x, y)
+    return upper
 
-        return data.each_client(value, y).sum()
+
+def _common(problem: Problem, lower: Level, weights: Weights) -> Pooled:
+    """All clients share one y."""
+
+    def mean(x: PyTree, y: PyTree, data: Placed) -> Any:
+        return mean_over(data, weights, lower, *lower.args(x, y), part=lower.samples)
 
     def nearest(y: PyTree, x: PyTree, data: Placed) -> PyTree:
-        return data.each_client(lambda client, y: problem.project_y(y, x, client), y)
+        return lower.project(y, x)
 
-    project = None if problem.project_y.trivial else nearest
-    return Level(upper, jax.grad(potential, argnums=1), project, potential)
+    project, upper = None if lower.project.trivial else nearest, _upper_mean(problem, weights)
+    if lower.seeks == "zero":
+        return Pooled(upper, mean, project, None)
+    return Pooled(upper, jax.grad(mean, argnums=1), project, mean)
 
 
-@_level.register(MPEC)
-def _per_sample(problem: MPEC, weights: Weights) -> Level:
+def _personal(problem: Problem, lower: Level, weights: Weights) -> Pooled:
+    """Y has a leading client axis, and the clients' lower levels are apart."""
+
+    def own(client: Client, x: PyTree, y: PyTree) -> Any:
+        return getattr(client, lower.samples).full_mean(lower).silent(*lower.args(x, y))
+
+    def each(x: PyTree, y: PyTree, data: Placed) -> PyTree:
+        return data.each_client(lambda client, y: own(client, x, y), y)
+
+    def potential(x: PyTree, y: PyTree, data: Placed) -> PyTree:
+        return each(x, y, data).sum()
+
+    def nearest(y: PyTree, x: PyTree, data: Placed) -> PyTree:
+        return data.each_client(lambda client, y: lower.project(y, x, client), y)
+
+    project, upper = None if lower.project.trivial else nearest, _upper_mean(problem, weights)
+    if lower.seeks == "zero":
+        return Pooled(upper, each, project, None)
+    return Pooled(upper, jax.grad(potential, argnums=1), project, potential)
+
+
+def _per_sample(problem: Problem, lower: Level, weights: Weights) -> Pooled:
     """Y has a leading axis of all samples: each has its own variational inequality.
 
     A result's y has one of clients, whose mean responses they are.
     """
+    levels = [level for level in problem.levels if level.variable == "x"]
 
     def spread(y: PyTree, data: Placed) -> PyTree:
         owners = jnp.repeat(jnp.arange(data.clients), data.sizes, total_repeat_length=data.training.samples)
@@ -314,24 +349,32 @@ def _per_sample(problem: MPEC, weights: Weights) -> Level:
         return jax.tree.map(mean, y)
 
     def upper(x: PyTree, y: PyTree, data: Placed) -> Any:
-        values = jax.vmap(lambda y, sample: problem.leader(x, y, sample))(y, data.train)
+        values = jax.vmap(lambda y, s: sum(level(*level.args(x, y), s) for level in levels))(y, data.train)
         return data.sample_shares(data.shares(weights)) @ values
 
-    def lower(x: PyTree, y: PyTree, data: Placed) -> PyTree:
-        return jax.vmap(lambda y, sample: problem.follower(x, y, sample))(y, data.train)
+    def value(x: PyTree, y: PyTree, data: Placed) -> PyTree:
+        return jax.vmap(lambda y, sample: lower(*lower.args(x, y), sample))(y, data.train)
+
+    def potential(x: PyTree, y: PyTree, data: Placed) -> Any:
+        return value(x, y, data).sum()
 
     def nearest(y: PyTree, x: PyTree, data: Placed) -> PyTree:
-        return jax.vmap(lambda y, sample: problem.project_y(y, x, sample))(y, data.train)
+        return jax.vmap(lambda y, sample: lower.project(y, x, sample))(y, data.train)
 
-    return Level(upper, lower, None if problem.project_y.trivial else nearest, None, spread, gather)
+    project = None if lower.project.trivial else nearest
+    if lower.seeks == "zero":
+        return Pooled(upper, value, project, None, spread, gather)
+    return Pooled(upper, jax.grad(potential, argnums=1), project, potential, spread, gather)
 
 
-@objective_of.register(Bilevel)
-@objective_of.register(Personalized)
-@objective_of.register(MPEC)
-def _through(problem: Bilevel | Personalized | MPEC, case: Case) -> Objective:
+def _lower(problem: Problem) -> Level:
+    return next(level for level in problem.levels if level.variable == "y")
+
+
+def _through(problem: Problem, case: Case) -> Objective:
     """F(x) = f(x, y(x)): y(x) is solved from the last one."""
-    if problem.project_y.arity > 2 and isinstance(problem, Bilevel):
+    lower = _lower(problem)
+    if lower.project.arity > 2 and lower.solved_by == "all":
         raise NotCertifiable("the set of y differs between clients, who share one y")
     level, data = level_of(problem, case.weights), case.data
     start = level.spread(_started(problem, case), data)
@@ -351,12 +394,12 @@ def _through(problem: Bilevel | Personalized | MPEC, case: Case) -> Objective:
 
 
 @partial(jax.jit, static_argnums=0)
-def _upper(level: Level, x: PyTree, y: PyTree, data: Placed) -> Any:
+def _upper(level: Pooled, x: PyTree, y: PyTree, data: Placed) -> Any:
     return level.upper(x, y, data)
 
 
 @partial(jax.jit, static_argnums=0)
-def _upper_slope(level: Level, x: PyTree, y: PyTree, data: Placed) -> tuple[Any, PyTree]:
+def _upper_slope(level: Pooled, x: PyTree, y: PyTree, data: Placed) -> tuple[Any, PyTree]:
     return jax.value_and_grad(level.upper)(x, y, data)
 
 
@@ -364,7 +407,7 @@ def _started(problem: Problem, case: Case) -> PyTree:
     """Where y(x) is looked for: from the result's own y, for an MPEC a response of every client."""
     if case.y is None:
         raise NotCertifiable("there is no y to start the lower level from: give y")
-    if isinstance(problem, MPEC | Personalized):
+    if _lower(problem).solved_by != "all":
         one = case.y0 if case.y0 is not None else None
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(case.y)]
         own = one is not None and [np.shape(leaf) for leaf in jax.tree.leaves(one)] == shapes
@@ -375,7 +418,7 @@ def _started(problem: Problem, case: Case) -> PyTree:
     return case.y
 
 
-def checked_lower(level: Level, data: Placed, x: PyTree, start: PyTree) -> tuple[Solved, list[str]]:
+def checked_lower(level: Pooled, data: Placed, x: PyTree, start: PyTree) -> tuple[Solved, list[str]]:
     """y(x), where it is a solution and the only one that is found."""
     solved = solve_lower(level, data, x, start, TOLERANCE)
     size = float(tree.norm(solved.y))
@@ -401,7 +444,7 @@ def checked_lower(level: Level, data: Placed, x: PyTree, start: PyTree) -> tuple
     return solved, remarks
 
 
-def _unique(level: Level, data: Placed, x: PyTree, solved: Solved, start: PyTree) -> None:
+def _unique(level: Pooled, data: Placed, x: PyTree, solved: Solved, start: PyTree) -> None:
     """Raise where another start leads to another solution."""
     width = max(float(tree.norm(solved.y)), float(tree.norm(tree.sub(solved.y, start)))) or 1.0
     flat, unravel = ravel_pytree(solved.y)
@@ -411,15 +454,15 @@ def _unique(level: Level, data: Placed, x: PyTree, solved: Solved, start: PyTree
         raise NotCertifiable("the lower level has many solutions at x, so that F is not defined by it")
 
 
-@objective_of.register(Minimax)
-def _envelope(problem: Minimax, case: Case) -> Objective:
+def _envelope(problem: Problem, case: Case) -> Objective:
     """F(x) = max_y f(x, y), whose derivative is ∇_x f at the maximiser."""
     level, data = level_of(problem, case.weights), case.data
-    if problem.project_y.arity > 1:  # a set that moves with x moves the maximiser
-        return _through(problem, case)  # type: ignore[arg-type]
+    project = _lower(problem).project
+    if project.arity > 1:  # a set that moves with x moves the maximiser
+        return _through(problem, case)
     low, high, _ = spectrum(level, data, case.x, case.y)
     concave = low >= -FLAT * abs(high)
-    if problem.project_y.trivial and not concave:
+    if project.trivial and not concave:
         raise NotCertifiable("the payoff is convex in y, and y has no set: it has no maximum")
     both = partial(_upper_slope, level)
     last = [case.y]
@@ -433,7 +476,7 @@ def _envelope(problem: Minimax, case: Case) -> Objective:
 
     if low > FLAT * abs(high):
         return _within(case, evaluate, solved=solve_lower(level, data, case.x, case.y, TOLERANCE))
-    starts = _starts(problem, case)
+    starts = _starts(project, case)
     if concave:  # where no ascent ends at another height than any other
         starts = jax.tree.map(lambda leaf: leaf[:2], starts)
     ascend = partial(_highest, level, data, starts, abs(high))
@@ -455,16 +498,16 @@ def strongly_concave(problem: Minimax, case: Case) -> bool:
     return abs(low) > FLAT * abs(high)
 
 
-def _starts(problem: Minimax, case: Case) -> PyTree:
+def _starts(project: Projection, case: Case) -> PyTree:
     """Points of the set of y, from far away: corners, where it has any."""
     flat, unravel = ravel_pytree(case.y)
     away = jax.random.normal(jax.random.key(2), (ASCENTS - 1, flat.size), flat.dtype)
     far = jnp.concatenate([flat[None], 1e3 * (1 + jnp.abs(flat).max()) * away])
-    return jax.vmap(lambda y: problem.project_y(unravel(y), case.x))(far)
+    return jax.vmap(lambda y: project(unravel(y), case.x))(far)
 
 
 @partial(jax.jit, static_argnums=0)
-def _highest(level: Level, data: Placed, starts: PyTree, L: Any, x: PyTree) -> PyTree:
+def _highest(level: Pooled, data: Placed, starts: PyTree, L: Any, x: PyTree) -> PyTree:
     """The best end of projected ascents."""
     assert level.project is not None
     assert level.potential is not None

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.advice.diagnostics import federated_mean
-from fedstrata.advice.lower import Level, NotCertifiable, kept, solve_lower
+from fedstrata.advice.lower import NotCertifiable, Pooled, kept, solve_lower
 from fedstrata.advice.spectrum import extremes
 from fedstrata.core import tree
 from fedstrata.core.types import Array, PyTree, Real, Weights
@@ -174,7 +174,7 @@ class _Levels:
             return self.problem.f.regularizer.prox(z, of_f)
         return self.problem.project.common(z)
 
-    def level(self, judged: bool) -> Level:
+    def level(self, judged: bool) -> Pooled:
         """``h(z)/ε + f(z)/s + σ/2‖z − c‖²``; its "x" is (c, ε, s). Without f it is the projection of c."""
         sigma = NEAR if judged else 1.0
 
@@ -186,7 +186,7 @@ class _Levels:
 
         return self.once(
             judged,
-            lambda: Level(lambda x, z, data: 0.0, jax.grad(potential, argnums=1), None, potential),
+            lambda: Pooled(lambda x, z, data: 0.0, jax.grad(potential, argnums=1), None, potential),
         )
 
     def proximal(self, judged: bool) -> Any:

@@ -8,9 +8,9 @@ clients, computed by the engine and not counted in the ledger.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, ClassVar, Protocol, Self, get_args
+from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -96,23 +96,68 @@ class Projection:
         return point if self.shared else self(point, client)
 
 
+@dataclass(frozen=True, repr=False)
+class Level(Term):
+    """One level of a problem: a function, and what is to be done with it.
+
+    It is a `Term`: call it, or take its mean over samples. An objective that is a sum has one level for each
+    part, of the same variable.
+
+    Attributes:
+        name: of the function, as in the history and in `fedstrata.constants`.
+        variable: which variable it determines: ``"x"`` or ``"y"``.
+        arguments: what it takes before the sample: ``"x"``, ``"y"`` or ``"xy"``.
+        project: the variable's set.
+        seeks: a minimum, a maximum, a ``"zero"`` of a map (on a set the solution of its variational
+            inequality), or nothing but its ``"value"``, which the next level takes.
+        solved_by: who has the variable: ``"all"`` clients together, each ``"client"`` its own, or each
+            ``"sample"``.
+        samples: whose samples it sees: ``"train"``, ``"valid"``, ``"server"``; or ``"client"``, where it sees
+            a client in place of a sample.
+    """
+
+    name: str = ""
+    variable: Literal["x", "y"] = "x"
+    arguments: Literal["x", "y", "xy"] = "x"
+    project: Projection = field(default_factory=Projection)
+    seeks: Literal["min", "max", "zero", "value"] = "min"
+    solved_by: Literal["all", "client", "sample"] = "all"
+    samples: Literal["train", "valid", "server", "client"] = "train"
+
+    @classmethod
+    def named(cls, name: str, function: Function, *facts: Any, **more: Any) -> Level:
+        """The level of a function, with its marks, under a name; then its variable and so on."""
+        term = Term.of(function, name)
+        return cls(term.function, term.reads, term.mean, name, *facts, **more)
+
+    def args(self, x: PyTree, y: PyTree) -> tuple[PyTree, ...]:
+        """What it is called with at a point, but for the sample."""
+        return tuple(x if argument == "x" else y for argument in self.arguments)
+
+    def minimised(self) -> Level:
+        """The same level as a minimum: the negative of a function that is to be large."""
+        return replace(self.then(jnp.negative), seeks="min") if self.seeks == "max" else self
+
+
 class Problem:
     """Base of the problem classes: makes terms of functions and wraps projections when an object is built.
 
-    A field whose metadata is `FUNCTION` holds a `Term` then, or None where that is its default.
+    A field whose metadata is `FUNCTION` holds a `Term` then, or None where that is its default. A class says
+    its `levels`; default metrics, checks of shapes, `fedstrata.constants` and `fedstrata.certify` follow.
 
     Attributes:
         made_for: the clients' weights that are part of the problem's functions; None where it has any.
-        has_y: whether there is a second variable.
-        personal: whether every client has one of its own.
+        same_samples: whether levels on validation samples are meant to see training samples where the data
+            has no others.
+        assumes: what the theory of the methods for the class asks of it, in words.
         objective: the default metric that is a function of x alone and is to fall, where there is one.
         settling: default metrics that may rise at first, while the second variable finds its place, but not
             without end.
     """
 
     made_for: Weights | None = None
-    has_y: ClassVar[bool] = True
-    personal: ClassVar[bool] = False
+    same_samples: bool = False
+    assumes: ClassVar[str] = ""
     objective: ClassVar[str | None] = None
     settling: ClassVar[tuple[str, ...]] = ()
 
@@ -163,9 +208,25 @@ class Problem:
         return self.sets.get("project", self.sets.get("project_x", Projection()))
 
     @property
+    def levels(self) -> tuple[Level, ...]:
+        """The problem's levels, those of x first; none where the class does not say them."""
+        return ()
+
+    @property
+    def personal(self) -> bool:
+        """Whether every client has a second variable of its own; a result's y has a client axis then."""
+        return False
+
+    @property
+    def has_y(self) -> bool:
+        """Whether there is a second variable; assumed where the class does not say its levels."""
+        return not self.levels or any(level.variable == "y" for level in self.levels)
+
+    @property
     def validated(self) -> str | None:
         """The function that is meant for validation samples, where there is one."""
-        return None
+        names = [level.name for level in self.levels if level.samples == "valid"]
+        return names[0] if names and not self.same_samples else None
 
     @property
     def without_derivatives(self) -> list[str]:
@@ -174,11 +235,28 @@ class Problem:
         return [name for name in names if values_only(getattr(self, name))]
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        """The default metrics at a point, by the engine's full ``mean``."""
-        raise NotImplementedError
+        """The default metrics at a point, by the engine's full ``mean``: of every level that is minimised."""
+        levels = [level for level in self.levels if level.seeks == "min"]
+        return {level.name: self.mean_of(level, mean, x, y) for level in levels}
+
+    def mean_of(self, level: Level, mean: Mean, x: PyTree, y: PyTree) -> Any:
+        """The clients' mean of a level at a point."""
+        if not (self.personal and "y" in level.arguments):
+            return mean(level, *level.args(x, y), part=level.samples)
+        return mean(level, *level.args(x, y)[:-1], part=level.samples, each=y)
 
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
         """Raise a clear error where a function does not fit the point or the sample (shapes only)."""
+        if self.levels and self.has_y:
+            require_y(y, type(self).__name__)
+        for level in self.levels:
+            if level.seeks in ("min", "zero") and level.samples in ("train", "valid"):
+                name = f"{level.name}({', '.join(level.arguments)}, sample)"
+                given = (*level.args(x, y), valid_sample if level.samples == "valid" else sample)
+                if level.seeks == "min":
+                    check_scalar(name, level, *given)
+                else:
+                    check_like(name, y if level.variable == "y" else x, level, *given)
 
     def check_values(self, x: PyTree, samples: list[PyTree]) -> str | None:
         """Raise where what a user claims of functions is not so at a point and a few samples.
@@ -244,6 +322,12 @@ class Problem:
 
 def _shapes(point: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: list(jnp.shape(leaf)), point)
+
+
+def require_y(y: PyTree, name: str) -> None:
+    """Raise where the start of the second variable is missing."""
+    if y is None:
+        raise ValueError(f"{name} has two variables: give the start of the second one, solve(…, x0, y0=…).")
 
 
 def known_weights(weights: str) -> None:

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -113,11 +113,11 @@ class Term:
             return jax.tree.map(lambda v: v.mean(0), values)
         return jax.tree.map(lambda v: jnp.tensordot(weights.astype(v.dtype), v, axes=1), values)
 
-    def then(self, g: Callable[[Any], Any]) -> Term:
+    def then(self, g: Callable[[Any], Any]) -> Self:
         """``g(function(…))``, with the same marks."""
         return replace(self, function=Applied(_then, self.function, g))
 
-    def on_batches(self) -> Term:
+    def on_batches(self) -> Self:
         """The term as one that reads batches: the mean over a batch's samples."""
         if self.reads != "sample":
             return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,12 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.problem import (
     FUNCTION,
+    Level,
     Mean,
     Problem,
     check_like,
     check_scalar,
+    require_y,
     shape_of,
 )
 from fedstrata.core.term import Term, known, per_sample, positional
@@ -41,15 +43,12 @@ class Minimization(Problem):
 
     loss: Function = field(metadata=FUNCTION)
     project: Any = None
-    has_y = False
 
     objective = "loss"
 
-    def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        return {"loss": mean(self.loss, x)}
-
-    def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
-        check_scalar("loss(x, sample)", self.loss, x, sample)
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        return (Level.named("loss", self.loss, project=self.project),)
 
 
 @dataclass(frozen=True)
@@ -73,19 +72,17 @@ class Bilevel(Problem):
     made_for: Weights | None = field(default=None, kw_only=True)
     same_samples: bool = field(default=False, kw_only=True)
 
+    assumes = "a lower level strongly convex in y"
     settling = ("upper",)
 
     @property
-    def validated(self) -> str | None:
-        return None if self.same_samples else "upper"
-
-    def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        return {"upper": mean(self.upper, x, y, part="valid"), "lower": mean(self.lower, x, y)}
-
-    def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
-        require_y(y, "Bilevel")
-        check_scalar("upper(x, y, sample)", self.upper, x, y, valid_sample)
-        check_scalar("lower(x, y, sample)", self.lower, x, y, sample)
+    def levels(self) -> tuple[Level, ...]:
+        x, y = ("x", "xy", self.project_x), ("y", "xy", self.project_y)
+        by: Literal["all", "client"] = "client" if self.personal else "all"
+        return (
+            Level.named("upper", self.upper, *x, samples="valid"),
+            Level.named("lower", self.lower, *y, solved_by=by),
+        )
 
 
 @dataclass(frozen=True)
@@ -104,14 +101,16 @@ class Minimax(Problem):
     project_y: Any = None
     made_for: Weights | None = field(default=None, kw_only=True)
 
+    assumes = "a payoff strongly concave in y"
     settling = ("payoff",)
 
-    def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        return {"payoff": mean(self.payoff, x, y)}
-
-    def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
-        require_y(y, "Minimax")
-        check_scalar("payoff(x, y, sample)", self.payoff, x, y, sample)
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        x, y = ("x", "xy", self.project_x), ("y", "xy", self.project_y)
+        return (
+            Level.named("payoff", self.payoff, *x),
+            Level.named("lower", self.payoff, *y, seeks="max"),
+        )
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,16 @@ class MPEC(Problem):
     project_y: Any = None
     solution: Function | None = field(default=None, metadata=FUNCTION)
 
+    assumes = "a follower's map strongly monotone in y"
     objective = "leader"
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        x, y = ("x", "xy", self.project_x), ("y", "xy", self.project_y)
+        return (
+            Level.named("leader", self.leader, *x),
+            Level.named("follower", self.follower, *y, seeks="zero", solved_by="sample"),
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,9 +164,7 @@ class MPEC(Problem):
         return {"leader": mean(lambda x, sample: self.leader(x, solution(x, sample), sample), x)}
 
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
-        require_y(y, "MPEC")
-        check_scalar("leader(x, y, sample)", self.leader, x, y, sample)
-        check_like("follower(x, y, sample)", y, self.follower, x, y, sample)
+        super().check(x, y, sample, valid_sample)
         if self.solution is not None:
             check_like("solution(x, sample)", y, self.solution, x, sample)
 
@@ -189,8 +195,8 @@ class MPEC(Problem):
         return tree.norm(y), tree.norm(tree.sub(y, self.project_y(moved, x, sample)))
 
 
-# A user's level of a selection: a function, a regulariser, or a pair of both.
-Level: TypeAlias = Function | Regularizer | Sequence[Function | Regularizer]
+# What a user gives for a level of a selection: a function, a regulariser, or a pair of both.
+Parts: TypeAlias = Function | Regularizer | Sequence[Function | Regularizer]
 
 
 @dataclass(frozen=True)
@@ -208,7 +214,7 @@ class Objective:
     regularizer: Regularizer | None = None
 
     @classmethod
-    def of(cls, given: Level, name: str) -> Objective:
+    def of(cls, given: Parts, name: str) -> Objective:
         """Read a user's argument: a function, a regulariser, or a pair of both."""
         parts = given if isinstance(given, tuple | list) else (given,)
         regularizers = [part for part in parts if isinstance(part, Regularizer)]
@@ -272,14 +278,14 @@ class Selection(Problem):
     >>> smallest_lasso = fs.Selection((residual, fs.prox.L1(0.1)), lambda x: 0.5 * (x @ x))
     """
 
-    primary: Level
-    secondary: Level
+    primary: Parts
+    secondary: Parts
     project: Any = None
     same_samples: bool = field(default=False, kw_only=True)
     h: Objective = field(init=False, repr=False, compare=False)
     f: Objective = field(init=False, repr=False, compare=False)
-    has_y = False
 
+    assumes = "a convex primary loss"
     settling = ("primary",)
 
     def __post_init__(self) -> None:
@@ -288,8 +294,17 @@ class Selection(Problem):
         super().__post_init__()
 
     @property
-    def validated(self) -> str | None:
-        return "secondary" if self.f.loss is not None and not self.same_samples else None
+    def levels(self) -> tuple[Level, ...]:
+        """f, which selects among the optima of h, and h; known functions and regularisers are not shown."""
+        secondary = () if self.f.loss is None else (Level.named("secondary", self.f.loss, samples="valid"),)
+        return (
+            *secondary,
+            *(() if self.h.loss is None else (Level.named("primary", self.h.loss, project=self.project),)),
+        )
+
+    @property
+    def has_y(self) -> bool:
+        return False
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         return {"primary": self.h.measure(mean, x), "secondary": self.f.measure(mean, x, part="valid")}
@@ -324,8 +339,17 @@ class Personalized(Problem):
     project_y: Any = None
 
     personal = True
-
+    assumes = "clients' losses strongly convex in y"
     settling = ("objective",)
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        y = ("y", "xy", self.project_y)
+        return (
+            Level.named("server", self.server, samples="server"),
+            Level.named("coupling", self.couple, arguments="xy", samples="client"),
+            Level.named("client", self.client, *y, solved_by="client"),
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -341,14 +365,11 @@ class Personalized(Problem):
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         """f₁, the mean of f₂ and of h_i at the clients' models, and the objective f₁ + f₂."""
-        server = mean(self.server, x, part="server")
-        coupling = mean(self.couple, x, part="client", each=y)
-        client = mean(self.client, x, each=y)
-        return {"server": server, "coupling": coupling, "client": client, "objective": server + coupling}
+        found = super().measure(mean, x, y)
+        return {**found, "objective": found["server"] + found["coupling"]}
 
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
-        require_y(y, "Personalized")
-        check_scalar("client(x, y, sample)", self.client, x, y, sample)
+        super().check(x, y, sample, valid_sample)
         number, part = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.result_type(float))
         only = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), sample)
 
@@ -382,9 +403,10 @@ class Composition(Problem):
     >>> problem = fs.Composition([lambda x, s: jnp.exp(s["a"] @ x), jnp.log])  # log E exp(aᵀx)
     """
 
-    levels: Sequence[Function] = ()
+    levels: Any = ()  # as given a sequence of functions; kept are a tuple of `Level`s
     plain: Function | None = field(default=None, metadata=FUNCTION)
 
+    assumes = "smooth levels"
     objective: ClassVar[str | None] = "objective"
 
     def __post_init__(self) -> None:
@@ -397,7 +419,9 @@ class Composition(Problem):
         terms = tuple(Term.of(f, f"levels[{n}]", known=True) for n, f in enumerate(levels))
         if terms[-1].mean is not None:  # it is followed as the inner ones are: its slope is not clients' mean
             terms = (*terms, Term(_identity, "nothing"))
-        object.__setattr__(self, "levels", terms)
+        names = [f"levels[{n}]" for n in range(len(terms))]
+        levels = tuple(Level.named(name, f, seeks="value") for name, f in zip(names, terms, strict=True))
+        object.__setattr__(self, "levels", levels)
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         z = x
@@ -457,7 +481,13 @@ class MultiSequence(Problem):
     P: Function = field(metadata=FUNCTION)
     S: tuple[Function, ...] = ()
 
+    assumes = "maps S strongly monotone in z"
     settling = ("P", "S")
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        S = [Level.named(f"S[{n}]", s, "y", seeks="zero") for n, s in enumerate(self.S)]
+        return (Level.named("P", self.P, "x", arguments="xy", seeks="zero"), *S)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -480,9 +510,3 @@ class MultiSequence(Problem):
         check_like("P(x, Z, sample)", x, self.P, x, y, sample)
         for n, S in enumerate(self.S):
             check_like(f"S[{n}](z_before, z, sample)", y[n], S, (x, *y)[n], y[n], sample)
-
-
-def require_y(y: PyTree, name: str) -> None:
-    """Problems with a second variable need its starting point."""
-    if y is None:
-        raise ValueError(f"{name} has two variables: give the start of the second one, solve(…, x0, y0=…).")

@@ -205,7 +205,7 @@ class LogMeanExp(Term):
 def tracker_of(level: Function) -> Tracker:
     """How a level is averaged and followed."""
     term = Term.of(level)
-    if isinstance(term, LogMeanExp):
+    if term.mean == LOGARITHMIC.mean:
         return LOGARITHMIC
     if term.mean is not None:
         raise TypeError(f"No method knows how to follow the mean of {term!r}; LogMeanExp's is known.")
