@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.advice.constants import constants as constants
     from fedstrata.advice.diagnose import Diagnosis as Diagnosis
     from fedstrata.advice.diagnose import diagnose as diagnose
+    from fedstrata.advice.plan import Plan as Plan
+    from fedstrata.advice.plan import plan as plan
+    from fedstrata.advice.recommend import recommend as recommend
     from fedstrata.core.counting import Ledger as Ledger
     from fedstrata.core.term import per_batch as per_batch
     from fedstrata.data.federated import DataError as DataError

@@ -43,7 +43,7 @@ def solve(method, problem=problem, **options):
         (lambda: fs.FedRZOBilevel(0.1, 0.1, lower_batch_size=0), ValueError, "full batch, 'rule' or 'same'"),
         (lambda: fs.FedRZOBilevel(0.1, 0.1, lower_rounds=np.ones(3, int)), ValueError, r"the shape \(3,\)"),
         (lambda: fs.FedRZOTwoStage(0.1, 0.1, lower=0), TypeError, r"a function \(G, project, y\) -> y"),
-        (fs.FedMSA, TypeError, r"FedMSA needs alpha, beta. FedMSA.from_theory.* fs.constants"),
+        (fs.FedMSA, TypeError, r"FedMSA needs alpha, beta. fs.plan\(.*'FedMSA'.* FedMSA.from_theory"),
         (lambda: fs.FedAvg("fast"), TypeError, "gamma must be a positive number or a function of the round"),
         (lambda: fs.FedAvg(np.array([0.1, 0.2])), ValueError, r"gamma must be .* but has the shape \(2,\)"),
         (lambda: fs.FedAvg([0.1, 0.2]), ValueError, r"gamma must be .* but has the shape \(2,\)"),

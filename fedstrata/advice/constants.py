@@ -3,13 +3,15 @@
     L, μ            the largest and the smallest eigenvalue of ∇²f, of the clients' mean and of every
                     client, by Lanczos' method on Hessian–vector products (`fedstrata.advice.spectrum`)
     coupling        ‖∇²_xy h‖, the largest singular value
-    implicit        dᵀ∇²F d along random unit vectors d, F(x) = f(x, y(x)), by differences of ∇F
+    objective       L and μ of F(x) = f(x, y(x)), at the solved y, by differences of ∇F; likewise of other
+                    functions F of x alone (`fedstrata.advice.objectives`); and of ∇²F − ∇²_xx f
+    reach           how far down the gradient f is least
     heterogeneity   √(1/m Σ ‖∇f_i − ∇f‖²),  and of curvature  max_i ‖∇²f_i − ∇²f‖
     noise           √(1/m Σ_i mean_ξ ‖∇f(x, ξ) − ∇f_i‖²), the error of a gradient from one sample
     kink            how much of the slope jumps within a short line: 0 where f is smooth
     rounding        the distance of two neighbouring floats of the size of f: differences below it are lost
 
-Where a function has values only, gradients are central differences and products differences of these. With
+Where a loss has values only, its gradient is a central difference, and there are none of single clients. With
 as many Lanczos steps as variables the eigenvalues are exact. Everything is a mean over clients, or one
 client's own number, so it can be measured in a federation: `Constants.exchanges` says in how many exchanges.
 """
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -27,13 +29,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedstrata.advice.lower import NotCertifiable
-from fedstrata.advice.objectives import Case, objective_of
+from fedstrata.advice.lower import NotCertifiable, kept
+from fedstrata.advice.objectives import Case, Objective, level_of, objective_of
 from fedstrata.advice.precision import double_precision
 from fedstrata.advice.spectrum import STEPS, ends, lanczos, start_of
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import ORACLES
+from fedstrata.core.measured import Constants as Constants
+from fedstrata.core.measured import Measured as Measured
 from fedstrata.core.problem import Problem
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree, Weights
@@ -44,6 +48,8 @@ from fedstrata.problems.classes import MPEC, Composition, Minimization, Selectio
 LINES = 4  # along which a kink is looked for
 SHORT = 1e-2  # the half length of such a line, relative to that of the variable
 CUT = 64  # its intervals
+DOWN = 2.0 ** (np.arange(-60, 61) / 2)  # steps down the gradient that are tried, in units of a first guess
+FEWER = 4  # of them, where a function takes long
 
 
 class Part(NamedTuple):
@@ -60,71 +66,6 @@ class Part(NamedTuple):
     variable: Literal[0, 1] = 0
     samples: Literal["train", "valid"] = "train"
     personal: bool = False
-
-
-@dataclass(frozen=True)
-class Level:
-    """The constants of one function.
-
-    Attributes:
-        L, mu: the largest and the smallest curvature of the clients' mean; μ < 0 where it is not convex.
-        client_L, client_mu: those of every client.
-        gradient: ‖∇f‖.
-        heterogeneity: how much the clients' gradients differ.
-        curvature_heterogeneity: how much their Hessians do.
-        noise: of a gradient from one sample.
-        kink: how much of the slope jumps within a short line, between 0 (smooth) and 1.
-        value: f.
-        rounding: the distance of two neighbouring floats of that size, in the precision of the run.
-    """
-
-    L: float
-    mu: float
-    client_L: np.ndarray
-    client_mu: np.ndarray
-    gradient: float
-    heterogeneity: float
-    curvature_heterogeneity: float
-    noise: float
-    kink: float
-    value: float
-    rounding: float
-
-
-@dataclass(frozen=True)
-class Constants:
-    """What `constants` measured.
-
-    Attributes:
-        levels: by the function's name.
-        coupling: ‖∇²_xy h‖ of the lower level; None where there is none.
-        implicit: the curvature of F along a few random directions, through the lower level.
-        scale_x, scale_y: ‖x‖/√n and ‖y‖/√p.
-        exchanges: how many exchanges of vectors a federation needs for it.
-        oracle_calls: what it cost, in samples, like `Ledger.oracle_calls`.
-    """
-
-    levels: dict[str, Level]
-    coupling: float | None
-    implicit: np.ndarray
-    scale_x: float
-    scale_y: float | None
-    exchanges: int
-    oracle_calls: dict[str, int] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        lines = [
-            f"{name}: L {its.L:.3g}, mu {its.mu:.3g}, clients' L {its.client_L.min(initial=its.L):.3g}–"
-            f"{its.client_L.max(initial=its.L):.3g}, "
-            f"heterogeneity {its.heterogeneity:.3g}, noise {its.noise:.3g}, kink {its.kink:.2g}"
-            for name, its in self.levels.items()
-        ]
-        if self.coupling is not None:
-            lines.append(f"coupling {self.coupling:.3g}")
-        if self.implicit.size:
-            lines.append(f"curvature of F {self.implicit.min():.3g} to {self.implicit.max():.3g}")
-        lines.append(f"{self.exchanges} exchanges, {self.oracle_calls}")
-        return "Constants(\n  " + ",\n  ".join(lines) + ",\n)"
 
 
 def parts_of(problem: Problem) -> dict[str, Part]:
@@ -144,6 +85,12 @@ def parts_of(problem: Problem) -> dict[str, Part]:
     return found
 
 
+@kept
+def _parts(problem: Problem, weights: Weights) -> dict[str, Part]:
+    """The same, made once, so that programs are compiled once."""
+    return parts_of(problem)
+
+
 def _of_x(loss: Function) -> Term:
     term = Term.of(loss)
     return Term(lambda x, y, sample: term.function(x, sample), term.reads)
@@ -156,7 +103,7 @@ def constants(
     y: PyTree = None,
     *,
     weights: Weights = "uniform",
-    directions: int = 3,
+    objective: bool = True,
     steps: int = STEPS,
 ) -> Constants:
     """Measure a problem's constants at a point.
@@ -165,9 +112,9 @@ def constants(
         problem: any problem.
         data: the clients' samples.
         x: the point.
-        y: the second variable, where there is one: its start, or better y(x).
+        y: the second variable, where there is one: y(x) is solved from there, and all is measured at it.
         weights: of the clients in their mean.
-        directions: along which the curvature of F is measured; 0 leaves it out.
+        objective: whether F's constants are measured; False leaves y as it is given.
         steps: of Lanczos' method, at most.
 
     >>> import fedstrata as fs, numpy as np
@@ -180,18 +127,34 @@ def constants(
     dtype = jnp.result_type(float)
     with double_precision():
         case = Case(problem, data.placed(), weights, *(_double(point) for point in (x, y)))
+        own = isinstance(problem, Minimization | Selection)
+        F = _objective(problem, case) if objective and not own else None
+        if F is not None and F.solved is not None:
+            case = replace(case, y=level_of(problem, weights).gather(F.solved.y, case.data))
         meter = _Meter(case, steps, float(jnp.finfo(dtype).eps))
-        levels = {name: meter.level(name, part) for name, part in parts_of(problem).items()}
+        parts = _parts(problem, weights)
+        black = problem.without_derivatives
+        levels = {name: meter.level(part) for name, part in parts.items() if name not in black}
+        if isinstance(problem, Minimization) and black:
+            levels["loss"] = meter.objective(objective_of(problem, case))[0]
         if isinstance(problem, MPEC):
             levels["follower"] = meter.follower(problem)
-        if isinstance(problem, Composition):
-            levels["objective"] = meter.objective()
-        lower = parts_of(problem).get("lower")
+        lower = parts.get("lower")
         coupling = None if lower is None else meter.coupling(lower)
-        implicit = meter.implicit(directions)
+        through = None
+        if F is not None:
+            levels["objective"], through = meter.objective(F)
     scale_y = None if y is None else _scale(y)
     calls = {ORACLES[kind]: count for kind, count in meter.calls.items()}
-    return Constants(levels, coupling, implicit, _scale(x), scale_y, meter.exchanges, calls)
+    return Constants(levels, coupling, through, _scale(x), scale_y, meter.exchanges, calls)
+
+
+def _objective(problem: Problem, case: Case) -> Objective | None:
+    """F, where the problem has one at this point."""
+    try:
+        return objective_of(problem, case)
+    except NotCertifiable:
+        return None
 
 
 def _double(point: PyTree) -> PyTree:
@@ -217,145 +180,91 @@ class _Meter:
         part = self.case.data.validation if samples == "valid" else None
         self.calls[kind] += passes * (part or self.case.data.training).samples
 
-    def level(self, name: str, part: Part) -> Level:
+    def level(self, part: Part) -> Measured:
         """All constants of a function."""
         case, data = self.case, self.case.data
-        fixed, moving = _split(case, part)
-        flat, unravel = ravel_pytree(_one(moving) if part.personal else moving)
-        steps = min(self.steps, flat.size)
-        products = "products"
-        if Term.of(part.function).function is not None and name in case.problem.without_derivatives:
-            products = "values"
-
-        def f(client: Client, z: Array) -> Any:
-            args = (fixed, unravel(z)) if part.variable else (unravel(z), fixed)
-            return getattr(client, part.samples).full_mean(part.function).silent(*args)
-
-        def each_sample(client: Client, z: Array) -> Any:
-            args = (fixed, unravel(z)) if part.variable else (unravel(z), fixed)
-            samples = getattr(client, part.samples)
-            oracle = samples.full_mean(part.function)
-            slopes = jax.vmap(
-                lambda s: jax.grad(lambda z: oracle.term.function(*_put(args, part, unravel(z)), s))(z)
-            )
-            return slopes(oracle.samples), oracle.weigh()
-
-        grad = _differences if products == "values" else jax.grad
-        own = (
-            _stacked(moving, data.clients)
-            if part.personal
-            else jnp.broadcast_to(flat, (data.clients, flat.size))
-        )
-        shares = data.shares(case.weights)
-        measured = jax.jit(partial(_measured, f, grad, steps))(data, own, shares)
-        values, slopes, each, mean, apart = jax.tree.map(np.asarray, measured)
-        spectra = [ends(a, b)[:2] for a, b in zip(each[0], each[1], strict=True)]
+        moving = _split(part, case.x, case.y)[1]
+        size = tree.dimension(_one(moving) if part.personal else moving)
+        steps = min(self.steps, size)
+        program = _Program(part, case.weights, steps)
+        found = jax.tree.map(np.asarray, program(data, case.x, case.y))
+        spectra = [ends(a, b)[:2] for a, b in zip(*found.each, strict=True)]
         low, high = (np.array([pair[k] for pair in spectra]) for k in (0, 1))
-        common = ends(*mean)[:2] if not part.personal else (low.min(), high.max())
-        unlike = max((max(map(abs, ends(a, b)[:2])) for a, b in zip(*apart, strict=True)), default=0.0)
-        share = np.asarray(shares)
-        slope = share @ slopes
-        noise = 0.0
-        if products != "values" and Term.of(part.function).reads == "sample":
-            noise = float(np.sqrt(share @ np.asarray(jax.jit(partial(_noise, each_sample))(data, own))))
-        self.book(products, 3 * steps, part.samples)
+        common = ends(*found.mean)[:2] if not part.personal else (low.min(), high.max())
+        unlike = max((max(map(abs, ends(a, b)[:2])) for a, b in zip(*found.apart, strict=True)), default=0.0)
+        share = np.asarray(data.shares(case.weights))
+        slope, value = share @ found.slopes, float(share @ found.values)
+        self.book("products", 3 * steps, part.samples)
         self.book("gradients", 2, part.samples)
-        self.book("values", 1 + LINES * (CUT + 1), part.samples)
-        self.exchanges += 2 * steps + 2 + LINES
-        value = float(share @ values)
-        return Level(
+        self.book("values", 1 + LINES * (CUT + 1) + found.down.size, part.samples)
+        self.exchanges += 2 * steps + 3 + LINES
+        return Measured(
             L=float(common[1]),
             mu=float(common[0]),
             client_L=high,
             client_mu=low,
             gradient=float(np.linalg.norm(slope)),
-            heterogeneity=float(np.sqrt(share @ ((slopes - slope) ** 2).sum(1))),
+            heterogeneity=float(np.sqrt(share @ ((found.slopes - slope) ** 2).sum(1))),
             curvature_heterogeneity=float(unlike),
-            noise=noise,
-            kink=self._kink(
-                lambda z, data: shares @ data.each_client(f, jnp.broadcast_to(z, own.shape)), flat
-            ),
+            noise=float(np.sqrt(share @ found.noise)),
+            kink=_kink(found.lines),
             value=value,
             rounding=self.epsilon * abs(value),
+            reach=_least(found.down, float(found.unit)),
         )
-
-    def _kink(self, f: Callable[[Array, Placed], Any], flat: Array) -> float:
-        """How much of the change of slope along a line happens in one of its intervals, at the worst."""
-        width = SHORT * (float(jnp.linalg.norm(flat)) or 1.0)
-        lines = jax.random.normal(jax.random.key(3), (LINES, flat.size), flat.dtype)
-        lines = lines / jnp.linalg.norm(lines, axis=1, keepdims=True)
-        steps = jnp.linspace(-width, width, CUT + 1)
-        along = jax.jit(
-            lambda data: jax.lax.map(lambda d: jax.lax.map(lambda t: f(flat + t * d, data), steps), lines)
-        )
-        values = np.asarray(along(self.case.data))
-        bends = np.abs(np.diff(values, n=2, axis=1))
-        # a smooth function bends alike everywhere; at a kink one interval has almost all of it
-        floor = 1e-12 * np.abs(values).max() + 1e-300
-        share = bends.max(1) / np.maximum(bends.sum(1), floor * CUT)
-        return float(np.clip((share.max() - 4 / CUT) / (1 - 4 / CUT), 0, 1))
 
     def coupling(self, part: Part) -> float:
         """The largest singular value of ∇²_xy h, by Lanczos' method on its square."""
         x, y, case = self.case.x, self.case.y, self.case
-        flat, unravel = ravel_pytree(x)
-        steps = min(self.steps, flat.size)
-
-        def square(v: Array, data: Placed) -> Array:
-            def slope(x: PyTree) -> PyTree:
-                mean = partial(data.mean, part.function, shares=data.shares(case.weights))
-                return jax.grad(lambda y: mean(x, y))(y)
-
-            mixed = jax.jvp(slope, (x,), (unravel(v),))[1]
-            return ravel_pytree(jax.vjp(slope, x)[1](mixed)[0])[0]
-
-        run = jax.jit(lambda v, data: lanczos(lambda v: square(v, data), v, steps)[:2])
-        alpha, beta = (np.asarray(found) for found in run(start_of(flat), case.data))
+        steps = min(self.steps, tree.dimension(x))
+        alpha, beta = map(np.asarray, _coupled(part, case.weights, steps, x, y, case.data))
         self.book("products", 2 * steps)
         self.exchanges += 2 * steps
         return float(np.sqrt(max(ends(alpha, beta)[1], 0.0)))
 
-    def implicit(self, directions: int) -> np.ndarray:
-        """The curvature of F along random directions; empty where there is no F, or it is the loss itself."""
-        if directions == 0 or isinstance(self.case.problem, Minimization | Selection):
-            return np.zeros(0)
-        try:
-            objective = objective_of(self.case.problem, self.case)
-        except NotCertifiable:
-            return np.zeros(0)
-        flat, unravel = ravel_pytree(objective.x)
-        width = 1e-4 * (float(jnp.linalg.norm(flat)) or 1.0)
-        found = []
-        for d in np.random.default_rng(0).normal(size=(directions, flat.size)):
-            d /= np.linalg.norm(d)
-            ahead, behind = (objective.evaluate(unravel(flat + t * width * d))[1] for t in (1, -1))
-            found.append(float(d @ np.asarray(ravel_pytree(tree.sub(ahead, behind))[0])) / (2 * width))
-        self.book("gradients", 2 * directions)
-        self.exchanges += 2 * directions
-        return np.array(found)
+    def objective(self, objective: Objective) -> tuple[Measured, float | None]:
+        """Of F, of which clients have no parts of their own; and the curvature of what goes through y."""
+        point, unravel = ravel_pytree(objective.x)
+        flat = np.asarray(point)
+        steps, width = min(self.steps, flat.size), 1e-4 * (float(np.linalg.norm(flat)) or 1.0)
 
-    def objective(self) -> Level:
-        """Of a composition: the clients have no objectives of their own, so that there is only its mean's."""
-        objective = objective_of(self.case.problem, self.case)
-        flat, unravel = ravel_pytree(objective.x)
-        steps, width = min(self.steps, flat.size), 1e-4 * (float(jnp.linalg.norm(flat)) or 1.0)
+        def at(z: np.ndarray) -> tuple[float, np.ndarray]:
+            value, slope = objective.evaluate(unravel(jnp.asarray(z)))
+            return float(value), np.asarray(ravel_pytree(slope)[0])
 
-        def slope(z: Array) -> np.ndarray:
-            return np.asarray(ravel_pytree(objective.evaluate(unravel(jnp.asarray(z)))[1])[0])
+        def product(v: np.ndarray) -> np.ndarray:
+            return (at(flat + width * v)[1] - at(flat - width * v)[1]) / (2 * width)
 
-        low, high = _lanczos_on_host(
-            lambda v: (slope(flat + width * v) - slope(flat - width * v)) / (2 * width),
-            np.asarray(flat),
-            steps,
-        )
-        value, gradient = objective.evaluate(objective.x)
-        self.book("gradients", 2 * steps + 1)
-        self.exchanges += 2 * steps + 1
-        none, size = np.zeros(0), float(tree.norm(gradient))
-        rounding = self.epsilon * abs(float(value))
-        return Level(high, low, none, none, size, 0.0, 0.0, 0.0, 0.0, float(value), rounding)
+        low, high = _lanczos_on_host(product, flat, steps)
+        through = None
+        if (upper := self.direct()) is not None:
+            ends_through = _lanczos_on_host(lambda v: product(v) - upper(v), flat, steps)
+            through = max(map(abs, ends_through))
+        value, slope = at(flat)
+        size = float(np.linalg.norm(slope))
+        unit = _unit(size, high, float(np.linalg.norm(flat)))
+        down = slope / size if size > 0 else slope
+        values = np.array([at(flat - t * unit * down)[0] for t in DOWN[::FEWER]])
+        kink = 0.0
+        if isinstance(self.case.problem, Composition):
+            lines, widths = map(np.asarray, _short_lines(jnp.asarray(flat)))
+            kink = _kink(np.array([[at(flat + t * d)[0] for t in widths] for d in lines]))
+        self.book("gradients", 4 * steps + 1)
+        self.exchanges += 4 * steps + 1
+        none, rounding = np.zeros(0), self.epsilon * abs(value)
+        reach = _least(values, unit, DOWN[::FEWER])
+        return Measured(high, low, none, none, size, 0.0, 0.0, 0.0, kink, value, rounding, reach), through
 
-    def follower(self, problem: MPEC) -> Level:
+    def direct(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """The product with ∇²_xx f at (x, y(x)), where there is a lower level that all clients share."""
+        parts = _parts(self.case.problem, self.case.weights)
+        if "lower" not in parts:
+            return None
+        part = parts.get("upper") or parts["payoff"]
+        x, y, weights, data = self.case.x, self.case.y, self.case.weights, self.case.data
+        return lambda v: np.asarray(_directly(part, weights, jnp.asarray(v), x, y, data))
+
+    def follower(self, problem: MPEC) -> Measured:
         """Of the followers' map: ‖∇_y G‖ and the least eigenvalue of its symmetric part, over all samples."""
         case, data = self.case, self.case.data
         y = _one(case.y) if _has_axis(case.y, data.clients) else case.y
@@ -394,18 +303,14 @@ class _Meter:
             np.sqrt(share @ [((G[owners == i] - m) ** 2).sum(1).mean() for i, m in enumerate(means)])
         )
         size = float(np.linalg.norm(slope))
-        return Level(
+        return Measured(
             float(L.max()), float(mu.min()), L_of, mu_of, size, apart, 0.0, noise, 0.0, np.nan, np.nan
         )
 
 
-def _split(case: Case, part: Part) -> tuple[PyTree, PyTree]:
+def _split(part: Part, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:
     """The argument that is kept, and the one that is differentiated by."""
-    return (case.x, case.y) if part.variable else (case.y, case.x)
-
-
-def _put(args: tuple[PyTree, PyTree], part: Part, moving: PyTree) -> tuple[PyTree, PyTree]:
-    return (args[0], moving) if part.variable else (moving, args[1])
+    return (x, y) if part.variable else (y, x)
 
 
 def _has_axis(y: PyTree, clients: int) -> bool:
@@ -421,49 +326,148 @@ def _stacked(y: PyTree, clients: int) -> Array:
     return jax.vmap(lambda own: ravel_pytree(own)[0])(y)
 
 
-def _measured(f: Function, grad: Any, steps: int, data: Placed, own: Array, shares: Array) -> Any:
-    """Values, slopes, and the Lanczos numbers of each client, of the mean, and of what lies between them."""
-    start = start_of(own[0])
+class _Found(NamedTuple):
+    """What one program measures of a function: arrays, of which the host takes eigenvalues."""
+
+    values: Array
+    slopes: Array
+    each: tuple[Array, Array]
+    mean: tuple[Array, Array]
+    apart: tuple[Array, Array]
+    noise: Array
+    lines: Array
+    down: Array
+    unit: Array
+
+
+@dataclass(frozen=True)
+class _Program:
+    """One compiled program for all that is measured of a function; equal ones are compiled once."""
+
+    part: Part
+    weights: Weights
+    steps: int
+
+    def __call__(self, data: Placed, x: PyTree, y: PyTree) -> _Found:
+        return _measured(self, data, x, y)
+
+    def over(self, unravel: Callable[[Array], PyTree], fixed: PyTree) -> Function:
+        """``f(client, z)``."""
+        part = self.part
+
+        def f(client: Client, z: Array) -> Any:
+            args = (fixed, unravel(z)) if part.variable else (unravel(z), fixed)
+            return getattr(client, part.samples).full_mean(part.function).silent(*args)
+
+        return f
+
+    def noise(self, unravel: Callable[[Array], PyTree], fixed: PyTree, client: Client, z: Array) -> Array:
+        """The mean square distance of a sample's gradient from their mean."""
+        part = self.part
+        oracle = getattr(client, part.samples).full_mean(part.function)
+        if oracle.term.reads != "sample":
+            return jnp.zeros(())
+
+        def slope(sample: PyTree) -> Array:
+            def of(z: Array) -> Any:
+                args = (fixed, unravel(z)) if part.variable else (unravel(z), fixed)
+                return oracle.term.function(*args, sample)
+
+            return jax.grad(of)(z)
+
+        slopes, weights = jax.vmap(slope)(oracle.samples), oracle.weigh()
+        return weights @ ((slopes - weights @ slopes) ** 2).sum(1)
+
+
+@partial(jax.jit, static_argnums=0)
+def _measured(program: _Program, data: Placed, x: PyTree, y: PyTree) -> _Found:
+    fixed, moving = _split(program.part, x, y)
+    flat, unravel = ravel_pytree(_one(moving) if program.part.personal else moving)
+    f, shares = program.over(unravel, fixed), data.shares(program.weights)
+    own = jnp.broadcast_to(flat, (data.clients, flat.size))
+    if program.part.personal:
+        own = _stacked(moving, data.clients)
+    start = start_of(flat)
 
     def product(client: Client, z: Array, v: Array) -> Array:
-        if grad is _differences:
-            width = 1e-3 * (1 + jnp.linalg.norm(z)) / jnp.linalg.norm(v)
-            slope = grad(lambda z: f(client, z))
-            return (slope(z + width * v) - slope(z - width * v)) / (2 * width)
-        return jax.jvp(grad(lambda z: f(client, z)), (z,), (v,))[1]
+        return jax.jvp(jax.grad(lambda z: f(client, z)), (z,), (v,))[1]
 
     def mean(v: Array) -> Array:
         return shares @ data.each_client(lambda client, z: product(client, z, v), own)
 
-    each = data.each_client(lambda c, z: lanczos(partial(product, c, z), start, steps)[:2], own)
-    common = lanczos(mean, start, steps)[:2]
-    apart = data.each_client(
-        lambda c, z: lanczos(lambda v: product(c, z, v) - mean(v), start, min(steps, 8))[:2], own
-    )
-    values = data.each_client(f, own)
-    slopes = data.each_client(lambda client, z: grad(lambda z: f(client, z))(z), own)
-    return values, slopes, each, common, apart
+    def at(z: Array) -> Any:
+        return shares @ data.each_client(f, own + (z - flat))
+
+    each = data.each_client(lambda c, z: lanczos(partial(product, c, z), start, program.steps)[:2], own)
+    common = lanczos(mean, start, program.steps)[:2]
+    few = min(program.steps, 8)
+    apart = data.each_client(lambda c, z: lanczos(lambda v: product(c, z, v) - mean(v), start, few)[:2], own)
+    slopes = data.each_client(lambda client, z: jax.grad(lambda z: f(client, z))(z), own)
+    lines, widths = _short_lines(flat)
+    along = jax.lax.map(lambda d: jax.lax.map(lambda t: at(flat + t * d), widths), lines)
+    slope = shares @ slopes
+    size = jnp.linalg.norm(slope)
+    bend = jnp.linalg.norm(mean(slope)) / jnp.where(size > 0, size, 1)
+    unit = _unit(size, bend, jnp.linalg.norm(flat))
+    down = slope / jnp.where(size > 0, size, 1)
+    ahead = jax.lax.map(lambda t: at(flat - t * unit * down), jnp.asarray(DOWN))
+    noise = data.each_client(partial(program.noise, unravel, fixed), own)
+    return _Found(data.each_client(f, own), slopes, each, common, apart, noise, along, ahead, unit)
 
 
-def _noise(each_sample: Function, data: Placed, own: Array) -> Array:
-    """Every client's mean square distance of a sample's gradient from their mean."""
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _coupled(part: Part, weights: Weights, steps: int, x: PyTree, y: PyTree, data: Placed) -> Any:
+    flat, unravel = ravel_pytree(x)
 
-    def one(client: Client, z: Array) -> Array:
-        slopes, weights = each_sample(client, z)
-        return weights @ ((slopes - weights @ slopes) ** 2).sum(1)
+    def slope(x: PyTree) -> PyTree:
+        return jax.grad(lambda y: data.mean(part.function, x, y, shares=data.shares(weights)))(y)
 
-    return data.each_client(one, own)
+    def square(v: Array) -> Array:
+        mixed = jax.jvp(slope, (x,), (unravel(v),))[1]
+        return ravel_pytree(jax.vjp(slope, x)[1](mixed)[0])[0]
+
+    return lanczos(square, start_of(flat), steps)[:2]
 
 
-def _differences(f: Callable[[Array], Any]) -> Callable[[Array], Array]:
-    """The gradient by central differences."""
+@partial(jax.jit, static_argnums=(0, 1))
+def _directly(part: Part, weights: Weights, v: Array, x: PyTree, y: PyTree, data: Placed) -> Array:
+    flat, unravel = ravel_pytree(x)
 
-    def gradient(z: Array) -> Array:
-        width = jnp.finfo(z.dtype).eps ** (1 / 3) * (1 + jnp.abs(z).max())
-        around = width * jnp.eye(z.size, dtype=z.dtype)
-        return jax.lax.map(lambda d: (f(z + d) - f(z - d)) / (2 * width), around)
+    def f(z: Array) -> Any:
+        shares = data.shares(weights)
+        return data.mean(part.function, unravel(z), y, shares=shares, part=part.samples)
 
-    return gradient
+    return jax.jvp(jax.grad(f), (flat,), (v,))[1]
+
+
+def _short_lines(flat: Array) -> tuple[Array, Array]:
+    """Random unit vectors, and where along them a function is looked at."""
+    size = jnp.linalg.norm(flat)
+    width = SHORT * jnp.where(size > 0, size, 1.0)
+    lines = jax.random.normal(jax.random.key(3), (LINES, flat.size), flat.dtype)
+    steps = width * jnp.linspace(-1, 1, CUT + 1)
+    return lines / jnp.linalg.norm(lines, axis=1, keepdims=True), steps
+
+
+def _kink(values: np.ndarray) -> float:
+    """How much of the change of slope along a line happens in one of its intervals, at the worst."""
+    bends = np.abs(np.diff(values, n=2, axis=1))
+    # a smooth function bends alike everywhere; at a kink one interval has almost all of it
+    floor = 1e-12 * np.abs(values).max() + 1e-300
+    share = bends.max(1) / np.maximum(bends.sum(1), floor * CUT)
+    return float(np.clip((share.max() - 4 / CUT) / (1 - 4 / CUT), 0, 1))
+
+
+def _unit(slope: Any, bend: Any, size: Any) -> Any:
+    """The length of a step down the gradient, by the curvature; where there is none, that of x."""
+    curved = bend > 1e-12 * slope
+    return jnp.where(curved, slope / jnp.where(curved, bend, 1), jnp.where(size > 0, size, 1.0))
+
+
+def _least(values: np.ndarray, unit: float, steps: np.ndarray = DOWN) -> float:
+    """The step at which a function is least, of those tried."""
+    finite = np.where(np.isfinite(values), values, np.inf)
+    return float(unit * steps[int(np.argmin(finite))])
 
 
 def _lanczos_on_host(

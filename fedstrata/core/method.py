@@ -49,6 +49,7 @@ from fedstrata.core.hyperparameters import NonNegative as NonNegative
 from fedstrata.core.hyperparameters import PerSequence as PerSequence
 from fedstrata.core.hyperparameters import Positive as Positive
 from fedstrata.core.hyperparameters import Unit as Unit
+from fedstrata.core.measured import Conditions, NoRule, Practical
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.support import html
@@ -227,6 +228,15 @@ class Method(Generic[ProblemT, StateT]):
         """Why the method cannot be given this problem, whatever its hyper-parameters; or None."""
         return None
 
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """The method with steps for a measured problem, by a rule that was found to work.
+
+        Raises:
+            NoRule: with the reason.
+        """
+        raise NoRule(f"{cls.__name__} has no rule for its steps")
+
     def lengths(self, problem: ProblemT, clients: int) -> dict[str, int]:
         """How many numbers an array of each axis must have, where that is known."""
         return {"client": clients}
@@ -335,8 +345,9 @@ def method(cls: MethodT) -> MethodT:
     """
     cls = dataclasses.dataclass(frozen=True, repr=False)(cls)  # type: ignore[assignment]
     words = "\n".join(base.__doc__ or "" for base in cls.__mro__[:-1])
-    rules = f"{cls.__name__}.from_theory(…) computes them" if hasattr(cls, "from_theory") else "Steps follow"
-    instead = f"{rules} from constants of the problem, which fs.constants(problem, data, x0) measures."
+    theory = f", {cls.__name__}.from_theory(…) by its theorem" if hasattr(cls, "from_theory") else ""
+    planned = f"fs.plan(problem, data, x0, method={cls.__name__!r})"
+    instead = f"{planned} finds steps from measured constants{theory}."
     cls.__init__ = spelling(cls.__name__, words, missing=instead)(cls.__init__)  # type: ignore[method-assign]
     hints = get_type_hints(cls, include_extras=True)
     cls.hyperparameters = {f.name: Field.of(hints[f.name]) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]

@@ -25,9 +25,11 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
+from fedstrata.core.measured import Conditions, Practical
 from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.schedules import fading, falling
 from fedstrata.problems.classes import Minimization
 
 
@@ -53,6 +55,21 @@ class FedAvg(Method[Minimization, State]):
 
     solves = (Minimization,)
     sums_steps = "H"
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """γ = 1/L and H = 1, which has no drift; γ falls at kinks, and where few clients take part."""
+        its = at["loss"]
+        if its.kinked:
+            gamma = falling(its.reach / (its.gradient or 1.0), at.rounds)
+            why = "the loss has kinks: gamma falls geometrically, from a step that leads down the gradient"
+            return Practical(cls(gamma), 0.0, (why,), fades=True)
+        step, own = its.within(at.cohort_L(its)), not at.problem.set_of_x.shared
+        if at.partial and its.heterogeneity > 0:
+            why = "gamma = 1/L of those who take part, and fades as their choice is noise"
+            return Practical(cls(fading(step, max(its.mu, 0) * step / 2)), 0.0, (why,), fades=True)
+        doubts = ("the mean of clients' own projections is not in all of their sets",) if own else ()
+        return Practical(cls(step), step * its.mu, ("gamma = 1/L; H = 1 has no drift",), doubts=doubts)
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)

@@ -33,11 +33,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
+from fedstrata.core.measured import WELL, Conditions, NoRule, Practical
 from fedstrata.core.method import (
     BatchSize,
     Count,
@@ -56,6 +58,8 @@ from fedstrata.estimators.compositional import chain_of
 from fedstrata.estimators.hypergradient import Products
 from fedstrata.methods._shared.sequences import Point, Sequences, step
 from fedstrata.problems.classes import Composition
+
+LONGEST = 10  # local steps in `FedMSA.practical`
 
 
 class State(NamedTuple):
@@ -134,6 +138,30 @@ class FedMSA(Sequences[State]):
         options = {"full_start": True, **options}
         alpha, beta = (min(c / (tau * K), 1 / L) for c in (c_alpha, c_beta))
         return cls(alpha, beta, 1 / R, K, **options)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """β = 1/(L_h + 2τ), α = min(0.9/L_F, ½βμ_h/L_y), L_y the curvature of F that goes through y.
+
+        The second bound keeps x slower than y, which solves its level at the rate βμ_h: beyond 2βμ_h/L_y the
+        pair turns round and round. K is what the clients' unlike Hessians, τ, leave: K β τ ≤ ½.
+        """
+        if "lower" not in at.constants.levels:
+            raise NoRule(f"FedMSA has no rule for its steps on a {type(at.problem).__name__}")
+        h, F, through = at["lower"], at.F, at.constants.through
+        if not h.mu > WELL * h.L:
+            raise NoRule("the lower level is not strongly convex at the start")
+        tau = h.curvature_heterogeneity
+        K = 1 if at.partial else int(np.clip(h.L / (2 * max(tau, 1e-3 * h.L)), 1, LONGEST))
+        beta = 1 / (at.cohort_L(h) + (2 * tau if K > 1 else 0.0))
+        alpha = 0.9 * F.step
+        why = "alpha = 0.9/L_F"
+        if through and 0.5 * beta * h.mu / through < alpha:
+            alpha, why = 0.5 * beta * h.mu / through, "alpha keeps x slower than y: ½ beta mu_h/L_y"
+        options: dict[str, Any] = {"rho": 1 / at.rounds, "full_start": True} if at.partial else {}
+        rate = K * min(alpha * F.mu, beta * h.mu / 2)
+        its = cls(alpha, beta, K=K, clients=min(at.participants, 10), **options)
+        return Practical(its, rate, ("beta = 1/L of the lower level", why), cost=2.0)
 
     @by_options
     def reveals_on(self, problem: Problem) -> Reveals:

@@ -15,10 +15,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
+from fedstrata.core.measured import WELL, Conditions, NoRule, Practical
 from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradients
@@ -57,6 +60,19 @@ class LocalSGDA(Method[Minimax, State]):
     @classmethod
     def refuses(cls, problem: Minimax) -> str | None:
         return super().refuses(problem) or moving_set(cls.__name__, problem)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """As FedMSA's, with τ = 1, which has no drift: η_y = 1/L_y, and x slower than y."""
+        h, F, through = at["lower"], at.F, at.constants.through
+        if not h.mu > WELL * h.L:
+            raise NoRule("the payoff is not strongly concave in y at the start")
+        if at.partial and max(h.heterogeneity, at["payoff"].heterogeneity) > 0:
+            raise NoRule("the choice of those who take part is a noise that LocalSGDA does not reduce")
+        eta_y = 1 / h.L
+        eta_x = min(0.9 * F.step, 0.5 * eta_y * h.mu / through if through else np.inf)
+        rate = min(eta_x * F.mu, eta_y * h.mu / 2)
+        return Practical(cls(eta_x, eta_y), rate, ("eta_y = 1/L_y, eta_x keeps x slower than y",))
 
     def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0)

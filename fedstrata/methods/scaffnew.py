@@ -19,15 +19,19 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.measured import Conditions, NoRule, Practical
 from fedstrata.core.method import BatchSize, Fraction, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
+
+FEWEST = 0.02  # of p in `Scaffnew.practical`: rounds of fifty steps
 
 
 class State(NamedTuple):
@@ -67,6 +71,17 @@ class Scaffnew(Method[Minimization, State]):
         if problem.project.trivial:
             return None
         return "Scaffnew's control variates assume the whole space: use FedAvg or FedRZO with a set."
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """γ = 1/L_max and p = 1/√κ: as many rounds as an accelerated method, of 1/p steps each."""
+        its = at["loss"]
+        if its.kinked or not its.mu > 0:
+            raise NoRule("Scaffnew needs a loss that is smooth and strongly convex")
+        step = its.within(float(its.client_L.max()))
+        p = float(np.clip(np.sqrt(step * its.mu), FEWEST, 1.0))
+        why = "gamma = 1/L of the client with the largest, p = 1/√κ"
+        return Practical(cls(step, p), min(step * its.mu / p, p), (why,))
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)

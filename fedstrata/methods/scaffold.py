@@ -28,6 +28,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.measured import Conditions, NoRule, Practical
 from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
@@ -64,6 +65,17 @@ class SCAFFOLD(Method[Minimization, State]):
         if problem.project.trivial:
             return None
         return "SCAFFOLD's control variates assume the whole space: use FedAvg or FedRZO with a set."
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """K = 1 and a step of 1/L_max; where few take part of 1/(3L_max), as SAGA's."""
+        its = at["loss"]
+        if its.kinked:
+            raise NoRule("SCAFFOLD's control variates assume a smooth loss")
+        step = its.within(3 * float(its.client_L.max()) if at.partial else float(its.client_L.max()))
+        share = at.participants / at.clients
+        rate = min(step * its.mu, share / 2 if at.partial else 1.0)
+        return Practical(cls(step), rate, ("eta_l = 1/(3 L), L of the client with the largest",))
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0, tree.zeros_like(x0))

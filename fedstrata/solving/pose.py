@@ -117,7 +117,7 @@ def pose(
     rounds = whole("rounds", rounds, 0, MOST_ROUNDS)
     eval_every, seed = whole("eval_every", eval_every, 1), whole("seed", seed, 0, MOST_SEEDS)
     problem.check_weights(weights)
-    participants = _participants(participation, data.clients)
+    participants = participants_of(participation, data.clients)
     if weights == "size" and participants < data.clients and data.sizes.sum(dtype=np.int64) >= 2**31:
         raise ValueError(
             "weights='size' draws clients by whole numbers of 32 bits, and there are 2³¹ samples or more. "
@@ -189,7 +189,7 @@ def whole(name: str, value: int, low: int, high: int | None = None) -> int:
     return int(value)
 
 
-def _participants(participation: float | int, clients: int) -> int:
+def participants_of(participation: float | int, clients: int) -> int:
     """A fraction or a number of clients, as a number."""
     if isinstance(participation, bool) or not isinstance(participation, int | float | np.number):
         raise TypeError(

@@ -1,0 +1,181 @@
+"""A method with its steps, and what a run of it will take, from measured constants.
+
+`fedstrata.plan` measures the problem at its start, takes the method that `fedstrata.recommend` puts first, or
+the one that is asked for, and asks it for its steps, `Method.practical`. Its answer is an ordinary method.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from fedstrata.advice.applicable import applicable
+from fedstrata.advice.recommend import HORIZON, Advice, advice, conditions, expected, ranked, start
+from fedstrata.core.counting import Ledger
+from fedstrata.core.measured import Conditions, Constants, NoRule
+from fedstrata.core.method import METHODS, Method, Reveals
+from fedstrata.core.problem import Problem
+from fedstrata.core.types import PyTree, Weights
+from fedstrata.data.federated import FederatedData
+from fedstrata.solving.loop import solve
+from fedstrata.support.words import suggest
+
+TARGET = 1e-2  # the error of x that counts as solved
+BEFORE = 0.1  # of it: planned rounds lead a little further
+FEWEST, MOST = 10, 100_000  # rounds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to solve a problem.
+
+    Attributes:
+        method: with all its steps, an ordinary method.
+        rounds: how many it should need.
+        constants: what was measured, and what that cost.
+        reasons: where the steps come from, in words.
+        known: whether ``rounds`` is a prediction; else a horizon, to which falling steps are fitted.
+        seconds: how long measuring took.
+    """
+
+    method: Method
+    rounds: int
+    constants: Constants
+    reasons: tuple[str, ...]
+    known: bool
+    seconds: float
+    problem: Problem
+    data: FederatedData
+    x0: PyTree
+    y0: PyTree
+    options: dict[str, Any]
+
+    @cached_property
+    def one_round(self) -> Ledger:
+        """What one round sends and evaluates, by a run of one; its program serves the whole run, too."""
+        two, one = (self._ledger(rounds) for rounds in (2, 1))
+        return _minus(two, one)
+
+    def _ledger(self, rounds: int) -> Ledger:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return solve(
+                self.problem, self.method, self.data, self.x0, y0=self.y0, rounds=rounds, progress=False,
+                default_metrics=False, certify=False, **self.options,
+            ).ledger  # fmt: skip
+
+    @property
+    def exchanges(self) -> int:
+        """Expected messages down and up of all rounds."""
+        return self.rounds * self.one_round.exchanges
+
+    @property
+    def bytes(self) -> int:
+        """Expected traffic of all rounds, up and down."""
+        return self.rounds * (self.one_round.bytes_up + self.one_round.bytes_down)
+
+    @property
+    def oracle_calls(self) -> int:
+        """Expected oracle calls of all rounds, each for one sample."""
+        return self.rounds * self.one_round.oracle_calls
+
+    def __repr__(self) -> str:
+        about = "about" if self.known else "a horizon of"
+        lines = [
+            f"{self.method!r}",
+            f"{about} {self.rounds:,} rounds",
+            *self.reasons,
+            f"measured with {self.constants.exchanges} exchanges in {self.seconds:.2g} s",
+        ]
+        return "Plan(\n  " + ",\n  ".join(lines) + ",\n)"
+
+
+def plan(
+    problem: Problem,
+    data: FederatedData,
+    x0: PyTree,
+    y0: PyTree = None,
+    method: str | type[Method] | None = None,
+    target: float | None = None,
+    *,
+    rounds: int | None = None,
+    participation: float | int = 1.0,
+    weights: Weights = "uniform",
+    reveals: Reveals = "replies",
+) -> Plan:
+    """Find a method's steps, and how many rounds it should need.
+
+    Args:
+        problem: any problem.
+        data: the clients' samples.
+        x0: the start.
+        y0: that of the second variable.
+        method: the method's class or its name; by default the one that `fedstrata.recommend` puts first.
+        target: the relative error of x that the rounds are for; by default 0.01.
+        rounds: how many there are to be; by default as many as are expected to be needed.
+        participation: as in `fedstrata.solve`.
+        weights: of the clients.
+        reveals: ``"averages"``: no method that shows the server single replies.
+
+    Raises:
+        NoRule: where no method has a rule for such a problem, with the reasons.
+
+    >>> import fedstrata as fs, numpy as np
+    >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)
+    >>> found = fs.plan(problem, data, np.zeros(2), np.zeros(3))
+    >>> result = fs.solve(problem, found.method, data, np.zeros(2), y0=np.zeros(3), rounds=found.rounds)
+    >>> result.certificate.solved
+    True
+    """
+    began = time.perf_counter()
+    target = TARGET if target is None else target
+    if not 0 < target < 1:
+        raise ValueError(f"target must be in (0, 1), but is {target!r}.")
+    at = conditions(
+        problem, data, x0, y0, participation=participation, weights=weights, rounds=rounds or HORIZON
+    )
+    its = chosen(at, method, reveals)
+    assert its.practical is not None
+    found = its.practical
+    needed = expected(found.rate, BEFORE * target)
+    if rounds is None and found.fades is False and math.isfinite(needed):
+        number = int(min(max(math.ceil(needed), FEWEST), MOST))
+    else:
+        number = rounds or HORIZON
+    x, y = start(problem, data, x0, y0)
+    options = {"participation": participation, "weights": weights}
+    seconds = time.perf_counter() - began
+    known = math.isfinite(needed) and not found.fades
+    return Plan(
+        found.method, number, at.constants, found.reasons, known, seconds, problem, data, x, y, options
+    )
+
+
+def chosen(at: Conditions, method: str | type[Method] | None, reveals: Reveals = "replies") -> Advice:
+    """The method that was asked for, or the best one, with its steps."""
+    if method is None:
+        found = [its for its in ranked(at, reveals) if its.practical is not None]
+        if not found or found[0].avoid:
+            reasons = "; ".join(f"{its.name}: {', '.join(its.reasons)}" for its in ranked(at, reveals))
+            raise NoRule(f"No method has a rule for this {type(at.problem).__name__}. {reasons}")
+        return found[0]
+    name = method if isinstance(method, str) else method.__name__
+    if name not in METHODS:
+        raise ValueError(f"Unknown method {name!r}{suggest(name, sorted(METHODS))}")
+    fits = applicable(at.problem)
+    if name not in fits.names or fits[name].via:
+        fitting = ", ".join(fit.name for fit in fits if not fit.via)
+        raise ValueError(f"{name} does not fit this {type(at.problem).__name__}. These do: {fitting}.")
+    its = advice(fits[name], at)
+    if its.practical is None:
+        raise NoRule(f"{name}: {' '.join(its.reasons)}")
+    return replace(its, avoid=False)
+
+
+def _minus(two: Ledger, one: Ledger) -> Ledger:
+    counts = {name: value - getattr(one, name) for name, value in vars(two).items() if isinstance(value, int)}
+    return Ledger(**counts)

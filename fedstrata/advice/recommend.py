@@ -1,0 +1,177 @@
+"""Which methods fit a problem, best first, and which to avoid: by their rules on measured constants.
+
+    exchanges ≈ cost · ln(1/accuracy) / rate        cost, rate: what `Method.practical` says of a round
+
+Methods whose rule knows a rate come first, by the exchanges that they are expected to need; then those whose
+steps fall, then those of which something speaks against them, and in the end those without a rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedstrata.advice.applicable import Fit, applicable
+from fedstrata.advice.constants import constants
+from fedstrata.core import tree
+from fedstrata.core.measured import Conditions, Constants, NoRule, Practical
+from fedstrata.core.method import Method, Reveals
+from fedstrata.core.problem import Problem
+from fedstrata.core.types import PyTree, Weights
+from fedstrata.data.federated import FederatedData
+from fedstrata.solving.pose import check_point, participants_of
+from fedstrata.support import html
+
+HORIZON = 2_000  # rounds of steps that fall, where nobody says how many
+ACCURACY = 1e-3  # of x, that predictions are for
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One method for a problem.
+
+    Attributes:
+        name: of the method's class.
+        method: an object with steps; None where there is no rule for them.
+        rounds: how many are expected to be needed; infinite where that is not known.
+        exchanges: likewise.
+        reasons: why it is where it is, in words.
+        avoid: whether something speaks against it.
+        fit: what it needs and reveals, as `fedstrata.applicable` lists it.
+        practical: what its rule said.
+    """
+
+    name: str
+    method: Method | None
+    rounds: float
+    exchanges: float
+    reasons: tuple[str, ...]
+    avoid: bool
+    fit: Fit
+    practical: Practical | None = None
+
+
+class Recommendations(tuple[Advice, ...]):
+    """Methods, best first; printed as a table."""
+
+    constants: Constants
+
+    @property
+    def names(self) -> list[str]:
+        """The names of those that have steps, and that nothing speaks against."""
+        return [its.name for its in self if not its.avoid and its.method is not None]
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [("", "method", "rounds", "reveals", "why")]
+        for number, its in enumerate(self):
+            rounds = f"{its.rounds:,.0f}" if math.isfinite(its.rounds) else "?"
+            shown = repr(its.method) if its.method is not None and not its.avoid else its.name
+            first = "avoid" if its.avoid else "no rule" if its.method is None else f"{number + 1}."
+            rows.append((first, shown, rounds, its.fit.reveals, "; ".join(its.reasons)))
+        return rows
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._rows()
+        return html.table(head, rows, left=len(head))
+
+    def __repr__(self) -> str:
+        rows = self._rows()
+        widths = [max(len(row[j]) for row in rows) for j in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def recommend(
+    problem: Problem,
+    data: FederatedData,
+    x0: PyTree,
+    y0: PyTree = None,
+    *,
+    participation: float | int = 1.0,
+    weights: Weights = "uniform",
+    reveals: Reveals = "replies",
+    rounds: int = HORIZON,
+) -> Recommendations:
+    """The methods for a problem, best first, and what to avoid.
+
+    Args:
+        problem: any problem.
+        data: the clients' samples.
+        x0: the start.
+        y0: that of the second variable.
+        participation: as in `fedstrata.solve`.
+        weights: of the clients.
+        reveals: ``"averages"``: methods that show the server single replies are to be avoided.
+        rounds: the horizon of steps that fall with it.
+
+    >>> import fedstrata as fs, numpy as np
+    >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)
+    >>> fs.recommend(problem, data, np.zeros(2), np.zeros(3)).names[0]
+    'FedMSA'
+    """
+    at = conditions(problem, data, x0, y0, participation=participation, weights=weights, rounds=rounds)
+    found = Recommendations(ranked(at, reveals))
+    found.constants = at.constants
+    return found
+
+
+def conditions(
+    problem: Problem,
+    data: FederatedData,
+    x0: PyTree,
+    y0: PyTree = None,
+    *,
+    participation: float | int = 1.0,
+    weights: Weights = "uniform",
+    rounds: int = HORIZON,
+) -> Conditions:
+    """Measure a problem at a start."""
+    x, y = start(problem, data, x0, y0)
+    participants = participants_of(participation, data.clients)
+    measured = constants(problem, data, x, y, weights=weights)
+    return Conditions(problem, measured, data.clients, participants, tree.dimension(x), rounds)
+
+
+def start(problem: Problem, data: FederatedData, x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
+    """The points in the form that `fedstrata.solve` has, checked."""
+    x = tree.as_floats(problem.start_x(x0), "x0")
+    y = None if y0 is None else tree.as_floats(y0, "y0")
+    return x, check_point(problem, data, x, y)
+
+
+def ranked(at: Conditions, reveals: Reveals = "replies") -> list[Advice]:
+    """All methods for a measured problem, best first."""
+    fits = [fit for fit in applicable(at.problem) if not fit.via]
+    return sorted((advice(fit, at, reveals) for fit in fits), key=_order)
+
+
+def _order(its: Advice) -> tuple[bool, bool, float]:
+    return its.method is None, its.avoid, its.exchanges
+
+
+def advice(fit: Fit, at: Conditions, reveals: Reveals = "replies") -> Advice:
+    """What there is to say about one method."""
+    cls = fit.method
+    against: list[str] = []
+    if cls.judged_as is not Method.judged_as:
+        against.append("it solves another problem")
+    if at.partial and cls.full_participation is not None:
+        against.append(f"it needs all clients in every round: {cls.full_participation}")
+    try:
+        its = cls.practical(at)
+    except NoRule as reason:
+        return Advice(fit.name, None, math.inf, math.inf, (*against, str(reason)), bool(against), fit)
+    if reveals == "averages" and its.method.reveals_on(at.problem) == "replies":
+        against.append("it shows the server single replies")
+    against += its.doubts
+    rounds = expected(its.rate)
+    reasons: Sequence[str] = against or its.reasons
+    return Advice(fit.name, its.method, rounds, rounds * its.cost, tuple(reasons), bool(against), fit, its)
+
+
+def expected(rate: float, accuracy: float = ACCURACY) -> float:
+    """Rounds until the error has fallen to an accuracy, at a rate."""
+    if not rate > 0:
+        return math.inf
+    return math.log(1 / accuracy) / -math.log1p(-min(rate, 0.9))

@@ -1,0 +1,65 @@
+"""Plans: steps from constants, held to closed forms by solving with nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedstrata as fs
+
+
+def ridge(seed=0, n=4):
+    """Unequal clients, and the minimiser by both weights."""
+    rng = np.random.default_rng(seed)
+    clients = [{"a": rng.normal(size=(k, n)), "b": rng.normal(size=k)} for k in (5, 9, 20)]
+    problem = fs.Minimization(lambda x, s: 0.5 * (s["a"] @ x - s["b"]) ** 2)
+    pooled = np.concatenate([c["a"] for c in clients]), np.concatenate([c["b"] for c in clients])
+    return problem, fs.FederatedData.from_clients(clients), np.linalg.lstsq(*pooled)[0]
+
+
+@pytest.mark.parametrize("participation", [1.0, 2])
+def test_a_plan_solves_a_ridge_regression(participation):
+    problem, data, best = ridge()
+    options = {"weights": "size", "participation": participation}
+    found = fs.plan(problem, data, np.zeros(4), **options)
+    result = fs.solve(
+        problem, found.method, data, np.zeros(4), rounds=found.rounds, progress=False, **options
+    )
+    assert found.known
+    np.testing.assert_allclose(result.x, best, atol=1e-2 * np.linalg.norm(best))
+
+
+@pytest.mark.slow
+def test_a_plan_says_what_its_rounds_cost():
+    game = fs.quadratic_bilevel(clients=3, n=2, p=3)
+    start = {"x0": np.zeros(2), "y0": np.zeros(3)}
+    found = fs.plan(game.problem, game.data, **start)
+    result = fs.solve(
+        game.problem, found.method, game.data, **start, rounds=found.rounds, default_metrics=False
+    )
+    np.testing.assert_allclose(result.x, game.x_star, atol=1e-2 * np.linalg.norm(game.x_star))
+    ledger = result.ledger
+    assert found.exchanges == ledger.exchanges
+    assert found.bytes == ledger.bytes_up + ledger.bytes_down
+    assert found.oracle_calls == ledger.oracle_calls
+
+
+def test_methods_that_do_not_fit_are_refused():
+    problem, data, _ = ridge()
+    with pytest.raises(ValueError, match=r"FedMSA does not fit this Minimization. These do: "):
+        fs.plan(problem, data, np.zeros(4), method=fs.FedMSA)
+    with pytest.raises(ValueError, match=r"Unknown method 'FedAgv'. Did you mean 'FedAvg'"):
+        fs.plan(problem, data, np.zeros(4), method="FedAgv")
+    with pytest.raises(ValueError, match="FedAC has no rule for its steps"):
+        fs.plan(problem, data, np.zeros(4), method="FedAC")
+
+
+def test_recommendations_leave_out_what_needs_all_clients_or_solves_another_problem():
+    problem, data, _ = ridge()
+    found = fs.recommend(problem, data, np.zeros(4), participation=2)
+    assert found.names[0] == "SCAFFOLD"
+    by_name = {its.name: its for its in found}
+    assert by_name["Scaffnew"].avoid
+    assert "all clients" in by_name["Scaffnew"].reasons[0]
+    assert by_name["AFL"].avoid
+    assert "SCAFFOLD" in repr(found)
