@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.client import opened
+from fedstrata.core.term import positional
 from fedstrata.core.types import Array, Function, Key, PyTree
 from fedstrata.data.storage import Placed
 from fedstrata.models.losses import Labels, Loss
@@ -107,13 +108,14 @@ def of_functions(
     return Model(start, apply, loss, decide, correct, labels, metrics)
 
 
-def test_mean(function: Callable[[PyTree, Any], Any]) -> Metric:
-    """The metric that averages ``function(x, sample)`` over the test data."""
+def test_mean(function: Callable[..., Any]) -> Metric:
+    """The metric that averages ``function(x, sample)`` or ``function(x, y, sample)`` over the test data."""
+    variables = positional(function) - 1
 
     def metric(x: PyTree, y: PyTree, data: Placed) -> Any:
         if data.test is None:
             raise ValueError("accuracy and test_loss are means over test data, and there is none: test=….")
-        return jax.vmap(function, in_axes=(None, 0))(x, opened(data.test)).mean()
+        return jax.vmap(function, (*[None] * variables, 0))(*(x, y)[:variables], opened(data.test)).mean()
 
     return metric
 

@@ -14,13 +14,12 @@ import pytest
 import fedstrata as fs
 from fedstrata.engines.metrics import PerClient
 from fedstrata.lab import ExperimentError
-from fedstrata.lab.experiments._form import BY_CLIENT, METRICS, TESTED, File
-from fedstrata.lab.experiments.catalogue import CATALOGUE
 from fedstrata.lab.experiments.data import LOADERS, PARTITIONS
 from fedstrata.lab.experiments.runner import prepare, run_experiment
-from fedstrata.lab.experiments.toml import define, read
+from fedstrata.lab.experiments.toml import BY_CLIENT, METRICS, TESTED, File, define, keys_of, read
 from fedstrata.lab.report import load_report
 from fedstrata.models import MODELS, options
+from fedstrata.problems.named import PROBLEMS
 
 FILE = """
     title = "Two methods"
@@ -419,8 +418,8 @@ def test_the_smallest_model_is_the_pseudo_inverse():
 def test_the_page_names_every_key():
     page = (Path(__file__).parents[2] / "docs" / "toml.md").read_text("utf-8")
     words = set(re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL)))
-    for name, entry in CATALOGUE.items():
-        assert {name, *entry.options, *entry.metrics, *BY_CLIENT, *TESTED} <= words, name
+    for name, named in PROBLEMS.items():
+        assert {name, *keys_of(named.pose), *named.metrics, *BY_CLIENT, *TESTED} <= words, name
     for name in MODELS:
         assert {name, *options(name)} <= words, name
     for name in PARTITIONS:
@@ -467,7 +466,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
         (change('"softmax"', '"softmin"'), "problem: there is no 'softmin'"),
         (
             change('"softmax"', '"Bilevel"'),
-            "problem: Bilevel is a class of problems. .* regularisation",
+            "problem: there is no 'Bilevel'.* Bilevel is a class of problems: regularisation, hyper",
         ),
         (
             change('"softmax"', '"linear"\n    loss = "logistics"'),
@@ -475,7 +474,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
         ),
         (
             change("limit = 200", 'limit = 200\n    valid_fraction = "some"'),
-            "data: valid_fraction must be a number in",
+            "data: valid_fraction must be a valid number",
         ),
         (
             change('{ name = "Dirichlet", alpha = 0.5, min_size = 5 }', "3"),
@@ -499,7 +498,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
         ),
         (
             change('"softmax"\n    lam', '"robust"\n    form = "minmax"\n    lam'),
-            "problem.form: there is no 'minmax'",
+            "problem: form must be 'composition' or 'minimax', but is 'minmax'",
         ),
         (
             change('"softmax"\n    lam', '"robust"\n    model = "mpl"\n    lam'),
@@ -507,13 +506,13 @@ def test_tables_and_plots_can_be_given(tmp_path):
         ),
         (
             change('"softmax"\n    lam', '"strategic"\n    model = "mlp"\n    cost'),
-            "problem.model: strategic is not written for mlp; it takes logistic or linear",
+            "problem.model: strategic takes logistic or linear, not mlp",
         ),
         (
             change("clients = 4", "").replace('"digits"', '"heart"').replace("limit = 200", ""),
             "divided by nature",
         ),
-        (change("gamma = 0.1", "gama = 0.1"), r"FedAvg: FedAvg has no 'gama'\. Did you mean 'gamma'"),
+        (change("gamma = 0.1", "gama = 0.1"), r"FedAvg has no argument 'gama'\. Did you mean 'gamma'"),
         (change("gamma = 0.1", "gamma = -0.1"), "FedAvg: gamma must be a positive number"),
         (change("gamma = 0.1", ""), "FedAvg needs gamma"),
         (change('label = "pulled"', 'label = "FedAvg"'), "two are called 'FedAvg'"),
@@ -530,6 +529,17 @@ def test_tables_and_plots_can_be_given(tmp_path):
 def test_mistakes_are_named(tmp_path, text, message):
     with pytest.raises(ExperimentError, match=message):
         read(written(tmp_path, text))
+
+
+def test_all_mistakes_are_told_at_once(tmp_path):
+    text = (
+        change("limit = 200", "limits = 200").replace("lam =", "lambda =").replace('"FedAvg"', '"FedAverage"')
+    )
+    text = text.replace("seeds = 2", "seeds = 0").replace("mu = 1.0", "mu = -1.0")
+    with pytest.raises(ExperimentError) as told:
+        read(written(tmp_path, text))
+    for words in ("seeds: ", "'limits'", "'lambda'", "'FedAverage'"):
+        assert words in str(told.value)
 
 
 def test_tables_of_ones_own(tmp_path):

@@ -1,0 +1,411 @@
+"""Problems by name, each posed from a model, data and a few options: what files without Python choose from.
+
+ℓ is the model's loss, w its parameters, u and v a sample's features and label; a mean over client i's
+samples is E_i, and over clients 1/m Σ.
+
+    minimisation    min_w 1/m Σ E_i ℓ(w)
+    regularisation  min_x 1/m Σ E_i ℓ(w(x)) on validation samples,
+                    w(x) = argmin 1/m Σ (E_i ℓ(w) + exp(x_i)/2 ‖w‖²)
+    hypercleaning   as `fedstrata.hypercleaning`: a trust σ(x_j) in each training sample
+    loss_tuning     as `fedstrata.loss_tuning`: a scale and a shift of each class's score
+    robust          min_w risk of the losses ℓ(w) of all samples, see `fedstrata.dro`
+    client_robust   min_w λ log 1/m Σ exp(E_i ℓ(w)/λ), which tends to the worst client's loss as λ → 0
+    selection       among the minimisers of 1/m Σ E_i ℓ(w), the sparsest, the smallest, or the best validated
+    personalised    min_w E ℓ(w) on the server's samples + μ/2 · 1/m Σ ‖w − y_i(w)‖²,
+                    y_i(w) = argmin E_i ℓ(y) + λ/2 ‖y − w‖²
+    strategic       min_w 1/m Σ E_i ℓ(w) at features u + y(w), y(w) = argmax score(w, u + y) − c/2 ‖y‖²
+    standardised    min_w 1/m Σ E_i ℓ(w) at features (u − z¹)/√z², with z¹ = 1/m Σ E_i u and
+                    z² = 1/m Σ E_i (u − z¹)², all three at once
+
+The keyword arguments of each function are the problem's options. The same options give the same functions,
+so that a compiled program is used again.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedstrata.core.problem import Problem
+from fedstrata.core.types import PyTree, Weights
+from fedstrata.data.federated import FederatedData
+from fedstrata.data.labels import count_classes
+from fedstrata.models.model import Metric, Model
+from fedstrata.problems import dro, prox
+from fedstrata.problems.classes import (
+    MPEC,
+    Bilevel,
+    Composition,
+    Minimax,
+    Minimization,
+    MultiSequence,
+    Personalized,
+    Selection,
+)
+from fedstrata.problems.hyper import balance, hypercleaning, loss_tuning
+
+Sampled = Callable[[PyTree, Any], Any]  # a function of the model's parameters and one sample
+Place = Callable[[Sampled], Callable[..., Any]]  # makes of it one of x, or of x and y, and the sample
+Form = Literal["composition", "minimax"]
+
+
+class SolveArguments(NamedTuple):
+    """What `fedstrata.solve` is given, but for the method.
+
+    ``place`` says where the model's parameters are in the answer, ``own`` where a client's own are, if
+    elsewhere; ``metrics`` are the problem's own.
+    """
+
+    problem: Problem
+    data: FederatedData
+    x0: PyTree
+    y0: PyTree
+    place: Place
+    own: Place | None = None
+    metrics: Mapping[str, Metric] = {}
+
+
+class Inputs(NamedTuple):
+    """What a problem is posed from, beside its options."""
+
+    model: Model
+    data: FederatedData
+    seed: int = 0
+    weights: Weights = "uniform"
+
+    @property
+    def start(self) -> PyTree:
+        """The model's parameters of this seed."""
+        return self.model.init(self.seed)
+
+
+class Named(NamedTuple):
+    """A problem that has a name here.
+
+    Attributes:
+        pose: makes it of `Inputs`; its keyword arguments are the options.
+        kinds: its classes: several where the option ``form`` chooses.
+        metrics: what is worth measuring beside accuracy and test loss.
+        needs: the part of the samples without which it cannot be posed, an option of loaders.
+        models: the models that it takes; all where there are none.
+    """
+
+    pose: Callable[..., SolveArguments]
+    kinds: tuple[type[Problem], ...]
+    metrics: tuple[str, ...] = ()
+    needs: str = ""
+    models: tuple[str, ...] = ()
+
+    def kind(self, form: str = "composition") -> type[Problem]:
+        """The class that it has in this form."""
+        return next((kind for kind in self.kinds if kind.__name__.lower() == form), self.kinds[0])
+
+
+# What histories have of each class, the objective first.
+SERIES: dict[type[Problem], tuple[str, ...]] = {
+    Minimization: ("loss",),
+    Bilevel: ("upper", "lower"),
+    Composition: ("objective",),
+    Minimax: ("payoff",),
+    Selection: ("primary", "secondary"),
+    Personalized: ("objective", "server", "coupling", "client"),
+    MPEC: ("leader",),
+    MultiSequence: ("P", "S"),
+}
+
+
+def in_x(function: Sampled) -> Sampled:
+    """The model's parameters are x."""
+    return lambda x, sample: function(x, sample)
+
+
+def in_y(function: Sampled) -> Callable[..., Any]:
+    """They are y, or each client's own y."""
+    return lambda x, y, sample: function(y, sample)
+
+
+def lifted(function: Sampled) -> Sampled:
+    """They stand in x beside a threshold."""
+    return lambda x, sample: function(x.x, sample)
+
+
+def squares(x: PyTree) -> Any:
+    """‖x‖² over all leaves."""
+    return optax.tree.norm(x, squared=True)
+
+
+def client_of(sample: PyTree) -> Any:
+    """The number of the client that a sample belongs to."""
+    return sample["client"]
+
+
+def _positive(**options: float) -> None:
+    for name, value in options.items():
+        if isinstance(value, bool) or not 0 < value < math.inf:
+            raise ValueError(f"{name} must be a positive number, but is {value!r}.")
+
+
+def _need_classes(problem: str, model: Model) -> None:
+    if model.labels != "classes":
+        raise ValueError(
+            f"{problem} needs a model with the cross-entropy of classes, such as softmax or mlp."
+        )
+
+
+def minimisation(of: Inputs) -> SolveArguments:
+    """The mean loss."""
+    return SolveArguments(_minimization(of.model), of.data, of.start, None, in_x)
+
+
+@functools.cache
+def _minimization(model: Model) -> Minimization:
+    return Minimization(model.loss)
+
+
+def regularisation(
+    of: Inputs, *, per: Literal["client", "all"] = "client", start: float = 0.1
+) -> SolveArguments:
+    """An ℓ2 weight, for each client or for all, that does best on validation samples; x is its logarithm."""
+    _positive(start=start)
+    data = _indexed(of.data)
+    x0 = jnp.full((data.clients,) if per == "client" else (), math.log(start))
+    return SolveArguments(_regularised(of.model, per), data, x0, of.start, in_y, metrics={"weight": _weight})
+
+
+@functools.lru_cache(maxsize=8)
+def _indexed(data: FederatedData) -> FederatedData:
+    return data.with_client_index()
+
+
+@functools.cache
+def _regularised(model: Model, per: str) -> Bilevel:
+    def lower(x: PyTree, y: PyTree, sample: PyTree) -> Any:
+        log = x[sample["client"]] if per == "client" else x
+        return model.loss(y, sample) + jnp.exp(log) / 2 * squares(y)
+
+    return Bilevel(lambda x, y, sample: model.loss(y, sample), lower)
+
+
+def _weight(x: PyTree, y: PyTree, data: Any) -> Any:
+    return jnp.exp(x).mean()
+
+
+def hypercleaned(of: Inputs, *, noise: float = 0.3, lam: float = 1e-3) -> SolveArguments:
+    """A trust in each training sample, where a part ``noise`` of the training labels is made wrong."""
+    _need_classes("hypercleaning", of.model)
+    if isinstance(noise, bool) or not 0 <= noise < 1:
+        raise ValueError(f"noise must be a number in [0, 1), but is {noise!r}.")
+    _positive(lam=lam)
+    data = _noisy(of.data, float(noise), of.seed)
+    x0 = jnp.zeros(len(data.train["y"]))
+    return SolveArguments(_cleaned(of.model, lam), data, x0, of.start, in_y, metrics={"found": _found})
+
+
+@functools.lru_cache(maxsize=8)
+def _noisy(data: FederatedData, noise: float, seed: int) -> FederatedData:
+    """Training samples that know their place, and some of whose labels are replaced by other ones."""
+    rng, labels, classes = np.random.default_rng((seed, 2)), np.asarray(data.train["y"]), _classes(data)
+    clean = rng.uniform(size=labels.size) >= noise
+    wrong = (labels + rng.integers(1, classes, labels.size)) % classes
+    index = np.arange(labels.size, dtype=np.int32)
+    changed = {"y": np.where(clean, labels, wrong).astype(labels.dtype), "index": index, "clean": clean}
+    return replace(data, train={**data.train, **changed})
+
+
+def _classes(data: FederatedData) -> int:
+    return max(2, count_classes(data))
+
+
+@functools.cache
+def _cleaned(model: Model, lam: float) -> Bilevel:
+    return hypercleaning(model.apply, lam)
+
+
+def _found(x: PyTree, y: PyTree, data: Any) -> Any:
+    return jnp.mean((x > 0) == data.train["clean"])
+
+
+def tuned(of: Inputs) -> SolveArguments:
+    """A loss for unbalanced classes: a scale and a shift of each class's score."""
+    _need_classes("loss_tuning", of.model)
+    x0 = {"delta": jnp.zeros(_classes(of.data)), "shift": jnp.zeros(_classes(of.data))}
+    return SolveArguments(_tuned(of.model), _balanced(of.data), x0, of.start, in_y)
+
+
+@functools.lru_cache(maxsize=8)
+def _balanced(data: FederatedData) -> FederatedData:
+    weight = balance(np.asarray(data.valid["y"]), _classes(data)).astype(np.float32)
+    return replace(data, valid={**data.valid, "weight": weight})
+
+
+@functools.cache
+def _tuned(model: Model) -> Bilevel:
+    return loss_tuning(model.apply)
+
+
+def robust(
+    of: Inputs,
+    *,
+    risk: Literal["kl", "chi2", "cvar", "kl_cvar", "chi2_ball", "mean_semideviation"] = "kl",
+    form: Form = "composition",
+    lam: float | None = None,
+    level: float | None = None,
+    rho: float | None = None,
+    delta: float | None = None,
+    nonnegative: bool | None = None,
+) -> SolveArguments:
+    """The worst case over weights of the samples; which of λ, ρ, … there are depends on the risk."""
+    every = {"lam": lam, "level": level, "rho": rho, "delta": delta, "nonnegative": nonnegative}
+    given = tuple((name, value) for name, value in every.items() if value is not None)
+    problem = _risk(of.model, risk, given)
+    return _in_form(form, problem, of, of.data, lifted if problem.lifted else in_x)
+
+
+@functools.cache
+def _risk(model: Model, risk: str, options: tuple[tuple[str, Any], ...]) -> dro.DRO:
+    made: dro.DRO = getattr(dro, risk)(model.loss, **dict(options))
+    return made
+
+
+def _in_form(form: Form, problem: Any, of: Inputs, data: FederatedData, place: Place) -> SolveArguments:
+    """A robust problem as a composition, or as the minimax problem that it is."""
+    if form == "composition":
+        return SolveArguments(problem, data, of.start, None, place)
+    dual = _dual(problem, data, of.weights)
+    return SolveArguments(dual.problem, dual.data, of.start, dual.y0, in_x)
+
+
+@functools.lru_cache(maxsize=16)
+def _dual(problem: Any, data: FederatedData, weights: Weights) -> dro.Dual:
+    made: dro.Dual = problem.minimax(data, weights)
+    return made
+
+
+def client_robust(of: Inputs, *, lam: float = 0.1, form: Form = "composition") -> SolveArguments:
+    """The worst client's loss, smoothed; the smaller λ, the nearer to it."""
+    _positive(lam=lam)
+    data = _indexed(of.data)
+    return _in_form(form, _worst_client(of.model, data.clients, lam), of, data, in_x)
+
+
+@functools.cache
+def _worst_client(model: Model, clients: int, lam: float) -> dro.GroupDRO:
+    return dro.group(model.loss, clients, lam, client_of)
+
+
+def selection(
+    of: Inputs, *, prefer: Literal["smallest", "sparse", "validation"] = "smallest"
+) -> SolveArguments:
+    """Among the optima the one of least ½‖w‖², ‖w‖₁, or loss on validation samples."""
+    return SolveArguments(_selected(of.model, prefer), of.data, of.start, None, in_x)
+
+
+@functools.cache
+def _selected(model: Model, prefer: str) -> Selection:
+    secondary: dict[str, Any] = {
+        "smallest": lambda x: squares(x) / 2,
+        "sparse": prox.L1(),
+        "validation": lambda x, sample: model.loss(x, sample),
+    }
+    return Selection(model.loss, secondary[prefer])
+
+
+def personalised(of: Inputs, *, mu: float = 0.1, lam: float = 1.0) -> SolveArguments:
+    """A model for each client and the server's: μ weighs their distance at the server, λ at a client."""
+    _positive(mu=mu, lam=lam)
+    return SolveArguments(_personal(of.model, mu, lam), of.data, of.start, of.start, in_x, own=in_y)
+
+
+@functools.cache
+def _personal(model: Model, mu: float, lam: float) -> Personalized:
+    def apart(x: PyTree, y: PyTree) -> Any:
+        return squares(jax.tree.map(jnp.subtract, x, y))
+
+    def client(x: PyTree, y: PyTree, sample: PyTree) -> Any:
+        return model.loss(y, sample) + lam / 2 * apart(x, y)
+
+    return Personalized(model.loss, lambda x, y: mu / 2 * apart(x, y), client)
+
+
+def strategic(of: Inputs, *, cost: float = 10.0) -> SolveArguments:
+    """All move their features, at a cost c, to be given the label 1; the model foresees it."""
+    if of.model.labels != "two":
+        raise ValueError(
+            'strategic needs one score, positive for the label 1: model = "logistic", or '
+            '{ name = "linear", loss = "logistic" }.'
+        )
+    _positive(cost=cost)
+    problem, place = _strategic(of.model, cost)
+    return SolveArguments(problem, of.data, of.start, jnp.zeros(of.data.train["x"].shape[1:]), place)
+
+
+@functools.cache
+def _strategic(model: Model, cost: float) -> tuple[MPEC, Place]:
+    def moved(y: PyTree, sample: PyTree) -> PyTree:
+        return {**sample, "x": sample["x"] + y}
+
+    def slope(x: PyTree, u: PyTree) -> Any:
+        return jax.grad(model.apply, argnums=1)(x, u)
+
+    def response(x: PyTree, sample: PyTree) -> Any:
+        return slope(x, sample["x"]) / cost  # exact: the score is linear in the features
+
+    def at_response(function: Sampled) -> Sampled:
+        return lambda x, sample: function(x, moved(response(x, sample), sample))
+
+    problem = MPEC(
+        leader=lambda x, y, sample: model.loss(x, moved(y, sample)),
+        follower=lambda x, y, sample: cost * y - slope(x, sample["x"] + y),
+        solution=response,
+    )
+    return problem, at_response
+
+
+def standardised(of: Inputs, *, floor: float = 0.01) -> SolveArguments:
+    """The features' means and variances, at least ``floor``, and the model at the standardised features."""
+    _positive(floor=floor)
+    problem, place = _standardised(of.model, floor)
+    shape = of.data.train["x"].shape[1:]
+    return SolveArguments(problem, of.data, of.start, (jnp.zeros(shape), jnp.ones(shape)), place)
+
+
+@functools.cache
+def _standardised(model: Model, floor: float) -> tuple[MultiSequence, Place]:
+    def moved(Z: PyTree, sample: PyTree) -> PyTree:
+        mean, variance = Z
+        return {**sample, "x": (sample["x"] - mean) / jnp.sqrt(jnp.maximum(variance, floor))}
+
+    def at(function: Sampled) -> Callable[..., Any]:
+        return lambda x, Z, sample: function(x, moved(Z, sample))
+
+    problem = MultiSequence(
+        P=lambda x, Z, sample: jax.grad(model.loss)(x, moved(Z, sample)),
+        S=(
+            lambda x, mean, sample: mean - sample["x"],
+            lambda mean, variance, sample: variance - (sample["x"] - mean) ** 2,
+        ),
+    )
+    return problem, at
+
+
+FORMS = (Composition, Minimax)
+PROBLEMS: dict[str, Named] = {
+    "minimisation": Named(minimisation, (Minimization,)),
+    "regularisation": Named(regularisation, (Bilevel,), ("weight",), "valid_fraction"),
+    "hypercleaning": Named(hypercleaned, (Bilevel,), ("found",), "valid_fraction"),
+    "loss_tuning": Named(tuned, (Bilevel,), (), "valid_fraction"),
+    "robust": Named(robust, FORMS),
+    "client_robust": Named(client_robust, FORMS, ("client_loss",)),
+    "selection": Named(selection, (Selection,)),
+    "personalised": Named(personalised, (Personalized,), ("client_accuracy",), "server_fraction"),
+    "strategic": Named(strategic, (MPEC,), models=("logistic", "linear")),
+    "standardised": Named(standardised, (MultiSequence,)),
+}
