@@ -38,7 +38,7 @@ EAGER = ("fedavg", "scaffold", "scaffnew", "fedrzo-scalars", "simfbo")  # others
 WITHOUT_REFERENCE = {
     "scaffold", "fedopt", "fedzo", "fedrzo-scalars", "fastdro", "pdsgd", "mbsgd", "soba", "hypergradient",
     "simfbo", "zohfl", "zohfl-scalars", "strfedavg", "ipirfedavg", "ipirfedavg-warm",
-    "sequential-regularization", "bigsam", "rapm", "two-stage-scalars",
+    "qfedavg", "codasca", "sequential-regularization", "bigsam", "rapm", "two-stage-scalars",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ For a `Selection`, min f over argmin h, the set X is argmin h (`fedstrata.advice
 `MultiSequence` there are the norms of its maps, Σ P and Σ Sⁿ, at the result's x and Z.
 
 Where x has a set X, F is judged by x − P_X(x − ∇F(x)) (`fedstrata.advice.feasible`). Games in which y(x) is
-not unique, and `fedstrata.AFL`, are judged as saddle points (`fedstrata.advice.saddle`).
+not unique, `fedstrata.AFL` and `fedstrata.DRFA`, are judged as saddle points (`fedstrata.advice.saddle`).
 
 All sums are over all samples of all clients, in float64, and nothing is counted.
 """
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +29,12 @@ import numpy as np
 from fedstrata.advice.diagnostics import federated_mean
 from fedstrata.advice.feasible import outside, projection
 from fedstrata.advice.lower import NotCertifiable, Pooled, hypergradient, natural_residual, solve_lower
-from fedstrata.advice.objectives import checked_lower, level_of
+from fedstrata.advice.objectives import checked_lower, level_of, mean_over
 from fedstrata.advice.precision import double_precision
 from fedstrata.advice.saddle import Saddle, agnostic, game
 from fedstrata.advice.selection import ENOUGH, judge_selection
 from fedstrata.core import tree
+from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import Array, Function, PyTree, Weights
 from fedstrata.data.federated import FederatedData
@@ -49,6 +50,7 @@ from fedstrata.problems.classes import (
     Selection,
 )
 from fedstrata.problems.fairness import Constrained
+from fedstrata.problems.of_clients import WorstClient
 from fedstrata.solving.result import Result
 from fedstrata.support.shown import WIDTH
 
@@ -201,6 +203,7 @@ def diagnose(
             "This result was loaded, so it knows neither problem nor data: give problem= and data=."
         )
     name = result.method.get("name") if isinstance(result.method, dict) else type(result.method).__name__
+    problem = _of_run(problem, result.method)
     _check(problem, data, name, tolerance)
     weights = result.weights if weights is None else weights
     if weights is None:
@@ -212,7 +215,7 @@ def diagnose(
         if isinstance(problem, MPEC):
             _check_responses(problem, placed, x, y)
 
-        at = partial(_measured, problem, name, weights, placed, tolerance)
+        at = partial(_measured, problem, weights, placed, tolerance)
         found = at(x, y)
         found = replace(found, outside=outside(problem, placed, x))
         if isinstance(problem, Minimization | Composition) and not found.saddle:
@@ -224,6 +227,15 @@ def diagnose(
         if found.saddle:
             y = jnp.full_like(y, 1 / placed.clients)
         return _compared(found, at(x0, y).stationarity, 1e-12 * (1 + float(tree.norm(x0))))
+
+
+def _of_run(problem: Problem, method: Method | dict[str, Any]) -> Any:
+    """The problem that the method solves, where it changes it; a loaded result has the method's name."""
+    if not isinstance(method, dict):
+        return method.judged_as(problem)
+    if isinstance(problem, Minimization) and method.get("name") in ("AFL", "DRFA"):
+        return WorstClient(problem.loss, problem.project)
+    return problem
 
 
 def _check(problem: Problem, data: FederatedData, name: str | None, tolerance: float) -> None:
@@ -252,19 +264,18 @@ def _check(problem: Problem, data: FederatedData, name: str | None, tolerance: f
 
 def _measured(
     problem: TwoLevel | OneLevel,
-    name: str | None,
     weights: Weights,
     placed: Placed,
     tolerance: float,
     x: PyTree,
     y: PyTree,
 ) -> Diagnosis:
-    """What is measured at a point, by the problem's class; ``name`` is the method's."""
+    """What is measured at a point, by the problem's class."""
     if isinstance(problem, Selection):
         return _selection(problem, weights, placed, x, tolerance)
     if isinstance(problem, MultiSequence):
         return _sequences(problem, weights, placed, x, y)
-    if isinstance(problem, Minimization) and name == "AFL":
+    if isinstance(problem, WorstClient):
         return _saddle(problem, placed, x, agnostic(problem, placed, x, y))
     if not isinstance(problem, TwoLevel):
         return _single(problem, weights, placed, x)
@@ -368,10 +379,7 @@ def _judged(problem: Problem, data: Placed, x: PyTree, gradient: PyTree) -> dict
 
 
 def _objective(problem: Minimization | Composition, weights: Weights, data: Placed, x: PyTree) -> Any:
-    def mean(function: Function, *args: PyTree, part: Literal["train", "valid"] = "train") -> Any:
-        return federated_mean(function, data, part, weights)(*args)
-
-    measured = problem.measure(mean, x, None)  # type: ignore[arg-type]
+    measured = problem.measure(partial(mean_over, data, weights), x, None)
     return measured[problem.objective or "objective"]
 
 

@@ -7,7 +7,7 @@
 | `Bilevel`, `Personalized`, `MPEC` | f(x, y(x)), y(x) solved here; the derivative goes through it |
 | `Minimax` | max_y f(x, y), by ascent from several points where f is not concave in y |
 | `Hard`, constraints | the loss with an exact penalty of the largest violation |
-| `WorstClient`, what `AFL` solves | the largest of the clients' losses |
+| `WorstClient`, what `AFL` and `DRFA` solve | the largest of the clients' losses |
 
 All sums are over all samples of all clients, in float64. Where a function has values only, its derivative is
 taken by differences. A class of your own gets its F by ``@fs.certify.register``.
@@ -34,10 +34,10 @@ from fedstrata.core.problem import Level, Problem, Projection
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree, Weights
 from fedstrata.data.storage import Placed
-from fedstrata.methods.afl import WorstClient
 from fedstrata.problems.classes import Composition, Minimax
 from fedstrata.problems.dro import DRO, Lifted
 from fedstrata.problems.fairness import Hard
+from fedstrata.problems.of_clients import WorstClient
 
 TOLERANCE = 1e-9  # of lower levels, relative to the length of y
 FLAT = 1e-9  # of the largest curvature: below it there is none

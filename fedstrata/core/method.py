@@ -182,7 +182,10 @@ class Method(Generic[ProblemT, StateT]):
         return []
 
     def judged_as(self, problem: ProblemT) -> Problem:
-        """The problem whose solution is its limit, where that is another than the given one."""
+        """The problem that it solves, where that is another than the given one.
+
+        The run is measured by it, and `fedstrata.certify` and `fedstrata.diagnose` judge by it.
+        """
         return problem
 
     def metrics(self, state: StateT) -> dict[str, jax.Array]:

@@ -138,14 +138,15 @@ def measure(
     """All metrics at the current point: the method's own, the problem's and the user's."""
     x, y = method.output(carry.state, carry.memory)
     values: dict[str, Any] = dict(method.metrics(carry.state))
+    problem = method.judged_as(setup.problem)
     with counting.collect():
         fed = make_fed(setup, data, carry.memory, None, 0)
         data = data.seen()
         if setup.measure_problem:
-            values.update(setup.problem.measure(fed.mean, x, y))
+            values.update(problem.measure(fed.mean, x, y))
         for name, metric in setup.metrics:
             if isinstance(metric, PerClient):
-                found = metric.measured(name, setup.problem, fed, data, x, y)
+                found = metric.measured(name, problem, fed, data, x, y)
             else:
                 found = {name: _plain_metric(name, metric, carry.state, x, y, data)}
             for taken in found.keys() & values.keys():

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 from fedstrata.core.method import METHODS, Method
 from fedstrata.methods.afl import AFL
 from fedstrata.methods.big_sam import BiGSAM
+from fedstrata.methods.codasca import CODASCA
 from fedstrata.methods.compositional_fedavg import CompositionalFedAvg
+from fedstrata.methods.drfa import DRFA
 from fedstrata.methods.ds_feddro import DSFedDRO
 from fedstrata.methods.fastdro import FastDRO
 from fedstrata.methods.fedac import FedAC
@@ -20,7 +22,9 @@ from fedstrata.methods.fedrzo import FedRZO
 from fedstrata.methods.fedrzo_bilevel import FedRZOBilevel
 from fedstrata.methods.fedrzo_minimax import FedRZOMinimax
 from fedstrata.methods.fedrzo_two_stage import FedRZOTwoStage
+from fedstrata.methods.fedsgda_plus import FedSGDAPlus
 from fedstrata.methods.fedzo import FedZO
+from fedstrata.methods.fessgda import FESSGDA
 from fedstrata.methods.gcivr import GCIVR
 from fedstrata.methods.hypergradient_descent import HypergradientDescent
 from fedstrata.methods.ipir_fedavg import IPIRFedAvg
@@ -28,6 +32,7 @@ from fedstrata.methods.lfd import LFD
 from fedstrata.methods.local_sgda import LocalSGDA
 from fedstrata.methods.mbsgd import MBSGD
 from fedstrata.methods.pdsgd import PDSGD
+from fedstrata.methods.qfedavg import QFedAvg
 from fedstrata.methods.r_apm import RAPM
 from fedstrata.methods.scaffnew import Scaffnew
 from fedstrata.methods.scaffold import SCAFFOLD
@@ -40,6 +45,9 @@ from fedstrata.support.words import misspelt
 
 __all__ = [
     "AFL",
+    "CODASCA",
+    "DRFA",
+    "FESSGDA",
     "GCIVR",
     "LFD",
     "MBSGD",
@@ -65,11 +73,13 @@ __all__ = [
     "FedRZOBilevel",
     "FedRZOMinimax",
     "FedRZOTwoStage",
+    "FedSGDAPlus",
     "FedZO",
     "HypergradientDescent",
     "IPIRFedAvg",
     "LocalSGDA",
     "Method",
+    "QFedAvg",
     "Scaffnew",
     "SequentialRegularization",
     "SimFBO",

@@ -13,7 +13,6 @@ the result's ``y``. Reveals an average, and every client's loss. Needs gradients
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -27,7 +26,9 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.simplex import start_weights
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.of_clients import WorstClient
 
 
 class State(NamedTuple):
@@ -35,11 +36,6 @@ class State(NamedTuple):
 
     x: PyTree
     y: jax.Array  # λ
-
-
-@dataclass(frozen=True)
-class WorstClient(Minimization):
-    """``min_x max_i E f_i(x, ξ)``: the largest of the clients' losses in place of their mean."""
 
 
 @method
@@ -70,14 +66,7 @@ class AFL(Method[Minimization, State]):
         return WorstClient(problem.loss, problem.project)
 
     def start_y(self, problem: Minimization, y0: PyTree, clients: int) -> jax.Array:
-        if y0 is None:
-            return jnp.full((clients,), 1 / clients)
-        good = jnp.shape(y0) == (clients,) and bool((y0 >= 0).all()) and abs(float(y0.sum()) - 1) < 1e-5
-        if not good:
-            raise ValueError(
-                f"AFL: y0 must be {clients} weights ≥ 0 that sum to 1 (or left out), but is {y0!r}."
-            )
-        return y0
+        return start_weights("AFL", y0, clients)
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0)

@@ -17,9 +17,14 @@ clients, h_r is the mean of p^m(x_r, Z_r) whatever ρ is, by induction from r = 
 neither sent nor evaluated. With full batches the map before a local step is the one after the last. Alg. 1
 chooses one client; the paper's experiments average ten.
 
+For minimax problems with full batches of all clients, and ``clients=m``, lines 4 to 7 are FedGDA-GT (Sun, Wei
+2022): w ← w − γ (G_i(w) − G_i(w_r) + the mean of G_j(w_r)), G the operator (∇_x f, −∇_y f).
+
 The maps of bilevel, minimax and compositional problems are in `fedstrata.estimators.sequences`; the paper's
 (10a) prints ∇_x f for ∇_w f. A composition's values (and adjoints) are computed exactly before round 0, one
-exchange for each. The paper's output is an iterate drawn at random; here it is the last one.
+exchange for each. The adjoint form avoids the product of
+Jacobians of several levels at one client; Gao (ICML 2024) has a Jacobian–vector estimator to the same end for
+federated multi-level compositions. The paper's output is an iterate drawn at random; here it is the last one.
 
 Reveals only averages, with ``clients=1`` the chosen client's point, and of a composition's level in the log
 domain each client's log g before round 0. Needs gradients, for bilevel problems also Hessian-vector products,

@@ -13,31 +13,20 @@ X_i of their own clients project each step in x instead. Reveals only averages. 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
-from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
 from fedstrata.core.measured import WELL, Conditions, NoRule, Practical
 from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.estimators.gradients import gradients
+from fedstrata.methods._shared.descent_ascent import Pair, inside, local_steps
 from fedstrata.methods._shared.sequences import moving_set
 from fedstrata.problems.classes import Minimax
 
 
-class State(NamedTuple):
-    """The server's pair."""
-
-    x: PyTree
-    y: PyTree
-
-
 @method
-class LocalSGDA(Method[Minimax, State]):
+class LocalSGDA(Method[Minimax, Pair]):
     """``tau`` local steps of descent in x (``eta_x``) and ascent in y (``eta_y``), then the mean.
 
     Args:
@@ -74,24 +63,14 @@ class LocalSGDA(Method[Minimax, State]):
         rate = min(eta_x * F.mu, eta_y * h.mu / 2)
         return Practical(cls(eta_x, eta_y), rate, ("eta_y = 1/L_y, eta_x keeps x slower than y",))
 
-    def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
-        return State(x0, y0)
+    def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> Pair:
+        return Pair(x0, y0)
 
-    def local_steps(self, problem: Minimax, client: Client, key: Key, x: PyTree, y: PyTree) -> State:
-        def step(at: State, key: Key) -> State:
-            f = client.mean(problem.payoff, key, self.batch_size)
-            by_x, by_y = gradients(f, *self.inside(problem, at))
-            u = problem.project_x.own(tree.axpy(-self.eta_x, by_x, at.x), client)
-            return State(u, tree.axpy(self.eta_y, by_y, at.y))  # line 3
+    def local_steps(self, problem: Minimax, client: Client, key: Key, start: Pair) -> Pair:
+        tau = steps_of(self.tau, client)
+        return local_steps(problem, client, key, start, tau, self.eta_x, self.eta_y, self.batch_size)  # 2, 3
 
-        return loop(steps_of(self.tau, client), step, key, State(x, y))  # line 2
-
-    def inside(self, problem: Minimax, at: State) -> State:
-        """P_X and P_Y."""
-        x = problem.project_x.common(at.x)
-        return State(x, problem.project_y(at.y, x))
-
-    def round(self, problem: Minimax, fed: Fed, key: Key, r: Integer, state: State) -> State:
+    def round(self, problem: Minimax, fed: Fed, key: Key, r: Integer, state: Pair) -> Pair:
         at_work = fed.at_work(self.tau)
-        mean = fed.average(self.local_steps, key, *state, weights=at_work, around=state)  # line 1
-        return self.inside(problem, mean)  # line 4
+        mean = fed.average(self.local_steps, key, state, weights=at_work, around=state)  # line 1
+        return inside(problem, mean)  # line 4

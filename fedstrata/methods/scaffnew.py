@@ -1,6 +1,6 @@
 """Scaffnew, also ProxSkip (Mishchenko et al. 2022): local steps with a coin for communication.
 
-    min_x  1/m Σ_i E f_i(x, ξ)
+    min_x  1/m Σ_i E f_i(x, ξ),   or   min_x max_y  1/m Σ_i E f_i(x, y, ξ)
 
     1  server: T ← the number of coins tossed until the first success, which has probability p; send x, T
     2  client i: h ← h + p/γ (x − x̂), with x̂ from its last round
@@ -8,6 +8,10 @@
     4      x̂ ← x̂ − γ (∇f_i(x̂, ξ) − h)
     5  client i: upload x̂ − γ/p h; remember h, x̂
     6  server: x ← the mean of the uploads
+
+For a `Minimax` x is the pair (x, y) and ∇f_i the operator (∇_x f_i, −∇_y f_i), on both sides with the same
+step size: ProxSkip-VIP (Zhang et al.), whose authors' code takes γ = 1/max ℓ_i and p = √(γμ) for operators
+that are Lipschitz with ℓ_i and strongly monotone with μ.
 
 A round is what lies between two successes, so one round is one averaging. Reveals only averages. Needs
 gradients. p = 1 is parallel gradient descent.
@@ -28,28 +32,22 @@ from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.measured import Conditions, NoRule, Practical
 from fedstrata.core.method import BatchSize, Fraction, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.estimators.gradients import gradient
-from fedstrata.problems.classes import Minimization
+from fedstrata.methods._shared.descent_ascent import Pair, descent, refused_variates
+from fedstrata.problems.classes import Minimax, Minimization
 
 FEWEST = 0.02  # of p in `Scaffnew.practical`: rounds of fifty steps
-
-
-class State(NamedTuple):
-    """The server's iterate."""
-
-    x: PyTree
 
 
 class Memory(NamedTuple):
     """A client's control variate, its point before the last averaging, and that round's p/γ."""
 
-    h: PyTree
-    x_hat: PyTree
+    h: Pair
+    x_hat: Pair
     pull: jax.Array
 
 
 @method
-class Scaffnew(Method[Minimization, State]):
+class Scaffnew(Method[Minimization | Minimax, Pair]):
     """Local steps of size ``gamma`` that communicate with probability ``p`` after each.
 
     Args:
@@ -63,18 +61,18 @@ class Scaffnew(Method[Minimization, State]):
     p: Fraction
     batch_size: BatchSize = None
 
-    solves = (Minimization,)
+    solves = (Minimization, Minimax)
     full_participation = "its control variates sum to zero only over all clients."
 
     @classmethod
-    def refuses(cls, problem: Minimization) -> str | None:
-        if problem.project.trivial:
-            return None
-        return "Scaffnew's control variates assume the whole space: use FedAvg or FedRZO with a set."
+    def refuses(cls, problem: Minimization | Minimax) -> str | None:
+        return refused_variates(cls.__name__, problem)
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """γ = 1/L_max and p = 1/√κ: as many rounds as an accelerated method, of 1/p steps each."""
+        if isinstance(at.problem, Minimax):
+            raise NoRule("Scaffnew's rule is for one variable")
         its = at["loss"]
         if its.kinked or not its.mu > 0:
             raise NoRule("Scaffnew needs a loss that is smooth and strongly convex")
@@ -83,19 +81,22 @@ class Scaffnew(Method[Minimization, State]):
         why = "gamma = 1/L of the client with the largest, p = 1/√κ"
         return Practical(cls(step, p), min(step * its.mu / p, p), (why,))
 
-    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
-        return State(x0)
+    def init(self, problem: Minimization | Minimax, x0: PyTree, y0: PyTree) -> Pair:
+        return Pair(x0, y0)
 
-    def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> Memory:
-        return Memory(tree.zeros_like(x0), x0, jnp.zeros(()))
+    def memory(self, problem: Minimization | Minimax, x0: PyTree, y0: PyTree) -> Memory:
+        start = Pair(x0, y0)
+        return Memory(tree.zeros_like(start), start, jnp.zeros(()))
 
-    def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree, T: Integer) -> Remember:
+    def local_steps(
+        self, problem: Minimization | Minimax, client: Client, key: Key, x: Pair, T: Integer
+    ) -> Remember:
         before: Memory = client.memory
         h = tree.axpy(before.pull, tree.sub(x, before.x_hat), before.h)  # line 2
 
-        def step(x_hat: PyTree, key: Key) -> PyTree:
-            f = client.mean(problem.loss, key, self.batch_size)
-            return tree.axpy(-self.gamma, tree.sub(gradient(f, x_hat), h), x_hat)  # line 4
+        def step(x_hat: Pair, key: Key) -> Pair:
+            slope = descent(problem, client, key, self.batch_size, x_hat)
+            return tree.axpy(-self.gamma, tree.sub(slope, h), x_hat)  # line 4
 
         x_hat = loop(T, step, key, x)  # line 3
         pull = self.p / self.gamma
@@ -103,7 +104,7 @@ class Scaffnew(Method[Minimization, State]):
             tree.axpy(-1 / pull, h, x_hat), Memory(h, x_hat, jnp.asarray(pull, before.pull.dtype))
         )  # line 5
 
-    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
+    def round(self, problem: Minimization | Minimax, fed: Fed, key: Key, r: Integer, state: Pair) -> Pair:
         key_coin, key_steps = jax.random.split(key)
         T = jax.random.geometric(key_coin, self.p, dtype=jnp.int32)  # line 1
-        return State(fed.average(self.local_steps, key_steps, state.x, T, around=state.x))  # line 6
+        return fed.average(self.local_steps, key_steps, state, T, around=state)  # line 6

@@ -488,7 +488,8 @@ class Loop:
         host = self._fetch()[b]
         data = posed.data[b] if isinstance(posed.data, list) else posed.data
         point = self.engine.output(posed.methods[b], self.carry, host)
-        found = evaluate(due, posed.setup.problem, data, posed.setup.weights, host.state, *point)
+        problem = posed.methods[b].judged_as(posed.setup.problem)
+        found = evaluate(due, problem, data, posed.setup.weights, host.state, *point)
         for name in found.keys() & {*taken, *BOOKKEEPING}:
             raise ValueError(taken_name(name))
         return {name: self.engine.agree(value) for name, value in found.items()}

@@ -47,6 +47,8 @@ SOLVERS = {
     "FedAC": (minimization, fs.FedAC(0.1, 1.0)),
     "LFD": (minimization, fs.LFD(0.1)),
     "LocalSGDA": (minimax, fs.LocalSGDA(0.1, 0.1)),
+    "FedSGDAPlus": (minimax, fs.FedSGDAPlus(0.1, 0.1)),
+    "FESSGDA": (minimax, fs.FESSGDA(0.1, 0.1, p=1.0)),
     "FedNest": (minimax, fs.FedNest(0.1, 0.1)),
     "FedMSA": (minimax, fs.FedMSA(0.1, 0.1)),
     "SOBA": (minimax, fs.SOBA(0.1, 0.1)),
@@ -57,7 +59,7 @@ SOLVERS = {
     "SequentialRegularization": (selection, fs.SequentialRegularization()),
 }
 ELSEWHERE = {
-    *("AFL", "FedZO"),  # below: another objective, and noise
+    *("AFL", "DRFA", "QFedAvg", "FedZO"),  # below: other objectives, and noise
     *(
         "FedRZO",
         "FedRZOBilevel",
@@ -66,7 +68,7 @@ ELSEWHERE = {
     ),  # a penalty
     *("BiGSAM", "IPIRFedAvg"),  # sublinear rates; a set of h's alone; the server projects
     "ZOHFL",  # a client's own y alone has a set
-    *("Scaffnew", "SCAFFOLD"),  # refuse sets
+    *("Scaffnew", "SCAFFOLD", "CODASCA"),  # refuse sets
     *(
         "CompositionalFedAvg",
         "DSFedDRO",
@@ -124,6 +126,7 @@ LOCAL = {
     "FedMSPP": lambda gamma: (minimization, fs.FedMSPP(0.5, gamma, H=4)),
     "FedAC": lambda gamma: (minimization, fs.FedAC(gamma, 1.0, K=4)),
     "LocalSGDA": lambda gamma: (minimax, fs.LocalSGDA(gamma, gamma, tau=4)),
+    "FESSGDA": lambda gamma: (minimax, fs.FESSGDA(gamma, gamma, K=4)),
     "StRFedAvg": lambda gamma: (
         selection,
         fs.StRFedAvg("geometric", K=4, gamma=4 * gamma, L_h=1.0, eta=1e-9, eta_end=1e-12),

@@ -39,6 +39,8 @@ CASES = [
     case("scaffold", fs.SCAFFOLD(eta_l=0.1, eta_g=0.9, K=2, batch_size=2)),
     case("scaffnew", fs.Scaffnew(gamma=0.1, p=0.5, batch_size=2), participation=None),
     case("fedmspp", fs.FedMSPP(eta=0.5, gamma=0.1, H=3, batch_size=2)),
+    case("qfedavg", fs.QFedAvg(gamma=0.1, q=2.0, H=2, batch_size=2)),
+    case("drfa", fs.DRFA(gamma=0.1, eta_lam=0.1, tau=3, batch_size=2)),
     case("fedzo", fs.FedZO(eta=0.01, mu=0.1, H=2, b=2, batch_size=2)),
     case("fedrzo", fs.FedRZO(gamma=0.01, eta=0.1, H=2, batch_size=2)),
     case(

@@ -54,6 +54,7 @@ def plain(x, sample):
 
 bilevel = fs.Bilevel(upper, lower)
 minimax = fs.Minimax(payoff, project_x=fs.sets.Ball(2.0), project_y=fs.sets.Ball(0.5))
+free = fs.Minimax(payoff)
 composition = fs.Composition([inner, middle, outer], plain=plain)
 sequences = fs.MultiSequence(
     P=lambda x, Z, s: {"s": x["s"] + Z[0][:2] * s["b"], "t": x["t"] - Z[1]},
@@ -73,6 +74,8 @@ def loss(x, sample):
 
 simfbo = fs.SimFBO(0.1, 0.2, 0.2, 0.05, 0.1, 0.1, tau=np.array([1, 2, 0, 3, 1]))
 
+fessgda = fs.FESSGDA(0.05, 0.1, np.array([1, 2, 0, 3, 1]), p=2.0, beta=0.5, eta_xg=0.9, batch_size=2)
+
 CASES = [
     Case("fedmsa", fs.FedMSA(0.05, 0.1, rho=0.3, K=2, clients=2, batch_size=2), bilevel, data, x0, y0),
     Case("fedmsa-full", fs.FedMSA(0.05, np.array([0.1, 0.3]), K=2, clients=3), sequences, data, x0, Z0),
@@ -81,5 +84,9 @@ CASES = [
     Case("fednest", fs.FedNest(0.1, 0.3, T=2, tau=2, N=3, ell=3.0), bilevel, data, x0, y0),
     Case("simfbo", simfbo, bilevel, data, x0, y0),
     Case("local-sgda", fs.LocalSGDA(0.05, 0.1, tau=2, batch_size=2), minimax, data, x0, y0),
+    Case("fedsgda-plus", fs.FedSGDAPlus(0.05, 0.1, K=2, S=2, eta=0.9, batch_size=2), minimax, data, x0, y0),
+    Case("fessgda", fessgda, minimax, data, x0, y0),
+    Case("scaffnew-minimax", fs.Scaffnew(0.1, 0.5, batch_size=2), free, data, x0, y0, participation=None),
+    Case("codasca", fs.CODASCA(0.1, 0.5, I=2, rounds=2, batch_size=2), free, data, x0, y0),
     Case("afl", fs.AFL(0.1, 0.1, H=2), fs.Minimization(loss), data, weights, participation=None),
 ]

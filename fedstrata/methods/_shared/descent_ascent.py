@@ -1,0 +1,89 @@
+"""What methods of descent in x and ascent in y share: the pair, its sets, the operator, local steps.
+
+As in FedAvg the server projects onto sets that all clients share, and clients take gradients at projections:
+the mean of points that clients project themselves stays off a boundary on which they disagree. With sets X_i
+of their own clients project each step in x instead.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.counting import loop
+from fedstrata.core.types import Integer, Key, PyTree, Real
+from fedstrata.estimators.gradients import gradient, gradients
+from fedstrata.methods._shared.sequences import moving_set
+from fedstrata.problems.classes import Minimax, Minimization
+
+
+class Pair(NamedTuple):
+    """A point (x, y)."""
+
+    x: PyTree
+    y: PyTree
+
+
+def refused_variates(name: str, problem: Minimization | Minimax) -> str | None:
+    """Why control variates cannot be had: on a set they do not sum to zero at the solution."""
+    if isinstance(problem, Minimax) and (words := moving_set(name, problem)) is not None:
+        return words
+    if all(project.trivial for project in problem.sets.values()):
+        return None
+    free = "LocalSGDA or FedMSA" if isinstance(problem, Minimax) else "FedAvg or FedRZO"
+    return f"{name}'s control variates assume the whole space: use {free} with a set."
+
+
+def descent(
+    problem: Minimization | Minimax, client: Client, key: Key, batch_size: int | None, at: Pair
+) -> Pair:
+    """A client's ∇f_i, where y is None, or the operator (∇_x f_i, −∇_y f_i), at samples drawn now."""
+    if isinstance(problem, Minimax):
+        by_x, by_y = gradients(client.mean(problem.payoff, key, batch_size), at.x, at.y)
+        return Pair(by_x, tree.scale(-1, by_y))
+    return Pair(gradient(client.mean(problem.loss, key, batch_size), at.x), None)
+
+
+def inside(problem: Minimax, at: Pair) -> Pair:
+    """P_X and P_Y."""
+    x = problem.project_x.common(at.x)
+    return Pair(x, problem.project_y(at.y, x))
+
+
+def local_steps(
+    problem: Minimax,
+    client: Client,
+    key: Key,
+    start: Pair,
+    steps: Integer,
+    eta_x: Real,
+    eta_y: Real,
+    batch_size: int | None,
+    snapshot: PyTree = None,
+) -> Pair:
+    """Simultaneous steps from ``start``: ``x ← x − η_x ∇_x f_i(x, y, ξ)``, ``y ← y + η_y ∇_y f_i(x, y, ξ)``.
+
+    Args:
+        problem: the game.
+        client: whose payoff.
+        key: of the minibatches.
+        start: the server's pair.
+        steps: how many.
+        eta_x: the step size of x.
+        eta_y: the step size of y.
+        batch_size: samples of a minibatch, or None for all.
+        snapshot: x̃, at which ∇_y f_i is taken in place of x, on the same samples; None is x itself.
+    """
+
+    def step(at: Pair, key: Key) -> Pair:
+        f = client.mean(problem.payoff, key, batch_size)
+        x, y = inside(problem, at)
+        if snapshot is None:
+            by_x, by_y = gradients(f, x, y)
+        else:
+            by_x, by_y = gradient(f, x, y), gradient(f, snapshot, y, wrt=1)
+        moved = problem.project_x.own(tree.axpy(-eta_x, by_x, at.x), client)
+        return Pair(moved, tree.axpy(eta_y, by_y, at.y))
+
+    return loop(steps, step, key, start)

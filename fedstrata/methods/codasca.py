@@ -1,0 +1,109 @@
+"""CODASCA: descent ascent with control variates, in stages (Yuan, Guo, Xu, Ying, Yang 2021).
+
+    min_x max_y  1/m Σ_i E f_i(x, y, ξ)
+
+    1  server: send w = (x, y), c and x_ref to the clients S that take part
+    2  client i, I times from (u, v) = w:  draw ξ;  G ← (∇_x f_i, −∇_y f_i) at (u, v, ξ)
+    3      (u, v) ← (u, v) − η_s (G − c_i + c + ((u − x_ref)/γ, 0))
+    4  client i: c_i⁺ ← the mean of its I operators G; upload (u, v) − w and c_i⁺ − c_i; remember c_i ← c_i⁺
+    5  server: w ← w + mean_S((u, v) − w),   c ← c + |S|/m mean_S(c_i⁺ − c_i)
+    6  server: at the end of a stage, x_ref ← the mean of x over its rounds,   η_s ← η_s/3,   and the next
+           stage has three times as many rounds
+
+The paper is for AUC, a payoff that is strongly concave in y and weakly convex in x: each stage minimises a
+strongly convex f + ‖x − x_ref‖²/(2γ). Its mean of line 6 is over the steps of a stage; here it is over its
+rounds, of the server's points, so that clients need not send it. With γ = ∞ and one stage that never ends it
+is SCAFFOLD with the operator in place of the gradient. The factor 3 is the authors' code's.
+
+Reveals only averages. Needs gradients.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.counting import loop
+from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.method import BatchSize, Count, Method, NonNegative, Positive, method
+from fedstrata.core.types import Array, Integer, Key, PyTree, Real
+from fedstrata.methods._shared.descent_ascent import Pair, descent, refused_variates
+from fedstrata.problems.classes import Minimax
+
+
+class State(NamedTuple):
+    """The server's pair, its control variate, and what belongs to the stage."""
+
+    x: PyTree
+    y: PyTree
+    c: Pair
+    reference: PyTree  # x_ref
+    mean: PyTree  # of x over the stage's rounds
+    number: Array  # of these rounds
+    stage: Array  # s = 0, 1, …
+
+
+@method
+class CODASCA(Method[Minimax, State]):
+    """``I`` local steps with control variates, on a payoff made convex in x around the last stage's mean.
+
+    Args:
+        eta: the step size of both variables in the first stage.
+        weight: 1/γ, the weight of the term ``‖x − x_ref‖²/2``; 0 is none.
+        I: local steps of a round.
+        rounds: rounds of the first stage.
+        factor: how many times as long, with steps so many times shorter, each stage is than the one before.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
+
+    eta: Positive  # η_0
+    weight: NonNegative = 0.0  # 1/γ
+    I: Count = 1
+    rounds: Count = 100
+    factor: Positive = 3.0
+    batch_size: BatchSize = None
+
+    solves = (Minimax,)
+
+    @classmethod
+    def refuses(cls, problem: Minimax) -> str | None:
+        return refused_variates(cls.__name__, problem)
+
+    def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
+        c, zero = tree.zeros_like(Pair(x0, y0)), jnp.zeros((), jnp.int32)
+        return State(x0, y0, c, x0, tree.zeros_like(x0), zero, zero)
+
+    def memory(self, problem: Minimax, x0: PyTree, y0: PyTree) -> Pair:
+        return tree.zeros_like(Pair(x0, y0))  # c_i
+
+    def local_steps(
+        self, problem: Minimax, client: Client, key: Key, w: Pair, c: Pair, reference: PyTree, eta: Real
+    ) -> Remember:
+        correction = tree.sub(c, client.memory)
+
+        def step(carry: tuple[Pair, Pair], key: Key) -> tuple[Pair, Pair]:
+            at, total = carry
+            G = descent(problem, client, key, self.batch_size, at)
+            by_x, by_y = tree.add(G, correction)
+            by_x = tree.axpy(self.weight, tree.sub(at.x, reference), by_x)
+            return tree.axpy(-eta, Pair(by_x, by_y), at), tree.add(total, G)  # line 3
+
+        end, total = loop(self.I, step, key, (w, tree.zeros_like(w)))  # line 2
+        new = tree.scale(1 / self.I, total)
+        return Remember((tree.sub(end, w), tree.sub(new, client.memory)), new)  # line 4
+
+    def round(self, problem: Minimax, fed: Fed, key: Key, r: Integer, state: State) -> State:
+        power = self.factor ** state.stage.astype(float)
+        w, own = Pair(state.x, state.y), fed.cohort_sizes
+        message = (w, state.c, state.reference, self.eta / power)
+        moved, changed = fed.average(self.local_steps, key, *message, weights=own)  # line 1
+        w, c = tree.add(w, moved), tree.axpy(fed.cohort_share, changed, state.c)  # line 5
+        number = state.number + 1
+        mean = tree.lerp(1 / number.astype(float), state.mean, w.x)
+        over = number >= self.rounds * power
+        reference = jax.tree.map(lambda new, old: jnp.where(over, new, old), mean, state.reference)
+        return State(w.x, w.y, c, reference, mean, jnp.where(over, 0, number), state.stage + over)  # line 6

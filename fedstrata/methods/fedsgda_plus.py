@@ -1,0 +1,85 @@
+"""FedSGDA+: local descent ascent whose ascent sees a snapshot of x (Wu, Sun, Hu, Zhang, Huang 2023).
+
+    min_x max_{y ∈ Y}  1/m Σ_i E f_i(x, y, ξ)
+
+    1  server: every S rounds, the first among them, x̃ ← x;  send x, y, x̃ to the clients that take part
+    2  client i, K times from (u, w) = (x, y):
+    3      draw ξ;  u ← u − γ_x ∇_x f_i(u, P_Y(w), ξ),   w ← w + γ_y ∇_y f_i(x̃, P_Y(w), ξ)
+    4  server: x ← P_X(x + η (the mean of u − x)),   y ← P_Y(y + η (the mean of w − y))
+
+Local SGDA+ (Sharma et al. 2022) is η = 1. With S = 1 and K = 1 it is descent ascent. The authors' code has
+one η for both variables, and projects onto the simplex by clipping at zero and dividing by the sum; here it
+is the Euclidean projection, of the server, as in `fedstrata.LocalSGDA`.
+
+For payoffs that are concave in y, and not strongly so: the snapshot keeps y's problem the same for S rounds.
+Reveals only averages. Needs gradients.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata.core import tree
+from fedstrata.core.client import Client, steps_of
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive, method
+from fedstrata.core.types import Integer, Key, PyTree
+from fedstrata.methods._shared.descent_ascent import Pair, inside, local_steps
+from fedstrata.methods._shared.sequences import moving_set
+from fedstrata.problems.classes import Minimax
+
+
+class State(NamedTuple):
+    """The server's pair and the snapshot."""
+
+    x: PyTree
+    y: PyTree
+    snapshot: PyTree  # x̃
+
+
+@method
+class FedSGDAPlus(Method[Minimax, State]):
+    """``K`` local steps of descent in x and of ascent in y at a snapshot of x, renewed every ``S`` rounds.
+
+    Args:
+        gamma_x: the step size of the descent in x.
+        gamma_y: the step size of the ascent in y.
+        K: local steps of a round: a number, one per client, or a function of the round. Above 1 the limit is
+            biased where clients differ.
+        S: rounds for which a snapshot is kept.
+        eta: the server's step size; 1 takes the mean.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
+
+    gamma_x: Positive  # γ_x
+    gamma_y: Positive  # γ_y
+    K: LocalSteps = 1
+    S: Count = 1
+    eta: Positive = 1.0  # η
+    batch_size: BatchSize = None
+
+    solves = (Minimax,)
+    sums_steps = "K"
+    drifts = ("K", "Take K=1, which has the right limit, or let gamma_x and gamma_y fall.")
+
+    @classmethod
+    def refuses(cls, problem: Minimax) -> str | None:
+        return super().refuses(problem) or moving_set(cls.__name__, problem)
+
+    def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
+        return State(x0, y0, x0)
+
+    def local_steps(self, problem: Minimax, client: Client, key: Key, start: Pair, snapshot: PyTree) -> Pair:
+        K, sizes = steps_of(self.K, client), (self.gamma_x, self.gamma_y)
+        return local_steps(problem, client, key, start, K, *sizes, self.batch_size, snapshot)  # lines 2, 3
+
+    def round(self, problem: Minimax, fed: Fed, key: Key, r: Integer, state: State) -> State:
+        snapshot = jax.tree.map(
+            lambda new, old: jnp.where(r % self.S == 0, new, old), state.x, state.snapshot
+        )
+        start, at_work = Pair(state.x, state.y), fed.at_work(self.K)
+        mean = fed.average(self.local_steps, key, start, snapshot, weights=at_work, around=start)  # line 1
+        return State(*inside(problem, tree.lerp(self.eta, start, mean)), snapshot)  # line 4

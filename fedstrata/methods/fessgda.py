@@ -1,0 +1,97 @@
+"""FESS-GDA: federated stochastic smoothed gradient descent ascent (Shen, Huang, Zhang, Shen 2024).
+
+    min_x max_{y ∈ Y}  1/m Σ_i E f_i(x, y, ξ)
+
+    1  server: send x, y to the clients that take part
+    2  client i, K times from (u, w) = (x, y):
+    3      draw ξ;  u ← u − η_xl ∇_x f_i,   w ← w + η_yl ∇_y f_i,   both at (u, P_Y(w), ξ)
+    4  server: x⁺ ← P_X(x + η_xg (the mean of u − x) − η_xl η_xg K p (x − z))
+    5  server: y ← P_Y(y + η_yg (the mean of w − y)),   x ← x⁺,   z ← z + β (x − z)
+
+Lines 3 and 4 are descent on f(x, y) + p/2 ‖x − z‖², which p > 0 makes convex in x, while z follows x. The
+paper takes p = 2ℓ, ℓ the Lipschitz constant of the gradients, where f is not convex in x, and p = 0 where it
+is convex or has the PL property. p = 0 with server steps of 1 is `fedstrata.LocalSGDA`.
+
+The paper's clients project w in every step; here they take gradients at projections, and the server projects,
+as in `fedstrata.LocalSGDA`. Where clients take unlike numbers of steps, K in line 4 is their mean. Reveals
+only averages. Needs gradients.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from fedstrata.core import tree
+from fedstrata.core.client import Client, steps_of
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, Fraction, LocalSteps, Method, NonNegative, Positive, method
+from fedstrata.core.types import Array, Integer, Key, PyTree, Real
+from fedstrata.methods._shared.descent_ascent import Pair, inside, local_steps
+from fedstrata.methods._shared.sequences import moving_set
+from fedstrata.problems.classes import Minimax
+
+
+class State(NamedTuple):
+    """The server's pair, and the centre of the quadratic term."""
+
+    x: PyTree
+    y: PyTree
+    z: PyTree
+
+
+@method
+class FESSGDA(Method[Minimax, State]):
+    """Local descent ascent on a payoff that is smoothed in x by ``p/2 ‖x − z‖²``.
+
+    Args:
+        eta_xl: the clients' step size of x.
+        eta_yl: the clients' step size of y.
+        K: local steps of a round: a number, one per client, or a function of the round. Above 1 the limit is
+            biased where clients differ.
+        p: the weight of the quadratic term, 2ℓ for payoffs that are not convex in x; 0 is none.
+        beta: how far z goes towards x in a round.
+        eta_xg: the server's step size of x; 1 takes the mean.
+        eta_yg: the server's step size of y.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
+
+    eta_xl: Positive  # η_xl
+    eta_yl: Positive  # η_yl
+    K: LocalSteps = 1
+    p: NonNegative = 0.0
+    beta: Fraction = 0.1  # β
+    eta_xg: Positive = 1.0  # η_xg
+    eta_yg: Positive = 1.0  # η_yg
+    batch_size: BatchSize = None
+
+    solves = (Minimax,)
+    sums_steps = "K"
+    drifts = ("K", "Take K=1, which has the right limit, or let eta_xl and eta_yl fall.")
+
+    @classmethod
+    def refuses(cls, problem: Minimax) -> str | None:
+        return super().refuses(problem) or moving_set(cls.__name__, problem)
+
+    def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
+        return State(x0, y0, x0)
+
+    def local_steps(self, problem: Minimax, client: Client, key: Key, start: Pair) -> Pair:
+        K, sizes = steps_of(self.K, client), (self.eta_xl, self.eta_yl)
+        return local_steps(problem, client, key, start, K, *sizes, self.batch_size)  # lines 2, 3
+
+    def steps(self, fed: Fed, at_work: Array | None) -> Real:
+        """K, or its mean over the clients that take part."""
+        if isinstance(self.K, int):
+            return self.K
+        K = jnp.broadcast_to(jnp.asarray(self.K), (fed.clients,))[fed.cohort]
+        return fed.weights_of(fed.cohort, at_work) @ K.astype(float)
+
+    def round(self, problem: Minimax, fed: Fed, key: Key, r: Integer, state: State) -> State:
+        start, at_work = Pair(state.x, state.y), fed.at_work(self.K)
+        x, y = fed.average(self.local_steps, key, start, weights=at_work, around=start)  # line 1
+        pull = -self.eta_xl * self.eta_xg * self.steps(fed, at_work) * self.p
+        x = tree.axpy(pull, tree.sub(state.x, state.z), tree.lerp(self.eta_xg, state.x, x))
+        new = inside(problem, Pair(x, tree.lerp(self.eta_yg, state.y, y)))
+        return State(*new, tree.lerp(self.beta, state.z, new.x))  # lines 4, 5

@@ -1,0 +1,87 @@
+"""q-FedAvg: clients with larger losses weigh more (Li, Sanjabi, Beirami, Smith 2020).
+
+    min_x  1/m Σ_i f_i(x)^(q+1) / (q+1)   over X,   f_i(x) = E f_i(x, ξ) ≥ 0
+
+    1  server: send x to the clients that take part
+    2  client i, H times from z = x:  draw ξ;  z ← z − γ ∇f_i(P_X(z), ξ)
+    3  client i: F ← f_i(x, ξ),  Δ ← (x − z)/γ;  send  d_i = F^q Δ  and  h_i = q F^(q−1) ‖Δ‖² + F^q/γ
+    4  server: x ← P_X(x − Σ d_i / Σ h_i)
+
+1/γ stands for the gradients' Lipschitz constant L: then h_i bounds the curvature of f_i^(q+1)/(q+1) along Δ.
+q = 0 is FedAvg. As in Flower, F is increased by 1e-10, since F^(q−1) has no value at 0. Losses must not be
+negative. With H = 1 and full batches the limit is exact; more local steps move it, as they do FedAvg's.
+
+Reveals only averages (the two of line 3). Needs gradients and values.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+
+from fedstrata.core import tree
+from fedstrata.core.client import Client, steps_of
+from fedstrata.core.counting import loop
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import BatchSize, LocalSteps, Method, NonNegative, Positive, method
+from fedstrata.core.types import Array, Integer, Key, PyTree
+from fedstrata.estimators.gradients import gradient
+from fedstrata.problems.classes import Minimization
+from fedstrata.problems.of_clients import PowerOfLosses
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree
+
+
+@method
+class QFedAvg(Method[Minimization, State]):
+    """Fair federated averaging: a client counts by its loss to the power of ``q``.
+
+    Args:
+        gamma: the clients' step size; 1/gamma stands for the Lipschitz constant of the gradients.
+        q: how much larger losses count more; 0 is FedAvg, q → ∞ tends to the largest loss alone.
+        H: local steps of a round: a number, one per client, or a function of the round.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
+
+    gamma: Positive  # γ
+    q: NonNegative = 1.0
+    H: LocalSteps = 1
+    batch_size: BatchSize = None
+
+    solves = (Minimization,)
+    needs = "gradients and values, losses ≥ 0"
+    sums_steps = "H"
+
+    @classmethod
+    def refuses(cls, problem: Minimization) -> str | None:
+        if problem.project.shared:
+            return None
+        return "QFedAvg's server makes the step, so it cannot use a client's own project(x, client)."
+
+    def judged_as(self, problem: Minimization) -> PowerOfLosses:
+        return PowerOfLosses(problem.loss, problem.project, self.at(0).q)
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> tuple[PyTree, Array]:
+        key_steps, key_value = jax.random.split(key)
+
+        def step(z: PyTree, key: Key) -> PyTree:
+            f = client.mean(problem.loss, key, self.batch_size)
+            return tree.axpy(-self.gamma, gradient(f, problem.project.common(z)), z)
+
+        z = loop(steps_of(self.H, client), step, key_steps, x)  # line 2
+        F = client.mean(problem.loss, key_value, self.batch_size)(x) + 1e-10
+        delta = tree.scale(1 / self.gamma, tree.sub(x, z))
+        curvature = self.q * F ** (self.q - 1) * tree.dot(delta, delta) + F**self.q / self.gamma
+        return tree.scale(F**self.q, delta), curvature  # line 3
+
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
+        d, h = fed.average(self.local_steps, key, state.x, weights=fed.at_work(self.H))  # line 1
+        return State(problem.project.common(tree.axpy(-1 / h, d, state.x)))  # line 4
