@@ -36,6 +36,7 @@ AT_ONCE = 1024  # local steps, at most, whose keys are made before the first of 
 TRAFFIC = ("exchanges", "gathers", "floats_up", "floats_down", "bytes_up", "bytes_down")
 
 Until = Callable[[PyTree], jax.Array]
+Body = Callable[[Any, PyTree], PyTree]  # of a loop: the turn, and the carry before it
 _Items = tuple[tuple[str, int], ...]
 
 
@@ -135,9 +136,7 @@ def summed(tally: Tally) -> Tally:
     return jax.tree.map(lambda factor: factor.sum(0, dtype=factor.dtype), tally)
 
 
-def repeat(
-    times: Integer, body: Callable[[Any, PyTree], PyTree], carry: PyTree, until: Until | None = None
-) -> PyTree:
+def repeat(times: Integer, body: Body, carry: PyTree, until: Until | None = None) -> PyTree:
     """``carry ← body(t, carry)`` for t = 0, …, times − 1, with counts multiplied; ``times`` may be traced.
 
     It ends before a turn at which ``until(carry)`` holds.

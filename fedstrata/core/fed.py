@@ -13,7 +13,7 @@ here.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
@@ -342,11 +342,7 @@ class Fed(abc.ABC):
         counting.book(counting.Tally(counts))
 
     def repeat(
-        self,
-        times: Integer,
-        body: Callable[[Any, PyTree], PyTree],
-        carry: PyTree,
-        until: counting.Until | None = None,
+        self, times: Integer, body: counting.Body, carry: PyTree, until: counting.Until | None = None
     ) -> PyTree:
         """``carry ← body(t, carry)``, where the body may call verbs; ``times`` may be traced.
 

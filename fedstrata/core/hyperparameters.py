@@ -17,11 +17,12 @@ the problem are known, see `Method.check`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -243,6 +244,13 @@ class Field:
                 f"{owner}: {name} must be {self.words}, but this one returns {found[first]} "
                 f"({found.dtype}) at round {rounds[first]}."
             )
+
+
+def check_fields(owner: Any) -> None:
+    """Raise where a field of a frozen dataclass is not what its annotation says."""
+    hints = get_type_hints(type(owner), include_extras=True)
+    for field in dataclasses.fields(owner):
+        Field.of(hints[field.name]).check(type(owner).__name__, field.name, vars(owner)[field.name])
 
 
 def _kinds(annotation: object) -> Iterable[Any]:

@@ -156,6 +156,11 @@ def _is_equinox(tree: PyTree) -> bool:
     return equinox is not None and isinstance(tree, equinox.Module)
 
 
+def row(tree: PyTree, index: Any) -> PyTree:
+    """One entry of every leaf's leading axis: of clients, runs or evaluations."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
 def same_structure(one: PyTree, other: PyTree) -> bool:
     """Whether two pytrees have the same structure; shapes may differ."""
     first: Any = jax.tree.structure(one)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from fedstrata.core.hyperparameters import Count, Field, Number
+from fedstrata.core.hyperparameters import Count, Field, Number, check_fields
 from fedstrata.support.lazy import extra
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ class Partitioner(abc.ABC):
     """Base of the partitioners: the checks, the random order and the picture."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            Field.of(field.type).check(type(self).__name__, field.name, vars(self)[field.name])
+        check_fields(self)
 
     def split(self, arrays: Arrays, clients: int, rng: Rng, label: str = "y") -> Parts:
         """Divides the samples among the clients.

@@ -51,16 +51,13 @@ class ScaledSource:
 
     @property
     def sizes(self) -> np.ndarray:
-        """See `Source.sizes`."""
         return self.source.sizes
 
     @property
     def form(self) -> PyTree:
-        """See `Source.form`."""
         return scaled(self.source.form, self.scales)
 
     def samples(self, clients: np.ndarray) -> PyTree:
-        """See `Source.samples`."""
         return scaled(self.source.samples(clients), self.scales)
 
     @property

@@ -20,13 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import counting
+from fedstrata.core import counting, tree
 from fedstrata.core.fed import Setup
 from fedstrata.core.method import Method
 from fedstrata.core.types import Array, PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed, common_structure
-from fedstrata.engines.engine import Advanced, Carry, Engine, Job
+from fedstrata.engines.engine import Advanced, Carry, Chunk, Engine, Job
 from fedstrata.engines.programs import Program, program
 from fedstrata.engines.simulated import Simulated, lanes_of, send_home, strided, trace_advance, trace_begin
 from fedstrata.support.threads import cores
@@ -49,7 +49,7 @@ class Batched(Engine):
     own_data: bool = False
 
     @classmethod
-    def of(cls, chunk: int | str | None, runs: int, seeds: int, own_data: bool) -> Batched:
+    def of(cls, chunk: Chunk, runs: int, seeds: int, own_data: bool) -> Batched:
         """Simulated runs in blocks of so many clients."""
         return cls(Simulated(chunk, runs=runs), seeds, own_data)
 
@@ -61,7 +61,6 @@ class Batched(Engine):
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike_data)
 
     def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
-        """See `Engine.output`."""
         return Engine.output(self, method, carry, host)  # one look-up on the device for each run is slower
 
     def outputs(self, methods: list[Method], carry: Carry, hosts: list[Carry]) -> list[tuple[PyTree, PyTree]]:
@@ -69,24 +68,21 @@ class Batched(Engine):
         return [method.output(*own) for method, own in zip(methods, jax.device_put(hosts), strict=True)]
 
     def lane(self, carry: Carry, number: int) -> Carry:
-        """See `Engine.lane`."""
-        return jax.tree.map(lambda leaf: leaf[number], carry)
+        return tree.row(carry, number)
 
     def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
-        """See `Engine.begin`."""
         args = (job.method, carry, np.asarray(job.seed, np.uint32), job.data)
         carry, words = program(_trace_begin, self, job.setup, args)(*args)
         words = jax.tree.map(np.asarray, words)
-        return carry, [counting.settle(_at(words, b), 1) for b in range(len(args[2]))]
+        return carry, [counting.settle(tree.row(words, b), 1) for b in range(len(args[2]))]
 
     def advance(
         self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
-        """See `Engine.advance`."""
         seeds = np.asarray(job.seed, np.uint32)
         active = np.ones(len(seeds), bool) if active is None else active
         setup, slots = strided(job.setup, rounds), self.inner.slots(first, rounds)
-        parts, calls = self._parts(len(seeds)), []
+        parts, calls = self._parts(len(seeds)), []  # equal parts share one program
         for engine, lanes in parts:
             own: tuple[Any, ...] = job.method, carry, seeds, active
             data = job.data
@@ -122,7 +118,7 @@ class Batched(Engine):
 
 
 def _some(lanes: np.ndarray, stacked: Any) -> Any:
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[lanes], stacked)
+    return tree.row(jax.tree.map(np.asarray, stacked), lanes)
 
 
 def _at_once(calls: list[tuple[Program, tuple[Any, ...]]]) -> list[Any]:
@@ -137,10 +133,6 @@ def _at_once(calls: list[tuple[Program, tuple[Any, ...]]]) -> list[Any]:
         return list(map(call, calls))
     with ThreadPoolExecutor(len(calls)) as pool:
         return list(pool.map(call, calls))
-
-
-def _at(stacked: Any, b: int) -> Any:
-    return jax.tree.map(lambda leaf: leaf[b], stacked)
 
 
 def _nested(
@@ -158,6 +150,7 @@ def _nested(
         return leaf.reshape(-1, engine.seeds, *leaf.shape[1:])
 
     first = jax.tree.map(lambda leaf: by_method(leaf)[:, 0], method)  # the same for all of its seeds
+    # The seed is mapped over in the inner vmap alone: what only it decides is computed once for all methods.
     over_seeds = jax.vmap(one, (None, 0, 0, 0 if engine.own_data else None, *[0] * len(own)))
     over_all = jax.vmap(over_seeds, (0, 0, None, None, *[0] * len(own)))
     found = over_all(

@@ -34,7 +34,6 @@ class Debug(Engine):
     """Slow and talkative: nothing is compiled, every reply is looked at."""
 
     def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
-        """See `Engine.begin`."""
         setup, method, seed, data = job
         make_fed = partial(DebugFed, look=True)
         with jax.disable_jit(), counting.collect() as tally:
@@ -44,8 +43,8 @@ class Debug(Engine):
     def advance(
         self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
-        """See `Engine.advance`."""
         setup, method, seed, data = job
+        # Checks are slow, and later evaluations look up the same indices: the first one is checked.
         key, looks = jax.random.key(seed), itertools.chain([True], itertools.repeat(False))
 
         def one(carry: Carry, r: int, stop: int) -> tuple[Carry, int, Counter[str], int]:
@@ -91,7 +90,7 @@ class DebugFed(Fed):
     def _reply(self, exchange: Exchange, i: int) -> PyTree:
         phase = getattr(exchange.phase, "__name__", exchange.phase)
         where = f"round {int(self.round_number)}, phase {phase!r}, client {i}"
-        mine = jax.tree.map(lambda leaf: leaf[i], self.memory)
+        mine = tree.row(self.memory, i)
         client = self.data.client(i, mine)
         if outside := self._outside(exchange, client, str(phase), i):
             raise ClientError(
@@ -121,7 +120,7 @@ class DebugFed(Fed):
         def upload() -> PyTree:
             return visit(self.setup, exchange, client)[0].upload
 
-        before = one_by_one.set(True)
+        before = one_by_one.set(True)  # checkify cannot see into a vmap: samples are gone through in a loop
         try:
             error, _ = checkify.checkify(upload, errors=checkify.index_checks)()
         except Exception:  # whatever it is, the phase itself will say so

@@ -6,13 +6,14 @@ import abc
 from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.fed import Setup
+from fedstrata.core.hyperparameters import Count
 from fedstrata.core.method import Method
 from fedstrata.core.types import PyTree
 from fedstrata.data.federated import FederatedData
@@ -26,6 +27,9 @@ ENGINES = {
     "debug": "debug.Debug",
     "network": "network.Network",
 }
+
+
+Chunk = Count | Literal["auto"] | None  # clients of a block
 
 
 class Carry(NamedTuple):

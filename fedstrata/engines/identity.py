@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import counting
+from fedstrata.core import counting, tree
 from fedstrata.core.fed import Exchange, Fed, Setup, visit
 from fedstrata.core.method import Method
 from fedstrata.core.types import Integer, Key, PyTree
@@ -45,16 +45,16 @@ class OneClient(Fed):
     data: Placed
 
     def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
-        """See `Fed.exchange`."""
         of = self.everyone if exchange.of is None else exchange.of
         index = of[0]
-        memory = jax.tree.map(lambda leaf: leaf[index], self.memory)
+        memory = tree.row(self.memory, index)
         reply, _ = visit(self.setup, exchange, self.data.client(index, memory))
         if reply.memory is not None:
             self.memory = jax.tree.map(lambda old, new: old.at[index].set(new), self.memory, reply.memory)
         shape = jax.tree.map(lambda u: jax.ShapeDtypeStruct(u.shape, u.dtype), reply.upload)
         if exchange.stacked:
             return jax.tree.map(lambda u: jnp.broadcast_to(u, (*of.shape, *u.shape)), reply.upload), shape
+        # The weights are among the equations, so that another weighting is another program.
         weight = 1.0 if exchange.weights is None else exchange.weights.sum()
         return jax.tree.map(lambda u: weight * u, reply.upload), shape
 
@@ -72,6 +72,7 @@ def programs_of(setup: Setup, method: Method, carry: Carry, data: FederatedData)
     leaves, structure = jax.tree.flatten(args)
     shapes = tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
     key = objects(setup), objects(structure), shapes, *configuration().values()
+    # What a function reads while it is traced counts as it was the first time, as in its compiled program.
     if key not in _known:
         with compiling():
             _known[key] = _traced(setup, *args)

@@ -32,10 +32,11 @@ class Memories:
     def __init__(self, rows: PyTree, limit: int) -> None:
         leaves, self.structure = jax.tree.flatten(rows)
         on_disk = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) > limit
+        # Most methods begin with equal memories (zeros): one row stands for all that were never written.
         self.first = [np.array(leaf[0]) for leaf in leaves]
         self.written = np.zeros(len(leaves[0]), bool)
         self.leaves = [_room(leaf, on_disk) for leaf in leaves]
-        if any(leaf.strides[0] for leaf in leaves):
+        if any(leaf.strides[0] for leaf in leaves):  # stride 0 is a broadcast row; here rows differ
             for leaf, given in zip(self.leaves, leaves, strict=True):
                 leaf[:] = given
             self.written[:] = True
@@ -67,7 +68,7 @@ class Memories:
 
     def put(self, clients: np.ndarray, rows: PyTree) -> None:
         """Write the rows of these clients; there may be more rows than clients."""
-        new = clients[~self.noted[clients]]
+        new = clients[~self.noted[clients]]  # the oldest value counts: later ones are of the same chunk
         self.noted[new] = True
         self.before.append((new, self._take(new, len(new))))
         self._put(clients, jax.tree.leaves(rows))
@@ -80,7 +81,7 @@ class Memories:
     def at(self, version: int) -> Memories:
         """As it was then: now, or before the last chunk."""
         if version == self.version - 1:
-            for clients, rows in self.before:
+            for clients, rows in self.before:  # each client is in one of these entries at most
                 self._put(clients, rows)
             self._forget(version)
         assert version == self.version, "a run goes back by one chunk at most"
@@ -113,6 +114,7 @@ def _room(like: np.ndarray, on_disk: bool) -> np.ndarray:
     """Zeros, which take no room before they are written."""
     if not on_disk:
         return np.zeros(like.shape, like.dtype)
+    # A sparse file without a name: it takes the room of what was written, and goes with the mapping.
     with tempfile.TemporaryFile(prefix="fedstrata-memory-") as file:
         file.truncate(like.size * like.dtype.itemsize)
         return np.memmap(file, like.dtype, "r+", shape=like.shape)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.core import tree
 from fedstrata.core.fed import Fed, Population
 from fedstrata.core.problem import Problem
 from fedstrata.core.term import Term, positional
@@ -23,6 +24,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.support.shown import short
 
 PartName = Literal["train", "valid", "test"]
+Point = tuple[PyTree, PyTree, PyTree]  # of a run: the method's state, x and y
 MOST_NAMED = 100  # clients whose own numbers are kept one by one
 
 
@@ -32,15 +34,18 @@ class OnHost:
 
     function: Callable[..., Any]
     every: int = 1
+    hosted: ClassVar[bool] = True
 
     @property
     def needs_data(self) -> bool:
         """Whether it takes the data, besides the point."""
-        return positional(self.function) not in (1, 2)
+        return takes_data(self.function)
 
-    def on(self, state: PyTree, x: PyTree, y: PyTree, data: FederatedData) -> Any:
-        """Its value, whatever that is."""
-        return self.function(*{1: (state,), 2: (x, y)}.get(positional(self.function), (x, y, data)))
+    def on(
+        self, name: str, problem: Problem, data: FederatedData, weights: str, point: Point
+    ) -> dict[str, Any]:
+        """Its value at a point."""
+        return {name: one_number(name, called(self.function, *point, data))}
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class PerClient:
     quantiles: tuple[float, ...] = (0.25, 0.5, 0.75)
     each: bool = False
     names: tuple[str, ...] | None = None
+    needs_data: ClassVar[bool] = True
 
     @property
     def hosted(self) -> bool:
@@ -60,9 +66,9 @@ class PerClient:
         return isinstance(self.function, OnHost)
 
     @property
-    def needs_data(self) -> bool:
-        """Whether it takes the data, besides the point."""
-        return True
+    def every(self) -> int:
+        """Of so many evaluations one is done."""
+        return self.function.every if isinstance(self.function, OnHost) else 1
 
     def of(self, name: str, data: FederatedData) -> PerClient:
         """The metric for these clients, where it can be evaluated there."""
@@ -113,14 +119,14 @@ class PerClient:
         return self.series(name, values, fed.weights_of(None))
 
     def on(
-        self, name: str, problem: Problem, data: FederatedData, weights: str, x: PyTree, y: PyTree
+        self, name: str, problem: Problem, data: FederatedData, weights: str, point: Point
     ) -> dict[str, Any]:
         """Its series at a point, on the host: each client's samples as NumPy arrays, stacked."""
         assert isinstance(self.function, OnHost)
-        metric, values = self.function.function, []
+        metric, values, (_, x, y) = self.function.function, [], point
         takes_y = _takes_y(name, metric, y)
         for i in range(data.clients):
-            mine = jax.tree.map(lambda leaf, i=i: leaf[i], y) if problem.personal else y
+            mine = tree.row(y, i) if problem.personal else y
             values.append(one_number(name, metric(x, *([mine] * takes_y), data.client(i, self.part))))
         shares = data.sizes if weights == "size" else np.ones(data.clients)
         return self.series(name, np.array(values), shares / shares.sum(), np)
@@ -140,7 +146,7 @@ def _by_client(term: Term, test: PyTree, clients: int, args: tuple[PyTree, ...],
     """The clients' means over a pooled test set whose samples say whose they are."""
 
     def value(sample: PyTree) -> Array:
-        mine = jax.tree.map(lambda leaf: leaf[sample["client"]], own)
+        mine = tree.row(own, sample["client"])
         return term(*args, *([] if own is None else [mine]), sample)
 
     values = Term(value).each(test)
@@ -150,6 +156,16 @@ def _by_client(term: Term, test: PyTree, clients: int, args: tuple[PyTree, ...],
 
 def _as_float(value: Any) -> Array:
     return jnp.asarray(value, jnp.result_type(float))
+
+
+def takes_data(metric: Callable[..., Any]) -> bool:
+    """Whether a metric is a function of ``(x, y, data)``, not of ``(x, y)`` or of the state alone."""
+    return positional(metric) not in (1, 2)
+
+
+def called(metric: Callable[..., Any], state: PyTree, x: PyTree, y: PyTree, data: Any) -> Any:
+    """A metric's value: the number of its arguments says what it is a function of."""
+    return metric(*{1: (state,), 2: (x, y)}.get(positional(metric), (x, y, data)))
 
 
 class NoNumber(TypeError):
@@ -251,7 +267,7 @@ Metric: TypeAlias = Callable[..., Any] | OnHost | PerClient
 
 def is_hosted(metric: object) -> bool:
     """Whether a metric is evaluated on the host."""
-    return isinstance(metric, OnHost) or (isinstance(metric, PerClient) and metric.hosted)
+    return isinstance(metric, OnHost | PerClient) and metric.hosted
 
 
 def is_asked(name: str, asked: tuple[str, ...]) -> bool:
@@ -261,8 +277,7 @@ def is_asked(name: str, asked: tuple[str, ...]) -> bool:
 
 def is_due(metric: Hosted, evaluation: int) -> bool:
     """Whether it is evaluated at this evaluation, counted from zero."""
-    inner = metric.function if isinstance(metric, PerClient) else metric
-    return evaluation % inner.every == 0  # type: ignore[union-attr]
+    return evaluation % metric.every == 0
 
 
 def evaluate(
@@ -276,13 +291,10 @@ def evaluate(
 ) -> dict[str, float]:
     """The values of metrics on the host, as series of the history."""
     found: dict[str, float] = {}
-    state, x, y = jax.tree.map(np.asarray, (state, x, y))
+    point = jax.tree.map(np.asarray, (state, x, y))
     for name, metric in metrics.items():
         try:
-            if isinstance(metric, PerClient):
-                values = metric.on(name, problem, data, weights, x, y)
-            else:
-                values = {name: one_number(name, metric.on(state, x, y, data))}
+            values = metric.on(name, problem, data, weights, point)
         except NoNumber:
             raise
         except Exception as error:

@@ -59,7 +59,7 @@ def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args:
         return function(engine, setup, *jax.tree.unflatten(structure, leaves))
 
     with compiling():
-        with uncollected():
+        with uncollected():  # while tracing alone: compiling is XLA's, and may take long
             traced, reader = jax.jit(flat).trace(*leaves), Reader()
             digest = reader.text(traced.jaxpr), objects(jax.tree.structure(traced.out_info)), shapes, config
             same: Any = key if reader.calls_host else digest
@@ -69,7 +69,7 @@ def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args:
         if lowered is not None:
             found = Program(lowered.compile(), reader.calls_host)
     assert found is not None
-    with _lock:
+    with _lock:  # twice: the same objects need not be traced again, equal equations not compiled
         _programs.update({key: found, same: found})
         while len(_programs) > 2 * MOST_KEPT:
             _programs.popitem(last=False)

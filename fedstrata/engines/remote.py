@@ -105,6 +105,7 @@ def handle_of(answers: Answers) -> np.int32:
 
 def _called(call: Call, handle: Any, *arguments: Any) -> tuple[list[np.ndarray], np.ndarray]:
     answers = _answering[int(handle)]
+    # An exception would end the program inside XLA: it is kept, zeros go back, and the program runs out.
     if answers.failure is None:
         try:
             return answers.answer(call, *jax.tree.map(np.asarray, arguments))
@@ -130,17 +131,13 @@ class Positioned(Fed):
         return self.position - 1
 
     def repeat(
-        self,
-        times: Integer,
-        body: Callable[[Any, PyTree], PyTree],
-        carry: PyTree,
-        until: counting.Until | None = None,
+        self, times: Integer, body: counting.Body, carry: PyTree, until: counting.Until | None = None
     ) -> PyTree:
         """See `Fed.repeat`; no memory goes along, as it stays where the clients are."""
         first = self.position
 
         def positioned(t: Any, carry: PyTree) -> PyTree:
-            self.position = first  # a body may be traced more than once
+            self.position = first  # a body may be traced more than once, and keeps its numbers
             return body(t, carry)
 
         return counting.repeat(times, positioned, carry, until)
@@ -167,11 +164,13 @@ class RemoteFed(Positioned):
             self.program, k, name_of(exchange.phase), exchange.stacked, exchange.evaluation, tuple(uploads),
             len(tally.scaled), run,
         )  # fmt: skip
+        # Ordered: exchanges of a round happen one after the other, at the server as at the sites.
         found, factors = io_callback(
             partial(_called, call), (uploads, jax.ShapeDtypeStruct((call.factors,), jnp.int32)), self.handle,
             exchange.of, exchange.weights, jax.random.key_data(exchange.key),
             jax.tree.leaves(exchange.message), *values, ordered=True,
         )  # fmt: skip
+        # How often a client's counts apply (its size, its steps) is known where the samples are.
         scaled = [(counts, factors[j]) for j, (counts, _) in enumerate(tally.scaled)]
         counting.book(counting.Tally(Counter(tally.fixed), scaled), number)
         return jax.tree.unflatten(structure, found), upload

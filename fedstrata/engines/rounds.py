@@ -15,10 +15,9 @@ from fedstrata.core.cohorts import by_weight, threshold, uniformly
 from fedstrata.core.fed import Fed, Population, Setup, by_size
 from fedstrata.core.method import Method
 from fedstrata.core.problem import taken_name
-from fedstrata.core.term import positional
 from fedstrata.core.types import Array, Function, Integer, Key, PyTree
 from fedstrata.engines.engine import Carry, Lane
-from fedstrata.engines.metrics import PerClient
+from fedstrata.engines.metrics import PerClient, called
 from fedstrata.support.shown import shapes
 
 MakeFed = Callable[[Setup, Any, PyTree, Array | None, Integer], Fed]
@@ -28,11 +27,12 @@ START_KEY = 2**31 - 1  # stands for "before round 0" where a key is folded with 
 def cohort_of(setup: Setup, key: Key, data: Population, r: Integer) -> Array | None:
     """The clients of round ``r``: None is everyone."""
     if setup.participants == setup.clients:
-        return None
+        return None  # and no array: an exchange with everyone needs no look-up
     key = keys_of(key, r)[0]
     if by_size(setup, data):
         sizes, count = data.every_size, setup.participants
         return by_weight(key, sizes, count, threshold(sizes, count))
+    # Ascending: in this order every engine stacks replies.
     return jnp.sort(uniformly(key, setup.clients, setup.participants))
 
 
@@ -129,6 +129,7 @@ def _check(text: str, setup: Setup, method: Method, fed: Fed, before: PyTree, af
 
 
 def _like(before: PyTree, after: PyTree) -> PyTree:
+    # A carry that changed its dtype would be refused by the loop over rounds.
     return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), after, before)
 
 
@@ -139,7 +140,7 @@ def measure(
     x, y = method.output(carry.state, carry.memory)
     values: dict[str, Any] = dict(method.metrics(carry.state))
     problem = method.judged_as(setup.problem)
-    with counting.collect():
+    with counting.collect():  # measuring costs nothing in the ledger
         fed = make_fed(setup, data, carry.memory, None, 0)
         data = data.seen()
         if setup.measure_problem:
@@ -162,7 +163,7 @@ def measure(
 
 def _plain_metric(name: str, metric: Function, state: PyTree, x: PyTree, y: PyTree, data: Population) -> Any:
     try:
-        return metric(*{1: (state,), 2: (x, y)}.get(positional(metric), (x, y, data)))
+        return called(metric, state, x, y, data)
     except (jax.errors.JAXTypeError, jax.errors.NonConcreteBooleanIndexError) as error:
         raise TypeError(
             f"The metric {name!r} cannot be compiled: NumPy, scikit-learn, `if` and float() cannot look at "

@@ -33,7 +33,7 @@ from fedstrata.core.types import Array, PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import FlatSamples, Placed, common_size, on_device, whole_group
 from fedstrata.engines.aborts import answers, hold_aborts
-from fedstrata.engines.engine import Advanced, Carry, Engine, Job
+from fedstrata.engines.engine import Advanced, Carry, Chunk, Engine, Job
 from fedstrata.engines.simulated import Simulated
 from fedstrata.support.private_jax import coordination
 
@@ -93,7 +93,7 @@ def _missing(number: int) -> list[int]:
 
     try:
         before = signs()
-        time.sleep(3 * BEAT)
+        time.sleep(3 * BEAT)  # whoever lives has written two or three times meanwhile
         with suppress(jax.errors.JaxRuntimeError):  # nobody was told yet
             return json.loads(client.key_value_try_get(told))
         after = signs()
@@ -126,7 +126,7 @@ def _leave() -> None:
     with suppress(jax.errors.JaxRuntimeError):  # somebody failed, and is told about elsewhere
         client.wait_at_barrier("fedstrata: the end", 1000 * LEAVING)
         if jax.process_index() == 0:
-            time.sleep(1.0)
+            time.sleep(1.0)  # the others have passed the barrier, and need the server until they are gone
 
 
 @contextmanager
@@ -154,7 +154,7 @@ class Sharded(Simulated):
         devices: which devices (default: all that JAX sees, of every process).
     """
 
-    chunk: int | str | None = None
+    chunk: Chunk = None
     devices: tuple[Any, ...] | None = None
     flat_passes: ClassVar[bool] = False  # tiles of flat arrays would cross devices
 
@@ -194,7 +194,7 @@ class Sharded(Simulated):
     def _spread(self, leaf: Array | np.ndarray) -> jax.Array:
         """A leading client axis over the mesh, padded with copies of the first row."""
         rows = np.asarray(leaf)
-        padding = -rows.shape[0] % self.multiple()
+        padding = -rows.shape[0] % self.multiple()  # copies: a phase computes there, and finds real values
         return _put(np.concatenate([rows, np.repeat(rows[:1], padding, axis=0)]), self._layout("clients"))
 
     def _copy(self, leaf: Array) -> jax.Array:
@@ -230,7 +230,7 @@ class Sharded(Simulated):
             longest, form = int(sizes.max()), data.train if name == "train" else data.valid
 
             def stacked(clients: np.ndarray) -> list[np.ndarray]:
-                real, back = np.unique(clients, return_inverse=True)
+                real, back = np.unique(clients, return_inverse=True)  # padding repeats the last client
                 own = sizes[real]
                 starts = np.cumsum(own) - own
                 positions = np.minimum(np.arange(longest), own[back][:, None] - 1)
@@ -247,6 +247,7 @@ class Sharded(Simulated):
 
             leaves, structure = jax.tree.flatten(form)
             flat = jax.tree.unflatten(structure, [assembled(j, leaf) for j, leaf in enumerate(leaves)])
+            # All of one length, so that the flat array is divided between devices at clients' borders.
             starts = np.arange(rows, dtype=np.int32) * longest
             total = int(sizes.sum(dtype=np.int64))
             theirs = self._spread(sizes[who]), self._spread(starts)
@@ -256,19 +257,16 @@ class Sharded(Simulated):
         return Placed(*data.each_part(part), *data.pooled(self._copy), None, data.clients, groups)
 
     def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
-        """See `Engine.begin`."""
         with _together():
             return super().begin(job, carry)
 
     def advance(
         self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
-        """See `Engine.advance`."""
         with _together():
             return super().advance(job, carry, first, rounds, active)
 
     def place_carry(self, carry: Carry) -> Carry:
-        """See `Engine.place_carry`."""
         return Carry(jax.tree.map(self._copy, carry.state), jax.tree.map(self._spread, carry.memory))
 
     def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
@@ -276,7 +274,6 @@ class Sharded(Simulated):
         return Engine.output(self, method, carry, host)
 
     def agree(self, value: Any) -> Any:
-        """See `Engine.agree`."""
         if jax.process_count() == 1:
             return value
         with _together():
@@ -286,7 +283,7 @@ class Sharded(Simulated):
         """See `Engine.fetch`; rows that other processes hold are brought here."""
 
         def rows(leaf: jax.Array) -> np.ndarray:
-            if not leaf.is_fully_addressable:
+            if not leaf.is_fully_addressable:  # other processes have a part of it
                 leaf = multihost_utils.process_allgather(leaf, tiled=True)
             return np.asarray(leaf)[:clients]
 

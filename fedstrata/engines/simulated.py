@@ -23,11 +23,12 @@ import numpy as np
 from fedstrata.core import counting, tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.fed import Exchange, Fed, Setup, visit
+from fedstrata.core.hyperparameters import check_fields
 from fedstrata.core.method import Method
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, PyTree
 from fedstrata.data.storage import Placed, SizeGroup
-from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Lane
+from fedstrata.engines.engine import Advanced, Carry, Chunk, Engine, Job, Lane
 from fedstrata.engines.metrics import is_asked
 from fedstrata.engines.programs import program
 from fedstrata.engines.rounds import before_rounds, cohorts_of, finite, measure, one_round
@@ -51,14 +52,12 @@ class Simulated(Engine):
         runs: how many runs there are of each client side by side, in a sweep.
     """
 
-    chunk: int | str | None = "auto"
+    chunk: Chunk = "auto"
     runs: int = field(default=1, kw_only=True)
     flat_passes: ClassVar[bool] = True  # whether an evaluation goes over the flat arrays, or client by client
 
     def __post_init__(self) -> None:
-        number = isinstance(self.chunk, int) and not isinstance(self.chunk, bool) and self.chunk >= 1
-        if not (self.chunk is None or self.chunk == "auto" or number):
-            raise ValueError(f"chunk must be a number ≥ 1, None or 'auto', but is {self.chunk!r}.")
+        check_fields(self)
 
     def block(self, number: int, message: PyTree, whole: Callable[[], int] | None) -> int:
         """How many clients run side by side.
@@ -76,13 +75,16 @@ class Simulated(Engine):
             return number
         size = max(tree.dimension(message), 1)
         if jax.default_backend() != "cpu":
+            # Four bytes a number; an upload counts four times, for the steps of a phase keep a few copies.
             most = BLOCK_BYTES // (16 * size * self.runs + 4 * (0 if whole is None else whole()))
         elif whole is None:
             most = number if size < MAP_FROM else 1
         else:
             most = CACHED // (size * self.runs + whole())
         blocks = -(-number // max(most, 1))
-        return -(-number // blocks)
+        return -(
+            -number // blocks
+        )  # equal blocks: a short last one would be padded, and computed all the same
 
     @property
     def fetches(self) -> bool:
@@ -121,7 +123,6 @@ class Simulated(Engine):
         return 1
 
     def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
-        """See `Engine.begin`."""
         args = (job.method, carry, np.uint32(job.seed), job.data)
         carry, words = program(trace_begin, self, job.setup, args)(*args)
         return carry, [counting.settle(words, 1)]
@@ -129,7 +130,6 @@ class Simulated(Engine):
     def advance(
         self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
-        """See `Engine.advance`."""
         args = (job.method, carry, np.uint32(job.seed), job.data, *self.slots(first, rounds))
         carry, happened = in_strides(trace_advance, self, job.setup, rounds, args)
         history, words, bad = happened
@@ -137,7 +137,7 @@ class Simulated(Engine):
 
     def slots(self, first: int, rounds: np.ndarray) -> tuple[np.int32, np.int32, np.ndarray]:
         """The arguments that say which rounds; of one shape, so that no number of them recompiles."""
-        slots = np.zeros(self.evaluations_at_once, np.int32)
+        slots = np.zeros(self.evaluations_at_once, np.int32)  # past the last evaluation nobody looks
         slots[: len(rounds)] = rounds
         return np.int32(first), np.int32(len(rounds)), slots
 
@@ -161,7 +161,7 @@ def in_strides(
     """The carry after some rounds and, on the host, what happened."""
     coarse = strided(setup, rounds)
     carry, *happened = program(trace, engine, coarse, args)(*args)
-    send_home(carry)
+    send_home(carry)  # before this waits for the small results: the copies overlap
     history, words, bad = jax.device_get(happened)
     if coarse.stride > 1 and bad >= 0:  # one by one, to tell which round it was
         carry, *happened = program(trace, engine, setup, args)(*args)
@@ -218,7 +218,7 @@ def lanes_of(
     """What a program says of several runs, on a leading axis; equal counts are settled once."""
 
     def counts(b: int) -> list[Counter[str]]:
-        return counts_of(rounds, jax.tree.map(lambda leaf: leaf[b], words))
+        return counts_of(rounds, tree.row(words, b))
 
     alike = all((leaf == leaf[:1]).all() for leaf in jax.tree.leaves(words))
     shared = counts(0) if alike else None
@@ -235,10 +235,7 @@ def _values(rounds: np.ndarray, history: dict[str, np.ndarray]) -> dict[str, np.
 
 def counts_of(rounds: np.ndarray, words: counting.WideCounts) -> list[Counter[str]]:
     """What was counted before each evaluation."""
-    return [
-        counting.settle(jax.tree.map(lambda w, j=j: w[j], words), int(number))
-        for j, number in enumerate(rounds)
-    ]
+    return [counting.settle(tree.row(words, j), number) for j, number in enumerate(rounds.tolist())]
 
 
 def trace_begin(
@@ -266,7 +263,8 @@ def trace_advance(
 
     To ``stay_finite``, the carry is left as at the last evaluation with finite state and problem's metrics.
     """
-    make_fed, key, most = engine.make_fed(), jax.random.key(seed), engine.evaluations_at_once
+    make_fed, most = engine.make_fed(), engine.evaluations_at_once
+    key = jax.random.key(seed)  # made here: a sweep maps over seeds, and keys have no NumPy form
 
     @counting.counted
     def one(carry: Carry, r: Integer, cohort: Array | None) -> Carry:
@@ -277,13 +275,16 @@ def trace_advance(
         return None if setup.stride == 1 else cohorts_of(setup, key, data, r + jnp.arange(setup.stride))
 
     # Loops must know their carry beforehand: which counts and which metrics there are.
-    (_, tally), round_once = traced(one, carry, first, jax.eval_shape(lambda r: _row(cohorts(r), 0), first))
+    (_, tally), round_once = traced(
+        one, carry, first, jax.eval_shape(lambda r: tree.row(cohorts(r), 0), first)
+    )
     metrics, measured = traced(lambda c: measure(make_fed, setup, method, c, data), carry)
-    none = counting.no_counts(tally)
+    none = counting.no_counts(tally)  # two words for each count: a long run's do not fit into 32 bits
 
     def round_step(these: Array | None, turn: Integer, inner: Any) -> Any:
         carry, r, words = inner
-        carry, tally = round_once(carry, r, _row(these, turn))
+        carry, tally = round_once(carry, r, tree.row(these, turn))
+        # Over a mesh, a loop's carry must come back in the layout in which it went in.
         return engine.fixed_layout(carry), r + 1, counting.add_counts(words, tally)
 
     def stride(turn: Integer, inner: Any) -> Any:
@@ -293,6 +294,7 @@ def trace_advance(
         else:
             step = partial(round_step, cohorts(before[1]))
             carry, r, words = jax.lax.fori_loop(0, setup.stride, step, tuple(before))
+        # The first bad round is kept: a NaN stays in the state, so that later ones are bad, too.
         return carry, r, words, jnp.where((bad < 0) & ~finite(carry.state), r - 1, bad)
 
     def evaluate(j: Integer, outer: Any) -> Any:
@@ -301,7 +303,7 @@ def trace_advance(
         strides = number if setup.stride == 1 else number // setup.stride
         carry, r, these, bad = jax.lax.fori_loop(0, strides, stride, (before, r, none, bad))
         values = measured(carry)
-        if stay_finite:
+        if stay_finite:  # metrics of a user's own may be NaN, and must not stop a run
             asked = tuple(name for name, _ in setup.metrics)
             well = well & (bad < 0) & finite([v for n, v in values.items() if not is_asked(n, asked)])
             carry = jax.tree.map(partial(jnp.where, well), carry, before)
@@ -327,11 +329,12 @@ class SimulatedFed(Fed):
         number = self.clients if exchange.of is None else exchange.of.shape[0]
         if exchange.of is not None:
             exchange = exchange._replace(of=data.slots(exchange.of))
-        whole = self._whole(exchange)
+        whole = self._whole(exchange)  # asked for below only where blocks or copies depend on it
         fetched = self._fetched(exchange, whole)
         numbers = None if exchange.evaluation else lambda: sum(whole().values())
         if self.engine.fetches:
             numbers = partial(sum, [whole()[part] for part in fetched])
+        # Phases that draw minibatches need no capacity, so that one group serves clients of any size.
         if len(data.groups) == 1 or not whole() or self._per_sample(exchange):
             block = self.engine.block(number, message, numbers)
             if exchange.of is None and block >= number:
@@ -345,7 +348,7 @@ class SimulatedFed(Fed):
         by_size = jnp.argsort(data.training.sizes[exchange.of])
         weights = self._weights(exchange)[by_size]
         replies, shape = self._in_blocks(exchange, exchange.of[by_size], weights, block, data.groups, fetched)
-        return (_row(replies, jnp.argsort(by_size)) if exchange.stacked else replies), shape
+        return (tree.row(replies, jnp.argsort(by_size)) if exchange.stacked else replies), shape
 
     def _per_sample(self, exchange: Exchange) -> bool:
         """Whether uploads have a row for every sample: stacked, they need one capacity for all groups."""
@@ -353,7 +356,9 @@ class SimulatedFed(Fed):
             return False
 
         def upload(group: SizeGroup, index: Array, memory: PyTree) -> PyTree:
-            return visit(self.setup, exchange, self.data.client(index, _row(memory, index), group))[0].upload
+            return visit(self.setup, exchange, self.data.client(index, tree.row(memory, index), group))[
+                0
+            ].upload
 
         shapes = {
             str(jax.eval_shape(partial(upload, group), jnp.zeros((), jnp.int32), self.memory))
@@ -385,12 +390,12 @@ class SimulatedFed(Fed):
                 return _Watched(samples.leaves, samples.size, samples.offset, samples.capacity, tell)
 
             def one(index: Integer, memory: PyTree) -> PyTree:
-                client = data.client(index, _row(memory, index))
+                client = data.client(index, tree.row(memory, index))
                 train = watched("train", client.train)
                 valid = train if client.valid is client.train else watched("valid", client.valid)
                 return visit(self.setup, exchange, replace(client, train=train, valid=valid))[0].upload
 
-            jax.eval_shape(one, jnp.zeros((), jnp.int32), self.memory)
+            jax.eval_shape(one, jnp.zeros((), jnp.int32), self.memory)  # for its side effects on `taken`
             return taken
 
         return found
@@ -422,6 +427,7 @@ class SimulatedFed(Fed):
             reply, tally = visit(self.setup, exchange, client)
             return reply.upload, reply.memory, tally
 
+        # Stacked arrays are mapped over: XLA sees batched products in place of look-ups by index.
         indices = self.engine.over_clients(jnp.arange(rows))
         uploads, memory, tallies = jax.vmap(one)(indices, self._stacks, self.memory)
         if memory is not None:
@@ -431,7 +437,7 @@ class SimulatedFed(Fed):
         shape = jax.tree.map(lambda u: jax.ShapeDtypeStruct(u.shape[1:], u.dtype), uploads)
         if exchange.stacked:
             return jax.tree.map(lambda u: u[: self.clients], uploads), shape
-        if exchange.weights is None and rows == self.clients:
+        if exchange.weights is None and rows == self.clients:  # no weights, no padding
             return jax.tree.map(lambda u: u.mean(0), uploads), shape
         weights = jnp.pad(self._weights(exchange), (0, rows - self.clients))
         return jax.tree.map(lambda u: jnp.tensordot(weights.astype(u.dtype), u, 1), uploads), shape
@@ -453,7 +459,7 @@ class SimulatedFed(Fed):
             found.append(replies)
         if exchange.stacked:
             replies = jax.tree.map(lambda *u: jnp.concatenate(u), *found)
-            return _row(replies, jnp.argsort(data.order)), shape
+            return tree.row(replies, jnp.argsort(data.order)), shape
         return jax.tree.map(lambda *u: sum(u[1:], u[0]), *found), shape
 
     def _in_blocks(
@@ -478,10 +484,11 @@ class SimulatedFed(Fed):
 
         def one(group: SizeGroup, index: Array, memory: PyTree) -> tuple[PyTree, PyTree, counting.Tally]:
             place = jnp.minimum(index, rows - 1)
-            client = with_fetched(self.data.client(place, _row(memory, place), group), fetched)
+            client = with_fetched(self.data.client(place, tree.row(memory, place), group), fetched)
             reply, tally = visit(self.setup, exchange, client)
             return reply.upload, reply.memory, jax.tree.map(lambda f: jnp.where(index < rows, f, 0), tally)
 
+        # A scan's carry needs the upload's shape: the phase is traced before it, and not again inside.
         (shape, _, counts), first = traced(partial(one, groups[0]), indices[0, 0], self.memory)
 
         def together(group: SizeGroup, index: Array, memory: PyTree) -> tuple[PyTree, PyTree, counting.Tally]:
@@ -500,7 +507,7 @@ class SimulatedFed(Fed):
             index, weight = block_of
             if number_of is None:
                 uploads, news, counts = together(groups[0], index, memory)
-            else:
+            else:  # clients come by size: the largest member of a block says which program it needs
                 which = number_of.at[index].get(mode="fill", fill_value=0).max()
                 choices = [partial(together, group) for group in groups]
                 uploads, news, counts = jax.lax.switch(which, choices, index, memory)
@@ -511,6 +518,7 @@ class SimulatedFed(Fed):
                 return (total, memory, tally), uploads
             return (jax.tree.map(partial(_add_weighted, weight), total, uploads), memory, tally), None
 
+        # Uploads are added up on the way: memory does not grow with clients unless the server gets them all.
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, mean_dtype(s.dtype)), shape)
         none = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), counts)
         start = (None if exchange.stacked else zero, self.memory, none)
@@ -550,7 +558,6 @@ class _Watched(Samples):
 
     @property
     def data(self) -> PyTree:
-        """See `Samples.data`."""
         self.tell()
         return super().data
 
@@ -560,10 +567,6 @@ def _rows_of(array: Array, length: int, padding: int) -> Array:
     return jnp.pad(array, (0, -array.shape[0] % length), constant_values=padding).reshape(-1, length)
 
 
-def _row(stacked: PyTree, index: Integer) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[index], stacked)
-
-
 def mean_dtype(dtype: Any) -> Any:
     """The dtype of a mean."""
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
@@ -571,6 +574,7 @@ def mean_dtype(dtype: Any) -> Any:
 
 def _add_weighted(weight: Array, total: Array, uploads: Array) -> Array:
     """``total + Σ weight · uploads``; padding contributes nothing, whatever it computed."""
+    # A NaN of padding times weight zero would still be a NaN.
     real = (weight > 0).reshape(-1, *[1] * (uploads.ndim - 1))
     uploads = jnp.where(real, uploads, 0) if uploads.shape[0] > 1 else uploads
     return total + jnp.tensordot(weight.astype(total.dtype), uploads.astype(total.dtype), axes=1)

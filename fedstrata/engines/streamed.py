@@ -15,20 +15,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.core.hyperparameters import Count, check_fields
 from fedstrata.core.method import Method
 from fedstrata.core.types import PyTree
 from fedstrata.data.federated import FederatedData
-from fedstrata.engines.engine import Advanced, Carry, Engine, Job
+from fedstrata.engines.engine import Advanced, Carry, Chunk, Engine, Job
 from fedstrata.engines.memories import Memories, MemoriesAt
 from fedstrata.engines.rounds import in_a_loop
-from fedstrata.engines.simulated import Simulated, strided
+from fedstrata.engines.simulated import strided
 from fedstrata.engines.streamed_run import MANY, StreamedRun
 
 SAMPLED = 1_000  # clients that metrics are means over where there are many
@@ -47,20 +47,13 @@ class Streamed(Engine):
         memory_limit: bytes of what clients remember, above which it is on the disk.
     """
 
-    chunk: int | str | None = "auto"
-    metrics: str | int = "auto"
-    ahead: int | None = None
+    chunk: Chunk = "auto"
+    metrics: Count | Literal["auto", "exact"] = "auto"
+    ahead: Count | None = None
     memory_limit: int = 2**30
 
     def __post_init__(self) -> None:
-        Simulated(self.chunk)
-        whole = isinstance(self.metrics, int) and not isinstance(self.metrics, bool) and self.metrics >= 1
-        if self.metrics not in ("auto", "exact") and not whole:
-            raise ValueError(
-                f"metrics must be 'auto', 'exact' or a number of clients ≥ 1, but is {self.metrics!r}."
-            )
-        if self.ahead is not None and not (isinstance(self.ahead, int) and self.ahead >= 1):
-            raise ValueError(f"ahead must be a number of rounds ≥ 1, but is {self.ahead!r}.")
+        check_fields(self)
 
     def place(self, data: FederatedData) -> StreamedRun:
         """See `Engine.place`: what reads it, as samples are placed when they are needed."""
@@ -74,7 +67,6 @@ class Streamed(Engine):
         return Carry(jax.tree.map(jnp.asarray, carry.state), held)
 
     def fetch(self, carry: Carry, clients: int) -> Carry:
-        """See `Engine.fetch`."""
         held = carry.memory
         whole = None if held is None else held.memories.at(held.version).whole()
         return Carry(jax.tree.map(np.asarray, carry.state), whole)
@@ -91,27 +83,20 @@ class Streamed(Engine):
         return None if count >= clients else count
 
     def measured_on(self, data: FederatedData) -> str:
-        """See `Engine.measured_on`."""
         count = self.sampled(data.clients)
         return "all clients" if count is None else f"{count} of {data.clients} clients, the same throughout"
 
     def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
         """See `Engine.begin`: all clients, block after block."""
-        setup, method, seed, data = job
-        data.begin(setup, carry.memory, seed)
-        state, counts, _ = data.everyone("start", setup, method, carry.state, 0)
-        return data.carry(state), [counts]
+        run: StreamedRun = job.data
+        run.begin(job, carry.memory)
+        state, counts, _ = run.everyone("start", carry.state, 0)
+        return run.carry(state), [counts]
 
     def advance(
         self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
-        """See `Engine.advance`."""
-        setup, method, seed, data = job
-        data.begin(setup, carry.memory, seed, strided(setup, rounds).stride)
-
-        def measured(state: PyTree, r: int) -> dict[str, Any]:
-            return data.measured(setup, method, state)
-
-        some = partial(data.rounds, setup, method)
-        state, lane = in_a_loop(carry.state, first, rounds, some, measured)
-        return Advanced(data.carry(state), [lane])
+        run: StreamedRun = job.data
+        run.begin(job, carry.memory, strided(job.setup, rounds).stride)
+        state, lane = in_a_loop(carry.state, first, rounds, run.rounds, run.measured)
+        return Advanced(run.carry(state), [lane])

@@ -38,7 +38,7 @@ class CohortFed(SimulatedFed):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._here = [self._chosen]
+        self._here = [self._chosen]  # arrays by identity: values are not known while a program is traced
 
     def sample(self, key: Key, count: int) -> Array:
         """See `Fed.sample`: these are here, as they are of the cohort."""
@@ -58,7 +58,6 @@ class Cohorts(Simulated):
     """The simulated engine where only cohorts are placed."""
 
     def make_fed(self) -> Callable[..., Fed]:
-        """See `Simulated.make_fed`."""
         return partial(CohortFed, self)
 
 
@@ -110,7 +109,7 @@ class Blocks(Simulated):
                 lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), fed.memory
             )
         impl = jax.random.key_impl(exchange.key)
-        shapes: list[Any] = []
+        shapes: list[Any] = []  # what an abstract trace cannot return: counts that are plain numbers
 
         def block(key: Array, message: Any, weights: Array, data: Placed, memory: PyTree) -> Any:
             inner = SimulatedFed(self.inner, fed.setup, data, memory, None, 0)
@@ -122,6 +121,7 @@ class Blocks(Simulated):
             return replies, None if exchange.evaluation else inner.memory, counting.Tally(scaled=tally.scaled)
 
         weights = jax.ShapeDtypeStruct((rows,), jnp.result_type(float))
+        # The block's program is fixed here, in the round's trace, where the phase and its closure are known.
         closed, (_, _, tally) = jax.make_jaxpr(block, return_shape=True)(
             jax.random.key_data(exchange.key), exchange.message, weights, samples, memories
         )

@@ -14,16 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import counting
+from fedstrata.core import counting, tree
 from fedstrata.core.fed import Setup
 from fedstrata.core.method import Method
-from fedstrata.core.term import positional
 from fedstrata.core.types import Array, PyTree
 from fedstrata.data.federated import FederatedData
-from fedstrata.data.storage import Outline, Placed, common_size, groups_of, on_device
-from fedstrata.engines.engine import Carry, need_two_threads
+from fedstrata.data.storage import Outline, Placed, common_size, groups_of
+from fedstrata.engines.engine import Carry, Job, need_two_threads
 from fedstrata.engines.memories import Memories, MemoriesAt
-from fedstrata.engines.metrics import PerClient
+from fedstrata.engines.metrics import PerClient, takes_data
 from fedstrata.engines.programs import program
 from fedstrata.engines.remote import Call, handle_of
 from fedstrata.engines.rounds import measure
@@ -63,14 +62,12 @@ class StreamedRun:
 
     def __init__(self, engine: Streamed, data: FederatedData) -> None:
         self.engine, self.data = engine, data
-        self.server, self.test = (
-            jax.tree.map(jnp.asarray, on_device(getattr(data, part), part)) for part in ("server", "test")
-        )
+        self.test, self.server = data.pooled(jnp.asarray)
         self.groups = groups_of(data.sizes, data.valid_sizes)[1]
         self.memories: Memories | None = None
         self.failure: BaseException | None = None
         self.handle = handle_of(self)
-        self._x64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+        self._x64 = bool(jax.config.read("jax_enable_x64"))
         self._reader = ThreadPoolExecutor(1, "fedstrata-reader")
         self._window: Window | None = None
         # to another device the next window is copied while one computes, and the one after it is read
@@ -81,14 +78,15 @@ class StreamedRun:
         self._in_windows: bool | None = None
         self._checked = False
 
-    def begin(self, setup: Setup, held: MemoriesAt | None, seed: int, stride: int = 1) -> None:
+    def begin(self, job: Job, held: MemoriesAt | None, stride: int = 1) -> None:
         """A chunk of rounds begins, which divides into strides, see `fedstrata.engines.simulated.strided`."""
-        self.setup, self.seed, self.stride = setup, seed, stride
+        self.setup, self.method, self.seed, self.stride = job.setup, job.method, job.seed, stride
+        setup = self.setup
         if held is not None:
             self.memories = held.memories
             self.memories.begin(held.version)
         if self._window is not None:
-            self._window.memory = None
+            self._window.memory = None  # the run may have gone back: what is on the device is of later rounds
         if self._checked:
             return
         self._checked = True
@@ -102,7 +100,7 @@ class StreamedRun:
                         f"The metric {name!r} is {what}, which streamed metrics cannot be: leave it out, or "
                         "give engine='simulated'; fs.per_client(fs.on_host(…)) reads clients one by one."
                     )
-            elif sampled is None and positional(metric) not in (1, 2):
+            elif sampled is None and takes_data(metric):
                 raise ValueError(
                     f"The metric {name!r} takes (x, y, data), but the data is read in blocks. Give a "
                     "function of (x, y) or of the state, or evaluate on some clients: "
@@ -115,51 +113,48 @@ class StreamedRun:
         held = None if self.memories is None else MemoriesAt(self.memories, self.memories.version)
         return Carry(state, held)
 
-    def rounds(
-        self, setup: Setup, method: Method, state: PyTree, r: int, stop: int
-    ) -> tuple[PyTree, int, Counter[str], int]:
+    def rounds(self, state: PyTree, r: int, stop: int) -> tuple[PyTree, int, Counter[str], int]:
         """Some rounds from ``r``, not past ``stop``: the state, the next round, counts, a round gone bad."""
+        setup = self.setup
+        # Whether rounds ask their cohorts alone is found by tracing one: `AsksOthers` says that they do not.
         if self._in_windows is None:
             self._in_windows = setup.participants < setup.clients
         if self._in_windows:
             try:
-                return self._in_window(setup, method, state, r, stop)
+                return self._in_window(state, r, stop)
             except AsksOthers as error:
                 self._in_windows = False
-                self._warn(f"the phase {str(error)!r} asks", type(method).__name__)
+                self._warn(f"the phase {str(error)!r} asks")
         elif self._in_windows is False and r == 0 and setup.participants == setup.clients:
-            self._warn("all take part: every exchange asks", type(method).__name__)
+            self._warn("all take part: every exchange asks")
         self._put_back()
-        state, counts, good = self.everyone("round", setup, method, state, r)
+        state, counts, good = self.everyone("round", state, r)
         return state, r + 1, counts, -1 if good else r
 
-    def _warn(self, why: str, name: str) -> None:
+    def _warn(self, why: str) -> None:
         if self.data.clients > MANY:
             offer = " Give participation= to ask a part of them." if why.startswith("all") else ""
             warnings.warn(
-                f"In a round of {name}, {why} all {self.data.clients} clients, so that their samples are "
-                f"read again each time.{offer}",
+                f"In a round of {type(self.method).__name__}, {why} all {self.data.clients} clients, so that "
+                f"their samples are read again each time.{offer}",
                 stacklevel=10,
             )
 
     # -- windows
 
-    def _in_window(
-        self, setup: Setup, method: Method, state: PyTree, r: int, stop: int
-    ) -> tuple[PyTree, int, Counter[str], int]:
+    def _in_window(self, state: PyTree, r: int, stop: int) -> tuple[PyTree, int, Counter[str], int]:
         window = self._window_at(r)
         number = min(stop, window.stop) - r
         if self.memories is not None and window.memory is None:
             rows = self.memories.take(window.clients, window.placed.training.rows)
             window.memory = jax.tree.map(jnp.asarray, rows)
-        bare = replace(setup, metrics=(), measure_problem=False)
         engine = Cohorts(self.engine.chunk)
         slots = engine.slots(r, np.array([number]))
-        args = (method, Carry(state, window.memory), np.uint32(self.seed), window.placed, *slots)
+        args = (self.method, Carry(state, window.memory), np.uint32(self.seed), window.placed, *slots)
         lengths = np.array([number, self.stride])  # another stride would be another program
-        carry, (_, words, bad) = in_strides(trace_advance, engine, bare, lengths, args)
+        carry, (_, words, bad) = in_strides(trace_advance, engine, self._unmeasured, lengths, args)
         window.memory = carry.memory
-        counts = counting.settle(jax.tree.map(lambda w: w[0], words), number)
+        counts = counting.settle(tree.row(words, 0), number)
         return carry.state, r + number, counts, int(bad)
 
     def _put_back(self) -> None:
@@ -173,9 +168,9 @@ class StreamedRun:
         if self._window is not None and self._window.start <= r < self._window.stop:
             return self._window
         self._put_back()
-        self._window = None
+        self._window = None  # its arrays go before the next ones are placed
         found = self._coming.popleft().result() if self._coming else None
-        if found is None or not found.start <= r < found.stop:
+        if found is None or not found.start <= r < found.stop:  # the run went back, or jumped
             self._coming.clear()
             found = self._reader.submit(self._read, r).result()
         self._window = found
@@ -200,12 +195,12 @@ class StreamedRun:
         rounds = max(n for n in range(1, rounds + 1) if n % stride == 0 or stride % n == 0)
         clients = min(rounds * part, data.clients)
         found = {"rounds": rounds, "clients": clients}
-        for name, sizes in (("train", data.sizes), ("valid", data.valid_sizes)):
-            if sizes is not None:
-                by = self._drawn_by  # larger clients then come more often
-                mean = np.average(sizes, weights=by)
-                likely = clients * mean + 4 * np.sqrt(clients * np.average((sizes - mean) ** 2, weights=by))
-                found[name] = int(min(max(likely, sizes.max()), sizes.sum(dtype=np.int64)))
+        by = self._drawn_by  # larger clients then come more often
+        for name, sizes in data.part_sizes.items():
+            mean = np.average(sizes, weights=by)
+            # four standard deviations more than the mean: a window that needs more holds fewer rounds
+            likely = clients * mean + 4 * np.sqrt(clients * np.average((sizes - mean) ** 2, weights=by))
+            found[name] = _room(likely, sizes)
         return found
 
     @cached_property
@@ -213,10 +208,6 @@ class StreamedRun:
         """What a client's samples take on average."""
         leaves = jax.tree.leaves((self.data.train, self.data.valid))
         return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / self.data.clients
-
-    def _samples(self, clients: np.ndarray) -> dict[str, int]:
-        parts = {"train": self.data.sizes, "valid": self.data.valid_sizes}
-        return {name: int(s[clients].sum(dtype=np.int64)) for name, s in parts.items() if s is not None}
 
     def _read(self, r: int) -> Window:
         """The clients of as many rounds from ``r`` on as fit into a window."""
@@ -227,7 +218,8 @@ class StreamedRun:
             cohorts = np.asarray(self._drawn[1])
             while True:
                 clients = np.unique(cohorts[:number])
-                needed = self._samples(clients)
+                parts = self.data.part_sizes.items()
+                needed = {name: int(sizes[clients].sum(dtype=np.int64)) for name, sizes in parts}
                 if all(needed[name] <= room[name] for name in needed):
                     break
                 if number == 1:  # an unlikely cohort: from now on there is room for it
@@ -266,13 +258,8 @@ class StreamedRun:
         data = self.data
         row = 0 if self.memories is None else self.memories.row_bytes
         clients = max(1, min(BLOCK_CLIENTS, data.clients, int(BLOCK_BYTES / (self._client_bytes + row))))
-        found = {"clients": clients}
-        for name, sizes in (("train", data.sizes), ("valid", data.valid_sizes)):
-            if sizes is not None:
-                found[name] = int(
-                    min(max(1.2 * clients * sizes.mean(), sizes.max()), sizes.sum(dtype=np.int64))
-                )
-        return found
+        rooms = {name: _room(1.2 * clients * sizes.mean(), sizes) for name, sizes in data.part_sizes.items()}
+        return {"clients": clients, **rooms}
 
     @cached_property
     def _blocks(self) -> Blocks:
@@ -284,19 +271,21 @@ class StreamedRun:
         leaves, structure = jax.tree.flatten((shapes, memory))
         return Blocks(self.engine.chunk, tuple(leaves), structure)
 
-    def everyone(
-        self, what: str, setup: Setup, method: Method, state: PyTree, r: int
-    ) -> tuple[PyTree, Counter[str], bool]:
+    def everyone(self, what: str, state: PyTree, r: int) -> tuple[PyTree, Counter[str], bool]:
         """The start or a round by callbacks: the state, counts, whether it is finite."""
-        bare = replace(setup, metrics=(), measure_problem=False)
-        (state, good), tally = self._called(what, bare, method, Carry(state, None), r)
+        (state, good), tally = self._called(what, self._unmeasured, Carry(state, None), r)
         return state, tally.total(), bool(good)
 
-    def _called(self, what: str, setup: Setup, method: Method, carry: Carry, r: int) -> Any:
+    @property
+    def _unmeasured(self) -> Setup:
+        """The setup of programs that measure nothing: metrics have programs of their own."""
+        return replace(self.setup, metrics=(), measure_problem=False)
+
+    def _called(self, what: str, setup: Setup, carry: Carry, r: int) -> Any:
         """A program with callbacks."""
         need_two_threads("Exchanges with clients outside of a round's cohort, and exact metrics,")
         self.failure = None
-        args = (method, carry, np.uint32(self.seed), self._outline, self.handle, np.int32(r))
+        args = (self.method, carry, np.uint32(self.seed), self._outline, self.handle, np.int32(r))
         compiled = program(trace_everyone, replace(self._blocks, program=what), setup, args)
         found = jax.block_until_ready(compiled(*args))
         if self.failure is not None:
@@ -312,6 +301,7 @@ class StreamedRun:
         with jax.enable_x64(self._x64):
             clients = np.arange(self.data.clients) if of is None else of
             room, dtype = self._block["clients"], jnp.result_type(float)
+            # Sums over many blocks are in float64: on the host that costs nothing.
             totals = [np.zeros(u.shape, u.dtype if call.stacked else np.float64) for u in call.uploads]
             factors, at = np.zeros(call.factors, np.int64), 0
             for these, placed in self._through(clients):
@@ -319,7 +309,7 @@ class StreamedRun:
                 share = np.zeros(room, dtype)
                 share[: len(these)] = 1 / len(clients) if weights is None else weights[at:stop]
                 memory: list[Any] = []
-                if own:
+                if own:  # an evaluation gives each client something of its own, such as its model
                     memory = [_filled(leaf[these], room) for leaf in own]
                 elif self.memories is not None and not call.evaluation:
                     memory = jax.tree.leaves(self.memories.take(these, room))
@@ -341,11 +331,8 @@ class StreamedRun:
     def _through(self, clients: np.ndarray) -> Iterator[tuple[np.ndarray, Placed]]:
         """Blocks of these clients that fit; each is read while the one before is at work."""
         room, parts, start = self._block, [], 0
-        sums = {
-            name: np.cumsum(sizes[clients], dtype=np.int64)
-            for name, sizes in (("train", self.data.sizes), ("valid", self.data.valid_sizes))
-            if sizes is not None
-        }
+        sizes_of = self.data.part_sizes.items()
+        sums = {name: np.cumsum(sizes[clients], dtype=np.int64) for name, sizes in sizes_of}
         while start < len(clients):
             ends = [start + room["clients"], len(clients)]
             for name, total in sums.items():
@@ -358,7 +345,7 @@ class StreamedRun:
             with jax.enable_x64(self._x64):
                 return self._placed(self.data.some(these, room["clients"], room, self.groups))
 
-        coming = self._reader.submit(read, parts[0])
+        coming = self._reader.submit(read, parts[0])  # one ahead: two blocks are in memory at any time
         for j, these in enumerate(parts):
             placed = coming.result()
             if j + 1 < len(parts):
@@ -367,18 +354,19 @@ class StreamedRun:
 
     # -- metrics
 
-    def measured(self, setup: Setup, method: Method, state: PyTree) -> dict[str, Any]:
+    def measured(self, state: PyTree, r: int) -> dict[str, Any]:
         """All metrics, of everyone or of the sample."""
+        setup = self.setup
         self._put_back()
         if self.engine.sampled(setup.clients) is None:
             whole = None
             if self.memories is not None:
                 whole = jax.tree.map(jnp.asarray, self.memories.whole())
-            return self._called("measure", setup, method, Carry(state, whole), 0)[0][0]
+            return self._called("measure", setup, Carry(state, whole), 0)[0][0]
         clients, placed = self._sample
         memory = None if self.memories is None else self.memories.take(clients)
         number = len(clients)
-        args = (method, Carry(state, jax.tree.map(jnp.asarray, memory)), placed)
+        args = (self.method, Carry(state, jax.tree.map(jnp.asarray, memory)), placed)
         small = replace(setup, clients=number, participants=number)
         return program(trace_sampled, Simulated(self.engine.chunk), small, args)(*args)
 
@@ -388,9 +376,15 @@ class StreamedRun:
         data, count = self.data, self.engine.sampled(self.data.clients)
         assert count is not None
         clients = np.sort(np.random.default_rng(self.seed).choice(data.clients, count, replace=False))
+        # In memory, and kept: every evaluation goes through the same clients.
         placed = data.load(clients).placed()
         total = jnp.asarray(data.sizes.sum(dtype=np.int64), jnp.result_type(float))
         return clients, replace(placed, ids=jnp.asarray(clients, jnp.int32), total=total)
+
+
+def _room(likely: float, sizes: np.ndarray) -> int:
+    """Samples that arrays should hold: the largest client must fit, and there are no more than all."""
+    return int(min(max(likely, sizes.max()), sizes.sum(dtype=np.int64)))
 
 
 def _filled(rows: np.ndarray, number: int) -> np.ndarray:

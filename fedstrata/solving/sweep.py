@@ -16,6 +16,7 @@ from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.engines.batched import Batched
+from fedstrata.engines.engine import Chunk
 from fedstrata.engines.metrics import Metric
 from fedstrata.solving.checkpoint import Checkpoint
 from fedstrata.solving.loop import Callback, Loop, interruption
@@ -52,7 +53,7 @@ def sweep(
     weights: Weights = "uniform",
     callbacks: Iterable[Callback] = (),
     default_metrics: bool = True,
-    chunk: int | str | None = "auto",
+    chunk: Chunk = "auto",
 ) -> list[Result]:
     """Solve a problem with several methods and seeds at once.
 

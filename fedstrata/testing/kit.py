@@ -56,7 +56,6 @@ class Small(Method[Minimization, Point]):
     solves = (Minimization,)
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> Point:
-        """See `Method.init`."""
         return Point(x0)
 
     def slope(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
@@ -92,7 +91,6 @@ class Gathering(Small):
     gamma: Positive
 
     def reveals_on(self, problem: Minimization) -> Reveals:
-        """See `Method.reveals_on`."""
         return "replies"
 
     def tell(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> dict[str, Any]:
@@ -120,7 +118,6 @@ class Remembering(Small):
     gamma: Positive
 
     def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> dict[str, Any]:
-        """See `Method.memory`."""
         return {"last": tree.zeros_like(x0), "calls": jnp.zeros((), jnp.int32)}
 
     def output(self, state: Point, memory: PyTree) -> tuple[PyTree, PyTree]:
@@ -159,7 +156,6 @@ class Repeating(Small):
     gamma: Positive
 
     def reveals_on(self, problem: Minimization) -> Reveals:
-        """See `Method.reveals_on`."""
         return "replies"
 
     def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> Array:
@@ -167,7 +163,6 @@ class Repeating(Small):
         return jnp.zeros((), jnp.int32)
 
     def output(self, state: Point, memory: PyTree) -> tuple[PyTree, PyTree]:
-        """See `Method.output`."""
         return state.x, memory
 
     def call(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> Remember:
@@ -223,15 +218,12 @@ class Personalizing(Method[Personalized, Point]):
     solves = (Personalized,)
 
     def init(self, problem: Personalized, x0: PyTree, y0: PyTree) -> Point:
-        """See `Method.init`."""
         return Point(x0)
 
     def memory(self, problem: Personalized, x0: PyTree, y0: PyTree) -> PyTree:
-        """See `Method.memory`."""
         return y0
 
     def output(self, state: Point, memory: PyTree) -> tuple[PyTree, PyTree]:
-        """See `Method.output`."""
         return state.x, memory
 
     def fit(self, problem: Personalized, client: Client, key: Key, x: PyTree) -> Remember:

@@ -13,26 +13,27 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import counting
+from fedstrata.core import counting, tree
 from fedstrata.core.client import opened
 from fedstrata.core.fed import Exchange, Setup, visit
+from fedstrata.core.hyperparameters import POSITIVE, Count, Whole, check_fields
 from fedstrata.core.method import Method
-from fedstrata.core.term import positional
 from fedstrata.core.types import PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Outline, SizeGroup, common_size
 from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Unfinished, need_two_threads
-from fedstrata.engines.metrics import PerClient
+from fedstrata.engines.metrics import PerClient, takes_data
 from fedstrata.engines.network.site import Place, Site
 from fedstrata.engines.network.states import States
 from fedstrata.engines.network.text import START_ROUND, Text, reads, shapes
 from fedstrata.engines.network.transport import Failure, Local, Request, Transport
+from fedstrata.engines.programs import objects
 from fedstrata.engines.remote import Call, Prepared, RemoteFed, handle_of, name_of, remote_text
 from fedstrata.engines.rounds import cohort_of, in_a_loop
 from fedstrata.support.tracing import compiling
@@ -65,6 +66,9 @@ class AtSites:
         return f"<{self.where}>"
 
 
+Seconds = Annotated[float, POSITIVE]
+
+
 @dataclass(frozen=True)
 class Policy:
     """What happens when a site does not answer.
@@ -78,21 +82,15 @@ class Policy:
         timeout: the fewest seconds for any other; ten times the slowest answer so far, where that is more.
     """
 
-    missing: str = "wait"
-    after: float = 30.0
-    min_sites: int = 1
-    retries: int = 3
-    first_timeout: float = 600.0
-    timeout: float = 30.0
+    missing: Literal["wait", "drop"] = "wait"
+    after: Seconds = 30.0
+    min_sites: Count = 1
+    retries: Annotated[int, Whole(0)] = 3
+    first_timeout: Seconds = 600.0
+    timeout: Seconds = 30.0
 
     def __post_init__(self) -> None:
-        if self.missing not in ("wait", "drop"):
-            raise ValueError(f"Policy: missing must be 'wait' or 'drop', but is {self.missing!r}.")
-        for name in ("after", "first_timeout", "timeout"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"Policy: {name} must be positive, but is {getattr(self, name)!r}.")
-        if self.min_sites < 1 or self.retries < 0:
-            raise ValueError("Policy: min_sites must be at least 1, and retries at least 0.")
+        check_fields(self)
 
 
 @dataclass
@@ -225,7 +223,6 @@ class Network(Engine):
         return parts[0], parts[1]
 
     def heed(self, stopping: Callable[[], bool]) -> None:
-        """See `Engine.heed`."""
         self.stopping = stopping
 
     def noted(self, round_number: int) -> dict[str, Any]:
@@ -267,35 +264,25 @@ class Network(Engine):
         self._sites = None
 
     def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
-        """See `Engine.begin`."""
-        setup, method, seed, data = job
-        self._join(setup, method, carry, START_ROUND)
+        self._join(job, carry, START_ROUND)
         self._counts = Counter()
-        carry = self._transaction("start", setup, method, carry, seed, data, START_ROUND)
-        return carry, [+self._counts]
+        return self._transaction("start", carry, START_ROUND), [+self._counts]
 
     def advance(
         self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
-        """See `Engine.advance`."""
-        setup, method, seed, data = job
-        self._join(setup, method, carry, first)
+        self._join(job, carry, first)
 
         def one(carry: Carry, r: int, stop: int) -> tuple[Carry, int, Counter[str], int]:
             self._counts = Counter()
-            carry = self._transaction("round", setup, method, carry, seed, data, r)
+            carry = self._transaction("round", carry, r)
             return carry, r + self._finite, +self._counts, -1 if self._finite else r
 
-        def measured(carry: Carry, r: int) -> dict[str, Any]:
-            return self._measured(setup, method, carry, seed, data, r)
-
-        carry, lane = in_a_loop(carry, first, rounds, one, measured)
+        carry, lane = in_a_loop(carry, first, rounds, one, self._measured)
         return Advanced(carry, [lane])
 
-    def _measured(
-        self, setup: Setup, method: Method, carry: Carry, seed: int, data: Any, r: int
-    ) -> dict[str, Any]:
-        values = self._transaction("measure", setup, method, carry, seed, data, r)
+    def _measured(self, carry: Carry, r: int) -> dict[str, Any]:
+        values = self._transaction("measure", carry, r)
         if self.policy.missing == "wait":
             return values
         gone, self._left_out = self._left_out | self._absent, set()
@@ -304,12 +291,13 @@ class Network(Engine):
 
     # ---- a program
 
-    def _join(self, setup: Setup, method: Method, carry: Carry, first: int) -> None:
+    def _join(self, job: Job, carry: Carry, first: int) -> None:
         """Before the first exchange: what cannot be run here is refused, sites in this process are made."""
+        self._job, (setup, method, *_) = job, job
         for name, metric in setup.metrics:
             if isinstance(metric, PerClient):
                 self._check_per_client(name, metric, setup, method)
-            elif positional(metric) not in (1, 2):
+            elif takes_data(metric):
                 raise ValueError(
                     f"The metric {name!r} takes (x, y, data), but the server of a network has no data: "
                     "samples stay at the sites. Give a function of (x, y) or of the state; what is a "
@@ -328,11 +316,10 @@ class Network(Engine):
             return
         text = Text.of(setup, method, carry, self._server)
         total = int(self.sizes.sum())
-        self._sites, programs = [], {}  # type: ignore[var-annotated]
+        self._sites, programs = [], dict[Any, Any]()
         for clients in self.members:
             site = Site(text, part(self._data, clients), Place(clients, total), programs=programs)
-            own = jax.tree.map(lambda leaf, at=clients: np.asarray(leaf)[at], carry.memory)
-            site.states = States(own)
+            site.states = States(tree.row(jax.tree.map(np.asarray, carry.memory), clients))
             self._sites.append(site)
         self.transport = Local(self._sites)
 
@@ -352,18 +339,17 @@ class Network(Engine):
         if why is not None:
             raise ValueError(f"{start}, but over a network {why}.")
 
-    def _transaction(
-        self, program: str, setup: Setup, method: Method, carry: Carry, seed: int, data: Any, r: int
-    ) -> Any:
+    def _transaction(self, program: str, carry: Carry, r: int) -> Any:
         """A program of the text, tried until it is done by all of its clients."""
-        errors, self._round, self._stretch = 0, r, 1
+        errors, self._round, self._stretch = 0, r, 1  # the time-out grows within one round only
         self.transport.heed(self.stopping)
         self._readmit()
         while True:
             self.attempts += 1
+            # Each attempt begins in the states in which the round began: what a failed one left is forgotten.
             before, self._now = self._counts.copy(), list(self._begins[r])
             try:
-                found = self._run(program, setup, method, carry, seed, data, r)
+                found = self._run(program, carry, r)
                 if program != "measure":
                     self._begins[r + 1] = self._now
                     self._left_out |= self._absent
@@ -426,23 +412,14 @@ class Network(Engine):
             self._absent.discard(i)
             self.note(self.transport.names[i], "readmitted")
 
-    def _run(
-        self, program: str, setup: Setup, method: Method, carry: Carry, seed: int, data: Any, r: int
-    ) -> Any:
-        cohort = None
+    def _run(self, program: str, carry: Carry, r: int) -> Any:
+        (setup, method, seed, data), cohort = self._job, None
         if program == "round" and self._absent:
-            cohort = self._present(setup, seed, data, r)
+            cohort = self._present(r)
             setup = replace(setup, participants=len(cohort), drawn=setup.participants)
         self._participants = setup.participants
-        arguments = (
-            method,
-            carry.state,
-            np.uint32(seed),
-            data,
-            np.int32(max(r, 0)),
-            cohort,
-            self._placeholder,
-        )
+        number = np.int32(max(r, 0))
+        arguments = (method, carry.state, np.uint32(seed), data, number, cohort, self._placeholder)
         compiled = self._compiled(program, setup, arguments)
         self.failure = None
         (value, good), tally = jax.block_until_ready(compiled(*arguments))
@@ -452,20 +429,21 @@ class Network(Engine):
         self._counts.update(tally.total())
         if program == "measure":
             return value
-        if self._sites is None:
+        if self._sites is None:  # elsewhere: what stands for the memory stays
             return Carry(value, carry.memory)
         memories = [site.states.at(now) for site, now in zip(self._sites, self._now, strict=True)]
         return Carry(value, jax.tree.map(lambda *rows: np.concatenate(rows), *memories))
 
-    def _present(self, setup: Setup, seed: int, data: Any, r: int) -> np.ndarray:
+    def _present(self, r: int) -> np.ndarray:
         """This round's clients whose sites are there."""
+        setup, _, seed, data = self._job
         cohort = np.arange(setup.clients)
         if setup.participants < setup.clients:
-            name = ("cohort", _identity(setup))
+            name = ("cohort", objects(setup))
             if name not in self._programs:
                 drawn = jax.jit(lambda seed, r, data: cohort_of(setup, jax.random.key(seed), data, r))
-                self._programs[name] = drawn, setup
-            cohort = np.asarray(self._programs[name][0](np.uint32(seed), np.int32(r), data))
+                self._programs[name] = drawn
+            cohort = np.asarray(self._programs[name](np.uint32(seed), np.int32(r), data))
         cohort = cohort[~np.isin(self._site_of[cohort], list(self._absent))].astype(np.int32)
         if not len(cohort):
             raise TooFewSites(f"round {r}: none of this round's clients is there. Resume when they are back.")
@@ -474,9 +452,9 @@ class Network(Engine):
     def _compiled(self, program: str, setup: Setup, arguments: tuple[Any, ...]) -> Any:
         """The executable; it must not read the placeholder of the memory."""
         leaves, structure = jax.tree.flatten(arguments)
-        key = (program, _identity(setup), structure, tuple(jax.typeof(leaf) for leaf in leaves))
+        key = (program, objects(setup), structure, tuple(jax.typeof(leaf) for leaf in leaves))
         if key in self._programs:
-            return self._programs[key][0]
+            return self._programs[key]
 
         def text(
             method: Any, state: PyTree, seed: Any, data: Any, r: Any, cohort: Any, memory: PyTree
@@ -485,7 +463,7 @@ class Network(Engine):
             return remote_text(self, program, setup, method, carry, seed, data, self._handle, r, cohort)
 
         traced = jax.jit(text).trace(*arguments)
-        if reads(traced, arguments, 6):
+        if reads(traced, arguments, 6):  # of which `memory` is the seventh
             what = "A metric" if program == "measure" else "The method's text"
             raise ValueError(
                 f"{what} reads what the clients remember (their personal models), which stays at the sites. "
@@ -493,7 +471,7 @@ class Network(Engine):
             )
         with compiling():
             compiled = traced.lower().compile()
-        self._programs[key] = compiled, setup  # kept alive, so that no id is used again
+        self._programs[key] = compiled
         return compiled
 
     # ---- an exchange, on the host, in the middle of a program
@@ -502,9 +480,10 @@ class Network(Engine):
         """See `Prepares.prepare`: the shape of an upload, by one client with a made-up sample."""
 
         def one(samples: int, memory: PyTree) -> PyTree:
-            client = self.form.client(0, _row(memory), SizeGroup(1, samples, samples))
+            client = self.form.client(0, tree.row(memory, 0), SizeGroup(1, samples, samples))
             return visit(fed.setup, exchange, client)[0].upload
 
+        # An upload whose shape follows the client's samples differs between one of them and two.
         shape = jax.eval_shape(partial(one, 1), fed.memory)
         if exchange.stacked and str(shape) != str(jax.eval_shape(partial(one, 2), fed.memory)):
             raise ValueError(
@@ -533,6 +512,7 @@ class Network(Engine):
             "round": self._round,
         }  # fmt: skip
         sites = self._site_of[of]
+        # A dropped site cannot answer an evaluation of everyone: a round has its cohort chosen without it.
         if call.evaluation and not call.stacked and self._absent:  # the mean of those who are there
             there = ~np.isin(sites, list(self._absent))
             sites, of, weights = sites[there], of[there], weights[there] / weights[there].sum()
@@ -596,6 +576,7 @@ class Network(Engine):
         return self._stretch * max(self.policy.timeout, 10 * max(one for one in seen if one is not None))
 
     def _tick(self) -> int:
+        # Microseconds, so that a restarted server, which knows no counter, begins above all former numbers.
         self._clock = max(self._clock + 1, time.time_ns() // 1000)
         return self._clock
 
@@ -618,33 +599,13 @@ def single(data: FederatedData) -> FederatedData:
 
 def part(data: FederatedData, clients: np.ndarray) -> FederatedData:
     """Some clients' samples alone."""
-
-    def own(name: str) -> list[PyTree]:
-        return [data.client(i, name) for i in clients.tolist()]
-
-    return FederatedData.from_clients(own("train"), valid=None if data.valid is None else own("valid"))
-
-
-def _row(stacked: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[0], stacked)
+    return replace(data.load(clients), test=None, server=None)
 
 
 def _unknown(clients: int, leaf: Any) -> np.ndarray:
     """Stands for memory that is elsewhere: no engine can go on from it unnoticed."""
     value = np.nan if np.issubdtype(leaf.dtype, np.inexact) else np.iinfo(leaf.dtype).max
     return np.full((clients, *leaf.shape[1:]), value, leaf.dtype)
-
-
-def _identity(setup: Setup) -> Any:
-    """Which setup it is: a problem may hold what cannot be hashed."""
-    return (
-        id(setup.problem),
-        setup.participants,
-        setup.drawn,
-        setup.weights,
-        setup.metrics,
-        setup.measure_problem,
-    )
 
 
 def _largest(array: np.ndarray) -> float:
@@ -680,7 +641,7 @@ def _together(call: Call, rows: dict[int, np.ndarray], replies: dict[int, Reques
     found = []
     for j, upload in enumerate(call.uploads):
         value = np.zeros(upload.shape, upload.dtype)
-        for i in sorted(rows):
+        for i in sorted(rows):  # in one order whoever answers first: sums are rounded alike
             if call.stacked:
                 value[rows[i]] = replies[i].arrays[j]
             else:

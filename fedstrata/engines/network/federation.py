@@ -137,6 +137,7 @@ class Federation:
 
     def _join(self, sites: Mapping[int, list[int]]) -> dict[int, Failure]:
         """Open and join at sites whose connection is new; of each, the states that it has to know."""
+        # A site joins once a connection: who was away may be another process, which knows nothing of the run.
         sessions = {i: self.inner.session(i) for i in sites}
         new = [i for i in sites if sessions[i] is not None and self._joined.get(i) != sessions[i]]
         if not new:
@@ -159,12 +160,11 @@ class Federation:
     def _ask(self, requests: Mapping[int, Request]) -> Outcome:
         if not requests:
             return {}, {}
-        number = time.time_ns() // 1000
+        number = time.time_ns() // 1000  # as the engine's own, see `Network`
         numbered = {i: Request({**r.header, "seq": number}, r.arrays) for i, r in requests.items()}
         return self.inner.exchange(numbered, self.patience)
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
-        """See `Transport.exchange`."""
         failures = self._join({i: request.header["states"] for i, request in requests.items()})
         asked = {
             i: Request({**request.header, "run": self.run}, request.arrays)
@@ -175,11 +175,9 @@ class Federation:
         return replies, {**failures, **others}
 
     def heed(self, stopping: Callable[[], bool]) -> None:
-        """See `Transport.heed`."""
         self.inner.heed(stopping)
 
     def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
-        """See `Transport.wait`."""
         return self.inner.wait(sites, seconds)
 
     def memory(self) -> Outcome:

@@ -27,7 +27,7 @@ from nvflare.job_config.api import FedJob
 from fedstrata.engines.engine import Unfinished
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.host import Host
-from fedstrata.engines.network.transport import Failure, Outcome, Request
+from fedstrata.engines.network.transport import Failure, Outcome, Request, answer_of
 
 log = logging.getLogger("fedstrata.network")
 SETUP_SECONDS = 600  # for sites to start a job: they load and check their data
@@ -102,7 +102,6 @@ class FlareServer:
         return None if site in self._gone else 1
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
-        """See `Transport.exchange`."""
         replies: dict[int, Request] = {}
         failures = {i: Failure("away", "it is not in the job any more") for i in requests if i in self._gone}
         answers: dict[int, Any] = {}
@@ -122,7 +121,14 @@ class FlareServer:
         except RunAborted as error:
             raise JobAborted("FLARE's job was aborted; what was done is saved.") from error
         for i, answer in answers.items():
-            self._read(i, requests[i].header["seq"], answer, replies, failures)
+            self.received[i] += len(answer) if isinstance(answer, bytes) else 0
+            found, number = answer_of(answer, self.limit)
+            if isinstance(found, Failure):
+                failures[i] = found
+            elif number != requests[i].header["seq"]:
+                failures[i] = Failure("wrong", "it answered another message")
+            else:
+                replies[i] = found
         return replies, failures
 
     def _failed(self, i: int, error: Any, timeout: float) -> Failure:
@@ -132,25 +138,6 @@ class FlareServer:
         if isinstance(getattr(error, "cause", None), TimeoutError) or "timed out" in str(error):
             return Failure("late", f"no answer in {timeout:.1f} s")
         return Failure("away", wire.said(error))
-
-    def _read(
-        self, i: int, number: int, answer: Any, replies: dict[int, Request], failures: dict[int, Failure]
-    ) -> None:
-        if not isinstance(answer, bytes):
-            failures[i] = Failure("wrong", "its answer cannot be decoded")
-            return
-        self.received[i] += len(answer)
-        try:
-            reply = Request(*wire.unpack(answer, self.limit))
-        except wire.WireError as error:
-            failures[i] = Failure("wrong", str(error))
-            return
-        if reply.header.get("seq") != number:
-            failures[i] = Failure("wrong", "it answered another message")
-        elif "error" in reply.header:
-            failures[i] = Failure("error", wire.said(reply.header["error"]))
-        else:
-            replies[i] = reply
 
     def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
         """See `Transport.wait`; who is gone does not come back."""

@@ -20,7 +20,7 @@ except ImportError:  # Windows
 
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.kits import read
-from fedstrata.engines.network.transport import Failure, Outcome, Request
+from fedstrata.engines.network.transport import Failure, Outcome, Request, answer_of
 
 log = logging.getLogger("fedstrata.network")
 SERVICE, METHOD = "fedstrata.Network", "Serve"
@@ -39,7 +39,7 @@ def options(limit: int) -> list[tuple[str, int]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", 0),  # else a second server on the port would take half of the sites
     ]
 
 
@@ -78,7 +78,7 @@ class GrpcServer:
         self._changed = threading.Condition()
         authority, certificate, key = read(kit)
         credentials = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
-        most = 4 * len(names) + 8
+        most = 4 * len(names) + 8  # a thread for each stream, for those that replace it, and for strangers
         # Who connects and says nothing takes neither all descriptors nor the places of sites for long.
         bounds = [
             ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)),
@@ -137,7 +137,7 @@ class GrpcServer:
             if (before := self._streams.get(i)) is not None:
                 if before.process != process or not process:
                     return None
-                before.outbox.put(None)
+                before.outbox.put(None)  # its thread ends, and with it the old stream
             self._sessions += 1
             stream = self._streams[i] = Stream(self._sessions, process)
             self._changed.notify_all()
@@ -163,7 +163,7 @@ class GrpcServer:
 
     def _take(self, i: int, stream: Stream, message: bytes) -> bool:
         """A message has come; whether to go on listening."""
-        answer, number = _read(message, self.limit)
+        answer, number = answer_of(message, self.limit)
         with self._changed:
             self.received[i] += len(message)
             owed = self._awaited.get(i) if self._streams.get(i) is stream else None
@@ -176,7 +176,6 @@ class GrpcServer:
             return stream.unasked <= UNASKED
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
-        """See `Transport.exchange`."""
         packed = {i: wire.pack(*request, self.limit) for i, request in requests.items()}
         numbers = {i: request.header["seq"] for i, request in requests.items()}
         end, asked = time.monotonic() + timeout, {}
@@ -212,11 +211,9 @@ class GrpcServer:
         return replies, failures
 
     def heed(self, stopping: Callable[[], bool]) -> None:
-        """See `Transport.heed`."""
         self._stopping = stopping
 
     def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
-        """See `Transport.wait`."""
         end = time.monotonic() + seconds
         with self._changed:
             while not all(i in self._streams for i in sites) and (left := end - time.monotonic()) > 0:
@@ -231,16 +228,3 @@ def _allow_descriptors(number: int) -> None:
         if 0 <= soft < number:
             wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _read(message: bytes, limit: int) -> tuple[Request | Failure, int | None]:
-    """An answer, and the number of the message that it answers; None where it does not say."""
-    try:
-        reply = Request(*wire.unpack(message, limit))
-    except wire.WireError as error:
-        return Failure("wrong", str(error)), None
-    number = reply.header.get("seq")
-    number = number if type(number) is int else None
-    if "error" in reply.header:
-        return Failure("error", wire.said(reply.header["error"])), number
-    return reply if number is not None else Failure("wrong", "it does not say what it answers"), number

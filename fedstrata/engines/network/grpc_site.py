@@ -31,6 +31,7 @@ def serve(
     """Answer the server until it says that all is done, through whatever happens to the connection."""
     authority, certificate, key = read(kit)
     credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+    # The server takes a new connection for an old one of the same process, and refuses another process.
     pause, process = 0.25, secrets.token_hex(8)
     while not ended():
         began = time.monotonic()
@@ -48,10 +49,10 @@ def serve(
                 hint = f"; message_bytes is {limit} here: is it more at the server?"
             log.warning("no connection to %s (%s)%s", address, details, hint)
             if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-                pause = LONGEST_PAUSE
-        if time.monotonic() - began > 10:
+                pause = LONGEST_PAUSE  # refused by name: nobody changes that within a second
+        if time.monotonic() - began > 10:  # it had been connected: this is a first attempt again
             pause = 0.25
-        time.sleep(pause * random.uniform(0.5, 1.0))
+        time.sleep(pause * random.uniform(0.5, 1.0))  # sites that lost one server do not dial in step
         pause = min(2 * pause, LONGEST_PAUSE)
 
 

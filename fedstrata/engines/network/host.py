@@ -138,6 +138,7 @@ class Host:
         data = self.opened.data
         train, valid = sizes_of(data)
         seen = max([self.seen, *numbers_in(self.folder / run)])
+        # Keyed by the site's secret: from a plain digest a server could try out what the samples are.
         code = hmac.new(self.secret, f"{run} {data.fingerprint}".encode(), "sha256").hexdigest()
         told = {"form": form_of(data), "columns": columns_of(data), "seen": seen, "data": code}
         return told, [train, valid]
@@ -245,18 +246,17 @@ def blank(form: Any) -> PyTree:
     """
     if form is None:
         return None
-    if not isinstance(form, dict):
-        raise wire.WireError("The description of the arrays is not valid.")
     arrays = {}
-    for name, entry in form.items():
-        if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
-            raise wire.WireError("The description of the arrays is not valid.")
-        dtype, shape = wire.DTYPES.get(entry[0]), entry[1]
-        if dtype is None or not isinstance(shape, list) or len(shape) > 31:
-            raise wire.WireError("The description of the arrays is not valid.")
-        if not all(type(n) is int and 0 <= n <= wire.LIMIT for n in shape):
-            raise wire.WireError("The description of the arrays is not valid.")
-        if math.prod(shape) * dtype.itemsize > wire.LIMIT:
-            raise wire.WireError("A form that is too large.")
-        arrays[name] = np.broadcast_to(np.zeros((), dtype), tuple(shape))
+    try:
+        for name, (dtype, shape) in form.items():
+            valid = (
+                type(shape) is list
+                and len(shape) <= 31
+                and all(type(n) is int and 0 <= n <= wire.LIMIT for n in shape)
+            )
+            if not valid or math.prod(shape) * wire.DTYPES[dtype].itemsize > wire.LIMIT:
+                raise ValueError("shape")
+            arrays[name] = np.broadcast_to(np.zeros((), wire.DTYPES[dtype]), tuple(shape))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # it comes from a peer
+        raise wire.WireError("The description of the arrays is not valid.") from error
     return arrays

@@ -8,7 +8,6 @@ that is its own text's. So a site cannot be asked for anything that is not in it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import counting
+from fedstrata.core import counting, tree
 from fedstrata.core.fed import Exchange, Setup, visit
 from fedstrata.core.types import Array, Integer, PyTree
 from fedstrata.data.federated import FederatedData
@@ -58,7 +57,7 @@ class SiteFed(Positioned):
             raise Reached(exchange, self.memory)
 
         def one(memory: PyTree) -> PyTree:
-            client = self.own.client(0, _row(memory, 0))
+            client = self.own.client(0, tree.row(memory, 0))
             return visit(self.setup, exchange, client)[0].upload
 
         shape = jax.eval_shape(one, self.memory)
@@ -72,15 +71,11 @@ class SiteFed(Positioned):
         return jax.tree.map(reply, shape), shape
 
     def repeat(
-        self,
-        times: Integer,
-        body: Callable[[Any, PyTree], PyTree],
-        carry: PyTree,
-        until: counting.Until | None = None,
+        self, times: Integer, body: counting.Body, carry: PyTree, until: counting.Until | None = None
     ) -> PyTree:
         """One turn: every turn has the same exchanges."""
         if not isinstance(times, jax.core.Tracer) and int(times) <= 0:
-            return carry
+            return carry  # known to have no turn, at the server as well
         return body(self.fake.astype(jnp.int32), carry)
 
 
@@ -173,7 +168,7 @@ class Site:
             raise SiteRefused("A request without clients, weights or key.")
         clients, weights, key, *leaves = arrays
         places = self._places(clients, weights)
-        before = self.states.at(states[0])
+        before = self.states.at(states[0])  # nothing is forgotten yet: the phase may still fail
         compiled, arguments = self._prepare(wanted, max(r, 0), clients, places, weights, key, leaves, before)
         uploads, memory, tally = compiled.run(*arguments)
         uploads = [np.asarray(u) for u in uploads]
@@ -206,12 +201,13 @@ class Site:
     ) -> tuple[_Compiled, tuple[Any, ...]]:  # fmt: skip
         """The compiled phase and its arguments; clients are padded to a power of two, so that few compile."""
         own, number = len(self.locate), len(clients)
-        padded = min(own, 1 << (number - 1).bit_length())
+        padded = min(own, 1 << (number - 1).bit_length())  # cohorts of any number: few programs
         clients = np.pad(clients.astype(np.int32), (0, padded - number))
         places = np.pad(places, (0, padded - number), constant_values=own)  # dropped where memory is written
         weights = np.pad(weights.astype(jnp.result_type(float)), (0, padded - number))
         if (key.shape, key.dtype) != self._key:
             raise SiteRefused("The key of the request is not a random key.")
+        # The last one, `fake`, is what all made-up values are computed from: `reads` finds those that leak.
         arguments = (
             self.text.method, key, np.int32(r), np.asarray(self.place.total, jnp.result_type(int)), clients,
             places, weights, leaves, memory, self.data, np.float32(0),
@@ -239,7 +235,7 @@ class Site:
         """What the site computes for an exchange, as one traced function."""
         setup = replace(self.setup, participants=wanted.participants)
         exchange, memory_there = self._replay(setup, wanted, method, r, memory, data, fake)
-        found.append(exchange)
+        found.append(exchange)  # what is static of it, for whoever traces this
         exchange = exchange._replace(
             key=jax.random.wrap_key_data(key), message=_fitted(exchange, wanted.phase, leaves)
         )
@@ -247,7 +243,7 @@ class Site:
 
         def one(index: Array, place: Array) -> tuple[PyTree, PyTree, counting.Tally]:
             at = jnp.minimum(place, own - 1)
-            client = data.client(at, _row(memory_there, at))
+            client = data.client(at, tree.row(memory_there, at))
             index = index.astype(jnp.result_type(int))  # sent in 32 bits, see `Placed.client`
             client = replace(client, index=index, fraction=data.sizes[at] / total)
             reply, tally = visit(setup, exchange, client)
@@ -300,10 +296,6 @@ def _exchanged(text: Text) -> tuple[tuple[str, Any], ...]:
     if text.method.reveals_on(text.setup.problem) != "replies":
         return ()
     return tuple((name, metric) for name, metric in text.setup.metrics if isinstance(metric, PerClient))
-
-
-def _row(stacked: PyTree, index: Integer) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[index], stacked)
 
 
 def _fitted(exchange: Exchange, phase: str, leaves: list[Array]) -> Any:

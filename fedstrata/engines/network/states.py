@@ -107,12 +107,14 @@ class States:
             self._others[number] = memory
         else:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Sealed with what it is: a file that was renamed, or is of other samples, is refused when read.
             facts = {"state": number, "round": r, "data": self.data}
             save_arrays(self._file(number), flatten("memory", memory), facts)
         self._there.add(number)
         self.number, self.memory = number, memory
 
     def _forget_but(self, wanted: Sequence[int]) -> None:
+        # What the server will never name again goes: there are as many files as states that it may name.
         for number in self._there - set(wanted):
             self._others.pop(number, None)
             if self.folder is not None:

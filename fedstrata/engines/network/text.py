@@ -65,6 +65,7 @@ def made_up(like: PyTree, fake: Array) -> PyTree:
 
 def reads(traced: Any, arguments: tuple[Any, ...], which: int) -> bool:
     """Whether a traced program's results, or what it sends, depend on one of its arguments."""
+    # Dead code aside, an input that is used reaches a result or a callback; one that is not cannot leak.
     jaxpr = traced.jaxpr.jaxpr
     _, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     before = len(jax.tree.leaves(arguments[:which]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.site import Site
@@ -29,6 +29,19 @@ class Failure(NamedTuple):
 
     kind: str
     why: str
+
+
+def answer_of(message: Any, limit: int) -> tuple[Request | Failure, int | None]:
+    """What a site answered, and the number of the message that it answers; None where it does not say."""
+    try:
+        reply = Request(*wire.unpack(message, limit))
+    except (wire.WireError, TypeError) as error:
+        return Failure("wrong", f"its answer cannot be decoded: {error}"), None
+    number = reply.header.get("seq")
+    number = number if type(number) is int else None
+    if "error" in reply.header:
+        return Failure("error", wire.said(reply.header["error"])), number
+    return reply if number is not None else Failure("wrong", "it does not say what it answers"), number
 
 
 Outcome = tuple[dict[int, Request], dict[int, Failure]]
@@ -76,7 +89,7 @@ class Local:
         """See `Transport.exchange`; one site after the other, without a limit of time."""
         replies, failures = {}, {}
         for i, request in requests.items():
-            asked = wire.pack(*request)
+            asked = wire.pack(*request)  # so that what cannot travel fails here, too, and bytes are counted
             self.sent[i] += len(asked)
             try:
                 answer = wire.pack(*self.sites[i].call(*wire.unpack(asked)))
