@@ -127,12 +127,7 @@ class Fed(abc.ABC):
     """
 
     def __init__(
-        self,
-        setup: Setup,
-        data: Population,
-        memory: PyTree,
-        chosen: Array | None,
-        round_number: Integer = 0,
+        self, setup: Setup, data: Population, memory: PyTree, chosen: Array | None, round_number: Integer = 0
     ) -> None:
         self.setup = setup
         self.data = data

@@ -379,10 +379,7 @@ def _check_digits(encoding: Encoding, x: Sequence[np.ndarray]) -> None:
 
 
 def _imputing(
-    encoding: Encoding,
-    x: Sequence[np.ndarray],
-    parts: Sequence[Sequence[np.ndarray]],
-    impute: Impute,
+    encoding: Encoding, x: Sequence[np.ndarray], parts: Sequence[Sequence[np.ndarray]], impute: Impute
 ) -> Encoding:
     """The encoding with the means of the training rows, where they are asked for."""
     if impute is None:

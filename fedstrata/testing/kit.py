@@ -16,16 +16,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed, Remember
-from fedstrata.core.method import (
-    METHODS,
-    BatchSize,
-    Count,
-    LocalSteps,
-    Method,
-    Positive,
-    Reveals,
-    method,
-)
+from fedstrata.core.method import METHODS, BatchSize, Count, LocalSteps, Method, Positive, Reveals, method
 from fedstrata.core.types import Array, Integer, Key, PyTree, Real
 from fedstrata.data.federated import FederatedData
 from fedstrata.engines.metrics import per_client

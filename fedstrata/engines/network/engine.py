@@ -132,11 +132,7 @@ class Network(Engine):
     has_data = False
 
     def __init__(
-        self,
-        remote: Remote | None = None,
-        *,
-        clients_per_site: int = 1,
-        policy: Policy | None = None,
+        self, remote: Remote | None = None, *, clients_per_site: int = 1, policy: Policy | None = None
     ) -> None:
         self.remote, self.clients_per_site = remote, clients_per_site
         self.policy, self.stopping = policy or Policy(), lambda: False
@@ -519,8 +515,7 @@ class Network(Engine):
         rows = {int(i): np.flatnonzero(sites == i) for i in np.unique(sites)}
         requests = {
             i: Request(
-                {**header, "states": self._states(i)},
-                [of[at].astype(np.int32), weights[at], key, *leaves],
+                {**header, "states": self._states(i)}, [of[at].astype(np.int32), weights[at], key, *leaves]
             )
             for i, at in rows.items()
         }

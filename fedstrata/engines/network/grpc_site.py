@@ -22,11 +22,7 @@ LONGEST_PAUSE = 30.0
 
 
 def serve(
-    host: Host,
-    kit: Path,
-    address: str,
-    limit: int = wire.LIMIT,
-    ended: Callable[[], bool] = lambda: False,
+    host: Host, kit: Path, address: str, limit: int = wire.LIMIT, ended: Callable[[], bool] = lambda: False
 ) -> None:
     """Answer the server until it says that all is done, through whatever happens to the connection."""
     authority, certificate, key = read(kit)

@@ -17,8 +17,7 @@ def loss(x, sample):
 
 problem = fs.Minimization(loss)
 in_a_ball = fs.Minimization(
-    loss,
-    project=lambda x, client: fs.sets.Ball(0.5)({"w": x["w"] - 0.01 * client.index, "c": x["c"]}),
+    loss, project=lambda x, client: fs.sets.Ball(0.5)({"w": x["w"] - 0.01 * client.index, "c": x["c"]})
 )
 data = fs.FederatedData.from_clients(samples(0))
 x0 = {"w": np.full(3, 0.3), "c": np.array(-0.2)}
