@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.advice.recommend import recommend as recommend
     from fedstrata.core.counting import Ledger as Ledger
     from fedstrata.core.term import per_batch as per_batch
+    from fedstrata.core.term import stochastic as stochastic
     from fedstrata.data.federated import DataError as DataError
     from fedstrata.data.federated import FederatedData as FederatedData
     from fedstrata.data.partition import IID as IID

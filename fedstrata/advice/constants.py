@@ -39,7 +39,7 @@ from fedstrata.core.counting import ORACLES
 from fedstrata.core.measured import Constants as Constants
 from fedstrata.core.measured import Measured as Measured
 from fedstrata.core.problem import Problem
-from fedstrata.core.term import Term
+from fedstrata.core.term import Term, calling
 from fedstrata.core.types import Array, Function, PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
@@ -93,7 +93,7 @@ def _parts(problem: Problem, weights: Weights) -> dict[str, Part]:
 
 def _of_x(loss: Function) -> Term:
     term = Term.of(loss)
-    return Term(lambda x, y, sample: term.function(x, sample), term.reads)
+    return calling(lambda x, y, sample: term(x, sample), term)
 
 
 def constants(

@@ -8,7 +8,7 @@ is never drawn and never counted. Each use of an oracle is booked in the open ta
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core.counting import count
-from fedstrata.core.term import Term, equal_weights
+from fedstrata.core.term import Seeded, Term, equal_weights, keys_of
 from fedstrata.core.types import Function, Integer, Key, PyTree, Real
+
+DRAWS, AUGMENTS = 1, 2  # what a key is folded with, for the keys of functions that draw and of augmentation
 
 
 class Converted(abc.ABC):
@@ -101,12 +103,14 @@ class Samples:
         size: how many are its own; a plain integer where it is known when a program is traced.
         offset: where they begin.
         capacity: how many rows `data` has; None where the leaves are this client's own, all of them.
+        augment: ``augment(sample, key)``, a sample in place of the one that a method takes; or None.
     """
 
     leaves: PyTree
     size: Integer
     offset: Integer = 0
     capacity: int | None = None
+    augment: Function | None = None
 
     @property
     def rows(self) -> int:
@@ -132,17 +136,26 @@ class Samples:
         if self.capacity is None:
             return self
         rows = self.offset + jnp.minimum(jnp.arange(self.capacity), self.size - 1)
-        return Samples(jax.tree.map(lambda leaf: leaf[rows], self.leaves), self.size)
+        leaves = jax.tree.map(lambda leaf: leaf[rows], self.leaves)
+        return Samples(leaves, self.size, augment=self.augment)
 
     def mean(self, function: Function, key: Key, batch_size: int | None) -> Oracle:
         """``function`` averaged over ``batch_size`` samples drawn with replacement, or over all (None)."""
+        term = Term.of(function)
         if batch_size is None:
-            return self.full_mean(function)
-        positions = jax.random.randint(key, (batch_size,), 0, self.size, dtype=jnp.int32)
-        return Oracle(Term.of(function), self.take(positions), None, batch_size)
+            oracle = self.full_mean(term)
+        else:
+            positions = jax.random.randint(key, (batch_size,), 0, self.size, dtype=jnp.int32)
+            oracle = Oracle(term, self.take(positions), None, batch_size)
+        samples = oracle.samples
+        if self.augment is not None:
+            samples = jax.vmap(self.augment)(samples, keys_of(samples, jax.random.fold_in(key, AUGMENTS)))
+        if term.draws:
+            samples = Seeded(samples, jax.random.fold_in(key, DRAWS))
+        return replace(oracle, samples=samples)
 
     def full_mean(self, function: Function) -> Oracle:
-        """``function`` averaged over all real samples."""
+        """``function`` averaged over all real samples, as they are and without randomness."""
         term = Term.of(function)
         if isinstance(self.size, int):
             return Oracle(term, self.data, None, self.size)

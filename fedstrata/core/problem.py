@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core.client import alone
-from fedstrata.core.term import Term, positional
+from fedstrata.core.term import Seeded, Term, positional
 from fedstrata.core.types import Function, PyTree, Weights
 from fedstrata.support import html
 from fedstrata.support.digest import values_only
@@ -346,10 +346,16 @@ FUNCTION = {"function": True}  # the metadata of a dataclass field that is a use
 
 def shape_of(name: str, function: Function, args: tuple[PyTree, ...]) -> PyTree:
     """The shape of a value, or an error that shows the shapes of the arguments."""
-    if Term.of(function).reads == "batch":
+    term = Term.of(function)
+    if term.reads == "batch":
         args = (*args[:-1], jax.tree.map(lambda s: jax.ShapeDtypeStruct((2, *s.shape), s.dtype), args[-1]))
     try:
-        return jax.eval_shape(function, *args)
+        value = jax.eval_shape(function, *args)
+        if term.draws:
+            drawn = jax.eval_shape(term, *args[:-1], Seeded(args[-1], jax.random.key(0)))
+            if jax.tree.map(jnp.shape, drawn) != jax.tree.map(jnp.shape, value):
+                raise TypeError(f"with a key it returns {shapes(drawn)}, without one {shapes(value)}")
+        return value
     except Exception as error:
         given = ", ".join(map(shapes, args))
         raise TypeError(

@@ -12,12 +12,14 @@ import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TypeAlias
+from functools import partial
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from fedstrata.core.types import Function, PyTree
+from fedstrata.core.types import Function, Key, PyTree
+from fedstrata.support.digest import marked
 from fedstrata.support.shown import short
 
 Reads: TypeAlias = Literal["sample", "batch", "nothing"]
@@ -34,6 +36,45 @@ class Applied(functools.partial[Any]):
 
     def __hash__(self) -> int:
         return hash((self.func, self.args))
+
+    @property
+    def draws(self) -> bool:
+        """Whether a term among the arguments draws; the function hands its sample on to it."""
+        return any(leaf.draws for leaf in jax.tree.leaves(self.args) if isinstance(leaf, Term | Applied))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Seeded:
+    """ξ of a function that draws: a sample and the key that belongs to it.
+
+    Of stacked samples there are as many keys, or one from which they are split. Evaluated twice at the same
+    ξ, a function draws the same.
+    """
+
+    sample: PyTree
+    key: Key
+
+
+@dataclass(frozen=True)
+class Stochastic:
+    """A user's ``function(x, …, sample, key)`` as a function of ξ; see `stochastic`."""
+
+    function: Function
+    evaluate: Function | None = None
+    draws: ClassVar[bool] = True
+
+    def __call__(self, *args: PyTree) -> Any:
+        """The value at a `Seeded` sample, or at a plain one the value without randomness."""
+        *variables, xi = args
+        if isinstance(xi, Seeded):
+            return self.function(*variables, xi.sample, xi.key)
+        if self.evaluate is not None:
+            return self.evaluate(*variables, xi)
+        return self.function(*variables, xi, None)
+
+    def __repr__(self) -> str:
+        return short(self.function)
 
 
 def positional(function: Function) -> int:
@@ -58,7 +99,8 @@ class Term:
     Attributes:
         function: ``function(x, …, sample)``.
         reads: what its last argument is: one ``"sample"``, or a whole ``"batch"`` of them, stacked; or
-            ``"nothing"``, where it takes its variables alone and everyone knows it.
+            ``"nothing"``, where it takes its variables alone and everyone knows it. That of a function which
+            draws may be `Seeded`.
         mean: ``mean(values, weights)`` of the samples' or the clients' values, stacked, where that is not the
             arithmetic mean.
     """
@@ -83,20 +125,32 @@ class Term:
             return function
         if not callable(function):
             raise TypeError(f"{name} must be a function of (x, …, sample), but is {function!r}.")
+        if not getattr(function, "draws", False) and marked(function, "draws"):
+            raise TypeError(
+                f"{name} calls a function marked fs.stochastic, which would get no key from it. Mark the "
+                "outer function, and hand the key on: fs.stochastic(lambda x, sample, key: …)."
+            )
         return Term(function, "nothing" if known and positional(function) == 1 else "sample")
 
+    @property
+    def draws(self) -> bool:
+        """Whether its value depends on a key too, see `stochastic`."""
+        return getattr(self.function, "draws", False) is True
+
     def __call__(self, *args: PyTree) -> Any:
-        """The function's value."""
-        return self.function(*args)
+        """The function's value; one that does not draw gets no key."""
+        *variables, last = args
+        return self.function(*variables, last if self.draws else unseeded(last))
 
     def at(self, sample: PyTree) -> Function:
         """The function at a sample (or batch), of its other arguments."""
-        return self.function if self.reads == "nothing" else lambda *args: self.function(*args, sample)
+        return self.function if self.reads == "nothing" else lambda *args: self(*args, sample)
 
     def each(self, samples: PyTree, *args: PyTree) -> Any:
         """The values at stacked samples."""
         if self.reads == "batch":
             raise TypeError(f"{self!r} returns one value for a whole batch, where every sample's is needed.")
+        samples = _one_key_each(samples) if self.draws else unseeded(samples)
         if (own := getattr(self.function, "each_sample", None)) is not None:  # it has a way of its own
             return own(samples, *args)
         over = jax.lax.map if one_by_one.get() else _vmapped
@@ -105,7 +159,7 @@ class Term:
     def over(self, samples: PyTree, weights: jax.Array | None, *args: PyTree) -> Any:
         """The mean over stacked samples, whose weights sum to one; None is equal weights."""
         if self.reads == "batch":
-            return self.function(*args, samples)
+            return self(*args, samples)
         values = self.each(samples, *args)
         if self.mean is not None:
             return self.mean(values, equal_weights(samples) if weights is None else weights)
@@ -155,6 +209,53 @@ def per_batch(function: Function) -> Term:
     return replace(Term.of(function, "per_batch's argument"), reads="batch")
 
 
+def stochastic(function: Function | None = None, *, evaluate: Function | None = None) -> Any:
+    """Mark a loss that draws, for dropout or augmentation: ``loss(x, sample, key)``, with a key for each ξ.
+
+    A method that evaluates two points at the same ξ uses the same key at both; where it takes full batches it
+    draws once a step. Evaluations take the loss without randomness.
+
+    Args:
+        function: ``function(x, …, sample, key)``; marked `per_batch` too, it sees a batch and one key.
+        evaluate: the loss without randomness, ``evaluate(x, …, sample)``; by default
+            ``function(x, …, sample, None)``.
+
+    Returns:
+        the marked function; without ``function``, a decorator.
+
+    >>> import fedstrata as fs, jax
+    >>> @fs.stochastic
+    ... def loss(x, sample, key):
+    ...     keep = 1.0 if key is None else 2.0 * jax.random.bernoulli(key, 0.5, x.shape)
+    ...     return ((keep * x) @ sample["a"] - sample["b"]) ** 2
+    >>> problem = fs.Minimization(loss)
+    """
+    if function is None:
+        return partial(stochastic, evaluate=evaluate)
+    if isinstance(function, Term):
+        return replace(function, function=Stochastic(function.function, evaluate))
+    if not callable(function):
+        raise TypeError(f"stochastic takes a function of (x, …, sample, key), but it is {function!r}.")
+    return Term(Stochastic(function, evaluate))
+
+
+def unseeded(samples: PyTree) -> PyTree:
+    """Samples without keys."""
+    return samples.sample if isinstance(samples, Seeded) else samples
+
+
+def _one_key_each(samples: PyTree) -> PyTree:
+    if not isinstance(samples, Seeded) or samples.key.ndim:
+        return samples
+    return Seeded(samples.sample, keys_of(samples.sample, samples.key))
+
+
+def keys_of(samples: PyTree, key: Key) -> Key:
+    """A key for each of stacked samples; however many more there are, those of the first are the same."""
+    rows = jnp.arange(jax.tree.leaves(samples)[0].shape[0])
+    return jax.vmap(partial(jax.random.fold_in, key))(rows)
+
+
 def per_sample(function: Function, name: str, why: str) -> Term:
     """The term of a function whose value at every sample is needed; one that reads a batch is refused."""
     term = Term.of(function, name)
@@ -168,6 +269,11 @@ def together(*terms: Term) -> Reads:
     return "batch" if any(term.reads == "batch" for term in terms) else "sample"
 
 
+def calling(function: Function, *terms: Term) -> Term:
+    """The term of a function that calls these terms, and hands its sample on to them."""
+    return Term(Applied(_calls, terms, function), together(*terms))
+
+
 def read_alike(*terms: Term) -> tuple[Term, ...]:
     """The terms for use on the same samples: where one reads batches, so do all."""
     return tuple(term.on_batches() for term in terms) if together(*terms) == "batch" else terms
@@ -175,6 +281,10 @@ def read_alike(*terms: Term) -> tuple[Term, ...]:
 
 def _then(first: Function, second: Callable[[Any], Any], *args: PyTree) -> Any:
     return second(first(*args))
+
+
+def _calls(terms: tuple[Term, ...], function: Function, *args: PyTree) -> Any:
+    return function(*args)
 
 
 def _on_batch(term: Term, *args: PyTree) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedstrata.core.client import is_converted, opened
 from fedstrata.core.counting import Ledger
-from fedstrata.core.types import PyTree
+from fedstrata.core.types import Function, PyTree
 from fedstrata.data.samples import DataError as DataError
 from fedstrata.data.samples import array_of, finite, flattened, held, length_of, sizes_of, unwrapped
 from fedstrata.data.scaled import scaled
@@ -40,7 +40,7 @@ from fedstrata.data.storage import (
 )
 from fedstrata.support import html
 from fedstrata.support.digest import tree_digest
-from fedstrata.support.shown import line
+from fedstrata.support.shown import line, shapes
 
 
 class Splits(Protocol):
@@ -83,6 +83,7 @@ class FederatedData:
             to new data, ``preparation.ledger`` is what travelled for it.
         source: where samples are read from as they are needed; ``train`` then has their shapes alone.
         valid_source: likewise for ``valid``.
+        augment: see `augmented`.
 
     >>> import numpy as np, fedstrata as fs
     >>> data = fs.FederatedData.from_clients([{"a": np.ones((3, 2))}, {"a": np.ones((5, 2))}])
@@ -100,6 +101,7 @@ class FederatedData:
     preparation: Prepares | None = None
     source: Source | None = None
     valid_source: Source | None = None
+    augment: Function | None = None
 
     def __post_init__(self) -> None:
         parts: list[Any] = [("train", "sizes", self.train, self.sizes)]
@@ -319,7 +321,8 @@ class FederatedData:
         parts = {part: (self.read(who, part), sizes[who]) for part, sizes in self.part_sizes.items()}
         names = None if self.names is None else tuple(self.names[i] for i in who)
         pooled = self.test, self.server, names, self.preparation
-        return FederatedData(*parts["train"], *parts.get("valid", (None, None)), *pooled)
+        found = FederatedData(*parts["train"], *parts.get("valid", (None, None)), *pooled)
+        return replace(found, augment=self.augment)
 
     def read(self, clients: np.ndarray, part: str = "train") -> PyTree:
         """The samples of these clients, one client after the other.
@@ -426,6 +429,26 @@ class FederatedData:
 
         return replace(self, **{part: add(*self._part(part)) for part in self.part_sizes})
 
+    def augmented(self, augment: Function) -> FederatedData:
+        """The same samples, of which methods take random variants; evaluations see them as they are.
+
+        Args:
+            augment: ``augment(sample, key)``, a sample of the same form: an image flipped or shifted.
+
+        >>> import fedstrata as fs, jax
+        >>> def flipped(sample, key):
+        ...     return {**sample, "x": jax.numpy.where(jax.random.bernoulli(key), sample["x"], -sample["x"])}
+        >>> data = fs.data.digits(clients=3).augmented(flipped)
+        """
+        sample = self.sample_of()
+        found = jax.eval_shape(augment, sample, jax.eval_shape(lambda: jax.random.key(0)))
+        if jax.tree.map(_form, found) != jax.tree.map(_form, sample):
+            raise DataError(
+                f"augment(sample, key) must return a sample like the one that it gets, {shapes(sample)}, but "
+                f"returns {shapes(found)}."
+            )
+        return replace(self, augment=augment)
+
     def scaled(self, **scales: tuple[Any, Any]) -> FederatedData:
         """Arrays that are kept as they are, uint8 for one, and seen as ``(x − mean) / deviation`` in floats.
 
@@ -494,7 +517,7 @@ class FederatedData:
     def each_part(self, make: Callable[[str, np.ndarray], FlatSamples]) -> Parts:
         """``make(part, sizes)`` of the training samples, and of the validation samples or None."""
         valid = None if self.valid_sizes is None else make("valid", self.valid_sizes)
-        return make("train", self.sizes), valid
+        return replace(make("train", self.sizes), augment=self.augment), valid
 
     def pooled(self, put: Callable[[Any], Any]) -> tuple[PyTree, PyTree]:
         """The test and the server's samples, each array brought to its device by ``put``."""
@@ -620,6 +643,10 @@ def _finite_in(leaf: np.ndarray, rows: slice) -> bool:
 def _some(clients: np.ndarray) -> str:
     """Which clients, in a few words."""
     return f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients from {clients[0]} on"
+
+
+def _form(leaf: Any) -> tuple[Any, ...]:
+    return jnp.shape(leaf), jnp.result_type(leaf)
 
 
 def _named(names: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -51,7 +51,7 @@ class SizeGroup(NamedTuple):
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("leaves", "sizes", "offsets"),
-    meta_fields=("samples", "equal", "stride"),
+    meta_fields=("samples", "equal", "stride", "augment"),
 )
 @dataclass(frozen=True)
 class FlatSamples:
@@ -65,6 +65,7 @@ class FlatSamples:
         equal: the size of every client, if it is the same for all.
         stride: if offsets are multiples of one number, that number, and the arrays can be seen as a stack:
             it is the size of every client or, over a device mesh, a length to which clients are padded.
+        augment: as in `Samples`.
     """
 
     leaves: PyTree
@@ -73,6 +74,7 @@ class FlatSamples:
     samples: int
     equal: int | None = None
     stride: int | None = None
+    augment: Function | None = None
 
     @property
     def rows(self) -> int:
@@ -83,7 +85,7 @@ class FlatSamples:
         """The samples of the client in a row, of which a full batch has so many rows."""
         # A size that is known while tracing needs neither a look-up nor a mask.
         size = self.sizes[index].astype(jnp.result_type(int)) if self.equal is None else self.equal
-        return Samples(self.leaves, size, self.offsets[index], capacity)
+        return Samples(self.leaves, size, self.offsets[index], capacity, self.augment)
 
     def stacked(self) -> PyTree:
         """Arrays of shape (clients, stride, …), where there is a stride."""

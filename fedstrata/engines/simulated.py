@@ -387,7 +387,9 @@ class SimulatedFed(Fed):
             def watched(name: str, samples: Samples) -> Samples:
                 numbers = tree.dimension(samples.leaves) // data.training.rows
                 tell = partial(taken.__setitem__, name, numbers)
-                return _Watched(samples.leaves, samples.size, samples.offset, samples.capacity, tell)
+                return _Watched(
+                    samples.leaves, samples.size, samples.offset, samples.capacity, samples.augment, tell
+                )
 
             def one(index: Integer, memory: PyTree) -> PyTree:
                 client = data.client(index, tree.row(memory, index))
@@ -421,7 +423,7 @@ class SimulatedFed(Fed):
         ) -> tuple[PyTree, PyTree, counting.Tally]:
             client = with_fetched(data.client(index, memory), fetched)
             if own is not None:
-                train = Samples(own[0], client.train.size)
+                train = Samples(own[0], client.train.size, augment=client.train.augment)
                 valid = Samples(own[1], client.valid.size) if len(own) > 1 else train
                 client = replace(client, train=train, valid=valid)
             reply, tally = visit(self.setup, exchange, client)

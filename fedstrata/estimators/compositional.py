@@ -21,7 +21,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Oracle
-from fedstrata.core.term import Term, known
+from fedstrata.core.term import Term, calling, known
 from fedstrata.core.types import Function, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Composition
@@ -76,7 +76,7 @@ def chain_of(problem: Composition) -> Chain:
 
 def _after(first: Term, level: Term) -> Term:
     """A level of what a known function makes of its argument."""
-    return replace(level, function=lambda z, sample: level(first(z), sample))
+    return replace(level, function=calling(lambda z, sample: level(first(z), sample), level).function)
 
 
 def followed(problem: Composition, y: Values) -> Values:
@@ -144,7 +144,7 @@ class Drawn(NamedTuple):
         def scalar(z: PyTree, sample: PyTree) -> jax.Array:
             return tree.dot(v, tracker.gap(level(z, sample), followed))
 
-        return gradient(self.mean(Term(scalar, level.reads)), z)
+        return gradient(self.mean(calling(scalar, level)), z)
 
     def jacobian(self, n: int, z: PyTree, followed: PyTree) -> jax.Array:
         """``∇gⁿ⁺¹(z)`` as a matrix, flattened value by flattened argument, in the followed value's units."""
@@ -155,6 +155,6 @@ class Drawn(NamedTuple):
         def gap(flat: jax.Array, sample: PyTree) -> jax.Array:
             return ravel_pytree(tracker.gap(level(unravel(flat), sample), followed))[0]
 
-        mean = self.mean(Term(gap, level.reads))
+        mean = self.mean(calling(gap, level))
         mean.book("gradients", tree.dimension(followed))
         return jax.jacrev(mean.silent)(flat)

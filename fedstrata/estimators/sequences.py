@@ -29,7 +29,7 @@ import jax
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Oracle
 from fedstrata.core.problem import Problem
-from fedstrata.core.term import Term
+from fedstrata.core.term import Term, calling
 from fedstrata.core.types import Function, PyTree
 from fedstrata.estimators.compositional import chain_of, followed
 from fedstrata.estimators.gradients import gradient, gradients
@@ -142,7 +142,7 @@ def gap(level: Term, client: Client, key: jax.Array, batch_size: int | None) -> 
     def residual(z: PyTree, u: PyTree, sample: PyTree) -> PyTree:
         return tracker.gap(level(z, sample), u)
 
-    return client.train.mean(Term(residual, level.reads), key, batch_size)
+    return client.train.mean(calling(residual, level), key, batch_size)
 
 
 def linearised(g: Oracle, z: PyTree, u: PyTree) -> tuple[PyTree, Function]:

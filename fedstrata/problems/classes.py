@@ -154,8 +154,12 @@ class MPEC(Problem):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("leader", "follower", "solution"):
-            if (function := getattr(self, name)) is not None:
-                per_sample(function, f"MPEC.{name}", "every sample has its own equilibrium")
+            if (function := getattr(self, name)) is None:
+                continue
+            if per_sample(function, f"MPEC.{name}", "every sample has its own equilibrium").draws:
+                raise TypeError(
+                    f"MPEC.{name} cannot be marked fs.stochastic: every sample has one equilibrium."
+                )
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         solution = self.solution

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.problem import FUNCTION, Mean
-from fedstrata.core.term import Applied, Term, per_sample, read_alike, together
+from fedstrata.core.term import Applied, Term, calling, per_sample, read_alike
 from fedstrata.core.types import DType, Function, PyTree, Weights
 from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.problems.classes import Composition, Minimax
@@ -79,7 +79,7 @@ class Constrained(Composition):
             return plain(x, sample) + rho * gain
 
         q0 = np.full(self.count + 1, 1 / (self.count + 1))
-        term = Term(payoff, together(plain, violation))
+        term = calling(payoff, plain, violation)
         return Dual(Minimax(term, None, Floored(1e-8), made_for=weights), data, q0)
 
 

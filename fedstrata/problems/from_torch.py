@@ -27,9 +27,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.core.term import Seeded, unseeded
 from fedstrata.core.tree import is_torch_module
 from fedstrata.core.types import Array, Function, PyTree
 from fedstrata.support.lazy import extra
+
+SEEDS = "\0seeds"  # the name under which a batch's seeds travel with its samples
 
 
 class TorchError(RuntimeError):
@@ -43,7 +46,9 @@ def from_torch(module: Any, loss: Function, *, inputs: str = "x", label: str | N
 
     Args:
         module: a `torch.nn.Module` that maps a batch of inputs to a batch of outputs, each by itself:
-            neither batch normalisation in training mode nor dropout.
+            no batch normalisation in training mode. One with dropout in training mode draws by the run's
+            seed, see `fedstrata.stochastic`, and runs for one client at a time; evaluations take its values
+            in evaluation mode.
         loss: ``loss(outputs, labels)`` of a batch, as in `torch.nn.functional`, or an `nn.CrossEntropyLoss`
             and its like, without its mean over the batch (weights of classes multiply a sample's loss); any
             other function is called with one sample at a time, as a batch of one.
@@ -55,7 +60,8 @@ def from_torch(module: Any, loss: Function, *, inputs: str = "x", label: str | N
 
     Raises:
         ImportError: without PyTorch; ``pip install fedstrata[torch]``.
-        TorchError: for a module whose outputs depend on other samples of a batch, or on chance.
+        TorchError: for a module whose outputs depend on other samples of a batch, or, without dropout, on
+            chance.
     """
     with extra("torch", "fs.from_torch"):
         import torch
@@ -67,18 +73,11 @@ def from_torch(module: Any, loss: Function, *, inputs: str = "x", label: str | N
             f"is {loss!r}."
         )
     for name, part in module.named_modules():
-        if not part.training:
-            continue
-        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
+        if part.training and isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
             raise TorchError(
                 f"{name or 'The module'} is {type(part).__name__} in training mode: a sample's loss would "
                 "depend on the rest of its batch. Replace it by torch.nn.GroupNorm, or keep its statistics "
                 "fixed with module.eval()."
-            )
-        if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0:
-            raise TorchError(
-                f"{name or 'The module'} is {type(part).__name__} in training mode, which draws outside of "
-                "the run's seed: its results could not be repeated. Leave it out, or call module.eval()."
             )
     return TorchLoss(module, loss, inputs, label)
 
@@ -100,7 +99,10 @@ class TorchLoss:
     def __post_init__(self) -> None:
         self.module = copy.deepcopy(self.module)
         self._unreduced = _without_mean(self.loss)
-        self._in_turn = False  # whether torch.func.vmap has failed: clients are taken one after the other
+        self._training = [part for part in self.module.modules() if part.training]
+        self.draws = any(map(_drops_out, self._training))
+        # whether clients are taken one after the other: torch.func.vmap has failed, or each has its own seed
+        self._in_turn = self.draws
         self._tried: set[Any] = set()
         self._lock = threading.Lock()
         named = dict(self.module.named_parameters())
@@ -121,8 +123,12 @@ class TorchLoss:
 
     def each_sample(self, samples: PyTree, x: PyTree) -> Array:
         """The losses of stacked samples, in one call of PyTorch, whose gradient is one as well."""
-        self._check(x, samples)
-        return self._each(x, samples)
+        plain = unseeded(samples)
+        self._check(x, plain)
+        if isinstance(samples, Seeded):
+            draw = jax.vmap(lambda key: jax.random.randint(key, (), 0, 2**31 - 1))
+            plain = {**plain, SEEDS: draw(samples.key)}
+        return self._each(x, plain)
 
     def then(self, function: Function, of: Function | None = None) -> Function:
         """A loss around this one, as quick: PyTorch still sees whole batches.
@@ -226,10 +232,18 @@ class TorchLoss:
         return jax.tree.map(tensor, arrays)
 
     def _losses(self, x: Any, samples: Any) -> Any:
-        """The samples' losses, as tensors."""
+        """The samples' losses, as tensors; where they come with seeds, the first one's is the batch's."""
         import torch
 
-        outputs = torch.func.functional_call(self.module, {**x, **self._fixed}, (samples[self.inputs],))
+        seeds = samples.get(SEEDS)
+        samples = {name: value for name, value in samples.items() if name != SEEDS}
+        devices = [] if self._device.type == "cpu" else [self._device]
+        with torch.random.fork_rng(devices, enabled=seeds is not None):
+            if seeds is not None:
+                torch.manual_seed(int(seeds[0]))
+            for part in self._training if self.draws else ():
+                part.training = seeds is not None
+            outputs = torch.func.functional_call(self.module, {**x, **self._fixed}, (samples[self.inputs],))
         labels = samples if self.label is None else samples[self.label]
         if (
             self._unreduced is not None
@@ -263,6 +277,14 @@ class TorchLoss:
         return _over(function, axes, arguments, in_turn=True)
 
 
+def _drops_out(part: Any) -> bool:
+    """Whether a module draws in training mode: a dropout, or one that has its rate (attention, an LSTM)."""
+    import torch
+
+    rate = part.p if isinstance(part, torch.nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
+    return isinstance(rate, float) and rate > 0
+
+
 def _first(*variables: PyTree) -> PyTree:
     return variables[0]
 
@@ -272,6 +294,10 @@ class _Then:
     loss: TorchLoss
     function: Function
     of: Function
+
+    @property
+    def draws(self) -> bool:
+        return self.loss.draws
 
     def __call__(self, *args: PyTree) -> Any:
         *variables, sample = args

@@ -211,6 +211,11 @@ def values_only(function: Any) -> bool:
 
     What has derivatives of its own (`jax.custom_jvp`, `jax.custom_vjp`) can be, whatever it calls.
     """
+    return marked(function, "values_only")
+
+
+def marked(function: Any, name: str) -> bool:
+    """Whether a function, or one that it calls, has the attribute ``name`` and it is True."""
     seen: dict[int, Any] = {}  # with the objects, so that no other gets their numbers
     waiting = [function]
     while waiting:
@@ -218,7 +223,7 @@ def values_only(function: Any) -> bool:
         if id(value) in seen or isinstance(value, jax.custom_jvp | jax.custom_vjp):
             continue
         seen[id(value)] = value
-        if getattr(value, "values_only", False) is True:
+        if getattr(value, name, False) is True:
             return True
         waiting += _inner(value)
     return False

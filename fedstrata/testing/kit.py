@@ -17,6 +17,7 @@ from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import METHODS, BatchSize, Count, LocalSteps, Method, Positive, Reveals, method
+from fedstrata.core.term import stochastic
 from fedstrata.core.types import Array, Integer, Key, PyTree, Real
 from fedstrata.data.federated import FederatedData
 from fedstrata.engines.metrics import per_client
@@ -246,6 +247,18 @@ def falling(r: Integer) -> Real:
     return 0.1 / (r + 1)
 
 
+@stochastic
+def noisy(x: PyTree, sample: PyTree, key: Key | None) -> Array:
+    """The same with noise in its gradient, of another size for every draw."""
+    noise = 0.0 if key is None else jax.random.normal(key)
+    return loss(x, sample) + 0.1 * noise * (x["w"].sum() - x["c"])
+
+
+def shifted(sample: PyTree, key: Key) -> PyTree:
+    """A sample that is moved at random."""
+    return {**sample, "a": sample["a"] + 0.1 * jax.random.normal(key, sample["a"].shape)}
+
+
 quadratic = Minimization(loss)
 personal = Personalized(loss, coupling, lambda x, y, s: loss(y, s) + 0.5 * (x["c"] - y["c"]) ** 2)
 clients = samples(0, sizes=(1, 7, 3, 2, 4), features=2)  # so unequal that they are padded in three groups
@@ -260,8 +273,15 @@ def row(name: str, method: Method, data: FederatedData = data, **solve: Any) -> 
     return Case(name, method, quadratic, data, x0, participation=None, solve=solve)
 
 
+_drawn = Case(
+    "noise and augmentation", Averaging(0.1), Minimization(noisy),
+    data.augmented(shifted), x0, participation=None, solve={"participation": 3},
+)  # fmt: skip
+
+
 CONFORMANCE = (
     row("minibatches of some", Averaging(0.1, batch_size=2), participation=3),
+    _drawn,
     row("everyone by size", Averaging(0.1), weights="size"),
     row("some by size", Averaging(falling, np.array([0, 1, 2, 1, 0])), participation=3, weights="size"),
     row("replies", Gathering(0.05), participation=3, metrics={"apart": per_client(loss, each=True)}),

@@ -81,7 +81,7 @@ class SiteRun:
 
     def text(self, clients: int, server: PyTree) -> tuple[Text, dict[str, Any]]:
         """The posed run in a federation of so many clients, and its identity."""
-        whole = replace(made_up(form_of(self.data), clients), server=server)
+        whole = replace(made_up(form_of(self.data), clients), server=server, augment=self.data.augment)
         run = _posed(self.task, self.setting, whole)
         return Text.of(run.setup, run.method, run.carry, server), run.common
 

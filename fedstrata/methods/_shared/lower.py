@@ -37,7 +37,7 @@ from fedstrata.core.client import Client
 from fedstrata.core.counting import each
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import Method
-from fedstrata.core.term import Term
+from fedstrata.core.term import Term, calling
 from fedstrata.core.types import Integer, Phase, PyTree, Real
 from fedstrata.estimators.curvature import power_iteration
 from fedstrata.methods.fedac import FedAC
@@ -208,7 +208,7 @@ def lower_level(problem: Bilevel, x: PyTree) -> Minimization:
     def loss(y: PyTree, sample: PyTree) -> Any:
         return problem.lower(x, y, sample)
 
-    term = Term(loss, Term.of(problem.lower).reads)
+    term = calling(loss, Term.of(problem.lower))
     if problem.project_y.trivial:
         return Minimization(term)
     if problem.project_y.arity > 2:
