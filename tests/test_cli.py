@@ -349,7 +349,7 @@ BAD = {
     ),
     "text.toml": (
         FILE.replace('"logistic"', '"logistic", lam = "a"'),
-        "logistic: lam must be a finite number",
+        "problem.model: lam must be a valid number, but is 'a'",
     ),
     "long.toml": (FILE.replace("rounds = 2", f"rounds = {10**21}"), "rounds must be a whole number between"),
     "missing.py": ("\nimport no_such_module", "missing.py, line 2: ModuleNotFoundError: No module named"),
@@ -376,6 +376,17 @@ BAD = {
     "late.py": (PYTHON.replace("[s.height]", "[no_name]"), "late.py, line 6: NameError: name 'no_name'"),
     "nothing.py": (PYTHON.replace("return RunRecord", "RunRecord"), "build must return a Task"),
 }
+
+
+def test_a_run_that_is_known_not_to_be_solved_has_an_exit_code_of_its_own(invoke):
+    Path("mine.toml").write_text(FILE.replace('"logistic"', '"logistic", lam = 0.1'))
+    assert "1 of 1 runs are known not to be" in invoke("run", "mine.toml", "--certify", code=4).stderr
+    assert "By the certificates no run is solved (1 on its way)" in Path("runs/mine/report.html").read_text()
+    invoke("run", "mine.toml", code=4)  # what is stored remembers it
+    invoke("run", "mine.toml", "--certify", "--quick")
+    more = invoke("run", "mine.toml", "--certify", "--set", "rounds=300", "--json").stdout
+    assert json.loads(more)["runs"][0]["certificate"]["verdict"] == "solved"
+    assert json.loads(more)["table"][0]["certificate"] == "solved"
 
 
 @pytest.mark.parametrize("name", BAD)

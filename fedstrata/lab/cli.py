@@ -52,6 +52,9 @@ def _flags(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
+UNSOLVED = 4  # the exit code where a run is known not to be solved
+KNOWN_GOOD = ("", "solved", "not certifiable")  # verdicts that say nothing against a run
+
 app = typer.Typer(
     cls=Commands,
     help="Federated optimisation with levels: run experiments, reproduce the papers' tables, make reports.",
@@ -91,6 +94,14 @@ Together = Annotated[
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Models = Annotated[
     bool, typer.Option("--models", help="Keep the model of each run, for fs.Result.load, in models/.")
+]
+Judge = Annotated[
+    bool | None,
+    typer.Option(
+        "--certify/--no-certify",
+        help="Whether runs are judged when they end; the default is yes where that is cheap.",
+        show_default=False,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and everything else to stderr.")]
 
@@ -209,10 +220,14 @@ def run(
     fresh: Fresh = False,
     together: Together = None,
     models: Models = False,
+    certify: Judge = None,
     json_: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run an experiment, or what is missing of it, and write its report."""
+    """Run an experiment, or what is missing of it, and write its report.
+
+    The exit code is 4 where a run is known not to be solved, unless it is a --quick one.
+    """
     with _messages(debug, experiment):
         from fedstrata.lab.experiments.runner import prepare
 
@@ -222,7 +237,12 @@ def run(
         words += [] if seeds is None else ["--seeds", str(seeds)]
         words += [word for change in set_ or [] for word in ("--set", change)]
         folder = out or Path("runs") / (definition.name + "-quick" * quick)
-        _run_and_show(prepared, words, folder, fresh, together, json_, models)
+        written = _run_and_show(prepared, words, folder, fresh, together, json_, models, certify)
+        unsolved = [run for run in written.runs if run.verdict not in KNOWN_GOOD]
+        if unsolved and not quick:
+            count = f"{len(unsolved)} of {len(written.runs)} runs are"
+            typer.echo(f"Not solved: {count} known not to be, see the column certificate.", err=True)
+            raise typer.Exit(UNSOLVED)
 
 
 @app.command()
@@ -317,7 +337,8 @@ def _run_and_show(
     together: bool | None = None,
     as_json: bool = False,
     models: bool = False,
-) -> None:
+    certify: bool | None = None,
+) -> Report:
     from rich.console import Console
     from rich.markup import escape
 
@@ -334,13 +355,14 @@ def _run_and_show(
         console.print(f"[yellow]{escape(remark)}[/yellow]")
     command = shlex.join(["fedstrata", *words])
     page = run_experiment(
-        prepared, folder, command=command, fresh=fresh, together=together, console=console, models=models
-    ).resolve()
+        prepared, folder, command=command, fresh=fresh, together=together, console=console, models=models,
+        certify="auto" if certify is None else certify,
+    ).resolve()  # fmt: skip
     written = load_report(folder)
     _say_left_out(written)
     if as_json:
         _print_report(page, written)
-        return
+        return written
     console.print(written.table.to_rich())
     if written.definition.findings:
         from rich.markdown import Markdown
@@ -349,6 +371,7 @@ def _run_and_show(
     if models:
         typer.echo(f"Models: {(folder / 'models').resolve()}")
     typer.echo(f"Report: {page}")
+    return written
 
 
 def _say_left_out(written: Report) -> None:

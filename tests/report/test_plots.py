@@ -121,7 +121,23 @@ def test_what_a_logarithmic_axis_cannot_show_is_left_out_and_said():
     plot = build_plot([run(0, [1.0, 0.0]), run(1, [4.0, 3.0])], PlotSpec("loss", log_y=True))
     np.testing.assert_allclose(plot.panels[0].curves[0].y.mean, [2.0, np.nan])
     assert "not above zero are left out" in plot.caption
-    assert figure(plot)["data"][1]["y"] == [2.0, None]
+    assert [trace["y"] for trace in figure(plot)["data"]] == [[1.0, None], [4.0, 3.0], [2.0, None]]
+    assert to_png(draw(plot))
+
+
+def test_two_or_three_runs_are_shown_in_place_of_a_band(make_runs):
+    members = make_runs(seeds=3, labels=("A",), H=(1,))
+    plot = build_plot(members, PlotSpec("loss"))
+    *thin, mean = figure(plot)["data"]
+    for trace, run in zip(thin, members, strict=True):
+        np.testing.assert_allclose(trace["y"], run.history["loss"], rtol=1e-5)
+    np.testing.assert_allclose(mean["y"], np.mean([run.history["loss"] for run in members], 0), rtol=1e-5)
+    assert len(draw(plot).axes[0].lines) == 4
+    assert not draw(plot).axes[0].collections
+    assert "thin lines the single runs" in plot.caption
+    (bar,) = build_plot(members, PlotSpec("loss", kind="bar", x="label")).panels[0].curves
+    last = [run.history["loss"][-1] for run in members]
+    assert (bar.y.low[0], bar.y.high[0]) == (min(last), max(last))
 
 
 def test_a_line_has_its_points_along_every_axis_that_all_runs_have(runs):
@@ -213,8 +229,8 @@ def test_a_wide_band_does_not_flatten_the_lines():
     def run(seed, last):
         return RunRecord("A", {}, seed, {"round": [0, 1], "accuracy": [0.1, last]}, {}, 0.0, "A")
 
-    plot = build_plot([run(0, 0.9), run(1, 0.1)], PlotSpec("accuracy"))
-    assert plot.panels[0].curves[0].y.high[-1] > 5
+    plot = build_plot([run(0, 2.1), run(1, 0.1), run(2, 0.1), run(3, -0.3)], PlotSpec("accuracy"))
+    assert plot.panels[0].curves[0].y.high[-1] > 2
     low, high = draw(plot).axes[0].get_ylim()
     assert -0.1 < low < 0.1
     assert 0.5 < high < 0.65

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from fedstrata.core.counting import Ledger
 from fedstrata.lab.report import ReportError, RunRecord
 from fedstrata.lab.report.records import read_runs, write_history, write_runs
+from fedstrata.solving.certificate import Certificate
 
 FLOATS = st.floats(allow_nan=False, width=64)
 SCALARS = st.none() | st.booleans() | st.integers(-(2**80), 2**80) | FLOATS | st.text(max_size=8)
@@ -82,12 +83,23 @@ def test_the_record_of_a_result():
         seconds=1.5,
         method=FedAvg(),
         measured_on="all clients",
+        status="done",
+        verdict=None,
     )
     record = RunRecord.of(result, "FedAvg, H = 5", seed=3, setting={"H": np.int32(5)})
     assert (record.method, record.seed, record.setting, record.seconds) == ("FedAvg", 3, {"H": 5}, 1.5)
     assert record.history["loss"].dtype == np.float64
     assert record.ledger["oracle_calls"] == 6
     assert record.ledger["lower_rounds"] == record.ledger["levels.lower.exchanges"] == 4
+    assert record.verdict == ""
+    result.verdict = "solved"
+    result.certificate = Certificate(True, "solved", 1e-9, (0.0, 1e-9), "", objective=0.5)
+    record = RunRecord.of(result, "A", seed=3)
+    (again,) = read_runs(write_runs([record]), write_history([record]))
+    assert again.certificate["objective"] == 0.5
+    assert again.verdict == "solved"
+    result.status, result.verdict = "diverged", None
+    assert RunRecord.of(result, "A", seed=3).verdict == "diverging"
     result.measured_on = "1000 of 20000 clients"
     assert RunRecord.of(result, "A", seed=3).setting == {"measured_on": "1000 of 20000 clients"}
 

@@ -78,6 +78,7 @@ class Display:
             self._bar.update(self._all, completed=self.done)
         if self.enabled:
             words = self._latest(runs[-1].history) if runs else "nothing"
+            words += f"  {runs[-1].verdict}" if runs and runs[-1].verdict else ""
             seconds = sum(run.seconds for run in runs)
             self.console.print(
                 f"[{self.done}/{self.total}] {_words(setting)} ({seconds:.1f} s): {words}",

@@ -23,6 +23,7 @@ from fedstrata.lab.experiments._store import Store
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.experiments.errors import ExperimentError
 from fedstrata.lab.report import ReportError, RunRecord
+from fedstrata.solving.certificate import Certify, certify_at_end
 from fedstrata.solving.checkpoint import Checkpoint
 from fedstrata.solving.loop import Diverged, solve
 from fedstrata.solving.pose import Posed, pose
@@ -76,7 +77,12 @@ def _text(experiment: Experiment) -> dict[str, Any]:
 
 
 def solve_all(
-    experiment: Experiment, settings: Sequence[Setting], store: Store, display: Display, together: bool
+    experiment: Experiment,
+    settings: Sequence[Setting],
+    store: Store,
+    display: Display,
+    together: bool,
+    certify: Certify = "auto",
 ) -> Iterator[Solved]:
     """The runs of all settings, each as soon as it is there."""
     groups: dict[Hashable, list[Pair]] = {}
@@ -89,15 +95,18 @@ def solve_all(
             elif together:
                 groups.setdefault(_program(built), []).append((setting, built))
             else:
-                yield _solved(built, setting, _solve(built, setting, store, display))
+                yield _solved(built, setting, _solve(built, setting, store, display), certify)
     for group in _products(groups.values()):
         display.started(group[0][0], others=len(group) - 1)
         with _naming(group[0][0], experiment):
             for (setting, task), result in zip(group, _sweep(group, store), strict=True):
-                yield _solved(task, setting, result)
+                yield _solved(task, setting, result, certify)
 
 
-def _solved(task: Task, setting: Setting, result: Result) -> Solved:
+def _solved(task: Task, setting: Setting, result: Result, certify: Certify) -> Solved:
+    # an engine that is an object has its samples elsewhere, and a failed run has its verdict already
+    if result.status != "diverged" and isinstance(task.options.get("engine", ""), str):
+        certify_at_end(result, certify)
     runs = [_record(task, setting, result)]
     return Solved(setting, runs, _identity(task, setting), _remarks(task, setting, result), result)
 
@@ -146,6 +155,7 @@ def _arguments(task: Task) -> dict[str, Any]:
         "metrics": task.metrics,
         "eval_every": task.eval_every,
         "progress": False,
+        "certify": False,
         **task.options,
     }
 
@@ -213,6 +223,7 @@ def _sweep(group: Sequence[Pair], store: Store) -> list[Result]:
     methods, datasets = [each.method for _, each in group[:: len(lanes)]], [each.data for _, each in lanes]
     data = task.data if all(data is task.data for data in datasets) else datasets
     arguments = {**_arguments(task), "seeds": [setting.seed for setting, _ in lanes]}
+    del arguments["certify"]
     solver = functools.partial(sweep, task.problem, methods, data, task.x0, **arguments)
     settings, made_of = [setting for setting, _ in group], [_identity(each, own) for own, each in group]
     results = _resumed(solver, store.checkpoint(settings, made_of), task.silent)

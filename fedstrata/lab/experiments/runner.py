@@ -34,6 +34,7 @@ from fedstrata.lab.report import (
     write_report,
 )
 from fedstrata.lab.report.records import Scalar
+from fedstrata.solving.certificate import Certify
 from fedstrata.solving.result import Result
 
 _DRAWN = 10_000  # clients; the sizes of more would fill the definition
@@ -99,6 +100,7 @@ def run_experiment(
     progress: bool = True,
     console: Console | None = None,
     models: bool = False,
+    certify: Certify = "auto",
     again: str = "the same command goes on there",
 ) -> Path:
     """Run what is missing and write the report.
@@ -114,6 +116,7 @@ def run_experiment(
         console: where to.
         models: keep what each run has found, for `fedstrata.Result.load`, in a folder of ``models/``, with
             the preparation of its data, for `fedstrata.data.Preparation.load`, as ``prepared.json``.
+        certify: whether each run is judged at its end (`fedstrata.certify`), as in `fedstrata.solve`.
         again: what an interrupted user is told to do.
 
     Returns:
@@ -138,7 +141,7 @@ def run_experiment(
     metrics = [column.metric for column in experiment.table.columns if column.reduce not in ("ledger", "run")]
     with Display(len(settings), len(done), metrics, console, progress) as display:
         try:
-            for solved in solve_all(experiment, missing, store, display, side_by_side):
+            for solved in solve_all(experiment, missing, store, display, side_by_side, certify):
                 number = numbers[id(solved.setting)]
                 done[number], remarks[number] = solved.runs, solved.remarks
                 if models and solved.result is not None:

@@ -107,6 +107,7 @@ def report_facts(report: Report) -> dict[str, Any]:
         {
             **dict(zip(table.keys, row.values, strict=True)),
             "seeds": row.seeds,
+            **({"certificate": row.certificate} if table.certified else {}),
             "cells": {
                 head.title: {
                     "mean": cell.mean if cell.values else None,
@@ -137,4 +138,5 @@ def _run(run: RunRecord) -> dict[str, Any]:
         "seconds": run.seconds,
         "last": last,
         "ledger": dict(run.ledger),
+        "certificate": dict(run.certificate) or None,
     }

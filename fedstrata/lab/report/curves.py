@@ -11,6 +11,7 @@ import numpy as np
 from fedstrata.lab.report.records import ReportError, RunRecord, Scalar, union
 from fedstrata.lab.report.specs import PlotSpec, Reference
 from fedstrata.lab.report.statistics import (
+    FEW,
     LEVEL,
     Interval,
     check_keys,
@@ -44,6 +45,7 @@ class Curve:
         x: where its points are.
         y: their means and intervals.
         seeds: how many.
+        runs: the values of each seed, where there are two or three.
         label: the method's, where the line is of one.
         along: the same points along other axes.
     """
@@ -55,6 +57,7 @@ class Curve:
     seeds: int
     label: str = ""
     along: Mapping[str, np.ndarray] = field(default_factory=dict)
+    runs: Sequence[np.ndarray] = ()
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class Plot:
         Two seeds may be far apart, and their interval is then wide enough to flatten every line.
         """
         curves = [curve for panel in self.panels for curve in panel.curves]
-        if self.spec.kind != "line" or all(curve.seeds < 2 for curve in curves):
+        if self.spec.kind != "line" or all(curve.seeds <= FEW for curve in curves):
             return None
         logarithmic = self.spec.log_y
         levels = [r.value for panel in self.panels for r in panel.references if r.axis == "y"]
@@ -267,7 +270,9 @@ def _lines(
             others = {axis: values[x > 0] for axis, values in others.items()}
             x, y = x[x > 0], y[:, x > 0]
         label = _method(members[0], spec)
-        curves.append(Curve(line, colours[line], x, _interval(y, spec), len(members), label, others))
+        shown = np.where(y > 0, y, np.nan) if spec.log_y else y
+        single = tuple(shown) if 1 < len(members) <= FEW else ()
+        curves.append(Curve(line, colours[line], x, _interval(y, spec), len(members), label, others, single))
     return curves
 
 
@@ -324,10 +329,12 @@ def _caption(spec: PlotSpec, panels: Sequence[Panel], common: Sequence[str]) -> 
         count = f"{min(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
         drawn, band = ("Lines", "bands") if spec.kind == "line" else ("Bars", "whiskers")
         mean, what = ("geometric means", "mean of the logarithms") if spec.log_y else ("means", "mean")
-        sentences.append(
-            f"{drawn} are {mean} over {count} seeds, {band} Student's t-intervals of {LEVEL:.0%} "
-            f"for the {what}."
-        )
+        means = f"{drawn} are {mean} over {count} seeds"
+        if max(seeds) <= FEW:
+            few = "thin lines" if spec.kind == "line" else f"{band} reach from the lowest to the highest of"
+            sentences.append(f"{means}, {few} the single runs.")
+        else:
+            sentences.append(f"{means}, {band} Student's t-intervals of {LEVEL:.0%} for the {what}.")
     if spec.kind == "line" and spec.x != "round" and max(seeds) > 1:
         sentences.append("A point averages the same round of all seeds, along both axes.")
     if spec.log_y and max(seeds, default=0) > 1 and any(np.isnan(curve.y.mean).any() for curve in curves):

@@ -71,5 +71,20 @@ def headline(table: Table) -> str:
     )
 
 
+def certified(table: Table) -> str:
+    """How many runs are known to be solved; nothing where no run has a certificate."""
+    verdicts = Counter(verdict for row in table.rows for verdict in row.verdicts if verdict)
+    total, known, solved = sum(len(row.verdicts) for row in table.rows), verdicts.total(), verdicts["solved"]
+    if not known:
+        return ""
+    rest = f"; {total - known} were not certified" if known < total else ""
+    if solved == known:
+        return f"By their certificates {'all' if known == total else ''} {known} runs are solved{rest}."
+    others = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.most_common() if verdict != "solved")
+    if not solved:
+        return f"By the certificates no run is solved ({others}){rest}."
+    return f"By the certificates {solved} of {known} runs are solved ({others}){rest}."
+
+
 def _over(seeds: int) -> str:
     return f", mean over {seeds} seeds" if seeds > 1 else ", one seed"

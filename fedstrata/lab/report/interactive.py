@@ -99,7 +99,7 @@ def _line(plot: Plot, curve: Curve, *, first: bool) -> list[dict[str, Any]]:
         x = np.where(x > 0, x, np.nan)
     colour, dash = _look(curve)
     meta = {"colour": curve.colour % len(PALETTE), "label": typeset(curve.label)}
-    mean = {
+    mean: dict[str, Any] = {
         "type": "scatter",
         "mode": "lines",
         "x": _numbers(x),
@@ -113,8 +113,13 @@ def _line(plot: Plot, curve: Curve, *, first: bool) -> list[dict[str, Any]]:
         mean["hovertemplate"] = f"{about}<extra>%{{fullData.name}}</extra>"
         return [mean]
     mean["customdata"] = [[a, b] for a, b in zip(_numbers(curve.y.low), _numbers(curve.y.high), strict=True)]
-    interval = "95 %: %{customdata[0]:.4g} to %{customdata[1]:.4g}"
+    which = "runs" if curve.runs else "95 %"
+    interval = f"{which}: %{{customdata[0]:.4g}} to %{{customdata[1]:.4g}}"
     mean["hovertemplate"] = f"{about}<br>{interval}<extra>%{{fullData.name}}, {curve.seeds} seeds</extra>"
+    if curve.runs:
+        thin = {**mean, "line": mean["line"] | {"width": 0.8}, "opacity": 0.55, "showlegend": False}
+        thin = {key: value for key, value in thin.items() if key not in ("customdata", "hovertemplate")}
+        return [*({**thin, "y": _numbers(values), "hoverinfo": "skip"} for values in curve.runs), mean]
     finite = np.isfinite(x) & np.isfinite(curve.y.low) & np.isfinite(curve.y.high)
     x, low, high = x[finite], curve.y.low[finite], curve.y.high[finite]
     band = {

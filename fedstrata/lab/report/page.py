@@ -20,7 +20,7 @@ from plotly.offline import get_plotlyjs
 
 from fedstrata.lab.report.clients import by_client
 from fedstrata.lab.report.curves import Plot, build_plot
-from fedstrata.lab.report.headline import headline
+from fedstrata.lab.report.headline import certified, headline
 from fedstrata.lab.report.interactive import figure
 from fedstrata.lab.report.plots import draw, to_svg
 from fedstrata.lab.report.records import MEASURED_ON, RunRecord
@@ -87,7 +87,8 @@ def lead(definition: Definition, table: Table, plots: Plots, prefix: str = "") -
 def sentence(definition: Definition, table: Table) -> str:
     """The first paragraph of the findings, or what the table says."""
     first = definition.findings.strip().partition("\n\n")[0]
-    return markdown(first) if first else f"<p>{typeset(headline(table))}</p>"
+    said = markdown(first) if first else f"<p>{typeset(headline(table))}</p>"
+    return said + (f"<p>{typeset(judged)}</p>" if (judged := certified(table)) else "")
 
 
 def sections(
@@ -230,7 +231,7 @@ def results(runs: Sequence[RunRecord], table: Table) -> str:
         )
     if any(head.claimed for head in table.heads):
         said += " Deviation is relative to what the paper printed."
-    return _broken(runs) + _table(table, said, "results")
+    return _broken(runs) + _table(table, said, "results") + _advice(runs)
 
 
 def _clients(definition: Definition, runs: Sequence[RunRecord], prefix: str) -> str:
@@ -245,18 +246,39 @@ def _clients(definition: Definition, runs: Sequence[RunRecord], prefix: str) -> 
     return "".join(parts)
 
 
+def _advice(runs: Sequence[RunRecord]) -> str:
+    """What to change in the runs that are known not to be solved."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        if advice := run.certificate.get("advice"):
+            found.setdefault(f"{run.verdict}: {advice}", []).append(_who(run))
+    if not found:
+        return ""
+    items = "".join(
+        f"<li>{typeset(_some(who))}: {typeset(advice)}</li>" for advice, who in list(found.items())[:20]
+    )
+    return f"<details><summary>What to change in runs that are not solved</summary><ul>{items}</ul></details>"
+
+
+def _who(run: RunRecord) -> str:
+    return f"{run.label}{''.join(f', {name(k, v)}' for k, v in run.setting.items())}, seed {run.seed}"
+
+
+def _some(words: Sequence[str]) -> str:
+    return "; ".join(words[:8]) + (f"; and {len(words) - 8} more" if len(words) > 8 else "")
+
+
 def _broken(runs: Sequence[RunRecord]) -> str:
     """A warning about runs whose history is not finite."""
     found = [
-        f"{run.label}{''.join(f', {name(k, v)}' for k, v in run.setting.items())}, seed {run.seed}: {series}"
+        f"{_who(run)}: {series}"
         for run in runs
         for series, values in run.history.items()
         if not np.isfinite(values[-1])
     ]
     if not found:
         return ""
-    listed = "; ".join(found[:8]) + (f"; and {len(found) - 8} more" if len(found) > 8 else "")
-    return f'<p class="warning">Some runs ended with values that are not finite: {_text(listed)}.</p>'
+    return f'<p class="warning">Some runs ended with values that are not finite: {_text(_some(found))}.</p>'
 
 
 def _table(table: Table, said: str, file: str) -> str:
@@ -265,6 +287,7 @@ def _table(table: Table, said: str, file: str) -> str:
     kinds = ["key"] * keys + [""]
     for column in table.heads:
         kinds += [""] + ["paper", "paper"] * column.claimed
+    kinds += ["text"] * table.certified
     top = "".join(_head(text, kind) for text, kind in zip(head, kinds, strict=True))
     rows = []
     for row, line, mark in zip(table.rows, lines, bold, strict=True):
@@ -273,6 +296,7 @@ def _table(table: Table, said: str, file: str) -> str:
         for column, cell in zip(table.heads, row.cells, strict=True):
             claim = cell.claim.value if cell.claim else math.nan
             numbers += [cell.mean, *([claim, cell.deviation] if column.claimed else [])]
+        numbers += [math.nan] * table.certified
         for text, number, kind, best in zip(line[keys:], numbers, kinds[keys:], mark[keys:], strict=True):
             value = f' data-value="{number!r}"' if math.isfinite(number) else ""
             cells.append(f'<td class="{"best" if best else kind}"{value}>{_text(text)}</td>')

@@ -19,6 +19,7 @@ from matplotlib.ticker import EngFormatter
 
 from fedstrata.lab.report.curves import DASHES, PALETTE, Curve, Dash, Panel, Plot
 from fedstrata.lab.report.records import ReportError
+from fedstrata.lab.report.statistics import FEW
 from fedstrata.lab.report.words import label_of, scripted, words
 from fedstrata.solving.result import BOOKKEEPING
 
@@ -119,7 +120,11 @@ def _draw_panel(ax: Axes, plot: Plot, panel: Panel, norm: Normalize | None) -> N
         return
     if spec.kind == "line":
         for curve in panel.curves:
-            if curve.seeds > 1:
+            for values in curve.runs:
+                ax.plot(
+                    curve.x, values, color=_colour(curve), linestyle=_dash(curve), linewidth=0.7, alpha=0.55
+                )
+            if curve.seeds > FEW:
                 ax.fill_between(
                     curve.x,
                     curve.y.low,

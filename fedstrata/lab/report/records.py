@@ -12,7 +12,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedstrata.solving.result import Result
 
 Scalar = bool | int | float | str | None
+CERTIFIED = ("verdict", "advice", "objective", "value", "relative", "distance")  # that is kept
 MEASURED_ON, EVERYONE = "measured_on", "all clients"  # the setting that tells, and what it need not tell
 
 
@@ -43,6 +44,8 @@ class RunRecord:
             ``{"levels": {"main": {"exchanges": 3}}}`` becomes ``{"levels.main.exchanges": 3}``.
         seconds: its wall-clock time.
         method: the method's name.
+        certificate: whether it was solved, where that is known: the ``verdict`` of `fedstrata.certify`, its
+            ``advice``, and what it measured; a run that diverged has the verdict alone.
 
     Raises:
         ReportError: where a field has the wrong form.
@@ -59,6 +62,7 @@ class RunRecord:
     ledger: Mapping[str, int | float]
     seconds: float
     method: str
+    certificate: Mapping[str, Scalar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.label:
@@ -100,7 +104,16 @@ class RunRecord:
         if result.measured_on != EVERYONE:
             setting[MEASURED_ON] = result.measured_on
         method = result.method["name"] if isinstance(result.method, dict) else type(result.method).__name__
-        return cls(label, setting, seed, result.history, as_dict(result.ledger), result.seconds, method)
+        known: dict[str, Scalar] = {"verdict": "diverging"} if result.status == "diverged" else {}
+        if result.verdict is not None:
+            known = {key: getattr(result.certificate, key) for key in CERTIFIED}
+        ledger = as_dict(result.ledger)
+        return cls(label, setting, seed, result.history, ledger, result.seconds, method, known)
+
+    @property
+    def verdict(self) -> str:
+        """Of the certificate; empty where there is none."""
+        return str(self.certificate.get("verdict", ""))
 
     def value(self, key: str) -> Scalar:
         """The run's label, method or seed, or its value of a setting (None where it has none)."""
@@ -116,14 +129,19 @@ def as_dict(ledger: Ledger | Mapping[str, Any]) -> dict[str, Any]:
 
 def write_runs(runs: Sequence[RunRecord]) -> str:
     """The text of `runs.csv`."""
-    settings, ledger = union(run.setting for run in runs), union(run.ledger for run in runs)
+    parts: dict[str, list[Mapping[str, Scalar]]] = {
+        "setting": [run.setting for run in runs],
+        "ledger": [run.ledger for run in runs],
+        "certificate": [run.certificate for run in runs],
+    }
+    keys = {part: union(found) for part, found in parts.items()}
     head = ["run", "label", "method", "seed", "seconds"]
-    head += [f"setting.{key}" for key in settings] + [f"ledger.{key}" for key in ledger]
+    head += [f"{part}.{key}" for part, names in keys.items() for key in names]
     lines: list[list[str]] = []
     for number, run in enumerate(runs):
         line = [str(number), run.label, run.method, str(run.seed), repr(run.seconds)]
-        line += [_encode(run.setting[key]) if key in run.setting else "" for key in settings]
-        line += [_encode(run.ledger[key]) if key in run.ledger else "" for key in ledger]
+        for part, names in keys.items():
+            line += [_encode(parts[part][number][key]) if key in parts[part][number] else "" for key in names]
         lines.append(line)
     return to_csv([head, *lines])
 
@@ -167,6 +185,7 @@ def read_runs(runs: str, history: str) -> list[RunRecord]:
                     ledger=_decode_all(cells, "ledger."),
                     seconds=float(cells["seconds"]),
                     method=cells["method"],
+                    certificate=_decode_all(cells, "certificate."),
                 )
             )
         except (KeyError, ValueError) as error:

@@ -13,7 +13,7 @@ from fedstrata.lab.report.records import Scalar
 
 _STRICT = ConfigDict(extra="forbid", defer_build=True)
 
-Reduce = Literal["final", "first", "min", "max", "best", "mean_last", "reach", "ledger", "run"]
+Reduce = Literal["final", "first", "min", "max", "best", "mean_last", "reach", "ledger", "run", "certificate"]
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -21,8 +21,9 @@ class Column:
     """One number per run, shown as mean ± standard error over the seeds.
 
     Args:
-        metric: a series of the history, an entry of the ledger (``reduce="ledger"``), or ``"seconds"``
-            (``reduce="run"``).
+        metric: a series of the history, an entry of the ledger (``reduce="ledger"``), ``"seconds"``
+            (``reduce="run"``), or of the certificate (``reduce="certificate"``) ``objective``, ``value``,
+            ``relative`` or ``distance``.
         reduce: how a series becomes a number. ``best`` is the minimum or the maximum, as ``better`` says;
             ``mean_last`` the mean of the ``last`` recorded values; ``reach`` the value of the series ``at``
             when the metric first meets ``target`` (infinite where it never does). What is not a number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
@@ -14,6 +14,7 @@ from fedstrata.lab.report.specs import Column
 from fedstrata.lab.report.words import words
 
 LEVEL = 0.95
+FEW = 3  # seeds: too few for an interval that says anything, so that their runs are shown
 
 Group = dict[tuple[Scalar, ...], list[RunRecord]]
 
@@ -79,8 +80,8 @@ def number(run: RunRecord, column: Column) -> float | None:
     """A run's number in a column, or None where the run has no such metric."""
     if column.reduce == "run":
         return run.seconds
-    if column.reduce == "ledger":
-        entry = run.ledger.get(column.metric)
+    if column.reduce in ("ledger", "certificate"):
+        entry: Any = (run.ledger if column.reduce == "ledger" else run.certificate).get(column.metric)
         return None if entry is None else float(entry)
     series = run.history.get(column.metric)
     if series is None:
@@ -123,7 +124,7 @@ def mean_error(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
 
 
 class Interval(NamedTuple):
-    """Means with the bounds of their confidence interval (NaN for a single seed)."""
+    """Means with the bounds of their confidence interval (NaN for a single seed), or the extreme runs."""
 
     mean: np.ndarray
     low: np.ndarray
@@ -131,10 +132,12 @@ class Interval(NamedTuple):
 
 
 def t_interval(values: np.ndarray, level: float = LEVEL) -> Interval:
-    """Student's interval mean ± t·s/√n over the first axis."""
+    """Student's interval mean ± t·s/√n over the first axis; of two or three values their extremes."""
     n = len(values)
     with np.errstate(invalid="ignore", over="ignore"):
         mean = values.mean(axis=0)
+        if 2 <= n <= FEW:
+            return Interval(mean, values.min(axis=0), values.max(axis=0))
         if n < 2:
             nothing = np.full_like(mean, np.nan)
             return Interval(mean, nothing, nothing)

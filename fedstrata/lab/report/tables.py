@@ -6,6 +6,7 @@ import io
 import math
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,15 @@ class Row:
     values: tuple[Scalar, ...]
     seeds: str
     cells: tuple[Cell, ...]
+    verdicts: tuple[str, ...] = ()
+
+    @property
+    def certificate(self) -> str:
+        """The verdicts of its runs: one for all, or how many have which."""
+        counts = Counter(verdict or "not certified" for verdict in self.verdicts)
+        if len(counts) == 1:
+            return next(iter(self.verdicts)) or "–"
+        return ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,11 @@ class Table:
     keys: tuple[str, ...]
     heads: tuple[Head, ...]
     rows: tuple[Row, ...]
+
+    @property
+    def certified(self) -> bool:
+        """Whether any of its runs has a certificate: its verdict is then the last column."""
+        return any(map(any, (row.verdicts for row in self.rows)))
 
     def rivals(self) -> list[list[int]]:
         """The rows that compete: methods within a setting; a table of settings alone is one competition.
@@ -153,14 +168,14 @@ class Table:
         for column in self.heads:
             head += [f"{column.title} mean", f"{column.title} se"]
             head += [f"{column.title} paper", f"{column.title} deviation"] * column.claimed
-        lines = [head]
+        lines = [[*head, *["certificate"] * self.certified]]
         for row in self.rows:
             line = [show(value) for value in row.values] + [row.seeds]
             for column, cell in zip(self.heads, row.cells, strict=True):
                 line += [repr(cell.mean) if cell.values else "", _plain(cell.error)]
                 if column.claimed:
                     line += [_plain(cell.claim.value) if cell.claim else "", _plain(cell.deviation)]
-            lines.append(line)
+            lines.append([*line, *[row.certificate] * self.certified])
         return to_csv(lines)
 
     def texts(self) -> tuple[list[str], list[list[str]], list[list[bool]]]:
@@ -177,9 +192,9 @@ class Table:
                 if column.claimed:
                     line += [claim_text(cell.claim, column.column), deviation_text(cell.deviation)]
                     mark += [False, False]
-            lines.append(line)
-            bold.append(mark)
-        return head, lines, bold
+            lines.append([*line, *[row.certificate] * self.certified])
+            bold.append([*mark, *[False] * self.certified])
+        return [*head, *["certificate"] * self.certified], lines, bold
 
     def to_markdown(self) -> str:
         """A table that GitHub and MkDocs show; the best of a column in bold."""
@@ -282,15 +297,17 @@ def build_table(runs: Sequence[RunRecord], spec: TableSpec, paper: PaperClaims |
 
     rows = []
     for values in dict.fromkeys(key[: len(spec.rows)] for key in groups):
+        verdicts: dict[int, str] = {}
         cells, counts = [], set()
         for head in heads:
             members = groups.get((*values, head.across) if across else values, [])
             counts |= {len(members)} - {0}
+            verdicts |= {id(run): run.verdict for run in members}
             found = {run.seed: x for run in members if (x := number(run, head.column)) is not None}
             claim = _claim(claims, members, head.column)
             cells.append(Cell(tuple(found.values()), claim, tuple(found)))
         seeds = str(min(counts)) if len(counts) == 1 else f"{min(counts)}–{max(counts)}"
-        rows.append(Row(values, seeds, tuple(cells)))
+        rows.append(Row(values, seeds, tuple(cells), tuple(verdicts.values())))
     made = [cell.claim for row in rows for cell in row.cells if cell.claim]
     for claim in made:
         if sum(claim is other for other in made) > 1:
@@ -321,6 +338,8 @@ def _claim(claims: Sequence[Claim], members: Sequence[RunRecord], column: Column
 
 
 def _available(runs: Sequence[RunRecord], column: Column) -> str:
+    if column.reduce == "certificate":
+        return f"the certificates have {union(run.certificate for run in runs)}"
     if column.reduce == "ledger":
         return f"the ledgers have {union(run.ledger for run in runs)}"
     return f"the histories have {union(run.history for run in runs)}"
