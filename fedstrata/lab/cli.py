@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedstrata import __version__
-from fedstrata.lab.experiments.net import net
+from fedstrata.lab.experiments.net_certificates import net
 
 if TYPE_CHECKING:
     from fedstrata.lab import Experiment

@@ -391,7 +391,7 @@ def test_mistakes(quadratic):
         run(quadratic, fs.FedMSA(0.1, 0.2, products="some"), 1)
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         fs.FedMSA(0.1, 0.2, rho=1.5)
-    with pytest.raises(ValueError, match="Leave y0 out"):
+    with pytest.raises(ValueError, match="leave y0 out"):
         fs.solve(fs.risk_averse(U), fs.FedMSA(0.1, 0.2), data, ORIGIN, y0=np.zeros(2), rounds=1)
     with pytest.raises(ValueError, match="lam"):
         fs.risk_averse(U, lam=-1.0)

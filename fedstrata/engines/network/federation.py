@@ -26,6 +26,9 @@ class Connected(Transport, Protocol):
     def session(self, site: int) -> int | None:
         """The number of a site's connection, or None where it has none."""
 
+    def expires(self, site: int) -> float | None:
+        """When the certificate of a site's connection expires, in seconds since 1970, where that is known."""
+
 
 class Federation:
     """One run over a transport. It is the transport that an engine sees.

@@ -101,6 +101,9 @@ class FlareServer:
         """A site has one connection for the whole job, until it is gone."""
         return None if site in self._gone else 1
 
+    def expires(self, site: int) -> None:
+        """FLARE's own certificates are its affair."""
+
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
         replies: dict[int, Request] = {}
         failures = {i: Failure("away", "it is not in the job any more") for i in requests if i in self._gone}

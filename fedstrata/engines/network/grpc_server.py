@@ -19,7 +19,7 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 from fedstrata.engines.network import wire
-from fedstrata.engines.network.kits import read
+from fedstrata.engines.network.kits import REVOKED, read, revoked, serial_of
 from fedstrata.engines.network.transport import Failure, Outcome, Request, answer_of
 
 log = logging.getLogger("fedstrata.network")
@@ -46,8 +46,9 @@ def options(limit: int) -> list[tuple[str, int]]:
 class Stream:
     """One site's connection."""
 
-    def __init__(self, session: int, process: str) -> None:
+    def __init__(self, session: int, process: str, serial: str, until: float) -> None:
         self.session, self.process = session, process
+        self.serial, self.until = serial, until  # its certificate's number, and when that expires
         self.outbox, self.unasked = queue.SimpleQueue[bytes | None](), 0
 
 
@@ -76,8 +77,11 @@ class GrpcServer:
         self._awaited: dict[int, int] = {}  # site → the number of the message it owes an answer to
         self._answers: dict[int, Request | Failure] = {}
         self._changed = threading.Condition()
-        authority, certificate, key = read(kit)
-        credentials = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
+        self._kit, self._revoked, self._revoked_at = kit, frozenset[str](), 0
+        # The kit is read at each handshake, so that a renewed certificate needs no restart.
+        credentials = grpc.dynamic_ssl_server_credentials(
+            self._configuration(), self._configuration, require_client_authentication=True
+        )
         most = 4 * len(names) + 8  # a thread for each stream, for those that replace it, and for strangers
         # Who connects and says nothing takes neither all descriptors nor the places of sites for long.
         bounds = [
@@ -107,6 +111,26 @@ class GrpcServer:
                 stream.outbox.put(None)
         self._server.stop(grace=1.0).wait(3.0)
 
+    def _configuration(self) -> Any:
+        authority, certificate, key = read(self._kit)
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+    def _refused(self, stream: Stream) -> str:
+        """Why a site's certificate counts no longer, or an empty string."""
+        file = self._kit / REVOKED
+        changed = file.stat().st_mtime_ns if file.exists() else 0
+        if changed != self._revoked_at:
+            self._revoked, self._revoked_at = revoked(self._kit), changed
+        if stream.serial in self._revoked:
+            return "its certificate was revoked"
+        return "its certificate has expired" if time.time() > stream.until else ""
+
+    def expires(self, site: int) -> float | None:
+        """When the certificate expires with which a site is connected, in seconds since 1970."""
+        with self._changed:
+            stream = self._streams.get(site)
+            return None if stream is None else stream.until
+
     def session(self, site: int) -> int | None:
         """The number of a site's connection, or None where it has none."""
         with self._changed:
@@ -115,12 +139,17 @@ class GrpcServer:
 
     def _serve(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """One connection of a site; what is yielded is sent."""
-        name = context.auth_context().get("x509_common_name", [b""])[0].decode(errors="replace")
+        shown = context.auth_context()
+        name = shown.get("x509_common_name", [b""])[0].decode(errors="replace")
         if name not in self.names:
             log.warning("refused %r: not a site of this federation", name)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "not a site of this federation")
         i, process = self.names.index(name), dict(context.invocation_metadata()).get(PROCESS, "")
-        stream = self._enter(i, process)
+        arriving = Stream(0, process, *serial_of(shown["x509_pem_cert"][0]))
+        if why := self._refused(arriving):
+            log.warning("refused %s, from %s: %s", name, context.peer(), why)
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+        stream = self._enter(i, arriving)
         if stream is None:
             log.warning("refused a second process that says it is %s, from %s", name, context.peer())
             context.abort(grpc.StatusCode.ALREADY_EXISTS, "another process of this site is connected")
@@ -131,15 +160,15 @@ class GrpcServer:
             yield message
         context.cancel()
 
-    def _enter(self, i: int, process: str) -> Stream | None:
+    def _enter(self, i: int, stream: Stream) -> Stream | None:
         """A site has one connection, the newest of its process; None where another process is there."""
         with self._changed:
             if (before := self._streams.get(i)) is not None:
-                if before.process != process or not process:
+                if before.process != stream.process or not stream.process:
                     return None
                 before.outbox.put(None)  # its thread ends, and with it the old stream
             self._sessions += 1
-            stream = self._streams[i] = Stream(self._sessions, process)
+            stream.session, self._streams[i] = self._sessions, stream
             self._changed.notify_all()
             return stream
 
@@ -148,6 +177,9 @@ class GrpcServer:
         why = f"it hung up, the connection broke, or a message was larger than {self.limit} bytes"
         try:
             for message in incoming:
+                if refused := self._refused(stream):
+                    why = refused
+                    break
                 if not self._take(i, stream, message):
                     why = "it sent too much that nobody asked for"
                     break
@@ -188,6 +220,12 @@ class GrpcServer:
             for i in requests:
                 if (stream := self._streams.get(i)) is None:
                     failures[i] = Failure("away", "it is not connected")
+                    continue
+                if why := self._refused(stream):
+                    failures[i] = Failure("away", why)
+                    stream.outbox.put(None)
+                    del self._streams[i]
+                    log.warning("%s is cut off: %s", self.names[i], why)
                     continue
                 asked[i] = stream
                 stream.outbox.put(packed[i])

@@ -25,12 +25,12 @@ def serve(
     host: Host, kit: Path, address: str, limit: int = wire.LIMIT, ended: Callable[[], bool] = lambda: False
 ) -> None:
     """Answer the server until it says that all is done, through whatever happens to the connection."""
-    authority, certificate, key = read(kit)
-    credentials = grpc.ssl_channel_credentials(authority, key, certificate)
     # The server takes a new connection for an old one of the same process, and refuses another process.
     pause, process = 0.25, secrets.token_hex(8)
     while not ended():
         began = time.monotonic()
+        authority, certificate, key = read(kit)  # at each dial: a renewed certificate needs no restart
+        credentials = grpc.ssl_channel_credentials(authority, key, certificate)
         try:
             with grpc.secure_channel(address, credentials, options(limit)) as channel:
                 _answer(host, channel, limit, process)

@@ -80,6 +80,7 @@ class Host:
         self.number = -1
         self.opened: Opened | None = None
         self.site: Site | None = None
+        self.answered = 0  # requests
         self.seen = 0  # the highest number of a message that was answered
 
     def answer(self, message: bytes, limit: int = wire.LIMIT) -> bytes:
@@ -93,6 +94,7 @@ class Host:
             header, arrays = wire.unpack(message, limit)
             number = wire.value(header, "seq", int)
             reply, leaves = self.call(header, arrays)
+            self.answered += 1
             return wire.pack({**reply, "seq": number}, leaves, limit)
         except Ended:
             raise

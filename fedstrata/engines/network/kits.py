@@ -1,15 +1,26 @@
-"""Certificates: one authority for a federation, and a folder for each party with its own and no more."""
+"""Certificates: one authority for a federation, and a folder for each party with its own and no more.
+
+A certificate can be renewed while a run goes on: the server reads its kit at each handshake and a site at
+each dial, and two certificates of one key are valid side by side. A revoked one is refused from the next
+message on. A site may make its key itself, and have it signed (`request`, `sign`).
+"""
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedstrata.support.writing import write_atomically
+
 AUTHORITY, CERTIFICATE, KEY = "authority.pem", "certificate.pem", "key.pem"
+REQUEST, REVOKED, ISSUED = "request.pem", "revoked", "issued.jsonl"
+SERVER, AUTHORITY_FOLDER = "server", "authority"
+DAYS, SOON = 825, 30  # that certificates are valid; that are left when a party is warned
 FLARE = {
     "server": ("rootCA.pem", "server.crt", "server.key"),
     "site": ("rootCA.pem", "client.crt", "client.key"),
@@ -64,79 +75,274 @@ def name_of(kit: Path) -> str:
     if own.public_key() != known.public_key():
         raise KitError(f"The key in {kit} is not that of its certificate.")
     if not known.not_valid_before_utc <= datetime.datetime.now(datetime.UTC) <= known.not_valid_after_utc:
-        raise KitError(f"The certificate in {kit} has expired, or is not valid yet: make new kits.")
+        raise KitError(
+            f"The certificate in {kit} has expired, or is not valid yet: renew it (`net kits --renew`)."
+        )
     found = known.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if not found:
         raise KitError(f"The certificate in {kit} has no common name.")
     return str(found[0].value)
 
 
-def make(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: int = 825) -> None:
-    """An authority and a kit for the server (``server``) and each site, in subfolders of ``folder``.
-
-    The authority's own key is in ``authority/``: it signs, and belongs to nobody's kit.
-
-    Raises:
-        KitError: where there are kits already; certificates are not replaced by accident.
-    """
+def expiry(kit: Path) -> datetime.datetime:
+    """Until when a kit's certificate is valid."""
     from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    if (folder / "authority").exists():
-        raise KitError(f"{folder} has kits already. Give another folder, or remove them.")
-    now = datetime.datetime.now(datetime.UTC)
+    return x509.load_pem_x509_certificate(read(kit)[1]).not_valid_after_utc
 
-    def certificate(
-        name: str, key: Any, issuer: Any, signing: Any, extensions: list[tuple[Any, bool]]
-    ) -> Any:
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(issuer or subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(days=days))
-        )
-        for extension, critical in extensions:
-            builder = builder.add_extension(extension, critical)
-        return builder.sign(signing, hashes.SHA256())
 
-    def usage(signs: bool) -> x509.KeyUsage:
-        return x509.KeyUsage(
-            digital_signature=True, content_commitment=False, key_encipherment=False,
-            data_encipherment=False, key_agreement=False, key_cert_sign=signs, crl_sign=signs,
-            encipher_only=False, decipher_only=False,
-        )  # fmt: skip
+def serial_of(certificate: bytes) -> tuple[str, float]:
+    """A certificate's serial number, and the time (of `time.time`) at which it expires."""
+    from cryptography import x509
 
-    root_key = ec.generate_private_key(ec.SECP256R1())
-    own = [(x509.BasicConstraints(ca=True, path_length=0), True), (usage(True), True)]
-    root = certificate("fedstrata authority", root_key, None, root_key, own)
-    pem = serialization.Encoding.PEM
-    authority = root.public_bytes(pem)
+    found = x509.load_pem_x509_certificate(certificate)
+    return f"{found.serial_number:x}", found.not_valid_after_utc.timestamp()
 
-    def private(key: Any) -> bytes:
-        return key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
-    _write(folder / "authority", {AUTHORITY: authority, KEY: private(root_key)})
-    for party in ("server", *sites):
+def days_left(kit: Path) -> float:
+    """Days until a kit's certificate expires."""
+    return (expiry(kit) - datetime.datetime.now(datetime.UTC)).total_seconds() / 86_400
+
+
+def expires_soon(kit: Path, name: str) -> str | None:
+    """What to warn of in the last `SOON` days of a kit's certificate."""
+    days = days_left(kit)
+    if days > SOON:
+        return None
+    return f"The certificate of {name} expires in {days:.0f} days: `fedstrata net kits --renew {name}`."
+
+
+class Authority:
+    """Who signs a federation's certificates: a folder with `AUTHORITY`, `KEY`, and a list of what was issued.
+
+    Args:
+        folder: made by `create`, or with the certificate and the key of an authority that there is already.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from cryptography import x509
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        self.folder = folder
+        try:
+            self.pem = (folder / AUTHORITY).read_bytes()
+            self.certificate = x509.load_pem_x509_certificate(self.pem)
+            self._key: Any = load_pem_private_key((folder / KEY).read_bytes(), None)
+        except (OSError, ValueError, TypeError) as error:
+            raise KitError(
+                f"{folder} is not an authority: it needs {AUTHORITY} and {KEY}, without a password. {error}"
+            ) from error
+        if self._key.public_key() != self.certificate.public_key():
+            raise KitError(f"The key in {folder} is not that of its certificate.")
+
+    @property
+    def expired(self) -> bool:
+        """Whether nothing that it signs would be valid."""
+        return bool(self.certificate.not_valid_after_utc <= datetime.datetime.now(datetime.UTC))
+
+    @classmethod
+    def create(cls, folder: Path, days: int) -> Authority:
+        """A new one. Its key signs, and belongs to nobody's kit."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives.asymmetric import ec
+
         key = ec.generate_private_key(ec.SECP256R1())
-        is_server = party == "server"
+        extensions = [(x509.BasicConstraints(ca=True, path_length=0), True), (_usage(True), True)]
+        root = _signed("fedstrata authority", key.public_key(), None, key, days, extensions)
+        _write(folder, {AUTHORITY: _pem(root), KEY: private_pem(key)})
+        return cls(folder)
+
+    def issue(self, party: str, public_key: Any, hosts: Sequence[str], days: int) -> bytes:
+        """A certificate for a party, whose list of `hosts` is empty unless it is the server."""
+        from cryptography import x509
+        from cryptography.x509.oid import ExtendedKeyUsageOID
+
         # A site's certificate cannot be used to pose as the server, nor the server's as a site.
-        purpose = ExtendedKeyUsageOID.SERVER_AUTH if is_server else ExtendedKeyUsageOID.CLIENT_AUTH
+        purpose = ExtendedKeyUsageOID.SERVER_AUTH if party == SERVER else ExtendedKeyUsageOID.CLIENT_AUTH
         extensions: list[tuple[Any, bool]] = [
             (x509.BasicConstraints(ca=False, path_length=None), True),
-            (usage(False), True),
+            (_usage(False), True),
             (x509.ExtendedKeyUsage([purpose]), True),
         ]
-        if is_server:
+        if party == SERVER:
             extensions.append((x509.SubjectAlternativeName([_host(host) for host in hosts]), False))
-        signed = certificate(party, key, root.subject, root_key, extensions)
-        files = {AUTHORITY: authority, CERTIFICATE: signed.public_bytes(pem), KEY: private(key)}
-        _write(folder / party, files)
+        issued = _signed(party, public_key, self.certificate, self._key, days, extensions)
+        serial, until = serial_of(_pem(issued))
+        with open(self.folder / ISSUED, "a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"party": party, "serial": serial, "until": until}) + "\n")
+        return _pem(issued)
+
+    def serials(self, party: str) -> list[str]:
+        """The serial numbers of all certificates that it issued to a party."""
+        file = self.folder / ISSUED
+        lines = file.read_text("utf-8").splitlines() if file.is_file() else []
+        entries = [json.loads(line) for line in lines]
+        return [entry["serial"] for entry in entries if entry["party"] == party]
+
+
+def make_kit(authority: Authority, folder: Path, hosts: Sequence[str] = (), days: int = DAYS) -> None:
+    """A party's kit, with a key of its own: the folder's name is the party's.
+
+    Raises:
+        KitError: where there is one; certificates are not replaced by accident.
+    """
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    if (folder / CERTIFICATE).exists():
+        raise KitError(f"{folder} is a kit already: renew it, or remove it.")
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = authority.issue(folder.name, key.public_key(), hosts, days)
+    _write(folder, {AUTHORITY: authority.pem, CERTIFICATE: certificate, KEY: private_pem(key)})
+
+
+def make(
+    folder: Path,
+    sites: Sequence[str],
+    hosts: Sequence[str],
+    days: int = DAYS,
+    authority: Authority | None = None,
+) -> None:
+    """Kits for the server (``server``) and each site in subfolders, by a new authority or the one given.
+
+    Raises:
+        KitError: where there are kits already.
+    """
+    place = folder / AUTHORITY_FOLDER
+    if place.exists() or (folder / SERVER).exists():
+        raise KitError(f"{folder} has kits already. Use --add or --renew, or give another folder.")
+    authority = Authority.create(place, days) if authority is None else authority
+    for party in (SERVER, *sites):
+        make_kit(authority, folder / party, hosts, days)
+
+
+def renew(authority: Authority, folder: Path, hosts: Sequence[str], days: int = DAYS) -> None:
+    """A new certificate for the key of a kit. The old one stays valid until it expires or is revoked."""
+    from cryptography import x509
+
+    file = folder / CERTIFICATE
+    if not file.is_file():
+        raise KitError(f"{folder} has no certificate to renew.")
+    public_key = x509.load_pem_x509_certificate(file.read_bytes()).public_key()
+    write_atomically(file, authority.issue(folder.name, public_key, hosts, days))
+
+
+def request(folder: Path, name: str) -> Path:
+    """A site's key, which never leaves it, and a request for its certificate; returns the request's file."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    if (folder / KEY).exists():
+        raise KitError(f"{folder} has a key already. Give another folder.")
+    key = ec.generate_private_key(ec.SECP256R1())
+    asked = x509.CertificateSigningRequestBuilder().subject_name(_subject(name)).sign(key, hashes.SHA256())
+    _write(folder, {KEY: private_pem(key), REQUEST: _pem(asked)})
+    return folder / REQUEST
+
+
+def sign(authority: Authority, file: Path, kits: Path, sites: Sequence[str], days: int = DAYS) -> Path:
+    """Answer a site's request: its folder among the kits, without a key.
+
+    Raises:
+        KitError: where it is not a request, is damaged, or names a party that is not a site.
+    """
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    try:
+        asked = x509.load_pem_x509_csr(file.read_bytes())
+    except ValueError as error:
+        raise KitError(f"{file} is not a request for a certificate: {error}") from error
+    if not asked.is_signature_valid:
+        raise KitError(f"{file} is damaged: its signature is not that of its key.")
+    names = [str(found.value) for found in asked.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if len(names) != 1 or names[0] not in sites:
+        raise KitError(f"{file} is for {names}, and the federation's sites are {list(sites)}.")
+    folder = kits / names[0]
+    if (folder / KEY).exists():
+        raise KitError(f"{folder} is a kit with a key of its own: revoke and remove it first.")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_atomically(folder / AUTHORITY, authority.pem)
+    write_atomically(folder / CERTIFICATE, authority.issue(names[0], asked.public_key(), (), days))
+    return folder
+
+
+def revoke(authority: Authority, server: Path, party: str) -> int:
+    """Refuse all certificates of a party from now on; returns their number.
+
+    The serial numbers go into `REVOKED` in the server's kit, which a running server reads again when it
+    changes.
+    """
+    if not (serials := authority.serials(party)):
+        raise KitError(f"The authority has issued no certificate to {party!r}.")
+    known = revoked(server)
+    lines = [f"{serial} {party}\n" for serial in serials if serial not in known]
+    file = server / REVOKED
+    before = file.read_bytes() if file.is_file() else b""
+    write_atomically(file, before + "".join(lines).encode())
+    return len(lines)
+
+
+def revoked(server: Path) -> frozenset[str]:
+    """The serial numbers that a server refuses."""
+    file = server / REVOKED
+    lines = file.read_text("utf-8").splitlines() if file.is_file() else []
+    return frozenset(line.split()[0] for line in lines if line.strip())
+
+
+def private_pem(key: Any) -> bytes:
+    """A private key, as a file holds it."""
+    from cryptography.hazmat.primitives import serialization as s
+
+    return bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption()))
+
+
+def _pem(thing: Any) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return bytes(thing.public_bytes(Encoding.PEM))
+
+
+def _subject(name: str) -> Any:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _usage(signs: bool) -> Any:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=True, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, key_cert_sign=signs, crl_sign=signs,
+        encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _signed(
+    name: str, public_key: Any, issuer: Any, signing: Any, days: int, extensions: list[tuple[Any, bool]]
+) -> Any:
+    """A certificate that is valid from an hour ago (clocks differ), at most as long as its issuer's."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    now = datetime.datetime.now(datetime.UTC)
+    until = now + datetime.timedelta(days=days)
+    if issuer is not None:
+        until = min(until, issuer.not_valid_after_utc)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(_subject(name))
+        .issuer_name(_subject(name) if issuer is None else issuer.subject)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(until)
+    )
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(signing, hashes.SHA256())
 
 
 def _host(host: str) -> Any:

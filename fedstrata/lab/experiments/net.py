@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from fedstrata.engines.network.watching import Gauge
     from fedstrata.lab import Experiment
     from fedstrata.lab.experiments.networked import Server
     from fedstrata.lab.experiments.runner import PreparedExperiment
@@ -58,13 +58,17 @@ SILENT = 60.0  # seconds after which a run that tells nothing is taken for dead
 DATA = "module:function, a .csv file, or the folder of a store."
 Kit = Annotated[Path, typer.Argument(help="A party's folder, made by `fedstrata net kits`.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The folder for runs and report.")]
+Watch = Annotated[
+    str | None,
+    typer.Option(metavar="[HOST:]PORT", help="Serve /metrics, /healthz and a page; on loopback by default."),
+]
 Seeds = Annotated[int | None, typer.Option("--seeds", min=1, help="How many seeds.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A small version.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a parameter.")]
 
 
 @contextmanager
-def _messages() -> Iterator[None]:
+def messages() -> Iterator[None]:
     """User errors as one message and exit code 2, Ctrl-C as 130, a network that cannot go on as 3."""
     from fedstrata.engines.engine import TooFewThreads, Unfinished
     from fedstrata.lab.experiments.errors import in_words
@@ -116,7 +120,7 @@ def init(
     address: Annotated[str, typer.Option(help="What the sites dial.")] = "localhost:8443",
 ) -> None:
     """Write a commented federation.toml."""
-    with _messages():
+    with messages():
         from fedstrata.lab.experiments.settings import read
 
         names = [name.strip() for name in sites.split(",") if name.strip()]
@@ -131,28 +135,6 @@ def init(
         file.write_text(text, "utf-8")
         copied = f", copy {experiment} there" if Path(experiment).suffix in (".py", ".toml") else ""
         typer.echo(f"{file}: look at it{copied}, then `fedstrata net kits {folder}`.")
-
-
-@net.command()
-def kits(folder: Annotated[Path, typer.Argument(help="The folder of `net init`.")]) -> None:
-    """Make a certificate authority, and a folder for each party."""
-    with _messages():
-        from fedstrata.engines.network.kits import make
-        from fedstrata.lab.experiments.settings import settings_of
-
-        settings = settings_of(folder)
-        experiment = folder / settings.experiment
-        if experiment.suffix in (".py", ".toml") and not experiment.is_file():
-            raise ValueError(f"There is no {experiment}, which every party is to have: copy it there first.")
-        make(folder / "kits", settings.sites, settings.hosts)
-        for party in ("server", *settings.sites):
-            shutil.copy(folder / "federation.toml", folder / "kits" / party)
-            if experiment.is_file():
-                shutil.copy(experiment, folder / "kits" / party)
-        typer.echo(
-            f"{folder / 'kits'}: give each party its own folder, by a way that others cannot read. "
-            "authority/ signs certificates: keep it to yourself."
-        )
 
 
 @net.command()
@@ -171,16 +153,18 @@ def site(
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="End when the server's run ends.")] = False,
     log: Annotated[Path | None, typer.Option(help="A file for the log.")] = None,
+    watch: Watch = None,
     quick: Quick = False,
     seeds: Seeds = None,
     set_: Set = None,
 ) -> None:
     """Take part: check this site's data, dial the server, answer it, and dial again for ever."""
     _log(log)
-    with _messages():
+    with messages():
         from fedstrata.engines.network.grpc_site import serve
         from fedstrata.engines.network.host import Host
-        from fedstrata.engines.network.kits import name_of, read
+        from fedstrata.engines.network.kits import days_left, name_of, read
+        from fedstrata.engines.network.watching import Gauge, served
         from fedstrata.lab.experiments.networked import check, entry_of, opener, terms_of
         from fedstrata.lab.experiments.settings import settings_of
         from fedstrata.support.writing import locked
@@ -198,8 +182,23 @@ def site(
         typer.echo(f"{name}: {own!r} fits {definition.name}")
         host = Host(terms_of(definition), opens, folder, share, once, read(kit)[2])
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with locked(folder, f"The site {name}"):
+        _warn_of_expiry(kit, name)
+
+        def tells() -> list[Gauge]:
+            own = Gauge(
+                "certificate_days", days_left(kit), "days until its certificate expires", {"site": name}
+            )
+            return [own, Gauge("answered_total", host.answered, "requests that were answered")]
+
+        with locked(folder, f"The site {name}"), served(tells, watch, f"The site {name}"):
             serve(host, kit, address or settings.address, settings.message_bytes)
+
+
+def _warn_of_expiry(kit: Path, name: str) -> None:
+    from fedstrata.engines.network.kits import expires_soon
+
+    if words := expires_soon(kit, name):
+        logging.getLogger("fedstrata.network").warning(words)
 
 
 @contextmanager
@@ -216,6 +215,7 @@ def _served(kit: Path, plan: PreparedExperiment, out: Path, listen: str | None =
         raise ValueError(f"{kit} is the kit of the site {name!r}; the server has one of its own.")
     with locked(out, "A server"):
         run = run_name(out)
+        _warn_of_expiry(kit, name)
         transport = GrpcServer(settings.sites, kit, listen or settings.listen, settings.message_bytes)
         try:
             yield Server(plan.experiment, transport, run, settings.policy, settings.anew)
@@ -276,19 +276,23 @@ class _Status:
     def _tell(self) -> None:
         temporary = self.file.with_name(".network.json")
         with self._lock, suppress(OSError):  # a full disk may hide how the run stands, but not end it
-            temporary.write_text(json.dumps(self._facts()), "utf-8")
+            temporary.write_text(json.dumps(self.facts()), "utf-8")
             temporary.replace(self.file)
 
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
+        """How the run stands, and each site."""
         transport, engines = self.server.transport, list(self.server.engines)
         return {
             "pid": os.getpid(),
             "time": time.time(),
             "round": self.round,
             "rounds": self.rounds,
+            "attempts": sum(engine.attempts for engine in engines),
             "sites": {
                 name: {
                     "connected": transport.session(i) is not None,
+                    "expires": transport.expires(i),
+                    "waited": sum(engine.waited.get(name, 0.0) for engine in engines),
                     "sent": transport.sent[i],
                     "received": transport.received[i],
                     "failures": sum(engine.failed.get(name, 0) for engine in engines),
@@ -298,6 +302,33 @@ class _Status:
         }
 
 
+def _gauges(facts: dict[str, Any]) -> list[Gauge]:
+    """The same as numbers for `/metrics`."""
+    from fedstrata.engines.network.watching import Gauge
+
+    found = [
+        Gauge(
+            "round", -1 if facts["round"] is None else facts["round"], "the last evaluated round, −1 before"
+        ),
+        Gauge("rounds", facts["rounds"] or 0, "rounds of the run"),
+        Gauge("attempts_total", facts["attempts"], "attempts at rounds and evaluations"),
+        Gauge("sites_present", sum(its["connected"] for its in facts["sites"].values()), "connected sites"),
+    ]
+    for name, its in facts["sites"].items():
+        site = {"site": name}
+        found += [
+            Gauge("site_connected", its["connected"], "whether the site is connected", site),
+            Gauge("sent_bytes_total", its["sent"], "bytes sent to the site", site),
+            Gauge("received_bytes_total", its["received"], "bytes received from it", site),
+            Gauge("waited_seconds_total", its["waited"], "seconds that it was waited for", site),
+            Gauge("failures_total", its["failures"], "exchanges that it did not complete", site),
+        ]
+        if its["expires"] is not None:
+            days = (its["expires"] - time.time()) / 86_400
+            found.append(Gauge("certificate_days", days, "days until its certificate expires", site))
+    return found
+
+
 def execute(
     server: Server,
     plan: PreparedExperiment,
@@ -305,16 +336,19 @@ def execute(
     command: str,
     fresh: bool,
     again: str = "the same command with --resume goes on there",
+    watch: str | None = None,
 ) -> None:
     """Run it, keep the models, and write the report with a section on the network."""
     from dataclasses import replace
 
     import rich
 
+    from fedstrata.engines.network.watching import served
     from fedstrata.lab.experiments import runner
     from fedstrata.lab.report import load_report
 
-    with _Status(server, out) as status:
+    title = f"{plan.experiment.name}: a federation of {len(server.transport.names)} sites"
+    with _Status(server, out) as status, served(lambda: _gauges(status.facts()), watch, title):
         networked: Experiment = server.networked(status.watch)
         runner.run_experiment(
             replace(plan, experiment=networked), out, command=command, fresh=fresh, together=False,
@@ -334,13 +368,14 @@ def run(
     kit: Kit,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
+    watch: Watch = None,
     quick: Quick = False,
     seeds: Seeds = None,
     set_: Set = None,
 ) -> None:
     """Serve a federation: wait for its sites, run the experiment on them, write the report."""
     _log()
-    with _messages():
+    with messages():
         from fedstrata.engines.engine import need_two_threads
 
         in_flare = (kit / "startup" / "fed_admin.json").is_file()
@@ -356,7 +391,8 @@ def run(
         if not resume:
             refuse_runs(folder)
         with _served(kit, plan, folder) as server:
-            execute(server, plan, folder, f"fedstrata net run {experiment} {kit}", fresh=not resume)
+            command = f"fedstrata net run {experiment} {kit}"
+            execute(server, plan, folder, command, fresh=not resume, watch=watch)
             _done(server)
 
 
@@ -388,7 +424,7 @@ def flare(
     set_: Set = None,
 ) -> None:
     """Prepare a party of an NVIDIA FLARE system: check its data, and allow FedStrata's jobs there."""
-    with _messages():
+    with messages():
         from fedstrata.lab.experiments.flare import Party, prepare
 
         place = None if out is None else str(out.resolve())
@@ -400,17 +436,36 @@ def flare(
 
 
 @net.command()
-def status(out: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
+def status(
+    out: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Until the run ends or Ctrl-C.")] = False,
+) -> None:
     """How a run on this machine stands."""
-    with _messages():
-        facts = _status(out)
-        stands = f"round {facts['round']} of {facts['rounds']}" if facts["rounds"] else "no round yet"
-        typer.echo(f"process {facts['pid']}, {time.time() - facts['time']:.0f} s ago: {stands}")
-        for name, its in facts["sites"].items():
-            typer.echo(
-                f"{name}: {'connected' if its['connected'] else 'away'}, sent {its['sent']:,} B, "
-                f"received {its['received']:,} B, failures {its['failures']}"
-            )
+    with messages():
+        from rich.live import Live
+
+        if not watch:
+            typer.echo(_stands(_status(out)))
+            return
+        with Live(_stands(_status(out)), refresh_per_second=2) as live, suppress(KeyboardInterrupt):
+            while (out / "network.json").exists():
+                live.update(_stands(_status(out)))
+                time.sleep(0.5)
+
+
+def _stands(facts: dict[str, Any]) -> str:
+    """How a run stands, in lines."""
+    stands = f"round {facts['round']} of {facts['rounds']}" if facts["rounds"] else "no round yet"
+    lines = [f"process {facts['pid']}, {time.time() - facts['time']:.0f} s ago: {stands}"]
+    for name, its in facts["sites"].items():
+        valid = (
+            "" if its["expires"] is None else f", certificate {(its['expires'] - time.time()) / 86_400:.0f} d"
+        )
+        lines.append(
+            f"{name}: {'connected' if its['connected'] else 'away'}, sent {its['sent']:,} B, "
+            f"received {its['received']:,} B, failures {its['failures']}{valid}"
+        )
+    return "\n".join(lines)
 
 
 def _status(out: Path) -> dict[str, Any]:
@@ -431,7 +486,7 @@ def _status(out: Path) -> dict[str, Any]:
 @net.command()
 def stop(out: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
     """Ask a run on this machine to save itself and end; `net run --resume` goes on with it."""
-    with _messages():
+    with messages():
         pid = int(_status(out)["pid"])
         os.kill(pid, signal.SIGINT)
         typer.echo(f"Asked process {pid} to end.")
@@ -448,7 +503,7 @@ def collect(
 ) -> None:
     """Fetch what clients remember (personal models) from the sites that allow it, into OUT/collected."""
     _log()
-    with _messages():
+    with messages():
         import numpy as np
 
         from fedstrata.support.sealed import save_arrays
@@ -477,7 +532,7 @@ def try_(
     set_: Set = None,
 ) -> None:
     """All of it on this machine: certificates, a process for each client, the run, the report."""
-    with _messages():
+    with messages():
         from fedstrata.engines.engine import need_two_threads
         from fedstrata.lab.experiments.networked import task_of
 
@@ -491,6 +546,8 @@ def try_(
             raise ValueError(f"{experiment} has no data of its own to try; run its sites with --data.")
         names = [f"site-{i + 1}" for i in range(data.clients)]
         base = out / "network"
+        from fedstrata.lab.experiments.net_certificates import kits
+
         init(base, ",".join(names), where)
         kits(base)
         words = ["--quick"] * quick + ([] if seeds is None else ["--seeds", str(seeds)])

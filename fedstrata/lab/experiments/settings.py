@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.support.words import suggest
+from fedstrata.support.writing import write_atomically
 
 if TYPE_CHECKING:
     from fedstrata.engines.network import Policy
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 MOST_SITES = 10_000
 LONGEST = 1e7  # seconds
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,59}")  # it becomes a folder and stands in logs
+_SITES = re.compile(r"(?m)^(\s*sites\s*=\s*)\[[^\]]*\]")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):([0-9]{1,5})")
 
 
@@ -58,6 +61,21 @@ def settings_of(folder: Path) -> Settings:
         return read(tomllib.loads(file.read_text("utf-8")))
     except ValueError as error:  # a mistake of TOML's too
         raise ValueError(f"{file}: {error}") from None
+
+
+def add_sites(file: Path, names: Sequence[str]) -> None:
+    """Put new sites at the end of those in a federation.toml, so that clients keep their numbers.
+
+    Raises:
+        ValueError: where the file has no list of sites in one place, or would not be valid.
+    """
+    text = file.read_text("utf-8")
+    before = tomllib.loads(text).get("federation", {}).get("sites", [])
+    changed, count = _SITES.subn(lambda found: found[1] + json.dumps([*before, *names]), text)
+    if count != 1:
+        raise ValueError(f"{file} does not have one line `sites = […]`: add {', '.join(names)} there.")
+    read(tomllib.loads(changed))
+    write_atomically(file, changed.encode())
 
 
 def read(found: Mapping[str, Any]) -> Settings:

@@ -1,0 +1,126 @@
+"""What a party tells of itself over HTTP, read-only: `/metrics` (Prometheus), `/healthz`, and a page at `/`.
+
+It listens on loopback unless told otherwise, and holds numbers and names of sites, never samples.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any, NamedTuple
+
+
+class Gauge(NamedTuple):
+    """One number.
+
+    Attributes:
+        name: behind ``fedstrata_``; it ends in ``_total`` where the number only grows.
+        value: the number.
+        help: what it is.
+        labels: of which site, for example.
+    """
+
+    name: str
+    value: float
+    help: str
+    labels: Mapping[str, str] = {}
+
+
+Tells = Callable[[], list[Gauge]]
+
+
+def as_text(gauges: list[Gauge]) -> str:
+    """Prometheus' text format.
+
+    >>> print(as_text([Gauge("round", 3, "the round", {"run": "a"})]), end="")
+    # HELP fedstrata_round the round
+    # TYPE fedstrata_round gauge
+    fedstrata_round{run="a"} 3
+    """
+    lines, known = [], set()
+    for name, value, words, labels in sorted(gauges, key=lambda g: g.name):  # a name's lines stand together
+        if name not in known:
+            known.add(name)
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP fedstrata_{name} {words}", f"# TYPE fedstrata_{name} {kind}"]
+        inner = ",".join(f'{key}="{_escaped(label)}"' for key, label in labels.items())
+        lines.append(f"fedstrata_{name}{'{' + inner + '}' if inner else ''} {value:.12g}")
+    return "\n".join(lines) + "\n"
+
+
+def as_page(gauges: list[Gauge], title: str) -> str:
+    """One page that loads itself again every two seconds; it has no script."""
+    rows = "".join(
+        f"<tr><td>{html.escape(g.help)}</td><td>{html.escape(', '.join(g.labels.values()))}</td>"
+        f"<td style='text-align:right'>{g.value:,.6g}</td></tr>"
+        for g in gauges
+    )
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta http-equiv='refresh' content='2'>"
+        f"<title>{html.escape(title)}</title>"
+        "<style>body{font:15px system-ui;margin:2em auto;max-width:52em}"
+        "table{border-collapse:collapse;width:100%}td{padding:.3em .6em;border-bottom:1px solid #ddd}</style>"
+        f"</head><body><h1>{html.escape(title)}</h1><table>{rows}</table></body></html>"
+    )
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def address_of(where: str) -> tuple[str, int]:
+    """``"9464"`` is that port on loopback, ``"0.0.0.0:9464"`` on all interfaces.
+
+    Raises:
+        ValueError: where it is neither.
+    """
+    host, _, port = where.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"--watch needs a port, or host:port, but is {where!r}.")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+@contextmanager
+def served(tells: Tells, where: str | None, title: str) -> Iterator[int | None]:
+    """Serve it for the length of a block, and give the port; nothing where ``where`` is None."""
+    if where is None:
+        yield None
+        return
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10.0  # who connects and says nothing keeps a thread no longer
+
+        def do_GET(self) -> None:
+            """Answer; whatever else is asked does not exist."""
+            pages: dict[str, tuple[str, Callable[[], str]]] = {
+                "/metrics": ("text/plain; version=0.0.4", lambda: as_text(tells())),
+                "/healthz": ("text/plain", lambda: "ok\n"),
+                "/": ("text/html", lambda: as_page(tells(), title)),
+            }
+            kind, make = pages.get(self.path, ("text/plain", lambda: "not found\n"))
+            content = make().encode()
+            self.send_response(200 if self.path in pages else 404)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """A scrape every few seconds is nothing to log."""
+
+    try:
+        server = ThreadingHTTPServer(address_of(where), Handler)
+    except OSError as error:
+        raise OSError(f"--watch cannot listen on {where}: {error.strerror}.") from error
+    server.daemon_threads = True
+    thread = Thread(target=server.serve_forever, args=(0.2,), daemon=True)
+    thread.start()
+    try:
+        yield int(server.server_address[1])
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

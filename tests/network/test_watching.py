@@ -1,0 +1,42 @@
+"""What a party tells over HTTP."""
+
+import urllib.error
+import urllib.request
+
+import pytest
+
+from fedstrata.engines.network.watching import Gauge, address_of, served
+from fedstrata.lab.experiments.net import _gauges
+
+SITE = {"connected": True, "expires": 4e9, "waited": 0.5, "sent": 10, "received": 20, "failures": 1}
+FACTS = {"pid": 1, "time": 0.0, "round": 3, "rounds": 8, "attempts": 5, "sites": {'a"b': SITE}}
+
+
+def get(port, path):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        return answer.read().decode()
+
+
+def test_metrics_health_and_a_page():
+    with served(lambda: _gauges(FACTS), "0", "a run <b>") as port:
+        text = get(port, "/metrics")
+        assert "# TYPE fedstrata_sent_bytes_total counter\n" in text
+        assert 'fedstrata_sent_bytes_total{site="a\\"b"} 10\n' in text
+        assert "fedstrata_round 3\n" in text
+        assert get(port, "/healthz") == "ok\n"
+        page = get(port, "/")
+        assert "a run &lt;b&gt;" in page
+        assert "<b>" not in page
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(port, "/etc/passwd")
+    with pytest.raises(urllib.error.URLError):
+        get(port, "/healthz")
+
+
+def test_where_it_listens():
+    assert address_of("9464") == ("127.0.0.1", 9464)
+    assert address_of("[::1]:80") == ("::1", 80)
+    with pytest.raises(ValueError, match="--watch needs a port"):
+        address_of("everywhere")
+    with served(lambda: [Gauge("round", 1, "the round")], None, "") as port:
+        assert port is None
