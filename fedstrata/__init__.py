@@ -10,6 +10,7 @@ from fedstrata.support.lazy import lazy
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name when it is used
+    from fedstrata import channels as channels
     from fedstrata import data as data
     from fedstrata import engines as engines
     from fedstrata import methods as methods
@@ -27,6 +28,22 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.advice.plan import Plan as Plan
     from fedstrata.advice.plan import plan as plan
     from fedstrata.advice.recommend import recommend as recommend
+    from fedstrata.channels.channel import Channel as Channel
+    from fedstrata.channels.channel import Dropouts as Dropouts
+    from fedstrata.channels.channel import Poisson as Poisson
+    from fedstrata.channels.clipping import Adaptive as Adaptive
+    from fedstrata.channels.compression import QSGD as QSGD
+    from fedstrata.channels.compression import Cast as Cast
+    from fedstrata.channels.compression import RandK as RandK
+    from fedstrata.channels.compression import Sign as Sign
+    from fedstrata.channels.compression import TopK as TopK
+    from fedstrata.channels.means import CenteredClipping as CenteredClipping
+    from fedstrata.channels.means import GeometricMedian as GeometricMedian
+    from fedstrata.channels.means import Krum as Krum
+    from fedstrata.channels.means import Median as Median
+    from fedstrata.channels.means import MultiKrum as MultiKrum
+    from fedstrata.channels.means import TrimmedMean as TrimmedMean
+    from fedstrata.channels.sent import Sent as Sent
     from fedstrata.core.counting import Ledger as Ledger
     from fedstrata.core.term import per_batch as per_batch
     from fedstrata.core.term import stochastic as stochastic
@@ -56,6 +73,8 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.solving.loop import Interrupted as Interrupted
     from fedstrata.solving.loop import solve as solve
     from fedstrata.solving.result import Result as Result
+    from fedstrata.solving.sent import exchanges as exchanges
+    from fedstrata.solving.sent import plan_privacy as plan_privacy
     from fedstrata.solving.sweep import sweep as sweep
     from fedstrata.support.sealed import CheckpointError as CheckpointError
     from fedstrata.testing.cournot import cournot_game as cournot_game

@@ -16,16 +16,28 @@ BELOW = {
     "problems": {"support", "core", "data", "models"},
     "estimators": {"support", "core", "problems"},
     "methods": {"support", "core", "problems", "estimators"},
-    "engines": {"support", "core", "data"},
-    "solving": {"support", "core", "data", "engines"},
+    "channels": {"support", "core"},
+    "engines": {"support", "core", "data", "channels"},
+    "solving": {"support", "core", "data", "channels", "engines"},
     "advice": {"support", "core", "data", "problems", "estimators", "methods", "solving"},
-    "testing": {"support", "core", "data", "engines", "problems", "estimators", "methods", "solving"},
+    "testing": {
+        "support",
+        "core",
+        "data",
+        "engines",
+        "problems",
+        "estimators",
+        "methods",
+        "solving",
+        "channels",
+    },
 }
 BELOW["lab"] = set(BELOW)
 # What is only needed when it is asked for: a result draws itself, `fs.data.digits` loads a data set.
 WHEN_ASKED = {("solving", "advice"), ("solving", "lab"), ("data", "lab")}
-# What an engine shows to `solving`: the class that all of them are, the sweep, what a run is, metrics.
-INTERFACE = {"batched", "engine", "identity", "metrics"}
+# What an engine shows to `solving`: the class that all of them are, the sweep, what a run is and sends,
+# metrics.
+INTERFACE = {"batched", "engine", "identity", "metrics", "outline"}
 MODULES = sorted(path for room in BELOW for path in (PACKAGE / room).rglob("*.py"))
 
 

@@ -13,10 +13,10 @@ here.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,8 @@ class Setup:
     """What is fixed for a run: the problem, who takes part, how replies are weighted, what is measured.
 
     ``stride`` is an engine's own: so many rounds that it never has to part. ``drawn`` is how many clients
-    were drawn for a round, where some of them are missing.
+    were drawn for a round, where some of them are missing. ``rate`` is the probability with which each client
+    takes part by itself, where ``participants`` is the room that there is for them.
     """
 
     problem: Problem
@@ -86,6 +87,7 @@ class Setup:
     measure_problem: bool = True
     stride: int = 1
     drawn: int | None = None
+    rate: float | None = None
 
 
 def by_size(setup: Setup, data: Population) -> bool:
@@ -103,8 +105,9 @@ class Exchange(NamedTuple):
         of: the clients' indices, ascending; None is everyone, in order, which needs no look-up.
         weights: of their uploads, summing to one; None where all are equal.
         stacked: whether the server gets every upload, or their mean.
-        around: a point that both sides know, like the upload, to which a channel may send the difference;
-            or None. evaluation: whether it measures, in place of being a step of the method.
+        around: a point that both sides know, like the upload, to which a channel may send the difference:
+            arrays of the message, or constants; or None.
+        evaluation: whether it measures, in place of being a step of the method.
     """
 
     phase: Phase
@@ -117,6 +120,18 @@ class Exchange(NamedTuple):
     evaluation: bool = False
 
 
+class Channel(Protocol):
+    """What happens to uploads on their way, see `fedstrata.channels`."""
+
+    def exchanged(self, fed: Fed, exchange: Exchange) -> PyTree:
+        """Carry an exchange out and book it: the mean or the stack of what arrives."""
+
+    def repeat(
+        self, loop: Callable[..., PyTree], times: Integer, body: counting.Body, carry: PyTree, until: Any
+    ) -> PyTree:
+        """``loop(times, body, carry, until)``, with what the channel itself carries from turn to turn."""
+
+
 class Fed(abc.ABC):
     """The federation as a round sees it. There is a new one for every round and threads the clients' memory.
 
@@ -124,7 +139,14 @@ class Fed(abc.ABC):
         memory: what the clients remember; every exchange replaces it, and `repeat` carries it through its
             loop.
         gathered: whether the method has asked for single replies.
+        channel: what happens to uploads on their way; None is nothing.
+        present: of all clients, who answers in this round; None is all of them.
+        drawn: of all clients, whom a draw of independent clients took: the others of the cohort fill it up.
+        expected: how many of these a mean is divided by; None divides by those who answer.
+        remote: whether clients have no values of this program but those that they are sent.
     """
+
+    remote: ClassVar[bool] = False
 
     def __init__(
         self, setup: Setup, data: Population, memory: PyTree, chosen: Array | None, round_number: Integer = 0
@@ -134,6 +156,10 @@ class Fed(abc.ABC):
         self.memory = memory
         self.round_number = round_number
         self.gathered = False
+        self.channel: Channel | None = None
+        self.present: Array | None = None
+        self.drawn: Array | None = None
+        self.expected: float | None = None
         self._chosen: Array | None = None  # this round's clients; None is everyone
         self._weighted: list[tuple[Array, Array]] = []  # who was drawn by size, and what they count for
         self._everyone: list[Array] = []  # draws of all clients: these very arrays need no look-up
@@ -185,6 +211,12 @@ class Fed(abc.ABC):
     @property
     def cohort_share(self) -> Real:
         """Their part of the weight of all clients: what a mean over them counts in a mean over everyone."""
+        if (here := self.answering(self._chosen)) is not None:
+            if self.expected is not None:
+                return self.expected / self.clients
+            sizes = self.cohort_sizes
+            theirs = here.sum() if sizes is None else jnp.where(here, sizes, 0).sum()
+            return theirs / (self.clients if sizes is None else self.data.all_samples)
         if self._chosen is None or self.setup.weights == "uniform":
             return self.participants / self.clients
         return self.data.sizes_of(self._chosen).sum() / self.data.all_samples
@@ -195,6 +227,15 @@ class Fed(abc.ABC):
         if self.data.server is None:
             return None
         return Samples(self.data.server, jax.tree.leaves(self.data.server)[0].shape[0])
+
+    def answering(self, of: Array | None) -> Array | None:
+        """Which of some clients (None: everyone) answer; None is all of them."""
+        here = self.present
+        if of is not None:
+            here = here if here is None else here[of]
+            if self.drawn is not None:
+                here = self.drawn[of] if here is None else here & self.drawn[of]
+        return here
 
     def weights_of(self, of: Array | None, given: Array | None = None) -> Array:
         """The weights of some clients (None: everyone) in an average, or given ones; they sum to one."""
@@ -218,6 +259,12 @@ class Fed(abc.ABC):
         """
         if isinstance(steps, int):
             return given
+        if self.expected is not None:
+            raise ValueError(
+                "With noise and fs.Poisson a mean is divided by an expected number of clients, so that all "
+                "of "
+                "them must take the same number of local steps: give one number."
+            )
         working = jnp.broadcast_to(jnp.asarray(steps) > 0, (self.clients,))
         of = self._chosen if of is None else of
         weights = self.weights_of(of, given)
@@ -226,11 +273,16 @@ class Fed(abc.ABC):
 
     def _unequal(self, of: Array | None, given: Array | None) -> Array | None:
         """The same, but None where all are equal: a plain mean then is cheaper, and exact."""
-        if given is None:
-            if self.setup.weights == "uniform":
-                return None
+        if given is None and self.setup.weights != "uniform":
             given = next((counts for drawn, counts in self._weighted if drawn is of), None)
             given = self.data.sizes_of(of) if given is None else given
+        if (here := self.answering(of)) is not None:  # who does not answer counts for nothing
+            weights = jnp.where(here, 1 if given is None else given, 0).astype(jnp.result_type(float))
+            if self.expected is not None and of is not None:
+                return weights * (self.participants / (of.shape[0] * self.expected))
+            return weights / jnp.where(weights.sum() > 0, weights.sum(), 1)
+        if given is None:
+            return None
         weights = jnp.asarray(given, jnp.result_type(float))
         return weights / weights.sum()
 
@@ -260,6 +312,8 @@ class Fed(abc.ABC):
 
     def redraw(self, key: Key) -> Array | None:
         """As many of all clients as take part in this round, drawn again; None is everyone."""
+        if self.drawn is not None:
+            raise ValueError("This method draws clients again inside a round, which fs.Poisson does not do.")
         if self.participants == self.clients:
             return None
         if not by_size(self.setup, self.data):
@@ -289,8 +343,9 @@ class Fed(abc.ABC):
             message: what the server sends.
             of: which clients.
             weights: their weights, where they are not the run's; they need not sum to one.
-            around: where the upload is a point, one like it that both sides know before it is sent (x̄). It
-                changes nothing here; an engine that clips, compresses or masks acts on the difference to it.
+            around: where the upload is a point, one like it that both sides know before it is sent (x̄): of
+                arrays of the message, or constants. It changes nothing here; a channel that clips, compresses
+                or masks acts on the difference to it.
         """
         return self._exchanged(phase, key, message, of, weights, False, around)
 
@@ -322,6 +377,8 @@ class Fed(abc.ABC):
         message = jax.tree.map(jnp.asarray, message)
         unequal = None if stacked else self._unequal(of, weights)
         exchange = Exchange(phase, key, message, of, unequal, stacked, around)
+        if self.channel is not None:
+            return self.channel.exchanged(self, exchange)
         uploads, shape = self.exchange(exchange)
         self.book(exchange, shape)
         return uploads
@@ -343,6 +400,14 @@ class Fed(abc.ABC):
 
         It ends before a turn at which ``until(carry)`` holds.
         """
+        if self.channel is not None:
+            return self.channel.repeat(self.turns, times, body, carry, until)
+        return self.turns(times, body, carry, until)
+
+    def turns(
+        self, times: Integer, body: counting.Body, carry: PyTree, until: counting.Until | None
+    ) -> PyTree:
+        """See `repeat`; an engine's own."""
 
         # The memory belongs to this object, not to the method's carry: it goes along unseen.
         def step(t: Integer, both: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:

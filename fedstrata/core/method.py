@@ -93,6 +93,8 @@ class Method(Generic[ProblemT, StateT]):
         full_participation: why it needs all clients in every round, or None if it does not.
         sums_steps: its field of local steps, where their ends are averaged and nothing corrects the drift.
         drifts: a field of local steps and what to do about their drift, where each run is told of it.
+        feedback: which error feedback its uploads bear, see `fedstrata.channels`.
+        linear: the levels in the ledger whose exchanges are a recursion that a biased compressor breaks.
     and one that `method` sets:
         hyperparameters: what each of its fields may be.
     """
@@ -102,6 +104,8 @@ class Method(Generic[ProblemT, StateT]):
     full_participation: ClassVar[str | None] = None
     sums_steps: ClassVar[str | None] = None
     drifts: ClassVar[tuple[str, str] | None] = None
+    feedback: ClassVar[Literal["ef", "ef21"]] = "ef21"
+    linear: ClassVar[frozenset[str]] = frozenset()
     hyperparameters: ClassVar[dict[str, Field]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -124,14 +124,15 @@ class Positioned(Fed):
     """Verbs that number the exchanges of a text."""
 
     position = 0
+    remote = True
 
     def next_position(self) -> int:
         """This exchange's number."""
         self.position += 1
         return self.position - 1
 
-    def repeat(
-        self, times: Integer, body: counting.Body, carry: PyTree, until: counting.Until | None = None
+    def turns(
+        self, times: Integer, body: counting.Body, carry: PyTree, until: counting.Until | None
     ) -> PyTree:
         """See `Fed.repeat`; no memory goes along, as it stays where the clients are."""
         first = self.position

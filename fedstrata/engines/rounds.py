@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.channels.channelled import own
 from fedstrata.core import counting, tree
 from fedstrata.core.cohorts import by_weight, threshold, uniformly
 from fedstrata.core.fed import Fed, Population, Setup, by_size
@@ -26,6 +27,8 @@ START_KEY = 2**31 - 1  # stands for "before round 0" where a key is folded with 
 
 def cohort_of(setup: Setup, key: Key, data: Population, r: Integer) -> Array | None:
     """The clients of round ``r``: None is everyone."""
+    if setup.rate is not None:  # those with the least numbers, so that who is left out is random
+        return jnp.sort(jnp.argsort(_numbers(setup, key, r))[: setup.participants])
     if setup.participants == setup.clients:
         return None  # and no array: an exchange with everyone needs no look-up
     key = keys_of(key, r)[0]
@@ -34,6 +37,11 @@ def cohort_of(setup: Setup, key: Key, data: Population, r: Integer) -> Array | N
         return by_weight(key, sizes, count, threshold(sizes, count))
     # Ascending: in this order every engine stacks replies.
     return jnp.sort(uniformly(key, setup.clients, setup.participants))
+
+
+def _numbers(setup: Setup, key: Key, r: Integer) -> Array:
+    """A number in [0, 1) for each client: below the rate it takes part."""
+    return jax.random.uniform(keys_of(key, r)[0], (setup.clients,))
 
 
 def cohorts_of(setup: Setup, key: Key, data: Population, rounds: Array) -> Array | None:
@@ -64,6 +72,8 @@ def one_round(
     chosen = cohort_of(setup, key, data, r) if cohort is None else cohort
     key_round = keys_of(key, r)[1]
     fed = make_fed(setup, data, carry.memory, chosen, r)
+    if setup.rate is not None:
+        fed.drawn = _numbers(setup, key, r) < setup.rate
     # of the default width: 1/r of a 32-bit integer would be a float32 where the rest is in float64
     r = r if isinstance(r, int) else jnp.asarray(r, jnp.result_type(int))
     state = method.at(r).round(setup.problem, fed, key_round, r, carry.state)
@@ -115,7 +125,7 @@ def before_rounds(
 
 def _check(text: str, setup: Setup, method: Method, fed: Fed, before: PyTree, after: PyTree) -> None:
     """Refuse a text that shows more than its method says, or returns no state; while it is traced."""
-    name = type(method).__name__
+    name = getattr(method, "name", type(method).__name__)
     if fed.gathered and method.reveals_on(setup.problem) == "averages":
         raise TypeError(
             f"{name} gathers single replies, but says that it reveals averages alone. Let it say so, "
@@ -149,7 +159,7 @@ def measure(
             if isinstance(metric, PerClient):
                 found = metric.measured(name, problem, fed, data, x, y)
             else:
-                found = {name: _plain_metric(name, metric, carry.state, x, y, data)}
+                found = {name: _plain_metric(name, metric, own(carry)[0], x, y, data)}
             for taken in found.keys() & values.keys():
                 raise ValueError(taken_name(taken))
             values.update(found)

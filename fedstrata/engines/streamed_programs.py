@@ -62,9 +62,11 @@ class Cohorts(Simulated):
 
 
 @cache
-def drawn_cohorts(clients: int, participants: int, weights: Weights) -> Callable[..., Array]:
+def drawn_cohorts(
+    clients: int, participants: int, weights: Weights, rate: float | None
+) -> Callable[..., Array]:
     """The cohorts of some rounds, from the seed."""
-    setup = Setup(None, clients, participants, weights)  # type: ignore[arg-type]
+    setup = Setup(None, clients, participants, weights, rate=rate)  # type: ignore[arg-type]
 
     def of(seed: Integer, rounds: Array, data: Any) -> Array | None:
         return cohorts_of(setup, jax.random.key(seed), data, rounds)

@@ -233,7 +233,8 @@ class StreamedRun:
 
     def _draw(self, r: int) -> Array:
         """The cohorts of a window's rounds from ``r`` on."""
-        draw = drawn_cohorts(self.setup.clients, self.setup.participants, self.setup.weights)
+        setup = self.setup
+        draw = drawn_cohorts(setup.clients, setup.participants, setup.weights, setup.rate)
         rounds = r + np.arange(self._capacity["rounds"], dtype=np.int32)
         return draw(np.uint32(self.seed), rounds, self._outline)
 

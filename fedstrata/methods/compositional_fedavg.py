@@ -91,11 +91,13 @@ class CompositionalFedAvg(Compositional[State]):
         """Case II: the first step is with the shared embedding, at the x̄ and the samples it was taken on."""
         x, rest = self.step(self.drawn(problem, client, key), client.memory, (y, pulled)), self.I - 1
         key = jax.random.fold_in(key, 1)
-        return loop(rest, lambda x, key: self.step(self.drawn(problem, client, key), x), key, x)
+        x = loop(rest, lambda x, key: self.step(self.drawn(problem, client, key), x), key, x)
+        return tree.sub(x, client.memory)  # the client has x̄, which is not sent again
 
     def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
         if self.case == 1:
             return State(fed.average(self.local_steps, key, state.x, around=state.x))  # lines 1, 5
         y = self.values_at(problem, fed, key, self.value_and_keep, state.x)  # line 1
         pulled = self.cotangents(problem, fed, key, y)
-        return State(fed.average(self.local_steps_from, key, y, pulled, around=state.x))  # lines 1, 5
+        moved = fed.average(self.local_steps_from, key, y, pulled)
+        return State(tree.add(state.x, moved))  # lines 1, 5

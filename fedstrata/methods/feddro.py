@@ -50,10 +50,11 @@ class State(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a client keeps between the exchanges: the point it embedded last, and the step of the round."""
+    """What a client keeps between the exchanges: the last point, the step of the round and where it began."""
 
     x: PyTree  # x_k
     step: jax.Array  # t
+    began: PyTree  # x̄
 
 
 @method
@@ -141,7 +142,7 @@ class FedDRO(Compositional[State]):
         return State(x0, c.followed(problem, y0))
 
     def memory(self, problem: Composition, x0: PyTree, y0: PyTree) -> Memory:
-        return Memory(x0, jnp.int32(0))
+        return Memory(x0, jnp.int32(0), x0)
 
     def start(self, problem: Composition, fed: Fed, key: Key, state: State) -> State:
         with fed.level("step"):
@@ -157,14 +158,18 @@ class FedDRO(Compositional[State]):
 
     def move(self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree) -> PyTree:
         """Line 5."""
-        x, t = client.memory
+        x, t, _ = client.memory
         step = self.drawn(problem, client, jax.random.fold_in(key, t)).direction(x, y, pulled)
         return tree.axpy(-self.eta, step, x)
+
+    def end(self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree) -> PyTree:
+        """Line 5 of the last step; the upload is how far the client went in the round."""
+        return tree.sub(self.move(problem, client, key, y, pulled), client.memory.began)
 
     def first_step(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:
         """A round's x̄ arrives; line 3."""
         change = self.embed(problem, client, jax.random.fold_in(key, 0), 0, client.memory.x, x)
-        return Remember(change, Memory(x, jnp.int32(0)))
+        return Remember(change, Memory(x, jnp.int32(0), x))
 
     def next_step(
         self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree
@@ -172,7 +177,7 @@ class FedDRO(Compositional[State]):
         """Line 5 of a step and line 3 of the next."""
         x, t = self.move(problem, client, key, y, pulled), client.memory.step + 1
         change = self.embed(problem, client, jax.random.fold_in(key, t), 0, client.memory.x, x)
-        return Remember(change, Memory(x, t))
+        return Remember(change, Memory(x, t, client.memory.began))
 
     def embed_above(
         self, problem: Composition, client: Client, key: Key, before: PyTree, now: PyTree
@@ -192,8 +197,7 @@ class FedDRO(Compositional[State]):
                     before, now = ((*[None] * (n - 1), z[n - 1]) for z in (y, new))
                     phase, key, message = self.embed_above, above, (before, now)
                 tracker = tracker_of(level)
-                still = tracker.change(self.beta, y[n], y[n])  # what a level that does not change would send
-                change = level_mean(fed, tracker, phase, key, *message, around=still)
+                change = level_mean(fed, tracker, phase, key, *message)
                 new = (*new, tracker.follow(self.beta, y[n], change))
             return new, self.cotangents(problem, fed, slopes, new)
 
@@ -203,4 +207,5 @@ class FedDRO(Compositional[State]):
 
         y = self.follow(problem, fed, key, 0, state.y, self.first_step, state.x)
         y = fed.repeat(self.I - 1, step, y)
-        return State(fed.average(self.move, key, *y, around=state.x), y[0])  # lines 2, 6
+        moved = fed.average(self.end, key, *y)
+        return State(tree.add(state.x, moved), y[0])  # lines 2, 6

@@ -95,6 +95,7 @@ class FedNest(Implicit[Nested, State]):
 
     solves = (Bilevel, Minimax, Composition)
     needs = "gradients, in bilevel problems Hessian-vector products"
+    linear = frozenset({"lower"})
 
     @classmethod
     def refuses(cls, problem: Problem) -> str | None:

@@ -161,6 +161,7 @@ class FedRZOBilevel(Method[Implicit, State]):
     solves: ClassVar[tuple[type[Problem], ...]] = (Bilevel,)
     sums_steps: ClassVar[str | None] = "H"
     needs = "function values of the upper level, gradients of the lower (and Hessian products, by default)"
+    linear = frozenset({"lower", "scaling"})
 
     @classmethod
     def differentiates(cls, problem: Implicit) -> tuple[str, ...]:
@@ -399,7 +400,7 @@ class FedRZOBilevel(Method[Implicit, State]):
         )
 
     def local_steps(self, problem: Implicit, client: Client, key: Key, y: PyTree) -> PyTree:
-        """Lines 4 to 7; ``y`` has the solution at every point. The upload is x, or the sum of the scalars."""
+        """Lines 4 to 7; ``y`` has the solution at every point. The upload is x − x̂, or the scalars' sum."""
         bilevel = self.bilevel(problem)
         x_hat, v = client.memory
         n = tree.dimension(x_hat)
@@ -414,7 +415,7 @@ class FedRZOBilevel(Method[Implicit, State]):
 
         nothing = jnp.zeros((self.directions,), jnp.result_type(*jax.tree.leaves(x_hat)))
         x, total = loop(steps_of(self.H, client), step, key, (x_hat, nothing))  # line 4
-        return x if self.messages == "vectors" else total
+        return tree.sub(x, x_hat) if self.messages == "vectors" else total
 
     def solve_lower(
         self, problem: Implicit, fed: Fed, key: Key, r: Integer, state: State, x: PyTree, y: PyTree
@@ -449,13 +450,9 @@ class FedRZOBilevel(Method[Implicit, State]):
             fed.average(self.keep, key_keep, x, seed if self.messages == "scalars" else v)  # line 1
             with fed.level("lower"):
                 y, report = self.solve_lower(problem, fed, key_lower, r, state, where, start)  # line 2
-        known = x if self.messages == "vectors" else None
-        reply = fed.average(
-            self.local_steps, key_steps, y, weights=fed.at_work(self.H), around=known
-        )  # line 3
-        if self.messages == "scalars":
-            reply = tree.axpy(-self.gamma, combine(reply, v), x)
-        return state._replace(x=reply, y=self.at_centre(problem, x, y), report=report)
+        reply = fed.average(self.local_steps, key_steps, y, weights=fed.at_work(self.H))  # line 3
+        moved = reply if self.messages == "vectors" else tree.scale(-self.gamma, combine(reply, v))
+        return state._replace(x=tree.add(x, moved), y=self.at_centre(problem, x, y), report=report)
 
     def at_centre(self, problem: Implicit, x: PyTree, y: PyTree) -> PyTree:
         """The solution at x̂; two-sided, the middle of those around it, put into Y(x̂) if all share that."""

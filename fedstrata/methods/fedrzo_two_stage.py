@@ -421,7 +421,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
         message = (state.x,) if self.tau is None else (state.x, state.k)
         k = state.k + jnp.max(jnp.asarray(self.H))
         if self.messages == "vectors":
-            known = state.x, jnp.zeros((2,))
+            known = state.x, np.zeros(2, jnp.result_type(float))
             at_work = fed.at_work(self.H)
             x, quality = fed.average(self.local_steps, key, *message, weights=at_work, around=known)  # 1, 7
             return State(x, k, self.noted(state.report, quality))

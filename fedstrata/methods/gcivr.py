@@ -127,7 +127,7 @@ class GCIVR(Compositional[State]):
             phase, message = cast(Any, self.keep_full), state.x
             if n > 0:
                 phase, message = self.full_above, (*[None] * (n - 1), y[-1])
-            y = (*y, level_mean(fed, tracker_of(level), phase, key, message, around=state.y[n]))
+            y = (*y, level_mean(fed, tracker_of(level), phase, key, message))
         return State(state.x, y, *fed.average(self.full_slopes, key, y))
 
     def update(self, problem: Composition, fed: Fed, key: Key, state: State) -> State:
@@ -138,8 +138,7 @@ class GCIVR(Compositional[State]):
             phase, message = cast(Any, self.keep), cast(Any, (state.x,))
             if n > 0:
                 phase, message = self.change_above, tuple((*[None] * (n - 1), v[n - 1]) for v in (state.y, y))
-            still = tracker.change(0.0, state.y[n], state.y[n])
-            change = level_mean(fed, tracker, phase, key, *message, around=still)
+            change = level_mean(fed, tracker, phase, key, *message)
             y = (*y, tracker.follow(0.0, state.y[n], change, floor=1 / self.tau))
         units = [_units(*three) for three in zip(c.chain_of(problem).inner, state.y, y, strict=True)]
         z = tuple(unit * z for unit, z in zip(units, state.z, strict=True))

@@ -67,6 +67,7 @@ class HypergradientDescent(Implicit[Bilevel, State]):
 
     solves = (Bilevel,)
     needs = "gradients, Hessian-vector products"
+    linear = frozenset({"lower"})
     server_steps = True
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:

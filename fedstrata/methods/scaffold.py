@@ -59,6 +59,7 @@ class SCAFFOLD(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
+    feedback = "ef"  # the server adds increments up: what is left out must be sent later
 
     @classmethod
     def refuses(cls, problem: Minimization) -> str | None:

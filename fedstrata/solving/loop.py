@@ -27,6 +27,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedstrata.channels.channel import Channels, Dropouts, Poisson
+from fedstrata.channels.channelled import own
 from fedstrata.core import tree
 from fedstrata.core.counting import Ledger, sent
 from fedstrata.core.method import Method
@@ -134,7 +136,7 @@ def solve(
     y0: PyTree = None,
     rounds: int,
     seed: int = 0,
-    participation: float | int = 1.0,
+    participation: float | int | Poisson = 1.0,
     engine: str | Engine = "simulated",
     metrics: Mapping[str, Metric] | None = None,
     eval_every: int = 1,
@@ -145,6 +147,8 @@ def solve(
     callbacks: Iterable[Callback] = (),
     default_metrics: bool = True,
     certify: Certify = "auto",
+    channel: Channels | None = None,
+    dropouts: Dropouts | None = None,
 ) -> Result:
     """Solve a federated problem.
 
@@ -156,7 +160,8 @@ def solve(
         y0: where the second variable starts, for problems that have one.
         rounds: how many rounds; one round is one averaging of x.
         seed: of all randomness; the same seed gives the same iterates in every engine, up to rounding.
-        participation: a fraction of the clients (a float in (0, 1]) or a number of them (an int) per round.
+        participation: a fraction of the clients (a float in (0, 1]), a number of them (an int) per round, or
+            `Poisson`, where each takes part by itself.
         engine: ``"simulated"``, ``"streamed"`` (the default where data comes from a source), ``"sharded"``,
             ``"debug"``, ``"network"``, or an engine object.
         metrics: name → function of ``(x, y)``, of the state (one argument), or of ``(x, y, data)``; each one
@@ -175,6 +180,9 @@ def solve(
         certify: whether the result is judged at the end, see `fedstrata.certify`: True, False, or ``"auto"``,
             where that is expected to take less than a second, or a tenth of what runs take. Without it,
             ``result.certificate`` is computed when it is first asked for.
+        channel: what happens to uploads on their way: a `Channel` for all exchanges, or a dict of them by
+            phase, by level (``"main"``, ``"lower"``, ``"step"``), or ``"*"`` for the others. See `exchanges`.
+        dropouts: clients that do not answer, see `Dropouts`.
 
     Returns:
         A `Result`; the result so far, if a callback stopped the run.
@@ -190,6 +198,7 @@ def solve(
     posed = pose(
         problem, method, data, x0, y0=y0, rounds=rounds, seed=seed, participation=participation,
         metrics=metrics, eval_every=eval_every, weights=weights, default_metrics=default_metrics,
+        channel=channel, dropouts=dropouts,
     )  # fmt: skip
     loop = Loop(posed, engine, began, Checkpoint.of(checkpoint), resume, checked_callbacks(callbacks))
     stopped = loop.run(Progress(rounds, loop.round, enabled=progress))
@@ -322,6 +331,8 @@ class Loop:
                     stopped = asked[0][0]
                 else:
                     self._save()
+                    if self.round == self.posed.until < self.posed.rounds:  # the budget of privacy is spent
+                        self.lanes[0].status = "stopped"
             tracking.statuses = [self._status(lane, stopped) for lane in self.lanes]
         self._close()
         return stopped
@@ -368,7 +379,7 @@ class Loop:
         inside = problem.set_of_x.trivial or self.round == 0
         if inside and not any(map(by_values, methods)):
             return  # what clients hold may be large: it is fetched where it is looked at
-        points = [x for x, _ in self.engine.outputs(methods, self.carry, hosts)]
+        points = [x for x, _ in self.engine.outputs(methods, self._own, hosts)]
         runs = list(zip(methods, points, self.lanes, strict=True))
         self._warn([lost_differences(problem, m, x0, x, lane.history) for m, x, lane in runs])
         if not inside:
@@ -414,10 +425,10 @@ class Loop:
         first = not self.lanes[0].history
         these, at = [0] * first, self.round
         due = None if self.saving is None or self.saving.every_rounds is None else self.saving.every_rounds
-        while len(these) < evaluations and at < self.posed.rounds:
+        while len(these) < evaluations and at < self.posed.until:
             if due is not None and at - saved_round >= due:
                 break
-            stop = min(at - at % self.posed.eval_every + self.posed.eval_every, self.posed.rounds)
+            stop = min(at - at % self.posed.eval_every + self.posed.eval_every, self.posed.until)
             these.append(stop - at)
             at = stop
         return these
@@ -451,7 +462,7 @@ class Loop:
             self.lanes[b].status = "diverged"
             good = int((first + np.cumsum(rounds) <= trouble[0]).sum())
             if len(lanes) == 1:
-                self.trouble = _explain(posed.methods[b], *trouble, self.engine.lane(self.carry, b))
+                self.trouble = _explain(posed.methods[b], *trouble, self.engine.lane(self._own, b))
                 # The same rounds again, but no further: they come out the same.
                 again = Advanced(before, lanes)
                 if good:
@@ -473,6 +484,8 @@ class Loop:
             number = len(its.counts)
             seconds = [before + (after - before) * (j + 1) / len(these) for j in range(number)]
             columns = {**columns, "seconds": seconds, **{n: v.tolist() for n, v in its.history.items()}}
+            if (spending := self.posed.spending) is not None:
+                columns["epsilon"] = [spending.epsilon(int(r)) for r in columns["round"]]
             for name, value in self._on_host(b, number, columns).items():
                 columns[name] = [*[math.nan] * (number - 1), value]
             lane.record(columns)
@@ -481,13 +494,13 @@ class Loop:
     def _on_host(self, b: int, number: int, taken: Mapping[str, Any]) -> dict[str, float]:
         """Those of the host's metrics that are due at a lane's point, the last of so many evaluations."""
         posed, lane = self.posed, self.lanes[b]
-        done, last = len(lane.history.get("round", ())) + number - 1, lane.round == posed.rounds
+        done, last = len(lane.history.get("round", ())) + number - 1, lane.round == posed.until
         due = {name: metric for name, metric in posed.hosted.items() if last or is_due(metric, done)}
         if not due:
             return {}
         host = self._fetch()[b]
         data = posed.data[b] if isinstance(posed.data, list) else posed.data
-        point = self.engine.output(posed.methods[b], self.carry, host)
+        point = self.engine.output(posed.methods[b], self._own, host)
         problem = posed.methods[b].judged_as(posed.setup.problem)
         found = evaluate(due, problem, data, posed.setup.weights, host.state, *point)
         for name in found.keys() & {*taken, *BOOKKEEPING}:
@@ -506,7 +519,7 @@ class Loop:
         for b, lane in enumerate(self.lanes):
             if lane.status != "done":
                 continue
-            state = self.engine.lane(self.carry, b).state
+            state = self.engine.lane(self._own, b).state
             progressed = Progressed(lane.round, self.posed.rounds, lane.history, state, lane.ledger(), b)
             stops = [callback(progressed) for callback in self.callbacks]
             if self.engine.agree(any(stops)):
@@ -514,13 +527,18 @@ class Loop:
 
     def _fetch(self) -> list[Carry]:
         """Every lane's state and memory on the host, brought there at once."""
-        host = self.engine.fetch(self.carry, self.posed.setup.clients)
+        host = Carry(*own(self.engine.fetch(self.carry, self.posed.setup.clients)))
         return [self.engine.lane(host, b) for b in range(len(self.lanes))]
+
+    @property
+    def _own(self) -> Carry:
+        """The method's own state and memory, without what channels keep."""
+        return Carry(*own(self.carry))
 
     def results(self, stopped: int | None = None) -> list[Result]:
         """What there is, on the host; ``stopped`` is what `run` returned."""
         found, hosts = [], self._fetch()
-        points = self.engine.outputs(self.posed.methods, self.carry, hosts)
+        points = self.engine.outputs(self.posed.methods, self._own, hosts)
         lanes = zip(self.lanes, self.posed.methods, self.posed.seeds, hosts, points, strict=True)
         for lane, method, seed, host, (x, y) in lanes:
             history = {name: np.asarray(values) for name, values in lane.history.items()}

@@ -6,7 +6,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.channels.channel import Channels, Dropouts, Poisson, check_channels
+from fedstrata.channels.channelled import Channelled, channelled, resolved
+from fedstrata.channels.privacy import Spending, accountant
 from fedstrata.core import tree
 from fedstrata.core.fed import Setup
 from fedstrata.core.method import METHODS, Method
@@ -24,6 +27,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.identity import configuration, host_functions, programs_of, settings_of
 from fedstrata.engines.metrics import Hosted, Metric, OnHost, PerClient, is_hosted
+from fedstrata.engines.outline import outline
 from fedstrata.solving.result import BOOKKEEPING
 from fedstrata.support.digest import tree_digest
 from fedstrata.support.shown import short
@@ -42,13 +46,14 @@ class Posed:
         setup: what is fixed, whichever engine it is.
         methods: of each lane, with the horizon known to it.
         seeds: of each lane.
-        method: what the engine takes: the method, or the lanes' methods stacked.
+        method: what the engine takes: the method with its channels, or the lanes' methods stacked.
         seed: likewise.
         data: the clients' samples; a list with one for each lane where they differ.
         carry: state and memory before the first round.
         rounds, eval_every: how long, and how often to look.
         x0, y0: where it starts.
         hosted: the metrics that the host evaluates.
+        spending: what a round costs of clients' privacy, where there is noise and an accountant.
     """
 
     setup: Setup
@@ -63,6 +68,7 @@ class Posed:
     x0: PyTree
     y0: PyTree
     hosted: dict[str, Hosted]
+    spending: Spending | None = None
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -71,7 +77,8 @@ class Posed:
         alone = len(self.methods) == 1
         # a sweep's have an axis of lanes, be it of one
         carry = jax.tree.map(lambda leaf: leaf[0], self.carry) if np.ndim(self.seed) else self.carry
-        programs = programs_of(setup, self.methods[0], carry, datasets[0])
+        text = self.method if isinstance(self.method, Channelled) else self.methods[0]
+        programs = programs_of(setup, text, carry, datasets[0])
         found = {**configuration(), **settings_of("problem", setup.problem)}
         for b, method in enumerate(self.methods):
             found |= settings_of("method" if alone else f"methods[{b}]", method)
@@ -86,10 +93,19 @@ class Posed:
             "seed": self.seeds[0] if alone else self.seeds,
             "clients": setup.clients,
             "participants": setup.participants,
+            **({} if setup.rate is None else {"participation": f"Poisson({setup.rate})"}),
+            **(self.method.described() if isinstance(self.method, Channelled) else {}),
             "weights": setup.weights,
             "eval_every": self.eval_every,
             "default_metrics": setup.measure_problem,
         }
+
+    @cached_property
+    def until(self) -> int:
+        """How many of the rounds there are: fewer, where a budget of privacy is spent before."""
+        if self.spending is None or self.spending.budget is None:
+            return self.rounds
+        return self.spending.rounds_within(self.spending.budget, self.rounds)
 
     @property
     def common(self) -> dict[str, Any]:
@@ -106,11 +122,13 @@ def pose(
     y0: PyTree = None,
     rounds: int,
     seed: int = 0,
-    participation: float | int = 1.0,
+    participation: float | int | Poisson = 1.0,
     metrics: Mapping[str, Metric] | None = None,
     eval_every: int = 1,
     weights: Weights = "uniform",
     default_metrics: bool = True,
+    channel: Channels | None = None,
+    dropouts: Dropouts | None = None,
 ) -> Posed:
     """Check the arguments of `fedstrata.solve` and make of them what an engine takes."""
     _check_kinds(problem, method, data)
@@ -127,6 +145,9 @@ def pose(
     hosted: dict[str, Any] = {name: metric for name, metric in found.items() if is_hosted(metric)}
     compiled = tuple((name, metric) for name, metric in found.items() if name not in hosted)
     setup = Setup(problem, data.clients, participants, weights, compiled, bool(default_metrics))
+    if isinstance(participation, Poisson):
+        _check_poisson(weights, method)
+        setup = replace(setup, rate=participation.q)
     method = check_method(setup, method, rounds)
     with _on_host():
         x0, y0 = _point(problem.start_x(x0), "x0"), _point(y0, "y0")
@@ -140,7 +161,65 @@ def pose(
     for caution in method.cautions_at(x0):
         warnings.warn(caution, stacklevel=4)
     carry = initial_carry(problem, method, x0, y0, data.clients)
-    return Posed(setup, [method], [seed], method, seed, data, carry, rounds, eval_every, x0, y0, hosted)
+    posed = Posed(setup, [method], [seed], method, seed, data, carry, rounds, eval_every, x0, y0, hosted)
+    if channel is None and dropouts is None and setup.rate is None:
+        return posed
+    return _with_channels(posed, channel, dropouts)
+
+
+def _check_poisson(weights: Weights, method: Method) -> None:
+    if weights == "size":
+        raise ValueError(
+            "fs.Poisson draws every client with the same probability, and weights='size' draws them by "
+            "their sizes: "
+            "use weights='uniform'."
+        )
+    if method.full_participation is not None:
+        raise ValueError(f"{type(method).__name__} needs participation=1.0: {method.full_participation}")
+
+
+def _with_channels(posed: Posed, channel: Channels | None, dropouts: Dropouts | None) -> Posed:
+    """The run with what happens to uploads on their way; refused before any compute where it cannot be."""
+    check_channels(channel)
+    setup, method, data = posed.setup, posed.methods[0], posed.data
+    assert isinstance(data, FederatedData)
+    if not (dropouts is None or isinstance(dropouts, Dropouts)):
+        raise TypeError(f"dropouts must be fs.Dropouts(probability), but is {dropouts!r}.")
+    if dropouts is not None and method.full_participation is not None:
+        raise ValueError(f"{type(method).__name__} cannot do without a client: {method.full_participation}")
+    found = outline(setup, method, data, posed.carry)
+    channels = resolved(channel, method, found)
+    noisy = any(one.noise is not None for one in channels.values())
+    expected = setup.rate * setup.clients if setup.rate is not None and noisy else None
+    spending = _spending(Spending.of(channels, found, setup, dropouts)) if noisy else None
+    wrapped, carry = channelled(method, channels, dropouts, found, posed.carry, setup.clients, expected)
+    stands_for: Any = wrapped
+    posed = replace(posed, method=stands_for, carry=Carry(*carry), spending=spending)
+    if spending is not None and posed.until < posed.rounds:
+        warnings.warn(
+            f"The budget epsilon={spending.budget:g} at delta={spending.delta:g} is enough for "
+            f"{posed.until} of "
+            f"{posed.rounds} rounds, after which the run stops. fs.plan_privacy finds the noise for all of "
+            f"them.",
+            stacklevel=5,
+        )
+    return posed
+
+
+def _spending(found: Spending) -> Spending | None:
+    """What there is to account; a warning where there is no ε to tell."""
+    if found.bare is None:
+        try:
+            accountant()
+            return found
+        except ImportError as error:
+            if found.budget is not None:
+                raise
+            reason = str(error)
+    else:
+        reason = f"{found.bare[0].upper()}{found.bare[1:]}."
+    warnings.warn(f"There is noise, but the history has no epsilon. {reason}", stacklevel=6)
+    return None
 
 
 def _check_kinds(problem: Problem, method: Method, data: FederatedData) -> None:
@@ -189,11 +268,14 @@ def whole(name: str, value: int, low: int, high: int | None = None) -> int:
     return int(value)
 
 
-def participants_of(participation: float | int, clients: int) -> int:
+def participants_of(participation: float | int | Poisson, clients: int) -> int:
     """A fraction or a number of clients, as a number."""
+    if isinstance(participation, Poisson):
+        return participation.room(clients)
     if isinstance(participation, bool) or not isinstance(participation, int | float | np.number):
         raise TypeError(
-            f"participation must be a fraction in (0, 1] or a number of clients, but is {participation!r}."
+            "participation must be a fraction in (0, 1], a number of clients or fs.Poisson(q), but is "
+            f"{participation!r}."
         )
     if isinstance(participation, int | np.integer):
         if not 1 <= participation <= clients:

@@ -45,7 +45,7 @@ def check_engine(engine: str | Engine, cases: Iterable[Case] = CONFORMANCE) -> N
     >>> check_engine("sharded", CONFORMANCE[:1])
     """
     for case in cases:
-        remembers = case.method.memory(case.problem, case.x0, case.y0) is not None
+        remembers = case.method.memory(case.problem, case.x0, case.y0) is not None or "channel" in case.solve
         found = resumed(case, engine) if remembers else case.run(engine=engine)
         assert_same(found, case.run(), case.name)
 

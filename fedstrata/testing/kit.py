@@ -12,6 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.channels.channel import Channel, Dropouts, Poisson
+from fedstrata.channels.clipping import Adaptive
+from fedstrata.channels.compression import TopK
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
@@ -289,5 +292,18 @@ CONFORMANCE = (
     row("loops", Repeating(0.1)),
     row("second draws", Drawing(0.1), validated),
     row("second draws by size", Drawing(0.1, draws=2), validated, participation=4, weights="size"),
+    row(
+        "noise, and some drop out",
+        Remembering(0.1),
+        participation=3,
+        dropouts=Dropouts(0.3),
+        channel=Channel(Adaptive(0.3, noise=0.5), noise=0.5),
+    ),
+    row(
+        "independent draws, compressed",
+        Averaging(0.1),
+        participation=Poisson(0.5, capacity=4),
+        channel={"*": Channel(compress=TopK(0.5))},
+    ),
     Case("personal models", Personalizing(0.1), personal, served, x0, x0, participation=None),
 )

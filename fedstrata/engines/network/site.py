@@ -70,8 +70,8 @@ class SiteFed(Positioned):
 
         return jax.tree.map(reply, shape), shape
 
-    def repeat(
-        self, times: Integer, body: counting.Body, carry: PyTree, until: counting.Until | None = None
+    def turns(
+        self, times: Integer, body: counting.Body, carry: PyTree, until: counting.Until | None
     ) -> PyTree:
         """One turn: every turn has the same exchanges."""
         if not isinstance(times, jax.core.Tracer) and int(times) <= 0:

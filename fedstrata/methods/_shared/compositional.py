@@ -11,13 +11,11 @@ from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import ARITHMETIC, Tracker, tracker_of
 
 
-def level_mean(
-    fed: Fed, tracker: Tracker, phase: Phase, key: Key, *message: PyTree, around: PyTree = None
-) -> PyTree:
+def level_mean(fed: Fed, tracker: Tracker, phase: Phase, key: Key, *message: PyTree) -> PyTree:
     """The clients' mean on a level's own scale, for which the logarithmic one needs every reply."""
     if tracker is ARITHMETIC:
-        return fed.average(phase, key, *message, around=around)
-    return tracker.mean(fed.gather(phase, key, *message, around=around), fed.cohort_weights)
+        return fed.average(phase, key, *message)
+    return tracker.mean(fed.gather(phase, key, *message), fed.cohort_weights)
 
 
 def revealed_by_levels(problem: Composition) -> Reveals:

@@ -1,0 +1,198 @@
+"""A method whose uploads go through channels: what engines run in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.channels.channel import Channel, Channels, Dropouts, chosen
+from fedstrata.channels.clipping import Adaptive
+from fedstrata.channels.link import Joined, Kept, Link
+from fedstrata.channels.sent import Sent
+from fedstrata.core.fed import Fed
+from fedstrata.core.method import Method
+from fedstrata.core.types import Integer, Key, PyTree
+
+MARK = 0x6368  # folded into a round's key for what channels draw
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("plain", "channels", "drops"),
+    meta_fields=("levels", "expected", "remembers"),
+)
+@dataclass(frozen=True)
+class Channelled:
+    """A method's text with a link in the verbs of every round.
+
+    Attributes:
+        plain: the method.
+        channels: by place, where they do anything.
+        drops: who does not answer, or None.
+        levels: place and level of every exchange.
+        expected: how many clients a mean is divided by, where that is fixed; see `Fed.expected`.
+        remembers: whether what clients remember is `Kept`.
+    """
+
+    plain: Any
+    channels: dict[str, Channel]
+    drops: Dropouts | None
+    levels: tuple[tuple[str, str], ...]
+    expected: float | None
+    remembers: bool
+
+    @property
+    def name(self) -> str:
+        """The method's."""
+        return type(self.plain).__name__
+
+    @property
+    def full_participation(self) -> str | None:
+        """See `Method.full_participation`."""
+        found: str | None = self.plain.full_participation
+        return found
+
+    def at(self, r: Integer) -> Channelled:
+        """See `Method.at`."""
+        return replace(self, plain=self.plain.at(r))
+
+    def starts(self) -> bool:
+        """See `Method.starts`."""
+        return bool(self.plain.starts())
+
+    def start(self, problem: Any, fed: Fed, key: Key, state: Joined) -> Joined:
+        """See `Method.start`."""
+        link = self._link(fed, "start", key, state)
+        own = self.plain.start(problem, fed, key, state.own)
+        return Joined(own, link.turning.bounds)
+
+    def round(self, problem: Any, fed: Fed, key: Key, r: Integer, state: Joined) -> Joined:
+        """See `Method.round`."""
+        if self.drops is not None:
+            drawn = jax.random.fold_in(jax.random.fold_in(key, MARK), 1)
+            fed.present = jax.random.bernoulli(drawn, 1 - self.drops.probability, (fed.clients,))
+        fed.expected = self.expected
+        link = self._link(fed, "round", key, state)
+        own = self.plain.round(problem, fed, key, r, state.own)
+        return Joined(own, link.turning.bounds)
+
+    def _link(self, fed: Fed, program: str, key: Key, state: Joined) -> Link:
+        key, levels = jax.random.fold_in(key, MARK), dict(self.levels)
+        link = Link(program, key, self.channels, levels, state.bounds, self.drops, self.remembers)
+        fed.channel = link
+        return link
+
+    def described(self) -> dict[str, str]:
+        """What a checkpoint and the parties of a network compare."""
+        found = {f"channel, {place}": str(channel) for place, channel in self.channels.items()}
+        return found if self.drops is None else {**found, "dropouts": str(self.drops)}
+
+    def output(self, state: Joined, memory: PyTree) -> tuple[PyTree, PyTree]:
+        """See `Method.output`."""
+        found: tuple[PyTree, PyTree] = self.plain.output(state.own, memory.own if self.remembers else memory)
+        return found
+
+    def metrics(self, state: Joined) -> dict[str, Any]:
+        """See `Method.metrics`; and the bounds that move."""
+        return {**self.plain.metrics(state.own), **{f"clip/{k}": b for k, b in state.bounds.items()}}
+
+    def reveals_on(self, problem: Any) -> str:
+        """See `Method.reveals_on`."""
+        return str(self.plain.reveals_on(problem))
+
+
+def own(carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+    """State and memory of the method itself."""
+    state, memory = carry
+    return (
+        state.own if isinstance(state, Joined) else state,
+        memory.own if isinstance(memory, Kept) else memory,
+    )
+
+
+def resolved(channels: Channels | None, method: Method, found: Sequence[Sent]) -> dict[str, Channel]:
+    """The channel of every place that has one, checked against what is sent there.
+
+    Raises:
+        ValueError: for what cannot be combined, with the reason.
+    """
+    names = {name for one in found for name in (one.level, one.phase, "*")}
+    if isinstance(channels, Mapping) and (unknown := sorted(set(channels) - names)):
+        known = sorted(names)
+        raise ValueError(f"channel: there is no phase or level {unknown[0]!r}; there are {known}.")
+    its = {}
+    for one in found:
+        channel = chosen(channels, one.level, one.phase)
+        if one.program == "start":  # sent once: whole
+            channel = replace(channel, compress=None, feedback=None)
+        if channel.trivial or not one.floats:
+            continue
+        if (reason := _refused(channel, method, one)) is not None:
+            raise ValueError(f"channel, phase {one.phase!r} of {type(method).__name__}: {reason}")
+        its[one.place] = _with_feedback(channel, method)
+    return its
+
+
+def _refused(channel: Channel, method: Method, one: Sent) -> str | None:
+    if one.per_sample:
+        return (
+            "it sends a number for every sample of a client, which no channel bounds or compresses. Give the "
+            "method a batch_size."
+        )
+    if channel.compress is not None and not channel.compress.unbiased and one.level in method.linear:
+        return (
+            f"the exchanges of the level {one.level!r} are a linear recursion, which a biased compressor "
+            f"breaks "
+            "(it diverges). Compress the level 'main' alone, or take fs.QSGD, which is unbiased."
+        )
+    if isinstance(channel.clip, Adaptive) and one.gathered:
+        return (
+            "an adaptive clip counts uploads in a mean, and here the server gets each of them. Give a number."
+        )
+    return None
+
+
+def _with_feedback(channel: Channel, method: Method) -> Channel:
+    """What a compressor leaves out, where the user leaves that to us; see `Method.feedback`."""
+    if channel.feedback != "auto":
+        return channel
+    compress = channel.compress
+    if compress is None or compress.unbiased or channel.noise is not None:
+        return replace(channel, feedback=None)
+    batch = [v for name, v in vars(method).items() if name.endswith("batch_size")]
+    random = any(v is not None for v in batch) or "values" in method.needs
+    return replace(channel, feedback="ef" if random else method.feedback)
+
+
+def channelled(
+    method: Method,
+    channels: dict[str, Channel],
+    drops: Dropouts | None,
+    found: Sequence[Sent],
+    carry: tuple[PyTree, PyTree],
+    clients: int,
+    expected: float | None = None,
+) -> tuple[Channelled, tuple[PyTree, PyTree]]:
+    """The method with its channels, and the state and memory with what these keep."""
+    state, memory = carry
+    keeps: dict[str, Any] = {}
+    bounds: dict[str, Any] = {}
+    for one in found:
+        channel = channels.get(one.place)
+        if channel is None:
+            continue
+        if channel.feedback is not None and channel.compress is not None:
+            keeps[one.place] = [
+                np.broadcast_to(np.zeros(shape, dtype), (clients, *shape)) for shape, dtype in one.floats
+            ]
+        if isinstance(channel.clip, Adaptive):
+            bounds[one.place] = np.asarray(channel.clip.start, jnp.result_type(float))
+    levels = tuple((one.place, one.level) for one in found)
+    wrapped = Channelled(method, channels, drops, levels, expected, bool(keeps))
+    return wrapped, (Joined(state, bounds), Kept(memory, keeps) if keeps else memory)

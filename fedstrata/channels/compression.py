@@ -1,0 +1,233 @@
+"""Compressors: what is sent in place of a vector, and what the other side makes of it.
+
+    payload = encode(key, v)      arrays: what travels, which the ledger counts
+    v̂ = decode(key, payload, d)   the same on both sides; ``key`` is shared and does not travel
+
+A contractive one has E‖v̂ − v‖² ≤ (1 − δ)‖v‖²; an unbiased one has E v̂ = v and E‖v̂ − v‖² ≤ ω‖v‖².
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata.core.types import Array, Key, PyTree
+
+LONG = (
+    4096  # numbers from which the largest are found by a threshold: a sort takes ten times as long on a CPU
+)
+BUCKET = 512  # numbers that share a norm in `QSGD`: the error then does not grow with d
+
+
+class Compressor(Protocol):
+    """See the module.
+
+    Attributes:
+        unbiased: whether E v̂ = v.
+        shared: whether all clients draw the same.
+    """
+
+    @property
+    def unbiased(self) -> bool: ...  # noqa: D102 (here and below: see the module)
+    @property
+    def shared(self) -> bool: ...  # noqa: D102
+    def encode(self, key: Key, v: Array) -> PyTree: ...  # noqa: D102
+    def decode(self, key: Key, payload: PyTree, d: int) -> Array: ...  # noqa: D102
+
+
+def read(compressor: Compressor, key: Key, v: Array) -> Array:
+    """What the server makes of v."""
+    return compressor.decode(key, compressor.encode(key, v), v.size).astype(v.dtype)
+
+
+def entries(share: float, d: int) -> int:
+    """K of d numbers, at least one."""
+    return max(1, min(d, math.ceil(share * d - 1e-9)))
+
+
+def _check_share(name: str, share: float) -> None:
+    if not 0 < share <= 1:
+        raise ValueError(
+            f"{name}: share is the part of the numbers that is sent, in (0, 1], but is {share!r}."
+        )
+
+
+def _threshold(size: Array, k: int) -> Array:
+    """A number that at most k of these exceed, by bisection."""
+
+    def step(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        middle = (ends[0] + ends[1]) / 2
+        many = (size > middle).sum() > k
+        return jnp.where(many, middle, ends[0]), jnp.where(many, ends[1], middle)
+
+    return jax.lax.fori_loop(0, 24, step, (jnp.zeros((), size.dtype), size.max()))[1]
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The largest numbers of each array, with their places: δ = k/d.
+
+    Args:
+        share: the part k/d of the numbers that is sent.
+
+    >>> TopK(0.5).decode(None, TopK(0.5).encode(None, jnp.array([1.0, -3.0, 2.0, 0.5])), 4).tolist()
+    [0.0, -3.0, 2.0, 0.0]
+    """
+
+    share: float
+    unbiased: ClassVar[bool] = False
+    shared: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_share("TopK", self.share)
+
+    def encode(self, key: Key, v: Array) -> Any:
+        """Values and places; all values where that is all of them."""
+        k = entries(self.share, v.size)
+        if k == v.size:
+            return v
+        size = jnp.abs(v)
+        if v.size < LONG:
+            places = jax.lax.top_k(size, k)[1]
+        else:
+            places = jnp.nonzero(size > _threshold(size, k), size=k, fill_value=v.size)[0]
+        return v.at[places].get(mode="fill", fill_value=0), places.astype(_index(v.size))
+
+    def decode(self, key: Key, payload: Any, d: int) -> Array:
+        """Zero elsewhere."""
+        if not isinstance(payload, tuple):
+            return payload
+        values, places = payload
+        return jnp.zeros((d,), values.dtype).at[places].set(values, mode="drop")
+
+
+def _index(d: int) -> Any:
+    return jnp.uint16 if d < 2**16 else jnp.uint32
+
+
+@dataclass(frozen=True)
+class RandK:
+    """Numbers at random places, the same for all clients, which a shared seed tells.
+
+    Args:
+        share: the part k/d of the numbers that is sent.
+        scaled: times d/k, which makes it unbiased, ω = d/k − 1; else δ = k/d.
+    """
+
+    share: float
+    scaled: bool = False
+    shared: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_share("RandK", self.share)
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether it is scaled."""
+        return self.scaled
+
+    def _places(self, key: Key, d: int) -> Array:
+        return jax.random.permutation(key, d)[: entries(self.share, d)]
+
+    def encode(self, key: Key, v: Array) -> Array:
+        """Values alone."""
+        return v if entries(self.share, v.size) == v.size else v[self._places(key, v.size)]
+
+    def decode(self, key: Key, payload: Array, d: int) -> Array:
+        """Zero elsewhere."""
+        if payload.size == d:
+            return payload
+        out = jnp.zeros((d,), payload.dtype).at[self._places(key, d)].set(payload)
+        return out * (d / payload.size) if self.scaled else out
+
+
+@dataclass(frozen=True)
+class QSGD:
+    """Each number in units of the norm, rounded at random so that the mean is right (Alistarh et al. 2017).
+
+    The norm is that of 512 numbers: ω ≤ min(512/s², √512/s) with s = 2^(bits−1) − 1 levels.
+
+    Args:
+        bits: 2, 4 or 8 for each number, its sign included.
+    """
+
+    bits: int = 8
+    unbiased: ClassVar[bool] = True
+    shared: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.bits not in (2, 4, 8):
+            raise ValueError(f"QSGD: bits must be 2, 4 or 8, but is {self.bits!r}.")
+
+    @property
+    def levels(self) -> int:
+        """S."""
+        return 2 ** (self.bits - 1) - 1
+
+    def encode(self, key: Key, v: Array) -> tuple[Array, Array]:
+        """Packed levels, and the norm of every bucket."""
+        rows = jnp.pad(v, (0, -v.size % BUCKET)).reshape(-1, BUCKET) if v.size > BUCKET else v[None]
+        norms = jnp.linalg.norm(rows, axis=1)
+        scaled = jnp.abs(rows) / jnp.where(norms > 0, norms, 1)[:, None] * self.levels
+        up = jax.random.uniform(key, rows.shape, rows.dtype) < scaled - jnp.floor(scaled)
+        levels = jnp.sign(rows) * jnp.minimum(jnp.floor(scaled) + up, self.levels)
+        codes = (levels.reshape(-1)[: v.size] + self.levels).astype(jnp.uint8)
+        each = 8 // self.bits
+        together = jnp.pad(codes, (0, -v.size % each)).reshape(-1, each)
+        shifts = jnp.arange(each, dtype=jnp.uint8) * self.bits
+        return (together << shifts).sum(1, dtype=jnp.uint8), norms
+
+    def decode(self, key: Key, payload: tuple[Array, Array], d: int) -> Array:
+        """Levels times norms."""
+        packed, norms = payload
+        shifts = jnp.arange(8 // self.bits, dtype=jnp.uint8) * self.bits
+        codes = ((packed[:, None] >> shifts) & (2**self.bits - 1)).reshape(-1)[:d]
+        levels = codes.astype(norms.dtype) - self.levels
+        rows = jnp.pad(levels, (0, -d % BUCKET)).reshape(-1, BUCKET) if d > BUCKET else levels[None]
+        return (rows * (norms[:, None] / self.levels)).reshape(-1)[:d]
+
+
+@dataclass(frozen=True)
+class Sign:
+    """One bit for each number, and their mean size: δ = ‖v‖₁²/(d‖v‖²)."""
+
+    unbiased: ClassVar[bool] = False
+    shared: ClassVar[bool] = False
+
+    def encode(self, key: Key, v: Array) -> tuple[Array, Array]:
+        """Packed signs, and the mean size."""
+        return jnp.packbits(v >= 0), jnp.abs(v).mean()
+
+    def decode(self, key: Key, payload: tuple[Array, Array], d: int) -> Array:
+        """The mean size with these signs."""
+        bits, size = payload
+        return jnp.where(jnp.unpackbits(bits, count=d) > 0, size, -size)
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Another floating-point format.
+
+    Args:
+        dtype: such as ``"bfloat16"``, ``"float16"`` or ``"float8_e4m3fn"``.
+    """
+
+    dtype: str = "bfloat16"
+    unbiased: ClassVar[bool] = False
+    shared: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not jnp.issubdtype(jnp.dtype(self.dtype), jnp.floating):
+            raise ValueError(f"Cast: dtype must be a floating-point format, but is {self.dtype!r}.")
+
+    def encode(self, key: Key, v: Array) -> Array:
+        """The same numbers, rounded."""
+        return v.astype(self.dtype)
+
+    def decode(self, key: Key, payload: Array, d: int) -> Array:
+        """As they are."""
+        return payload.astype(jnp.result_type(float))

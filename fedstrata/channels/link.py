@@ -1,0 +1,395 @@
+"""How a channel is applied to the phase that clients run and to the mean that arrives, once for all engines.
+
+    client   Δ = upload − around;  clip;  noise;  compress Δ and what was left out before;  remember the rest
+    server   the mean, or a robust one;  noise;  + around
+
+An exchange is known by its place in the text: the program, and how many exchanges come before it there; the
+body of a loop has the same ones at every turn. What a client keeps for a place lies beside what its method
+remembers (`Kept`), what the server keeps beside the method's state (`Joined`), so that engines, checkpoints
+and results need know nothing of channels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.channels.channel import Channel, Dropouts
+from fedstrata.channels.clipping import Adaptive, clipped, noised
+from fedstrata.channels.compression import read
+from fedstrata.core import counting, tree
+from fedstrata.core.client import Client
+from fedstrata.core.fed import Exchange, Fed, Remember
+from fedstrata.core.types import Array, Integer, Key, Phase, PyTree, Real
+
+NOTHING = Channel()
+
+
+class Kept(NamedTuple):
+    """What a client remembers: its method's memory, and what channels keep, by place."""
+
+    own: PyTree
+    rest: dict[str, PyTree]
+
+
+class Joined(NamedTuple):
+    """A state: the method's, and the bounds of adaptive clipping, by place."""
+
+    own: PyTree
+    bounds: dict[str, Array]
+
+
+class Turning(NamedTuple):
+    """What goes along through loops: how many exchanges there were in this round, and the bounds."""
+
+    turn: Array | None
+    bounds: dict[str, Array]
+
+
+class Sides(NamedTuple):
+    """What clients are told besides the message; where they have no values of the program, it is sent.
+
+    Attributes:
+        words: the words of a random key of this exchange, for what channels draw.
+        bound: of the norm. deviation: of the noise that a client adds.
+        here: of all clients, who answers; asked: who is asked at all.
+    """
+
+    words: Array
+    bound: Any = None
+    deviation: Any = None
+    here: Array | None = None
+    asked: Array | None = None
+
+
+class Floats:
+    """The numbers of an upload that a channel acts on, as a list of arrays; the others stay as they are."""
+
+    def __init__(self, upload: PyTree) -> None:
+        self.leaves, self.form = jax.tree.flatten(upload)
+        self.where = [j for j, u in enumerate(self.leaves) if jnp.issubdtype(u.dtype, jnp.inexact) and u.size]
+        self.list = [self.leaves[j] for j in self.where]
+
+    def put(self, new: list[Any]) -> PyTree:
+        """The upload with these in their place."""
+        leaves = list(self.leaves)
+        for j, u in zip(self.where, new, strict=True):
+            leaves[j] = u
+        return jax.tree.unflatten(self.form, leaves)
+
+
+def name_of(phase: Phase) -> str:
+    """A phase's name."""
+    inner = phase.func if isinstance(phase, partial) else phase
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+class Reference(NamedTuple):
+    """The point that an upload is a difference to: places in the message, or constants, by array."""
+
+    parts: list[int | np.ndarray]
+
+    @classmethod
+    def of(cls, exchange: Exchange) -> Reference | None:
+        """Of an exchange; None where it names none."""
+        if exchange.around is None:
+            return None
+        sent = {id(leaf): j for j, leaf in enumerate(jax.tree.leaves(exchange.message))}
+        parts: list[int | np.ndarray] = []
+        for leaf in jax.tree.leaves(exchange.around):
+            if not (isinstance(leaf, np.ndarray) or id(leaf) in sent):
+                raise TypeError(
+                    f"{name_of(exchange.phase)!r}: around= names a point that is not in the message, so "
+                    f"that clients "
+                    "do not know it, and nothing can be done to the difference to it. Send it, or let the "
+                    "phase "
+                    "return the difference."
+                )
+            place = sent.get(id(leaf))
+            parts.append(leaf if place is None else place)
+        return cls(parts)
+
+    def arrays(self, message: PyTree, where: list[int]) -> list[Any]:
+        """Those of some of the upload's arrays."""
+        leaves = jax.tree.leaves(message)
+        return [leaves[p] if isinstance(p, int) else p for p in (self.parts[j] for j in where)]
+
+
+class Link:
+    """The channels of one round; see `fedstrata.core.fed.Channel`.
+
+    Args:
+        program: ``"start"`` or ``"round"``.
+        key: of what channels draw in this round.
+        channels: by place, where they do anything.
+        levels: by place.
+        bounds: of adaptive clipping, by place.
+        drops: who does not answer.
+        remembers: whether what clients remember is `Kept`.
+    """
+
+    def __init__(
+        self, program: str, key: Key, channels: Mapping[str, Channel], levels: Mapping[str, str],
+        bounds: dict[str, Array], drops: Dropouts | None, remembers: bool,
+    ) -> None:  # fmt: skip
+        self.program, self.key, self.channels, self.levels = program, key, channels, levels
+        self.drops, self.remembers = drops, remembers
+        self.turning = Turning(jnp.zeros((), jnp.int32) if channels else None, bounds)
+        self.position = 0
+
+    def repeat(
+        self, loop: Callable[..., PyTree], times: Integer, body: counting.Body, carry: PyTree, until: Any
+    ) -> PyTree:
+        """See `fedstrata.core.fed.Channel`."""
+        first = self.position
+
+        def turn(t: Integer, both: tuple[PyTree, Turning]) -> tuple[PyTree, Turning]:
+            carry, self.turning = both
+            self.position = first  # a body may be traced more than once
+            return body(t, carry), self.turning
+
+        stop = None if until is None else lambda both: until(both[0])
+        carry, self.turning = loop(times, turn, (carry, self.turning), stop)
+        return carry
+
+    def exchanged(self, fed: Fed, exchange: Exchange) -> PyTree:
+        """See `fedstrata.core.fed.Channel`."""
+        place = f"{self.program} {self.position}"
+        self.position += 1
+        channel = self.channels.get(place, NOTHING)
+        turn = self._turn()
+        number = fed.clients if exchange.of is None else exchange.of.shape[0]
+        reference = Reference.of(exchange)
+        weight, spread = _extent(fed, exchange, number)
+        adaptive = isinstance(channel.clip, Adaptive) and not exchange.stacked
+        bound: Any = channel.clip.start if isinstance(channel.clip, Adaptive) else channel.clip
+        bound = self.turning.bounds[place] if adaptive else bound
+        sides = self._sides(fed, exchange, turn, channel, bound, weight / spread)
+        phase = partial(self._phase, exchange.phase, channel, place, reference, adaptive)
+        going = _going(fed, exchange, phase, sides)
+        if channel.mean is not None and not exchange.stacked:
+            going = going._replace(stacked=True, weights=None)
+        arrived, form = fed.exchange(going)
+        sent = going._replace(message=exchange.message)
+        self._book(fed, sent, place, channel, form, number)
+        if adaptive:
+            arrived, below = arrived
+            assert isinstance(channel.clip, Adaptive)
+            new = channel.clip.follow(jax.random.fold_in(turn, 1), bound, below, weight)
+            self.turning = self.turning._replace(bounds={**self.turning.bounds, place: new})
+        if going.stacked and not exchange.stacked:
+            assert channel.mean is not None
+            arrived = _robust(channel.mean, jax.random.fold_in(turn, 2), fed, exchange, arrived)
+        numbers = Floats(arrived)
+        found = numbers.list
+        if channel.noise is not None and channel.noise_at == "server" and not exchange.stacked:
+            found = noised(jax.random.fold_in(turn, 3), found, _times(channel.noise, bound) * weight)
+        if reference is not None and self._differs(channel, fed):
+            around = reference.arrays(exchange.message, numbers.where)
+            found = [u + jnp.asarray(a, u.dtype) for u, a in zip(found, around, strict=True)]
+        return numbers.put(found)
+
+    def _turn(self) -> Key:
+        """A key of this very exchange: its own may come again in a loop."""
+        if self.turning.turn is None:
+            return self.key
+        turn = jax.random.fold_in(self.key, self.turning.turn)
+        self.turning = self.turning._replace(turn=self.turning.turn + 1)
+        return turn
+
+    def _differs(self, channel: Channel, fed: Fed) -> bool:
+        """Whether differences travel: also where weights need not sum to one."""
+        return not channel.trivial or fed.present is not None or fed.drawn is not None
+
+    def _sides(
+        self, fed: Fed, exchange: Exchange, turn: Key, channel: Channel, bound: Any, part: Real
+    ) -> Sides:
+        """What clients are told; ``part`` of the mean's noise is each one's, where they add it together."""
+        deviation = None
+        if channel.noise is not None and (exchange.stacked or channel.noise_at != "server"):
+            whole = exchange.stacked or channel.noise_at == "each"
+            deviation = _times(channel.noise, bound) * (1.0 if whole else part)
+        here = asked = None
+        if fed.answering(exchange.of) is not None:
+            here = fed.present
+            if exchange.of is not None and fed.drawn is not None:
+                asked = fed.drawn
+                here = asked if here is None else here & asked
+        real = partial(jnp.asarray, dtype=jnp.result_type(float))
+        bound, deviation = (None if v is None else real(v) for v in (bound, deviation))
+        return Sides(jax.random.key_data(turn), bound, deviation, here, asked)
+
+    def _phase(
+        self, phase: Phase, channel: Channel, place: str, reference: Reference | None, adaptive: bool,
+        sides: Sides, problem: Any, client: Client, key: Key, *message: PyTree,
+    ) -> Any:  # fmt: skip
+        """What a client runs in place of a method's phase."""
+        kept = client.memory if self.remembers else None
+        inner = client if kept is None else replace(client, memory=kept.own)
+        reply, tally = counting.counted(phase)(problem, inner, key, *message)
+        reply = reply if isinstance(reply, Remember) else Remember(reply, None)
+        here = None if sides.here is None else sides.here[client.index]
+        counting.book(tally if here is None else _if_there(tally, self._works(sides, client, here)))
+        numbers = Floats(jax.tree.map(jnp.asarray, reply.upload))
+        delta = numbers.list
+        if reference is not None and (not channel.trivial or here is not None):
+            around = reference.arrays(message, numbers.where)
+            delta = [u - jnp.asarray(a, u.dtype) for u, a in zip(delta, around, strict=True)]
+        below = None
+        if sides.bound is not None:
+            delta, size = clipped(delta, sides.bound)
+            below = (size <= sides.bound).astype(jnp.result_type(float))
+        turn = jax.random.wrap_key_data(sides.words)
+        mine = jax.random.fold_in(turn, client.index)
+        if sides.deviation is not None:
+            delta = noised(jax.random.fold_in(mine, 1), delta, sides.deviation)
+        rest = None if kept is None else kept.rest.get(place)
+        if channel.compress is not None:
+            delta, rest = _compressed(channel, turn, jax.random.fold_in(mine, 2), delta, rest)
+            if sides.bound is not None and channel.noise is not None and channel.noise_at == "server":
+                delta, _ = clipped(
+                    delta, sides.bound
+                )  # a rounded vector may be longer than what it stands for
+        upload = (numbers.put(delta), below) if adaptive else numbers.put(delta)
+        new = self._kept_where(here, reply.memory, inner.memory)
+        if kept is None:
+            return upload if new is None else Remember(upload, new)
+        if rest is None and new is None:
+            return upload
+        if rest is not None and here is not None:  # of an upload that did not arrive, nothing is kept
+            rest = jax.tree.map(partial(jnp.where, here), rest, kept.rest[place])
+        others = kept.rest if rest is None else {**kept.rest, place: rest}
+        return Remember(upload, Kept(kept.own if new is None else new, others))
+
+    def _kept_where(self, here: Array | None, new: PyTree, old: PyTree) -> PyTree:
+        """What a method's client remembers: who drops out before it computes remembers nothing new."""
+        after = self.drops is not None and self.drops.when == "after"
+        if here is None or after or new is None or not tree.same_structure(new, old):  # refused by `visit`
+            return new
+        return jax.tree.map(partial(jnp.where, here), new, old)
+
+    def _works(self, sides: Sides, client: Client, here: Array) -> Array:
+        """Whether a client computes, be its upload lost."""
+        if self.drops is None or self.drops.when == "before":
+            return here
+        return jnp.asarray(True) if sides.asked is None else sides.asked[client.index]
+
+    def _book(
+        self, fed: Fed, exchange: Exchange, place: str, channel: Channel, form: PyTree, number: int
+    ) -> None:
+        """What travels: the message to those who are asked, and the payload of those who answer."""
+        if channel.compress is not None:
+            form = payload(channel, form)
+        answers = fed.answering(exchange.of)
+        if answers is None:
+            single = exchange.stacked or (number == 1 < fed.clients)
+            counts = counting.traffic(self.levels[place], exchange.message, form, number, single)
+            counting.book(counting.Tally(counts))
+            return
+        counts = counting.traffic(self.levels[place], exchange.message, form, 1, exchange.stacked)
+        asked = jnp.int32(number)
+        if exchange.of is not None and fed.drawn is not None:
+            asked = fed.drawn[exchange.of].sum(dtype=jnp.int32)
+        for way, times in (("_up", answers.sum(dtype=jnp.int32)), ("_down", asked)):
+            counting.book(
+                counting.Tally(Counter({n: c for n, c in counts.items() if n.endswith(way)})), times
+            )
+        rest = {n: c for n, c in counts.items() if not n.endswith(("_up", "_down"))}
+        counting.book(counting.Tally(Counter(rest)))
+
+
+def payload(channel: Channel, upload: PyTree) -> PyTree:
+    """The form of what travels in place of an upload."""
+    assert channel.compress is not None
+    numbers, compress = Floats(upload), channel.compress
+    sent = [
+        jax.eval_shape(
+            lambda v: compress.encode(jax.random.key(0), v), jax.ShapeDtypeStruct((u.size,), u.dtype)
+        )
+        for u in numbers.list
+    ]
+    return sent, [u for j, u in enumerate(numbers.leaves) if j not in numbers.where]
+
+
+def _compressed(
+    channel: Channel, shared: Key, mine: Key, delta: list[Array], rest: list[Array] | None
+) -> tuple[list[Array], list[Array] | None]:
+    """What the server makes of a difference, and what the client keeps."""
+    assert channel.compress is not None
+    compress, now = channel.compress, delta
+    keys = jax.random.split(shared if compress.shared else mine, max(len(delta), 1))
+    if rest is not None:
+        now = tree.add(delta, rest) if channel.feedback == "ef" else tree.sub(delta, rest)
+    found = [read(compress, k, u.reshape(-1)).reshape(u.shape) for k, u in zip(keys, now, strict=False)]
+    if rest is None:
+        return found, None
+    if channel.feedback == "ef":
+        return found, tree.sub(now, found)
+    whole = tree.add(rest, found)
+    return whole, whole
+
+
+def _going(fed: Fed, exchange: Exchange, phase: Callable[..., Any], sides: Sides) -> Exchange:
+    """The exchange with a channel's phase: it closes over what clients are told, or is sent it."""
+    if fed.remote:
+
+        def sent(problem: Any, client: Client, key: Key, *message: PyTree) -> Any:
+            return phase(message[-1], problem, client, key, *message[:-1])
+
+        going, message = sent, (*exchange.message, sides)
+    else:
+
+        def closed(problem: Any, client: Client, key: Key, *message: PyTree) -> Any:
+            return phase(sides, problem, client, key, *message)
+
+        going, message = closed, exchange.message
+    going.__name__ = name_of(exchange.phase)
+    going.__qualname__ = str(getattr(exchange.phase, "__qualname__", going.__name__))
+    return exchange._replace(phase=going, message=message)
+
+
+def _times(noise: Any, bound: Any) -> Any:
+    return jnp.where(noise == 0, 0.0, noise * bound)  # a bound may be infinite where there is no noise
+
+
+def _extent(fed: Fed, exchange: Exchange, number: int) -> tuple[Any, Any]:
+    """The largest weight of an upload, and the root of the sum of the squares."""
+    if fed.expected is not None and exchange.of is not None:  # whoever is there
+        return 1 / fed.expected, fed.expected**-0.5
+    if exchange.weights is None:
+        return 1 / number, number**-0.5
+    return exchange.weights.max(), jnp.sqrt((exchange.weights**2).sum())
+
+
+def _if_there(tally: counting.Tally, here: Array) -> counting.Tally:
+    """The counts of a client, if it is there."""
+    factor = here.astype(jnp.int32)
+    scaled = [(counts, f * factor) for counts, f in tally.scaled]
+    return counting.Tally(scaled=[*scaled, (tally.fixed, factor)] if tally.fixed else scaled)
+
+
+def _robust(mean: Any, key: Key, fed: Fed, exchange: Exchange, stack: PyTree) -> PyTree:
+    """A robust mean of those who answer; of what is no float, the plain one."""
+    numbers = Floats(stack)
+    number = jax.tree.leaves(stack)[0].shape[0]
+    here = fed.answering(exchange.of)
+    here = jnp.ones(number, bool) if here is None else here
+    if exchange.weights is not None:  # without local steps, say
+        here = here & (exchange.weights > 0)
+    index = jnp.arange(number) if exchange.of is None else exchange.of
+    flat = jnp.concatenate([u.reshape(number, -1) for u in numbers.list], axis=1)
+    found = mean(key, flat, here, index)
+    ends = np.cumsum([0, *(u[0].size for u in numbers.list)]).tolist()
+    parts = [found[a:b].reshape(u.shape[1:]) for a, b, u in zip(ends, ends[1:], numbers.list, strict=False)]
+    shares = fed.weights_of(exchange.of, exchange.weights)
+    means = [jnp.tensordot(shares, u.astype(shares.dtype), 1) for u in numbers.leaves]
+    for j, part in zip(numbers.where, parts, strict=True):
+        means[j] = part
+    return jax.tree.unflatten(numbers.form, means)

@@ -1,0 +1,194 @@
+"""Means that a few hostile uploads cannot move far.
+
+Each is a function of a stack of uploads (n, d) and of who answers, n booleans. ``share`` is the part f/n of
+the clients that may be hostile. Two steps before it make unlike clients more alike:
+
+    mixing      every upload becomes the mean of its n − f nearest ones, itself included (Allouah et al. 2023)
+    bucketing   uploads are averaged in random groups of s before (Karimireddy et al. 2022)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata.core.types import Array, Key
+
+
+def hostile(share: float, here: Array) -> Array:
+    """F of those who answer."""
+    return jnp.ceil(share * here.sum() - 1e-6).astype(jnp.int32)
+
+
+def distances(rows: Array, here: Array) -> Array:
+    """Squared distances between those who answer, infinite elsewhere."""
+    squares = (rows**2).sum(1)
+    far = jnp.maximum(squares[:, None] + squares[None] - 2 * rows @ rows.T, 0)
+    return jnp.where(here[:, None] & here[None], far, jnp.inf)
+
+
+@dataclass(frozen=True)
+class Robust:
+    """What the means share.
+
+    Args:
+        share: the part of the clients that may be hostile, below one half.
+        mixing: whether uploads are mixed with their nearest ones before.
+        bucketing: s, how many uploads are averaged before, in random groups; None is no groups.
+    """
+
+    share: float = 0.2
+    mixing: bool = False
+    bucketing: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 0.5:
+            raise ValueError(
+                f"{type(self).__name__}: share is the part of hostile clients, in [0, 0.5), but is "
+                f"{self.share!r}."
+            )
+        if self.bucketing is not None and not (isinstance(self.bucketing, int) and self.bucketing >= 1):
+            raise ValueError(f"{type(self).__name__}: bucketing must be a whole number ≥ 1 or None.")
+
+    def __call__(self, key: Key, rows: Array, here: Array, index: Array) -> Array:
+        """The mean of the rows that are here; ``index`` are the clients' numbers."""
+        share = self.share
+        if self.bucketing is not None and self.bucketing > 1:
+            rows, here = self._buckets(key, rows, here)
+            share = min(share * self.bucketing, 0.49)  # a hostile upload spoils its group
+        if self.mixing:
+            near = jnp.argsort(distances(rows, here), axis=1)
+            count = here.sum() - hostile(share, here)
+            counts = (jnp.arange(rows.shape[0]) < count)[None, :, None]
+            rows = jnp.where(counts, rows[near], 0).sum(1) / jnp.maximum(count, 1)
+        return self.mean(rows, here, hostile(share, here))
+
+    def _buckets(self, key: Key, rows: Array, here: Array) -> tuple[Array, Array]:
+        assert self.bucketing is not None
+        number = rows.shape[0]
+        order = jnp.argsort(jnp.where(here, jax.random.uniform(key, (number,)), 2.0))  # the absent last
+        pad = -number % self.bucketing
+        kept = jnp.pad(jnp.where(here[:, None], rows, 0)[order], ((0, pad), (0, 0)))
+        there = jnp.pad(here[order], (0, pad)).reshape(-1, self.bucketing)
+        sums = kept.reshape(-1, self.bucketing, rows.shape[1]).sum(1)
+        return sums / jnp.maximum(there.sum(1), 1)[:, None], there.any(1)
+
+    def mean(self, rows: Array, here: Array, f: Array) -> Array:
+        """The mean itself, where f may be hostile."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Mean(Robust):
+    """The plain mean, which a single upload can move anywhere: to see what an attack does to it."""
+
+    def mean(self, rows: Array, here: Array, f: Array) -> Array:
+        """See `Robust.mean`."""
+        return jnp.where(here[:, None], rows, 0).sum(0) / jnp.maximum(here.sum(), 1)
+
+
+def _ascending(rows: Array, here: Array) -> Array:
+    """Each coordinate in ascending order, the absent last."""
+    return jnp.sort(jnp.where(here[:, None], rows, jnp.inf), axis=0)
+
+
+@dataclass(frozen=True)
+class TrimmedMean(Robust):
+    """Without the f smallest and the f largest numbers of each coordinate (Yin et al. 2018)."""
+
+    def mean(self, rows: Array, here: Array, f: Array) -> Array:
+        """See `Robust.mean`."""
+        n, place = here.sum(), jnp.arange(rows.shape[0])[:, None]
+        kept = (place >= f) & (place < n - f)
+        return jnp.where(kept, _ascending(rows, here), 0).sum(0) / jnp.maximum(n - 2 * f, 1)
+
+
+@dataclass(frozen=True)
+class Median(Robust):
+    """The middle of each coordinate, whatever the share."""
+
+    def mean(self, rows: Array, here: Array, f: Array) -> Array:
+        """See `Robust.mean`."""
+        ordered, n = _ascending(rows, here), here.sum()
+        found = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+        return jnp.where(n > 0, found, 0)
+
+
+@dataclass(frozen=True)
+class GeometricMedian(Robust):
+    """The point with the least sum of distances, by smoothed Weiszfeld steps (Pillutla et al. 2022).
+
+    Args:
+        steps: of Weiszfeld.
+        smoothing: the least distance.
+    """
+
+    steps: int = 32
+    smoothing: float = 1e-6
+
+    def mean(self, rows: Array, here: Array, f: Array) -> Array:
+        """See `Robust.mean`."""
+        rows = jnp.where(here[:, None], rows, 0)
+        share = (here / jnp.maximum(here.sum(), 1)).astype(rows.dtype)
+
+        def step(_: int, z: Array) -> Array:
+            w = share / jnp.maximum(jnp.linalg.norm(rows - z, axis=1), self.smoothing)
+            return w @ rows / jnp.maximum(w.sum(), jnp.finfo(rows.dtype).tiny)
+
+        return jax.lax.fori_loop(0, self.steps, step, share @ rows)
+
+
+@dataclass(frozen=True)
+class Krum(Robust):
+    """The upload nearest to its n − f − 1 neighbours (Blanchard et al. 2017, neighbours as in byzfl)."""
+
+    def kept(self, n: Array, f: Array) -> Any:
+        """How many uploads are averaged."""
+        return 1
+
+    def mean(self, rows: Array, here: Array, f: Array) -> Array:
+        """See `Robust.mean`."""
+        n, number = here.sum(), rows.shape[0]
+        ordered = jnp.sort(jnp.where(jnp.eye(number, dtype=bool), jnp.inf, distances(rows, here)), axis=1)
+        near = (jnp.arange(number)[None] < n - f - 1) & jnp.isfinite(ordered)
+        score = jnp.where(here, jnp.where(near, ordered, 0).sum(1), jnp.inf)
+        order, kept = jnp.argsort(score), self.kept(n, f)
+        counts = (jnp.arange(number) < kept)[:, None]
+        return jnp.where(counts, jnp.where(here[:, None], rows, 0)[order], 0).sum(0) / jnp.maximum(kept, 1)
+
+
+@dataclass(frozen=True)
+class MultiKrum(Krum):
+    """The mean of the n − f uploads that are nearest to their neighbours."""
+
+    def kept(self, n: Array, f: Array) -> Any:
+        """See `Krum.kept`."""
+        return n - f
+
+
+@dataclass(frozen=True)
+class CenteredClipping(Robust):
+    """v ← v + mean clip(u − v, radius), some steps from the reference (Karimireddy et al. 2021).
+
+    Args:
+        radius: how far one upload counts, in the units of an upload's difference to its reference.
+        steps: of this iteration.
+    """
+
+    radius: float = 1.0
+    steps: int = 5
+
+    def mean(self, rows: Array, here: Array, f: Array) -> Array:
+        """See `Robust.mean`."""
+        rows = jnp.where(here[:, None], rows, 0)
+        share = (here / jnp.maximum(here.sum(), 1)).astype(rows.dtype)
+
+        def step(_: int, v: Array) -> Array:
+            off = rows - v
+            size = jnp.linalg.norm(off, axis=1)
+            return v + (share * jnp.minimum(1, self.radius / jnp.where(size > 0, size, 1))) @ off
+
+        return jax.lax.fori_loop(0, self.steps, step, jnp.zeros_like(rows[0]))

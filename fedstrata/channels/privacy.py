@@ -1,0 +1,175 @@
+"""What a run costs of a client's privacy: ε at a δ, for a client that is there or not.
+
+All exchanges of a round see the same draw of clients, so that a round is *one* subsampled mechanism: the
+Gaussians of its exchanges compose to one,
+
+    1/z² = Σ_k 1/z_k²,
+
+and that one is subsampled. Exchanges that ask everyone, or send single replies, are not. Only the draw of
+`Poisson` is counted as one: cohorts of a fixed size are hardly amplified, and are accounted as if everyone
+took part in each round. The accountant is that of ``dp-accounting`` (privacy loss distributions, add or
+remove one).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from fedstrata.channels.channel import Channel, Dropouts
+from fedstrata.channels.clipping import Adaptive
+from fedstrata.channels.sent import Sent
+from fedstrata.core.fed import Setup
+
+INTERVAL = 1e-3  # of the discretised privacy losses; the error of ε is of this order times √rounds, upwards
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What the start and each round of a run cost; see the module.
+
+    Attributes:
+        start: Σ 1/z² of the exchanges before the first round.
+        sampled, everyone: Σ 1/z² of a round's exchanges with a cohort drawn by `Poisson`, and of the others.
+        rate, room, clients: of the draw; room is how many of the clients there is room for.
+        delta: δ. budget: the ε that is not exceeded, or None.
+        bare: why there is no ε, in words, or None.
+    """
+
+    start: float
+    sampled: float
+    everyone: float
+    rate: float
+    room: int
+    clients: int
+    delta: float
+    budget: float | None = None
+    bare: str | None = None
+
+    @classmethod
+    def of(
+        cls, channels: Mapping[str, Channel], found: Sequence[Sent], setup: Setup, drops: Dropouts | None
+    ) -> Spending:
+        """Of the channels of a run.
+
+        Raises:
+            ValueError: for noise that does not do what it is for, with the reason.
+        """
+        start = sampled = everyone = 0.0
+        bare = None
+        for one in (s for s in found if s.shapes):
+            channel = channels.get(one.place)
+            if channel is None or not channel.noise or len(one.floats) < len(one.shapes):
+                bare = f"{one.phase!r} sends numbers without noise"
+                continue
+            absent = setup.rate is not None or drops is not None
+            if absent and channel.noise_at == "clients":
+                raise ValueError(
+                    "channel: with noise_at='clients' who is absent adds no noise, and the others' is too "
+                    "small. "
+                    "Use noise_at='server' with fs.Poisson or fs.Dropouts."
+                )
+            if setup.rate is not None and one.gathered:
+                raise ValueError(
+                    f"channel: {one.phase!r} sends single replies, which tell who was drawn, so that "
+                    f"fs.Poisson "
+                    "makes nothing private. Take a variant that averages, or participation=1.0."
+                )
+            if one.times is None and one.program == "round":
+                bare = f"how often {one.phase!r} is called in a round is not known beforehand"
+                continue
+            times = (1 if one.times is None else one.times) * _inverse(channel)
+            if one.program == "start":
+                start += times
+            elif setup.rate is not None and one.asked == "cohort" and channel.noise_at == "server":
+                sampled += times
+            else:
+                everyone += times
+        given = [c.delta for c in channels.values() if c.delta is not None]
+        budgets = [c.epsilon for c in channels.values() if c.epsilon is not None]
+        budget = min(budgets, default=None)
+        if budget is not None and bare is not None:
+            raise ValueError(f"channel: epsilon={budget:g} cannot be kept: {bare}.")
+        delta = min(given, default=0.1 / setup.clients)
+        if not 0 < delta < 1:
+            raise ValueError(f"channel: delta must be in (0, 1), but is {delta!r}.")
+        rate = 1.0 if setup.rate is None else setup.rate
+        room = setup.participants
+        return cls(start, sampled, everyone, rate, room, setup.clients, delta, budget, bare)
+
+    def epsilon(self, rounds: int) -> float:
+        """ε after so many rounds; infinite where something goes without noise."""
+        if self.bare is not None:
+            return math.inf
+        return _epsilon(
+            self.start, self.sampled, self.everyone, self.rate, self.room, self.clients, self.delta, rounds
+        )
+
+    def rounds_within(self, budget: float, most: int) -> int:
+        """How many of so many rounds the budget is enough for."""
+        if self.epsilon(most) <= budget:
+            return most
+        low, high = 0, most  # ε(low) ≤ budget < ε(high), if anything is
+        if self.epsilon(0) > budget:
+            raise ValueError(
+                f"channel: the exchanges before the first round alone exceed epsilon={budget:g}."
+            )
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.epsilon(middle) <= budget else (low, middle)
+        return low
+
+
+def _inverse(channel: Channel) -> float:
+    """Σ 1/z² of one exchange: of its noise, and of the count by which a bound moves."""
+    assert channel.noise is not None
+    found = 1 / float(channel.noise) ** 2
+    if isinstance(channel.clip, Adaptive):
+        found += 1 / channel.clip.noise**2
+    return found
+
+
+def accountant() -> Any:
+    """``dp_accounting``, or an error that says how to get it."""
+    try:
+        import dp_accounting
+    except ImportError as error:
+        raise ImportError(
+            "The accountant of privacy is in the package dp-accounting: pip install 'fedstrata[privacy]'."
+        ) from error
+    return dp_accounting
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(
+    start: float, sampled: float, everyone: float, rate: float, room: int, clients: int, delta: float,
+    rounds: int,
+    interval: float = INTERVAL,
+) -> float:  # fmt: skip
+    dp = accountant()
+    from dp_accounting import pld
+
+    events: list[Any] = []
+    if start > 0:
+        events.append(dp.GaussianDpEvent(start**-0.5))
+    if everyone > 0 and rounds > 0:
+        events.append(dp.GaussianDpEvent((rounds * everyone) ** -0.5))
+    if sampled > 0 and rounds > 0:
+        if rate >= 1:
+            events.append(dp.GaussianDpEvent((rounds * sampled) ** -0.5))
+        else:
+            one = (
+                dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(sampled**-0.5))
+                if room >= clients
+                else dp.TruncatedSubsampledGaussianDpEvent(clients, rate, room, sampled**-0.5)
+            )
+            events.append(dp.SelfComposedDpEvent(one, rounds))
+    if not events:
+        return 0.0
+    relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    keeper = pld.PLDAccountant(relation, value_discretization_interval=interval)
+    keeper.compose(dp.ComposedDpEvent(events))
+    return float(keeper.get_epsilon(delta))

@@ -1,0 +1,112 @@
+"""Which exchanges a method's text has: an abstract pass, in which nothing is computed."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.channels.link import name_of
+from fedstrata.channels.sent import Sent
+from fedstrata.core import counting
+from fedstrata.core.fed import Exchange, Fed, Setup, visit
+from fedstrata.core.method import Method
+from fedstrata.core.types import Array, Integer, PyTree
+from fedstrata.data.federated import FederatedData
+from fedstrata.data.storage import Outline, Placed, SizeGroup, common_size
+from fedstrata.engines.engine import Carry
+from fedstrata.engines.rounds import run_text
+from fedstrata.engines.simulated import mean_dtype
+from fedstrata.support.tracing import compiling
+
+
+class OutlineFed(Fed):
+    """Verbs that write down what they are asked."""
+
+    def __init__(self, program: str, form: Placed, found: list[Sent], *args: Any) -> None:
+        super().__init__(*args)
+        self.program, self.form, self.found, self.position = program, form, found, 0
+
+    def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
+        """Made-up replies of the right form."""
+
+        def one(samples: int, memory: PyTree) -> PyTree:
+            group = SizeGroup(1, samples, samples)
+            client = self.form.client(0, jax.tree.map(lambda leaf: leaf[0], memory), group)
+            return visit(self.setup, exchange, client)[0].upload
+
+        upload, other = (jax.eval_shape(partial(one, n), self.memory) for n in (1, 2))
+        number = self.clients if exchange.of is None else exchange.of.shape[0]
+        asked = "everyone" if exchange.of is None else "some"
+        if exchange.of is not None and exchange.of is self._chosen:
+            asked = "cohort"
+        sent = Sent(
+            self.program, self.position, self._level, name_of(exchange.phase),
+            tuple((u.shape, u.dtype) for u in jax.tree.leaves(upload)), exchange.stacked,
+            exchange.around is not None, asked, None, str(upload) != str(other),
+        )  # fmt: skip
+        if all(one.place != sent.place for one in self.found):
+            self.found.append(sent)
+        counting.count(sent.place, 1)
+        self.position += 1
+
+        def reply(u: Any) -> Array:
+            if exchange.stacked:
+                return jnp.zeros((number, *u.shape), u.dtype)
+            return jnp.zeros(u.shape, mean_dtype(u.dtype))
+
+        return jax.tree.map(reply, upload), upload
+
+    def book(self, exchange: Exchange, upload: PyTree) -> None:
+        """Nothing travels."""
+
+    def turns(
+        self, times: Integer, body: counting.Body, carry: PyTree, until: counting.Until | None
+    ) -> PyTree:
+        """See `Fed.repeat`: the same exchanges at every turn."""
+        first = self.position
+
+        def turn(t: Integer, carry: PyTree) -> PyTree:
+            self.position = first
+            return body(t, carry)
+
+        return super().turns(times, turn, carry, until)
+
+
+def outline(setup: Setup, method: Method, data: FederatedData, carry: Carry) -> list[Sent]:
+    """The exchanges before the first round and of a round."""
+
+    def blank(part: str) -> PyTree:
+        return jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape), leaf.dtype), data.sample_of(part))
+
+    valid = None if data.valid is None else [blank("valid")]
+    form = FederatedData.from_clients([blank("train")], valid=valid).placed()
+    server = jax.tree.map(
+        lambda one, leaf: jax.ShapeDtypeStruct(leaf.shape, one.dtype), data.sample_of("server"), data.server
+    )
+    memory = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), carry.memory)
+    sizes = jax.ShapeDtypeStruct((data.clients,), jnp.int32)
+    shell = Outline(cast(Any, sizes), server, None, common_size(data.sizes))
+    args = (method, Carry(carry.state, memory), jax.random.key(0), shell, jnp.int32(0))
+    programs = ("start", "round") if method.starts() else ("round",)
+    return [one for program in programs for one in _of_program(program, form, setup, args)]
+
+
+def _of_program(program: str, form: Placed, setup: Setup, args: tuple[Any, ...]) -> list[Sent]:
+    found: list[Sent] = []
+    tallies: list[counting.Tally] = []
+
+    def text(*args: Any) -> Any:
+        make = partial(OutlineFed, program, form, found)
+        out, tally = counting.counted(partial(run_text, program, make, setup))(*args)
+        tallies.append(tally)
+        return out
+
+    with compiling():
+        jax.eval_shape(text, *args)
+    tally = tallies[-1]
+    unknown = {name for counts, _ in tally.scaled for name in counts}
+    return [one if one.place in unknown else one._replace(times=tally.fixed[one.place]) for one in found]

@@ -1,0 +1,120 @@
+"""What a method sends on a problem, and the noise that a budget of privacy needs, without any compute."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+
+from fedstrata.channels.channel import Channel, Poisson
+from fedstrata.channels.sent import Sent
+from fedstrata.core.method import Method
+from fedstrata.core.problem import Problem
+from fedstrata.core.types import PyTree
+from fedstrata.data.federated import FederatedData
+from fedstrata.engines.outline import outline
+from fedstrata.solving.pose import Posed, pose
+
+MOST_NOISE = 1e4
+
+
+def exchanges(
+    problem: Problem,
+    method: Method,
+    data: FederatedData,
+    x0: PyTree,
+    *,
+    y0: PyTree = None,
+    participation: float | int | Poisson = 1.0,
+) -> list[Sent]:
+    """The exchanges of a method on a problem, before the first round and in a round, from an abstract pass.
+
+    Args:
+        problem: what is to be solved.
+        method: how.
+        data: the clients' samples, of which only shapes count.
+        x0: where the main variable starts.
+        y0: where the second variable starts.
+        participation: as in `solve`.
+
+    Returns:
+        One `Sent` for each: its level and phase, by which ``channel=`` finds it; the arrays of an upload;
+        whether
+        the server gets a mean or every upload, who is asked, and how often in a round.
+
+    >>> import fedstrata as fs, numpy as np
+    >>> data = fs.FederatedData.from_clients([{"a": np.ones((2, 3))}, {"a": np.zeros((4, 3))}])
+    >>> problem = fs.Minimization(lambda x, s: ((x - s["a"]) ** 2).sum())
+    >>> (one,) = fs.exchanges(problem, fs.FedAvg(gamma=0.1), data, np.zeros(3))
+    >>> one.level, one.phase, one.gathered, one.reference, one.asked, one.times
+    ('main', 'local_steps', False, True, 'everyone', 1)
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        posed = pose(problem, method, data, x0, y0=y0, rounds=1, participation=participation)
+    return _of(posed)
+
+
+def _of(posed: Posed) -> list[Sent]:
+    from fedstrata.channels.channelled import own
+    from fedstrata.engines.engine import Carry
+
+    assert isinstance(posed.data, FederatedData)
+    return outline(posed.setup, posed.methods[0], posed.data, Carry(*own(posed.carry)))
+
+
+def plan_privacy(
+    problem: Problem,
+    method: Method,
+    data: FederatedData,
+    x0: PyTree,
+    *,
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    clip: float,
+    y0: PyTree = None,
+    participation: float | int | Poisson = 1.0,
+) -> Channel:
+    """The channel with the least noise for which so many rounds cost at most ε at δ.
+
+    Args:
+        problem: what is to be solved.
+        method: how: all exchanges of its text are counted.
+        data: the clients' samples, of which only shapes count.
+        x0: where the main variable starts.
+        epsilon: the budget, for one client that is there or not.
+        delta: δ, well below one by the number of clients.
+        rounds: how many.
+        clip: the bound of an upload, as a difference to its reference.
+        y0: where the second variable starts.
+        participation: as in `solve`; with `Poisson` rounds cost much less.
+
+    Returns:
+        ``Channel(clip, noise, delta=, epsilon=)``, which also ends a longer run when the budget is spent.
+    """
+    if not (epsilon > 0 and 0 < delta < 1 and rounds >= 1):
+        raise ValueError("plan_privacy needs epsilon > 0, delta in (0, 1) and rounds ≥ 1.")
+
+    def spent(noise: float) -> float:
+        channel = Channel(clip=clip, noise=noise, delta=delta)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            posed = pose(
+                problem, method, data, x0, y0=y0, rounds=rounds, participation=participation, channel=channel
+            )
+        if posed.spending is None:
+            pose(problem, method, data, x0, y0=y0, rounds=rounds, participation=participation,
+                 channel=replace(channel, epsilon=epsilon))  # fmt: skip
+            return math.inf
+        return posed.spending.epsilon(rounds)
+
+    low, high = 0.05, 1.0
+    while spent(high) > epsilon:
+        low, high = high, 2 * high
+        if high > MOST_NOISE:
+            raise ValueError(f"plan_privacy: no noise below {MOST_NOISE:g} keeps epsilon={epsilon:g}.")
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if spent(middle) > epsilon else (low, middle)
+    return Channel(clip=clip, noise=round(high, 6), delta=delta, epsilon=epsilon)
