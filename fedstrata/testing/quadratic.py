@@ -50,6 +50,13 @@ class Quadratic(NamedTuple):
         A = self._mean("A")
         return np.linalg.solve(A, self._mean("B")), np.linalg.solve(A, self._mean("c"))
 
+    def _reduced(self) -> tuple[np.ndarray, np.ndarray]:
+        """H and q of ``∇f(x) = Hx + q``."""
+        S, s = self._affine()
+        T, t = np.concatenate([np.eye(S.shape[1]), S]), np.concatenate([np.zeros(S.shape[1]), s])
+        M, b = self._mean("M"), self._mean("b")
+        return T.T @ M @ T, T.T @ (M @ t - b)
+
     def solution(self, x: Array) -> Array:
         """The exact lower-level solution ``y(x)``."""
         S, s = self._affine()
@@ -57,10 +64,8 @@ class Quadratic(NamedTuple):
 
     def gradient(self, x: Array) -> Array:
         """The exact ``∇f(x)`` of the implicit objective, which is ``∇f^η(x)`` for every η."""
-        S, s = self._affine()
-        T, t = np.concatenate([np.eye(S.shape[1]), S]), np.concatenate([np.zeros(S.shape[1]), s])
-        M, b = self._mean("M"), self._mean("b")
-        return jnp.asarray(T.T @ M @ T) @ x + jnp.asarray(T.T @ (M @ t - b))
+        H, q = self._reduced()
+        return jnp.asarray(H) @ x + jnp.asarray(q)
 
     @property
     def curvature(self) -> tuple[float, float]:
@@ -107,7 +112,7 @@ def quadratic_bilevel(
         "M": draw.definite(n + p),
         "b": draw.vector(n + p),
     }
-    return _solved(Bilevel(upper=_value, lower=_lower, same_samples=True), draw.data(arrays), n)
+    return _solved(Bilevel(upper=_value, lower=_lower, same_samples=True), draw.data(arrays))
 
 
 def quadratic_minimax(
@@ -129,7 +134,7 @@ def quadratic_minimax(
     transposed = np.swapaxes(Q, -1, -2)
     M = np.concatenate([np.concatenate([P, Q], -1), np.concatenate([transposed, -R], -1)], -2)
     arrays = {"A": R, "B": transposed, "c": -b[..., n:], "M": M, "b": b}
-    return _solved(Minimax(payoff=_value), draw.data(arrays), n)
+    return _solved(Minimax(payoff=_value), draw.data(arrays))
 
 
 def _value(x: Array, y: Array, sample: dict[str, Array]) -> Array:
@@ -141,12 +146,10 @@ def _lower(x: Array, y: Array, sample: dict[str, Array]) -> Array:
     return y @ (sample["A"] @ y) / 2 - y @ (sample["B"] @ x + sample["c"])
 
 
-def _solved(problem: Bilevel | Minimax, data: FederatedData, n: int) -> Quadratic:
-    unsolved = Quadratic(problem, data, np.zeros(n), np.zeros(0))
-    S, s = unsolved._affine()
-    T, t = np.concatenate([np.eye(n), S]), np.concatenate([np.zeros(n), s])
-    M, b = unsolved._mean("M"), unsolved._mean("b")
-    x_star = np.linalg.solve(T.T @ M @ T, T.T @ (b - M @ t))
+def _solved(problem: Bilevel | Minimax, data: FederatedData) -> Quadratic:
+    unsolved = Quadratic(problem, data, np.zeros(0), np.zeros(0))
+    (H, q), (S, s) = unsolved._reduced(), unsolved._affine()
+    x_star = np.linalg.solve(H, -q)
     return Quadratic(problem, data, x_star, S @ x_star + s)
 
 
@@ -154,13 +157,11 @@ class _Draw:
     """Arrays of shape (clients, samples, …): a common part, a client's own, and centred noise per sample."""
 
     def __init__(self, clients: int, heterogeneity: float, samples: int, noise: float, seed: int) -> None:
-        for name, value, low in (("clients", clients, 1), ("samples", samples, 1)):
-            if value < low:
-                raise ValueError(f"{name} must be at least {low}, but is {value}.")
-        if heterogeneity < 0 or noise < 0:
-            raise ValueError(
-                f"heterogeneity and noise must not be negative, but are {heterogeneity} and {noise}."
-            )
+        for name, value in (("clients", clients), ("samples", samples)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, but is {value}.")
+        if min(heterogeneity, noise) < 0:
+            raise ValueError(f"heterogeneity and noise must be ≥ 0, but are {heterogeneity} and {noise}.")
         self.rng = np.random.default_rng(seed)
         self.clients, self.samples = clients, samples
         self.heterogeneity, self.noise = heterogeneity, noise

@@ -410,3 +410,27 @@ def test_so_many_columns_that_they_would_fill_a_header_are_told_apart():
     assert one == columns_of(data(names))
     assert one != other
     assert len(one["x"][0]) < 100
+
+
+def test_states_of_an_ended_experiment_go_when_another_one_begins(tmp_path):
+    hosts = Hosts(tmp_path, sites=1)
+
+    def states():
+        return sorted(path.name for path in (tmp_path / "site-0").iterdir())
+
+    def begin(run):
+        there = Federation(hosts, run, 0, TERMS)
+        remote = there.gather()
+        there.pose(int(remote.sizes.sum()), 1, None, hosts.identity(1))
+        remote.fresh(True)
+        assert there._join({0: [0]}) == {}
+
+    begin("first-0")
+    begin("first-1")
+    assert states() == ["first-0", "first-1"]
+    hosts.exchange({0: Request({"op": "done", "seq": 1}, [])}, 1.0)
+    hosts.restart(0)
+    begin("first-2")  # the same experiment goes on: models of its other runs can still be fetched
+    assert states() == ["first-0", "first-1", "first-2"]
+    begin("second-0")
+    assert states() == ["first-2", "second-0"]  # the one that had not ended stays

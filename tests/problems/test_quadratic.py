@@ -56,5 +56,5 @@ def test_heterogeneity_zero_makes_clients_equal():
 def test_bad_arguments():
     with pytest.raises(ValueError, match="clients must be at least 1"):
         fs.quadratic_bilevel(clients=0)
-    with pytest.raises(ValueError, match="must not be negative"):
+    with pytest.raises(ValueError, match="must be ≥ 0"):
         fs.quadratic_minimax(noise=-1.0)

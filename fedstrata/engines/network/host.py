@@ -6,7 +6,7 @@ The server's requests, by their ``op``:
     join      which clients these are, and where the run stands
     exchange  see `fedstrata.engines.network.site`
     memory    what the clients remember, where the site allows it
-    done      nothing more will be asked
+    done      the experiment has ended: its states are kept until another one begins
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import hmac
 import json
 import logging
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ from fedstrata.engines.network.wire import Arrays, Header
 
 log = logging.getLogger("fedstrata.network")
 MOST_CLIENTS, MOST_SAMPLES = 10**6, 2**31 - 1  # of a federation; samples are counted in int32
+FINISHED = "finished"  # a file in a run's folder, once its experiment has ended
 _MOST_NAMES = wire.HEADER_LIMIT // 4  # bytes of columns' names
 
 
@@ -123,6 +125,8 @@ class Host:
         if op == "memory":
             return self._memory(header)
         if op == "done":
+            for place in filter(Path.is_dir, self.folder.glob(f"{_experiment(self.run)}-*")):
+                (place / FINISHED).touch()
             if self.once:
                 raise Ended
             log.info("the server says that all is done")
@@ -165,11 +169,18 @@ class Host:
             site = Site(text, self.opened.data, place, self.folder / self.run)
         anew = False
         if wire.value(header, "fresh", bool):
+            self._remove_finished()
             site.states.start()
         elif self.site is not site:
             anew = self._recall(site, wire.numbers(header, "states"), wire.value(header, "anew", bool))
         self.site = site
         return {"anew": anew}, []
+
+    def _remove_finished(self) -> None:
+        """Forget what clients remember of other experiments that have ended; it can be fetched until now."""
+        for place in self.folder.glob(f"*/{FINISHED}"):
+            if _experiment(place.parent.name) != _experiment(self.run):
+                shutil.rmtree(place.parent)
 
     def _recall(self, site: Site, states: list[int], anew: bool) -> bool:
         """Go on in a run after a restart; whether the site is taken as a new one."""
@@ -191,6 +202,11 @@ class Host:
         if (newest := self.site.states.newest) is None:
             raise Forgotten
         return {}, [np.asarray(leaf) for leaf in jax.tree.leaves(self.site.states.at(newest))]
+
+
+def _experiment(run: str | None) -> str:
+    """What the names of all runs of an experiment begin with."""
+    return (run or "").rpartition("-")[0]
 
 
 def _compare(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:

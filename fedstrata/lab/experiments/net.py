@@ -165,10 +165,12 @@ def site(
         from fedstrata.engines.network.host import Host
         from fedstrata.engines.network.kits import days_left, name_of, read
         from fedstrata.engines.network.watching import Gauge, served
+        from fedstrata.engines.programs import keep_compiled
         from fedstrata.lab.experiments.networked import check, entry_of, opener, terms_of
         from fedstrata.lab.experiments.settings import settings_of
         from fedstrata.support.writing import locked
 
+        keep_compiled()  # runs of one method, and sites on one machine, have the same phases
         settings, name = settings_of(kit), name_of(kit)
         names, folder = settings.sites, folder or kit / "state"
         if name not in names:
@@ -556,7 +558,10 @@ def try_(
         with _served(base / "kits" / "server", plan, out, "127.0.0.1:0") as server:
             address = f"localhost:{server.transport.port}"  # type: ignore[attr-defined]
             started = [_start(base / "kits" / name, out, address, where, words) for name in names]
-            typer.echo(f"{len(names)} sites, processes {', '.join(str(p.pid) for p in started)}")
+            typer.echo(
+                f"{len(names)} sites, processes {', '.join(str(p.pid) for p in started)}. The first run of a "
+                "method waits for each of them to compile its part."
+            )
             watch = _Watch(dict(zip(names, started, strict=True)), out / "logs")
             try:
                 with watch:
