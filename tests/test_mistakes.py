@@ -200,7 +200,7 @@ def test_what_was_not_measured_is_no_failure():
 
 
 def test_warnings_of_the_command_line_are_words():
-    with cli._messages():
+    with cli.messages():
         assert warnings.formatwarning("give rounds", UserWarning, "file.py", 3) == "Warning: give rounds\n"
     assert "file.py:3" in warnings.formatwarning("give rounds", UserWarning, "file.py", 3)
 

@@ -11,9 +11,6 @@ import os
 import re
 import shlex
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedstrata import __version__
+from fedstrata.lab.experiments.errors import ExperimentError, line_in, messages
 from fedstrata.lab.experiments.net_certificates import net
 
 if TYPE_CHECKING:
@@ -122,45 +120,6 @@ def _main(version: Version = False) -> None:
     pass
 
 
-@contextmanager
-def _messages(debug: bool = False, file: str = "") -> Iterator[None]:
-    """User errors as one message on stderr and exit code 2; Ctrl-C as 130.
-
-    Whatever a user's own ``file`` does wrong, when it is read or later, is a user's error. Warnings are their
-    words, without the place in the package that they come from.
-    """
-    from fedstrata.lab.experiments.errors import in_words
-
-    before, warnings.formatwarning = warnings.formatwarning, in_words
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        from fedstrata.lab.experiments.runner import ExperimentInterrupted
-
-        if not isinstance(error, ExperimentInterrupted):
-            raise
-        typer.echo(f"\nInterrupted: {error}", err=True)
-        raise typer.Exit(130) from None
-    except Exception as error:
-        from fedstrata.data import CorruptData, DataError, DataNotFound
-        from fedstrata.engines.engine import TooFewThreads
-        from fedstrata.lab import ExperimentError
-        from fedstrata.lab.experiments.errors import line_in
-        from fedstrata.lab.report import ReportError
-        from fedstrata.support.sealed import CheckpointError
-
-        data = DataError, DataNotFound, CorruptData
-        ours = (ExperimentError, ReportError, *data, CheckpointError, TooFewThreads, OSError)
-        at = line_in(error, Path(file)) if file else ""
-        if debug or not (isinstance(error, ours) or at):
-            raise
-        words = str(error) if isinstance(error, ours) else f"{file}{at}: {type(error).__name__}: {error}"
-        typer.echo(f"Error: {words}", err=True)
-        raise typer.Exit(2) from None
-    finally:
-        warnings.formatwarning = before
-
-
 @app.command("list")
 def list_(
     name: Annotated[
@@ -172,7 +131,7 @@ def list_(
     """The experiments that there are; of NAME (or a file) its parameters, data, time and claims."""
     from fedstrata.lab.experiments.registry import headline, names
 
-    with _messages(debug, name or ""):
+    with messages(debug, name or ""):
         if name is not None:
             from fedstrata.lab.experiments import showing
 
@@ -228,7 +187,7 @@ def run(
 
     The exit code is 4 where a run is known not to be solved, unless it is a --quick one.
     """
-    with _messages(debug, experiment):
+    with messages(debug, experiment):
         from fedstrata.lab.experiments.runner import prepare
 
         definition = load(experiment)
@@ -258,7 +217,7 @@ def reproduce(
     debug: Debug = False,
 ) -> None:
     """Run an experiment as the paper did, in full, and write its report."""
-    with _messages(debug):
+    with messages(debug):
         from fedstrata.lab.experiments.registry import find
         from fedstrata.lab.experiments.runner import prepare
 
@@ -280,7 +239,7 @@ def report(
     json_: Json = False,
 ) -> None:
     """Make the table, the plots and the page again from a folder's runs; or compare several folders."""
-    with _messages():
+    with messages():
         from fedstrata.lab.report import ReportError, compare, load_report, rebuild
 
         if together:
@@ -321,7 +280,7 @@ def doctor(json_: Json = False) -> None:
 @app.command()
 def demo(out: Out = None, seeds: Seeds = None) -> None:
     """What four hospitals gain by learning together: real data, a table and a page."""
-    with _messages():
+    with messages():
         from fedstrata.lab.experiments.registry import find
         from fedstrata.lab.experiments.runner import prepare
 
@@ -407,7 +366,6 @@ def load(name: str) -> Experiment:
     from pydantic import ValidationError
 
     from fedstrata.lab.experiments import registry
-    from fedstrata.lab.experiments.errors import ExperimentError, line_in
 
     file = Path(registry.plain(name))
     if file.suffix not in (".toml", ".py"):
@@ -456,8 +414,6 @@ def parse(assignments: list[str]) -> dict[str, Any]:
     >>> parse(['method="FedMSA, K = 1",FedAvg'])
     {'method': ['FedMSA, K = 1', 'FedAvg']}
     """
-    from fedstrata.lab import ExperimentError
-
     values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")

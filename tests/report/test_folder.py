@@ -28,6 +28,7 @@ from fedstrata.lab.report import (
 from fedstrata.lab.report import folder as folder_module
 from fedstrata.lab.report.headline import headline
 from fedstrata.lab.report.page import duration, markdown
+from fedstrata.lab.report.split import plot_of
 
 TABLE = TableSpec((Column("loss", better="low"), Column("seconds", "run")), ("label", "H"))
 PAPER = PaperClaims(
@@ -418,10 +419,9 @@ def test_the_split_is_drawn(tmp_path, runs):
     split = split_of(data, caption="By nature.")
     assert split == Split((3, 5), {"0": (2, 3), "1": (1, 2)}, ("north", "south"), "By nature.")
     page = Page(write(tmp_path / "r", runs, split=split).read_text())
-    assert [a["title"] for _, a in page.tags if a.get("title", "").startswith("south")] == [
-        "south, 0: 3",
-        "south, 1: 2",
-    ]
+    (panel,) = plot_of(split).panels
+    assert (panel.grid.rows, panel.grid.columns) == (["north (3)", "south (5)"], ["0", "1"])
+    np.testing.assert_array_equal(panel.grid.means, [[2, 1], [3, 2]])
     assert "2 clients, 8 training samples, 3 to 5 each. By nature." in " ".join(page.text)
     assert load_report(tmp_path / "r").definition.split == split
 
@@ -430,7 +430,8 @@ def test_a_split_over_many_clients_is_a_histogram_of_their_sizes(tmp_path, runs)
     split = Split(tuple(range(1, 101)))
     words = " ".join(Page(write(tmp_path / "r", runs, split=split).read_text()).text)
     assert "100 clients, 5050 training samples, 1 to 100 each." in words
-    assert sum(int(n) for n in re.findall(r"(\d+) clients(?!,)", words)) == 100
+    (curve,) = plot_of(split).panels[0].curves
+    assert curve.y.mean.sum() == 100
     with pytest.raises(ValueError, match="a split of 2 clients has 1 names"):
         Split((1, 2), names=("a",))
 

@@ -1,8 +1,13 @@
-"""What is said when an experiment cannot be had."""
+"""What the command line says when something cannot be done, and its exit codes."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import typer
 
 
 class ExperimentError(ValueError):
@@ -27,3 +32,49 @@ def in_words(
     if issubclass(category, UserWarning):
         return f"Warning: {message}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
+
+
+@contextmanager
+def messages(
+    debug: bool = False, file: str = "", expected: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Errors as one message on stderr and an exit code: 2, for Ctrl-C 130, for a network that stopped 3.
+
+    Warnings are their own words, without the place in the package that they come from.
+
+    Args:
+        debug: raise errors as they are.
+        file: the user's own: whatever is wrong in it, when it is read or later, is a user's error.
+        expected: further errors whose words are for users.
+    """
+    before, warnings.formatwarning = warnings.formatwarning, in_words
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        code, words = _told(error, file, expected)
+        if not code or (debug and code == 2):
+            raise
+        typer.echo(words, err=True)
+        raise typer.Exit(code) from None
+    finally:
+        warnings.formatwarning = before
+
+
+def _told(error: BaseException, file: str, expected: tuple[type[Exception], ...]) -> tuple[int, str]:
+    """The exit code and the words of an error; 0 where it is a mistake of ours."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130, f"\nInterrupted{': ' if str(error) else ''}{error}"
+    if isinstance(error, typer.Exit):
+        return 0, ""
+    from fedstrata.data import CorruptData, DataError  # with JAX, which a list does without
+    from fedstrata.engines.engine import TooFewThreads, Unfinished
+    from fedstrata.lab.report.records import ReportError
+    from fedstrata.support.sealed import CheckpointError
+
+    if isinstance(error, Unfinished):
+        return 3, f"Stopped: {error}"
+    known = (ExperimentError, ReportError, DataError, CorruptData, CheckpointError, TooFewThreads, OSError)
+    if isinstance(error, known + expected):
+        return 2, f"Error: {error}"
+    at = line_in(error, Path(file)) if file else ""
+    return (2, f"Error: {file}{at}: {type(error).__name__}: {error}") if at else (0, "")

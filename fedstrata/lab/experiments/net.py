@@ -15,13 +15,14 @@ import sys
 import threading
 import time
 import tomllib
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fedstrata.lab.experiments import errors
 
 if TYPE_CHECKING:
     from fedstrata.engines.network.watching import Gauge
@@ -67,27 +68,9 @@ Quick = Annotated[bool, typer.Option("--quick", help="A small version.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a parameter.")]
 
 
-@contextmanager
-def messages() -> Iterator[None]:
+def messages() -> AbstractContextManager[None]:
     """User errors as one message and exit code 2, Ctrl-C as 130, a network that cannot go on as 3."""
-    from fedstrata.engines.engine import TooFewThreads, Unfinished
-    from fedstrata.lab.experiments.errors import in_words
-    from fedstrata.support.sealed import CheckpointError
-
-    before, warnings.formatwarning = warnings.formatwarning, in_words
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        typer.echo(f"\nInterrupted: {error}", err=True)
-        raise typer.Exit(130) from None
-    except Unfinished as error:
-        typer.echo(f"Stopped: {error}", err=True)
-        raise typer.Exit(3) from None
-    except (OSError, ValueError, TooFewThreads, CheckpointError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(2) from None
-    finally:
-        warnings.formatwarning = before
+    return errors.messages(expected=(ValueError,))
 
 
 def _log(file: Path | None = None) -> None:

@@ -25,7 +25,7 @@ from fedstrata.lab.report.interactive import figure
 from fedstrata.lab.report.plots import draw, to_svg
 from fedstrata.lab.report.records import MEASURED_ON, RunRecord
 from fedstrata.lab.report.specs import Claim, Definition
-from fedstrata.lab.report.split import drawn as drawn_split
+from fedstrata.lab.report.split import plot_of
 from fedstrata.lab.report.statistics import name, show
 from fedstrata.lab.report.tables import (
     Table,
@@ -104,13 +104,20 @@ def sections(
         Section("plots", "More plots", others),
         Section("clients", "Client by client", _clients(definition, runs, prefix)),
         Section("solved", "What was solved", _definitions(definition.config)),
-        Section("split", "Who has which samples", drawn_split(definition.split) if definition.split else ""),
+        Section("split", "Who has which samples", _split(definition, prefix)),
         Section("paper", "What the paper printed", _paper(definition, runs)),
         Section("ledger", "What was communicated", _ledger(definition, runs)),
         Section("reproduce", "How to get this again", _reproduce(definition, runs)),
         Section("notes", "Notes", notes),
     ]
     return [replace(section, anchor=prefix + section.anchor) for section in made if section.body]
+
+
+def _split(definition: Definition, prefix: str) -> str:
+    if definition.split is None:
+        return ""
+    plot = plot_of(definition.split)
+    return figures({"split": (plot, to_svg(draw(plot)))}, prefix)
 
 
 def _left_out(definition: Definition, plots: Plots) -> str:

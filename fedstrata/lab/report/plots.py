@@ -82,6 +82,8 @@ def draw(plot: Plot) -> Figure:
         columns = 2 if count == 4 else min(count, 3)
         rows = -(-count // columns)
         size = (6.8, 3.7) if count == 1 else (3.3 * columns + 0.6, 2.7 * rows + 0.7)
+        if count == 1 and (only := plot.panels[0].grid):
+            size = (6.8, max(3.7, 0.2 * len(only.rows)))
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         same = spec.kind == "line"
@@ -173,7 +175,8 @@ def _draw_bars(ax: Axes, curves: Sequence[Curve]) -> None:
             yerr=half.tolist() if curve.seeds > 1 else None,  # of arrays, NumPy < 2.4 warns inside Matplotlib
             error_kw={"ecolor": "#24292f", "elinewidth": 1, "capsize": 2.5},
         )
-    ax.set_xticks(range(len(categories)), [_plain(category) for category in categories])
+    turned = 90 if len("".join(categories)) > 80 else 0
+    ax.set_xticks(range(len(categories)), [_plain(category) for category in categories], rotation=turned)
     ax.grid(visible=False, axis="x")
 
 

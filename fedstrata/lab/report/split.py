@@ -1,14 +1,15 @@
-"""The split drawn: a bar for each client, as long as it has samples, coloured by their classes."""
+"""How the samples lie with the clients: counts by class, or sizes, as a plot like any other."""
 
 from __future__ import annotations
 
-import html
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedstrata.lab.report.curves import PALETTE
-from fedstrata.lab.report.specs import Split
+from fedstrata.lab.report.curves import Curve, Grid, Panel, Plot
+from fedstrata.lab.report.specs import PlotSpec, Split
+from fedstrata.lab.report.statistics import Interval
 
 if TYPE_CHECKING:
     from fedstrata.data.federated import FederatedData
@@ -40,51 +41,28 @@ def split_of(data: FederatedData, label: str = "y", caption: str = "") -> Split:
     return Split(sizes, classes, names, caption)
 
 
-def drawn(split: Split) -> str:
-    """The split as HTML."""
+def plot_of(split: Split) -> Plot:
+    """The split as a plot: how many samples of each class a client has, or their sizes alone."""
+    names = [*(split.names or [f"client {i}" for i in range(len(split.sizes))])]
     total, m = sum(split.sizes), len(split.sizes)
     words = f"{m} clients, {total} training samples, {min(split.sizes)} to {max(split.sizes)} each."
-    body = _bars(split) if m <= BARS else _histogram(split)
     caption = " ".join(filter(None, [words, split.caption]))
-    return f"<figure>{body}<figcaption>{html.escape(caption)}</figcaption></figure>"
-
-
-def _bars(split: Split) -> str:
-    names = split.names or tuple(f"client {i}" for i in range(len(split.sizes)))
-    classes = split.classes or {"samples": split.sizes}
-    rows = []
-    for i, (name, size) in enumerate(zip(names, split.sizes, strict=True)):
-        parts = "".join(
-            f'<span class="{_look(k)}" style="width:{100 * counts[i] / max(split.sizes):.2f}%" '
-            f'title="{html.escape(name)}, {html.escape(c)}: {counts[i]}"></span>'
-            for k, (c, counts) in enumerate(classes.items())
-            if counts[i]
+    if split.classes and m <= BARS:
+        spec = PlotSpec("samples", "class", "heatmap", down="client", name="split", title="Samples by class")
+        counts = np.array(list(split.classes.values()), float).T
+        sized = [f"{name} ({size})" for name, size in zip(names, split.sizes, strict=True)]
+        return Plot(
+            spec, [Panel("", [], Grid([*split.classes], sized, counts), [])], caption, "class", "samples"
         )
-        rows.append(
-            f'<div class="client"><span class="who">{html.escape(name)}</span>'
-            f'<span class="bar">{parts}<span class="count">{size}</span></span></div>'
-        )
-    keys = "".join(
-        f'<span><span class="key-mark {_look(k)}"></span>{html.escape(c)}</span>'
-        for k, c in enumerate(split.classes)
-    )
-    legend = f'<div class="split-keys">class {keys}</div>' if keys else ""
-    dense = " dense" if len(split.sizes) > 12 else ""
-    return f'<div class="split{dense}">{"".join(rows)}</div>{legend}'
-
-
-def _histogram(split: Split) -> str:
+    spec = PlotSpec("samples", "client", "bar", name="split", title="Samples of each client")
+    if m <= BARS:
+        return _bars(spec, names, np.array(split.sizes), caption, "client", "training samples")
     counts, edges = np.histogram(split.sizes, bins=min(24, len(set(split.sizes))))
-    rows = "".join(
-        f'<div class="client"><span class="who">{low:.0f}–{high:.0f} samples</span>'
-        f'<span class="bar"><span class="c0" style="width:{100 * n / max(counts):.2f}%"></span>'
-        f'<span class="count">{n} clients</span></span></div>'
-        for n, low, high in zip(counts, edges[:-1], edges[1:], strict=True)
-        if n
-    )
-    return f'<div class="split dense">{rows}</div>'
+    ranges = [f"{low:.0f}–{high:.0f}" for low, high in itertools.pairwise(edges)]
+    return _bars(spec, ranges, counts, caption, "training samples", "clients")
 
 
-def _look(k: int) -> str:
-    """The class of the style sheet: a colour of the palette, paler the second and third time."""
-    return f"c{k % len(PALETTE)} pale{k // len(PALETTE)}"
+def _bars(spec: PlotSpec, x: list[str], heights: np.ndarray, caption: str, below: str, beside: str) -> Plot:
+    nothing = np.full(len(x), np.nan)
+    curve = Curve(beside, 0, x, Interval(heights.astype(float), nothing, nothing), 1)
+    return Plot(spec, [Panel("", [curve], None, [])], caption, below, beside)

@@ -208,14 +208,15 @@ class Table:
 
     def to_rich(self, title: str = "") -> Blocks:
         """A table for the terminal; what does not fit beside each other stands in blocks below each other."""
-        return Blocks(title, *self.texts(), keys=len(self.keys))
+        return Blocks(title, *self.texts(), keys=len(self.keys), left=len(self.keys))
 
 
 @dataclass(frozen=True)
 class Blocks:
     """A table for the terminal, its columns in as many blocks as its width needs, each with the rows' keys.
 
-    No cell is cut as long as the keys and one column fit; headings are wrapped between words.
+    No cell is cut as long as the keys and one column fit; headings are wrapped between words. `print` shows
+    it as wide as the terminal, or as a page where there is none, and a notebook as its own table.
     """
 
     title: str
@@ -223,8 +224,15 @@ class Blocks:
     lines: Sequence[Sequence[str]]
     bold: Sequence[Sequence[bool]]
     keys: int
+    left: int = 0
+    caption: str = ""
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[rich.table.Table]:
+    @property
+    def row_count(self) -> int:
+        """How many rows there are."""
+        return len(self.lines)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
         """What Rich prints."""
         common = list(range(self.keys))
         block, title = list(common), self.title
@@ -236,22 +244,38 @@ class Blocks:
                 block, title = list(common), ""
             block.append(j)
         yield self._part(block, title)
+        if self.caption:
+            yield Text(self.caption, style="table.caption")
 
     def _part(self, columns: Sequence[int], title: str) -> rich.table.Table:
-        def chosen(line: Sequence[Any]) -> list[Any]:
-            return [line[j] for j in columns]
-
-        table = _rich(
-            title,
-            chosen(self.head),
-            list(map(chosen, self.lines)),
-            list(map(chosen, self.bold)),
-            left=self.keys,
+        table = rich.table.Table(
+            title=Text(title) if title else None, header_style="bold", box=rich.box.SIMPLE_HEAD
         )
-        for j, column in zip(columns, table.columns, strict=True):
+        for j in columns:
             texts = [*self.head[j].split(), *(line[j] for line in self.lines)]
-            column.min_width = max(map(cell_len, texts), default=1)
+            width = max(map(cell_len, texts), default=1)
+            table.add_column(
+                Text(self.head[j]), justify="left" if j < self.left else "right", min_width=width
+            )
+        for line, mark in zip(self.lines, self.bold, strict=True):
+            table.add_row(*(Text(line[j], style="bold" if mark[j] else "") for j in columns))
         return table
+
+    def __str__(self) -> str:
+        width = shutil.get_terminal_size((110, 24)).columns
+        file = io.StringIO()
+        Console(file=file, width=width, color_system=None, force_jupyter=False).print(self)
+        text = "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        return text.encode(encoding, "replace").decode(encoding)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, **_: Any) -> dict[str, str]:
+        """For a notebook: Rich's own would break the words below at the width of the numbers."""
+        return {"text/plain": str(self), "text/html": self.to_html()}
+
+    def to_html(self) -> str:
+        """For a notebook's page."""
+        return html.table(self.head, self.lines, left=self.left) + html.note(self.caption)
 
 
 def build_table(runs: Sequence[RunRecord], spec: TableSpec, paper: PaperClaims | None = None) -> Table:
@@ -393,7 +417,7 @@ def history_table(
     *,
     title: str = "",
     rows: int = 11,
-) -> HistoryTable:
+) -> Blocks:
     """A run's history for the terminal: some rounds, evenly chosen, the first and the last among them.
 
     Args:
@@ -424,94 +448,7 @@ def history_table(
             f"{n.replace('_', ' ')} {mean_text(value, math.nan, _form(n))}" for n, value in totals.items()
         )
         caption = ", ".join(words)
-    return HistoryTable(title, names, lines, caption)
-
-
-class HistoryTable(rich.table.Table):
-    """A table of numbers that prints as text; where it is too wide, some columns after the others.
-
-    Args:
-        title: above it.
-        head: the columns' names, of which the first is repeated where the table is broken.
-        lines: the cells.
-        caption: below it.
-    """
-
-    def __init__(self, title: str, head: Sequence[str], lines: Sequence[Sequence[str]], caption: str) -> None:
-        super().__init__(
-            title=Text(title) if title else None,
-            header_style="bold",
-            box=rich.box.SIMPLE_HEAD,
-        )
-        self.head, self.lines, self.below = head, lines, caption
-        for heading in head:
-            self.add_column(Text(heading), justify="right", no_wrap=True)
-        for cells in lines:
-            self.add_row(*map(Text, cells))
-
-    def parts(self, width: int) -> list[HistoryTable]:
-        """Tables of some of the columns each, which are no wider, as far as two columns fit."""
-        wide = [max(cell_len(row[j]) for row in [self.head, *self.lines]) + 3 for j in range(len(self.head))]
-        found, taken = [[0]], wide[0]
-        for j in range(1, len(wide)):
-            if taken + wide[j] > width and len(found[-1]) > 1:
-                found.append([0])
-                taken = wide[0]
-            found[-1].append(j)
-            taken += wide[j]
-        if len(found) == 1:
-            return [self]
-        return [
-            HistoryTable(
-                str(self.title or "") if n == 0 else "",
-                [self.head[j] for j in columns],
-                [[cells[j] for j in columns] for cells in self.lines],
-                self.below if n == len(found) - 1 else "",
-            )
-            for n, columns in enumerate(found)
-        ]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
-        """As one table, or in parts; the words below are as wide as the page, not as the numbers."""
-        parts = self.parts(options.max_width)
-        if len(parts) == 1:
-            yield from super().__rich_console__(console, options)
-            if self.below:
-                yield Text(self.below, style="table.caption")
-        else:
-            yield from parts
-
-    def __str__(self) -> str:
-        """As plain text, as wide as the terminal, or as a page where there is none."""
-        width = shutil.get_terminal_size((110, 24)).columns
-        console = Console(file=io.StringIO(), width=width, color_system=None, force_jupyter=False)
-        console.print(self)
-        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-        text = "\n".join(line.rstrip() for line in lines).strip("\n")
-        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-        return text.encode(encoding, "replace").decode(encoding)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, **_: Any) -> dict[str, str]:
-        """For a notebook: Rich's own would break the words below at the width of the numbers."""
-        return {"text/plain": str(self), "text/html": self.to_html()}
-
-    def to_html(self) -> str:
-        """For a notebook's page."""
-        below = f"<div>{html.text(self.below)}</div>" if self.below else ""
-        return html.table(self.head, self.lines, left=0) + below
-
-
-def _rich(
-    title: str, head: Sequence[str], lines: Sequence[Sequence[str]], bold: Sequence[Sequence[bool]], left: int
-) -> rich.table.Table:
-    table = rich.table.Table(
-        title=Text(title) if title else None, header_style="bold", box=rich.box.SIMPLE_HEAD
-    )
-    for j, heading in enumerate(head):
-        table.add_column(Text(heading), justify="left" if j < left else "right")
-    for line, mark in zip(lines, bold, strict=True):
-        table.add_row(*(Text(t, style="bold" if b else "") for t, b in zip(line, mark, strict=True)))
-    return table
+    return Blocks(title, names, lines, [[False] * len(names)] * len(lines), keys=1, caption=caption)
 
 
 def cell_text(cell: Cell, column: Column) -> str:
