@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.channels.channelled import own
+from fedstrata.engines.engine import Carry
 from fedstrata.engines.rounds import before_rounds, one_round
 from fedstrata.engines.simulated import Simulated
 from fedstrata.solving.pose import pose
 from fedstrata.support.private_jax import dce_jaxpr
 from fedstrata.testing.cases import all_cases
+from fedstrata.testing.kit import Point, Small, kit_method
 
 CASES = {case.name: case for case in all_cases()}
 QUICK = ("scaffold", "feddro", "fedmsa", "fednest")  # memory, a loop, a draw, an open loop
@@ -24,9 +30,6 @@ def rounds_of(case, **changes):
     make_fed, key, placed = Simulated().make_fed(), jax.random.key(0), case.data.placed()
 
     def text(method, state, memory, data, r):
-        from fedstrata.channels.channelled import own
-        from fedstrata.engines.engine import Carry
-
         carry = Carry(state, memory)
         if method.starts():
             carry = before_rounds(make_fed, posed.setup, method, carry, key, data)
@@ -43,3 +46,404 @@ def test_an_empty_channel_is_the_same_program(name):
     """Without what nothing depends on: so it has the same iterates, bit for bit."""
     case = CASES[name]
     assert rounds_of(case, channel=fs.Channel()) == rounds_of(case)
+
+
+# ---- one round on losses that are linear in x: every client's upload is x − γ·(its slope), by hand
+
+
+def linear(slopes, sizes=None):
+    """Clients whose loss has these slopes; some with several equal samples."""
+    sizes = np.ones(len(slopes), int) if sizes is None else sizes
+    data = fs.FederatedData.from_clients(
+        [{"a": np.tile(s, (n, 1))} for s, n in zip(slopes, sizes, strict=True)]
+    )
+    return fs.Minimization(lambda x, s: x @ s["a"]), data
+
+
+def run_on(slopes, sizes=None, rounds=1, method=None, **options):
+    problem, data = linear(slopes, sizes)
+    x0 = np.zeros(np.shape(slopes)[1])
+    method = fs.FedAvg(gamma=1.0) if method is None else method
+    options = {"default_metrics": False, "progress": False, "certify": False, "rounds": rounds, **options}
+    return fs.solve(problem, method, data, x0, **options)
+
+
+rng = np.random.default_rng(0)
+SLOPES = rng.normal(size=(6, 5))
+
+
+def test_clips_differences_by_hand():
+    found = run_on(SLOPES, sizes=[1, 2, 3, 1, 2, 3], weights="size", channel=fs.Channel(clip=1.5))
+    size = np.linalg.norm(SLOPES, axis=1)
+    assert 0 < (size > 1.5).sum() < 6
+    shares = np.array([1, 2, 3, 1, 2, 3]) / 12
+    np.testing.assert_allclose(found.x, -shares @ (SLOPES * np.minimum(1, 1.5 / size)[:, None]), rtol=1e-5)
+
+
+def test_an_adaptive_clip_comes_to_the_quantile():
+    """It moves until that part of the uploads is below it: between the third and the fourth of six norms."""
+    channel = fs.Channel(clip=fs.Adaptive(start=10.0, quantile=0.5, rate=0.1))
+    found = run_on(SLOPES, rounds=100, channel=channel)
+    size = np.sort(np.linalg.norm(SLOPES, axis=1))
+    assert size[2] * 0.95 < found.history["clip/round 0"][-1] < size[3] * 1.05
+
+
+@pytest.mark.parametrize(("where", "root"), [("server", 1), ("clients", 1), ("each", 8**0.5)])
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+def test_noise_has_its_deviation(where, root, weights):
+    """z · C · (largest weight); or as much on each upload, which adds up to √(Σ w²) of it."""
+    sizes = np.arange(1, 9)
+    shares = sizes / sizes.sum() if weights == "size" else np.full(8, 1 / 8)
+    channel = fs.Channel(clip=2.0, noise=1.5, noise_at=where)
+    found = run_on(np.zeros((8, 20_000)), sizes=sizes, weights=weights, channel=channel)
+    deviation = 3.0 * (shares.max() if root == 1 else np.sqrt((shares**2).sum()))
+    assert np.std(found.x) == pytest.approx(deviation, rel=0.02)  # of 20,000 draws: four standard errors
+    assert abs(np.mean(found.x)) < 4 * deviation / 20_000**0.5
+
+
+class SameKey(Small):
+    """Four exchanges in a loop, all with one key, whose uploads are zero."""
+
+    def zero(self, problem, client, key, x):
+        return jnp.zeros_like(x)
+
+    def round(self, problem, fed, key, r, state):
+        return Point(fed.repeat(4, lambda t, x: x + fed.average(self.zero, key, x), state.x))
+
+
+SameKey = kit_method(SameKey)
+
+
+@pytest.mark.parametrize("engine", ["simulated", "network"])
+def test_noise_is_drawn_anew_in_every_exchange_of_a_loop(engine):
+    """Four of them add up to twice the deviation; repeated, they would to four times."""
+    channel = fs.Channel(clip=1.0, noise=3.0, noise_at="each")
+    found = run_on(np.zeros((9, 4000)), method=SameKey(), channel=channel, engine=engine)
+    assert np.std(found.x) == pytest.approx(2.0, rel=0.05)
+
+
+# ---- compressors
+
+V = rng.normal(size=1000).astype(np.float32) * np.geomspace(1, 1e-3, 1000, dtype=np.float32)
+
+
+def made_of(compressor, v, seed=0):
+    key = jax.random.key(seed)
+    return np.asarray(compressor.decode(key, compressor.encode(key, jnp.asarray(v)), v.size))
+
+
+@pytest.mark.parametrize("d", [1000, 5000])
+def test_the_largest_numbers_are_kept(d):
+    """δ = k/d at least, and all of it for numbers of one size; above 4096 numbers, found by a threshold."""
+    v = np.resize(V, d) * np.geomspace(1, 2, d, dtype=np.float32)
+    found = made_of(fs.TopK(0.1), v)
+    kept = np.sort(np.abs(v))[-d // 10 :]
+    np.testing.assert_allclose(np.linalg.norm(found), np.linalg.norm(kept), rtol=1e-4)
+    assert np.sum((found - v) ** 2) <= 0.9 * np.sum(v**2)
+    ones = made_of(fs.TopK(0.1), np.ones(1000, np.float32))
+    assert np.sum((ones - 1) ** 2) == 900
+
+
+def test_signs_have_their_contraction():
+    found, d = made_of(fs.Sign(), V), V.size
+    share = np.abs(V).sum() ** 2 / (d * np.sum(V**2))
+    np.testing.assert_allclose(np.sum((found - V) ** 2), (1 - share) * np.sum(V**2), rtol=1e-4)
+
+
+@pytest.mark.parametrize("compressor", [fs.QSGD(8), fs.QSGD(4), fs.QSGD(2), fs.RandK(0.25, scaled=True)])
+def test_unbiased_compressors_are_unbiased(compressor):
+    """Their mean is v to five standard errors, and their variance below ω."""
+    number, v = 400, jnp.asarray(V[:600])
+    many = jax.vmap(lambda key: compressor.decode(key, compressor.encode(key, v), v.size))
+    found = np.asarray(many(jax.random.split(jax.random.key(1), number)))
+    omega = 3.0
+    if isinstance(compressor, fs.QSGD):
+        s = compressor.levels
+        omega = min(512 / s**2, 512**0.5 / s)
+    variance = ((found - V[:600]) ** 2).sum(1).mean() / np.sum(V[:600] ** 2)
+    assert variance <= 1.1 * omega
+    error = np.linalg.norm(found.mean(0) - V[:600]) / np.linalg.norm(V[:600])
+    assert error < 1.5 * np.sqrt(variance / number)
+
+
+def test_every_bit_is_counted():
+    """d = 1001 numbers of 5 clients in 3 rounds."""
+    slopes, each = np.ones((5, 1001)), 3 * 5
+    sent = {
+        fs.TopK(0.1): 101 * (4 + 2),
+        fs.RandK(0.1): 101 * 4,
+        fs.QSGD(8): 1001 + 2 * 4,
+        fs.QSGD(4): 501 + 2 * 4,
+        fs.QSGD(2): 251 + 2 * 4,
+        fs.Sign(): 126 + 4,
+        fs.channels.Cast("bfloat16"): 1001 * 2,
+    }
+    for compressor, size in sent.items():
+        found = run_on(slopes, rounds=3, channel=fs.Channel(compress=compressor)).ledger
+        assert (found.bytes_up, found.bytes_down) == (each * size, each * 1001 * 4), compressor
+
+
+def quadratics(clients=6, d=8):
+    rng = np.random.default_rng(1)
+    own = [{"A": np.diag(rng.uniform(0.5, 2, d))[None], "b": rng.normal(size=(1, d))} for _ in range(clients)]
+    H = np.mean([c["A"][0] for c in own], axis=0)
+    solution = np.linalg.solve(H, np.mean([c["b"][0] for c in own], axis=0))
+    problem = fs.Minimization(lambda x, s: 0.5 * x @ s["A"] @ x - s["b"] @ x)
+    return problem, fs.FederatedData.from_clients(own), solution
+
+
+def off(method, rounds=400, **options):
+    problem, data, solution = quadratics()
+    found = fs.solve(
+        problem, method, data, np.zeros(8), rounds=rounds, eval_every=rounds, progress=False, certify=False,
+        **options,
+    )  # fmt: skip
+    return np.linalg.norm(found.x - solution) / np.linalg.norm(solution)
+
+
+@pytest.mark.parametrize(
+    ("method", "right", "wrong"),
+    [(fs.FedAvg(gamma=0.1), "ef21", "ef"), (fs.SCAFFOLD(eta_l=0.05, eta_g=0.5, K=2), "ef", "ef21")],
+)
+def test_the_feedback_that_a_method_bears_reaches_the_solution(method, right, wrong):
+    """Differences to what the server has; and where it adds increments up, what was left out."""
+    share = fs.TopK(0.25)
+    assert off(method, 1500, channel=fs.Channel(compress=share)) < 1e-4  # "auto"
+    assert off(method, 1500, channel=fs.Channel(compress=share, feedback=right)) < 1e-4
+    assert off(method, 1500, channel=fs.Channel(compress=share, feedback=wrong)) > 1e-2
+    assert off(method, 1500, channel=fs.Channel(compress=share, feedback=None)) > 1e-2
+
+
+# ---- robust means
+
+ROWS = rng.normal(size=(10, 7)).astype(np.float32)
+HERE = np.array([1, 1, 0, 1, 1, 1, 1, 0, 1, 1], bool)
+
+
+def krum(rows, f, keep):
+    """By the definition, with the n − f − 1 nearest others."""
+    far = ((rows[:, None] - rows[None]) ** 2).sum(-1)
+    score = np.sort(far, axis=1)[:, 1 : len(rows) - f].sum(1)
+    return rows[np.argsort(score)[:keep]].mean(0)
+
+
+def mixed(rows, f):
+    far = ((rows[:, None] - rows[None]) ** 2).sum(-1)
+    return np.array([rows[np.argsort(row)[: len(rows) - f]].mean(0) for row in far])
+
+
+BY_HAND = {
+    "trimmed": (fs.TrimmedMean(0.2), lambda r: np.sort(r, axis=0)[2:-2].mean(0)),
+    "median": (fs.Median(), lambda r: np.median(r, axis=0)),
+    "krum": (fs.Krum(0.2), lambda r: krum(r, 2, 1)),
+    "multi-krum": (fs.MultiKrum(0.2), lambda r: krum(r, 2, len(r) - 2)),
+    "mixed and trimmed": (
+        fs.TrimmedMean(0.2, mixing=True), lambda r: np.sort(mixed(r, 2), axis=0)[2:-2].mean(0),
+    ),
+    "wide clipping": (fs.CenteredClipping(radius=1e6), lambda r: r.mean(0)),
+    "buckets of all": (fs.Median(bucketing=10), lambda r: r.mean(0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_robust_means_by_hand(name):
+    """Of those who answer: what the others hold is not read."""
+    mean, by_hand = BY_HAND[name]
+    for here in (np.ones(10, bool), HERE):
+        rows = np.where(here[:, None], ROWS, np.nan)
+        found = mean(jax.random.key(0), jnp.asarray(rows), jnp.asarray(here), jnp.arange(10))
+        np.testing.assert_allclose(found, by_hand(ROWS[here]), rtol=2e-5, atol=1e-6)
+
+
+def test_the_geometric_median_is_where_the_unit_vectors_cancel():
+    found = fs.GeometricMedian(steps=200)(jax.random.key(0), jnp.asarray(ROWS), jnp.ones(10, bool), None)
+    apart = ROWS - np.asarray(found)
+    units = apart / np.linalg.norm(apart, axis=1, keepdims=True)
+    assert np.linalg.norm(units.sum(0)) < 1e-3
+
+
+def test_centred_clipping_bounds_what_one_upload_does():
+    rows = ROWS.copy()
+    rows[0] = 1e6
+    mean = fs.CenteredClipping(radius=1.0, steps=5)
+    a, b = (mean(jax.random.key(0), jnp.asarray(r), jnp.ones(10, bool), None) for r in (ROWS, rows))
+    assert np.linalg.norm(a - b) < 2.0
+
+
+ATTACKS = fs.channels.SignFlip, fs.channels.ALIE, fs.channels.InnerProduct, fs.channels.Mimic
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attacks_replace_the_first_uploads(attack):
+    rows, here = jnp.asarray(ROWS), jnp.ones(10, bool)
+    every = np.asarray(attack(fs.channels.Mean(), clients=2)(jax.random.key(0), rows, here, jnp.arange(10)))
+    honest = ROWS[2:]
+    sent = {
+        "SignFlip": -ROWS[:2],
+        "InnerProduct": np.tile(-0.5 * honest.mean(0), (2, 1)),
+        "Mimic": ROWS[[9, 9]],
+        "ALIE": None,
+    }[attack.__name__]
+    if sent is None:  # the paper's z for n = 10, 2 of them hostile: Φ(z) = (8 − 4)/8
+        sent = np.tile(honest.mean(0), (2, 1))
+    np.testing.assert_allclose(every, np.concatenate([sent, honest]).mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_a_robust_mean_holds_against_a_hostile_upload():
+    slopes = SLOPES.copy()
+    slopes[0] *= 1e6
+    found = run_on(slopes, channel=fs.Channel(mean=fs.TrimmedMean(0.2)))
+    np.testing.assert_allclose(found.x, -np.sort(slopes, axis=0)[2:-2].mean(0), rtol=1e-4)
+    assert found.ledger.gathers == 1  # single replies are seen
+
+
+# ---- who answers
+
+
+def test_who_drops_out_counts_for_nothing():
+    dropouts = fs.Dropouts(0.5)
+    means = {
+        tuple(np.round(-SLOPES[list(some)].mean(0), 4))
+        for k in range(1, 7)
+        for some in itertools.combinations(range(6), k)
+    }
+    ledgers = set()
+    for seed in range(6):
+        found = run_on(SLOPES, seed=seed, dropouts=dropouts)
+        assert not np.any(found.x) or any(np.allclose(found.x, m, atol=2e-4) for m in means)
+        ledgers.add((found.ledger.bytes_up, found.ledger.gradients))
+        assert found.ledger.gradients * 20 == found.ledger.bytes_up
+        assert found.ledger.bytes_down == 6 * 20
+    assert len(ledgers) > 1
+
+
+def test_where_nobody_answers_nothing_moves():
+    assert not np.any(run_on(SLOPES, rounds=3, dropouts=fs.Dropouts(1 - 1e-9)).x)
+
+
+def test_scaffold_bears_clients_that_drop_out_before_they_compute():
+    """After it, they have changed the control variates that the server never hears of."""
+    method = fs.SCAFFOLD(eta_l=0.1, eta_g=0.5, K=3)
+    assert off(method, 600, dropouts=fs.Dropouts(0.3)) < 1e-5
+    assert off(method, 600, dropouts=fs.Dropouts(0.3, when="after")) > 1e-2
+
+
+def test_independent_draws_take_part_with_their_probability():
+    """Bytes are of those who were drawn; room for all of them."""
+    found = run_on(np.zeros((40, 1)), rounds=200, participation=fs.Poisson(0.3))
+    took_part = found.ledger.bytes_up / 4
+    assert took_part == pytest.approx(200 * 12, abs=5 * np.sqrt(200 * 40 * 0.21))
+    assert found.ledger.bytes_up == found.ledger.bytes_down == 4 * found.ledger.gradients
+
+
+def test_with_noise_a_mean_over_independent_draws_is_divided_by_their_expected_number():
+    """With equal uploads of −1 the mean is minus the part of the expected number that came."""
+    channel = fs.Channel(clip=1e6, noise=0.0)
+    steps = []
+    for seed in range(40):
+        found = run_on(np.ones((10, 1)), seed=seed, participation=fs.Poisson(0.4), channel=channel)
+        number = found.ledger.bytes_up / 4
+        steps.append(number)
+        np.testing.assert_allclose(found.x, -number / 4, rtol=1e-6)
+    assert min(steps) < 4 < max(steps)
+
+
+# ---- privacy
+
+dp = pytest.importorskip("dp_accounting")
+LOGISTIC = linear(np.zeros((100, 2)))
+
+
+def epsilon(method, problem, data, x0, rounds=100, q=0.1, z=1.0, **options):
+    posed = pose(
+        problem, method, data, x0, rounds=rounds, participation=fs.Poisson(q) if q else 1.0,
+        channel=fs.Channel(clip=1.0, noise=z, delta=1e-3), **options,
+    )  # fmt: skip
+    return posed.spending.epsilon(rounds)
+
+
+def test_epsilon_of_one_exchange_a_round():
+    """100 clients, q = .1, 100 rounds, z = 1, δ = 1e-3: 4.78; everyone in each round: 80."""
+    problem, data = LOGISTIC
+    assert epsilon(fs.FedAvg(gamma=0.1), problem, data, np.zeros(2)) == pytest.approx(4.78, abs=0.02)
+    assert epsilon(fs.FedAvg(gamma=0.1), problem, data, np.zeros(2), q=None) == pytest.approx(80, abs=1)
+
+
+def test_epsilon_of_several_exchanges_with_one_draw():
+    """E exchanges are one subsampled Gaussian of z/√E: 9.90 for two, not 7.10 as of two draws."""
+    problem, data = LOGISTIC
+    two = epsilon(fs.FedAvg(gamma=0.1), problem, data, np.zeros(2), z=2**-0.5)
+    assert two == pytest.approx(9.90, abs=0.05)
+    six = epsilon(fs.FedAvg(gamma=0.1), problem, data, np.zeros(2), z=6**-0.5)
+    assert six == pytest.approx(37.5, abs=0.3)
+
+
+def test_a_plain_gaussian_is_that_of_balle_and_wang():
+    """Φ(1/2z − εz) − e^ε Φ(−1/2z − εz) = δ, with z of all rounds together."""
+    from scipy.stats import norm
+
+    problem, data = LOGISTIC
+    e = epsilon(fs.FedAvg(gamma=0.1), problem, data, np.zeros(2), rounds=4, q=None, z=4.0)
+    z = 4.0 / 2
+    delta = norm.cdf(1 / (2 * z) - e * z) - np.exp(e) * norm.cdf(-1 / (2 * z) - e * z)
+    assert delta == pytest.approx(1e-3, rel=0.02)
+
+
+def test_a_run_stops_at_its_budget():
+    problem, data = LOGISTIC
+    options = {"participation": fs.Poisson(0.1), "progress": False, "certify": False}
+    channel = fs.Channel(clip=1.0, noise=1.0, delta=1e-3, epsilon=2.0)
+    with pytest.warns(UserWarning, match="is enough for"):
+        found = fs.solve(problem, fs.FedAvg(gamma=0.1), data, np.zeros(2), rounds=100, eval_every=10,
+                         channel=channel, **options)  # fmt: skip
+    assert found.status == "stopped"
+    assert found.history["epsilon"][-1] <= 2.0 < 100
+    more = channel.__class__(**{**vars(channel), "epsilon": None})
+    rounds = found.ledger.rounds + 1
+    beyond = fs.solve(problem, fs.FedAvg(gamma=0.1), data, np.zeros(2), rounds=rounds, eval_every=rounds,
+                      channel=more, **options)  # fmt: skip
+    assert beyond.history["epsilon"][-1] > 2.0
+
+
+def test_the_noise_for_a_budget():
+    problem, data = LOGISTIC
+    found = fs.plan_privacy(
+        problem, fs.FedAvg(gamma=0.1), data, np.zeros(2), epsilon=4.78, delta=1e-3, rounds=100, clip=2.0,
+        participation=fs.Poisson(0.1),
+    )  # fmt: skip
+    assert found.noise == pytest.approx(1.0, rel=0.02)
+    assert (found.clip, found.epsilon, found.delta) == (2.0, 4.78, 1e-3)
+
+
+# ---- what cannot be combined
+
+REFUSED = {
+    "noise needs clip": lambda: fs.Channel(noise=1.0),
+    "feedback": lambda: fs.Channel(clip=1.0, noise=1.0, compress=fs.TopK(0.1), feedback="ef"),
+    "robust mean looks at single uploads": lambda: fs.Channel(clip=1.0, noise=1.0, mean=fs.Median()),
+    "the count needs noise too": lambda: fs.Channel(clip=fs.Adaptive(), noise=1.0),
+    "is about privacy": lambda: fs.Channel(epsilon=1.0),
+    "must be a positive number": lambda: fs.Channel(clip=-1.0),
+    "share is the part": lambda: fs.TopK(10),
+    "bits must be 2, 4 or 8": lambda: fs.QSGD(3),
+    "who is absent adds no noise": lambda: run_on(
+        SLOPES, dropouts=fs.Dropouts(0.1), channel=fs.Channel(clip=1.0, noise=1.0, noise_at="clients")
+    ),
+    "same probability": lambda: run_on(SLOPES, weights="size", participation=fs.Poisson(0.5)),
+    "no phase or level 'man'": lambda: run_on(SLOPES, channel={"man": fs.Channel(clip=1.0)}),
+    "single replies": lambda: CASES["fedrzo-scalars"].run(
+        participation=fs.Poisson(0.5), channel=fs.Channel(clip=1.0, noise=1.0)
+    ),
+    "linear recursion": lambda: CASES["hypergradient"].run(channel={"*": fs.Channel(compress=fs.TopK(0.5))}),
+    "every sample of a client": lambda: CASES["fastdro"].run(
+        channel=fs.Channel(clip=1.0), method=fs.FastDRO(eta=0.1)
+    ),
+    "cannot do without a client": lambda: CASES["feddro"].run(dropouts=fs.Dropouts(0.1)),
+    "needs participation=1.0": lambda: CASES["feddro"].run(participation=fs.Poisson(0.5)),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_cannot_be_combined_is_refused_with_the_reason(reason):
+    with pytest.raises((ValueError, TypeError), match=reason):
+        REFUSED[reason]()

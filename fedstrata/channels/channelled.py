@@ -102,6 +102,10 @@ class Channelled:
         """See `Method.metrics`; and the bounds that move."""
         return {**self.plain.metrics(state.own), **{f"clip/{k}": b for k, b in state.bounds.items()}}
 
+    def judged_as(self, problem: Any) -> Any:
+        """See `Method.judged_as`."""
+        return self.plain.judged_as(problem)
+
     def reveals_on(self, problem: Any) -> str:
         """See `Method.reveals_on`."""
         return str(self.plain.reveals_on(problem))

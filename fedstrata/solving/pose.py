@@ -191,7 +191,8 @@ def _with_channels(posed: Posed, channel: Channels | None, dropouts: Dropouts | 
     channels = resolved(channel, method, found)
     noisy = any(one.noise is not None for one in channels.values())
     expected = setup.rate * setup.clients if setup.rate is not None and noisy else None
-    spending = _spending(Spending.of(channels, found, setup, dropouts)) if noisy else None
+    real = any(one.noise for one in channels.values())
+    spending = _spending(Spending.of(channels, found, setup, dropouts)) if real else None
     wrapped, carry = channelled(method, channels, dropouts, found, posed.carry, setup.clients, expected)
     stands_for: Any = wrapped
     posed = replace(posed, method=stands_for, carry=Carry(*carry), spending=spending)
