@@ -246,7 +246,7 @@ def _check(problem: Problem, data: FederatedData, name: str | None, tolerance: f
             "Personalized, MPEC, Selection, MultiSequence, Minimization and Composition. Look at "
             "result.history."
         )
-    if isinstance(problem, Bilevel | Minimax) and problem.project_y.arity > 2:
+    if isinstance(problem, Bilevel | Minimax) and problem.project_y.arity > 2 and not problem.local:
         raise TypeError("A set of y that differs between clients cannot be a set of the common y.")
     if name == "PDSGD" and isinstance(problem, Constrained):
         raise TypeError(

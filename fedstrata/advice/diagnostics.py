@@ -265,6 +265,8 @@ def lower_residual(
     x, placed = tree.as_floats(x, "x"), data.placed()
     if not isinstance(problem, Bilevel | Minimax | MPEC):
         raise TypeError(f"lower_residual is for Bilevel, Minimax and MPEC, not {type(problem).__name__}.")
+    if problem.local:
+        raise TypeError("With local=True there is a lower level for every client: see fs.diagnose(result).")
     problem.check_weights(weights)
     if isinstance(problem, MPEC):
         if not callable(y):

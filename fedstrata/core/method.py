@@ -89,17 +89,18 @@ class Method(Generic[ProblemT, StateT]):
 
     Class attributes that a method's file sets:
         solves: the problem classes it is for.
+        local: whether it takes problems of these classes with ``local=True``.
         needs: what it asks of the problem's functions, in words for the documentation.
         full_participation: why it needs all clients in every round, or None if it does not.
         sums_steps: its field of local steps, where their ends are averaged and nothing corrects the drift.
         drifts: a field of local steps and what to do about their drift, where each run is told of it.
         feedback: which error feedback its uploads bear, see `fedstrata.channels`.
         linear: the levels in the ledger whose exchanges are a recursion that a biased compressor breaks.
-    and one that `method` sets:
-        hyperparameters: what each of its fields may be.
+        hyperparameters: what each of its fields may be; `method` sets it.
     """
 
     solves: ClassVar[tuple[type[Problem], ...]] = ()
+    local: ClassVar[bool] = False
     needs: ClassVar[str] = "gradients"
     full_participation: ClassVar[str | None] = None
     sums_steps: ClassVar[str | None] = None
@@ -186,10 +187,7 @@ class Method(Generic[ProblemT, StateT]):
         return []
 
     def judged_as(self, problem: ProblemT) -> Problem:
-        """The problem that it solves, where that is another than the given one.
-
-        The run is measured by it, and `fedstrata.certify` and `fedstrata.diagnose` judge by it.
-        """
+        """The problem that it solves and is measured by, where that is another than the given one."""
         return problem
 
     def metrics(self, state: StateT) -> dict[str, jax.Array]:
@@ -205,9 +203,8 @@ class Method(Generic[ProblemT, StateT]):
     def reveals_on(self, problem: ProblemT) -> Reveals:
         """What the server sees on this problem: ``"averages"`` alone, fit for secure aggregation, or replies.
 
-        It follows from the verbs: `Fed.gather` reveals replies, and so does an average over one client. A
-        method that gathers says so here, and its first round is refused where it does not. Asked of a class,
-        it is the answer for the default options.
+        It follows from the verbs: `Fed.gather` reveals replies, as an average over one client does. A method
+        that gathers says so here, or its first round is refused. A class answers for its default options.
         """
         return "averages"
 
@@ -225,15 +222,20 @@ class Method(Generic[ProblemT, StateT]):
     @classmethod
     def fits(cls, problem: Problem) -> bool:
         """Whether it is for such problems, has the oracles that it needs, and refuses nothing else."""
-        if not isinstance(problem, cls.solves):
-            return False
         its: Any = problem
-        return not cls.lacks(its) and cls.refuses(its) is None
+        return isinstance(problem, cls.solves) and not cls.lacks(its) and cls.unfit(its) is None
 
     @classmethod
     def refuses(cls, problem: ProblemT) -> str | None:
         """Why the method cannot be given this problem, whatever its hyper-parameters; or None."""
         return None
+
+    @classmethod
+    def unfit(cls, problem: ProblemT) -> str | None:
+        """Why the problem is not for this method: it refuses it, or takes for shared what is not."""
+        if problem.local and not cls.local:
+            return f"{cls.__name__} averages what is each client's own here; see fs.applicable(problem)."
+        return cls.refuses(problem)
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
@@ -250,7 +252,7 @@ class Method(Generic[ProblemT, StateT]):
 
     def check(self, problem: ProblemT, clients: int) -> None:
         """Raise where hyper-parameters do not fit the problem; called once before anything is compiled."""
-        if (reason := self.refuses(problem)) is not None:
+        if (reason := self.unfit(problem)) is not None:
             raise ValueError(reason)
         lengths = self.lengths(problem, clients)
         for name, value in self._values().items():

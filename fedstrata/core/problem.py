@@ -149,6 +149,7 @@ class Problem:
         made_for: the clients' weights that are part of the problem's functions; None where it has any.
         same_samples: whether levels on validation samples are meant to see training samples where the data
             has no others.
+        local: whether each client has a second variable, or inner values, of its own.
         assumes: what the theory of the methods for the class asks of it, in words.
         objective: the default metric that is a function of x alone and is to fall, where there is one.
         settling: default metrics that may rise at first, while the second variable finds its place, but not
@@ -157,6 +158,7 @@ class Problem:
 
     made_for: Weights | None = None
     same_samples: bool = False
+    local: bool = False
     assumes: ClassVar[str] = ""
     objective: ClassVar[str | None] = None
     settling: ClassVar[tuple[str, ...]] = ()

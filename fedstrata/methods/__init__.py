@@ -4,25 +4,30 @@ from typing import TYPE_CHECKING
 
 from fedstrata.core.method import METHODS, Method
 from fedstrata.methods.afl import AFL
+from fedstrata.methods.apfl import APFL
 from fedstrata.methods.big_sam import BiGSAM
 from fedstrata.methods.codasca import CODASCA
 from fedstrata.methods.compositional_fedavg import CompositionalFedAvg
+from fedstrata.methods.ditto import Ditto
 from fedstrata.methods.drfa import DRFA
 from fedstrata.methods.ds_feddro import DSFedDRO
 from fedstrata.methods.fastdro import FastDRO
 from fedstrata.methods.fedac import FedAC
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.feddro import FedDRO
+from fedstrata.methods.fedf2sa import FedF2SA
 from fedstrata.methods.fedmsa import FedMSA
 from fedstrata.methods.fedmspp import FedMSPP
 from fedstrata.methods.fednest import FedNest
 from fedstrata.methods.fedopt import FedOpt
 from fedstrata.methods.fedprox import FedProx
+from fedstrata.methods.fedrep import FedRep
 from fedstrata.methods.fedrzo import FedRZO
 from fedstrata.methods.fedrzo_bilevel import FedRZOBilevel
 from fedstrata.methods.fedrzo_minimax import FedRZOMinimax
 from fedstrata.methods.fedrzo_two_stage import FedRZOTwoStage
 from fedstrata.methods.fedsgda_plus import FedSGDAPlus
+from fedstrata.methods.fedstorm import FedSTORM
 from fedstrata.methods.fedzo import FedZO
 from fedstrata.methods.fessgda import FESSGDA
 from fedstrata.methods.gcivr import GCIVR
@@ -32,6 +37,8 @@ from fedstrata.methods.lfd import LFD
 from fedstrata.methods.local_sgda import LocalSGDA
 from fedstrata.methods.mbsgd import MBSGD
 from fedstrata.methods.pdsgd import PDSGD
+from fedstrata.methods.per_fedavg import PerFedAvg
+from fedstrata.methods.pfedme import PFedMe
 from fedstrata.methods.qfedavg import QFedAvg
 from fedstrata.methods.r_apm import RAPM
 from fedstrata.methods.scaffnew import Scaffnew
@@ -45,6 +52,7 @@ from fedstrata.support.words import misspelt
 
 __all__ = [
     "AFL",
+    "APFL",
     "CODASCA",
     "DRFA",
     "FESSGDA",
@@ -60,10 +68,12 @@ __all__ = [
     "BiGSAM",
     "CompositionalFedAvg",
     "DSFedDRO",
+    "Ditto",
     "FastDRO",
     "FedAC",
     "FedAvg",
     "FedDRO",
+    "FedF2SA",
     "FedMSA",
     "FedMSPP",
     "FedNest",
@@ -73,12 +83,16 @@ __all__ = [
     "FedRZOBilevel",
     "FedRZOMinimax",
     "FedRZOTwoStage",
+    "FedRep",
     "FedSGDAPlus",
+    "FedSTORM",
     "FedZO",
     "HypergradientDescent",
     "IPIRFedAvg",
     "LocalSGDA",
     "Method",
+    "PFedMe",
+    "PerFedAvg",
     "QFedAvg",
     "Scaffnew",
     "SequentialRegularization",

@@ -19,13 +19,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
-from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.personal import local_sgd
 from fedstrata.methods._shared.simplex import start_weights
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.of_clients import WorstClient
@@ -72,12 +70,8 @@ class AFL(Method[Minimization, State]):
         return State(x0, y0)
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
-        def step(z: PyTree, key: Key) -> PyTree:
-            f = client.mean(problem.loss, key, self.batch_size)
-            g = gradient(f, problem.project.common(z))
-            return problem.project.own(tree.axpy(-self.gamma, g, z), client)
-
-        return loop(steps_of(self.H, client), step, key, x)  # line 1
+        H = steps_of(self.H, client)
+        return local_sgd(problem, client, key, x, H, self.gamma, self.batch_size)  # line 1
 
     def loss(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> jax.Array:
         return client.mean(problem.loss, key, self.batch_size)(x)  # line 2

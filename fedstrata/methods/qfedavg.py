@@ -22,11 +22,10 @@ import jax
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
-from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, LocalSteps, Method, NonNegative, Positive, method
 from fedstrata.core.types import Array, Integer, Key, PyTree
-from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.personal import local_sgd
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.of_clients import PowerOfLosses
 
@@ -72,11 +71,8 @@ class QFedAvg(Method[Minimization, State]):
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> tuple[PyTree, Array]:
         key_steps, key_value = jax.random.split(key)
 
-        def step(z: PyTree, key: Key) -> PyTree:
-            f = client.mean(problem.loss, key, self.batch_size)
-            return tree.axpy(-self.gamma, gradient(f, problem.project.common(z)), z)
-
-        z = loop(steps_of(self.H, client), step, key_steps, x)  # line 2
+        H = steps_of(self.H, client)
+        z = local_sgd(problem, client, key_steps, x, H, self.gamma, self.batch_size)  # line 2
         F = client.mean(problem.loss, key_value, self.batch_size)(x) + 1e-10
         delta = tree.scale(1 / self.gamma, tree.sub(x, z))
         curvature = self.q * F ** (self.q - 1) * tree.dot(delta, delta) + F**self.q / self.gamma

@@ -10,7 +10,8 @@
           upload g_i ← n/(2η) (f₂(x̂ + ηv_i, y⁺) − f₂(x̂ − ηv_i, y⁻)) v_i
     6  server: draw ξ from its own data; x̂ ← x̂ − γ_r (∇f₁(x̂, ξ) + the mean of g_i)
 
-or, with ``messages="scalars"``,
+(for ``fs.Bilevel(f, h, local=True)``, which has no f₁ and whose f_i is a mean over samples, f₂ is f_i on a
+minibatch, the same at both ends, and the server projects x onto its set), or, with ``messages="scalars"``,
 
     5′ client i: upload the two numbers f₂(x̂ ± ηv_i, y^±); the server multiplies v_i itself
 
@@ -30,7 +31,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,9 @@ from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars
 from fedstrata.methods._shared.rounding import lost_in_rounding
-from fedstrata.problems.classes import Personalized
+from fedstrata.problems.classes import Bilevel, Personalized
+
+Hierarchical: TypeAlias = Personalized | Bilevel
 
 RECENT = 20  # rounds over which what is missing in the fits is averaged
 LARGE = 0.05
@@ -86,7 +89,7 @@ class State(NamedTuple):
 
 
 @method
-class ZOHFL(Method[Personalized, State]):
+class ZOHFL(Method[Hierarchical, State]):
     """A server and clients with models of their own: y_i by SGD, x by gradients and two-point estimates.
 
     Args:
@@ -116,12 +119,25 @@ class ZOHFL(Method[Personalized, State]):
     directions: Count = 1
     orthogonal: bool = False
 
-    solves = (Personalized,)
+    solves = (Personalized, Bilevel)
+    local = True
     needs = "gradients of the server's and the clients' losses, values of the coupling"
 
     @classmethod
-    def differentiates(cls, problem: Personalized) -> tuple[str, ...]:
-        return ("server", "client")
+    def differentiates(cls, problem: Hierarchical) -> tuple[str, ...]:
+        return ("lower",) if isinstance(problem, Bilevel) else ("server", "client")
+
+    @classmethod
+    def needs_for(cls, problem: Hierarchical) -> str:
+        return "values of f, gradients of h" if isinstance(problem, Bilevel) else cls.needs
+
+    @classmethod
+    def refuses(cls, problem: Hierarchical) -> str | None:
+        if isinstance(problem, Bilevel) and not problem.local:
+            return "ZOHFL's clients have lower levels of their own: fs.Bilevel(…, local=True)."
+        if not problem.set_of_x.shared:
+            return "ZOHFL's server makes the steps, so it cannot use a client's own project_x(x, client)."
+        return None
 
     @classmethod
     def from_theory(
@@ -174,13 +190,13 @@ class ZOHFL(Method[Personalized, State]):
         return cls(RootDecay(c, p), eta, RootGrowth(tau, q), 2 / mu, 4 * (L_h / mu) ** 2, **options)
 
     @by_options
-    def reveals_on(self, problem: Personalized) -> Reveals:
+    def reveals_on(self, problem: Hierarchical) -> Reveals:
         return "replies" if self.messages == "scalars" else "averages"
 
     def cautions_at(self, x0: PyTree) -> list[str]:
         return lost_in_rounding(self, "eta", x0)
 
-    def init(self, problem: Personalized, x0: PyTree, y0: PyTree) -> State:
+    def init(self, problem: Hierarchical, x0: PyTree, y0: PyTree) -> State:
         check_directions("ZOHFL", self.directions, self.orthogonal, x0)
         return State(x0, jnp.zeros(()))
 
@@ -200,7 +216,7 @@ class ZOHFL(Method[Personalized, State]):
             "Gamma with a gamma_client as many times larger, whose steps stay long."
         ]
 
-    def memory(self, problem: Personalized, x0: PyTree, y0: PyTree) -> PyTree:
+    def memory(self, problem: Hierarchical, x0: PyTree, y0: PyTree) -> PyTree:
         return y0  # y_i
 
     def output(self, state: State, memory: PyTree) -> tuple[PyTree, PyTree]:
@@ -210,14 +226,15 @@ class ZOHFL(Method[Personalized, State]):
         """The directions ηv_i of a client (line 1), stacked, from the key of its phase."""
         return directions(jax.random.split(key)[0], x, self.eta, self.directions, self.orthogonal)
 
-    def personalize(self, problem: Personalized, client: Client, key: Key, x: PyTree) -> Remember:
+    def personalize(self, problem: Hierarchical, client: Client, key: Key, x: PyTree) -> Remember:
         """Lines 2 to 5: the values of f₂ at all ``x̂ ± ηv_i``, and the personal model."""
+        its_lower = problem.lower if isinstance(problem, Bilevel) else problem.client
         z = points(x, self.draw(key, x), two_sided=True)
         ends = 2 * self.directions
         y = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (ends, *leaf.shape)), client.memory)
 
         def sample(key: Key) -> Oracle:
-            return client.train.mean(problem.client, key, self.batch_size)
+            return client.train.mean(its_lower, key, self.batch_size)
 
         def descend(f: Oracle, x: PyTree, y: PyTree, gamma: Real) -> PyTree:
             y = tree.axpy(-gamma, jax.grad(f.silent, argnums=1)(x, y), y)
@@ -235,13 +252,22 @@ class ZOHFL(Method[Personalized, State]):
         H = steps_of(self.H, client)
         y = loop(H, step, jax.random.split(key)[1], y, indexed=True)  # line 2
         missing = self.missing(problem, client, sample(jax.random.fold_in(key, 1)), z, y)
-        count("values", ends)
-        values = jax.vmap(lambda x, y: problem.couple(x, y, client))(z, y)
+        values = self.coupled(problem, client, jax.random.fold_in(key, 2), z, y)
         mean = problem.project_y(jax.tree.map(lambda leaf: leaf.mean(0), y), x, client)
         kept = jax.tree.map(lambda old, new: jnp.where(H > 0, new, old), client.memory, mean)
         return Remember((values, missing), kept)  # line 5′
 
-    def missing(self, problem: Personalized, client: Client, f: Oracle, z: PyTree, y: PyTree) -> jax.Array:
+    def coupled(self, problem: Hierarchical, client: Client, key: Key, z: PyTree, y: PyTree) -> jax.Array:
+        """f₂ at all pairs of x̂ ± ηv_i and the answers to them."""
+        ends = 2 * self.directions
+        if isinstance(problem, Bilevel):
+            f = client.valid.mean(problem.upper, key, self.batch_size)
+            f.book("values", ends)
+            return jax.vmap(f.silent)(z, y)
+        count("values", ends)
+        return jax.vmap(lambda x, y: problem.couple(x, y, client))(z, y)
+
+    def missing(self, problem: Hierarchical, client: Client, f: Oracle, z: PyTree, y: PyTree) -> jax.Array:
         """How far y⁺ − y⁻ is from what it should be, relative to that: a Newton step's length by curvature.
 
         The difference alone enters g_i, and samples' noise cancels in it. Its residual is small where h_i
@@ -278,11 +304,11 @@ class ZOHFL(Method[Personalized, State]):
         """g_i (line 5) from the values at both ends of every direction, where ‖v‖ = η."""
         return combine(scalars(values, tree.dimension(v) // self.directions, self.eta, two_sided=True), v)
 
-    def personalize_vector(self, problem: Personalized, client: Client, key: Key, x: PyTree) -> Remember:
+    def personalize_vector(self, problem: Hierarchical, client: Client, key: Key, x: PyTree) -> Remember:
         (values, missing), kept = self.personalize(problem, client, key, x)
         return Remember((self.estimate(values, self.draw(key, x)), missing), kept)  # line 5
 
-    def round(self, problem: Personalized, fed: Fed, key: Key, r: Integer, state: State) -> State:
+    def round(self, problem: Hierarchical, fed: Fed, key: Key, r: Integer, state: State) -> State:
         x, clients = state.x, fed.cohort
         weights = fed.weights_of(clients, fed.at_work(self.H))
         if self.messages == "vectors":
@@ -297,11 +323,14 @@ class ZOHFL(Method[Personalized, State]):
                 return tree.axpy(weight, self.estimate(of_client, v), total), None
 
             g = jax.lax.scan(add, tree.zeros_like(x), (clients, weights, values))[0]
-        assert fed.server is not None  # the problem has looked
-        f = fed.server.mean(problem.server, jax.random.fold_in(key, fed.clients), self.server_batch_size)
         # an estimate is none without steps: where everyone sits out, there is f₁ alone
         anyone = jnp.broadcast_to(jnp.asarray(self.H) > 0, (fed.clients,))[clients].any()
-        direction = tree.axpy(jnp.where(anyone, 1, 0), g, gradient(f, x))
+        direction = tree.scale(jnp.where(anyone, 1, 0), g)
+        if isinstance(problem, Personalized):
+            assert fed.server is not None  # the problem has looked
+            f = fed.server.mean(problem.server, jax.random.fold_in(key, fed.clients), self.server_batch_size)
+            direction = tree.add(direction, gradient(f, x))
         share = jnp.where(anyone, 1 / jnp.minimum(r + 1, RECENT), 0)
         recent = state.missing + share * (missing - state.missing).astype(state.missing.dtype)
-        return State(tree.axpy(-self.gamma, direction, x), recent)  # line 6
+        x = problem.set_of_x(tree.axpy(-self.gamma, direction, x))
+        return State(x, recent)  # line 6

@@ -55,6 +55,10 @@ class Minimization(Problem):
 class Bilevel(Problem):
     """``min_x 1/m Σ E f_i(x, y(x), ξ)`` with ``y(x) = argmin_{y ∈ Y(x)} 1/m Σ E h_i(x, y, ζ)``.
 
+    With ``local=True`` every client has a lower level of its own, ``1/m Σ E f_i(x, y_i(x), ξ)`` with
+    ``y_i(x) = argmin_{y ∈ Y_i(x)} E h_i(x, y, ζ)``: personal heads on a common representation, meta-learning.
+    A result's y then has a leading client axis.
+
     Args:
         upper: ``upper(x, y, sample)``, on validation samples where the data has them.
         lower: ``lower(x, y, sample)``, on training samples.
@@ -63,6 +67,7 @@ class Bilevel(Problem):
         made_for: the clients' weights that are part of the functions, see `fedstrata.dro`.
         same_samples: say that both levels are to see the same samples, where the data has no validation part;
             otherwise `fedstrata.solve` warns there.
+        local: whether every client has a lower level, and a y, of its own.
     """
 
     upper: Function = field(metadata=FUNCTION)
@@ -71,9 +76,14 @@ class Bilevel(Problem):
     project_y: Any = None
     made_for: Weights | None = field(default=None, kw_only=True)
     same_samples: bool = field(default=False, kw_only=True)
+    local: bool = field(default=False, kw_only=True)
 
     assumes = "a lower level strongly convex in y"
     settling = ("upper",)
+
+    @property
+    def personal(self) -> bool:
+        return self.local
 
     @property
     def levels(self) -> tuple[Level, ...]:
@@ -396,12 +406,15 @@ class Personalized(Problem):
 class Composition(Problem):
     """``min_x h(x) + f^N(… f^1(f^0(x)))``, where levels are federated means and the outermost is scalar.
 
-    The inner values z^n = f^{n−1}(z^{n−1}) are not a second variable: methods track them.
+    The inner values z^n = f^{n−1}(z^{n−1}) are not a second variable: methods track them. With ``local=True``
+    every client has inner values of its own, means over its samples alone, and the sum is one of the clients'
+    compositions, ``1/m Σ f_i^N(… f_i^0(x))``: meta-learning, AUPRC, invariant risks.
 
     Args:
         levels: from the innermost to the outermost: ``f(z, sample)`` for a federated mean, ``f(z)`` for a
             function that everyone knows. A `LogMeanExp` as the outermost gets the identity above it.
         plain: ``plain(x, sample)``, h, or None.
+        local: whether means are over each client's own samples.
 
     >>> import fedstrata as fs, jax.numpy as jnp
     >>> problem = fs.Composition([lambda x, s: jnp.exp(s["a"] @ x), jnp.log])  # log E exp(aᵀx)
@@ -409,6 +422,7 @@ class Composition(Problem):
 
     levels: Any = ()  # as given a sequence of functions; kept are a tuple of `Level`s
     plain: Function | None = field(default=None, metadata=FUNCTION)
+    local: bool = field(default=False, kw_only=True)
 
     assumes = "smooth levels"
     objective: ClassVar[str | None] = "objective"
@@ -427,9 +441,16 @@ class Composition(Problem):
         levels = tuple(Level.named(name, f, seeks="value") for name, f in zip(names, terms, strict=True))
         object.__setattr__(self, "levels", levels)
 
-    def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
+    def own(self, x: PyTree, client: Client) -> Any:
+        """A client's composition of its own means."""
         z = x
         for level in self.levels:
+            z = level(z) if known(level) else client.train.full_mean(level).silent(z)
+        return z
+
+    def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
+        z = mean(self.own, x, part="client") if self.local else x
+        for level in () if self.local else self.levels:
             z = level(z) if known(level) else mean(level, z)
         return {"objective": z if self.plain is None else z + mean(self.plain, x)}
 

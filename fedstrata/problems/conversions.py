@@ -50,6 +50,11 @@ def as_multisequence(problem: Problem) -> MultiSequence:
     if bound := [field for field, projection in problem.sets.items() if not projection.trivial]:
         kind = type(problem).__name__
         raise ValueError(f"A MultiSequence has no sets, but this {kind} has {bound[0]}. Leave it out.")
+    if problem.local:
+        raise ValueError(
+            f"A MultiSequence has no sequences of clients' own, as {type(problem).__name__}(…, "
+            "local=True) has."
+        )
     if without := problem.without_derivatives:
         raise TypeError(
             f"The maps of a MultiSequence are gradients, and {', '.join(without)} has values only."
@@ -106,7 +111,7 @@ def as_bilevel(problem: Problem) -> Bilevel:
             Term(Applied(_outer, upper), together(*upper)),
             Term(Applied(_tracking, inner), together(inner)),
         )
-        return Bilevel(*terms, same_samples=True)
+        return Bilevel(*terms, same_samples=True, local=problem.local)
     raise TypeError(f"{type(problem).__name__} is not bilevel: Minimax and two-level Composition are.")
 
 

@@ -1,21 +1,23 @@
-"""What methods minimise in place of the clients' mean loss, where that is another function of their losses.
+"""What methods minimise in place of the clients' mean loss, and losses of the clients' own models.
 
-A method returns one of these in `Method.judged_as`: the history then has its ``objective`` beside the loss,
-and `fedstrata.certify` and `fedstrata.diagnose` judge by it.
+A method returns one of these in `Method.judged_as`: the run is then measured by it, so that the history has
+its ``objective`` and the ``personal`` loss beside the loss of x, and `fedstrata.certify` and
+`fedstrata.diagnose` judge by it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import jax
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
-from fedstrata.core.problem import Mean
-from fedstrata.core.types import PyTree
-from fedstrata.problems.classes import Minimization
+from fedstrata.core.problem import FUNCTION, Mean
+from fedstrata.core.term import Applied, Term
+from fedstrata.core.types import Function, PyTree, Real
+from fedstrata.problems.classes import Bilevel, Minimization
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,45 @@ class WorstClient(Minimization):
 
 
 @dataclass(frozen=True)
-class OfClients(Minimization):
+class OwnModels(Minimization):
+    """``min_x`` of the clients' mean loss, beside which every client has a model y_i of its own."""
+
+    personal = True
+
+    def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
+        """The loss at x, and each client's at its own model."""
+        found = super().measure(mean, x, y)
+        return found if y is None else {**found, "personal": mean(self.loss, each=y)}
+
+
+@dataclass(frozen=True)
+class Envelopes(Bilevel):
+    """``min_x 1/m Σ_i min_y E f_i(y, ξ) + λ/2 ‖y − x‖²``, the Moreau envelopes of the clients' losses."""
+
+    loss: Function = field(metadata=FUNCTION, kw_only=True)
+
+    settling = ("objective",)
+
+    @classmethod
+    def of(cls, loss: Function, lam: Real) -> Envelopes:
+        """From the loss of one model."""
+        term = Term.of(loss)
+        both = Term(Applied(_near, term, lam), term.reads)
+        return cls(both, both, loss=loss, same_samples=True, local=True)
+
+    def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
+        """The loss at x, at the clients' models, and with the distance to x."""
+        personal, objective = mean(self.loss, each=y), mean(self.lower, x, each=y)
+        return {"loss": mean(self.loss, x), "personal": personal, "objective": objective}
+
+
+def _near(loss: Function, lam: Real, x: PyTree, y: PyTree, sample: PyTree) -> Any:
+    apart = tree.sub(y, x)
+    return loss(y, sample) + lam / 2 * tree.dot(apart, apart)
+
+
+@dataclass(frozen=True)
+class OfClients(OwnModels):
     """``min_x`` of the mean of a function of each client's own mean loss."""
 
     objective: ClassVar[str] = "objective"
@@ -42,7 +82,8 @@ class OfClients(Minimization):
 class PowerOfLosses(OfClients):
     """``min_x 1/m Σ_i f_i(x)^(q+1)/(q+1)``."""
 
-    q: float = 0.0
+    q: Any = 0.0
+    personal = False
 
     def own(self, x: PyTree, client: Client) -> Any:
         """See `OfClients.own`."""
@@ -53,7 +94,7 @@ class PowerOfLosses(OfClients):
 class Adapted(OfClients):
     """``min_x 1/m Σ_i f_i(x − α ∇f_i(x))``: every client takes a gradient step of its own first."""
 
-    alpha: float = 0.0
+    alpha: Any = 0.0
 
     def own(self, x: PyTree, client: Client) -> Any:
         """See `OfClients.own`."""

@@ -49,6 +49,8 @@ SOLVERS = {
     "LocalSGDA": (minimax, fs.LocalSGDA(0.1, 0.1)),
     "FedSGDAPlus": (minimax, fs.FedSGDAPlus(0.1, 0.1)),
     "FESSGDA": (minimax, fs.FESSGDA(0.1, 0.1, p=1.0)),
+    "FedSTORM": (minimax, fs.FedSTORM(0.1, 0.1)),
+    "FedF2SA": (bilevel, fs.FedF2SA(0.01, 0.3, lam=10.0)),
     "FedNest": (minimax, fs.FedNest(0.1, 0.1)),
     "FedMSA": (minimax, fs.FedMSA(0.1, 0.1)),
     "SOBA": (minimax, fs.SOBA(0.1, 0.1)),
@@ -67,6 +69,8 @@ ELSEWHERE = {
         "FedRZOTwoStage",
     ),  # a penalty
     *("BiGSAM", "IPIRFedAvg"),  # sublinear rates; a set of h's alone; the server projects
+    *("APFL", "PFedMe", "PerFedAvg"),  # refuse sets
+    *("Ditto", "FedRep"),  # models of the clients' own: tests/methods/test_personal.py
     "ZOHFL",  # a client's own y alone has a set
     *("Scaffnew", "SCAFFOLD", "CODASCA"),  # refuse sets
     *(

@@ -53,6 +53,8 @@ def plain(x, sample):
 
 
 bilevel = fs.Bilevel(upper, lower)
+bounded = fs.Bilevel(upper, lower, project_y=lambda y: {"w": jnp.clip(y["w"], -0.1, 0.3), "c": y["c"]})
+local = fs.Bilevel(upper, lower, local=True)
 minimax = fs.Minimax(payoff, project_x=fs.sets.Ball(2.0), project_y=fs.sets.Ball(0.5))
 free = fs.Minimax(payoff)
 composition = fs.Composition([inner, middle, outer], plain=plain)
@@ -80,6 +82,11 @@ CASES = [
     Case("fedmsa", fs.FedMSA(0.05, 0.1, rho=0.3, K=2, clients=2, batch_size=2), bilevel, data, x0, y0),
     Case("fedmsa-full", fs.FedMSA(0.05, np.array([0.1, 0.3]), K=2, clients=3), sequences, data, x0, Z0),
     Case("soba", fs.SOBA(0.05, 0.3), composition, data, x0),
+    Case("fedstorm", fs.FedSTORM(0.05, 0.1, c=0.3, I=3, batch_size=2), bilevel, data, x0, y0),
+    Case("fedstorm-composition", fs.FedSTORM(0.05, 0.3, c=0.3, I=2), composition, data, x0),
+    Case("fedstorm-local", fs.FedSTORM(0.05, 0.1, c=0.3, I=2, batch_size=2), local, data, x0, y0),
+    Case("fedf2sa", fs.FedF2SA(0.01, 0.1, order=2, H=2, batch_size=2), bounded, data, x0, y0),
+    Case("fedf2sa-local", fs.FedF2SA(0.01, 0.1, H=2, batch_size=2), local, data, x0, y0),
     Case("hypergradient", fs.HypergradientDescent(0.1, 0.3, T=2, N=2), bilevel, data, x0, y0),
     Case("fednest", fs.FedNest(0.1, 0.3, T=2, tau=2, N=3, ell=3.0), bilevel, data, x0, y0),
     Case("simfbo", simfbo, bilevel, data, x0, y0),

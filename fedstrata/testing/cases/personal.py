@@ -34,12 +34,23 @@ x0 = {"w": np.full(3, 0.3), "c": np.array(-0.2)}
 y0 = {"w": np.full(3, 0.1), "c": np.array(0.2)}
 
 
+def joint(x, y, sample):
+    """A head w on a scaled and shifted representation x, both with a little curvature."""
+    fit = 0.5 * (sample["a"] @ (x["w"] * y["w"]) + x["c"] + y["c"] - sample["b"]) ** 2
+    return fit + 0.1 * ((x["w"] ** 2).sum() + (y["w"] ** 2).sum() + x["c"] ** 2 + y["c"] ** 2)
+
+
+heads = fs.Bilevel(joint, joint, same_samples=True, local=True)
+
+
 def case(name, method, problem=problem):
     return Case(name, method, problem, data, x0, y0)
 
 
 CASES = [
+    case("fedrep", fs.FedRep(0.1, 0.2, H=np.array([0, 1, 2, 3, 1]), tau=2, batch_size=2), heads),
     case("zohfl", fs.ZOHFL(0.05, 0.2, H=2, gamma_client=0.2, batch_size=2, server_batch_size=2)),
+    case("zohfl-bilevel", fs.ZOHFL(0.05, 0.2, H=2, gamma_client=0.2, batch_size=2), heads),
     case(
         "zohfl-scalars",
         fs.ZOHFL(

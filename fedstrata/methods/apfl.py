@@ -1,0 +1,101 @@
+"""APFL: a mixture of the server's model and each client's own (Deng, Kamani, Mahdavi 2020; Algorithm 1).
+
+    min_x  1/m Σ_i E f_i(x, ξ),       y_i = α_i v_i + (1 − α_i) x,   where v_i makes  E f_i(y_i, ξ)  small
+
+    1  server: send x to the clients that take part
+    2  client i, H times from z = x:
+    3      draw ξ;  z ← z − γ ∇f_i(z, ξ)
+    4      y ← α_i v_i + (1 − α_i) z;   v_i ← v_i − γ α_i ∇f_i(y, ξ)
+    5      in the first step, where it adapts:  α_i ← P_[0,1](α_i − γ ⟨v_i − z, ∇f_i(y, ξ)⟩)
+    6  client i: remember v_i and α_i;   server: x ← the mean of the clients' z
+
+α_i in line 4 is the chain rule's. Line 5 uses the gradient of line 4 and both models from before the step, as
+the mixture's derivative by α_i does; the authors' code takes it after line 4, and adds 0.02 α_i to it. The
+result's ``y`` has the mixtures y_i, with a client axis, at each client's last round. α = 0 is FedAvg.
+
+With all samples, H = 1 and a fixed α > 0, v_i ends where α v_i + (1 − α) x is the client's own minimiser,
+whatever α is: what APFL's clients learn from each other is in how they get there, and in when they stop.
+
+Reveals only averages. Needs gradients.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from fedstrata.core import tree
+from fedstrata.core.client import Client, steps_of
+from fedstrata.core.counting import loop
+from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.method import BatchSize, LocalSteps, Positive, Unit, method
+from fedstrata.core.types import Array, Integer, Key, PyTree
+from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.personal import Personal
+from fedstrata.problems.classes import Minimization
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree
+
+
+class Memory(NamedTuple):
+    """A client's own part, its weight, and the mixture at its last step."""
+
+    v: PyTree
+    alpha: Array
+    y: PyTree
+
+
+@method
+class APFL(Personal[State]):
+    """FedAvg for x, and for each client an own part ``v_i`` of a mixture with weight ``alpha``.
+
+    Args:
+        gamma: the step size, of x and of the clients' own parts.
+        alpha: the weight of a client's own part; where it adapts, its start.
+        adaptive: whether every client learns its weight.
+        H: local steps of a round: a number, one per client, or a function of the round.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
+
+    gamma: Positive  # γ
+    alpha: Unit = 0.5  # α
+    adaptive: bool = False
+    H: LocalSteps = 1
+    batch_size: BatchSize = None
+
+    sums_steps = "H"
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> Memory:
+        v = x0 if y0 is None else y0
+        alpha = jnp.asarray(self.at(0).alpha, jnp.result_type(float))
+        return Memory(v, alpha, tree.lerp(alpha, x0, v))
+
+    def output(self, state: State, memory: Memory) -> tuple[PyTree, PyTree]:
+        return state.x, memory.y
+
+    def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> Remember:
+        def step(both: tuple[PyTree, Memory], key: Key, t: Integer) -> tuple[PyTree, Memory]:
+            z, (v, alpha, _) = both
+            f = client.mean(problem.loss, key, self.batch_size)
+            new = tree.axpy(-self.gamma, gradient(f, z), z)  # line 3
+            g = gradient(f, tree.lerp(alpha, z, v))
+            v_new = tree.axpy(-self.gamma * alpha, g, v)  # line 4
+            if self.adaptive:
+                moved = jnp.clip(alpha - self.gamma * tree.dot(tree.sub(v, z), g), 0, 1)
+                alpha = jnp.where(t == 0, moved.astype(alpha.dtype), alpha)  # line 5
+            return new, Memory(v_new, alpha, tree.lerp(alpha, new, v_new))
+
+        H = steps_of(self.H, client)
+        return Remember(*loop(H, step, key, (x, client.memory), indexed=True))  # lines 2, 6
+
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
+        at_work = fed.at_work(self.H)
+        return State(fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x))  # line 1

@@ -1,0 +1,85 @@
+"""Ditto: a model for every client, near the server's (Li, Hu, Beirami, Smith 2021; Algorithm 1).
+
+    x* = argmin_x  1/m Σ_i E f_i(x, ξ)   over X,      y_i = argmin_{y ∈ X}  E f_i(y, ξ) + λ/2 ‖y − x*‖²
+
+    1  server: send x to the clients that take part
+    2  client i, H times from z = x:  draw ξ;  z ← z − γ ∇f_i(P_X(z), ξ)
+    3  client i, s times:  draw ξ;  y_i ← P_X(y_i − η (∇f_i(y_i, ξ) + λ (y_i − x)));  remember y_i
+    4  server: x ← P_X(the mean of the clients' z)
+
+x is FedAvg's, whatever λ is. λ = 0 leaves every client alone; λ → ∞ gives all of them x. The y_i are the
+result's ``y``, with a client axis; ``y0`` is the start of each, x0 where it is left out.
+
+Reveals only averages. Needs gradients.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata.core import tree
+from fedstrata.core.client import Client, steps_of
+from fedstrata.core.counting import loop
+from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.method import BatchSize, Count, LocalSteps, NonNegative, Positive, method
+from fedstrata.core.types import Integer, Key, PyTree
+from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.personal import Personal, local_sgd
+from fedstrata.problems.classes import Minimization
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree
+
+
+@method
+class Ditto(Personal[State]):
+    """FedAvg for x, and ``s`` steps of each client's own model, which is drawn to x by ``lam``.
+
+    Args:
+        gamma: the step size of x, on the clients.
+        eta: the step size of the clients' own models; below 2/(L + lam).
+        lam: how strongly they are drawn to x.
+        H: local steps of x in a round: a number, one per client, or a function of the round.
+        s: steps of a client's own model in a round.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
+
+    gamma: Positive  # γ
+    eta: Positive  # η
+    lam: NonNegative = 0.1  # λ
+    H: LocalSteps = 1
+    s: Count = 1
+    batch_size: BatchSize = None
+
+    sums_steps = "H"
+    takes_sets = True
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> PyTree:
+        return x0 if y0 is None else y0
+
+    def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> Remember:
+        key_x, key_y = jax.random.split(key)
+        H = steps_of(self.H, client)
+        z = local_sgd(problem, client, key_x, x, H, self.gamma, self.batch_size)  # line 2
+
+        def step(y: PyTree, key: Key) -> PyTree:
+            g = gradient(client.mean(problem.loss, key, self.batch_size), y)
+            g = tree.axpy(self.lam, tree.sub(y, x), g)
+            return problem.project(tree.axpy(-self.eta, g, y), client)
+
+        y = loop(self.s, step, key_y, client.memory)  # line 3
+        return Remember(z, jax.tree.map(lambda new, old: jnp.where(H > 0, new, old), y, client.memory))
+
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
+        at_work = fed.at_work(self.H)
+        mean = fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x)  # line 1
+        return State(problem.project.common(mean))  # line 4

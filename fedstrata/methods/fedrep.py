@@ -1,0 +1,99 @@
+"""FedRep: a common representation, and a head of each client's own (Collins et al. 2021; Algorithm 1).
+
+    min_{x, y_1 … y_m}  1/m Σ_i E f_i(x, y_i, ξ),    given as  fs.Bilevel(f, f, local=True)
+
+    1  server: send x to the clients that take part
+    2  client i, τ times:  draw ξ;  y_i ← P_{Y_i}(y_i − η ∇_y f_i(x, y_i, ξ));  remember y_i
+    3  client i, H times from z = x:  draw ξ;  z ← z − γ ∇_x f_i(P_X(z), y_i, ξ)
+    4  server: x ← P_X(the mean of the clients' z)
+
+x is the representation (the base), y_i a head, which never leaves its client: the result's ``y``, with a
+client axis. Both levels are the same function, so that ∇_x f at y_i(x) is the gradient of min_y f_i(x, y). A
+bilevel problem whose levels differ is refused: there line 3 would follow another direction.
+
+Reveals only averages. Needs gradients.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata.core import tree
+from fedstrata.core.client import Client, steps_of
+from fedstrata.core.counting import loop
+from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive, method
+from fedstrata.core.types import Integer, Key, PyTree
+from fedstrata.estimators.gradients import gradient
+from fedstrata.problems.classes import Bilevel
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree
+
+
+@method
+class FedRep(Method[Bilevel, State]):
+    """``tau`` steps of each client's head, then ``H`` of the common representation.
+
+    Args:
+        gamma: the step size of the representation x.
+        eta: the step size of the heads y_i.
+        H: local steps of x in a round: a number, one per client, or a function of the round.
+        tau: steps of a head in a round.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
+
+    gamma: Positive  # γ
+    eta: Positive  # η
+    H: LocalSteps = 1
+    tau: Count = 1  # τ
+    batch_size: BatchSize = None
+
+    solves = (Bilevel,)
+    local = True
+    sums_steps = "H"
+
+    @classmethod
+    def refuses(cls, problem: Bilevel) -> str | None:
+        if not problem.local:
+            return "FedRep's clients have heads of their own: fs.Bilevel(f, f, local=True)."
+        if problem.upper != problem.lower:
+            return "FedRep minimises one function in x and y: give it twice, fs.Bilevel(f, f, local=True)."
+        return None
+
+    def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def memory(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> PyTree:
+        return y0
+
+    def output(self, state: State, memory: PyTree) -> tuple[PyTree, PyTree]:
+        return state.x, memory
+
+    def local_steps(self, problem: Bilevel, client: Client, key: Key, x: PyTree) -> Remember:
+        key_y, key_x = jax.random.split(key)
+        H = steps_of(self.H, client)
+
+        def head(y: PyTree, key: Key) -> PyTree:
+            g = gradient(client.mean(problem.lower, key, self.batch_size), x, y, wrt=1)
+            return problem.project_y(tree.axpy(-self.eta, g, y), x, client)
+
+        y = loop(self.tau, head, key_y, client.memory)  # line 2
+        y = jax.tree.map(lambda new, old: jnp.where(H > 0, new, old), y, client.memory)
+
+        def base(z: PyTree, key: Key) -> PyTree:
+            g = gradient(client.mean(problem.lower, key, self.batch_size), problem.project_x.common(z), y)
+            return problem.project_x.own(tree.axpy(-self.gamma, g, z), client)
+
+        return Remember(loop(H, base, key_x, x), y)  # line 3
+
+    def round(self, problem: Bilevel, fed: Fed, key: Key, r: Integer, state: State) -> State:
+        at_work = fed.at_work(self.H)
+        mean = fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x)  # line 1
+        return State(problem.project_x.common(mean))  # line 4

@@ -1,0 +1,92 @@
+"""Per-FedAvg: a start from which one gradient step suits every client (Fallah, Mokhtari, Ozdaglar 2020).
+
+    min_x  1/m Σ_i f_i(x − α ∇f_i(x)),    f_i(x) = E f_i(x, ξ)
+
+    1  server: send x to the clients that take part
+    2  client i, H times from z = x:
+    3      draw ξ, ξ';  y ← z − α ∇f_i(z, ξ)
+    4      z ← z − β (I − α ∇²f_i(z, ξ)) ∇f_i(y, ξ'),     or, of first order, z ← z − β ∇f_i(y, ξ')
+    5  client i: remember y_i, the y of its first step, that is x − α ∇f_i(x, ξ)
+    6  server: x ← the mean of the clients' z
+
+The form of first order leaves out the Hessian; its limit is another point, by O(α) where clients differ.
+α = 0 is FedAvg. The paper draws a third minibatch for the Hessian; here it is ξ. The y_i, each at the x of
+the client's last round, are the result's ``y``, with a client axis.
+
+Reveals only averages. Needs gradients, with ``order="second"`` Hessian-vector products.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata.core import tree
+from fedstrata.core.client import Client, steps_of
+from fedstrata.core.counting import loop
+from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.method import BatchSize, LocalSteps, NonNegative, Positive, method
+from fedstrata.core.types import Integer, Key, PyTree
+from fedstrata.estimators.curvature import hessian_product
+from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.personal import Personal
+from fedstrata.problems.classes import Minimization
+from fedstrata.problems.of_clients import Adapted
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree
+
+
+@method
+class PerFedAvg(Personal[State]):
+    """``H`` local steps on the clients' losses after a gradient step of size ``alpha``.
+
+    Args:
+        beta: the step size of x.
+        alpha: the step size of the clients' own step.
+        H: local steps of a round: a number, one per client, or a function of the round.
+        order: ``"second"`` is exact, with one Hessian-vector product in each step; ``"first"`` leaves it out.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
+
+    beta: Positive  # β
+    alpha: NonNegative = 0.01  # α
+    H: LocalSteps = 1
+    order: Literal["first", "second"] = "first"
+    batch_size: BatchSize = None
+
+    sums_steps = "H"
+    needs = "gradients; products with order='second'"
+
+    def judged_as(self, problem: Minimization) -> Adapted:
+        return Adapted(problem.loss, problem.project, self.at(0).alpha)
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> PyTree:
+        return x0 if y0 is None else y0
+
+    def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> Remember:
+        def step(both: tuple[PyTree, PyTree], key: Key, t: Integer) -> tuple[PyTree, PyTree]:
+            z, first = both
+            key_own, key_after = jax.random.split(key)
+            f = client.mean(problem.loss, key_own, self.batch_size)
+            y = tree.axpy(-self.alpha, gradient(f, z), z)  # line 3
+            g = gradient(client.mean(problem.loss, key_after, self.batch_size), y)
+            if self.order == "second":
+                g = tree.axpy(-self.alpha, hessian_product(f, z, g), g)
+            kept = jax.tree.map(lambda new, old: jnp.where(t == 0, new, old), y, first)
+            return tree.axpy(-self.beta, g, z), kept  # line 4
+
+        H = steps_of(self.H, client)
+        return Remember(*loop(H, step, key, (x, client.memory), indexed=True))  # lines 2, 5
+
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
+        at_work = fed.at_work(self.H)
+        return State(fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x))  # 1, 6

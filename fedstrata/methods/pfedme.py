@@ -1,0 +1,90 @@
+"""pFedMe: the Moreau envelopes of the clients' losses (Dinh, Tran, Nguyen 2020; Algorithm 1).
+
+    min_x  1/m Σ_i F_i(x),     F_i(x) = min_y  E f_i(y, ξ) + λ/2 ‖y − x‖²
+
+    1  server: send x to the clients that take part
+    2  client i, R times from w = x:
+    3      draw ξ;  K times:  y_i ← y_i − γ (∇f_i(y_i, ξ) + λ (y_i − w)), all with this ξ;  remember y_i
+    4      w ← w − η λ (w − y_i)
+    5  server: x ← (1 − β) x + β (the mean of the clients' w)
+
+The gradient of F_i is λ (x − y_i(x)), which line 4 has where line 3 has found y_i. As in the authors' code
+y_i begins where it was. λ → ∞ is FedAvg's problem. The y_i are the result's ``y``, with a client axis; ``y0``
+is the start of each, x0 where it is left out. The problem is ``fs.Bilevel(h, h, local=True)`` with h(x, y) =
+f(y) + λ/2 ‖y − x‖², by which `fedstrata.certify` judges.
+
+Reveals only averages. Needs gradients.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fedstrata.core import tree
+from fedstrata.core.client import Client, steps_of
+from fedstrata.core.counting import loop
+from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.method import BatchSize, Count, LocalSteps, Positive, method
+from fedstrata.core.types import Integer, Key, PyTree
+from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.personal import Personal
+from fedstrata.problems.classes import Minimization
+from fedstrata.problems.of_clients import Envelopes
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree
+
+
+@method
+class PFedMe(Personal[State]):
+    """``R`` local steps on a client's Moreau envelope, whose point takes ``K`` gradient steps.
+
+    Args:
+        eta: the step size η of line 4; η λ is at most 1.
+        gamma: the step size of line 3; below 2/(L + lam).
+        lam: how strongly the clients' models are drawn to x.
+        beta: the server's step; 1 takes the mean.
+        R: local steps of a round: a number, one per client, or a function of the round.
+        K: gradient steps for each of them.
+        batch_size: samples of a minibatch; None is all of a client's samples.
+    """
+
+    eta: Positive  # η
+    gamma: Positive  # γ
+    lam: Positive = 15.0  # λ
+    beta: Positive = 1.0  # β
+    R: LocalSteps = 1
+    K: Count = 5
+    batch_size: BatchSize = None
+
+    sums_steps = "R"
+
+    def judged_as(self, problem: Minimization) -> Envelopes:
+        return Envelopes.of(problem.loss, self.at(0).lam)
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> PyTree:
+        return x0 if y0 is None else y0
+
+    def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> Remember:
+        def outer(both: tuple[PyTree, PyTree], key: Key) -> tuple[PyTree, PyTree]:
+            w, y = both
+            f = client.mean(problem.loss, key, self.batch_size)
+
+            def inner(y: PyTree, key: Key) -> PyTree:
+                return tree.axpy(-self.gamma, tree.axpy(self.lam, tree.sub(y, w), gradient(f, y)), y)
+
+            y = loop(self.K, inner, key, y)  # line 3
+            return tree.axpy(-self.eta * self.lam, tree.sub(w, y), w), y  # line 4
+
+        return Remember(*loop(steps_of(self.R, client), outer, key, (x, client.memory)))  # line 2
+
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
+        at_work = fed.at_work(self.R)
+        mean = fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x)  # line 1
+        return State(tree.lerp(self.beta, state.x, mean))  # line 5
