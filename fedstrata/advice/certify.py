@@ -43,6 +43,7 @@ from fedstrata.solving.certificate import Certificate
 from fedstrata.solving.result import Result
 
 TARGET = 1e-2
+NEAR = 0.1  # of the excess of the start or of zero: more is not near, however small the part of x that is off
 DISTURBED = 1e-3  # how far beside x the search begins, relative to its length
 NOTHING = 1e-6  # of the way from the start: a solution that is zero
 UNBOUNDED = 1e6  # times the values that there are: a fall without end
@@ -62,6 +63,7 @@ class Judgement(NamedTuple):
         converged: whether the search ended by itself, so that x̂ is a minimiser.
         start: F(x0).
         unit: what an excess is compared with: F(x0) − F(x̂), or F(0) − F(x̂) where that is less.
+        most: the larger of the two.
         distance: ‖x − x̂‖/‖x̂‖.
         outside: how far x is outside of its set, relative to ‖x‖.
         remarks: what keeps the point from being a solution, in words, whatever F says.
@@ -76,6 +78,7 @@ class Judgement(NamedTuple):
     start: float
     unit: float
     distance: float
+    most: float = np.inf
     outside: float = 0.0
     remarks: tuple[str, ...] = ()
     converged: bool = True
@@ -172,7 +175,7 @@ def _certificate(found: Judgement, run: Result | None, target: float) -> Certifi
     high = low + found.left
     reach = found.unit + found.left
     relative = high / reach if reach > 0 else np.inf
-    near = found.distance <= target and found.converged
+    near = found.distance <= target and found.converged and high <= NEAR * found.most
     solved = bool(
         (near or relative <= target**2)
         and found.outside <= target
@@ -307,14 +310,17 @@ def search(objective: Objective, case: Case) -> Judgement:
     )
     if not np.isfinite(value):
         return Judgement(value, np.nan, np.nan, start, np.nan, np.inf, remarks=("F is not finite at x",))
-    worth = min((abs(each - value) for each in (start, origin) if each > value), default=0.0)
-    found = _best(partial(minimise, f, onto=onto, most=most), inside, value, begun, worth)
+    away = _beside(inside, begun)
+    beside = f(inside + away if onto is None else onto(inside + away))[0]
+    worth = max(min(abs(start - value), abs(origin - value)), abs(beside - value))
+    found = _best(partial(minimise, f, onto=onto, most=most), inside, away, value, worth)
     if value - found.value > UNBOUNDED * (abs(value) + abs(start)):
         raise NotCertifiable("F is not bounded below, as far as it was followed")
     best, length = min(found.value, value), _length(found.x, begun)
     unit = start - best
     if length == float(np.linalg.norm(found.x)) and best < origin < start:
         unit = origin - best  # a start far away makes any excess look small
+    unit = max(unit, beside - best)  # of a start at the solution nothing else is known
     return Judgement(
         value,
         best,
@@ -322,6 +328,7 @@ def search(objective: Objective, case: Case) -> Judgement:
         start,
         unit,
         float(np.linalg.norm(inside - found.x)) / length,
+        most=max(start, origin, beside) - best,
         outside=objective.outside / (float(np.linalg.norm(flat)) or 1.0),
         remarks=tuple(objective.remarks),
         converged=found.converged,
@@ -331,19 +338,22 @@ def search(objective: Objective, case: Case) -> Judgement:
     )
 
 
-def _best(
-    minimise: Callable[..., Found], x: np.ndarray, value: float, begun: np.ndarray, worth: float
-) -> Found:
-    """The end of a search from beside x; of a second one from the start, where the first was not finished."""
+def _beside(x: np.ndarray, begun: np.ndarray) -> np.ndarray:
+    """A short way in a random direction, always the same."""
     size = max(float(np.linalg.norm(x)), float(np.linalg.norm(x - begun))) or 1.0
-    rng = np.random.default_rng(0)
-    away = rng.normal(size=x.size)
-    away *= DISTURBED * size / np.linalg.norm(away)
-    enough = 1e-7 * worth + 1e-14 * abs(value)
-    first = minimise(x + away, length=DISTURBED * size, enough=enough)
+    away = np.random.default_rng(0).normal(size=x.size)
+    return away * (DISTURBED * size / np.linalg.norm(away))
+
+
+def _best(
+    minimise: Callable[..., Found], x: np.ndarray, away: np.ndarray, value: float, worth: float
+) -> Found:
+    """The end of a search from beside x; of a second one from its other side, where that was not finished."""
+    length, enough = float(np.linalg.norm(away)), 1e-7 * worth + 1e-14 * abs(value)
+    first = minimise(x + away, length=length, enough=enough)
     if first.converged:
         return first
-    other = minimise(x - away, length=10 * DISTURBED * size, enough=enough)
+    other = minimise(x - away, length=10 * length, enough=enough)
     best = min(first, other, key=lambda found: found.value if np.isfinite(found.value) else np.inf)
     # two searches that end at one value have found it, even where neither saw its gradient vanish: a kink
     apart = abs(first.value - other.value)

@@ -4,7 +4,7 @@ F(x) = f(x, y(x)),   y(x) solves  G(x, y) = 0,  or on a set  y = P_Y(y − s G(x
 
 1  y(x): where y is free and G = ∇_y h, Newton's method on h with truncated conjugate gradients, which goes
    down along directions of negative curvature, so that it ends at minimisers alone; else accelerated
-   projections (G a gradient) or extragradient steps
+   projections (G a gradient) or extragradient steps, then Newton's method on R(x, ·), see 2
 2  free:     ∇_y G v = ∇_y f by CG,   ∇F = ∇_x f − ∇_x Gᵀ v
    on a set: R(x, y) = y − P_Y(y − s G(x, y)) is differentiated,
              ∇_y R · ∂y/∂x = −∇_x R by GMRES,   ∇F = ∇_x f + (∂y/∂x)ᵀ ∇_y f
@@ -32,6 +32,7 @@ from fedstrata.estimators import vi
 NEWTON_STEPS = 60
 PROJECTED_STEPS = 20_000
 CG_STEPS = 1_000
+SHARPENING = 20  # steps of Newton's method on a natural residual
 CLOSE = 1e-4  # of the length of y
 
 
@@ -100,8 +101,8 @@ def solve_lower(level: Pooled, data: Placed, x: PyTree, y: PyTree, tolerance: fl
         return _newton(level, data, x, y, tolerance)
     found = Solved(*_on_set(level, level.potential is not None, data, x, y, tolerance))
     if level.potential is not None and not jnp.isfinite(found.last):  # steps that overshoot left G's domain
-        return Solved(*_on_set(level, False, data, x, y, tolerance))
-    return found
+        found = Solved(*_on_set(level, False, data, x, y, tolerance))
+    return _sharpened(level, data, x, found, tolerance)
 
 
 def hypergradient(
@@ -131,7 +132,7 @@ def _newton(level: Pooled, data: Placed, x: PyTree, y: PyTree, tolerance: float)
     for count in range(NEWTON_STEPS):
         y, before, after, moved = _newton_step(level, data, x, y)
         first = before if count == 0 else first
-        size = jnp.maximum(tree.norm(y), tree.norm(start))
+        size = jnp.maximum(tree.norm(y), tolerance * tree.norm(start))  # which may be far away, or y zero
         if not after < before or moved <= tolerance * size:
             break
     return Solved(y, first, after, moved, jnp.ones(()))
@@ -231,6 +232,24 @@ def natural_residual(level: Pooled, data: Placed, x: PyTree, y: PyTree, step: Re
     """The natural residual as a vector, y − P_Y(y − s G(x, y))."""
     moved = tree.axpy(-step, level.lower(x, y, data), y)
     return tree.sub(y, moved if level.project is None else level.project(moved, x, data))
+
+
+def _sharpened(level: Level, data: Placed, x: PyTree, found: Solved, tolerance: float) -> Solved:
+    """Newton's method on the natural residual, which the conditioning that slows projections does not slow."""
+    residual = Applied(_residual_at, level)
+    for _ in range(SHARPENING):
+        y, before, after, moved = _zero_step(residual, found.y, (x, found.step, data))
+        if not after < before:  # at rounding, or where the residual has no derivative
+            break
+        found = found._replace(y=y, last=after / found.step, away=jnp.minimum(moved, found.away))
+        if moved <= tolerance * tree.norm(y):
+            break
+    return found
+
+
+def _residual_at(level: Level, y: PyTree, at: tuple[PyTree, Real, Placed]) -> PyTree:
+    x, step, data = at
+    return natural_residual(level, data, x, y, step)
 
 
 def newton_zero(maps: Function, z: PyTree, data: Placed) -> PyTree:

@@ -1,14 +1,15 @@
 """Why a run is not solved, and the one thing to change: from its history and its method's own numbers.
 
-    last = F's metric in the last quarter of the history, gained = its fall from the start
+    v = F's metric in the history, in quarters; change = mean v₃ − mean v₄, of which the noise is estimated from
+    the means of blocks; left = change ρ/(1 − ρ), what such quarters would still gain, ρ = (v₃ − v₄)/(v₂ − v₃)
 
 | verdict | where |
 |---|---|
-| diverging | it ended above its start, or each quarter reaches farther than the one before |
-| oscillating | it has stopped falling, and goes up and down by much of its height above the best |
-| at the noise floor | it has stopped falling, and steps are drawn: minibatches, directions, few clients |
-| biased by drift | it has stopped falling, and clients take several steps between two averages |
-| on its way | it still falls, or there is nothing to tell by |
+| diverging | F is above its start, or each quarter reaches farther than the one before |
+| on its way | it changes, by more than its noise and by something beside the excess or beside what was gained |
+| at the noise floor | it has stopped, and steps are drawn: minibatches, directions, few clients |
+| oscillating | it has stopped, and goes to and fro by something beside the excess |
+| biased by drift | it has stopped elsewhere: clients take several steps between two averages, or steps are biased |
 """
 
 from __future__ import annotations
@@ -28,56 +29,90 @@ if TYPE_CHECKING:
 
 FEW = 8  # evaluations from which a history tells something
 BEHIND = 0.1  # how far clients' own models may be from their optima, relatively
-SETTLED = 0.1  # of the excess: what a quarter of the run may still gain where it has stopped
-LOCAL = ("H", "K", "I", "tau")  # steps of a client between two averages
+PART = 0.1  # of the excess, or of what was gained: what counts as a change
+SURE = 2.5  # standard errors
+BLOCKS = 4  # of a quarter, whose means tell its noise
+SPREAD = 0.05  # of the excess: how much noise or an oscillation vary at least
+ROUNDED = 4e-7  # of the metric: below it a float32 does not change
 
 
 def why_unsolved(found: Judgement, relative: float, run: Result | None, target: float) -> tuple[Verdict, str]:
     """The verdict on a point that is not a solution, and a sentence."""
+    close = relative <= target**2 or found.distance <= target
     if found.remarks:
         return "not certifiable", f"{found.remarks[0].capitalize()}: take a method or a start that avoids it."
-    if found.behind > BEHIND:
-        return "on its way", (
-            f"The clients' models are {found.behind:.0%} from their optima: give clients more local steps."
-        )
     if found.outside > target and relative <= target:
         return "on its way", (
             f"x is {found.outside:.2g} of its length outside of its set: project it, or take a smaller eta."
         )
+    method = run.method if run is not None and isinstance(run.method, Method) else None
+    drawn = run is not None and _is_random(run, method)
+    if found.behind > BEHIND and (close or not drawn):
+        return "on its way", (
+            f"The clients' models are {found.behind:.0%} from their optima: give clients more local steps."
+        )
     if run is None:
         return "on its way", "Take further steps from here."
-    method = run.method if isinstance(run.method, Method) else None
-    excess = found.value - found.best + found.left
     worse = np.isfinite(found.start) and found.value > found.start + 1e-3 * abs(found.start - found.best)
-    if worse or not np.isfinite(found.value):
+    if worse or not np.isfinite(found.value) or run.status == "diverged":
         return "diverging", f"F is above its start: divide {_step(method)} by 4."
     values = _metric(run)
-    over = math.sqrt(max(relative, target**2)) / target if np.isfinite(relative) else 10.0
-    if values is None or len(values) < FEW:
-        return "on its way", f"Give about {_more(over, run)} more rounds."
+    if values is None or len(values) < FEW or np.ptp(values) <= ROUNDED * np.abs(values).max():
+        return "on its way", f"Give about {_more(_over(relative, target), run)} more rounds."
+    return _of_trace(values, found.value - found.best + found.left, relative, run, target, drawn)
+
+
+def _of_trace(
+    values: np.ndarray, excess: float, relative: float, run: Result, target: float, drawn: bool
+) -> tuple[Verdict, str]:
+    """The verdict by the metric over the rounds."""
+    method = run.method if isinstance(run.method, Method) else None
     quarters = np.array_split(values, 4)
     reach = [float(np.abs(q - values[0]).max()) for q in quarters]
     if reach[0] > 0 and all(b > 1.5 * a for a, b in itertools.pairwise(reach)) and values[-1] > values[0]:
         return "diverging", f"Its metric grows from quarter to quarter: divide {_step(method)} by 4."
-    falling = float(quarters[-2].mean() - quarters[-1].mean())
-    swing = float(np.abs(np.diff(quarters[-1])).mean())
-    rises = float((np.diff(quarters[-1]) > 0).mean())
-    random = _is_random(run, method)
-    if falling > SETTLED * excess and falling > 0:
+    name, over = _local(method), _over(relative, target)
+    last = np.diff(quarters[-1])
+    steady = not drawn and name is None and bool((last < 0).all() or (last > 0).all())
+    if steady or _moves(values, quarters, excess):
         return "on its way", f"Give about {_rounds(values, excess, target, relative, run)} more rounds."
-    if random:
+    spread = float(np.std(quarters[-1]))
+    if drawn and not (name is not None and spread < SPREAD * excess):
         return "at the noise floor", (
             f"Divide {_step(method)} by {_nice(over)}, let it decay, or take {_nice(over**2)} times larger "
             "batches."
         )
-    if 0.2 < rises < 0.95 and swing > 0.05 * excess:
+    half = values[len(values) // 2 :]
+    to_and_fro = np.abs(np.diff(half)).sum() > 3 * abs(half[-1] - half[0])
+    if to_and_fro and spread > SPREAD * excess:
         return "oscillating", f"Divide {_step(method)} by 2."
-    if (name := _local(method)) is not None:
+    if name is not None:
         return "biased by drift", (
             f"Clients differ and take several steps between averages: set {name}=1, or divide "
             f"{_step(method)} by {_nice(over)}."
         )
-    return "on its way", f"Give about {_more(over, run)} more rounds, or multiply {_step(method)} by 2."
+    return "biased by drift", (
+        "It has stopped elsewhere, so that further rounds do not help: its steps are biased. Solve inner "
+        "problems more accurately, or take another method."
+    )
+
+
+def _moves(values: np.ndarray, quarters: list[np.ndarray], excess: float) -> bool:
+    """Whether the metric still changes, by more than its noise."""
+    third, fourth = ([b.mean() for b in np.array_split(q, min(BLOCKS, len(q)))] for q in quarters[2:])
+    change = abs(float(np.mean(third) - np.mean(fourth)))
+    error = math.sqrt(np.var(third, ddof=1) / len(third) + np.var(fourth, ddof=1) / len(fourth))
+    if change <= SURE * error:
+        return False
+    before = abs(float(quarters[1].mean() - quarters[2].mean()))
+    left = change * change / (before - change) if before > change else np.inf
+    gained = abs(float(values[0] - quarters[3].mean()))
+    return change > PART * min(excess, gained) or left > 3 * PART * excess
+
+
+def _over(relative: float, target: float) -> float:
+    """How many times farther away it is than it should be."""
+    return math.sqrt(max(relative, target**2)) / target if np.isfinite(relative) else 10.0
 
 
 def _metric(run: Result) -> np.ndarray | None:
@@ -96,26 +131,25 @@ def _is_random(run: Result, method: Method | None) -> bool:
         return False
     given = method.describe()
     some = run.participation is not None and run.participation < 1
-    return bool(given.get("batch_size") or method.needs.startswith("function values") or some)
+    batches = given.get("batch_size") or given.get("server_batch_size")
+    directions, terms = "values" in method.needs.split(), given.get("inverse") == "neumann"
+    return bool(batches or directions or terms or some)
 
 
 def _local(method: Method | None) -> str | None:
-    """The hyper-parameter that counts local steps, where there are several."""
-    given = {} if method is None else method.describe()
-    for name in LOCAL:
-        if np.max(np.asarray(_number(given.get(name)))) > 1:
-            return name
-    return None
-
-
-def _number(value: Any) -> Any:
-    return value if isinstance(value, int | float | list) else 1
+    """The hyper-parameter that counts local steps whose ends are averaged, where there are several."""
+    if method is None:
+        return None
+    name = method.drifts[0] if method.drifts is not None else method.sums_steps
+    if name is None:
+        return None
+    return name if np.max(np.asarray(getattr(method.at(0), name))) > 1 else None
 
 
 def _step(method: Method | None) -> str:
     """The hyper-parameter that is the main variable's step, with its value."""
     given = {} if method is None else method.describe()
-    for name in ("gamma", "alpha", "eta", "eta_l", "gamma_g"):
+    for name in ("gamma", "alpha", "eta_x", "gamma_x", "eta", "eta_l", "gamma_g"):
         if name in given:
             value = given[name]
             return f"{name}={value:g}" if isinstance(value, float) else name

@@ -80,6 +80,8 @@ class DSFedDRO(Compositional[State]):
     embedding: Literal["server", "anchored", "local"] = "server"
     batch_size: BatchSize = None
 
+    sums_steps = "I"
+
     @classmethod
     def from_theory(
         cls,

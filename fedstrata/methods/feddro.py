@@ -73,6 +73,8 @@ class FedDRO(Compositional[State]):
     I: Count = 1
     batch_size: BatchSize = None
 
+    sums_steps = "I"
+
     @classmethod
     def from_theory(
         cls,

@@ -53,6 +53,7 @@ class FedMSPP(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
+    sums_steps = "H"
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)
