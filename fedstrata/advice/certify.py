@@ -320,7 +320,9 @@ def search(objective: Objective, case: Case) -> Judgement:
     unit = start - best
     if length == float(np.linalg.norm(found.x)) and best < origin < start:
         unit = origin - best  # a start far away makes any excess look small
-    unit = max(unit, beside - best)  # of a start at the solution nothing else is known
+    reach = max(start, origin) - best
+    if reach <= NOTHING * (beside - best):  # the start and zero are solutions: nothing else is known
+        unit = reach = beside - best
     return Judgement(
         value,
         best,
@@ -328,7 +330,7 @@ def search(objective: Objective, case: Case) -> Judgement:
         start,
         unit,
         float(np.linalg.norm(inside - found.x)) / length,
-        most=max(start, origin, beside) - best,
+        most=reach,
         outside=objective.outside / (float(np.linalg.norm(flat)) or 1.0),
         remarks=tuple(objective.remarks),
         converged=found.converged,

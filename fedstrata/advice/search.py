@@ -3,6 +3,7 @@
     bfgs       x free: dense BFGS with a weak Wolfe search, which also ends at kinks (Lewis & Overton 2013)
     lbfgs      x free and long: SciPy's
     projected  x in a set of which the projection is known: spectral projected gradients (Birgin et al. 2000)
+    penalised  where these come to no end, at kinks: bfgs on F(x) + ρ ‖x − P(x)‖, ρ above the slopes of F
 
 They use values, gradients and projections alone, so that one objective suffices for every problem class.
 """
@@ -59,7 +60,8 @@ def minimise(
         most: evaluations.
     """
     if onto is not None:
-        return _projected(f, onto, x, length, enough, most)
+        found = _projected(f, onto, x, length, enough, most // 2)
+        return found if found.converged else _penalised(f, onto, found, length, enough, most // 2)
     return _bfgs(f, x, length, enough, most) if x.size <= LONG else _lbfgs(f, x, length, enough, most)
 
 
@@ -146,6 +148,31 @@ def _until(enough: float) -> Callable[[optimize.OptimizeResult], None]:
             raise StopIteration
 
     return look
+
+
+def _penalised(
+    f: Objective,
+    onto: Callable[[np.ndarray], np.ndarray],
+    before: Found,
+    length: float,
+    enough: float,
+    most: int,
+) -> Found:
+    rho = 10 * float(np.linalg.norm(f(before.x)[1]))
+
+    def penalised(x: np.ndarray) -> tuple[float, np.ndarray]:
+        value, g = f(x)
+        out = x - onto(x)
+        distance = float(np.linalg.norm(out))
+        return value + rho * distance, g + out * (rho / distance if distance > 0 else 0.0)
+
+    found = _bfgs(penalised, before.x, length, enough, most)
+    x = onto(found.x)
+    value = f(x)[0]
+    if not value <= before.value + enough:
+        return before
+    left = found.left + max(value - found.value, 0.0)
+    return Found(x, value, left, found.converged and left <= 100 * enough, before.evaluations)
 
 
 def _projected(

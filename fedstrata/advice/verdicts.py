@@ -74,7 +74,7 @@ def _of_trace(
     name, over = _local(method), _over(relative, target)
     last = np.diff(quarters[-1])
     steady = not drawn and name is None and bool((last < 0).all() or (last > 0).all())
-    if steady or _moves(values, quarters, excess):
+    if steady or _moves(values, quarters, excess, drawn):
         return "on its way", f"Give about {_rounds(values, excess, target, relative, run)} more rounds."
     spread = float(np.std(quarters[-1]))
     if drawn and not (name is not None and spread < SPREAD * excess):
@@ -97,10 +97,11 @@ def _of_trace(
     )
 
 
-def _moves(values: np.ndarray, quarters: list[np.ndarray], excess: float) -> bool:
-    """Whether the metric still changes, by more than its noise."""
+def _moves(values: np.ndarray, quarters: list[np.ndarray], excess: float, drawn: bool) -> bool:
+    """Whether the metric still changes, by more than its noise; that of steps that are drawn has to fall."""
     third, fourth = ([b.mean() for b in np.array_split(q, min(BLOCKS, len(q)))] for q in quarters[2:])
-    change = abs(float(np.mean(third) - np.mean(fourth)))
+    change = float(np.mean(third) - np.mean(fourth))
+    change = change if drawn else abs(change)
     error = math.sqrt(np.var(third, ddof=1) / len(third) + np.var(fourth, ddof=1) / len(fourth))
     if change <= SURE * error:
         return False
