@@ -1,12 +1,17 @@
 """How often a certificate is wrong, on random problems with known solutions.
 
-    python -m benchmarks.verdicts [--seeds 3] [--first 0] [--x64] [--points] [NAME …]
+    python -m benchmarks.verdicts [--seeds 3] [--first 0] [--x64] [--points | --reasons] [NAME …]
 
 Some runs reach the solution, others do not. A run is *right* where x is within 1 % of the solution, or its
 excess within 10⁻⁴ of the start's and of zero's. It is *wrong* where x is more than 3 % away and its excess
 more than 10⁻³ of them; what lies between is left out. An alarm is a right run that is not called solved; a
 miss is a wrong run that is. Solutions come from closed forms, linear programs and SciPy, not from the
 certificate. Units of losses and variables, weights, sizes, starts and conditioning are drawn too.
+
+`--reasons` counts how often the word for why a wrong run is wrong is right. What is right is found by running
+again with four times the rounds: where x is then less than half as far away, or its excess less than a third,
+the run was on its way; where it ends farther away than it began, it diverges. Else the cause is the one that
+the run was given (`CAUSES`).
 """
 
 from __future__ import annotations
@@ -52,6 +57,31 @@ class Trial:
         if error <= 1e-2 or abs(excess) <= 1e-4:
             return "right"
         return "wrong" if error > 3e-2 and abs(excess) > 1e-3 else "between"
+
+
+    def error(self, x: Any) -> tuple[float, float]:
+        """The distance from the solution, and the excess (infinite where F is not known)."""
+        at, best = flat(getattr(x, "x", x)), flat(self.x_star)
+        excess = np.inf if self.F is None else self.F(at) - self.F(best)
+        return float(np.linalg.norm(at - best)), float(excess)
+
+
+CAUSES = {  # of a run that further rounds do not help
+    "drift": ("biased by drift",),
+    "biased": ("biased by drift",),
+    "mean": ("biased by drift",),
+    "noise": ("at the noise floor",),
+    "few clients": ("at the noise floor",),
+    "default batch": ("at the noise floor",),
+    "values": ("at the noise floor",),
+    "decay": ("at the noise floor", "on its way", "oscillating"),
+    "constant": ("oscillating",),
+    "too long": ("diverging", "oscillating"),
+    "early": ("on its way",),
+    "slow y": ("on its way",),
+    "penalty": ("biased by drift", "on its way"),  # x stays outside of its set
+    "few steps": ("at the noise floor", "biased by drift", "on its way"),  # of clients' own models, and drawn
+}
 
 
 def flat(x: Any) -> np.ndarray:
@@ -415,16 +445,65 @@ def sequences(rng: Rng) -> Trial:
     return Trial(problem, data, np.full(n, 1.5), best, runs, (np.zeros(p),))
 
 
+def solved(trial: Trial, run: str, seed: int, times: int = 1) -> fs.Result:
+    """A run, with so many times the rounds."""
+    method, rounds, *more = trial.runs[run]
+    options = {"eval_every": max(1, rounds * times // 200), "progress": False, "certify": False}
+    start = {"x0": trial.x0, "y0": trial.y0, "rounds": rounds * times, "seed": seed}
+    try:
+        return fs.solve(
+            trial.problem, method, trial.data, **start, **options, **trial.options, **dict(*more)
+        )
+    except fs.Diverged as diverged:
+        return diverged.result
+
+
 def answers(trial: Trial, seed: int) -> Iterator[tuple[str, Any, fs.Certificate]]:
     """The runs' names, answers and certificates."""
-    for run, (method, rounds, *more) in trial.runs.items():
-        options = {"eval_every": max(1, rounds // 200), "progress": False, **trial.options, **dict(*more)}
-        start = {"x0": trial.x0, "y0": trial.y0, "rounds": rounds, "seed": seed}
-        try:
-            result = fs.solve(trial.problem, method, trial.data, **start, **options)
-        except fs.Diverged as diverged:
-            result = diverged.result
+    for run in trial.runs:
+        result = solved(trial, run, seed)
         yield run, result.x, fs.certify(result)
+
+
+def reason(trial: Trial, run: str, x: Any, seed: int) -> tuple[str, ...]:
+    """Why a run is wrong: what a right verdict may say."""
+    begun, (away, excess) = trial.error(trial.x0), trial.error(x)
+    if run == "early":
+        return CAUSES[run]
+    if (away if trial.F is None else excess) > begun[trial.F is not None]:
+        return ("diverging", *CAUSES.get(run, ()))
+    if run == "constant" and isinstance(trial.problem, fs.Selection):
+        return ("biased by drift", "on its way")  # its eta falls with the rounds, by their root
+    further, excess_further = trial.error(solved(trial, run, seed, times=4).x)
+    if further < away / 2 or excess_further < excess / 3:
+        return ("on its way", *(CAUSES[run] if run == "constant" else ()))
+    return CAUSES.get(run, ("biased by drift", "on its way"))
+
+
+def count_reasons(names: list[str], seeds: range) -> Counter[tuple[str, str]]:
+    """How often which verdict was given for which reason."""
+    found: Counter[tuple[str, str]] = Counter()
+    for name in names:
+        for seed in seeds:
+            trial = FAMILIES[name](np.random.default_rng([seed, *name.encode()]))
+            for run, x, certificate in answers(trial, seed):
+                if trial.truth(x) != "wrong" or certificate.solved:
+                    continue
+                right = reason(trial, run, x, seed)
+                said = certificate.verdict
+                found[said if said in right else right[0], said] += 1
+                if said not in right:
+                    print(f"{name}, {run}, seed {seed}: {right} but {certificate!r}", flush=True)
+    return found
+
+
+def table_of_reasons(found: Counter[tuple[str, str]]) -> str:
+    """Rows are what was the reason, columns what was said."""
+    words = list(dict.fromkeys(each for pair in found for each in pair))
+    lines = [f"| reason | {' | '.join(words)} |", "|---" * (len(words) + 1) + "|"]
+    lines += [f"| {why} | {' | '.join(str(found[why, said]) for said in words)} |" for why in words]
+    right = sum(count for (why, said), count in found.items() if why == said)
+    return "\n".join([*lines, f"\nright: {right} of {found.total()}"])
 
 
 def points(trial: Trial, seed: int) -> Iterator[tuple[str, Any, fs.Certificate]]:
@@ -463,10 +542,15 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--x64", action="store_true")
     parser.add_argument("--points", action="store_true", help="judge points beside the solutions, not runs")
+    parser.add_argument("--reasons", action="store_true", help="count how often the verdict's word is right")
     parser.add_argument("names", nargs="*", default=[])
     asked = parser.parse_args()
     jax.config.update("jax_enable_x64", asked.x64)
     warnings.simplefilter("ignore")
+    if asked.reasons:
+        names = asked.names or list(FAMILIES)
+        print(table_of_reasons(count_reasons(names, range(asked.first, asked.first + asked.seeds))))
+        return
     total: Counter[str] = Counter()
     rows = []
     for name in asked.names or FAMILIES:

@@ -32,7 +32,7 @@ BEHIND = 0.1  # how far clients' own models may be from their optima, relatively
 PART = 0.1  # of the excess, or of what was gained: what counts as a change
 SURE = 2.5  # standard errors
 BLOCKS = 4  # of a quarter, whose means tell its noise
-SPREAD = 0.05  # of the excess: how much noise or an oscillation vary at least
+SPREAD = 0.03  # of the excess: how much noise or an oscillation vary at least
 ROUNDED = 4e-7  # of the metric: below it a float32 does not change
 
 
@@ -57,7 +57,7 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
     if worse or not np.isfinite(found.value) or run.status == "diverged":
         return "diverging", f"F is above its start: divide {_step(method)} by 4."
     values = _metric(run)
-    if values is None or len(values) < FEW or np.ptp(values) <= ROUNDED * np.abs(values).max():
+    if values is None or len(values) < (2 * FEW if drawn else FEW) or np.ptp(values) <= ROUNDED * np.abs(values).max():
         return "on its way", f"Give about {_more(_over(relative, target), run)} more rounds."
     return _of_trace(values, found.value - found.best + found.left, relative, run, target, drawn)
 
@@ -77,7 +77,7 @@ def _of_trace(
     if steady or _moves(values, quarters, excess, drawn):
         return "on its way", f"Give about {_rounds(values, excess, target, relative, run)} more rounds."
     spread = float(np.std(quarters[-1]))
-    if drawn and not (name is not None and spread < SPREAD * excess):
+    if drawn and spread > SPREAD * excess:
         return "at the noise floor", (
             f"Divide {_step(method)} by {_nice(over)}, let it decay, or take {_nice(over**2)} times larger "
             "batches."
@@ -91,9 +91,11 @@ def _of_trace(
             f"Clients differ and take several steps between averages: set {name}=1, or divide "
             f"{_step(method)} by {_nice(over)}."
         )
+    if method is not None and method.scheduled(0):
+        return "on its way", "Its steps become short too early: let them fall more slowly."
     return "biased by drift", (
-        "It has stopped elsewhere, so that further rounds do not help: its steps are biased. Solve inner "
-        "problems more accurately, or take another method."
+        "It has stopped elsewhere, so that further rounds do not help: its steps are biased. Take a smaller "
+        "smoothing radius, solve inner problems more accurately, or take another method."
     )
 
 
