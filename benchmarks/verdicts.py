@@ -58,7 +58,6 @@ class Trial:
             return "right"
         return "wrong" if error > 3e-2 and abs(excess) > 1e-3 else "between"
 
-
     def error(self, x: Any) -> tuple[float, float]:
         """The distance from the solution, and the excess (infinite where F is not known)."""
         at, best = flat(getattr(x, "x", x)), flat(self.x_star)
@@ -451,9 +450,7 @@ def solved(trial: Trial, run: str, seed: int, times: int = 1) -> fs.Result:
     options = {"eval_every": max(1, rounds * times // 200), "progress": False, "certify": False}
     start = {"x0": trial.x0, "y0": trial.y0, "rounds": rounds * times, "seed": seed}
     try:
-        return fs.solve(
-            trial.problem, method, trial.data, **start, **options, **trial.options, **dict(*more)
-        )
+        return fs.solve(trial.problem, method, trial.data, **start, **options, **trial.options, **dict(*more))
     except fs.Diverged as diverged:
         return diverged.result
 

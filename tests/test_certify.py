@@ -85,6 +85,44 @@ def test_kinks():
     assert not fs.certify(risk, data, x - 1.0).solved
 
 
+def test_a_kink_on_a_set():
+    """max_y of (x − a)²/2 + xy + y² on a box is smooth but for x = 0, its minimum, where the start is too."""
+    data = fs.FederatedData.from_clients([{"a": np.array([0.1, -0.1])}, {"a": np.array([0.05, -0.02])}])
+    problem = fs.Minimax(
+        lambda x, y, s: (x - s["a"]) ** 2 / 2 + x * y + y**2,
+        project_x=fs.sets.Box(-2.0, 2.0),
+        project_y=fs.sets.Box(-1.0, 1.0),
+    )
+    assert fs.certify(problem, data, np.array(0.0), np.array(0.3)).solved
+
+
+def test_a_part_of_x_in_another_unit():
+    """v, a millionth of x, counts by what it does to F."""
+    problem = fs.Minimization(lambda x, s: (x["u"] - s["a"]) ** 2 + (1e6 * x["v"] - s["a"]) ** 2)
+    best = fs.certify(problem, ONE, {"u": np.array(2.5), "v": np.array(2.5e-6)})
+    off = fs.certify(problem, ONE, {"u": np.array(2.5), "v": np.array(0.0)})
+    assert best.solved
+    assert not off.solved
+    assert off.distance < 1e-2
+
+
+def test_starts_at_the_solution_zero_and_far_away():
+    problem = fs.Minimization(lambda x, s: 3 * jnp.abs(x) + (x - s["a"]) ** 2 / 2)  # shrunk to zero
+    assert fs.certify(problem, ONE, np.array(0.0), x0=np.array(0.0)).solved
+    problem = fs.Minimization(lambda x, s: (x - s["a"]) ** 2)
+    assert not fs.certify(problem, ONE, np.array(100.0), x0=np.array(1e7)).solved
+
+
+def test_a_badly_conditioned_equilibrium():
+    """y = A⁻¹(x b) with a condition number of 10⁴, which projections alone do not reach."""
+    A, b = np.diag([1.0, 1e-4]), np.array([0.1, 0.1])
+    problem = fs.MPEC(lambda x, y, s: ((y - 1) ** 2).sum() + 0 * s["a"], lambda x, y, s: A @ y - x * b)
+    S = np.linalg.solve(A, b)
+    x = S.sum() / (S @ S)
+    assert fs.certify(problem, ONE, np.array(x), np.zeros(2)).solved
+    assert not fs.certify(problem, ONE, np.array(2 * x), np.zeros(2)).solved
+
+
 def test_a_set_and_a_point_outside_of_it():
     problem = fs.Minimization(lambda x, s: (x - s["a"]) ** 2, project=fs.sets.Box(0.0, 1.0))
     assert fs.certify(problem, ONE, np.array(1.0)).solved

@@ -45,7 +45,8 @@ from fedstrata.solving.result import Result
 TARGET = 1e-2
 NEAR = 0.1  # of the excess of the start or of zero: more is not near, however small the part of x that is off
 DISTURBED = 1e-3  # how far beside x the search begins, relative to its length
-NOTHING = 1e-6  # of the way from the start: a solution that is zero
+NOTHING = 1e-9  # of the way from the start: a solution that is zero
+ROUNDED = 1e-12  # of a value: a difference that means nothing
 UNBOUNDED = 1e6  # times the values that there are: a fall without end
 MOST, FEWEST = 1500, 50  # evaluations of F in one search
 SECONDS = 30.0  # that one is to take, where that leaves the fewest
@@ -318,9 +319,9 @@ def search(objective: Objective, case: Case) -> Judgement:
         raise NotCertifiable("F is not bounded below, as far as it was followed")
     best, length = min(found.value, value), _length(found.x, begun)
     unit = start - best
-    if length == float(np.linalg.norm(found.x)) and best < origin < start:
+    if length == float(np.linalg.norm(found.x)) and best + ROUNDED * abs(best) < origin < start:
         unit = origin - best  # a start far away makes any excess look small
-    reach = max(start, origin) - best
+    reach = max((each for each in (start, origin) if np.isfinite(each)), default=np.inf) - best
     if reach <= NOTHING * (beside - best):  # the start and zero are solutions: nothing else is known
         unit = reach = beside - best
     return Judgement(

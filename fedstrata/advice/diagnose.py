@@ -229,11 +229,11 @@ def diagnose(
         return _compared(found, at(x0, y).stationarity, 1e-12 * (1 + float(tree.norm(x0))))
 
 
-def _of_run(problem: Problem, method: Method | dict[str, Any]) -> Any:
+def _of_run(problem: Problem, method: Method | dict[str, Any] | None) -> Any:
     """The problem that the method solves, where it changes it; a loaded result has the method's name."""
-    if not isinstance(method, dict):
+    if isinstance(method, Method):
         return method.judged_as(problem)
-    if isinstance(problem, Minimization) and method.get("name") in ("AFL", "DRFA"):
+    if method is not None and isinstance(problem, Minimization) and method.get("name") in ("AFL", "DRFA"):
         return WorstClient(problem.loss, problem.project)
     return problem
 

@@ -234,20 +234,21 @@ def natural_residual(level: Pooled, data: Placed, x: PyTree, y: PyTree, step: Re
     return tree.sub(y, moved if level.project is None else level.project(moved, x, data))
 
 
-def _sharpened(level: Level, data: Placed, x: PyTree, found: Solved, tolerance: float) -> Solved:
-    """Newton's method on the natural residual, which the conditioning that slows projections does not slow."""
+def _sharpened(level: Pooled, data: Placed, x: PyTree, found: Solved, tolerance: float) -> Solved:
+    """Newton's method on the natural residual, which bad conditioning does not slow."""
     residual = Applied(_residual_at, level)
     for _ in range(SHARPENING):
         y, before, after, moved = _zero_step(residual, found.y, (x, found.step, data))
+        found = found._replace(away=jnp.fmin(moved, found.away))
         if not after < before:  # at rounding, or where the residual has no derivative
             break
-        found = found._replace(y=y, last=after / found.step, away=jnp.minimum(moved, found.away))
+        found = found._replace(y=y, last=after / found.step)
         if moved <= tolerance * tree.norm(y):
             break
     return found
 
 
-def _residual_at(level: Level, y: PyTree, at: tuple[PyTree, Real, Placed]) -> PyTree:
+def _residual_at(level: Pooled, y: PyTree, at: tuple[PyTree, Real, Placed]) -> PyTree:
     x, step, data = at
     return natural_residual(level, data, x, y, step)
 

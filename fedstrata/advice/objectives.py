@@ -408,14 +408,25 @@ def _started(problem: Problem, case: Case) -> PyTree:
     if case.y is None:
         raise NotCertifiable("there is no y to start the lower level from: give y")
     if _lower(problem).solved_by != "all":
-        one = case.y0 if case.y0 is not None else None
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(case.y)]
-        own = one is not None and [np.shape(leaf) for leaf in jax.tree.leaves(one)] == shapes
-        if own or any(shape[:1] != (case.data.clients,) for shape in shapes):
+        one = case.y0 is not None and [np.shape(leaf) for leaf in jax.tree.leaves(case.y0)] == shapes
+        apart = all(shape[:1] == (case.data.clients,) for shape in shapes) and _fits(problem, case)
+        if one or not apart:
             return jax.tree.map(
                 lambda leaf: jnp.broadcast_to(leaf, (case.data.clients, *jnp.shape(leaf))), case.y
             )
     return case.y
+
+
+def _fits(problem: Problem, case: Case) -> bool:
+    """Whether the lower level takes one client's part of y: n clients may share a y with n entries."""
+    own = jax.tree.map(lambda leaf: leaf[0], case.y)
+    sample = jax.tree.map(lambda leaf: leaf[0], case.data.train)
+    try:
+        jax.eval_shape(_lower(problem), case.x, own, sample)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def checked_lower(level: Pooled, data: Placed, x: PyTree, start: PyTree) -> tuple[Solved, list[str]]:

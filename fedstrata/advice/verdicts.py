@@ -1,22 +1,23 @@
 """Why a run is not solved, and the one thing to change: from its history and its method's own numbers.
 
-    v = F's metric in the history, in quarters; change = mean v₃ − mean v₄, of which the noise is estimated from
-    the means of blocks; left = change ρ/(1 − ρ), what such quarters would still gain, ρ = (v₃ − v₄)/(v₂ − v₃)
+    v = F's metric in the history, in quarters
+    change = v₃ − v₄, of their means, whose noise is estimated from the means of blocks
+    left = change ρ/(1 − ρ), what further such quarters would gain, ρ = (v₃ − v₄)/(v₂ − v₃)
 
 | verdict | where |
 |---|---|
 | diverging | F is above its start, or each quarter reaches farther than the one before |
-| on its way | it changes, by more than its noise and by something beside the excess or beside what was gained |
+| on its way | it changes, by more than its noise, and not by nothing beside the excess |
 | at the noise floor | it has stopped, and steps are drawn: minibatches, directions, few clients |
 | oscillating | it has stopped, and goes to and fro by something beside the excess |
-| biased by drift | it has stopped elsewhere: clients take several steps between two averages, or steps are biased |
+| biased by drift | it has stopped elsewhere: by clients' several steps between averages, or other bias |
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -54,18 +55,20 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
     if run is None:
         return "on its way", "Take further steps from here."
     worse = np.isfinite(found.start) and found.value > found.start + 1e-3 * abs(found.start - found.best)
-    if worse or not np.isfinite(found.value) or run.status == "diverged":
-        return "diverging", f"F is above its start: divide {_step(method)} by 4."
-    values = _metric(run)
-    if values is None or len(values) < (2 * FEW if drawn else FEW) or np.ptp(values) <= ROUNDED * np.abs(values).max():
-        return "on its way", f"Give about {_more(_over(relative, target), run)} more rounds."
-    return _of_trace(values, found.value - found.best + found.left, relative, run, target, drawn)
+    above: tuple[Verdict, str] = "diverging", f"F is above its start: divide {_step(method)} by 4."
+    if not np.isfinite(found.value) or run.status == "diverged":
+        return above
+    words = _of_trace(_metric(run), found.value - found.best + found.left, relative, run, target, drawn)
+    return above if worse and words[0] == "on its way" else words
 
 
 def _of_trace(
     values: np.ndarray, excess: float, relative: float, run: Result, target: float, drawn: bool
 ) -> tuple[Verdict, str]:
     """The verdict by the metric over the rounds."""
+    few = len(values) < (2 * FEW if drawn else FEW)
+    if few or np.ptp(values) <= ROUNDED * np.abs(values).max():
+        return "on its way", f"Give about {_more(_over(relative, target), run)} more rounds."
     method = run.method if isinstance(run.method, Method) else None
     quarters = np.array_split(values, 4)
     reach = [float(np.abs(q - values[0]).max()) for q in quarters]
@@ -118,14 +121,14 @@ def _over(relative: float, target: float) -> float:
     return math.sqrt(max(relative, target**2)) / target if np.isfinite(relative) else 10.0
 
 
-def _metric(run: Result) -> np.ndarray | None:
-    """The history's own trace of F, at the current y."""
+def _metric(run: Result) -> np.ndarray:
+    """The history's own trace of F, at the current y; empty where it has none."""
     names = [run.problem.objective, *run.problem.settling] if run.problem is not None else []
     for name in (*names, "objective", "loss", "upper"):
         if name is not None and name in run.history:
             values = np.asarray(run.history[name], float)
             return values[np.isfinite(values)]
-    return None
+    return np.zeros(0)
 
 
 def _is_random(run: Result, method: Method | None) -> bool:
