@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial, singledispatch
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,15 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedstrata.advice.lower import NotCertifiable, kept, newton_zero
-from fedstrata.advice.objectives import Case, Objective, OutOfTime, objective_of, strongly_concave
+from fedstrata.advice.objectives import (
+    Case,
+    Maps,
+    Objective,
+    OutOfTime,
+    objective_of,
+    sequences_of,
+    strongly_concave,
+)
 from fedstrata.advice.precision import double_precision
 from fedstrata.advice.search import Found, minimise
 from fedstrata.advice.selection import judge_selection
@@ -50,8 +58,6 @@ ROUNDED = 1e-12  # of a value: a difference that means nothing
 UNBOUNDED = 1e6  # times the values that there are: a fall without end
 MOST, FEWEST = 1500, 50  # evaluations of F in one search
 SECONDS = 30.0  # that one is to take, where that leaves the fewest
-
-Maps: TypeAlias = Callable[[Any, Placed], Any]
 
 
 class Judgement(NamedTuple):
@@ -213,18 +219,7 @@ def judge(problem: Problem, case: Case) -> Judgement:
 @judge.register
 def _(problem: MultiSequence, case: Case) -> Judgement:
     """The zero of all maps, by Newton's method from (x, Z)."""
-    return equations(_sequences(problem, case.weights), case)
-
-
-@kept
-def _sequences(problem: MultiSequence, weights: Weights) -> Maps:
-    def maps(point: tuple[PyTree, PyTree], data: Placed) -> tuple[PyTree, PyTree]:
-        x, Z = point
-        mean = Case(problem, data, weights, x).mean
-        S = tuple(mean(s, *pair) for s, *pair in zip(problem.S, (x, *Z[:-1]), Z, strict=True))
-        return mean(problem.P, x, Z), S
-
-    return maps
+    return equations(sequences_of(problem, case.weights), case)
 
 
 @judge.register

@@ -30,7 +30,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedstrata.advice.lower import NotCertifiable, kept
-from fedstrata.advice.objectives import Case, Objective, level_of, objective_of
+from fedstrata.advice.objectives import Case, Objective, level_of, objective_of, sequences_of
 from fedstrata.advice.precision import double_precision
 from fedstrata.advice.spectrum import STEPS, ends, lanczos, start_of
 from fedstrata.core import tree
@@ -43,12 +43,13 @@ from fedstrata.core.term import Term, calling
 from fedstrata.core.types import Array, Function, PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
-from fedstrata.problems.classes import MPEC, Composition, Minimization, Selection
+from fedstrata.problems.classes import MPEC, Composition, Minimization, MultiSequence, Selection
 
 LINES = 4  # along which a kink is looked for
 SHORT = 1e-2  # the half length of such a line, relative to that of the variable
 CUT = 64  # its intervals
 DOWN = 2.0 ** (np.arange(-60, 61) / 2)  # steps down the gradient that are tried, in units of a first guess
+MOST_MAPS = 200  # numbers in (x, Z) of a `MultiSequence` whose Jacobian is taken
 FEWER = 4  # of them, where a function takes long
 
 
@@ -126,7 +127,10 @@ def constants(
     """
     dtype = jnp.result_type(float)
     with double_precision():
-        case = Case(problem, data.placed(), weights, *(_double(point) for point in (x, y)))
+        placed = data.placed()
+        case = Case(problem, placed, weights, *(_double(point) for point in (x, y)))
+        if problem.personal and not _has_axis(y, placed.clients):
+            case = replace(case, y=jax.tree.map(lambda leaf: jnp.stack([leaf] * placed.clients), case.y))
         own = isinstance(problem, Minimization | Selection)
         F = _objective(problem, case) if objective and not own else None
         if F is not None and F.solved is not None:
@@ -144,9 +148,10 @@ def constants(
         through = None
         if F is not None:
             levels["objective"], through = meter.objective(F)
+        jacobian = meter.jacobian(problem) if isinstance(problem, MultiSequence) else None
     scale_y = None if y is None else _scale(y)
     calls = {ORACLES[kind]: count for kind, count in meter.calls.items()}
-    return Constants(levels, coupling, through, _scale(x), scale_y, meter.exchanges, calls)
+    return Constants(levels, coupling, through, _scale(x), scale_y, meter.exchanges, calls, jacobian)
 
 
 def _objective(problem: Problem, case: Case) -> Objective | None:
@@ -254,6 +259,20 @@ class _Meter:
         none, rounding = np.zeros(0), self.epsilon * abs(value)
         reach = _least(values, unit, DOWN[::FEWER])
         return Measured(high, low, none, none, size, 0.0, 0.0, 0.0, kink, value, rounding, reach), through
+
+    def jacobian(self, problem: MultiSequence) -> np.ndarray | None:
+        """Of all maps by (x, Z), column by column; None where there are too many."""
+        z, unravel = ravel_pytree((self.case.x, self.case.y))
+        if z.size > MOST_MAPS:
+            return None
+        maps = sequences_of(problem, self.case.weights)
+        self.book("products", z.size)
+        self.exchanges += int(z.size)
+
+        def flat(z: Array) -> Array:
+            return ravel_pytree(maps(unravel(z), self.case.data))[0]
+
+        return np.asarray(jax.jit(jax.jacfwd(flat))(z))
 
     def direct(self) -> Callable[[np.ndarray], np.ndarray] | None:
         """The product with ∇²_xx f at (x, y(x)), where there is a lower level that all clients share."""

@@ -34,7 +34,7 @@ from fedstrata.core.problem import Level, Problem, Projection
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree, Weights
 from fedstrata.data.storage import Placed
-from fedstrata.problems.classes import Composition, Minimax
+from fedstrata.problems.classes import Composition, Minimax, MultiSequence
 from fedstrata.problems.dro import DRO, Lifted
 from fedstrata.problems.fairness import Hard
 from fedstrata.problems.of_clients import WorstClient
@@ -45,6 +45,7 @@ APART = 1e-3  # relative distance of two solutions of one lower level that are n
 ASCENTS = 8  # points from which a maximum is looked for that need not be the only one
 ASCENT_STEPS = 2_000
 
+Maps: TypeAlias = Callable[[Any, Placed], Any]
 Evaluate: TypeAlias = Callable[[Placed, PyTree], tuple[Any, PyTree]]
 
 
@@ -542,3 +543,19 @@ def _highest(level: Pooled, data: Placed, starts: PyTree, L: Any, x: PyTree) -> 
     ends = jax.vmap(ascent)(starts)
     values = jax.vmap(lambda y: level.potential(x, y, data))(ends)  # type: ignore[misc]
     return jax.tree.map(lambda leaf: leaf[jnp.argmin(values)], ends)
+
+
+# Equations
+
+
+@kept
+def sequences_of(problem: MultiSequence, weights: Weights) -> Maps:
+    """All maps of ((x, Z), data), means over the clients."""
+
+    def maps(point: tuple[PyTree, PyTree], data: Placed) -> tuple[PyTree, PyTree]:
+        x, Z = point
+        mean = Case(problem, data, weights, x).mean
+        S = tuple(mean(s, *pair) for s, *pair in zip(problem.S, (x, *Z[:-1]), Z, strict=True))
+        return mean(problem.P, x, Z), S
+
+    return maps

@@ -137,7 +137,8 @@ def start(problem: Problem, data: FederatedData, x0: PyTree, y0: PyTree) -> tupl
     """The points in the form that `fedstrata.solve` has, checked."""
     x = tree.as_floats(problem.start_x(x0), "x0")
     y = None if y0 is None else tree.as_floats(y0, "y0")
-    return x, check_point(problem, data, x, y)
+    y = check_point(problem, data, x, y)
+    return x, y if problem.has_y else None
 
 
 def ranked(at: Conditions, reveals: Reveals = "replies") -> list[Advice]:

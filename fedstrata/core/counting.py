@@ -353,6 +353,15 @@ class Ledger:
         """Exchanges of lower-level solvers."""
         return self.levels.get("lower", {}).get("exchanges", 0)
 
+    def __add__(self, other: Ledger) -> Ledger:
+        """Both together."""
+        mine, theirs = (Counter({k: v for k, v in vars(it).items() if k != "levels"}) for it in (self, other))
+        levels = {
+            name: dict(Counter(self.levels.get(name, {})) + Counter(other.levels.get(name, {})))
+            for name in {**self.levels, **other.levels}
+        }
+        return Ledger(levels=levels, **(mine + theirs))
+
     @classmethod
     def from_counts(cls, rounds: int, counts: Counter[str]) -> Ledger:
         """Sort counts by name (``"main/bytes_up"``, ``"gradients"``) into a ledger."""

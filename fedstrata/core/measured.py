@@ -91,6 +91,7 @@ class Constants:
         scale_x, scale_y: ‖x‖/√n and ‖y‖/√p.
         exchanges: how many exchanges of vectors a federation needs for it.
         oracle_calls: what it cost, in samples, like `Ledger.oracle_calls`.
+        jacobian: of the maps of a `MultiSequence` by (x, Z), where they are few.
     """
 
     levels: dict[str, Measured]
@@ -100,6 +101,7 @@ class Constants:
     scale_y: float | None
     exchanges: int
     oracle_calls: dict[str, int] = field(default_factory=dict)
+    jacobian: np.ndarray | None = None
 
     def __repr__(self) -> str:
         lines = [

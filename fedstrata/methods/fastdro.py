@@ -25,9 +25,11 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.measured import Conditions, NoRule, Practical
 from fedstrata.core.method import BatchSize, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.schedules import falling
 from fedstrata.methods.mbsgd import MBSGD, State
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.dro import DRO, Lifted
@@ -47,6 +49,19 @@ class FastDRO(MBSGD):
     batch_size: BatchSize = None
 
     needs = "gradients"
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """η = 1/L_F of the risk minimised over its threshold, of which full batches are the gradient."""
+        if not isinstance(at.problem, DRO):
+            raise NoRule("on a composition without samples' weights it is MBSGD")
+        its = at.F
+        if at.partial:
+            raise NoRule("those who take part have another worst case than all")
+        if its.kinked:
+            eta = falling(its.reach / (its.gradient or 1.0), at.rounds)
+            return Practical(cls(eta), 0.0, ("the risk has kinks: eta falls geometrically",), True)
+        return Practical(cls(its.step), its.step * its.mu, ("eta = 1/L of the risk",))
 
     @by_options
     def reveals_on(self, problem: Composition) -> Reveals:

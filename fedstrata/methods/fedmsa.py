@@ -62,9 +62,10 @@ from fedstrata.estimators import sequences
 from fedstrata.estimators.compositional import chain_of
 from fedstrata.estimators.hypergradient import Products
 from fedstrata.methods._shared.sequences import Point, Sequences, step
-from fedstrata.problems.classes import Composition
+from fedstrata.problems.classes import Composition, MultiSequence
 
 LONGEST = 10  # local steps in `FedMSA.practical`
+DAMPED = 1.5  # of the best steps: how much longer ones must contract, too
 
 
 class State(NamedTuple):
@@ -74,6 +75,15 @@ class State(NamedTuple):
     Z: tuple[PyTree, ...]
     before: Point  # (x_{r−1}, Z_{r−1})
     direction: Point  # (h_{r−1}, q_{r−1})
+
+
+def _radius(J: np.ndarray, steps: np.ndarray) -> float:
+    """The spectral radius of the iteration; infinite where somewhat longer steps would diverge."""
+
+    def of(factor: float) -> float:
+        return float(np.abs(np.linalg.eigvals(np.eye(len(J)) - factor * steps[:, None] * J)).max())
+
+    return of(1.0) if of(DAMPED) < 1 else np.inf
 
 
 @method
@@ -151,8 +161,10 @@ class FedMSA(Sequences[State]):
         The second bound keeps x slower than y, which solves its level at the rate βμ_h: beyond 2βμ_h/L_y the
         pair turns round and round. K is what the clients' unlike Hessians, τ, leave: K β τ ≤ ½.
         """
-        if "lower" not in at.constants.levels:
-            raise NoRule(f"FedMSA has no rule for its steps on a {type(at.problem).__name__}")
+        if isinstance(at.problem, MultiSequence):
+            return cls._of_equations(at)
+        if isinstance(at.problem, Composition):
+            return cls._of_composition(at)
         h, F, through = at["lower"], at.F, at.constants.through
         if not h.mu > WELL * h.L:
             raise NoRule("the lower level is not strongly convex at the start")
@@ -167,6 +179,36 @@ class FedMSA(Sequences[State]):
         rate = K * min(alpha * F.mu, beta * h.mu / 2)
         its = cls(alpha, beta, K=K, clients=min(at.participants, 10), **options)
         return Practical(its, rate, ("beta = 1/L of the lower level", why), cost=2.0)
+
+    @classmethod
+    def _of_composition(cls, at: Conditions) -> Practical:
+        """β = 1 where all take part; α slow enough for values and adjoints to follow."""
+        its = at.F
+        if getattr(at.problem, "lifted", False):
+            raise NoRule("the threshold is in the unit of the loss, in which x's step size means nothing")
+        if its.kinked:
+            raise NoRule("FedMSA's sequences assume smooth levels")
+        alpha = its.step / 4
+        options: dict[str, Any] = {"rho": 1 / at.rounds, "full_start": True} if at.partial else {}
+        method = cls(alpha, 0.5, clients=min(at.participants, 10), **options)
+        return Practical(method, alpha * its.mu, ("alpha = ¼/L, beta = ½",), cost=2.0)
+
+    @classmethod
+    def _of_equations(cls, at: Conditions) -> Practical:
+        """The α and β, of powers of two, with the least spectral radius of 1 − diag(α, β) J."""
+        J, n = at.constants.jacobian, at.dimension
+        if J is None:
+            raise NoRule("the maps' Jacobian was not measured")
+        size = np.abs(np.linalg.eigvals(J)).max()
+        tried = [(a / size, b / size) for a in 0.5 ** np.arange(-1, 16) for b in 0.5 ** np.arange(-4, 12)]
+        radii = [_radius(J, np.where(np.arange(len(J)) < n, a, b)) for a, b in tried]
+        best = int(np.argmin(radii))
+        if not radii[best] < 1:
+            raise NoRule("no steps make the maps' linearisation contract")
+        alpha, beta = tried[best]
+        options: dict[str, Any] = {"rho": 1 / at.rounds, "full_start": True} if at.partial else {}
+        method = cls(alpha, beta, clients=min(at.participants, 10), **options)
+        return Practical(method, 1 - radii[best], ("alpha, beta: fastest on the maps' Jacobian",), cost=2.0)
 
     @by_options
     def reveals_on(self, problem: Problem) -> Reveals:

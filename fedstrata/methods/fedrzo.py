@@ -32,11 +32,13 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
+from fedstrata.core.measured import Conditions, Practical
 from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import check_directions, combine, directions, estimate, theory_steps
 from fedstrata.methods._shared.pull import overshooting
 from fedstrata.methods._shared.rounding import lost_in_rounding
+from fedstrata.methods._shared.zeroth import by_values
 from fedstrata.problems.classes import Minimization
 
 
@@ -124,6 +126,13 @@ class FedRZO(Method[Minimization, State]):
             if B2 > 0:
                 gamma = min(gamma, eta / (12 * math.sqrt(3) * B2 * (L0 * n + 1) * H))
         return cls(gamma, eta, H, **options)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """By `fedstrata.methods._shared.zeroth`, with full batches and H = 1."""
+        options, rate, reasons, fades = by_values(at, at["loss"], own=True)
+        doubts = () if at.problem.without_derivatives else ("the loss has gradients, which tell more",)
+        return Practical(cls(batch_size=None, **options), rate, reasons, fades, doubts=doubts)
 
     @by_options
     def reveals_on(self, problem: Minimization) -> Reveals:

@@ -48,6 +48,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples, steps_of
 from fedstrata.core.counting import each, loop
 from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.measured import Conditions, Practical
 from fedstrata.core.method import (
     BatchSize,
     Count,
@@ -83,6 +84,7 @@ from fedstrata.methods._shared.lower import (
 )
 from fedstrata.methods._shared.pull import overshooting
 from fedstrata.methods._shared.rounding import lost_in_rounding
+from fedstrata.methods._shared.zeroth import by_values
 from fedstrata.problems.classes import Bilevel, Minimax, Minimization
 from fedstrata.problems.conversions import as_bilevel
 
@@ -92,6 +94,9 @@ Lower = (
     | Annotated[Method, "a method for Minimization"]
     | Annotated[LowerSolver, "an object with solve(problem, fed, key, r, x, y)"]
 )
+
+
+SOLVED, EXCHANGES = 1e-4, 50.0  # in `FedRZOBilevel.practical`: lower_tol, and about what a round takes
 
 
 class State(NamedTuple):
@@ -294,6 +299,13 @@ class FedRZOBilevel(Method[Implicit, State]):
 
     def cautions_at(self, x0: PyTree) -> list[str]:
         return lost_in_rounding(self, "eta", x0)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """By `fedstrata.methods._shared.zeroth` on F(x) = f(x, y(x)), with the accurate lower solver."""
+        options, rate, reasons, fades = by_values(at, at.F, own=False)
+        its = cls(batch_size=None, lower_tol=SOLVED, **options)
+        return Practical(its, rate, reasons, fades, cost=EXCHANGES)
 
     def init(self, problem: Implicit, x0: PyTree, y0: PyTree) -> State:
         """Nothing is solved yet."""

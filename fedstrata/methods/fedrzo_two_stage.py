@@ -44,6 +44,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import count, loop
 from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.measured import Conditions, Practical
 from fedstrata.core.method import (
     BatchSize,
     Count,
@@ -60,6 +61,7 @@ from fedstrata.estimators import vi
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
 from fedstrata.methods._shared.pull import overshooting
 from fedstrata.methods._shared.rounding import lost_in_rounding
+from fedstrata.methods._shared.zeroth import by_values
 from fedstrata.problems.classes import MPEC
 
 WORST = 1e30  # stands for a residual that is not finite
@@ -243,6 +245,12 @@ class FedRZOTwoStage(Method[MPEC, State]):
     def timed(self) -> bool:
         """Whether it takes t_k steps."""
         return self.tau is not None and not self.given
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """By `fedstrata.methods._shared.zeroth` on F(x) = f(x, y(x)), at equilibria of all samples."""
+        options, rate, reasons, fades = by_values(at, at.F, own=True)
+        return Practical(cls(batch_size=None, **options), rate, reasons, fades)
 
     def init(self, problem: MPEC, x0: PyTree, y0: PyTree) -> State:
         check_directions("FedRZOTwoStage", self.directions, self.orthogonal, x0)

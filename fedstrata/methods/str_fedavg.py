@@ -53,6 +53,7 @@ import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.fed import Fed
+from fedstrata.core.measured import Conditions, Practical
 from fedstrata.core.method import BatchSize, Count, NonNegative, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.methods._shared.regularized import Regularized, Scale, StepSizes
@@ -143,6 +144,11 @@ class StRFedAvg(Regularized[State]):
             raise ValueError("StRFedAvg: the rule 'geometric' is a schedule itself; give eta as a number.")
         if self.rule == "geometric" and self.eta is not None and not np.all(self.eta > 0):
             raise ValueError("StRFedAvg: the rule 'geometric' goes down from eta, which must be positive.")
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """The rule "geometric", which estimates all scales itself; the horizon is what is to be chosen."""
+        return Practical(cls("geometric"), 0.0, ("eta falls from 0.3 to 1e-6 over the rounds",), fades=True)
 
     def plan(self, rounds: int) -> StRFedAvg:
         return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))

@@ -41,17 +41,21 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, Oracle, steps_of
 from fedstrata.core.counting import count, loop
 from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.measured import Conditions, NoRule, Practical
 from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars
 from fedstrata.methods._shared.rounding import lost_in_rounding
+from fedstrata.methods._shared.zeroth import by_values
 from fedstrata.problems.classes import Bilevel, Personalized
 
 Hierarchical: TypeAlias = Personalized | Bilevel
 
 RECENT = 20  # rounds over which what is missing in the fits is averaged
 LARGE = 0.05
+MOST_STEPS = 500  # of a client in `ZOHFL.practical`
+CONSTANT = 1e5  # of Γ there: steps that hardly fall
 
 
 @dataclass(frozen=True)
@@ -188,6 +192,19 @@ class ZOHFL(Method[Hierarchical, State]):
             raise ValueError(f"ZOHFL.from_theory needs ½ ≤ p ≤ 1 and q ≥ ½, but p={p}, q={q}.")
         c = 1 / (4 * (L1 + L0 * math.sqrt(n) / eta))
         return cls(RootDecay(c, p), eta, RootGrowth(tau, q), 2 / mu, 4 * (L_h / mu) ** 2, **options)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """γ̃/(t + Γ) ≈ 1/L_h with a large Γ, H = κ_h ln 100 steps, γ and η by `zeroth`."""
+        (own,) = (level.name for level in at.problem.levels if level.solved_by == "client")
+        fit = at[own]
+        if not fit.condition < np.inf:
+            raise NoRule("the clients' losses are not strongly convex at the start")
+        H = int(np.clip(np.ceil(fit.condition * np.log(100)), 1, MOST_STEPS))
+        options, rate, reasons, fades = by_values(at, at.F, own=True)
+        del options["two_sided"]
+        its = cls(H=H, gamma_client=CONSTANT / fit.L, Gamma=CONSTANT, **options)
+        return Practical(its, rate, (*reasons, "clients' steps of 1/L, H = κ ln 100"), fades)
 
     @by_options
     def reveals_on(self, problem: Hierarchical) -> Reveals:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -129,12 +129,12 @@ class EarlyStop:
 @spelling("solve")
 def solve(
     problem: Problem,
-    method: Method,
+    method: Method | Literal["auto"],
     data: FederatedData,
     x0: PyTree,
     *,
     y0: PyTree = None,
-    rounds: int,
+    rounds: int | None = None,
     seed: int = 0,
     participation: float | int | Poisson = 1.0,
     engine: str | Engine = "simulated",
@@ -149,16 +149,18 @@ def solve(
     certify: Certify = "auto",
     channel: Channels | None = None,
     dropouts: Dropouts | None = None,
+    budget: Mapping[str, float] | None = None,
 ) -> Result:
     """Solve a federated problem.
 
     Args:
         problem: what is to be solved, e.g. ``fs.Minimization(loss)``.
-        method: how, e.g. ``fs.FedAvg(gamma=0.1, H=5)``.
+        method: how, e.g. ``fs.FedAvg(gamma=0.1, H=5)``; or ``"auto"``: the problem is measured, a method
+            with its steps chosen, run in stages, certified and adapted, see `fedstrata.advice.auto`.
         data: the clients' samples.
         x0: where the main variable starts, any pytree of arrays.
         y0: where the second variable starts, for problems that have one.
-        rounds: how many rounds; one round is one averaging of x.
+        rounds: how many rounds; one round is one averaging of x. Of ``"auto"`` the most that there may be.
         seed: of all randomness; the same seed gives the same iterates in every engine, up to rounding.
         participation: a fraction of the clients (a float in (0, 1]), a number of them (an int) per round, or
             `Poisson`, where each takes part by itself.
@@ -183,6 +185,7 @@ def solve(
         channel: what happens to uploads on their way: a `Channel` for all exchanges, or a dict of them by
             phase, by level (``"main"``, ``"lower"``, ``"step"``), or ``"*"`` for the others. See `exchanges`.
         dropouts: clients that do not answer, see `Dropouts`.
+        budget: of ``"auto"``: the most of ``"rounds"``, ``"bytes"``, ``"seconds"``, ``"oracle_calls"``.
 
     Returns:
         A `Result`; the result so far, if a callback stopped the run.
@@ -194,6 +197,14 @@ def solve(
     """
     began = time.perf_counter()
     check_certify(certify)
+    if isinstance(method, str):
+        return _auto(
+            method, problem, data, x0, y0, checkpoint, resume, rounds=rounds, budget=budget, seed=seed,
+            participation=participation, engine=engine, metrics=metrics, progress=progress, weights=weights,
+            callbacks=callbacks, default_metrics=default_metrics, channel=channel, dropouts=dropouts,
+        )  # fmt: skip
+    if rounds is None or budget is not None:
+        raise TypeError("solve needs rounds=, a number; budget= is for method 'auto'.")
     engine = engine_of(engine, streamed=isinstance(data, FederatedData) and data.source is not None)
     posed = pose(
         problem, method, data, x0, y0=y0, rounds=rounds, seed=seed, participation=participation,
@@ -210,6 +221,28 @@ def solve(
     if engine.has_data and jax.process_count() == 1:
         certify_at_end(result, certify)
     return result
+
+
+def _auto(
+    method: str,
+    problem: Problem,
+    data: FederatedData,
+    x0: PyTree,
+    y0: PyTree,
+    checkpoint: Any,
+    resume: bool,
+    **options: Any,
+) -> Result:
+    """``method="auto"``, which runs `solve` in stages."""
+    if method != "auto":
+        raise TypeError(
+            f"method must be a method object such as fs.FedAvg(gamma=0.1), or 'auto', but is {method!r}."
+        )
+    if checkpoint is not None or resume:
+        raise ValueError("'auto' keeps no checkpoints: run its final choice, result.method, with one.")
+    from fedstrata.advice.auto import auto
+
+    return auto(problem, data, x0, y0, **options)
 
 
 def interruption(number: int, loop: Loop, result: Result | list[Result]) -> Interrupted:

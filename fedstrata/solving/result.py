@@ -49,6 +49,7 @@ class Result:
         seed: of all randomness; None where an older file does not say.
         start: ``(x0, y0)``; None where the result was loaded.
         participation: the part of the clients in each round; None where an older file does not say.
+        notes: what ``"auto"`` did, in three lines.
     """
 
     x: PyTree
@@ -67,6 +68,7 @@ class Result:
     seed: int | None = None
     start: tuple[PyTree, PyTree] | None = field(default=None, repr=False)
     participation: float | None = None
+    notes: tuple[str, ...] = field(default=(), repr=False)
 
     @cached_property
     def certificate(self) -> Certificate:
@@ -85,14 +87,15 @@ class Result:
         return None if known is None else known.verdict
 
     def __repr__(self) -> str:
-        return "\n".join([line("Result", self._words()), *self._advice()])
+        notes = [f"  {note}" for note in self.notes]
+        return "\n".join([line("Result", self._words()), *notes, *self._advice()])
 
     def _repr_html_(self) -> str:
         drawn, few = "", dict(itertools.islice(self._main().items(), MOST_CURVES))
         if len(self.history["round"]) > 1 and few:
             drawn = html.curves(self.history["round"], few, "metrics over rounds, each in its own range")
         table = f'<div style="overflow-x:auto">{self._table().to_html()}</div>'
-        words = html.note(" ".join(self._advice()))
+        words = html.note(" ".join([*self.notes, *self._advice()]))
         return html.titled(f"Result: {', '.join(self._words())}", words + drawn, table)
 
     def _advice(self) -> list[str]:

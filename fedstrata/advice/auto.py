@@ -1,0 +1,374 @@
+"""Solve without hyper-parameters: plan, run a stage, certify, adapt, until solved or the budget is used.
+
+    1  measure the problem's constants at x; rank the methods by their rules (`fedstrata.recommend`)
+    2  a stage: the first method for as many rounds as its rule expects, from the best x so far
+    3  certify: F(x), lower levels solved, and a verdict
+    4  solved: done
+       F rose, or was not finite: back to the best x, the step at fault four times shorter
+       F fell by half of its excess: on from there, twice as many rounds, the constants measured again
+       else: a longer horizon where steps fall with it, falling steps where they do not, the next method
+    5  to 2, while there is budget
+
+What is adapted are the *constants* that the rules see: a curvature four times as large makes every method's
+steps shorter in its own way. So each stage's method is an ordinary one, and so is the last, `Result.method`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from fedstrata.advice.applicable import Fit
+from fedstrata.advice.certify import certify
+from fedstrata.advice.constants import constants
+from fedstrata.advice.plan import BEFORE, FEWEST, TARGET
+from fedstrata.advice.recommend import Advice, advice, conditions, expected, ranked, start
+from fedstrata.core.counting import Ledger
+from fedstrata.core.measured import Conditions, Constants, NoRule
+from fedstrata.core.method import Reveals
+from fedstrata.core.problem import Problem
+from fedstrata.core.types import PyTree, Weights
+from fedstrata.data.federated import FederatedData
+from fedstrata.solving.certificate import Certificate
+from fedstrata.solving.loop import Diverged, solve
+from fedstrata.solving.result import BOOKKEEPING, Result
+
+Unit: TypeAlias = Literal["rounds", "bytes", "seconds", "oracle_calls"]
+UNITS: tuple[Unit, ...] = ("rounds", "bytes", "seconds", "oracle_calls")
+MOST = 200_000  # rounds, where no budget is given
+HORIZON = 1_000  # rounds of a first stage of which no rate is known
+LONGEST = 50_000  # rounds of one stage
+STAGES = 12
+SHORTER = 4.0  # times, a step at fault
+FAILURES = 3  # of one method in a row
+HALF = 0.5  # of the excess: a stage that leaves more has stopped
+KINK = 1.0
+EVALUATIONS = 200  # of a stage, at most
+
+
+@dataclass(frozen=True)
+class Belief:
+    """How the measured constants are corrected by what was seen.
+
+    Attributes:
+        upper, lower: factors of the curvatures of F and of the lower level.
+        kinked: whether steps are to fall whatever was measured.
+        horizon: rounds that steps fall over.
+        failures: stages in a row that ended above their start.
+        rounds: factor of the rounds of a stage.
+    """
+
+    upper: float = 1.0
+    lower: float = 1.0
+    kinked: bool = False
+    horizon: int = HORIZON
+    failures: int = 0
+    rounds: float = 1.0
+
+    def of(self, at: Conditions) -> Conditions:
+        """The constants as they are believed to be."""
+        levels = dict(at.constants.levels)
+        for name, its in levels.items():
+            factor = self.lower if name in ("lower", "client", "follower") else self.upper
+            levels[name] = replace(
+                its,
+                L=its.L * factor,
+                client_L=its.client_L * factor,
+                reach=its.reach / factor,
+                kink=KINK if self.kinked else its.kink,
+            )
+        through = at.constants.through
+        changed = replace(
+            at.constants, levels=levels, through=None if through is None else through * self.upper
+        )
+        return replace(at, constants=changed, rounds=self.horizon)
+
+    def shorter(self) -> Belief:
+        """After a stage that rose: x's step first, then the lower level's, too."""
+        more = SHORTER if self.failures else 1.0
+        return replace(self, upper=self.upper * SHORTER, lower=self.lower * more, failures=self.failures + 1)
+
+
+@dataclass
+class Budget:
+    """What may be used, and what was."""
+
+    limits: dict[str, float]
+    began: float
+    used: Ledger
+
+    def left(self) -> float:
+        """The part that is left of what runs out first."""
+        spent = {
+            "rounds": self.used.rounds,
+            "bytes": self.used.bytes_up + self.used.bytes_down,
+            "oracle_calls": self.used.oracle_calls,
+            "seconds": time.perf_counter() - self.began,
+        }
+        return min(1 - spent[name] / limit for name, limit in self.limits.items())
+
+    def rounds(self, wanted: int) -> int:
+        """As many of the wanted rounds as there is budget for, by what rounds took so far."""
+        most = min(wanted, LONGEST)
+        if "rounds" in self.limits:
+            most = min(most, int(self.limits["rounds"]) - self.used.rounds)
+        each = {
+            "bytes": (self.used.bytes_up + self.used.bytes_down) / max(self.used.rounds, 1),
+            "oracle_calls": self.used.oracle_calls / max(self.used.rounds, 1),
+        }
+        for name, one in each.items():
+            if name in self.limits and one > 0:
+                most = min(most, int((self.limits[name] - one * self.used.rounds) / one))
+            elif name in self.limits:  # nothing is known yet: a short stage
+                most = min(most, FEWEST)
+        return most
+
+
+@dataclass
+class Stage:
+    """One run, and how it ended."""
+
+    result: Result
+    certificate: Certificate
+    F: float
+
+
+def checked_budget(budget: Mapping[str, float] | None, rounds: int | None) -> dict[str, float]:
+    """The limits, with a number of rounds where nothing else is given."""
+    limits = dict(budget or {})
+    for name, limit in limits.items():
+        if name not in UNITS:
+            raise ValueError(f"budget has no {name!r}: it may limit {', '.join(UNITS)}.")
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
+            raise ValueError(f"budget[{name!r}] must be a positive number, but is {limit!r}.")
+    if rounds is not None:
+        limits["rounds"] = min(rounds, limits.get("rounds", math.inf))
+    return limits or {"rounds": MOST}
+
+
+def auto(
+    problem: Problem,
+    data: FederatedData,
+    x0: PyTree,
+    y0: PyTree = None,
+    *,
+    rounds: int | None = None,
+    budget: Mapping[str, float] | None = None,
+    seed: int = 0,
+    participation: float | int = 1.0,
+    weights: Weights = "uniform",
+    reveals: Reveals = "replies",
+    **options: Any,
+) -> Result:
+    """What ``fs.solve(problem, "auto", …)`` does; the arguments are `fedstrata.solve`'s."""
+    began = time.perf_counter()
+    limits = checked_budget(budget, rounds)
+    if data.source is not None:
+        raise ValueError("'auto' measures the problem on all samples: give data=data.load().")
+    at = conditions(problem, data, x0, y0, participation=participation, weights=weights, rounds=HORIZON)
+    first = [its for its in ranked(at, reveals) if its.practical is not None and not its.avoid]
+    if not first:
+        reasons = "; ".join(f"{its.name}: {', '.join(its.reasons)}" for its in ranked(at, reveals))
+        raise NoRule(f"'auto' has no method for this {type(problem).__name__}. {reasons}")
+    measured = cost_of(at.constants)
+    run = Run(
+        problem, data, start(problem, data, x0, y0), at, {its.name: its.fit for its in first},
+        {"seed": seed, "participation": participation, "weights": weights, **options},
+        Budget(limits, began, measured), reveals,
+    )  # fmt: skip
+    run.go()
+    return run.result()
+
+
+class Run:
+    """The stages of one call, and what was learned in them."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        data: FederatedData,
+        begun: tuple[PyTree, PyTree],
+        at: Conditions,
+        fits: dict[str, Fit],
+        options: dict[str, Any],
+        budget: Budget,
+        reveals: Reveals,
+    ) -> None:
+        self.problem, self.data, self.begun, self.at = problem, data, begun, at
+        self.fits, self.options, self.budget, self.reveals = fits, options, budget, reveals
+        self.stages: list[Stage] = []
+        self.best: Stage | None = None
+        self.ended = ""
+
+    @property
+    def point(self) -> tuple[PyTree, PyTree]:
+        """Where the next stage begins; clients' and samples' own y are found again."""
+        if self.best is None:
+            return self.begun
+        shared = all(level.solved_by == "all" for level in self.problem.levels)
+        return self.best.result.x, self.best.result.y if shared and self.problem.has_y else self.begun[1]
+
+    def go(self) -> None:
+        """All stages."""
+        for name in self.fits:
+            if self.with_method(name):
+                return
+        self.ended = self.ended or "no further method has a rule for it"
+
+    def with_method(self, name: str) -> bool:
+        """Stages of one method; whether that was the end of all."""
+        belief = Belief()
+        while True:
+            its = self.planned(name, belief)
+            if its is None:
+                return False
+            wanted = its.rounds * belief.rounds if its.practical and not its.practical.fades else math.inf
+            count = self.budget.rounds(int(min(wanted, LONGEST)) if wanted < math.inf else belief.horizon)
+            if count < 1 or self.budget.left() <= 0:
+                self.ended = "the budget is used"
+                return True
+            if len(self.stages) >= STAGES:
+                self.ended = f"{STAGES} stages were run"
+                return True
+            before = self.best
+            now = self.stage(its, max(count, 1))
+            if now.certificate.solved:
+                self.best, self.ended = now, "solved"
+                return True
+            if now.certificate.verdict == "not certifiable" and not math.isfinite(now.F):
+                self.best = self.best or now
+                self.ended = "what was reached cannot be certified"
+                return True
+            changed = self.adapted(belief, its, before, now)
+            if changed is None:
+                return False
+            belief = changed
+
+    def planned(self, name: str, belief: Belief) -> Advice | None:
+        """The method with its steps; None where it has none under these constants."""
+        at = belief.of(self.at)
+        its = advice(self.fits[name], at, self.reveals)
+        if its.practical is None or its.avoid:
+            return None
+        needed = expected(its.practical.rate, 0.1 * BEFORE * TARGET)
+        count = max(math.ceil(needed), FEWEST) if math.isfinite(needed) else belief.horizon
+        return replace(its, rounds=float(count))
+
+    def stage(self, its: Advice, count: int) -> Stage:
+        """Run and certify."""
+        x, y = self.point
+        options = {"eval_every": max(1, count // EVALUATIONS), **self.options, "certify": False}
+        options["seed"] = (self.options["seed"] + len(self.stages)) % 2**32
+        assert its.method is not None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                result = solve(self.problem, its.method, self.data, x, y0=y, rounds=count, **options)
+                finite = True
+            except Diverged as diverged:
+                result, finite = diverged.result, False
+            result = replace(result, start=self.begun)
+            found = certify(result)
+        F = found.objective if finite and found.verdict != "diverging" else math.inf
+        if found.verdict == "not certifiable" and found.objective != found.objective:
+            F = math.nan
+        stage = Stage(result, found, F)
+        self.budget.used = self.budget.used + result.ledger
+        self.stages.append(stage)
+        return stage
+
+    def adapted(self, belief: Belief, its: Advice, before: Stage | None, now: Stage) -> Belief | None:
+        """What to change after a stage; None is another method."""
+        risen = not (math.inf if before is None else before.F) >= now.F
+        if risen or not math.isfinite(now.F):
+            return belief.shorter() if belief.failures < FAILURES else None
+        self.best = now
+        fades = its.practical is not None and its.practical.fades
+        excess = now.certificate.value
+        halved = before is None or excess <= HALF * before.certificate.value
+        if halved:
+            self.measure()
+            longer = replace(belief, failures=0, rounds=min(2 * belief.rounds, 16.0))
+            return replace(longer, horizon=4 * belief.horizon) if fades else longer
+        if fades:
+            return replace(belief, horizon=4 * belief.horizon) if belief.horizon < LONGEST else None
+        if not belief.kinked and self.falls(its, belief):
+            return replace(belief, kinked=True)
+        return replace(belief, rounds=4 * belief.rounds) if belief.rounds < 64 else None
+
+    def falls(self, its: Advice, belief: Belief) -> bool:
+        """Whether the method has a rule for kinks."""
+        other = self.planned(its.name, replace(belief, kinked=True))
+        return other is not None and other.practical is not None and other.practical.fades
+
+    def measure(self) -> None:
+        """The constants again, where x has moved."""
+        x, y = self.point
+        found = constants(self.problem, self.data, x, y, weights=self.options["weights"])
+        self.budget.used = self.budget.used + cost_of(found)
+        self.at = replace(self.at, constants=found)
+
+    def result(self) -> Result:
+        """The best point, with the history and the ledger of all stages."""
+        best, last = self.best, self.stages[-1]
+        ledger = Ledger()
+        for stage in self.stages:
+            ledger = ledger + stage.result.ledger
+        its = (best or last).result
+        if best is None:  # nothing was better than the start
+            its = replace(its, x=self.begun[0], y=self.begun[1])
+        found = replace(
+            its,
+            history=_joined([stage.result for stage in self.stages]),
+            ledger=ledger,
+            seconds=time.perf_counter() - self.budget.began,
+            compiling=sum(stage.result.compiling for stage in self.stages),
+            seed=self.options["seed"],
+            notes=self.words(best or last),
+        )
+        vars(found)["certificate"] = (best or last).certificate
+        return found
+
+    def words(self, final: Stage) -> tuple[str, ...]:
+        """What was done, in three lines."""
+        constants_ = self.at.constants
+        tried = ", ".join(
+            f"{type(s.result.method).__name__} {s.result.ledger.rounds} ({s.certificate.verdict})"
+            for s in self.stages
+        )
+        ended = self.ended
+        if self.best is None:
+            ended += "; no stage ended below the start, and x is the start"
+        return (
+            f"measured: {constants_.exchanges} exchanges; chosen: {final.result.method!r}",
+            f"stages, in rounds: {tried}",
+            f"ended: {ended}",
+        )
+
+
+def cost_of(found: Constants) -> Ledger:
+    """What measuring took, as a ledger."""
+    return Ledger.from_dict({"exchanges": found.exchanges, **found.oracle_calls})
+
+
+def _joined(results: list[Result]) -> dict[str, np.ndarray]:
+    """The histories one after the other; counts go on."""
+    names = list(dict.fromkeys(name for result in results for name in result.history))
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    passed = dict.fromkeys(BOOKKEEPING, 0.0)
+    for k, result in enumerate(results):
+        length = len(result.history["round"])
+        skip = 1 if k else 0  # the end of a stage is the start of the next one
+        for name in names:
+            values = np.asarray(result.history.get(name, np.full(length, np.nan)))
+            counted = name in passed
+            parts[name].append((values + values.dtype.type(passed[name]) if counted else values)[skip:])
+        for name in passed:
+            passed[name] += float(result.history[name][-1])
+    return {name: np.concatenate(values) for name, values in parts.items()}
