@@ -1,0 +1,66 @@
+"""``fs.solve(problem, "auto", …)``: no hyper-parameter, held to closed forms."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedstrata as fs
+
+from .test_plan import ridge
+
+
+def test_auto_solves_and_says_what_it_did():
+    problem, data, best = ridge(2)
+    options = {"weights": "size", "seed": 3, "progress": False}
+    result = fs.solve(problem, "auto", data, np.zeros(4), **options)
+    np.testing.assert_allclose(result.x, best, atol=1e-2 * np.linalg.norm(best))
+    assert result.certificate.solved
+    assert len(result.notes) == 3
+    assert result.notes[0] in repr(result)
+    assert isinstance(result.method, fs.Scaffnew | fs.FedAvg)
+    assert len(result.history["round"]) == len(result.history["loss"])
+    assert result.history["round"][-1] == result.ledger.rounds
+    again = fs.solve(problem, "auto", data, np.zeros(4), **options)
+    np.testing.assert_array_equal(result.x, again.x)
+    assert result.ledger == again.ledger
+
+
+def test_auto_stops_at_its_budget_and_says_so():
+    problem, data, _ = ridge(2)
+    result = fs.solve(problem, "auto", data, 100 * np.ones(4), rounds=3, progress=False)
+    assert result.ledger.rounds == 3
+    assert not result.certificate.solved
+    assert "budget" in result.notes[2]
+
+
+def test_auto_falls_where_the_loss_has_kinks():
+    rng = np.random.default_rng(0)
+    data = fs.FederatedData.from_clients([{"a": rng.normal(size=(3, 2)) + i} for i in range(3)])
+    problem = fs.Minimization(lambda x, s: jnp.abs(x - s["a"]).sum())
+    result = fs.solve(problem, "auto", data, np.full(2, 30.0), progress=False)
+    assert result.certificate.solved
+    np.testing.assert_allclose(result.x, np.median(data.train["a"], 0), atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"budget": {"hours": 1}}, ValueError, "budget has no 'hours'"),
+        ({"budget": {"rounds": -1}}, ValueError, "must be a positive number"),
+        ({"checkpoint": "here"}, ValueError, "keeps no checkpoints"),
+    ],
+)
+def test_mistakes(options, error, words):
+    problem, data, _ = ridge()
+    with pytest.raises(error, match=words):
+        fs.solve(problem, "auto", data, np.zeros(4), **options)
+
+
+def test_methods_need_rounds_and_names_are_not_methods():
+    problem, data, _ = ridge()
+    with pytest.raises(TypeError, match="needs rounds="):
+        fs.solve(problem, fs.FedAvg(0.1), data, np.zeros(4))
+    with pytest.raises(TypeError, match="or 'auto', but is 'FedAvg'"):
+        fs.solve(problem, "FedAvg", data, np.zeros(4), rounds=1)
