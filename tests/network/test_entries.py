@@ -20,7 +20,7 @@ from fedstrata.data.federated import DataError
 from fedstrata.engines.network import Policy
 from fedstrata.lab.cli import app, load
 from fedstrata.lab.experiments.networked import Server, check, entry_of, opener
-from fedstrata.lab.experiments.settings import ENTRIES
+from fedstrata.lab.experiments.settings import SECTIONS
 from fedstrata.lab.experiments.settings import read as read_settings
 from fedstrata.lab.report.page import markdown
 from fedstrata.support.writing import locked
@@ -153,7 +153,7 @@ def test_a_federation_listens_on_loopback_unless_told_otherwise(tmp_path):
     assert settings["server"]["listen"].startswith("127.0.0.1:")
     assert settings["federation"]["sites"] == ["berlin", "lyon"]
     assert settings["policy"]["missing"] == "wait"
-    assert {*ENTRIES["policy"]} == {"anew", *(field.name for field in fields(Policy))}
+    assert {*SECTIONS["policy"]} == {"anew", *(field.name for field in fields(Policy))}
     for sites in ("berlin,berlin", "server,lyon", "../berlin", ""):
         done = CliRunner().invoke(app, ["net", "init", str(tmp_path / "other"), "--sites", sites])
         assert done.exit_code == 2

@@ -33,6 +33,7 @@ PURPOSES = {
     "track": "TensorBoard: fs.track.TensorBoard",
     "mlflow": "MLflow: fs.track.MLflow",
     "wandb": "Weights & Biases: fs.track.WandB",
+    "privacy": "the privacy that noise gives: fs.Channel(noise=…)",
     "bench": "the benchmarks",
     "test": "the tests",
     "test-long": "the nightly tests",

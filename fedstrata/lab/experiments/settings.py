@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedstrata.support.words import suggest
 from fedstrata.support.writing import write_atomically
@@ -19,33 +19,77 @@ if TYPE_CHECKING:
 
 MOST_SITES = 10_000
 LONGEST = 1e7  # seconds
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,59}")  # it becomes a folder and stands in logs
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"  # it becomes a folder and stands in logs
+_PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
+ADDRESS = rf"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):{_PORT}$"
 _SITES = re.compile(r"(?m)^(\s*sites\s*=\s*)\[[^\]]*\]")
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):([0-9]{1,5})")
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a federation has agreed on.
+def _seconds(default: float) -> Any:
+    words = f"seconds, more than 0 and at most {LONGEST:.0e}"
+    return Field(default, description=words, gt=0, le=LONGEST, allow_inf_nan=False)
+
+
+def _whole(default: int, low: int, high: int) -> Any:
+    return Field(default, description=f"a whole number from {low} to {high}", ge=low, le=high)
+
+
+def _address() -> Any:
+    return Field(description="an address, host:port", pattern=ADDRESS)
+
+
+def _apart(names: list[str]) -> list[str]:
+    if len(set(names)) < len(names) or {"server", "authority"} & set(names):
+        raise ValueError
+    return names
+
+
+class Settings(BaseModel):
+    """What a federation has agreed on; what an entry must be is its description.
 
     Attributes:
         listen, address: where the server listens, and what the sites dial.
         hosts: the server's names in its certificate.
         sites: their names; clients are numbered in this order.
-        policy: what happens when a site does not answer.
-        anew: whether a site that lost its state may join again.
         experiment: a name, or a file in the kit.
         message_bytes: the most that a message may have.
+        missing, after, min_sites, retries, first_timeout, timeout: see `Policy`.
+        anew: whether a site that lost its state may join again.
     """
 
-    listen: str
-    address: str
-    hosts: list[str]
-    sites: list[str]
-    policy: Policy
-    anew: bool = False
-    experiment: str = "demo"
-    message_bytes: int = 2**28
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    listen: str = _address()
+    address: str = _address()
+    hosts: list[Annotated[str, Field(min_length=1)]] = Field(description="names of hosts", min_length=1)
+    sites: Annotated[list[Annotated[str, Field(pattern=NAME)]], AfterValidator(_apart)] = Field(
+        description="different names of up to 60 letters, digits and hyphens, not 'server' or 'authority'",
+        min_length=1,
+        max_length=MOST_SITES,
+    )
+    experiment: str = Field("demo", description="a name or a file", min_length=1)
+    message_bytes: int = _whole(2**28, 2**16, 2**31 - 1)  # gRPC counts in 31 bits
+    missing: Literal["wait", "drop"] = Field("wait", description="'wait' or 'drop'")
+    after: float = _seconds(30.0)
+    min_sites: int = _whole(1, 1, MOST_SITES)
+    retries: int = _whole(3, 0, 1000)
+    first_timeout: float = _seconds(600.0)
+    timeout: float = _seconds(30.0)
+    anew: bool = Field(False, description="true or false")
+
+    @property
+    def policy(self) -> Policy:
+        """What happens when a site does not answer."""
+        from fedstrata.engines.network import Policy
+
+        return Policy(**self.model_dump(include={*SECTIONS["policy"]} - {"anew"}))
+
+
+SECTIONS = {
+    "server": ("listen", "address", "hosts"),
+    "federation": ("sites", "experiment", "message_bytes"),
+    "policy": ("missing", "after", "min_sites", "retries", "first_timeout", "timeout", "anew"),
+}
 
 
 def settings_of(folder: Path) -> Settings:
@@ -82,84 +126,34 @@ def read(found: Mapping[str, Any]) -> Settings:
     """The settings in a file's contents.
 
     Raises:
-        ValueError: see `settings_of`.
+        ValueError: see `settings_of`; all mistakes at once.
     """
-    from fedstrata.engines.network import Policy
-
-    _check_names("sections", found, ENTRIES)
-    for section, entries in ENTRIES.items():
-        own = found.get(section, {})
-        if not isinstance(own, dict):
-            raise ValueError(f"[{section}] must be a section, but is {own!r}.")
-        _check_names(f"entries of [{section}]", own, entries)
-        for name, value in own.items():
-            words, good = entries[name]
-            if not good(value):
-                raise ValueError(f"[{section}] {name} must be {words}, but is {value!r}.")
-    given = {**found.get("server", {}), **found.get("federation", {})}
-    for name in ("listen", "address", "hosts", "sites"):
-        if name not in given:
-            raise ValueError(f"[{'federation' if name == 'sites' else 'server'}] needs {name}.")
-    policy = dict(found.get("policy", {}))
-    anew = policy.pop("anew", False)
-    return Settings(**given, policy=Policy(**policy), anew=anew)
+    wrong = [_unknown(name, "sections", SECTIONS) for name in found if name not in SECTIONS]
+    given: dict[str, Any] = {}
+    for section, names in SECTIONS.items():
+        match found.get(section, {}):
+            case dict() as own:
+                given |= own
+                what = f"entries of [{section}]"
+                wrong += [_unknown(name, what, names) for name in own if name not in names]
+            case other:
+                wrong.append(f"[{section}] must be a section, but is {other!r}.")
+    try:
+        made = Settings.model_validate(given)
+    except ValidationError as error:
+        wrong += dict.fromkeys(_fault(each, given) for each in error.errors())
+    if wrong:
+        raise ValueError("\n".join(wrong))
+    return made
 
 
-def _are_sites(names: Any) -> bool:
-    if not isinstance(names, list) or not 1 <= len(names) <= MOST_SITES:
-        return False
-    words = all(isinstance(name, str) and _NAME.fullmatch(name) for name in names)
-    return words and len(set(names)) == len(names) and not {"server", "authority"} & set(names)
+def _unknown(name: str, what: str, known: Iterable[str]) -> str:
+    return f"There is no {name!r} among the {what}{suggest(name, list(known))}"
 
 
-def _check_names(what: str, found: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    if other := [name for name in found if name not in known]:
-        raise ValueError(f"There is no {other[0]!r} among the {what}{suggest(other[0], list(known))}")
-
-
-def _is_address(value: Any) -> bool:
-    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    return found is not None and int(found[2]) < 2**16
-
-
-def _is_number(low: float, high: float, whole: bool) -> Callable[[Any], bool]:
-    def good(value: Any) -> bool:
-        kinds = int if whole else int | float
-        return isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
-
-    return good
-
-
-def _seconds() -> tuple[str, Callable[[Any], bool]]:
-    return f"seconds, more than 0 and at most {LONGEST:.0e}", _is_number(math.ulp(0.0), LONGEST, False)
-
-
-_Entry = tuple[str, Callable[[Any], bool]]
-ENTRIES: dict[str, dict[str, _Entry]] = {
-    "server": {
-        "listen": ("an address, host:port", _is_address),
-        "address": ("an address, host:port", _is_address),
-        "hosts": (
-            "names of hosts",
-            lambda v: isinstance(v, list) and bool(v) and all(isinstance(h, str) and h for h in v),
-        ),
-    },
-    "federation": {
-        "sites": (
-            "different names of up to 60 letters, digits and hyphens, other than 'server' and 'authority'",
-            _are_sites,
-        ),
-        "experiment": ("a name or a file", lambda v: isinstance(v, str) and bool(v)),
-        # gRPC counts in 31 bits
-        "message_bytes": ("a whole number from 65536 to 2147483647", _is_number(2**16, 2**31 - 1, True)),
-    },
-    "policy": {
-        "missing": ("'wait' or 'drop'", lambda v: v in ("wait", "drop")),
-        "after": _seconds(),
-        "min_sites": (f"a whole number from 1 to {MOST_SITES}", _is_number(1, MOST_SITES, True)),
-        "retries": ("a whole number from 0 to 1000", _is_number(0, 1000, True)),
-        "first_timeout": _seconds(),
-        "timeout": _seconds(),
-        "anew": ("true or false", lambda v: isinstance(v, bool)),
-    },
-}
+def _fault(mistake: Any, given: Mapping[str, Any]) -> str:
+    name = mistake["loc"][0]
+    (section,) = (section for section, names in SECTIONS.items() if name in names)
+    if mistake["type"] == "missing":
+        return f"[{section}] needs {name}."
+    return f"[{section}] {name} must be {Settings.model_fields[name].description}, but is {given[name]!r}."
