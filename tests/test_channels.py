@@ -348,6 +348,31 @@ def test_with_noise_a_mean_over_independent_draws_is_divided_by_their_expected_n
     assert min(steps) < 4 < max(steps)
 
 
+# ---- directions that clients share
+
+
+def test_shared_directions_come_to_rest_at_the_solution():
+    """Full batches, two-sided: own directions shake x for ever where clients differ, whatever is sent."""
+    options = {"gamma": 0.05, "eta": 1e-2, "batch_size": None, "two_sided": True}
+    with jax.enable_x64(True):
+        own = off(fs.FedRZO(**options), 1000)
+        vectors = off(fs.FedRZO(**options, shared_directions=True), 1000)
+        scalars = off(fs.FedRZO(**options, shared_directions=True, messages="scalars"), 1000)
+    assert own > 0.05
+    assert scalars < 1e-8
+    assert vectors == pytest.approx(scalars, rel=1e-3)
+
+
+def test_shared_scalars_are_averaged():
+    case = CASES["fedrzo-shared"]
+    vectors = fs.FedRZO(gamma=0.01, eta=0.1, H=2, batch_size=2, shared_directions=True)
+    one, other = case.run(), case.run(method=vectors)
+    for a, b in zip(jax.tree.leaves(one.x), jax.tree.leaves(other.x), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert one.ledger.gathers == 0
+    assert one.ledger.floats_up == 3 * 5 * 2  # rounds, clients, local steps
+
+
 # ---- privacy
 
 dp = pytest.importorskip("dp_accounting")

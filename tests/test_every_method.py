@@ -36,8 +36,9 @@ ENGINES = {
 EAGER = ("fedavg", "scaffold", "scaffnew", "fedrzo-scalars", "simfbo")  # others take half a minute so
 # Their uploads are differences, directions, scalars, or values that nobody knew before.
 WITHOUT_REFERENCE = {
-    "scaffold", "fedopt", "fedzo", "fedrzo-scalars", "fastdro", "pdsgd", "mbsgd", "soba", "hypergradient",
-    "simfbo", "zohfl", "zohfl-bilevel", "zohfl-scalars", "strfedavg", "ipirfedavg", "ipirfedavg-warm",
+    "scaffold", "fedopt", "fedzo", "fedrzo-scalars", "fedrzo-shared", "fastdro", "pdsgd", "mbsgd", "soba",
+    "hypergradient", "simfbo", "zohfl", "zohfl-bilevel", "zohfl-scalars", "strfedavg", "ipirfedavg",
+    "ipirfedavg-warm",
     "qfedavg", "codasca", "sequential-regularization", "bigsam", "rapm", "two-stage-scalars",
     "fedrzo-bilevel-accurate", "fedrzo-minimax-accurate", "feddro", "compositional-fedavg", "gcivr",
 }  # fmt: skip

@@ -17,7 +17,13 @@ Without local sets a client's path is H scalars times directions that the server
 gives the same iterates with n/H times less to upload (``messages="scalars"``). With b directions per step
 line 4 is the mean over them, and a client uploads b·H scalars.
 
-Reveals only averages (the scalars: every reply). Needs function values only.
+Beyond the paper: with ``shared_directions=True`` all clients take the same v in a step, drawn from a key that
+the server sends. The mean of their scalars then suffices, so that nobody's own reply is seen, and noise for
+privacy is added to b·H numbers in place of n. With own directions x never stops moving where clients differ:
+at the solution their gradients cancel, and estimates along unlike v do not, whatever the batch. Shared ones,
+two-sided and on full batches, come to rest at the solution.
+
+Reveals only averages (the scalars of own directions: every reply). Needs function values only.
 """
 
 from __future__ import annotations
@@ -41,6 +47,13 @@ from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.methods._shared.zeroth import by_values
 from fedstrata.problems.classes import Minimization
 
+SHARED = 0x7368  # folded into a round's key for the directions that all clients take
+
+
+def shared_key(words: jax.Array, k: Integer) -> Key:
+    """The key of the k-th local step's directions, from the words of a key that all clients were sent."""
+    return jax.random.fold_in(jax.random.wrap_key_data(words), k)
+
 
 class State(NamedTuple):
     """The server's iterate."""
@@ -62,6 +75,7 @@ class FedRZO(Method[Minimization, State]):
             a noise of order η that does not vanish at the solution.
         directions: how many v per step; g is the mean of their estimates.
         orthogonal: whether they are orthogonal to each other.
+        shared_directions: whether all clients take the same v.
     """
 
     gamma: Positive  # γ
@@ -72,6 +86,7 @@ class FedRZO(Method[Minimization, State]):
     two_sided: bool = False
     directions: Count = 1
     orthogonal: bool = False
+    shared_directions: bool = False
 
     solves = (Minimization,)
     sums_steps = "H"
@@ -136,7 +151,7 @@ class FedRZO(Method[Minimization, State]):
 
     @by_options
     def reveals_on(self, problem: Minimization) -> Reveals:
-        return "replies" if self.messages == "scalars" else "averages"
+        return "replies" if self.messages == "scalars" and not self.shared_directions else "averages"
 
     def cautions(self, problem: Minimization, rounds: int) -> list[str]:
         """Where γ is too long for the pull towards the sets."""
@@ -161,45 +176,57 @@ class FedRZO(Method[Minimization, State]):
         return State(x0)
 
     def scalar_step(
-        self, problem: Minimization, client: Client, key: Key, x: PyTree
+        self, problem: Minimization, client: Client, key: Key, x: PyTree, k: Integer, words: PyTree
     ) -> tuple[jax.Array, PyTree, PyTree]:
         """One local step: the scalars, their directions, and the next point."""
         key_xi, key_v = jax.random.split(key)
+        key_v = shared_key(words[0], k) if words else key_v
         f = client.mean(problem.loss, key_xi, self.batch_size)  # line 3
         v = directions(key_v, x, self.eta, self.directions, self.orthogonal)
         s = estimate(f, x, v, self.eta, self.two_sided)  # line 4
         pull = tree.scale(1 / self.eta, tree.sub(x, problem.project(x, client)))
         return s, v, tree.axpy(-self.gamma, tree.add(combine(s, v), pull), x)  # line 5
 
-    def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
-        def step(x: PyTree, key: Key) -> PyTree:
-            return self.scalar_step(problem, client, key, x)[2]
+    def local_steps(
+        self, problem: Minimization, client: Client, key: Key, x: PyTree, *words: jax.Array
+    ) -> PyTree:
+        def step(x: PyTree, key: Key, k: Integer) -> PyTree:
+            return self.scalar_step(problem, client, key, x, k, words)[2]
 
-        return loop(steps_of(self.H, client), step, key, x)  # line 2
+        return loop(steps_of(self.H, client), step, key, x, indexed=True)  # line 2
 
-    def local_scalars(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> jax.Array:
+    def local_scalars(
+        self, problem: Minimization, client: Client, key: Key, x: PyTree, *words: jax.Array
+    ) -> jax.Array:
         def step(carry: tuple[PyTree, jax.Array], key: Key, k: Integer) -> tuple[PyTree, jax.Array]:
-            s, _, x = self.scalar_step(problem, client, key, carry[0])
+            s, _, x = self.scalar_step(problem, client, key, carry[0], k, words)
             return x, carry[1].at[k].set(s.astype(carry[1].dtype))
 
         scalars = jnp.zeros((self.H, self.directions), jnp.result_type(*jax.tree.leaves(x)))
         return loop(self.H, step, key, (x, scalars), indexed=True)[1]  # line 5′
 
-    def replay(self, key: Key, index: Integer, scalars: jax.Array, x: PyTree) -> PyTree:
+    def replay(self, key: Key, index: Integer, scalars: jax.Array, x: PyTree, *words: jax.Array) -> PyTree:
         """``Σ_k s_k v_k`` of one client, from the keys it drew with."""
         key = jax.random.fold_in(key, index)
 
         def add(total: PyTree, key: Key, k: Integer) -> PyTree:
-            key_v = jax.random.split(key)[1]
+            key_v = shared_key(words[0], k) if words else jax.random.split(key)[1]
             v = directions(key_v, x, self.eta, self.directions, self.orthogonal)
             return tree.add(combine(scalars[k], v), total)
 
         return loop(self.H, add, key, tree.zeros_like(x), indexed=True)
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
+        words = (jax.random.key_data(jax.random.fold_in(key, SHARED)),) if self.shared_directions else ()
         if self.messages == "vectors":
             at_work = fed.at_work(self.H)
-            return State(fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x))  # 1, 6
+            mean = fed.average(self.local_steps, key, state.x, *words, weights=at_work, around=state.x)
+            return State(mean)  # lines 1, 6
+        if self.shared_directions:
+            mean = fed.average(self.local_scalars, key, state.x, *words)
+            return State(
+                tree.axpy(-self.gamma, self.replay(key, 0, mean, state.x, *words), state.x)
+            )  # line 6′
         scalars = fed.gather(self.local_scalars, key, state.x)
         clients, weights = fed.cohort, fed.cohort_weights
 

@@ -50,5 +50,9 @@ CASES = [
         "fedrzo-scalars",
         fs.FedRZO(gamma=0.01, eta=0.1, H=2, batch_size=2, messages="scalars", two_sided=True),
     ),
+    case(
+        "fedrzo-shared",
+        fs.FedRZO(gamma=0.01, eta=0.1, H=2, batch_size=2, messages="scalars", shared_directions=True),
+    ),
     case("fedrzo-sets", fs.FedRZO(gamma=0.01, eta=0.1, H=2), problem=in_a_ball),
 ]
