@@ -28,6 +28,7 @@ from fedstrata.core.types import PyTree
 from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.engines.identity import differences
 from fedstrata.engines.network import wire
+from fedstrata.engines.network.audit import Audit, described, numbers
 from fedstrata.engines.network.site import Place, Site
 from fedstrata.engines.network.states import Forgotten, SiteRefused, numbers_in
 from fedstrata.engines.network.text import Text
@@ -65,6 +66,7 @@ class Host:
         secret: of this site alone, such as its private key. The server is told a code of the samples by it,
             so that it knows them again, and learns nothing of them.
         once: whether it ends when the server says that nothing more will be asked.
+        audit: the site's account of what it was asked.
     """
 
     def __init__(
@@ -75,9 +77,11 @@ class Host:
         share: bool = False,
         once: bool = False,
         secret: bytes = b"",
+        audit: Audit | None = None,
     ) -> None:
         self.terms, self.opens, self.folder = terms, opens, folder
         self.share, self.once, self.secret = share, once, secret
+        self.audit = audit
         self.run: str | None = None
         self.number = -1
         self.opened: Opened | None = None
@@ -91,23 +95,32 @@ class Host:
         Raises:
             Ended: when the server says so.
         """
-        number = None
+        number: int | None = None
+        header: Header = {}
+        arrays: Arrays = []
         try:
             header, arrays = wire.unpack(message, limit)
             number = wire.value(header, "seq", int)
             reply, leaves = self.call(header, arrays)
             self.answered += 1
+            self._account("answered", header, arrays, up=numbers(leaves))
             return wire.pack({**reply, "seq": number}, leaves, limit)
         except Ended:
             raise
         except (SiteRefused, wire.WireError) as error:
             log.warning("refused: %s", error)
             words = str(error)
+            self._account("refused", header, arrays, why=words[:200])
         except Exception as error:
             # The words of another exception may hold samples: they stay here, in this site's log.
             log.exception("failed")
+            self._account("failed", header, arrays, why=type(error).__name__)
             words = f"{type(error).__name__}; the site's log says more"
         return wire.pack({"seq": number, "error": words[:500]}, [], limit)
+
+    def _account(self, event: str, header: Header, arrays: Arrays, **facts: Any) -> None:
+        if self.audit is not None:
+            self.audit.note(event, **described(header, arrays), **facts)
 
     def call(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         """Answer one request."""

@@ -55,6 +55,7 @@ timeout = 30.0          # seconds for any other; ten times the slowest so far, w
 anew = false            # whether a site that lost its state (an empty disk) may join again
 """
 
+AUDIT = "audit.jsonl"
 SILENT = 60.0  # seconds after which a run that tells nothing is taken for dead
 DATA = "module:function, a .csv file, or the folder of a store."
 Kit = Annotated[Path, typer.Argument(help="A party's folder, made by `fedstrata net kits`.")]
@@ -144,6 +145,7 @@ def site(
     """Take part: check this site's data, dial the server, answer it, and dial again for ever."""
     _log(log)
     with messages():
+        from fedstrata.engines.network.audit import Audit
         from fedstrata.engines.network.grpc_site import serve
         from fedstrata.engines.network.host import Host
         from fedstrata.engines.network.kits import days_left, name_of, read
@@ -165,8 +167,10 @@ def site(
         opens = opener(definition, entry, (names.index(name), len(names)) if simulated else None)
         own = check(opens)
         typer.echo(f"{name}: {own!r} fits {definition.name}")
-        host = Host(terms_of(definition), opens, folder, share, once, read(kit)[2])
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        audit = Audit(folder / AUDIT, name)
+        audit.note("started", experiment=definition.name, terms=terms_of(definition))
+        host = Host(terms_of(definition), opens, folder, share, once, read(kit)[2], audit)
         _warn_of_expiry(kit, name)
 
         def tells() -> list[Gauge]:
@@ -189,6 +193,7 @@ def _warn_of_expiry(kit: Path, name: str) -> None:
 @contextmanager
 def _served(kit: Path, plan: PreparedExperiment, out: Path, listen: str | None = None) -> Iterator[Server]:
     """A server that listens, for an experiment."""
+    from fedstrata.engines.network.audit import Audit, Audited
     from fedstrata.engines.network.grpc_server import GrpcServer
     from fedstrata.engines.network.kits import name_of
     from fedstrata.lab.experiments.networked import Server
@@ -202,8 +207,11 @@ def _served(kit: Path, plan: PreparedExperiment, out: Path, listen: str | None =
         run = run_name(out)
         _warn_of_expiry(kit, name)
         transport = GrpcServer(settings.sites, kit, listen or settings.listen, settings.message_bytes)
+        audit = Audit(out / AUDIT, "server")
+        audit.note("started", experiment=plan.experiment.name, run=run, sites=settings.sites)
         try:
-            yield Server(plan.experiment, transport, run, settings.policy, settings.anew)
+            yield Server(plan.experiment, Audited(transport, audit), run, settings.policy, settings.anew)
+            audit.note("ended")
         finally:
             transport.close()
 
@@ -379,6 +387,31 @@ def run(
             command = f"fedstrata net run {experiment} {kit}"
             execute(server, plan, folder, command, fresh=not resume, watch=watch)
             _done(server)
+            _vouch(server, plan, folder, kit)
+
+
+def _vouch(server: Server, plan: PreparedExperiment, out: Path, kit: Path) -> None:
+    """Write OUT/manifest.json: what the run was, signed with the server's key."""
+    import platform
+
+    import jax
+
+    import fedstrata
+    from fedstrata.engines.network.audit import manifest
+    from fedstrata.engines.network.kits import read
+    from fedstrata.lab.experiments.networked import terms_of
+    from fedstrata.support.writing import write_atomically
+
+    _, certificate, key = read(kit)
+    facts = {
+        "experiment": plan.experiment.name, "run": run_name(out), "terms": terms_of(plan.experiment),
+        "sites": list(server.transport.names), "fedstrata": fedstrata.__version__, "jax": jax.__version__,
+        "python": platform.python_version(),
+    }  # fmt: skip
+    files = [out / name for name in ("index.html", AUDIT) if (out / name).is_file()]
+    signed = manifest(json.loads(json.dumps(facts, default=str)), files, key, certificate)
+    write_atomically(out / "manifest.json", json.dumps(signed, indent=1).encode())
+    typer.echo(f"Manifest: {(out / 'manifest.json').resolve()}")
 
 
 def _done(server: Server) -> None:
@@ -469,6 +502,38 @@ def _status(out: Path) -> dict[str, Any]:
 
 
 @net.command()
+def audit(
+    file: Annotated[Path, typer.Argument(help="A party's audit.jsonl, or a run's manifest.json.")],
+    other: Annotated[
+        Path | None,
+        typer.Argument(help="A site's account beside the server's; of a manifest, authority.pem."),
+    ] = None,
+) -> None:
+    """Verify an account of what a party did; compare two; or check a signed manifest."""
+    with messages():
+        from fedstrata.engines.network.audit import AuditError, check_manifest, compare, read
+
+        if file.suffix == ".json":
+            if other is None:
+                raise ValueError(
+                    "A manifest is checked against the authority's certificate: give authority.pem."
+                )
+            check_manifest(json.loads(file.read_text("utf-8")), other.read_bytes(), file.parent)
+            typer.echo("The manifest was signed by a party of this authority, and its files are unchanged.")
+            return
+        if not (entries := read(file)):
+            raise ValueError(f"{file} has no entries.")
+        typer.echo(f"{file}: {len(entries)} entries of {entries[0]['party']}, unchanged")
+        if other is not None:
+            there = read(other)
+            typer.echo(f"{other}: {len(there)} entries of {there[0]['party'] if there else '?'}, unchanged")
+            server, site = (entries, there) if entries[0]["party"] == "server" else (there, entries)
+            if differences := compare(server, site):
+                raise AuditError("The accounts differ:\n" + "\n".join(differences[:20]))
+            typer.echo("The two tell the same of every exchange between them.")
+
+
+@net.command()
 def stop(out: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
     """Ask a run on this machine to save itself and end; `net run --resume` goes on with it."""
     with messages():
@@ -539,7 +604,7 @@ def try_(
         words += [word for change in set_ or [] for word in ("--set", change)]
         _log(out / "logs" / "server.log")
         with _served(base / "kits" / "server", plan, out, "127.0.0.1:0") as server:
-            address = f"localhost:{server.transport.port}"  # type: ignore[attr-defined]
+            address = f"localhost:{server.transport.inner.port}"  # type: ignore[attr-defined]
             started = [_start(base / "kits" / name, out, address, where, words) for name in names]
             typer.echo(
                 f"{len(names)} sites, processes {', '.join(str(p.pid) for p in started)}. The first run of a "

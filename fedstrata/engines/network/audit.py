@@ -1,0 +1,219 @@
+"""An account of what a party did: lines of JSON, each with the hash of the one before it.
+
+    hash_n = SHA-256(hash_{n−1} ‖ line n without its hash),   hash_0 = 64 zeros
+
+Whoever changes, removes or inserts a line in the middle breaks the chain from there on; cutting lines off the
+end shows beside another party's account (`compare`), or beside a signed manifest that names the last hash.
+Lines hold names, counts and digests, never numbers of a message or of a sample.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedstrata.engines.network.federation import Connected
+    from fedstrata.engines.network.transport import Outcome, Request
+
+FIRST = "0" * 64
+
+
+class AuditError(ValueError):
+    """The account was changed, or two parties' accounts differ; the message says where."""
+
+
+class Audit:
+    """One party's account, to whose end lines are added.
+
+    Args:
+        file: where it is; a new one begins where there is none.
+        party: whose it is.
+    """
+
+    def __init__(self, file: Path, party: str) -> None:
+        self.file, self.party = file, party
+        self._lock = threading.Lock()
+        self.lines, self.last = len(entries := read(file)), entries[-1]["hash"] if entries else FIRST
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Add a line; it is on its way to the disk when this returns."""
+        with self._lock:
+            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+            entry = {"n": self.lines, "time": now, "party": self.party, "event": event, **facts}
+            entry["hash"] = _hash(self.last, entry)
+            with open(self.file, "a", encoding="utf-8") as stream:
+                stream.write(json.dumps(entry) + "\n")
+            self.lines, self.last = self.lines + 1, entry["hash"]
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """All lines of an account, checked.
+
+    A last line without an end, of a writer that was killed, is cut off the file.
+
+    Raises:
+        AuditError: where a line does not follow from the one before it.
+    """
+    if not file.is_file():
+        return []
+    content = file.read_bytes()
+    if content and not content.endswith(b"\n"):
+        content = content[: content.rfind(b"\n") + 1]
+        os.truncate(file, len(content))
+    entries, last = [], FIRST
+    for number, line in enumerate(content.splitlines()):
+        try:
+            entry = json.loads(line)
+            told = entry.pop("hash")
+        except (ValueError, KeyError, AttributeError) as error:
+            raise AuditError(f"{file}: line {number + 1} cannot be read.") from error
+        if told != _hash(last, entry) or entry.get("n") != number:
+            raise AuditError(f"{file}: line {number + 1} does not follow from those before it.")
+        last = entry["hash"] = told
+        entries.append(entry)
+    return entries
+
+
+def compare(server: Sequence[Mapping[str, Any]], site: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the accounts of a server and a site tell differently of the exchanges between them.
+
+    The two are compared from the site's first exchange on: earlier ones are another site's affair.
+    """
+    party = next((entry["party"] for entry in site), "")
+    asked = {e["seq"]: e for e in server if e["event"] == "asked" and e["site"] == party}
+    answered = {e["seq"]: e for e in site if e["event"] == "answered"}
+    differences = []
+    for seq in sorted(asked.keys() | answered.keys()):
+        there, here = asked.get(seq), answered.get(seq)
+        if here is None and there is not None and there["outcome"] == "replied":
+            differences.append(f"{seq}: the server had a reply of {party}, who does not know of it")
+        elif there is None:
+            differences.append(f"{seq}: {party} answered what the server does not know of")
+        elif here is not None and there["outcome"] == "replied":
+            names = ("run", "what", "round", "down", "up")
+            other = [name for name in names if there[name] != here[name]]
+            differences += [
+                f"{seq}: {name} is {there[name]!r} at the server, {here[name]!r} at {party}" for name in other
+            ]
+    return differences
+
+
+def described(header: Mapping[str, Any], arrays: Sequence[Any]) -> dict[str, Any]:
+    """What an account holds of a request: which exchange it is, and how many numbers came with it."""
+    what = header.get("what")
+    return {
+        "seq": header.get("seq"), "op": header.get("op"), "run": header.get("run"), "what": what,
+        "round": header.get("round"), "down": numbers(arrays),
+    }  # fmt: skip
+
+
+def numbers(arrays: Sequence[Any]) -> int:
+    """How many numbers there are in arrays."""
+    return sum(int(array.size) for array in arrays)
+
+
+class Audited:
+    """A server's transport that accounts for all that goes through it."""
+
+    def __init__(self, inner: Connected, audit: Audit) -> None:
+        self.inner, self.audit = inner, audit
+        self.names, self.rejoins, self.sent, self.received = (
+            inner.names,
+            inner.rejoins,
+            inner.sent,
+            inner.received,
+        )
+
+    def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
+        """See `Transport.exchange`."""
+        replies, failures = self.inner.exchange(requests, timeout)
+        for i, request in requests.items():
+            facts = {"site": self.names[i], **described(*request)}
+            if i in replies:
+                self.audit.note("asked", **facts, outcome="replied", up=numbers(replies[i].arrays))
+            else:
+                failure = failures[i]
+                self.audit.note("asked", **facts, outcome=failure.kind, why=failure.why[:200], up=0)
+        return replies, failures
+
+    def session(self, site: int) -> int | None:
+        """See `Connected.session`."""
+        return self.inner.session(site)
+
+    def expires(self, site: int) -> float | None:
+        """See `Connected.expires`."""
+        return self.inner.expires(site)
+
+    def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
+        """See `Transport.wait`."""
+        return self.inner.wait(sites, seconds)
+
+    def heed(self, stopping: Callable[[], bool]) -> None:
+        """See `Transport.heed`."""
+        self.inner.heed(stopping)
+
+
+def manifest(
+    facts: Mapping[str, Any], files: Sequence[Path], key: bytes, certificate: bytes
+) -> dict[str, Any]:
+    """What a finished run was, signed with a party's key: a reader needs the authority's certificate alone.
+
+    Args:
+        facts: plain values: versions, digests, who took part.
+        files: what else it vouches for, by SHA-256.
+        key: the private key, as in a kit.
+        certificate: that of the key, which goes with it.
+    """
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    named = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    body = {**facts, "files": named, "certificate": certificate.decode()}
+    signing = load_pem_private_key(key, None)
+    assert isinstance(signing, ec.EllipticCurvePrivateKey)  # kits have no others
+    return {**body, "signature": signing.sign(_canonical(body), ec.ECDSA(hashes.SHA256())).hex()}
+
+
+def check_manifest(signed: Mapping[str, Any], authority: bytes, folder: Path) -> None:
+    """Raise where a manifest was not signed by a party of this authority, or a file is not as it says.
+
+    Raises:
+        AuditError: with what is wrong.
+    """
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    body = {name: value for name, value in signed.items() if name != "signature"}
+    try:
+        certificate = x509.load_pem_x509_certificate(body["certificate"].encode())
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
+        public = certificate.public_key()
+        if not isinstance(public, ec.EllipticCurvePublicKey):
+            raise ValueError("a key of another kind")
+        public.verify(bytes.fromhex(signed["signature"]), _canonical(body), ec.ECDSA(hashes.SHA256()))
+    except (InvalidSignature, KeyError, TypeError, ValueError) as error:
+        raise AuditError(
+            "The manifest was changed, or was not signed by a party of this authority."
+        ) from error
+    for name, digest in body["files"].items():
+        file = folder / Path(name).name
+        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+            raise AuditError(f"{file} is not the file that the manifest vouches for.")
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _hash(last: str, entry: Mapping[str, Any]) -> str:
+    return hashlib.sha256(last.encode() + _canonical(entry)).hexdigest()

@@ -1,0 +1,94 @@
+"""Accounts that cannot be changed unseen, and what two parties tell of the same exchanges."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedstrata.engines.network import kits
+from fedstrata.engines.network.audit import (
+    Audit,
+    Audited,
+    AuditError,
+    check_manifest,
+    compare,
+    manifest,
+    read,
+)
+from fedstrata.engines.network.transport import Failure, Request
+from fedstrata.lab.cli import app
+
+
+@pytest.fixture
+def file(tmp_path):
+    audit = Audit(tmp_path / "audit.jsonl", "lyon")
+    for n in range(5):
+        audit.note("answered", seq=n, up=n)
+    return audit.file
+
+
+@pytest.mark.parametrize("spoil", ["change", "remove", "swap"])
+def test_a_changed_account_is_seen(file, spoil):
+    lines = file.read_text().splitlines(keepends=True)
+    if spoil == "change":
+        lines[2] = lines[2].replace('"up": 2', '"up": 3')
+    elif spoil == "remove":
+        del lines[1]
+    else:
+        lines[1], lines[2] = lines[2], lines[1]
+    file.write_text("".join(lines))
+    with pytest.raises(AuditError, match=r"line [23] does not follow"):
+        read(file)
+
+
+def test_a_party_goes_on_where_it_was_killed(file):
+    with file.open("a") as stream:
+        stream.write('{"n": 5, "time"')
+    Audit(file, "lyon").note("answered", seq=5, up=5)
+    assert [entry["seq"] for entry in read(file)] == list(range(6))
+
+
+class Sites:
+    """A transport whose second site is away."""
+
+    names, rejoins, sent, received = ["lyon", "oslo"], True, [0, 0], [0, 0]
+
+    def exchange(self, requests, timeout):
+        return {0: Request({}, [np.ones(7)])}, {1: Failure("away", "it is not connected")}
+
+
+def test_two_parties_tell_the_same_or_it_is_said(tmp_path):
+    server, site = Audit(tmp_path / "server.jsonl", "server"), Audit(tmp_path / "lyon.jsonl", "lyon")
+    header = {"op": "exchange", "run": "a-0", "what": ["round", 0, "local", 2], "round": 1}
+    facts = {"op": "exchange", "run": "a-0", "what": ["round", 0, "local", 2], "round": 1, "down": 3}
+    for seq in (4, 9):
+        Audited(Sites(), server).exchange(
+            {i: Request({**header, "seq": seq}, [np.ones(3)]) for i in (0, 1)}, 1
+        )
+        site.note("answered", seq=seq, **facts, up=7)
+    assert compare(read(server.file), read(site.file)) == []
+    found = CliRunner().invoke(app, ["net", "audit", str(server.file), str(site.file)])
+    assert found.exit_code == 0, found.output
+    assert "tell the same" in found.output
+    site.note("answered", seq=11, **facts, up=7)
+    assert compare(read(server.file), read(site.file)) == [
+        "11: lyon answered what the server does not know of"
+    ]
+    assert '"oslo"' in server.file.read_text()  # who was asked in vain is in it
+
+
+def test_a_manifest_is_signed_by_a_party(tmp_path):
+    kits.make(tmp_path / "kits", ["lyon"], ["localhost"])
+    kits.make(tmp_path / "others", ["lyon"], ["localhost"])
+    (tmp_path / "index.html").write_text("a report")
+    authority, certificate, key = kits.read(tmp_path / "kits" / "server")
+    signed = manifest({"run": "a"}, [tmp_path / "index.html"], key, certificate)
+    check_manifest(json.loads(json.dumps(signed)), authority, tmp_path)
+    with pytest.raises(AuditError, match="was changed"):
+        check_manifest({**signed, "run": "b"}, authority, tmp_path)
+    with pytest.raises(AuditError, match="not signed by a party"):
+        check_manifest(signed, kits.read(tmp_path / "others" / "server")[0], tmp_path)
+    (tmp_path / "index.html").write_text("another report")
+    with pytest.raises(AuditError, match=r"index\.html is not the file"):
+        check_manifest(signed, authority, tmp_path)
