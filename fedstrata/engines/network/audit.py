@@ -40,6 +40,8 @@ class Audit:
     def __init__(self, file: Path, party: str) -> None:
         self.file, self.party = file, party
         self._lock = threading.Lock()
+        if file.is_file() and not (content := file.read_bytes()).endswith(b"\n"):  # its writer was killed
+            os.truncate(file, content.rfind(b"\n") + 1)
         self.lines, self.last = len(entries := read(file)), entries[-1]["hash"] if entries else FIRST
 
     def note(self, event: str, **facts: Any) -> None:
@@ -54,9 +56,7 @@ class Audit:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """All lines of an account, checked.
-
-    A last line without an end, of a writer that was killed, is cut off the file.
+    """All whole lines of an account, checked; its party may be writing the next.
 
     Raises:
         AuditError: where a line does not follow from the one before it.
@@ -64,9 +64,7 @@ def read(file: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         return []
     content = file.read_bytes()
-    if content and not content.endswith(b"\n"):
-        content = content[: content.rfind(b"\n") + 1]
-        os.truncate(file, len(content))
+    content = content[: content.rfind(b"\n") + 1]
     entries, last = [], FIRST
     for number, line in enumerate(content.splitlines()):
         try:

@@ -398,6 +398,7 @@ def _vouch(server: Server, plan: PreparedExperiment, out: Path, kit: Path) -> No
 
     import fedstrata
     from fedstrata.engines.network.audit import manifest
+    from fedstrata.engines.network.audit import read as read_account
     from fedstrata.engines.network.kits import read
     from fedstrata.lab.experiments.networked import terms_of
     from fedstrata.support.writing import write_atomically
@@ -406,10 +407,10 @@ def _vouch(server: Server, plan: PreparedExperiment, out: Path, kit: Path) -> No
     facts = {
         "experiment": plan.experiment.name, "run": run_name(out), "terms": terms_of(plan.experiment),
         "sites": list(server.transport.names), "fedstrata": fedstrata.__version__, "jax": jax.__version__,
-        "python": platform.python_version(),
+        "python": platform.python_version(), "account": read_account(out / AUDIT)[-1]["hash"],
     }  # fmt: skip
-    files = [out / name for name in ("index.html", AUDIT) if (out / name).is_file()]
-    signed = manifest(json.loads(json.dumps(facts, default=str)), files, key, certificate)
+    report = out / "report.html"
+    signed = manifest(json.loads(json.dumps(facts, default=str)), [report], key, certificate)
     write_atomically(out / "manifest.json", json.dumps(signed, indent=1).encode())
     typer.echo(f"Manifest: {(out / 'manifest.json').resolve()}")
 
@@ -518,7 +519,10 @@ def audit(
                 raise ValueError(
                     "A manifest is checked against the authority's certificate: give authority.pem."
                 )
-            check_manifest(json.loads(file.read_text("utf-8")), other.read_bytes(), file.parent)
+            signed = json.loads(file.read_text("utf-8"))
+            check_manifest(signed, other.read_bytes(), file.parent)
+            if signed["account"] not in [entry["hash"] for entry in read(file.parent / AUDIT)]:
+                raise AuditError(f"{file.parent / AUDIT} is not the account that the manifest vouches for.")
             typer.echo("The manifest was signed by a party of this authority, and its files are unchanged.")
             return
         if not (entries := read(file)):
