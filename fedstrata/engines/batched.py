@@ -48,6 +48,11 @@ class Batched(Engine):
     seeds: int
     own_data: bool = False
 
+    @property
+    def rewrite(self) -> bool:  # type: ignore[override]
+        """As of the engine inside."""
+        return self.inner.rewrite
+
     @classmethod
     def of(cls, chunk: Chunk, runs: int, seeds: int, own_data: bool) -> Batched:
         """Simulated runs in blocks of so many clients."""

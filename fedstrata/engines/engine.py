@@ -109,6 +109,7 @@ class Engine(abc.ABC):
     """Where a method runs. The defaults are those of one process, one device and one run."""
 
     evaluations_at_once: ClassVar[int] = 64  # the most that one call of `advance` takes
+    rewrite: bool = False  # whether convolutions with weights of each client's own are compiled as products
     has_data: ClassVar[bool] = True  # whether the clients' samples are where the method's text is
 
     def place(self, data: FederatedData) -> Any:

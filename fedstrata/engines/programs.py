@@ -15,9 +15,10 @@ import jax.numpy as jnp
 
 from fedstrata.core.fed import Setup
 from fedstrata.core.types import PyTree
+from fedstrata.engines.convolutions import rewritten
 from fedstrata.engines.engine import Engine
 from fedstrata.support.digest import Reader
-from fedstrata.support.tracing import compiling, uncollected
+from fedstrata.support.tracing import compiling, remark, uncollected
 
 VARIABLE = "FEDSTRATA_COMPILED"  # a folder, or "off"; it decides for the command line
 LEAST = 0.1  # seconds of compiling from which a program is worth a file: a phase at a site takes 0.2 to 0.6
@@ -33,6 +34,7 @@ class Program:
 
     run: Callable[..., PyTree]
     calls_host: bool
+    remarks: tuple[str, ...] = ()
 
     def __call__(self, *args: PyTree) -> PyTree:
         """What the program computes."""
@@ -53,6 +55,7 @@ def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args:
     with _lock:
         if key in _programs:
             _programs.move_to_end(key)
+            remark(*_programs[key].remarks)
             return _programs[key]
 
     def flat(*leaves: Any) -> PyTree:
@@ -62,18 +65,33 @@ def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args:
         with uncollected():  # while tracing alone: compiling is XLA's, and may take long
             traced, reader = jax.jit(flat).trace(*leaves), Reader()
             digest = reader.text(traced.jaxpr), objects(jax.tree.structure(traced.out_info)), shapes, config
-            same: Any = key if reader.calls_host else digest
+            same: Any = key if reader.calls_host else (digest, engine.rewrite)
             with _lock:
                 found = _programs.get(same)
-            lowered = traced.lower() if found is None else None
-        if lowered is not None:
-            found = Program(lowered.compile(), reader.calls_host)
-    assert found is not None
+            if found is None:
+                lowered, remarks = lowered_by(traced, tuple(leaves), engine.rewrite)
+        if found is None:
+            found = Program(lowered.compile(), reader.calls_host, remarks)
+    remark(*found.remarks)
     with _lock:  # twice: the same objects need not be traced again, equal equations not compiled
         _programs.update({key: found, same: found})
         while len(_programs) > 2 * MOST_KEPT:
             _programs.popitem(last=False)
     return found
+
+
+def lowered_by(traced: Any, args: tuple[Any, ...], rewrite: bool) -> tuple[Any, tuple[str, ...]]:
+    """A traced program, lowered, with its clients' convolutions as products; and what is said of it."""
+    jaxpr, number = rewritten(traced.jaxpr, jax.default_backend()) if rewrite else (None, 0)
+    if not number:
+        return traced.lower(), ()
+    from jax.extend.core import jaxpr_as_fun
+
+    flat, structure = jaxpr_as_fun(jaxpr), jax.tree.structure(traced.out_info)
+    lowered = jax.jit(lambda *args: jax.tree.unflatten(structure, flat(*jax.tree.leaves(args)))).lower(*args)
+    return lowered, (
+        f"{number} convolutions of clients side by side compiled as products (engine.rewrite=False: as they are)",
+    )
 
 
 def kept() -> frozenset[Any]:

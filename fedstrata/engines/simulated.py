@@ -50,10 +50,13 @@ class Simulated(Engine):
         chunk: clients per block: a number, ``None`` for all in one `vmap`, or ``"auto"`` to let the engine
             choose by device and message size. Results do not depend on it beyond rounding.
         runs: how many runs there are of each client side by side, in a sweep.
+        rewrite: whether convolutions with weights of each client's own are compiled as products of matrices,
+            where that is quicker, see `fedstrata.engines.convolutions`.
     """
 
     chunk: Chunk = "auto"
     runs: int = field(default=1, kw_only=True)
+    rewrite: bool = field(default=True, kw_only=True)
     flat_passes: ClassVar[bool] = True  # whether an evaluation goes over the flat arrays, or client by client
 
     def __post_init__(self) -> None:

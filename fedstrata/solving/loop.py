@@ -49,7 +49,7 @@ from fedstrata.solving.rounding import by_values, lost_differences
 from fedstrata.solving.runaway import in_words, runaway, steps_in_words
 from fedstrata.solving.track import Run, Tracker, Tracking
 from fedstrata.support.sealed import CheckpointError, flatten, load_arrays, save_arrays, unflatten
-from fedstrata.support.tracing import compiled_for
+from fedstrata.support.tracing import compiled_for, remarks
 from fedstrata.support.words import spelling
 from fedstrata.support.writing import clear_strays
 
@@ -309,6 +309,7 @@ class Loop:
         self.trouble: str | None = None
         self.round, self.began, self.saved = 0, began, False
         self.earlier, self.compiled = (0.0, 0.0), compiled_for()  # of the first, also what was compiled
+        remarks()  # another run's
         carry, noted = posed.carry, None
         if saving is not None:
             self._prepare(saving)
@@ -570,7 +571,7 @@ class Loop:
 
     def results(self, stopped: int | None = None) -> list[Result]:
         """What there is, on the host; ``stopped`` is what `run` returned."""
-        found, hosts = [], self._fetch()
+        found, hosts, said = [], self._fetch(), remarks()
         points = self.engine.outputs(self.posed.methods, self._own, hosts)
         lanes = zip(self.lanes, self.posed.methods, self.posed.seeds, hosts, points, strict=True)
         for lane, method, seed, host, (x, y) in lanes:
@@ -582,7 +583,13 @@ class Loop:
             seconds = self.seconds() + compiling
             run = x, y, history, ledger, method, seconds, its, host.state, *solved, compiling
             start, taking_part = (self.posed.x0, self.posed.y0), setup.participants / setup.clients
-            found.append(Result(*run, seed=seed, start=start, participation=taking_part))
+            more: dict[str, Any] = {
+                "seed": seed,
+                "start": start,
+                "participation": taking_part,
+                "notes": said,
+            }
+            found.append(Result(*run, **more))
         return found
 
     def _save(self) -> None:

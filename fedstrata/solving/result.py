@@ -49,7 +49,7 @@ class Result:
         seed: of all randomness; None where an older file does not say.
         start: ``(x0, y0)``; None where the result was loaded.
         participation: the part of the clients in each round; None where an older file does not say.
-        notes: what ``"auto"`` did, in three lines.
+        notes: what the engine did to the program by itself, and what ``"auto"`` did, a line each.
     """
 
     x: PyTree

@@ -24,6 +24,7 @@ Jaxpr: TypeAlias = Any  # of jax.extend.core, which takes 20 ms to load
 
 class _Clock(local):  # threads may solve at the same time
     seconds = 0.0
+    remarks: tuple[str, ...] = ()
 
 
 _clock = _Clock()
@@ -42,6 +43,17 @@ def compiling() -> Iterator[None]:
 def compiled_for() -> float:
     """The seconds that this thread has spent compiling so far."""
     return _clock.seconds
+
+
+def remark(*words: str) -> None:
+    """Say something of a program that this thread runs; a run's result has it."""
+    _clock.remarks = tuple(dict.fromkeys((*_clock.remarks, *words)))
+
+
+def remarks() -> tuple[str, ...]:
+    """What was said since this was last asked."""
+    found, _clock.remarks = _clock.remarks, ()
+    return found
 
 
 @contextmanager

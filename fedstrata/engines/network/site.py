@@ -28,6 +28,7 @@ from fedstrata.engines.network import wire
 from fedstrata.engines.network.states import SiteRefused, States, first_of
 from fedstrata.engines.network.text import PROGRAMS, START_ROUND, Text, made_up, reads
 from fedstrata.engines.network.wire import Arrays, Header
+from fedstrata.engines.programs import lowered_by
 from fedstrata.engines.remote import Positioned, name_of
 from fedstrata.engines.rounds import run_text
 from fedstrata.engines.simulated import mean_dtype
@@ -225,7 +226,8 @@ class Site:
                 f"The phase {wanted.phase!r} reads a value that only the server has. Send it in the message: "
                 "a phase may close over the round's number and what is fixed, and over nothing else."
             )
-        return _Compiled(traced.lower().compile(), found[-1].stacked, found[-1].evaluation)
+        lowered, _ = lowered_by(traced, arguments, True)
+        return _Compiled(lowered.compile(), found[-1].stacked, found[-1].evaluation)
 
     def _answer(
         self, wanted: Wanted, found: list[Exchange], method: Any, key: Array, r: Array, total: Array,

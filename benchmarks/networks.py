@@ -1,0 +1,367 @@
+"""Networks on one GPU: whole calls beside programs by hand, the forms of convolutions, the card's limits.
+
+    python -m benchmarks.networks [limits forms cnn resnet gpt] [--out FILE.json]
+
+Random data. CNN: the CIFAR10 benchmark of pfl-research (1000 clients × 50 images, 50 a round, 5 steps of 10).
+ResNet20: 8 clients with 4 steps of 16, and 20 of 100 with 5 steps of 20. GPT: 10.6 M parameters, 16 of 64
+clients, 4 steps of 8 × 256 tokens. A program by hand maps one client's steps over the round's clients, with
+convolutions as patches and a product, in one jitted loop over rounds. Least ms of a round of three calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import fedstrata as fs
+from fedstrata.engines.convolutions import rewritten
+
+REPEATS = 3
+Rows = list[dict[str, Any]]
+
+
+def least(run: Callable[[], Any], repeats: int = REPEATS) -> tuple[float, float]:
+    """Seconds of the first call, and the least of those after it."""
+    began = time.perf_counter()
+    jax.block_until_ready(run())
+    first = time.perf_counter() - began
+    found = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        jax.block_until_ready(run())
+        found.append(time.perf_counter() - began)
+    return first, min(found)
+
+
+def timed(rows: Rows, case: str, program: str, run: Callable[[], Any], rounds: int) -> None:
+    """Time a call of so many rounds, or say why it failed; keep and print it."""
+    row: dict[str, Any] = {"case": case, "program": program}
+    try:
+        first, seconds = least(run)
+        row |= {"ms": 1e3 * seconds / rounds, "first": first}
+        print(f"{case:28s} {program:34s} {row['ms']:9.2f} ms a round   first call {first:6.1f} s", flush=True)
+    except Exception as error:  # the others are still of interest
+        row["error"] = f"{type(error).__name__}: {error}"[:300]
+        print(case, program, row["error"], flush=True)
+    rows.append(row)
+
+
+def limits(rows: Rows) -> None:
+    """The card's bandwidth of a copy, and its rates of products."""
+    a = jnp.ones(2**28)
+    copy = jax.jit(lambda a: lax.fori_loop(0, 20, lambda _, a: a + 1, a))
+    _, seconds = least(lambda: copy(a))
+    rows.append({"case": "limits", "program": "bytes a second", "value": 20 * 2 * a.nbytes / seconds})
+    for dtype in ("float32", "bfloat16"):
+        m = jax.random.normal(jax.random.key(0), (8192, 8192), dtype)
+        multiply = jax.jit(lambda m: lax.fori_loop(0, 10, lambda _, b: m @ b * 0.01, m))
+        _, seconds = least(lambda m=m, f=multiply: f(m))
+        rows.append({"case": "limits", "program": f"flop/s {dtype}", "value": 10 * 2 * 8192**3 / seconds})
+    for row in rows[-3:]:
+        print(row, flush=True)
+
+
+SHAPES = (  # groups, images, height, channels, outputs, stride
+    (50, 10, 32, 3, 32, 1), (50, 10, 30, 32, 64, 1), (8, 16, 32, 16, 16, 1), (8, 16, 16, 32, 32, 1),
+    (8, 16, 8, 64, 64, 1), (20, 20, 32, 16, 16, 1), (20, 20, 8, 64, 64, 1), (16, 32, 14, 256, 256, 1),
+)  # fmt: skip
+
+
+def forms(rows: Rows) -> None:
+    """A convolution of 3×3 (5×5 for one shape) of every client, and its derivatives, in every form."""
+    for groups, images, height, channels, outputs, stride in SHAPES:
+        for k in (3, 5) if channels == 32 else (3,):
+            u = jax.random.normal(jax.random.key(0), (groups, images, height, height, channels))
+            w = jax.random.normal(jax.random.key(1), (groups, k, k, channels, outputs))
+
+            def value(w: Any, u: Any, stride: int = stride) -> Any:
+                y = lax.conv_general_dilated(
+                    u, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+                )
+                return (y**2).sum()
+
+            step = jax.vmap(jax.grad(value, (0, 1)))
+            closed = jax.make_jaxpr(step)(w, u)
+            choices: dict[str, Any] = {
+                "groups": None,
+                "patches": lambda s, p: "patches" if s.window <= s.positions else "positions",
+                "shifts": lambda s, p: "shifts" if s.window <= s.positions else "positions",
+                "by weights as it is": lambda s, p: "patches" if s.window <= s.positions else None,
+            }
+            for name, choose in choices.items():
+                own = closed if choose is None else rewritten(closed, "gpu", choose)[0]
+                many = jax.jit(
+                    lambda w, u, own=own: lax.fori_loop(
+                        0, 10, lambda _, w: w - 1e-9 * jax.core.eval_jaxpr(own.jaxpr, own.consts, w, u)[0], w
+                    )
+                )
+                case = f"{groups}x{images}x{height}² {channels}→{outputs} {k}x{k}"
+                timed(rows, case, name, lambda f=many, w=w, u=u: f(w, u), 10)
+
+
+def by_hand(
+    loss: Callable[..., Any],
+    x0: Any,
+    arrays: Any,
+    sizes: tuple[int, ...],
+    gamma: float,
+    rounds: int,
+) -> Callable[[], Any]:
+    """FedAvg as a program: ``loss(x, batch)`` is the mean over a batch."""
+    clients, samples, chosen, H, batch = sizes
+
+    @jax.jit
+    def program(x: Any, arrays: Any) -> Any:
+        def local(x: Any, key: Any, i: Any) -> Any:
+            def step(x: Any, key: Any) -> Any:
+                rows = jax.random.randint(key, (batch,), 0, samples)
+                g = jax.grad(loss)(x, jax.tree.map(lambda a: a[i, rows], arrays))
+                return jax.tree.map(lambda a, b: a - gamma * b, x, g), None
+
+            return lax.scan(step, x, jax.random.split(key, H))[0]
+
+        def one(x: Any, key: Any) -> Any:
+            key, own = jax.random.split(key)
+            who = jax.random.choice(key, clients, (chosen,), replace=False)
+            ends = jax.vmap(local, (None, 0, 0))(x, jax.random.split(own, chosen), who)
+            return jax.tree.map(lambda a: a.mean(0), ends), None
+
+        return lax.scan(one, x, jax.random.split(jax.random.key(0), rounds))[0]
+
+    args = jax.tree.map(jnp.asarray, (x0, arrays))
+    return lambda: program(*args)
+
+
+def ours(
+    loss: Callable[..., Any], x0: Any, data: Any, chosen: int, method: Any, rounds: int, **options: Any
+) -> Callable[[], Any]:
+    """A whole call of `fedstrata.solve`."""
+    problem = fs.Minimization(loss)
+    return lambda: fs.solve(
+        problem, method, data, x0, rounds=rounds, participation=chosen, eval_every=rounds,
+        default_metrics=False, progress=False, certify=False, **options,
+    ).x  # fmt: skip
+
+
+def patches(u: Any, w: Any, stride: int = 1, padding: int = 0) -> Any:
+    """A convolution of images (batch, height, width, channels) by one product."""
+    u = jnp.pad(u, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    height, width = u.shape[1] - w.shape[0] + 1, u.shape[2] - w.shape[1] + 1
+    window = itertools.product(range(w.shape[0]), range(w.shape[1]))
+    cut = [u[:, i : i + height : stride, j : j + width : stride] for i, j in window]
+    return jnp.concatenate(cut, -1) @ w.reshape(-1, w.shape[-1])
+
+
+def by_lax(u: Any, w: Any, stride: int = 1, padding: int = 0) -> Any:
+    """The same as a user writes it."""
+    both = (padding, padding)
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(u, w, (stride, stride), (both, both), dimension_numbers=numbers)
+
+
+def federated(arrays: dict[str, np.ndarray]) -> Any:
+    """Clients of arrays with a leading axis of clients."""
+    length = len(next(iter(arrays.values())))
+    return fs.FederatedData.from_clients([{n: a[i] for n, a in arrays.items()} for i in range(length)])
+
+
+def cross_entropy(scores: Any, label: Any) -> Any:
+    """Of one sample, in float32."""
+    scores = scores.astype(jnp.float32)
+    return jax.nn.logsumexp(scores) - scores[label]
+
+
+def batch_loss(apply: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
+    """The mean over a batch of what ``apply`` scores, in a dtype."""
+
+    def loss(x: Any, batch: Any) -> Any:
+        x = jax.tree.map(lambda a: a.astype(dtype), x)
+        return jax.vmap(cross_entropy)(apply(x, batch["x"].astype(dtype)), batch["y"]).mean()
+
+    return loss
+
+
+def cnn_scores(conv: Callable[..., Any], x: Any, u: Any) -> Any:
+    """The network of pfl-research's benchmark: two convolutions, a pooling, two dense layers."""
+    u = jax.nn.relu(conv(u, x["c1"]) + x["b1"])
+    u = jax.nn.relu(conv(u, x["c2"]) + x["b2"])
+    b, h, w, c = u.shape
+    u = u.reshape(b, h // 2, 2, w // 2, 2, c).max((2, 4)).reshape(b, -1)
+    return jax.nn.relu(u @ x["w1"] + x["d1"]) @ x["w2"] + x["d2"]
+
+
+def cnn(rows: Rows) -> None:
+    """The CIFAR10 benchmark of pfl-research."""
+    rng = np.random.default_rng(0)
+    sizes = (1000, 50, 50, 5, 10)
+    arrays = {
+        "x": rng.standard_normal((1000, 50, 32, 32, 3), dtype=np.float32),
+        "y": rng.integers(0, 10, (1000, 50)).astype(np.int32),
+    }
+
+    def glorot(*shape: int) -> np.ndarray:
+        a = (6 / (np.prod(shape[:-1]) + shape[-1])) ** 0.5
+        return rng.uniform(-a, a, shape).astype(np.float32)
+
+    x0 = {
+        "c1": glorot(3, 3, 3, 32), "b1": np.zeros(32, np.float32), "c2": glorot(3, 3, 32, 64),
+        "b2": np.zeros(64, np.float32), "w1": glorot(14 * 14 * 64, 128), "d1": np.zeros(128, np.float32),
+        "w2": glorot(128, 10), "d2": np.zeros(10, np.float32),
+    }  # fmt: skip
+    data, method, case = federated(arrays), fs.FedAvg(gamma=0.1, H=5, batch_size=10), "CNN 50 of 1000"
+
+    def loss(x: Any, s: Any) -> Any:
+        return cross_entropy(cnn_scores(by_lax, x, s["x"][None])[0], s["y"])
+
+    for dtype in (jnp.float32, jnp.bfloat16):
+        own = batch_loss(functools.partial(cnn_scores, patches), dtype)
+        timed(rows, case, f"by hand {dtype.__name__}", by_hand(own, x0, arrays, sizes, 0.1, 50), 50)
+    _ours(rows, case, loss, x0, data, 50, method, 50)
+
+
+def _ours(
+    rows: Rows,
+    case: str,
+    loss: Any,
+    x0: Any,
+    data: Any,
+    chosen: int,
+    method: Any,
+    rounds: int,
+    as_is: Any = True,
+) -> None:
+    """As users call it, with and without what is done by itself."""
+    run = functools.partial(ours, loss, x0, data, chosen, method, rounds)
+    timed(rows, case, "FedStrata", run(), rounds)
+    timed(rows, case, "FedStrata bfloat16", run(precision="bfloat16"), rounds)
+    if as_is:
+        timed(rows, case, "FedStrata rewrite=False", run(engine=fs.engines.Simulated(rewrite=False)), rounds)
+
+
+def resnet_scores(x: Any, u: Any) -> Any:
+    """`fs.models.resnet20` on a batch, with patches."""
+
+    def norm(u: Any, p: Any) -> Any:
+        b, h, w, c = u.shape
+        parts = u.reshape(b, h, w, 8, c // 8)
+        centred = parts - parts.mean((1, 2, 4), keepdims=True)
+        scaled = centred * lax.rsqrt((centred**2).mean((1, 2, 4), keepdims=True) + 1e-5)
+        return scaled.reshape(u.shape) * p["scale"] + p["shift"]
+
+    u = jax.nn.relu(norm(patches(u, x["stem"], 1, 1), x["stem norm"]))
+    for n, p in enumerate(x["blocks"]):
+        stride = 2 if n in (3, 6) else 1
+        v = jax.nn.relu(norm(patches(u, p["first"], stride, 1), p["first norm"]))
+        v = norm(patches(v, p["second"], 1, 1), p["second norm"])
+        if stride == 2:
+            u = jnp.pad(u[:, ::2, ::2], ((0, 0), (0, 0), (0, 0), (0, v.shape[-1] - u.shape[-1])))
+        u = jax.nn.relu(u + v)
+    return u.mean((1, 2)) @ x["head"]["W"] + x["head"]["b"]
+
+
+def resnet(rows: Rows) -> None:
+    """ResNet20 in two federations."""
+    rng, model = np.random.default_rng(0), fs.models.resnet20()
+    x0 = model.init(0)
+    for clients, chosen, samples, H, batch in ((8, 8, 512, 4, 16), (100, 20, 200, 5, 20)):
+        arrays = {
+            "x": rng.standard_normal((clients, samples, 32, 32, 3), dtype=np.float32),
+            "y": rng.integers(0, 10, (clients, samples)).astype(np.int32),
+        }
+        case, method = f"ResNet20 {chosen} of {clients}", fs.FedAvg(gamma=0.05, H=H, batch_size=batch)
+        for dtype in (jnp.float32, jnp.bfloat16):
+            own = batch_loss(resnet_scores, dtype)
+            hand = by_hand(own, x0, arrays, (clients, samples, chosen, H, batch), 0.05, 10)
+            timed(rows, case, f"by hand {dtype.__name__}", hand, 10)
+        _ours(rows, case, model.loss, x0, federated(arrays), chosen, method, 10, as_is=clients == 8)
+
+
+V, T, D, LAYERS, HEADS = 65, 256, 384, 6, 6
+
+
+def gpt_start(key: Any) -> Any:
+    """The parameters of a transformer of 10.6 M."""
+    keys = iter(jax.random.split(key, 4 * LAYERS + 3))
+
+    def g(*shape: int) -> Any:
+        return 0.02 * jax.random.normal(next(keys), shape)
+
+    def block() -> Any:
+        return {
+            "qkv": g(D, 3 * D), "o": g(D, D), "u": g(D, 4 * D), "d": g(4 * D, D),
+            "n": jnp.ones(D), "m": jnp.ones(D),
+        }  # fmt: skip
+
+    return {"e": g(V, D), "p": g(T, D), "h": g(D, V), "b": [block() for _ in range(LAYERS)]}
+
+
+def gpt_loss(dtype: Any, x: Any, s: Any) -> Any:
+    """The mean loss of a sample's tokens."""
+
+    def norm(u: Any, scale: Any) -> Any:
+        centred = u - u.mean(-1, keepdims=True)
+        return centred * lax.rsqrt(u.var(-1, keepdims=True) + 1e-5) * scale
+
+    x = jax.tree.map(lambda a: a.astype(dtype), x)
+    u = x["e"][s["t"][:-1]] + x["p"]
+    for b in x["b"]:
+        parts = jnp.split(norm(u, b["n"]) @ b["qkv"], 3, -1)
+        q, k, v = (a.reshape(T, HEADS, D // HEADS)[None] for a in parts)
+        u = u + jax.nn.dot_product_attention(q, k, v, is_causal=True)[0].reshape(T, D) @ b["o"]
+        u = u + jax.nn.gelu(norm(u, b["m"]) @ b["u"]) @ b["d"]
+    return jax.vmap(cross_entropy)(u @ x["h"], s["t"][1:]).mean()
+
+
+def gpt(rows: Rows) -> None:
+    """A transformer of 10.6 M parameters."""
+    rng, x0 = np.random.default_rng(0), gpt_start(jax.random.key(0))
+    arrays = {"t": rng.integers(0, V, (64, 64, T + 1)).astype(np.int32)}
+    case, sizes = "GPT 16 of 64", (64, 64, 16, 4, 8)
+    for dtype in (jnp.float32, jnp.bfloat16):
+        loss = functools.partial(gpt_loss, dtype)
+
+        def batch(x: Any, s: Any, loss: Any = loss) -> Any:
+            return jax.vmap(loss, (None, 0))(x, s).mean()
+
+        hand = by_hand(batch, x0, arrays, sizes, 0.05, 5)
+        timed(rows, case, f"by hand {dtype.__name__}", hand, 5)
+    data, plain = federated(arrays), functools.partial(gpt_loss, jnp.float32)
+    _ours(rows, case, plain, x0, data, 16, fs.FedAvg(gamma=0.05, H=4, batch_size=8), 5, as_is=False)
+    cast = functools.partial(gpt_loss, jnp.bfloat16)
+    timed(rows, case, "FedStrata, cast by the loss", ours(
+        cast, x0, data, 16, fs.FedAvg(gamma=0.05, H=4, batch_size=8), 5), 5)  # fmt: skip
+    values = fs.FedRZO(gamma=1e-6, eta=1e-2, H=4, batch_size=8)
+    timed(rows, case, "FedStrata FedRZO", ours(plain, x0, data, 16, values, 5), 5)
+
+
+PARTS = {"limits": limits, "forms": forms, "cnn": cnn, "resnet": resnet, "gpt": gpt}
+
+
+def main() -> None:
+    """Run the parts that are asked for; what was measured is written after each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=list(PARTS))
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    device = jax.devices()[0]
+    rows: Rows = [{"case": "machine", "program": f"{device.device_kind}, JAX {jax.__version__}"}]
+    print(rows[0]["program"], flush=True)
+    for part in given.parts or list(PARTS):
+        PARTS[part](rows)
+        if given.out is not None:
+            given.out.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

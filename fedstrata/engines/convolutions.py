@@ -1,0 +1,142 @@
+"""Convolutions with weights of each client's own become products of matrices, before a program is compiled.
+
+Where every client has weights of its own, `jax.vmap` makes one convolution with a group for each client of a
+user's convolution, and so of its derivatives. GPUs have no fast kernels for those. With g the client, k over
+the window and p over the output's positions, such a convolution is
+
+    y[g, n, p, o] = Σ_{k, c} u[g, n, s p + d k, c] w[g, k, c, o],
+
+a product of matrices for each client, once the entries u[…, s p + d k, …] lie side by side. Three forms:
+
+    patches    side by side over the window k; one product over (k, c)
+    shifts     Σ_k of products over c, and nothing is copied
+    positions  side by side over the few positions p of a large window, as in the derivative by the weights
+
+The pass sees the program after it was mapped and differentiated. So it touches what has groups and nothing
+else: evaluations at one point and frozen layers stay as they are, and neither layout, stride, padding and
+dilation nor the library that a model is written in make a difference.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from fedstrata.core.types import Array
+from fedstrata.support.equations import Equation, Jaxpr, replaced
+
+MOST = 32  # entries of a window, or positions, that are put side by side
+
+
+class Shape(NamedTuple):
+    """A convolution with groups, as the rule that chooses a form sees it.
+
+    Attributes:
+        groups: how many there are.
+        batch: the images of a group.
+        positions: of the output.
+        window: entries of it.
+        channels, outputs: of a group.
+    """
+
+    groups: int
+    batch: int
+    positions: int
+    window: int
+    channels: int
+    outputs: int
+
+
+def form_of(shape: Shape, platform: str) -> str | None:
+    """The form in which a convolution is computed; None as it is."""
+    if shape.groups == 1 or min(shape.window, shape.positions) > MOST:
+        return None
+    if shape.channels * shape.outputs == 1:  # a user's own depthwise layer: there is nothing to multiply
+        return None
+    return "patches" if shape.window <= shape.positions else "positions"
+
+
+def product(form: str, u: Array, w: Array, *, params: dict[str, Any]) -> Array:
+    """The convolution ``lax.conv_general_dilated_p.bind(u, w, **params)`` by products of matrices."""
+    spec, groups, rank = params["dimension_numbers"], params["feature_group_count"], u.ndim - 2
+    u = u.transpose(spec.lhs_spec[0], *spec.lhs_spec[2:], spec.lhs_spec[1])  # n, space, (g c)
+    w = w.transpose(*spec.rhs_spec[2:], spec.rhs_spec[1], spec.rhs_spec[0])  # window, c, (g o)
+    dilated = zip(params["padding"], params["lhs_dilation"], strict=True)
+    within = [(low, high, d - 1) for (low, high), d in dilated]
+    u = lax.pad(u, jnp.zeros((), u.dtype), [(0, 0, 0), *within, (0, 0, 0)])
+    u = jnp.moveaxis(u.reshape(*u.shape[:-1], groups, -1), -2, 0)  # g, n, space, c
+    w = jnp.moveaxis(w.reshape(*w.shape[:-1], groups, -1), -2, 0)  # g, window, c, o
+    window, strides, dilation = w.shape[1 : 1 + rank], params["window_strides"], params["rhs_dilation"]
+    sizes = zip(u.shape[2 : 2 + rank], window, strides, dilation, strict=True)
+    out = [(size - (k - 1) * d - 1) // s + 1 for size, k, s, d in sizes]
+
+    def cut(starts: tuple[int, ...], lengths: Any, steps: Any) -> Array:
+        ends = [a + s * (length - 1) + 1 for a, length, s in zip(starts, lengths, steps, strict=True)]
+        return lax.slice(u, (0, 0, *starts, 0), (*u.shape[:2], *ends, u.shape[-1]), (1, 1, *steps, 1))
+
+    def at(index: tuple[int, ...], factor: Any) -> tuple[int, ...]:
+        return tuple(i * f for i, f in zip(index, factor, strict=True))
+
+    def times(rows: Array, columns: Array) -> Array:
+        dimensions = (((rows.ndim - 1,), (1,)), ((0,), (0,)))
+        precision, dtype = params["precision"], params["preferred_element_type"]
+        return lax.dot_general(rows, columns, dimensions, precision=precision, preferred_element_type=dtype)
+
+    flat = w.reshape(groups, -1, w.shape[-1])
+    entries = list(itertools.product(*map(range, window)))
+    if form == "patches":
+        beside = [cut(at(k, dilation), out, strides) for k in entries]
+        y = times(jnp.concatenate(beside, -1), flat)
+    elif form == "shifts":
+        found = [times(cut(at(k, dilation), out, strides), w[(slice(None), *k)]) for k in entries]
+        y = sum(found[1:], found[0])
+    else:
+        found = [cut(at(p, strides), window, dilation) for p in itertools.product(*map(range, out))]
+        y = times(jnp.stack(found, 2).reshape(*u.shape[:2], len(found), -1), flat)
+    y = jnp.moveaxis(y.reshape(groups, u.shape[1], *out, -1), 0, -2)  # n, space, g, o
+    y = y.reshape(*y.shape[:-2], -1)
+    order = (spec.out_spec[0], *spec.out_spec[2:], spec.out_spec[1])
+    return y.transpose([order.index(axis) for axis in range(rank + 2)])
+
+
+def rewritten(
+    jaxpr: Jaxpr, platform: str, choose: Callable[[Shape, str], str | None] = form_of
+) -> tuple[Jaxpr, int]:
+    """A jaxpr whose convolutions with groups are products, and how many there were.
+
+    Args:
+        jaxpr: of a program, after it was mapped and differentiated.
+        platform: of the device.
+        choose: the rule, see `form_of`.
+    """
+    number = 0
+
+    def instead(eqn: Equation) -> Callable[..., Array] | None:
+        nonlocal number
+        form = None if (shape := _shape(eqn)) is None else choose(shape, platform)
+        number += form is not None
+        return None if form is None else partial(product, form, params=eqn.params)
+
+    return replaced(jaxpr, instead), number
+
+
+def _shape(eqn: Equation) -> Shape | None:
+    """Of a convolution with groups; None where the batch is what has groups, and for other equations."""
+    if eqn.primitive.name != "conv_general_dilated":
+        return None
+    spec, groups = eqn.params["dimension_numbers"], eqn.params["feature_group_count"]
+    if eqn.params["batch_group_count"] != 1:
+        return None
+    u, w, y = (v.aval.shape for v in (*eqn.invars, *eqn.outvars))
+    if 0 in (*u, *w, *y):
+        return None
+    return Shape(
+        groups, u[spec.lhs_spec[0]], math.prod(y[i] for i in spec.out_spec[2:]),
+        math.prod(w[i] for i in spec.rhs_spec[2:]), w[spec.rhs_spec[1]], w[spec.rhs_spec[0]] // groups,
+    )  # fmt: skip

@@ -1,0 +1,51 @@
+"""The same program with some of its equations replaced, in functions inside too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+
+Jaxpr: TypeAlias = Any  # of jax.extend.core, which takes 20 ms to load
+Equation: TypeAlias = Any
+
+
+def replaced(jaxpr: Jaxpr, instead: Callable[[Equation], Callable[..., Any] | None]) -> Jaxpr:
+    """A jaxpr in which some primitives are other functions of the same shapes.
+
+    What calls a function (`jax.jit`, a loop, a branch, a checkpoint) calls the new one. A rule for
+    derivatives (`jax.custom_jvp`) stays as it was.
+
+    Args:
+        jaxpr: open or closed.
+        instead: the function that is to stand for an equation, of its arguments; None leaves it.
+    """
+
+    def inner(value: Any) -> Any:
+        if hasattr(value, "jaxpr"):  # closed: it has its constants with it
+            found = one(value.jaxpr)
+            return value if found is value.jaxpr else value.replace(jaxpr=found)
+        if hasattr(value, "eqns"):
+            return one(value)
+        if isinstance(value, tuple):
+            parts = tuple(map(inner, value))
+            return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
+        return value
+
+    def equation(eqn: Equation) -> Equation:
+        if (function := instead(eqn)) is not None:
+            avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+            # one equation that calls it: what goes in and out stays as it was
+            (call,) = jax.make_jaxpr(jax.jit(function))(*avals).eqns
+            return call.replace(invars=eqn.invars, outvars=eqn.outvars)
+        params = {name: inner(value) for name, value in eqn.params.items()}
+        changed = any(params[name] is not value for name, value in eqn.params.items())
+        return eqn.replace(params=params) if changed else eqn
+
+    def one(jaxpr: Jaxpr) -> Jaxpr:
+        found = [equation(eqn) for eqn in jaxpr.eqns]
+        same = all(a is b for a, b in zip(found, jaxpr.eqns, strict=True))
+        return jaxpr if same else jaxpr.replace(eqns=found)
+
+    return inner(jaxpr)
