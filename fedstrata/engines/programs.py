@@ -90,7 +90,7 @@ def lowered_by(traced: Any, args: tuple[Any, ...], rewrite: bool) -> tuple[Any, 
     flat, structure = jaxpr_as_fun(jaxpr), jax.tree.structure(traced.out_info)
     lowered = jax.jit(lambda *args: jax.tree.unflatten(structure, flat(*jax.tree.leaves(args)))).lower(*args)
     return lowered, (
-        f"{number} convolutions of clients side by side are compiled as products (rewrite=False: as they are)",
+        f"{number} convolutions of clients side by side are compiled as products (not with rewrite=False)",
     )
 
 
