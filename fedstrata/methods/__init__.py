@@ -12,6 +12,7 @@ from fedstrata.methods.ditto import Ditto
 from fedstrata.methods.drfa import DRFA
 from fedstrata.methods.ds_feddro import DSFedDRO
 from fedstrata.methods.fastdro import FastDRO
+from fedstrata.methods.fcsgm import FCSGM
 from fedstrata.methods.fedac import FedAC
 from fedstrata.methods.fedavg import FedAvg
 from fedstrata.methods.feddro import FedDRO
@@ -34,6 +35,7 @@ from fedstrata.methods.gcivr import GCIVR
 from fedstrata.methods.hypergradient_descent import HypergradientDescent
 from fedstrata.methods.ipir_fedavg import IPIRFedAvg
 from fedstrata.methods.lfd import LFD
+from fedstrata.methods.local_scgdm import LocalSCGDM
 from fedstrata.methods.local_sgda import LocalSGDA
 from fedstrata.methods.mbsgd import MBSGD
 from fedstrata.methods.pdsgd import PDSGD
@@ -55,6 +57,7 @@ __all__ = [
     "APFL",
     "CODASCA",
     "DRFA",
+    "FCSGM",
     "FESSGDA",
     "GCIVR",
     "LFD",
@@ -89,6 +92,7 @@ __all__ = [
     "FedZO",
     "HypergradientDescent",
     "IPIRFedAvg",
+    "LocalSCGDM",
     "LocalSGDA",
     "Method",
     "PFedMe",

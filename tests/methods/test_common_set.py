@@ -74,6 +74,8 @@ ELSEWHERE = {
     "ZOHFL",  # a client's own y alone has a set
     *("Scaffnew", "SCAFFOLD", "CODASCA"),  # refuse sets
     *(
+        "FCSGM",
+        "LocalSCGDM",
         "CompositionalFedAvg",
         "DSFedDRO",
         "MBSGD",

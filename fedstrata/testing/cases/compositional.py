@@ -31,6 +31,7 @@ federated = fs.Composition(
     ],
     plain=loss,
 )
+local = fs.Composition(federated.levels, plain=loss, local=True)
 fair = fs.fairness.equal_opportunity(lambda x, s: s["a"] @ x["w"] + x["c"], loss, groups=2)
 data = fs.FederatedData.from_clients(grouped(samples(0)))
 x0 = {"w": np.full(3, 0.3), "c": np.array(-0.2)}
@@ -44,6 +45,8 @@ CASES = [
     case("feddro", fs.FedDRO(0.1, 0.5, I=3, batch_size=2), fs.dro.kl(loss, 0.5), participation=None),
     case("dsfeddro", fs.DSFedDRO(0.1, 0.5, 2, 1.1, 1.2, batch_size=2), fs.dro.kl(loss, 0.5)),
     case("compositional-fedavg", fs.CompositionalFedAvg(0.05, I=2, case=2, batch_size=2), federated),
+    case("fcsgm", fs.FCSGM(0.05, 0.5, I=2, accelerated=True, batch_size=2, inner_batch_size=2), local),
+    case("local-scgdm", fs.LocalSCGDM(0.05, 0.5, 0.5, I=2, batch_size=2), local),
     case("gcivr", fs.GCIVR(0.1, tau=2, batch_size=2), fs.dro.chi2(loss, 2.0), participation=None),
     case("fastdro", fs.FastDRO(0.1, batch_size=2), fs.dro.cvar(loss, 0.5)),
     case("pdsgd", fs.PDSGD(0.1, 0.2, 0.5, batch_size=2), fair),

@@ -1,0 +1,75 @@
+"""A client's own composition f_i(g_i(x)) on samples drawn now: its inner values and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.term import known
+from fedstrata.core.types import Key, PyTree
+from fedstrata.estimators.gradients import gradient
+from fedstrata.problems.classes import Composition
+
+Tracked = tuple[PyTree, ...]  # the inner values u¹, u², …
+
+
+def refused(name: str, problem: Composition) -> str | None:
+    """Why a composition cannot be had."""
+    if not problem.local:
+        return f"{name}'s inner values are each client's own: fs.Composition(…, local=True)."
+    if any(level.mean is not None for level in problem.levels):
+        return f"{name} takes arithmetic means, and a level has a mean of its own."
+    return None
+
+
+def _drawn(n: int, u: PyTree) -> PyTree:
+    return u
+
+
+def draw(
+    problem: Composition, client: Client, key: Key, batch_size: int | None, inner_batch_size: int | None
+) -> Callable[..., tuple[Tracked, PyTree]]:
+    """The map from x, and a rule for the inner values, to these values and the gradient there.
+
+    Args:
+        problem: of any number of levels; the outermost and ``plain`` draw ``batch_size`` samples.
+        client: whose means.
+        key: of the samples, which are the same for every point.
+        batch_size: samples of the outermost level; None is all.
+        inner_batch_size: of each other level.
+    """
+    *inner, outer = problem.levels
+    keys = jax.random.split(key, len(inner) + 2)
+    means = [
+        level if known(level) else client.train.mean(level, k, inner_batch_size)
+        for level, k in zip(inner, keys[2:], strict=True)
+    ]
+    top = outer if known(outer) else client.train.mean(outer, keys[0], batch_size)
+    plain = None if problem.plain is None else client.train.mean(problem.plain, keys[1], batch_size)
+
+    def at(x: PyTree, values: Callable[[int, PyTree], PyTree] = _drawn) -> tuple[Tracked, PyTree]:
+        u, tracked, pulls = x, [], []
+        for n, (level, mean) in enumerate(zip(inner, means, strict=True)):
+            drawn, pull = _linearised(mean, known(level), u)
+            u = values(n, drawn)
+            tracked.append(u)
+            pulls.append(pull)
+        a = jax.grad(top)(u) if known(outer) else gradient(top, u)
+        for pull in reversed(pulls):
+            (a,) = pull(a)
+        return tuple(tracked), a if plain is None else tree.add(a, gradient(plain, x))
+
+    return at
+
+
+def _linearised(mean: Any, is_known: bool, u: PyTree) -> tuple[PyTree, Callable[[PyTree], Any]]:
+    if is_known:
+        value, pull = jax.vjp(mean, u)
+        return value, pull
+    mean.book("gradients")
+    value, pull = jax.vjp(mean.silent, u)
+    return value, pull
