@@ -214,6 +214,12 @@ def test_the_feedback_that_a_method_bears_reaches_the_solution(method, right, wr
     assert off(method, 1500, channel=fs.Channel(compress=share, feedback=None)) > 1e-2
 
 
+def test_an_unbiased_compressor_without_noise_at_the_end():
+    """Of 2 bits, ω > 1, it comes to rest with a shift, see DIANA, and does not without."""
+    assert off(fs.FedAvg(gamma=0.1), 1500, channel=fs.Channel(compress=fs.QSGD(2))) < 1e-4  # "auto"
+    assert off(fs.FedAvg(gamma=0.1), 1500, channel=fs.Channel(compress=fs.QSGD(2), feedback=None)) > 1e-2
+
+
 # ---- robust means
 
 ROWS = rng.normal(size=(10, 7)).astype(np.float32)

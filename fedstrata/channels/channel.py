@@ -34,8 +34,9 @@ class Channel:
             needs by itself. ``"each"`` adds all of it to each upload: no one needs to be trusted.
         compress: what is sent in its place: `TopK`, `RandK`, `QSGD`, `Sign`, `Cast`.
         feedback: what becomes of what a compressor leaves out: ``"ef"`` adds it to the next upload (Seide et
-            al. 2014), ``"ef21"`` sends differences to what the server has of this client (Richtárik et al.
-            2021), ``"auto"`` is the one that the method bears, None drops it.
+            al. 2014). ``"ef21"`` sends differences to what the server has of this client (Richtárik et al.
+            2021; for an unbiased compressor DIANA, Mishchenko et al. 2019). ``"auto"`` is the one that the
+            method bears, None drops it.
         mean: a robust mean in place of the weighted one: `TrimmedMean`, `Median`, `GeometricMedian`, `Krum`,
             `MultiKrum`, `CenteredClipping`.
         delta: δ of the (ε, δ) in the history, where there is noise; None is 1/(10 · clients).

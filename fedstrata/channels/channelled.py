@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.channels.channel import Channel, Channels, Dropouts, chosen
+from fedstrata.channels.channel import Channel, Channels, Dropouts, Feedback, chosen
 from fedstrata.channels.clipping import Adaptive
 from fedstrata.channels.link import Joined, Kept, Link
 from fedstrata.channels.sent import Sent
@@ -139,7 +140,7 @@ def resolved(channels: Channels | None, method: Method, found: Sequence[Sent]) -
             continue
         if (reason := _refused(channel, method, one)) is not None:
             raise ValueError(f"channel, phase {one.phase!r} of {type(method).__name__}: {reason}")
-        its[one.place] = _with_feedback(channel, method)
+        its[one.place] = _with_feedback(channel, method, one)
     return its
 
 
@@ -162,16 +163,22 @@ def _refused(channel: Channel, method: Method, one: Sent) -> str | None:
     return None
 
 
-def _with_feedback(channel: Channel, method: Method) -> Channel:
-    """What a compressor leaves out, where the user leaves that to us; see `Method.feedback`."""
+def _with_feedback(channel: Channel, method: Method, one: Sent) -> Channel:
+    """What becomes of what a compressor leaves out, where the user does not say; see `Method.feedback`."""
     if channel.feedback != "auto":
         return channel
     compress = channel.compress
-    if compress is None or compress.unbiased or channel.noise is not None:
+    if compress is None or channel.noise is not None:
         return replace(channel, feedback=None)
     batch = [v for name, v in vars(method).items() if name.endswith("batch_size")]
     random = any(v is not None for v in batch) or "values" in method.needs
-    return replace(channel, feedback="ef" if random else method.feedback)
+    feedback: Feedback | None = "ef" if random else method.feedback
+    if (
+        compress.unbiased and feedback == "ef"
+    ):  # which needs a contraction, and is of use for increments alone
+        contracts = all(compress.omega(math.prod(shape)) < 1 for shape, _ in one.floats)
+        feedback = feedback if contracts and not random else None
+    return replace(channel, feedback=feedback)
 
 
 def channelled(

@@ -27,7 +27,7 @@ class Compressor(Protocol):
     """See the module.
 
     Attributes:
-        unbiased: whether E v̂ = v.
+        unbiased: whether E v̂ = v; then `omega` of d numbers is ω, a bound of E‖v̂ − v‖²/‖v‖².
         shared: whether all clients draw the same.
     """
 
@@ -35,6 +35,7 @@ class Compressor(Protocol):
     def unbiased(self) -> bool: ...  # noqa: D102 (here and below: see the module)
     @property
     def shared(self) -> bool: ...  # noqa: D102
+    def omega(self, d: int) -> float: ...  # noqa: D102
     def encode(self, key: Key, v: Array) -> PyTree: ...  # noqa: D102
     def decode(self, key: Key, payload: PyTree, d: int) -> Array: ...  # noqa: D102
 
@@ -47,6 +48,18 @@ def read(compressor: Compressor, key: Key, v: Array) -> Array:
 def entries(share: float, d: int) -> int:
     """K of d numbers, at least one."""
     return max(1, min(d, math.ceil(share * d - 1e-9)))
+
+
+@dataclass(frozen=True)
+class Biased:
+    """Those that are not unbiased."""
+
+    unbiased: ClassVar[bool] = False
+    shared: ClassVar[bool] = False
+
+    def omega(self, d: int) -> float:
+        """Of no meaning where v̂ is biased."""
+        return math.inf
 
 
 def _check_share(name: str, share: float) -> None:
@@ -68,7 +81,7 @@ def _threshold(size: Array, k: int) -> Array:
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(Biased):
     """The largest numbers of each array, with their places: δ = k/d.
 
     Args:
@@ -79,8 +92,6 @@ class TopK:
     """
 
     share: float
-    unbiased: ClassVar[bool] = False
-    shared: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_share("TopK", self.share)
@@ -130,6 +141,10 @@ class RandK:
         """Whether it is scaled."""
         return self.scaled
 
+    def omega(self, d: int) -> float:
+        """See `Compressor`."""
+        return d / entries(self.share, d) - 1 if self.scaled else math.inf
+
     def _places(self, key: Key, d: int) -> Array:
         return jax.random.permutation(key, d)[: entries(self.share, d)]
 
@@ -165,8 +180,13 @@ class QSGD:
 
     @property
     def levels(self) -> int:
-        """S."""
+        """How many sizes there are besides zero, s."""
         return 2 ** (self.bits - 1) - 1
+
+    def omega(self, d: int) -> float:
+        """See `Compressor`."""
+        together = min(d, BUCKET)
+        return min(together / self.levels**2, math.sqrt(together) / self.levels)
 
     def encode(self, key: Key, v: Array) -> tuple[Array, Array]:
         """Packed levels, and the norm of every bucket."""
@@ -192,11 +212,8 @@ class QSGD:
 
 
 @dataclass(frozen=True)
-class Sign:
+class Sign(Biased):
     """One bit for each number, and their mean size: δ = ‖v‖₁²/(d‖v‖²)."""
-
-    unbiased: ClassVar[bool] = False
-    shared: ClassVar[bool] = False
 
     def encode(self, key: Key, v: Array) -> tuple[Array, Array]:
         """Packed signs, and the mean size."""
@@ -209,7 +226,7 @@ class Sign:
 
 
 @dataclass(frozen=True)
-class Cast:
+class Cast(Biased):
     """Another floating-point format.
 
     Args:
@@ -217,8 +234,6 @@ class Cast:
     """
 
     dtype: str = "bfloat16"
-    unbiased: ClassVar[bool] = False
-    shared: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not jnp.issubdtype(jnp.dtype(self.dtype), jnp.floating):

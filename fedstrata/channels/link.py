@@ -333,7 +333,10 @@ def _compressed(
     if channel.feedback == "ef":
         return found, tree.sub(now, found)
     whole = tree.add(rest, found)
-    return whole, whole
+    if not compress.unbiased:
+        return whole, whole
+    parts = [1 / (1 + compress.omega(u.size)) for u in delta]  # DIANA: a whole step would not contract
+    return whole, [a + jnp.asarray(p, a.dtype) * u for a, p, u in zip(rest, parts, found, strict=True)]
 
 
 def _going(fed: Fed, exchange: Exchange, phase: Callable[..., Any], sides: Sides) -> Exchange:
