@@ -391,7 +391,7 @@ class FederatedData:
             return opened(jax.tree.map(lambda leaf: leaf[mine], self.test))
         samples, sizes = self._part(part)
         if not 0 <= i < len(sizes):
-            raise IndexError(f"There is no client {i}; there are {len(sizes)}, from 0.")
+            raise IndexError(f"Unknown client {i}: clients are numbered from 0 to {len(sizes) - 1}.")
         if self.source is not None:
             return opened(self.read(np.array([i]), part))
         first = int(self._starts[part][i])
@@ -460,7 +460,7 @@ class FederatedData:
                 sample. ``x=(0, 255)`` makes numbers in [0, 1] of bytes.
 
         Raises:
-            DataError: where there is no such array, or a deviation is not positive.
+            DataError: if an array is absent, or a deviation is not positive.
 
         >>> import numpy as np, fedstrata as fs
         >>> data = fs.FederatedData.from_clients([{"x": np.array([[0], [255]], np.uint8)}]).scaled(x=(0, 255))
@@ -476,7 +476,7 @@ class FederatedData:
         return replace(self, **parts, source=source, valid_source=valid)
 
     def sample_of(self, part: str = "train") -> PyTree:
-        """The shapes and dtypes of one sample as a user's function sees it, or None where there is none."""
+        """The shapes and dtypes of one sample as a user's function sees it; None if the part is absent."""
         form = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], device_dtype(leaf)), self.parts.get(part)
         )

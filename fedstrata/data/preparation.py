@@ -69,7 +69,7 @@ class Preparation:
         """Write it as JSON, for whoever is to prepare data in the same way; returns the path.
 
         Raises:
-            DataError: where a step is none of FedStrata's.
+            DataError: if a step is not one of FedStrata's own.
         """
         from fedstrata.data.saved import write
 
@@ -114,7 +114,7 @@ def exchange(clients: int, up: int, down: int, size: int = 8) -> Counter[str]:
 
 
 def federated_mean(clients: Sequence[np.ndarray]) -> tuple[np.ndarray, Counter[str]]:
-    """The mean over all clients' samples that are not NaN, NaN where there is none, from sums and counts."""
+    """The mean over all clients' samples that are not NaN (NaN if all are), from sums and counts."""
     count = sum((~np.isnan(own)).sum(axis=0) for own in clients)
     total = sum(np.nansum(own, axis=0, dtype=np.float64) for own in clients)
     mean = np.divide(total, count, out=np.full(np.shape(total), np.nan), where=np.asarray(count) > 0)
@@ -163,8 +163,7 @@ def standardize(
         impute: ``"mean"`` puts the federation's mean in the place of missing values.
 
     Raises:
-        DataError: where there is no such array, it is not of numbers, or a value is missing and is not to be
-            imputed.
+        DataError: if an array is absent, does not hold numbers, or lacks values while ``impute`` is None.
 
     >>> data = FederatedData.from_clients([{"x": np.array([[1.0], [3.0]])}, {"x": np.array([[5.0]])}])
     >>> scaled = standardize(data)
@@ -177,7 +176,7 @@ def standardize(
         step = _scaling([data.client(i) for i in range(data.clients)], of, impute)
         before = data.preparation or Preparation(())
         if not isinstance(before, Preparation):
-            raise DataError("The data has a preparation that is none of fs.data: standardise it there.")
+            raise DataError("The data has a preparation of another library: standardise it there.")
         parts: dict[str, Any] = {part: step.apply(samples) for part, samples in data.parts.items()}
         return dataclasses.replace(data, **parts, preparation=before.then(step))
     clients = list(data)

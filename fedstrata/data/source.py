@@ -77,12 +77,12 @@ def offsets_of(sizes: np.ndarray) -> np.ndarray:
 
 
 def taken(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """A copy of these rows, which are there."""
+    """A copy of part rows, which are there."""
     found = np.empty((len(rows), *array.shape[1:]), array.dtype)
 
-    def take(these: slice) -> None:
+    def take(part: slice) -> None:
         # "raise", which looks at the rows first, would take them into a buffer of its own
-        np.take(array, rows[these], axis=0, out=found[these], mode="clip")
+        np.take(array, rows[part], axis=0, out=found[part], mode="clip")
 
     by_rows(take, found)
     return found

@@ -116,7 +116,7 @@ class Placed:
     """A data set where phases run. It is an argument of compiled programs, so its structure is static.
 
     Attributes:
-        training, validation: the clients' samples; ``validation`` is None where there are none of their own.
+        training, validation: the clients' samples; ``validation`` is None if they have none.
         test, server: as in `FederatedData`.
         order: the clients by size, in which `groups` are consecutive; None where there is one group.
         clients: how many there are.
@@ -439,6 +439,6 @@ def padded(rows: int, leaf: np.ndarray) -> np.ndarray:
     raw = np.empty(length + ALIGNED, np.uint8)
     first = -raw.ctypes.data % ALIGNED
     found = raw[first : first + length].view(leaf.dtype).reshape(shape)
-    by_rows(lambda these: np.copyto(found[: len(leaf)][these], leaf[these]), leaf)
+    by_rows(lambda part: np.copyto(found[: len(leaf)][part], leaf[part]), leaf)
     found[len(leaf) :] = 0
     return found

@@ -200,7 +200,7 @@ def open_store(folder: str | os.PathLike[str], *, verify: bool | None = None) ->
             most 1 GiB. Lengths and headers always are.
 
     Raises:
-        DataError: where there is no store.
+        DataError: if the folder has no store.
         CorruptData: which names the file that is damaged.
     """
     folder = Path(folder)
@@ -250,6 +250,6 @@ def _check(store: Store) -> None:
             rows = {one.shape[0] for one in arrays}
             whole = counts.ndim == 1 and counts.dtype.kind in "iu" and counts.min(initial=0) >= 0
             if not whole or counts.max(initial=0) > min(rows):
-                raise ValueError("clients of sizes that are none")
+                raise ValueError("sizes that are not counts of samples")
             if rows != {int(counts.sum())}:
                 raise ValueError(f"clients with {int(counts.sum())} samples, but arrays of {sorted(rows)}")

@@ -118,9 +118,9 @@ def _each(data: FederatedData, part: str) -> Iterator[PyTree]:
     sizes = data.sizes if part == "train" else data.valid_sizes
     assert sizes is not None
     for start in range(0, data.clients, AT_ONCE):
-        these = np.arange(start, min(start + AT_ONCE, data.clients))
-        samples, ends = data.read(these, part), np.cumsum(sizes[these])
-        for stop, size in zip(ends.tolist(), sizes[these].tolist(), strict=True):
+        some = np.arange(start, min(start + AT_ONCE, data.clients))
+        samples, ends = data.read(some, part), np.cumsum(sizes[some])
+        for stop, size in zip(ends.tolist(), sizes[some].tolist(), strict=True):
             yield jax.tree.map(lambda leaf, a=stop - size, b=stop: leaf[a:b], samples)
 
 

@@ -115,7 +115,7 @@ class Encoding:
         """The features in float32, with nothing missing.
 
         Raises:
-            DataError: where a value is missing and there is none to stand in.
+            DataError: if a value is missing and nothing stands in for it.
         """
         gaps = np.isnan(x)
         if not gaps.any():

@@ -101,12 +101,12 @@ def in_a_loop(
     r, bad = first, -1
     history, counts = [], []
     for number in rounds.tolist():
-        stop, these = r + number, Counter[str]()
+        stop, counted_here = r + number, Counter[str]()
         while r < stop and bad < 0:
             carry, r, counted, bad = some(carry, r, stop)
-            these.update(counted)
+            counted_here.update(counted)
         history.append(measured(carry, r))
-        counts.append(these)
+        counts.append(counted_here)
         if bad >= 0:
             break
     values = {name: np.array([float(row[name]) for row in history]) for name in history[0]}

@@ -284,9 +284,9 @@ def trace_advance(
     metrics, measured = traced(lambda c: measure(make_fed, setup, method, c, data), carry)
     none = counting.no_counts(tally)  # two words for each count: a long run's do not fit into 32 bits
 
-    def round_step(these: Array | None, turn: Integer, inner: Any) -> Any:
+    def round_step(cohorts_now: Array | None, turn: Integer, inner: Any) -> Any:
         carry, r, words = inner
-        carry, tally = round_once(carry, r, tree.row(these, turn))
+        carry, tally = round_once(carry, r, tree.row(cohorts_now, turn))
         # Over a mesh, a loop's carry must come back in the layout in which it went in.
         return engine.fixed_layout(carry), r + 1, counting.add_counts(words, tally)
 
@@ -304,13 +304,13 @@ def trace_advance(
         before, r, bad, well, history, words = outer
         number = jax.lax.dynamic_index_in_dim(rounds, j, keepdims=False)
         strides = number if setup.stride == 1 else number // setup.stride
-        carry, r, these, bad = jax.lax.fori_loop(0, strides, stride, (before, r, none, bad))
+        carry, r, counts, bad = jax.lax.fori_loop(0, strides, stride, (before, r, none, bad))
         values = measured(carry)
         if stay_finite:  # metrics of a user's own may be NaN, and must not stop a run
             asked = tuple(name for name, _ in setup.metrics)
             well = well & (bad < 0) & finite([v for n, v in values.items() if not is_asked(n, asked)])
             carry = jax.tree.map(partial(jnp.where, well), carry, before)
-        return carry, r, bad, well, history.put(j, values), words.put(j, these)
+        return carry, r, bad, well, history.put(j, values), words.put(j, counts)
 
     start = (carry, first, jnp.int32(-1), jnp.asarray(True), Rows.like(metrics, most), Rows.like(none, most))
     carry, _, bad, _, history, words = jax.lax.fori_loop(0, evaluations, evaluate, start)

@@ -41,14 +41,14 @@ class CohortFed(SimulatedFed):
         self._here = [self._chosen]  # arrays by identity: values are not known while a program is traced
 
     def sample(self, key: Key, count: int) -> Array:
-        """See `Fed.sample`: these are here, as they are of the cohort."""
+        """See `Fed.sample`: drawn are here, as they are of the cohort."""
         drawn = super().sample(key, count)
         self._here.append(drawn)
         return drawn
 
     def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
         """See `Fed.exchange`; whoever may not be here is refused when the program is traced."""
-        if exchange.of is None or not any(exchange.of is these for these in self._here):
+        if exchange.of is None or not any(exchange.of is drawn for drawn in self._here):
             raise AsksOthers(name_of(exchange.phase))
         return super().exchange(exchange)
 

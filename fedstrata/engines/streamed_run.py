@@ -305,25 +305,25 @@ class StreamedRun:
             # Sums over many blocks are in float64: on the host that costs nothing.
             totals = [np.zeros(u.shape, u.dtype if call.stacked else np.float64) for u in call.uploads]
             factors, at = np.zeros(call.factors, np.int64), 0
-            for these, placed in self._through(clients):
-                stop = at + len(these)
+            for clients_now, placed in self._through(clients):
+                stop = at + len(clients_now)
                 share = np.zeros(room, dtype)
-                share[: len(these)] = 1 / len(clients) if weights is None else weights[at:stop]
+                share[: len(clients_now)] = 1 / len(clients) if weights is None else weights[at:stop]
                 memory: list[Any] = []
                 if own:  # an evaluation gives each client something of its own, such as its model
-                    memory = [_filled(leaf[these], room) for leaf in own]
+                    memory = [_filled(leaf[clients_now], room) for leaf in own]
                 elif self.memories is not None and not call.evaluation:
-                    memory = jax.tree.leaves(self.memories.take(these, room))
+                    memory = jax.tree.leaves(self.memories.take(clients_now, room))
                 found = call.run(constants, key, message, share, placed, memory)
                 uploads, rest = found[: len(totals)], found[len(totals) :]
                 for total, upload in zip(totals, uploads, strict=True):
                     if call.stacked:
-                        total[at:stop] = np.asarray(upload)[: len(these)]
+                        total[at:stop] = np.asarray(upload)[: len(clients_now)]
                     else:
                         total += np.asarray(upload)
                 if memory and not call.evaluation:
                     assert self.memories is not None
-                    self.memories.put(these, rest[: len(memory)])
+                    self.memories.put(clients_now, rest[: len(memory)])
                 factors += np.array([int(f) for f in rest[len(rest) - call.factors :]], np.int64)
                 at = stop
             cast = [t.astype(u.dtype) for t, u in zip(totals, call.uploads, strict=True)]
@@ -342,16 +342,16 @@ class StreamedRun:
             parts.append(clients[start : min(ends)])
             start = min(ends)
 
-        def read(these: np.ndarray) -> Placed:
+        def read(some: np.ndarray) -> Placed:
             with jax.enable_x64(self._x64):
-                return self._placed(self.data.some(these, room["clients"], room, self.groups))
+                return self._placed(self.data.some(some, room["clients"], room, self.groups))
 
         coming = self._reader.submit(read, parts[0])  # one ahead: two blocks are in memory at any time
-        for j, these in enumerate(parts):
+        for j, some in enumerate(parts):
             placed = coming.result()
             if j + 1 < len(parts):
                 coming = self._reader.submit(read, parts[j + 1])
-            yield these, placed
+            yield some, placed
 
     # -- metrics
 

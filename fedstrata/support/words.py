@@ -62,7 +62,7 @@ def called_here(argument: str, known: Sequence[str], documentation: str) -> str:
 
 
 def check_spelling(name: str, given: Iterable[str], known: Sequence[str], documentation: str = "") -> None:
-    """Raise where an argument of ``name`` is none that it has, with what was meant."""
+    """Raise if ``name`` is given an argument that it does not have, with what was probably meant."""
     for argument in given:
         if argument not in known:
             meant = called_here(argument, known, documentation) or suggest(argument, known)

@@ -144,7 +144,7 @@ class Host:
                 raise Ended
             log.info("the server says that all is done")
             return {}, []
-        raise SiteRefused(f"There is no request {op!r}.")
+        raise SiteRefused(f"Unknown request {op!r}.")
 
     def _open(self, header: Header) -> tuple[Header, Arrays]:
         _compare(wire.value(header, "terms", dict), self.terms)

@@ -35,7 +35,7 @@ def read(kit: Path) -> tuple[bytes, bytes, bytes]:
     """A kit's authority, certificate and key; a folder of FLARE's provisioning will do.
 
     Raises:
-        KitError: where it is none, or others may read its key.
+        KitError: if the folder is not a kit, or others may read its key.
     """
     for folder, names in (
         (kit, (AUTHORITY, CERTIFICATE, KEY)),

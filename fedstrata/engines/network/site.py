@@ -159,7 +159,7 @@ class Site:
             raise SiteRefused("An old message.")
         wanted = Wanted(*wire.values(header, "what", (str, int, str, int)))
         if wanted.program not in PROGRAMS:
-            raise SiteRefused(f"There is no program {wanted.program!r}.")
+            raise SiteRefused(f"Unknown program {wanted.program!r}.")
         if not 1 <= wanted.participants <= self.setup.clients:
             raise SiteRefused("A round of more clients than there are, or of none.")
         r, states = wire.value(header, "round", int), wire.numbers(header, "states")
