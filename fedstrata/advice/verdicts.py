@@ -34,6 +34,7 @@ PART = 0.1  # of the excess, or of what was gained: what counts as a change
 SURE = 2.5  # standard errors
 BLOCKS = 4  # of a quarter, whose means tell its noise
 SPREAD = 0.03  # of the excess: how much noise or an oscillation vary at least
+GROWN = 4.0  # times the start's excess
 ROUNDED = 4e-7  # of the metric: below it a float32 does not change
 
 
@@ -59,7 +60,9 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
     if not np.isfinite(found.value) or run.status == "diverged":
         return above
     words = _of_trace(_metric(run), found.value - found.best + found.left, relative, run, target, drawn)
-    return above if worse and words[0] == "on its way" else words
+    # what goes to and fro in wider and wider turns does not oscillate
+    grown = found.value - found.best > GROWN * abs(found.start - found.best)
+    return above if (worse and words[0] == "on its way") or (grown and words[0] == "oscillating") else words
 
 
 def _of_trace(

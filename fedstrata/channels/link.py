@@ -107,10 +107,8 @@ class Reference(NamedTuple):
             if not (isinstance(leaf, np.ndarray) or id(leaf) in sent):
                 raise TypeError(
                     f"{name_of(exchange.phase)!r}: around= names a point that is not in the message, so "
-                    f"that clients "
-                    "do not know it, and nothing can be done to the difference to it. Send it, or let the "
-                    "phase "
-                    "return the difference."
+                    "that clients do not know it, and nothing can be done to the difference to it. Send it, "
+                    "or let the phase return the difference."
                 )
             place = sent.get(id(leaf))
             parts.append(leaf if place is None else place)

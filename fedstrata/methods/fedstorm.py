@@ -38,6 +38,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
@@ -177,7 +178,8 @@ class FedSTORM(Sequences[State]):
 
     def round(self, problem: Problem, fed: Fed, key: Key, r: Integer, state: State) -> State:
         start = Point(state.x, state.Z)
-        around = (start, tree.zeros_like(state.direction))
+        # what is left of an estimate is a difference itself: its reference is a constant that all know
+        around = (start, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state.direction))
         late = problem.local and fed.participants < fed.clients
         steps = self.late_steps if late else self.local_steps
         now, left = fed.average(steps, key, start, state.direction, around=around)  # line 2

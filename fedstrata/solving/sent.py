@@ -39,8 +39,7 @@ def exchanges(
 
     Returns:
         One `Sent` for each: its level and phase, by which ``channel=`` finds it; the arrays of an upload;
-        whether
-        the server gets a mean or every upload, who is asked, and how often in a round.
+        whether the server gets a mean or every upload, who is asked, and how often in a round.
 
     >>> import fedstrata as fs, numpy as np
     >>> data = fs.FederatedData.from_clients([{"a": np.ones((2, 3))}, {"a": np.zeros((4, 3))}])
