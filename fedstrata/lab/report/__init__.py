@@ -27,5 +27,7 @@ if TYPE_CHECKING:  # and for `lazy`: who defines a table needs no Matplotlib
     from fedstrata.lab.report.tables import Table as Table
     from fedstrata.lab.report.tables import build_table as build_table
     from fedstrata.lab.report.tables import history_table as history_table
+    from fedstrata.lab.report.trials import plot_profiles as plot_profiles
+    from fedstrata.lab.report.trials import plot_trials as plot_trials
 else:
     __getattr__, __dir__ = lazy(__name__)
