@@ -26,6 +26,7 @@ from fedstrata.core.client import Client, Samples
 from fedstrata.core.cohorts import by_weight, threshold
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, Key, Phase, PyTree, Real, Weights
+from fedstrata.support.precision import Precision, computing_in
 from fedstrata.support.shown import shapes
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class Setup:
     measure_problem: bool = True
     stride: int = 1
     drawn: int | None = None
+    precision: Precision = "float32"
     rate: float | None = None
 
 
@@ -471,7 +473,9 @@ class Fed(abc.ABC):
 def visit(setup: Setup, exchange: Exchange, client: Client) -> tuple[Remember, counting.Tally]:
     """Run an exchange's phase on one client; what it computed is counted apart."""
     key = jax.random.fold_in(exchange.key, client.index)
-    reply, tally = counting.counted(exchange.phase)(setup.problem, client, key, *exchange.message)
+    precision = "float32" if exchange.evaluation and setup.precision == "bfloat16" else setup.precision
+    with computing_in(precision):
+        reply, tally = counting.counted(exchange.phase)(setup.problem, client, key, *exchange.message)
     if not isinstance(reply, Remember):
         reply = Remember(reply, None)
     elif reply.memory is not None and not tree.same_structure(reply.memory, client.memory):

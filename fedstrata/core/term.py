@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from fedstrata.core.types import Function, Key, PyTree
 from fedstrata.support.digest import marked
+from fedstrata.support.precision import in_precision
 from fedstrata.support.shown import short
 
 Reads: TypeAlias = Literal["sample", "batch", "nothing"]
@@ -154,12 +155,12 @@ class Term:
         if (own := getattr(self.function, "each_sample", None)) is not None:  # it has a way of its own
             return own(samples, *args)
         over = jax.lax.map if one_by_one.get() else _vmapped
-        return over(lambda sample: self.function(*args, sample), samples)
+        return over(in_precision(lambda sample: self.function(*args, sample)), samples)
 
     def over(self, samples: PyTree, weights: jax.Array | None, *args: PyTree) -> Any:
         """The mean over stacked samples, whose weights sum to one; None is equal weights."""
         if self.reads == "batch":
-            return self(*args, samples)
+            return in_precision(self)(*args, samples)
         values = self.each(samples, *args)
         if self.mean is not None:
             return self.mean(values, equal_weights(samples) if weights is None else weights)

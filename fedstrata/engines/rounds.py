@@ -19,6 +19,7 @@ from fedstrata.core.problem import taken_name
 from fedstrata.core.types import Array, Function, Integer, Key, PyTree
 from fedstrata.engines.engine import Carry, Lane
 from fedstrata.engines.metrics import PerClient, called
+from fedstrata.support.precision import Precision, computing_in
 from fedstrata.support.shown import shapes
 
 MakeFed = Callable[[Setup, Any, PyTree, Array | None, Integer], Fed]
@@ -150,7 +151,9 @@ def measure(
     x, y = method.output(carry.state, carry.memory)
     values: dict[str, Any] = dict(method.metrics(carry.state))
     problem = method.judged_as(setup.problem)
-    with counting.collect():  # measuring costs nothing in the ledger
+    # the lower precision is for steps: a metric is what it says
+    precision: Precision = "highest" if setup.precision == "highest" else "float32"
+    with counting.collect(), computing_in(precision):  # measuring costs nothing in the ledger
         fed = make_fed(setup, data, carry.memory, None, 0)
         data = data.seen()
         if setup.measure_problem:

@@ -48,6 +48,7 @@ from fedstrata.solving.result import BOOKKEEPING, Result
 from fedstrata.solving.rounding import by_values, lost_differences
 from fedstrata.solving.runaway import in_words, runaway, steps_in_words
 from fedstrata.solving.track import Run, Tracker, Tracking
+from fedstrata.support.precision import Precision
 from fedstrata.support.sealed import CheckpointError, flatten, load_arrays, save_arrays, unflatten
 from fedstrata.support.tracing import compiled_for, remarks
 from fedstrata.support.words import spelling
@@ -150,6 +151,7 @@ def solve(
     channel: Channels | None = None,
     dropouts: Dropouts | None = None,
     budget: Mapping[str, float] | None = None,
+    precision: Precision = "float32",
 ) -> Result:
     """Solve a federated problem.
 
@@ -186,6 +188,10 @@ def solve(
             phase, by level (``"main"``, ``"lower"``, ``"step"``), or ``"*"`` for the others. See `exchanges`.
         dropouts: clients that do not answer, see `Dropouts`.
         budget: of ``"auto"``: the most of ``"rounds"``, ``"bytes"``, ``"seconds"``, ``"oracle_calls"``.
+        precision: of products in the problem's functions: ``"float32"``, as the device does them (GPUs round
+            their arguments to TF32); ``"highest"``, exact ones, slower on a GPU; ``"bfloat16"``, of arguments
+            that are rounded to 8 bits, quicker on a GPU, in steps alone: parameters, averages, losses'
+            logarithms and metrics stay in float32. Methods that take differences of values refuse it.
 
     Returns:
         A `Result`; the result so far, if a callback stopped the run.
@@ -202,6 +208,7 @@ def solve(
             method, problem, data, x0, y0, checkpoint, resume, rounds=rounds, budget=budget, seed=seed,
             participation=participation, engine=engine, metrics=metrics, progress=progress, weights=weights,
             callbacks=callbacks, default_metrics=default_metrics, channel=channel, dropouts=dropouts,
+            **({} if precision == "float32" else {"precision": precision}),
         )  # fmt: skip
     if rounds is None or budget is not None:
         raise TypeError("solve needs rounds=, a number; budget= is for method 'auto'.")
@@ -209,7 +216,7 @@ def solve(
     posed = pose(
         problem, method, data, x0, y0=y0, rounds=rounds, seed=seed, participation=participation,
         metrics=metrics, eval_every=eval_every, weights=weights, default_metrics=default_metrics,
-        channel=channel, dropouts=dropouts,
+        channel=channel, dropouts=dropouts, precision=precision,
     )  # fmt: skip
     loop = Loop(posed, engine, began, Checkpoint.of(checkpoint), resume, checked_callbacks(callbacks))
     stopped = loop.run(Progress(rounds, loop.round, enabled=progress))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,9 @@ from fedstrata.engines.identity import configuration, host_functions, programs_o
 from fedstrata.engines.metrics import Hosted, Metric, OnHost, PerClient, is_hosted
 from fedstrata.engines.outline import outline
 from fedstrata.solving.result import BOOKKEEPING
+from fedstrata.solving.rounding import by_values
 from fedstrata.support.digest import tree_digest
+from fedstrata.support.precision import Precision
 from fedstrata.support.shown import short
 
 MOST_FITTING = 64  # problems and shapes that are remembered
@@ -98,6 +100,7 @@ class Posed:
             "weights": setup.weights,
             "eval_every": self.eval_every,
             "default_metrics": setup.measure_problem,
+            **({} if setup.precision == "float32" else {"precision": setup.precision}),
         }
 
     @cached_property
@@ -129,6 +132,7 @@ def pose(
     default_metrics: bool = True,
     channel: Channels | None = None,
     dropouts: Dropouts | None = None,
+    precision: Precision = "float32",
 ) -> Posed:
     """Check the arguments of `fedstrata.solve` and make of them what an engine takes."""
     _check_kinds(problem, method, data)
@@ -148,6 +152,7 @@ def pose(
     if isinstance(participation, Poisson):
         _check_poisson(weights, method)
         setup = replace(setup, rate=participation.q)
+    setup = replace(setup, precision=_checked_precision(precision, method))
     method = check_method(setup, method, rounds)
     with _on_host():
         x0, y0 = _point(problem.start_x(x0), "x0"), _point(y0, "y0")
@@ -165,6 +170,18 @@ def pose(
     if channel is None and dropouts is None and setup.rate is None:
         return posed
     return _with_channels(posed, channel, dropouts)
+
+
+def _checked_precision(precision: Precision, method: Method) -> Precision:
+    """The precision, where there is such a one and the method bears it."""
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision must be one of {get_args(Precision)}, but is {precision!r}.")
+    if precision == "bfloat16" and by_values(method):
+        raise ValueError(
+            f"{type(method).__name__} divides small differences of values, and in bfloat16 values have eight "
+            "bits: such differences are rounding. Use precision='float32', or a method with gradients."
+        )
+    return precision
 
 
 def _check_poisson(weights: Weights, method: Method) -> None:

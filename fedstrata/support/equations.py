@@ -36,8 +36,9 @@ def replaced(jaxpr: Jaxpr, instead: Callable[[Equation], Callable[..., Any] | No
     def equation(eqn: Equation) -> Equation:
         if (function := instead(eqn)) is not None:
             avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-            # one equation that calls it: what goes in and out stays as it was
-            (call,) = jax.make_jaxpr(jax.jit(function))(*avals).eqns
+            # one equation that calls it, in the debug engine too: what goes in and out stays as it was
+            with jax.disable_jit(False):
+                (call,) = jax.make_jaxpr(jax.jit(function))(*avals).eqns
             return call.replace(invars=eqn.invars, outvars=eqn.outvars)
         params = {name: inner(value) for name, value in eqn.params.items()}
         changed = any(params[name] is not value for name, value in eqn.params.items())
