@@ -199,6 +199,27 @@ def reveals() -> str:
     return "\n".join(rows)
 
 
+def exchanged() -> str:
+    """What each method sends, on the first of its cases."""
+    from fedstrata.testing.cases import all_cases
+
+    rows = ["| method | level | phase | what the server gets | as a difference | who is asked | times |"]
+    rows.append("|---|---|---|---|---|---|---|")
+    first: dict[str, Any] = {}
+    for case in all_cases():
+        first.setdefault(type(case.method).__name__, case)
+    for name, case in sorted(first.items()):
+        for one in fs.exchanges(case.problem, case.method, case.data, case.x0, y0=case.y0):
+            if not one.shapes:
+                continue  # it only tells clients something
+            gets = "every upload" if one.gathered else "the mean"
+            reference, times = "yes" if one.reference else "", "?" if one.times is None else str(one.times)
+            times = f"*{times}*" if one.program == "start" else times
+            cells = (f"`{name}`", one.level, f"`{one.phase}`", gets, reference, one.asked, times)
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def history() -> str:
     """The tracked ratios of every file in ``benchmarks/results``, oldest first, with a line for each."""
     files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
@@ -395,6 +416,7 @@ def pages() -> dict[str, str]:
     found |= {f"api/{name}.md": name_page(name) for name in fs.__all__}
     made = {
         "reveals": reveals,
+        "exchanges": exchanged,
         "names": lambda: "\n\n".join(
             f"## {ROOMS.get(room, room.capitalize())}\n\n{listing(names)}" for room, names in rooms().items()
         ),

@@ -12,6 +12,8 @@ import pytest
 import fedstrata as fs
 from fedstrata.channels.channelled import own
 from fedstrata.engines.engine import Carry
+from fedstrata.engines.network import Network
+from fedstrata.engines.network.site import Site
 from fedstrata.engines.rounds import before_rounds, one_round
 from fedstrata.engines.simulated import Simulated
 from fedstrata.solving.pose import pose
@@ -120,6 +122,27 @@ def test_noise_is_drawn_anew_in_every_exchange_of_a_loop(engine):
     channel = fs.Channel(clip=1.0, noise=3.0, noise_at="each")
     found = run_on(np.zeros((9, 4000)), method=SameKey(), channel=channel, engine=engine)
     assert np.std(found.x) == pytest.approx(2.0, rel=0.05)
+
+
+def test_a_site_draws_its_noise_from_its_own_secret(monkeypatch):
+    """The same message has the same noise; another message, or another site's secret, has another."""
+    seen = []
+    call = Site.call
+    monkeypatch.setattr(
+        Site, "call", lambda self, *request: seen.append((self, *request)) or call(self, *request)
+    )
+    channel = fs.Channel(clip=1.0, noise=1.0, noise_at="each")
+    run_on(np.zeros((2, 50)), channel=channel, engine=Network())
+    site, header, arrays = seen[0]
+
+    def sent(secret, *changed):
+        site.secret, site.last = secret, None
+        return call(site, header, [*arrays[:3], *changed, *arrays[3 + len(changed) :]])[1][0]
+
+    first = sent(b"one")
+    assert (sent(b"one") == first).all()
+    for other in (sent(b"two"), sent(None), sent(b"one", arrays[3] + 1) - 0.5):
+        assert not np.isclose(other, first).any()
 
 
 # ---- compressors

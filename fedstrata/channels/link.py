@@ -58,15 +58,25 @@ class Sides(NamedTuple):
 
     Attributes:
         words: the words of a random key of this exchange, for what channels draw.
-        bound: of the norm. deviation: of the noise that a client adds.
+        bound: of the norm, where it moves; else a client takes that of its own text.
+        part: of the mean's noise, where clients add it together.
         here: of all clients, who answers; asked: who is asked at all.
+        own: the words of a key that the server does not know, for noise; None takes those of the exchange.
     """
 
     words: Array
     bound: Any = None
-    deviation: Any = None
+    part: Any = None
     here: Array | None = None
     asked: Array | None = None
+    own: Array | None = None
+
+
+def with_own_words(message: tuple[PyTree, ...], own: Array) -> tuple[PyTree, ...]:
+    """A message whose client draws its noise from a key of its own."""
+    if message and isinstance(message[-1], Sides):
+        return (*message[:-1], message[-1]._replace(own=own))
+    return message
 
 
 class Floats:
@@ -170,7 +180,8 @@ class Link:
         bound: Any = channel.clip.start if isinstance(channel.clip, Adaptive) else channel.clip
         bound = self.turning.bounds[place] if adaptive else bound
         sides = self._sides(fed, exchange, turn, channel, bound, weight / spread)
-        phase = partial(self._phase, exchange.phase, channel, place, reference, adaptive)
+        noisy = channel.noise is not None and (exchange.stacked or channel.noise_at != "server")
+        phase = partial(self._phase, exchange.phase, channel, place, reference, adaptive, noisy)
         going = _going(fed, exchange, phase, sides)
         if channel.mean is not None and not exchange.stacked:
             going = going._replace(stacked=True, weights=None)
@@ -210,23 +221,25 @@ class Link:
         self, fed: Fed, exchange: Exchange, turn: Key, channel: Channel, bound: Any, part: Real
     ) -> Sides:
         """What clients are told; ``part`` of the mean's noise is each one's, where they add it together."""
-        deviation = None
-        if channel.noise is not None and (exchange.stacked or channel.noise_at != "server"):
-            whole = exchange.stacked or channel.noise_at == "each"
-            deviation = _times(channel.noise, bound) * (1.0 if whole else part)
         here = asked = None
         if fed.answering(exchange.of) is not None:
             here = fed.present
             if exchange.of is not None and fed.drawn is not None:
                 asked = fed.drawn
                 here = asked if here is None else here & asked
+        together = channel.noise is not None and channel.noise_at == "clients" and not exchange.stacked
         real = partial(jnp.asarray, dtype=jnp.result_type(float))
-        bound, deviation = (None if v is None else real(v) for v in (bound, deviation))
-        return Sides(jax.random.key_data(turn), bound, deviation, here, asked)
+        return Sides(
+            jax.random.key_data(turn),
+            real(bound) if isinstance(channel.clip, Adaptive) else None,
+            real(part) if together else None,
+            here,
+            asked,
+        )
 
     def _phase(
         self, phase: Phase, channel: Channel, place: str, reference: Reference | None, adaptive: bool,
-        sides: Sides, problem: Any, client: Client, key: Key, *message: PyTree,
+        noisy: bool, sides: Sides, problem: Any, client: Client, key: Key, *message: PyTree,
     ) -> Any:  # fmt: skip
         """What a client runs in place of a method's phase."""
         kept = client.memory if self.remembers else None
@@ -241,20 +254,21 @@ class Link:
             around = reference.arrays(message, numbers.where)
             delta = [u - jnp.asarray(a, u.dtype) for u, a in zip(delta, around, strict=True)]
         below = None
-        if sides.bound is not None:
-            delta, size = clipped(delta, sides.bound)
-            below = (size <= sides.bound).astype(jnp.result_type(float))
+        bound: Any = sides.bound if isinstance(channel.clip, Adaptive) else channel.clip
+        if bound is not None:
+            delta, size = clipped(delta, bound)
+            below = (size <= bound).astype(jnp.result_type(float))
         turn = jax.random.wrap_key_data(sides.words)
         mine = jax.random.fold_in(turn, client.index)
-        if sides.deviation is not None:
-            delta = noised(jax.random.fold_in(mine, 1), delta, sides.deviation)
+        if noisy:
+            secret = turn if sides.own is None else jax.random.wrap_key_data(sides.own)
+            deviation = _times(channel.noise, bound) * (1.0 if sides.part is None else sides.part)
+            delta = noised(jax.random.fold_in(jax.random.fold_in(secret, client.index), 1), delta, deviation)
         rest = None if kept is None else kept.rest.get(place)
         if channel.compress is not None:
             delta, rest = _compressed(channel, turn, jax.random.fold_in(mine, 2), delta, rest)
-            if sides.bound is not None and channel.noise is not None and channel.noise_at == "server":
-                delta, _ = clipped(
-                    delta, sides.bound
-                )  # a rounded vector may be longer than what it stands for
+            if bound is not None and channel.noise is not None and channel.noise_at == "server":
+                delta, _ = clipped(delta, bound)  # a rounded vector may be longer than what it stands for
         upload = (numbers.put(delta), below) if adaptive else numbers.put(delta)
         new = self._kept_where(here, reply.memory, inner.memory)
         if kept is None:

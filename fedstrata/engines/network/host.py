@@ -179,7 +179,7 @@ class Host:
         place = Place(own, total)
         site = self.site
         if site is None or site.place.total != place.total or not np.array_equal(site.place.clients, own):
-            site = Site(text, self.opened.data, place, self.folder / self.run)
+            site = Site(text, self.opened.data, place, self.folder / self.run, secret=self.secret)
         anew = False
         if wire.value(header, "fresh", bool):
             self._remove_finished()

@@ -7,6 +7,9 @@ that is its own text's. So a site cannot be asked for anything that is not in it
 
 from __future__ import annotations
 
+import hmac
+import json
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.channels.link import with_own_words
 from fedstrata.core import counting, tree
 from fedstrata.core.fed import Exchange, Setup, visit
 from fedstrata.core.types import Array, Integer, PyTree
@@ -121,6 +125,8 @@ class Site:
         place: which clients they are.
         folder: where states are kept on disk; None keeps them in this process alone.
         programs: compiled phases, to be shared by sites of one process that hold the same text.
+        secret: what noise is drawn from besides the message, so that the server cannot draw it too, and the
+            same message has the same noise; None draws what the simulated engine draws.
     """
 
     def __init__(
@@ -130,7 +136,9 @@ class Site:
         place: Place,
         folder: Path | None = None,
         programs: dict[Any, Any] | None = None,
+        secret: bytes | None = None,
     ) -> None:
+        self.secret = secret
         self.text, self.place = text, place
         self.setup = replace(text.setup, metrics=_exchanged(text))
         self.data = data.placed()
@@ -170,7 +178,9 @@ class Site:
         clients, weights, key, *leaves = arrays
         places = self._places(clients, weights)
         before = self.states.at(states[0])  # nothing is forgotten yet: the phase may still fail
-        compiled, arguments = self._prepare(wanted, max(r, 0), clients, places, weights, key, leaves, before)
+        own = self._own_words([*wanted, r], arrays)
+        r = max(r, 0)
+        compiled, arguments = self._prepare(wanted, r, clients, places, weights, key, leaves, before, own)
         uploads, memory, tally = compiled.run(*arguments)
         uploads = [np.asarray(u) for u in uploads]
         if compiled.stacked:
@@ -185,6 +195,16 @@ class Site:
         self.last = number, (reply, uploads)
         return self.last[1]
 
+    def _own_words(self, about: list[Any], arrays: Arrays) -> np.ndarray | None:
+        """The words of a key for noise: the same for the same message, and unknown to the server."""
+        if self.secret is None:
+            return None
+        code = hmac.new(self.secret, json.dumps(about).encode(), "sha256")
+        for array in arrays:
+            code.update(np.ascontiguousarray(array).tobytes())
+        shape, dtype = self._key
+        return np.frombuffer(code.digest(), dtype)[: math.prod(shape)].reshape(shape)
+
     def _places(self, clients: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Where the clients are among this site's own."""
         if clients.ndim != 1 or clients.dtype.kind != "i" or weights.shape != clients.shape:
@@ -198,7 +218,7 @@ class Site:
 
     def _prepare(
         self, wanted: Wanted, r: int, clients: np.ndarray, places: np.ndarray, weights: np.ndarray,
-        key: np.ndarray, leaves: Arrays, memory: PyTree,
+        key: np.ndarray, leaves: Arrays, memory: PyTree, own_words: np.ndarray | None,
     ) -> tuple[_Compiled, tuple[Any, ...]]:  # fmt: skip
         """The compiled phase and its arguments; clients are padded to a power of two, so that few compile."""
         own, number = len(self.locate), len(clients)
@@ -211,9 +231,10 @@ class Site:
         # The last one, `fake`, is what all made-up values are computed from: `reads` finds those that leak.
         arguments = (
             self.text.method, key, np.int32(r), np.asarray(self.place.total, jnp.result_type(int)), clients,
-            places, weights, leaves, memory, self.data, np.float32(0),
+            places, weights, leaves, memory, self.data, own_words, np.float32(0),
         )  # fmt: skip
-        name = (wanted, padded, self._form, tuple((leaf.shape, leaf.dtype.name) for leaf in leaves))
+        shapes = tuple((leaf.shape, leaf.dtype.name) for leaf in leaves)
+        name = (wanted, padded, own_words is None, self._form, shapes)
         if name not in self._programs:
             self._programs[name] = self._compile(wanted, arguments)
         return self._programs[name], arguments
@@ -232,15 +253,15 @@ class Site:
     def _answer(
         self, wanted: Wanted, found: list[Exchange], method: Any, key: Array, r: Array, total: Array,
         clients: Array, places: Array, weights: Array, leaves: list[Array], memory: PyTree,
-        data: Placed, fake: Array,
+        data: Placed, own_words: Array | None, fake: Array,
     ) -> tuple[list[Array], PyTree, counting.Tally]:  # fmt: skip
         """What the site computes for an exchange, as one traced function."""
         setup = replace(self.setup, participants=wanted.participants)
         exchange, memory_there = self._replay(setup, wanted, method, r, memory, data, fake)
         found.append(exchange)  # what is static of it, for whoever traces this
-        exchange = exchange._replace(
-            key=jax.random.wrap_key_data(key), message=_fitted(exchange, wanted.phase, leaves)
-        )
+        message = _fitted(exchange, wanted.phase, leaves)
+        message = message if own_words is None else with_own_words(message, own_words)
+        exchange = exchange._replace(key=jax.random.wrap_key_data(key), message=message)
         own = len(self.locate)
 
         def one(index: Array, place: Array) -> tuple[PyTree, PyTree, counting.Tally]:

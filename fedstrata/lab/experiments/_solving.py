@@ -57,7 +57,8 @@ def identity_of(experiment: Experiment, setting: Setting) -> dict[str, Any]:
 
 def posed(task: Task, setting: Setting) -> Posed:
     """A task as `fedstrata.solve` poses it, without a word of caution: that is said when it is solved."""
-    options = {key: task.options[key] for key in ("weights", "default_metrics") if key in task.options}
+    asked = ("weights", "default_metrics", "channel", "dropouts")
+    options = {key: task.options[key] for key in asked if key in task.options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pose(

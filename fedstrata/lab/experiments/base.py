@@ -42,6 +42,7 @@ from fedstrata.support.words import suggest
 MOST_SETTINGS = 100_000
 
 if TYPE_CHECKING:
+    from fedstrata.channels.channel import Poisson
     from fedstrata.core.method import Method
     from fedstrata.core.problem import Problem
     from fedstrata.core.types import PyTree
@@ -101,7 +102,8 @@ class Task:
         problem, method, data, x0, y0, rounds, metrics, eval_every, participation: as in `fedstrata.solve`.
         label: what tables and legends call it; if empty, the setting's ``method`` or else the method's class.
         derive: further series (or numbers, the same in every row) for the history, from the `Result`.
-        options: further arguments of `fedstrata.solve` (engine, weights, callbacks, default_metrics).
+        options: further arguments of `fedstrata.solve` (engine, weights, callbacks, default_metrics,
+            channel, dropouts).
         silent: keep warnings back, where what they warn of is what is shown.
     """
 
@@ -113,7 +115,7 @@ class Task:
     rounds: int = 100
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     eval_every: int = 1
-    participation: float | int = 1.0
+    participation: float | int | Poisson = 1.0
     label: str = ""
     derive: Callable[[Result], Mapping[str, Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
