@@ -7,8 +7,13 @@ Gaussians of its exchanges compose to one,
 
 and that one is subsampled. Exchanges that ask everyone, or send single replies, are not. Only the draw of
 `Poisson` is counted as one: cohorts of a fixed size are hardly amplified, and are accounted as if everyone
-took part in each round. The accountant is that of ``dp-accounting`` (privacy loss distributions, add or
-remove one).
+took part in each round.
+
+Without a draw, all Gaussians of a run compose to one with μ² = Σ 1/z², whose ε is exact (Balle & Wang 2018),
+
+    δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ).
+
+With one, the accountant is that of ``dp-accounting`` (privacy loss distributions, add or remove one).
 """
 
 from __future__ import annotations
@@ -19,11 +24,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
 from fedstrata.channels.channel import Channel, Dropouts
 from fedstrata.channels.clipping import Adaptive
 from fedstrata.channels.sent import Sent
 from fedstrata.core.fed import Setup
 
+CURVE = 16  # values of ε along a run's history, where each takes long
+COARSE = 100.0  # an ε from which the grid of losses grows with it
 INTERVAL = 1e-3  # of the discretised privacy losses; the error of ε is of this order times √rounds, upwards
 
 
@@ -100,6 +111,11 @@ class Spending:
         room = setup.participants
         return cls(start, sampled, everyone, rate, room, setup.clients, delta, budget, bare)
 
+    @property
+    def drawn(self) -> bool:
+        """Whether clients are drawn, so that ε needs the accountant."""
+        return self.sampled > 0 and self.rate < 1
+
     def epsilon(self, rounds: int) -> float:
         """ε after so many rounds; infinite where something goes without noise."""
         if self.bare is not None:
@@ -107,6 +123,21 @@ class Spending:
         return _epsilon(
             self.start, self.sampled, self.everyone, self.rate, self.room, self.clients, self.delta, rounds
         )
+
+    def curve(self, rounds: np.ndarray) -> np.ndarray:
+        """An upper bound of ε after each of these rounds, exact at the last.
+
+        With a draw an ε takes up to seconds. So it is computed at about twenty rounds in all, and a round in
+        between has that of the next of them, since ε never falls.
+        """
+        known = np.unique(np.asarray(rounds, int))
+        if self.drawn and len(known) > 2 * CURVE:
+            places = np.unique(np.geomspace(1, len(known), CURVE).astype(int)) - 1
+            computed = known[np.unique([0, *places, len(known) - 1])]
+        else:
+            computed = known
+        values = np.array([self.epsilon(int(r)) for r in computed])
+        return values[np.searchsorted(computed, rounds)]
 
     def rounds_within(self, budget: float, most: int) -> int:
         """How many of so many rounds the budget is enough for."""
@@ -149,27 +180,45 @@ def _epsilon(
     rounds: int,
     interval: float = INTERVAL,
 ) -> float:  # fmt: skip
+    if rate >= 1:
+        sampled, everyone = 0.0, everyone + sampled
+    plain = start + rounds * everyone
+    if sampled == 0 or rounds == 0:
+        return gaussian_epsilon(math.sqrt(plain), delta)
     dp = accountant()
     from dp_accounting import pld
 
-    events: list[Any] = []
-    if start > 0:
-        events.append(dp.GaussianDpEvent(start**-0.5))
-    if everyone > 0 and rounds > 0:
-        events.append(dp.GaussianDpEvent((rounds * everyone) ** -0.5))
-    if sampled > 0 and rounds > 0:
-        if rate >= 1:
-            events.append(dp.GaussianDpEvent((rounds * sampled) ** -0.5))
-        else:
-            one = (
-                dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(sampled**-0.5))
-                if room >= clients
-                else dp.TruncatedSubsampledGaussianDpEvent(clients, rate, room, sampled**-0.5)
-            )
-            events.append(dp.SelfComposedDpEvent(one, rounds))
-    if not events:
-        return 0.0
+    one = (
+        dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(sampled**-0.5))
+        if room >= clients
+        else dp.TruncatedSubsampledGaussianDpEvent(clients, rate, room, sampled**-0.5)
+    )
+    events: list[Any] = [dp.SelfComposedDpEvent(one, rounds)]
+    if plain > 0:
+        events.append(dp.GaussianDpEvent(plain**-0.5))
+    # Losses as large as those without a draw need no finer grid than they have digits.
+    largest = gaussian_epsilon(math.sqrt(plain + rounds * sampled), delta)
     relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
-    keeper = pld.PLDAccountant(relation, value_discretization_interval=interval)
+    grid = interval * max(1.0, largest / COARSE)
+    keeper = pld.PLDAccountant(relation, value_discretization_interval=grid)
     keeper.compose(dp.ComposedDpEvent(events))
     return float(keeper.get_epsilon(delta))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """ε of one Gaussian mechanism with sensitivity over deviation μ; see the module.
+
+    >>> round(gaussian_epsilon(1.0, 1e-5), 4)
+    4.3772
+    """
+    if mu == 0:
+        return 0.0
+
+    def excess(eps: float) -> float:
+        # e^ε Φ(−…) as a logarithm: neither factor is a number of its own where ε is large
+        low, high = log_ndtr(mu / 2 - eps / mu), eps + log_ndtr(-mu / 2 - eps / mu)
+        return float(np.exp(low) * -np.expm1(min(high - low, 0.0))) - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    return float(brentq(excess, 0.0, mu * (mu / 2 + 40), xtol=1e-12, rtol=1e-12))

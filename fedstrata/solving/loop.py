@@ -526,7 +526,7 @@ class Loop:
             seconds = [before + (after - before) * (j + 1) / len(these) for j in range(number)]
             columns = {**columns, "seconds": seconds, **{n: v.tolist() for n, v in its.history.items()}}
             if (spending := self.posed.spending) is not None:
-                columns["epsilon"] = [spending.epsilon(int(r)) for r in columns["round"]]
+                columns["epsilon"] = list(spending.curve(np.asarray(columns["round"])))
             for name, value in self._on_host(b, number, columns).items():
                 columns[name] = [*[math.nan] * (number - 1), value]
             lane.record(columns)

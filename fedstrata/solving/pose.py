@@ -228,7 +228,8 @@ def _spending(found: Spending) -> Spending | None:
     """What there is to account; a warning where there is no ε to tell."""
     if found.bare is None:
         try:
-            accountant()
+            if found.drawn:
+                accountant()
             return found
         except ImportError as error:
             if found.budget is not None:
