@@ -96,7 +96,7 @@ def forms(rows: Rows) -> None:
             choices: dict[str, Any] = {
                 "groups": None,
                 "patches": lambda s, p: "patches" if s.window <= s.positions else "positions",
-                "shifts": lambda s, p: "shifts" if s.window <= s.positions else "positions",
+                "sums": lambda s, p: "sums" if s.window <= s.positions else "positions",
                 "by weights as it is": lambda s, p: "patches" if s.window <= s.positions else None,
             }
             for name, choose in choices.items():

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import fedstrata as fs
-from fedstrata.engines.convolutions import rewritten
+from fedstrata.engines.convolutions import Shape, form_of, rewritten
 
 
 def random_convolution(rng):
@@ -31,7 +31,7 @@ def random_convolution(rng):
     return lambda u, w: lax.conv_general_dilated(u, w, *options, feature_group_count=groups), u, w
 
 
-@pytest.mark.parametrize("form", ["patches", "shifts", "positions"])
+@pytest.mark.parametrize("form", ["patches", "sums", "positions"])
 def test_each_form_is_the_convolution(form, x64):
     rng, tried = np.random.default_rng(0), 0
     for _ in range(12):
@@ -88,3 +88,43 @@ def test_runs_do_not_depend_on_it(x64):
     assert "convolutions of clients side by side" in with_products.notes[0]
     assert plain.notes == ()
     assert run(fs.engines.Simulated(chunk=1)).notes == ()  # one client at a time: there are no groups
+
+
+def test_the_form_is_the_one_that_writes_less():
+    """Of a convolution that widens: forward, by its input, by its weights."""
+    wide = {"groups": 8, "batch": 4, "window": 9}
+    assert form_of(Shape(**wide, positions=900, channels=32, outputs=64, entries=1024), "gpu") == "patches"
+    assert form_of(Shape(**wide, positions=1024, channels=64, outputs=32, entries=900), "gpu") == "sums"
+    large = {"groups": 8, "batch": 32, "window": 900, "positions": 9, "channels": 4, "outputs": 64}
+    large["entries"] = 1024
+        "groups": 8,
+        "batch": 32,
+        "window": 900,
+        "positions": 9,
+        "channels": 4,
+        "outputs": 64,
+        "entries": 1024,
+    }
+    assert form_of(Shape(**large), "gpu") == "positions"
+    assert form_of(Shape(**{**large, "groups": 1}), "gpu") is None
+    assert form_of(Shape(**{**large, "positions": 900}), "gpu") is None
+
+
+def test_blocks_are_halved_until_they_fit(monkeypatch):
+    """Out of memory: told once, met by halving, remembered by the runs after it."""
+    engine, tried = fs.engines.Simulated(), []
+    monkeypatch.setattr("fedstrata.engines.simulated._halved", {})
+
+    def run(engine):
+        tried.append(engine.halvings)
+        if engine.halvings < 2:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        return "done"
+
+    with pytest.warns(UserWarning, match="Blocks of clients are halved") as told:
+        assert engine.fitting(run) == "done"
+    assert (tried, len(told)) == ([0, 1, 2], 1)
+    assert engine.fitting(run) == "done"
+    assert tried[3:] == [2]
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        fs.engines.Simulated(chunk=4).fitting(run)

@@ -10,11 +10,12 @@ two looks at the host recompile anything.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +35,12 @@ from fedstrata.engines.programs import program
 from fedstrata.engines.rounds import before_rounds, cohorts_of, finite, measure, one_round
 from fedstrata.support.tracing import traced
 
+Found = TypeVar("Found")
+
 CACHED = 320_000  # numbers of a block's clients on a CPU; measured where each of two cores has 1 MiB of L2
 MAP_FROM = 2_000  # numbers in a message from which a CPU evaluates one client after the other
-BLOCK_BYTES = 2**30  # what a block's uploads may take when the engine chooses its size
+BLOCK_BYTES = 2**30  # what a block's uploads may take on a device that does not say how much memory is free
+MOST_HALVINGS = 16
 BLOCKS = 8  # of a cohort's clients, at least, where sizes differ: each is padded to its own largest member
 STRIDE = 32  # rounds that a GPU runs, at most, without asking the host whether there are more
 TILE = {"cpu": 1_024, "gpu": 16_384}  # samples that an evaluation of a large model takes at once
@@ -50,12 +54,14 @@ class Simulated(Engine):
         chunk: clients per block: a number, ``None`` for all in one `vmap`, or ``"auto"`` to let the engine
             choose by device and message size. Results do not depend on it beyond rounding.
         runs: how many runs there are of each client side by side, in a sweep.
+        halvings: how often blocks were halved because they did not fit into the device's memory.
         rewrite: whether convolutions with weights of each client's own are compiled as products of matrices,
             where that is quicker, see `fedstrata.engines.convolutions`.
     """
 
     chunk: Chunk = "auto"
     runs: int = field(default=1, kw_only=True)
+    halvings: int = field(default=0, kw_only=True)
     rewrite: bool = field(default=True, kw_only=True)
     flat_passes: ClassVar[bool] = True  # whether an evaluation goes over the flat arrays, or client by client
 
@@ -79,7 +85,8 @@ class Simulated(Engine):
         size = max(tree.dimension(message), 1)
         if jax.default_backend() != "cpu":
             # Four bytes a number; an upload counts four times, for the steps of a phase keep a few copies.
-            most = BLOCK_BYTES // (16 * size * self.runs + 4 * (0 if whole is None else whole()))
+            most = room() // (16 * size * self.runs + 4 * (0 if whole is None else whole()))
+            most = max(most, 1) if self.halvings == 0 else max(min(most, number) >> self.halvings, 1)
         elif whole is None:
             most = number if size < MAP_FROM else 1
         else:
@@ -127,22 +134,48 @@ class Simulated(Engine):
 
     def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
         args = (job.method, carry, np.uint32(job.seed), job.data)
-        carry, words = program(trace_begin, self, job.setup, args)(*args)
+        carry, words = self.fitting(lambda engine: program(trace_begin, engine, job.setup, args)(*args))
         return carry, [counting.settle(words, 1)]
 
     def advance(
         self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
         args = (job.method, carry, np.uint32(job.seed), job.data, *self.slots(first, rounds))
-        carry, happened = in_strides(trace_advance, self, job.setup, rounds, args)
+        carry, happened = self.fitting(
+            lambda engine: in_strides(trace_advance, engine, job.setup, rounds, args)
+        )
         history, words, bad = happened
         return Advanced(carry, [Lane(_values(rounds, history), counts_of(rounds, words), int(bad))])
+
+    def fitting(self, run: Callable[[Simulated], Found]) -> Found:
+        """Run with blocks that fit into the device's memory: halved where they do not, which is told once."""
+        while True:
+            halvings = _halved.get(self, self.halvings)
+            try:
+                return run(replace(self, halvings=halvings))
+            except jax.errors.JaxRuntimeError as error:
+                full = "RESOURCE_EXHAUSTED" in str(error)
+                if self.chunk != "auto" or not full or halvings >= MOST_HALVINGS:
+                    raise
+            if halvings == self.halvings:
+                words = "The clients' arrays did not fit into the device's memory side by side."
+                warnings.warn(f"{words} Blocks of clients are halved until they do.", stacklevel=6)
+            _halved[self] = halvings + 1
 
     def slots(self, first: int, rounds: np.ndarray) -> tuple[np.int32, np.int32, np.ndarray]:
         """The arguments that say which rounds; of one shape, so that no number of them recompiles."""
         slots = np.zeros(self.evaluations_at_once, np.int32)  # past the last evaluation nobody looks
         slots[: len(rounds)] = rounds
         return np.int32(first), np.int32(len(rounds)), slots
+
+
+_halved: dict[Simulated, int] = {}  # what the runs before found out
+
+
+def room() -> int:
+    """Bytes for the clients of a block: half of what is free on the device."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return max((stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)) // 2, BLOCK_BYTES)
 
 
 def strided(setup: Setup, rounds: np.ndarray) -> Setup:
