@@ -27,7 +27,7 @@ def quadratic():
 def test_the_hypergradient_of_a_quadratic_is_exact(quadratic):
     x, y = np.array([0.3, -1.0, 2.0]), np.ones(5)
     found = fs.diagnose(at(quadratic.problem, quadratic.data, x, y))
-    assert found.solved
+    assert not found.solved
     np.testing.assert_allclose(found.hypergradient, quadratic.gradient(x), rtol=1e-7, atol=1e-8)
     np.testing.assert_allclose(found.y, quadratic.solution(x), atol=1e-7)
     assert found.lower_distance == pytest.approx(np.linalg.norm(y - quadratic.solution(x)), rel=1e-6)
@@ -40,7 +40,6 @@ def test_float32_runs_are_diagnosed_in_float64(quadratic):
     problem, data = quadratic.problem, quadratic.data
     with jax.enable_x64(False):
         found = fs.diagnose(at(problem, data, np.ones(3, np.float32), np.zeros(5, np.float32)))
-    assert found.system_residual < 1e-8
     # the data themselves are rounded to 6e-8
     np.testing.assert_allclose(found.hypergradient, quadratic.gradient(np.ones(3)), atol=1e-6)
 
@@ -53,6 +52,7 @@ def test_a_zeroth_order_result(quadratic):
     found = fs.diagnose(result)
     np.testing.assert_allclose(found.hypergradient, quadratic.gradient(result.x), rtol=1e-7, atol=1e-8)
     exact = fs.diagnose(at(problem, data, x_star, y_star))
+    assert exact.solved
     assert exact.hypergradient_norm < 1e-7
     assert exact.lower_residual < 1e-12
 
@@ -64,7 +64,7 @@ def test_results_of_other_zeroth_order_methods():
     method = fs.FedRZOMinimax(0.02, 0.1, lower="local_sgd", lower_rounds=3)
     result = fs.solve(q.problem, method, q.data, np.ones(2), y0=np.zeros(3), rounds=5, progress=False)
     found = fs.diagnose(result)
-    assert found.solved
+    assert not found.solved
     np.testing.assert_allclose(found.hypergradient, q.gradient(result.x), rtol=1e-7, atol=1e-8)
     assert found.hypergradient_norm > 1e-2
 
@@ -110,10 +110,9 @@ def test_a_nonlinear_problem_against_finite_differences(ridge):
     problem, data, x, y = ridge
 
     def objective(**change):
-        return fs.diagnose(at(problem, data, {**x, **change}, y), tolerance=1e-12).objective
+        return fs.diagnose(at(problem, data, {**x, **change}, y)).objective
 
-    found = fs.diagnose(at(problem, data, x, y), tolerance=1e-12)
-    assert found.solved
+    found = fs.diagnose(at(problem, data, x, y))
     step = 1e-4
     for name in x:
         ahead, behind = (objective(**{name: x[name] + sign * step}) for sign in (1, -1))
@@ -142,7 +141,6 @@ def test_a_set_that_depends_on_x():
     )
     data = fs.FederatedData.from_clients([{"mu": np.full(2, 0.1)}] * 2)
     found = fs.diagnose(at(problem, data, np.array([0.2]), np.array([0.0])))
-    assert found.solved
     np.testing.assert_allclose(found.y, [-0.2], atol=1e-7)
     np.testing.assert_allclose(found.hypergradient, [2 * 0.2 - 1], atol=1e-6)
 
@@ -186,7 +184,6 @@ def test_an_equilibrium_constraint():
     found = fs.diagnose(at(problem, data, np.ones(1), np.zeros((2, 1))))
     y, slope = np.array([[1.0, 0.0], [0.5, 0.0]]), np.array([[0.5, 0.0], [0.5, 0.0]])
     each = 2 * (1 + 1 - y) * (1 - slope)
-    assert found.solved
     assert float(found.hypergradient[0]) == pytest.approx(each[0].mean() / 2 + each[1, 0] / 2, abs=1e-6)
     np.testing.assert_allclose(found.y, [[0.5], [0.5]], atol=1e-7)  # the clients' means of y(x, ξ)
 
@@ -222,10 +219,12 @@ def test_coupled_followers(own):
 
     x = M @ np.ones(2) - c.mean(0)
     best = fs.diagnose(at(problem, data, x, responses(x)))
+    assert best.solved
     assert best.hypergradient_norm < 1e-7
     assert best.lower_residual < 1e-12
-    with pytest.raises(ValueError, match="each of the 3 clients"):
-        fs.diagnose(at(problem, data, x, np.zeros(2)))
+    np.testing.assert_allclose(fs.diagnose(at(problem, data, x, np.zeros(2))).y, best.y, atol=1e-7)
+    misfit = fs.diagnose(at(problem, data, x, np.zeros((3, 5))))
+    assert "y does not fit the problem" in misfit.trouble
 
 
 @pytest.mark.slow
@@ -286,8 +285,6 @@ def test_errors(quadratic, tmp_path):
     assert again.hypergradient_norm == pytest.approx(fs.diagnose(result).hypergradient_norm)
     selection = fs.Selection(lambda x, s: x.sum(), lambda x: x @ x)
     assert not fs.diagnose(dataclasses.replace(result, problem=selection)).solved  # x.sum() has no minimum
-    with pytest.raises(ValueError, match="tolerance"):
-        fs.diagnose(result, tolerance=2.0)
 
 
 def lines(problem, x, **options):
@@ -308,12 +305,13 @@ def test_selection_among_solutions_of_equations():
     found, A, b = lines(problem, x)
     onto = np.linalg.pinv(A)
     x_star, p = c - onto @ (A @ c - b), x - onto @ (A @ x - b)
-    assert found.solved
+    assert not found.solved
     assert found.stationarity == pytest.approx(np.linalg.norm(x - x_star), rel=1e-7)
     assert found.lower_distance == pytest.approx(np.linalg.norm(x - p), rel=1e-7)
     assert found.lower_residual == pytest.approx(np.linalg.norm(A.T @ (A @ x - b)) / 2, rel=1e-12)
     assert found.objective == pytest.approx(((x - c) ** 2).sum() / 2)
     best, _, _ = lines(problem, x_star, x0=x)
+    assert best.solved
     assert best.stationarity < 1e-7
     assert best.reduction < 1e-7
     assert best.lower_residual < 1e-12  # how x* was rounded
@@ -342,7 +340,7 @@ def test_selection_within_a_set_and_where_optima_have_a_boundary():
     box = fs.sets.Box(np.array([0.0, -5.0]), np.array([0.3, 5.0]))
     problem = fs.Selection(equation, lambda x: 0.5 * (x @ x), project=box)
     found = fs.diagnose(at(problem, data, np.array([0.5, 0.5]), None))
-    assert found.solved
+    assert not found.solved
     assert found.stationarity == pytest.approx(np.hypot(0.2, 0.2), abs=1e-7)
     assert found.lower_residual == pytest.approx(0.2 * 2, rel=1e-6)  # 0.2 out of the box, L_h = 2
     ramp = fs.Selection(lambda x, s: 0.5 * jnp.maximum(0, x - 1) ** 2, lambda x: -x)
@@ -358,8 +356,7 @@ def test_optima_that_are_not_there_are_told():
     nowhere = fs.Selection(lambda x, s: jnp.exp(-x), lambda x: 0.5 * x**2)
     assert not fs.diagnose(at(nowhere, data, np.array(0.5), None)).solved
     two = fs.Selection((equation, fs.prox.L1()), fs.prox.L1())
-    with pytest.raises(TypeError, match="more than one"):
-        fs.diagnose(at(two, data, np.ones(1), None))
+    assert "more than one" in fs.diagnose(at(two, data, np.ones(1), None)).trouble
 
 
 def test_the_maps_of_several_sequences():
@@ -434,7 +431,7 @@ def test_constants_that_float32_programs_hold(problem, gradient):
         y = np.ones((2, 3)) if isinstance(problem, fs.MPEC | fs.Personalized) else np.ones(3)
         y = (y,) if isinstance(problem, fs.MultiSequence) else y
         x = np.array([1.0, -2.0, 0.5], np.float32)
-        found = fs.diagnose(at(problem, data, x, y), tolerance=1e-10)
+        found = fs.diagnose(at(problem, data, x, y))
         np.testing.assert_allclose(found.hypergradient, gradient(x.astype(float), B.mean(0)), rtol=1e-9)
         # and the other way round: what was diagnosed in float64 is in float32 again
         after = jax.make_jaxpr(lambda: D * jnp.ones(3))()
@@ -517,8 +514,8 @@ def test_the_distance_that_a_gradient_does_not_show():
     data = fs.FederatedData.from_clients([{"b": np.array([[1.0, 2.0]])}])
     found = fs.diagnose(at(problem, data, np.array([11.0, 2.0]), None), x0=np.array([1.0, 2000.0]))
     assert found.stationarity == pytest.approx(1e-3)
-    assert found.distance == pytest.approx(10.0)
-    assert "about 10 from a stationary point" in repr(found)
+    assert found.distance == pytest.approx(10 / np.sqrt(5), rel=1e-3)
+    assert not found.solved
     start = fs.diagnose(at(problem, data, np.array([1.0, 2.0]), None), x0=np.array([1.0, 2.0]))
     assert "as at x0, which is stationary itself" in repr(start)
 
@@ -532,7 +529,7 @@ def test_a_singular_lower_level_is_said_in_words():
     found = repr(fs.diagnose(at(problem, data, np.ones(2), -np.ones(2)), x0=np.zeros(2)))
     assert "nan" not in found
     assert "inf" not in found
-    assert "the lower level is singular" in found
+    assert "the lower level has many solutions" in found
 
 
 @pytest.mark.slow
@@ -545,8 +542,9 @@ def test_constraints_are_judged_by_their_penalty():
     run = at(problem, data, np.array([0.5]), None)
     found = fs.diagnose(run)
     assert float(found.hypergradient[0]) == pytest.approx(1 - 10 / (1 + np.exp(-1)))
-    with pytest.raises(TypeError, match="violation"):
-        fs.diagnose(dataclasses.replace(run, method=fs.PDSGD(0.1, 0.1, 0.1)))
+    hard = fs.diagnose(dataclasses.replace(run, method=fs.PDSGD(0.1, 0.1, 0.1)))
+    assert not hard.solved  # 1/2 violates the constraint that PDSGD keeps to
+    assert hard.objective > 10 * 0.5
 
 
 def test_entries_of_y_that_stay_zero():
@@ -560,6 +558,5 @@ def test_entries_of_y_that_stay_zero():
     data = fs.FederatedData.from_clients([{"a": np.ones(1)}])
     found = fs.diagnose(at(problem, data, np.array([3.0]), np.zeros(3)))
     inverse = np.linalg.inv(H)[0]
-    assert found.solved
     np.testing.assert_allclose(found.y, 3 * inverse, atol=1e-8)
     np.testing.assert_allclose(found.hypergradient, [3 * inverse @ inverse], rtol=1e-7)

@@ -136,41 +136,54 @@ def certify(
     if not 0 < target < 1:
         raise ValueError(f"target must be in (0, 1), but is {target!r}.")
     run = result if isinstance(result, Result) else None
-    if run is not None:
-        problem, data = problem or run.problem, run.data if data is None else data
-        if isinstance(data, list):
-            raise ValueError("The runs of this sweep have data of their own: give data=.")
-        x, y = run.x, run.y
-        begun = run.start if run.start is not None else (None, None)
-        x0, y0 = begun[0] if x0 is None else x0, begun[1] if y0 is None else y0
-        weights = run.weights if weights is None else weights
-    elif isinstance(result, Problem):
-        problem, weights = result, "uniform" if weights is None else weights
-    if problem is None or data is None or x is None:
-        raise ValueError(
-            "certify takes a result, or a problem with data and a point: fs.certify(problem, data, x, y). A "
-            "result that was loaded knows neither problem nor data: give problem= and data=."
-        )
-    if weights is None:
-        raise ValueError("This result does not know the clients' weights of its run: give weights=.")
-    problem.check_weights(weights)
-    method = run.method if run is not None and not isinstance(run.method, dict) else None
-    judged = problem if method is None else method.judged_as(problem)
     try:
-        if data.source is not None:
-            raise NotCertifiable(
-                "its data comes from a source: where it fits into memory, give data=data.load()"
-            )
         with double_precision():
-            point, second, start, start_y = map(
-                _double, (x, y, problem.start_x(x0) if x0 is not None else None, y0)
-            )
-            case = Case(judged, data.placed(), weights, problem.start_x(point), second, start, start_y, until)
-            found = judge(judged, case)
+            case = case_of(result, data, x, y, problem, weights, x0, y0, until)
+            found = judge(case.problem, case)
     except NotCertifiable as reason:
         nan = np.nan
         return Certificate(False, "not certifiable", nan, (nan, nan), f"Not certifiable: {reason}.")
     return _certificate(found, run, target)
+
+
+def case_of(
+    result: Result | Problem,
+    data: FederatedData | None = None,
+    x: PyTree = None,
+    y: PyTree = None,
+    problem: Problem | None = None,
+    weights: Weights | None = None,
+    x0: PyTree = None,
+    y0: PyTree = None,
+    until: float = math.inf,
+) -> Case:
+    """The point that is to be judged, and what it is to solve; the arguments are those of `certify`."""
+    method = None
+    if isinstance(result, Result):
+        problem, data = problem or result.problem, result.data if data is None else data
+        if isinstance(data, list):
+            raise ValueError("The runs of this sweep have data of their own: give data=.")
+        x, y = result.x, result.y
+        begun = result.start if result.start is not None else (None, None)
+        x0, y0 = begun[0] if x0 is None else x0, begun[1] if y0 is None else y0
+        weights = result.weights if weights is None else weights
+        method = None if isinstance(result.method, dict) else result.method
+    elif isinstance(result, Problem):
+        problem, weights = result, "uniform" if weights is None else weights
+    if problem is None or data is None or x is None:
+        raise ValueError(
+            "Give a result, or a problem with data and a point: (problem, data, x, y). A result that was "
+            "loaded knows neither problem nor data: give problem= and data=."
+        )
+    if weights is None:
+        raise ValueError("This result does not know the clients' weights of its run: give weights=.")
+    problem.check_weights(weights)
+    if data.source is not None:
+        raise NotCertifiable("its data comes from a source: where it fits into memory, give data=data.load()")
+    judged = problem if method is None else method.judged_as(problem)
+    start = None if x0 is None else problem.start_x(x0)
+    x, y, x0, y0 = map(_double, (problem.start_x(x), y, start, y0))
+    return Case(judged, data.placed(), weights, x, y, x0, y0, until)
 
 
 def _double(point: PyTree) -> PyTree:

@@ -378,7 +378,7 @@ def _through(problem: Problem, case: Case) -> Objective:
     if lower.project.arity > 2 and lower.solved_by == "all":
         raise NotCertifiable("the set of y differs between clients, who share one y")
     level, data = level_of(problem, case.weights), case.data
-    start = level.spread(_started(problem, case), data)
+    start = level.spread(started(problem, case), data)
     solved, remarks = checked_lower(level, data, case.x, start)
     upper = partial(_upper, level)
     last = [solved.y]
@@ -404,19 +404,26 @@ def _upper_slope(level: Pooled, x: PyTree, y: PyTree, data: Placed) -> tuple[Any
     return jax.value_and_grad(level.upper)(x, y, data)
 
 
-def _started(problem: Problem, case: Case) -> PyTree:
+def started(problem: Problem, case: Case) -> PyTree:
     """Where y(x) is looked for: from the result's own y, for an MPEC a response of every client."""
     if case.y is None:
         raise NotCertifiable("there is no y to start the lower level from: give y")
-    if _lower(problem).solved_by != "all":
-        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(case.y)]
-        one = case.y0 is not None and [np.shape(leaf) for leaf in jax.tree.leaves(case.y0)] == shapes
-        apart = all(shape[:1] == (case.data.clients,) for shape in shapes) and _fits(problem, case)
-        if one or not apart:
-            return jax.tree.map(
-                lambda leaf: jnp.broadcast_to(leaf, (case.data.clients, *jnp.shape(leaf))), case.y
-            )
-    return case.y
+    y, clients, shapes = case.y, case.data.clients, [np.shape(leaf) for leaf in jax.tree.leaves(case.y)]
+    shared = _lower(problem).solved_by == "all"
+    if not shared:
+        own = case.y0 is not None and [np.shape(leaf) for leaf in jax.tree.leaves(case.y0)] == shapes
+        apart = all(shape[:1] == (clients,) for shape in shapes) and _fits(problem, case)
+        if own or not apart:
+            y = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *jnp.shape(leaf))), y)
+    train, valid = (
+        jax.tree.map(lambda leaf: leaf[0], opened(part.leaves))
+        for part in (case.data.training, case.data.validation or case.data.training)
+    )
+    try:
+        problem.check(case.x, y if shared else jax.tree.map(lambda leaf: leaf[0], y), train, valid)
+    except (TypeError, ValueError) as error:
+        raise NotCertifiable(f"y does not fit the problem ({str(error).splitlines()[0]})") from error
+    return y
 
 
 def _fits(problem: Problem, case: Case) -> bool:
@@ -488,6 +495,8 @@ def _envelope(problem: Problem, case: Case) -> Objective:
 
     if low > FLAT * abs(high):
         return _within(case, evaluate, solved=solve_lower(level, data, case.x, case.y, TOLERANCE))
+    if project.trivial:
+        raise NotCertifiable("the payoff is linear in some direction of y, and y has no set")
     starts = _starts(project, case)
     if concave:  # where no ascent ends at another height than any other
         starts = jax.tree.map(lambda leaf: leaf[:2], starts)

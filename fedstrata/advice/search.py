@@ -40,6 +40,7 @@ class Found(NamedTuple):
     evaluations: int
 
 
+@np.errstate(over="ignore", invalid="ignore")  # far out, where F is not bounded below
 def minimise(
     f: Objective,
     x: np.ndarray,

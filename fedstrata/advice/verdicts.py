@@ -149,7 +149,7 @@ def _local(method: Method | None) -> str | None:
     """The hyper-parameter that counts local steps whose ends are averaged, where there are several."""
     if method is None:
         return None
-    name = method.drifts[0] if method.drifts is not None else method.sums_steps
+    name = method.drifts or method.sums_steps
     if name is None:
         return None
     return name if np.max(np.asarray(getattr(method.at(0), name))) > 1 else None

@@ -26,6 +26,7 @@ from typing import (
     Concatenate,
     Generic,
     Literal,
+    NamedTuple,
     ParamSpec,
     Self,
     dataclass_transform,
@@ -84,6 +85,22 @@ class by_options(Generic[P, R]):
         return MethodType(self.function, owner if instance is None else instance)
 
 
+class Moment(NamedTuple):
+    """When a method is asked for words of caution.
+
+    Attributes:
+        problem, rounds, x0: of the run.
+        state: after `Method.start`, or after the last round; None before anything is computed.
+        ended: whether the last round is over.
+    """
+
+    problem: Any
+    rounds: int
+    x0: PyTree
+    state: Any = None
+    ended: bool = False
+
+
 class Method(Generic[ProblemT, StateT]):
     """Base of all methods: argument checks, schedules, and defaults for the optional parts.
 
@@ -93,7 +110,7 @@ class Method(Generic[ProblemT, StateT]):
         needs: what it asks of the problem's functions, in words for the documentation.
         full_participation: why it needs all clients in every round, or None if it does not.
         sums_steps: its field of local steps, where their ends are averaged and nothing corrects the drift.
-        drifts: a field of local steps and what to do about their drift, where each run is told of it.
+        drifts: likewise, where clients count alike however many steps they take.
         feedback: which error feedback its uploads bear, see `fedstrata.channels`.
         linear: the levels in the ledger whose exchanges are a recursion that a biased compressor breaks.
         hyperparameters: what each of its fields may be; `method` sets it.
@@ -104,7 +121,7 @@ class Method(Generic[ProblemT, StateT]):
     needs: ClassVar[str] = "gradients"
     full_participation: ClassVar[str | None] = None
     sums_steps: ClassVar[str | None] = None
-    drifts: ClassVar[tuple[str, str] | None] = None
+    drifts: ClassVar[str | None] = None
     feedback: ClassVar[Literal["ef", "ef21"]] = "ef21"
     linear: ClassVar[frozenset[str]] = frozenset()
     hyperparameters: ClassVar[dict[str, Field]] = {}
@@ -149,42 +166,21 @@ class Method(Generic[ProblemT, StateT]):
         """
         return self
 
-    def remarks(self, state: StateT) -> list[str]:
-        """What the user is to be warned of after `start`, whose state has values here."""
-        return []
+    def cautions(self, moment: Moment) -> list[str]:
+        """What the user is to be warned of: before anything is computed, after `start`, and at the end.
 
-    def closing_remarks(self, state: StateT) -> list[str]:
-        """The same after the last round."""
-        return []
-
-    def cautions(self, problem: ProblemT, rounds: int) -> list[str]:
-        """What the user is to be warned of before anything is computed."""
-        return []
-
-    def cautions_of_steps(self) -> list[str]:
-        """Where clients take unlike numbers of steps, or several, and their ends are averaged as they are."""
-        name, instead = self.drifts or (self.sums_steps, "")
-        steps, told = np.asarray(getattr(self.at(0), name)) if name else np.zeros(()), []
-        if self.drifts is not None and steps.max() > 1:
-            told = [
-                f"{type(self).__name__}: between two averages each client takes up to {name} = "
-                f"{steps.max():g} steps towards a solution of its own: where clients differ, x ends off the "
-                f"solution, the further the longer the local steps, after any number of rounds. {instead}"
-            ]
+        Only what is known for certain; whether an answer is good, and why not, `fedstrata.certify` says.
+        """
+        steps = np.asarray(getattr(self.at(0), self.sums_steps)) if self.sums_steps else np.zeros(())
         at_work = steps[steps > 0] if steps.ndim == 1 else steps
-        if self.sums_steps is None or at_work.size < 2 or (at_work == at_work[0]).all():
-            return told
+        if moment.state is not None or at_work.size < 2 or (at_work == at_work[0]).all():
+            return []
         return [
-            *told,
             f"{type(self).__name__}: clients take unlike numbers of steps, {self.sums_steps} = "
             f"{at_work.min():g} … {at_work.max():g}, and pull x the further the more they take: where they "
             "differ, the limit is that of a mean with weights like the numbers of steps, at any step size. "
             "Give all the same number; for a Minimization, SCAFFOLD corrects for it.",
         ]
-
-    def cautions_at(self, x0: PyTree) -> list[str]:
-        """The same of what depends on the start."""
-        return []
 
     def judged_as(self, problem: ProblemT) -> Problem:
         """The problem that it solves and is measured by, where that is another than the given one."""

@@ -22,6 +22,7 @@ point: the same samples at two points are two calls of it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import singledispatch
 from typing import Any, NamedTuple
 
 import jax
@@ -55,22 +56,41 @@ class Tracked(NamedTuple):
     adjoint: PyTree  # () where it is known
 
 
+@singledispatch
 def number(problem: Problem) -> int:
     """N, the number of sequences."""
-    if isinstance(problem, MultiSequence):
-        return len(problem.S)
-    return len(chain_of(problem).inner) if isinstance(problem, Composition) else 1
+    return 1
 
 
+@number.register
+def _(problem: MultiSequence) -> int:
+    return len(problem.S)
+
+
+@number.register
+def _(problem: Composition) -> int:
+    return len(chain_of(problem).inner)
+
+
+@singledispatch
 def start(problem: Problem, x: PyTree, y: PyTree, adjoint: bool = True) -> tuple[PyTree, ...]:
     """Z before the first round: v = 0 in a bilevel problem; a composition's values are filled in later."""
-    if isinstance(problem, Bilevel):
-        return (Coupled(y, tree.zeros_like(y)),)
-    if isinstance(problem, Minimax):
-        return (Follower(y),)
-    if isinstance(problem, Composition):
-        return compose(problem, followed(problem, y), None) if adjoint else followed(problem, y)
     return tuple(y)
+
+
+@start.register
+def _(problem: Bilevel, x: PyTree, y: PyTree, adjoint: bool = True) -> tuple[PyTree, ...]:
+    return (Coupled(y, tree.zeros_like(y)),)
+
+
+@start.register
+def _(problem: Minimax, x: PyTree, y: PyTree, adjoint: bool = True) -> tuple[PyTree, ...]:
+    return (Follower(y),)
+
+
+@start.register
+def _(problem: Composition, x: PyTree, y: PyTree, adjoint: bool = True) -> tuple[PyTree, ...]:
+    return compose(problem, followed(problem, y), None) if adjoint else followed(problem, y)
 
 
 def compose(problem: Composition, values: tuple[PyTree, ...], pulled: tuple[PyTree, ...] | None) -> Any:
@@ -84,13 +104,15 @@ def compose(problem: Composition, values: tuple[PyTree, ...], pulled: tuple[PyTr
 
 def second(Z: tuple[PyTree, ...]) -> PyTree:
     """The problem's second variable: w, y, or the values of all sequences."""
-    if Z and isinstance(Z[0], Coupled):
-        return Z[0].w
-    if Z and isinstance(Z[0], Follower):
-        return Z[0].y
-    return tuple(z.z if isinstance(z, Tracked) else z for z in Z)
+    match Z:
+        case (Coupled(w=y),) | (Follower(y=y),):
+            return y
+        case (Tracked(), *_):
+            return tuple(z.z for z in Z)
+    return Z
 
 
+@singledispatch
 def draw(
     problem: Problem, client: Client, key: jax.Array, batch_size: int | None, products: Products = "exact"
 ) -> Maps:
@@ -103,36 +125,53 @@ def draw(
         batch_size: how many samples, or None for all.
         products: how second derivatives are taken; see `fedstrata.estimators.hypergradient.curvature`.
     """
-    if isinstance(problem, Bilevel):
-        key_f, key_g = jax.random.split(key)
-        f = client.valid.mean(problem.upper, key_f, batch_size)
-        g = client.train.mean(problem.lower, key_g, batch_size)
+    raise TypeError(f"{type(problem).__name__} has no maps P and S.")
 
-        def bilevel(x: PyTree, Z: tuple[PyTree, ...]) -> tuple[PyTree, tuple[PyTree, ...]]:
-            P, S = bilevel_maps(f, g, x, Z[0], products)
-            return P, (S,)
 
-        return bilevel
-    if isinstance(problem, Minimax):
-        payoff = client.train.mean(problem.payoff, key, batch_size)
+@draw.register
+def _(
+    problem: Bilevel, client: Client, key: jax.Array, batch_size: int | None, products: Products = "exact"
+) -> Maps:
+    key_f, key_g = jax.random.split(key)
+    f = client.valid.mean(problem.upper, key_f, batch_size)
+    g = client.train.mean(problem.lower, key_g, batch_size)
 
-        def minimax(x: PyTree, Z: tuple[PyTree, ...]) -> tuple[PyTree, tuple[PyTree, ...]]:
-            by_x, by_y = gradients(payoff, x, Z[0].y)
-            return by_x, (Follower(tree.scale(-1, by_y)),)
+    def maps(x: PyTree, Z: tuple[PyTree, ...]) -> tuple[PyTree, tuple[PyTree, ...]]:
+        P, S = bilevel_maps(f, g, x, Z[0], products)
+        return P, (S,)
 
-        return minimax
-    if isinstance(problem, Composition):
-        return _composition(problem, client, key, batch_size)
-    if not isinstance(problem, MultiSequence):
-        raise TypeError(f"{type(problem).__name__} has no maps P and S.")
+    return maps
+
+
+@draw.register
+def _(
+    problem: Minimax, client: Client, key: jax.Array, batch_size: int | None, products: Products = "exact"
+) -> Maps:
+    payoff = client.train.mean(problem.payoff, key, batch_size)
+
+    def maps(x: PyTree, Z: tuple[PyTree, ...]) -> tuple[PyTree, tuple[PyTree, ...]]:
+        by_x, by_y = gradients(payoff, x, Z[0].y)
+        return by_x, (Follower(tree.scale(-1, by_y)),)
+
+    return maps
+
+
+@draw.register
+def _(
+    problem: MultiSequence,
+    client: Client,
+    key: jax.Array,
+    batch_size: int | None,
+    products: Products = "exact",
+) -> Maps:
     key_P, *keys = jax.random.split(key, 1 + len(problem.S))
     P = client.train.mean(problem.P, key_P, batch_size)
     S = [client.train.mean(s, k, batch_size) for s, k in zip(problem.S, keys, strict=True)]
 
-    def general(x: PyTree, Z: tuple[PyTree, ...]) -> tuple[PyTree, tuple[PyTree, ...]]:
+    def maps(x: PyTree, Z: tuple[PyTree, ...]) -> tuple[PyTree, tuple[PyTree, ...]]:
         return P(x, Z), tuple(s(*pair) for s, *pair in zip(S, (x, *Z[:-1]), Z, strict=True))
 
-    return general
+    return maps
 
 
 def gap(level: Term, client: Client, key: jax.Array, batch_size: int | None) -> Oracle:
@@ -152,7 +191,10 @@ def linearised(g: Oracle, z: PyTree, u: PyTree) -> tuple[PyTree, Function]:
     return value, lambda a: pull(a)[0]
 
 
-def _composition(problem: Composition, client: Client, key: jax.Array, batch_size: int | None) -> Maps:
+@draw.register
+def _(
+    problem: Composition, client: Client, key: jax.Array, batch_size: int | None, products: Products = "exact"
+) -> Maps:
     chain = chain_of(problem)
     key_plain, key_outer, *keys = jax.random.split(key, 2 + len(chain.inner))
     gaps = [gap(level, client, k, batch_size) for level, k in zip(chain.inner, keys, strict=True)]
@@ -160,12 +202,12 @@ def _composition(problem: Composition, client: Client, key: jax.Array, batch_siz
     outer = client.train.mean(chain.outer, key_outer, batch_size) if chain.federated else None
 
     def maps(x: PyTree, Z: tuple[PyTree, ...]) -> tuple[PyTree, tuple[PyTree, ...]]:
-        z = [x, *second(Z)]
+        z, adjoint = [x, *second(Z)], bool(Z) and isinstance(Z[0], Tracked)
         pairs = [linearised(g, *at) for g, *at in zip(gaps, z[:-1], z[1:], strict=True)]
         S = [tree.scale(-1, value) for value, _ in pairs]
         a = jax.grad(chain.outer)(z[-1]) if outer is None else gradient(outer, z[-1])
         for n in reversed(range(len(Z))):
-            if isinstance(Z[n], Tracked):
+            if adjoint:
                 kept = Z[n].adjoint if n < chain.pulls else None
                 S[n] = Tracked(S[n], () if kept is None else tree.sub(kept, a))
                 a = a if kept is None else kept

@@ -26,7 +26,15 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Count, Positive, Reveals, by_options, method
+from fedstrata.core.method import (
+    BatchSize,
+    Count,
+    Moment,
+    Positive,
+    Reveals,
+    by_options,
+    method,
+)
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional
@@ -59,8 +67,8 @@ class CompositionalFedAvg(Compositional[State]):
     def reveals_on(self, problem: Composition) -> Reveals:
         return "averages" if self.case == 1 else super().reveals_on(problem)
 
-    def cautions(self, problem: Composition, rounds: int) -> list[str]:
-        if self.case == 2 and self.I == 1:
+    def cautions(self, moment: Moment) -> list[str]:
+        if moment.state is not None or (self.case == 2 and self.I == 1):
             return []
         return [
             "CompositionalFedAvg is biased where clients differ: it takes a client's own g for the "

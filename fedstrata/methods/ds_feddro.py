@@ -41,7 +41,14 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Count, Fraction, Positive, method
+from fedstrata.core.method import (
+    BatchSize,
+    Count,
+    Fraction,
+    Moment,
+    Positive,
+    method,
+)
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional
@@ -134,12 +141,14 @@ class DSFedDRO(Compositional[State]):
             )
         return cls(eta, c_beta * eta, I, gamma_x, c_y * gamma_x, **options)
 
-    def cautions(self, problem: Composition, rounds: int) -> list[str]:
-        if self.embedding != "local":
-            return []
+    def cautions(self, moment: Moment) -> list[str]:
+        told = super().cautions(moment)
+        if self.embedding != "local" or moment.state is not None:
+            return told
         return [
+            *told,
             "DSFedDRO(embedding='local') is biased where clients differ: a client's own embedding drifts to "
-            "its own g, which is right for a linear f alone. embedding='anchored' is exact with I = 1."
+            "its own g, which is right for a linear f alone. embedding='anchored' is exact with I = 1.",
         ]
 
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:

@@ -73,7 +73,6 @@ class FedF2SA(Method[Bilevel, State]):
     solves = (Bilevel,)
     local = True
     sums_steps = "H"
-    drifts = ("H", "Take H=1, which has the right limit, or let gamma and eta fall.")
 
     @classmethod
     def refuses(cls, problem: Bilevel) -> str | None:

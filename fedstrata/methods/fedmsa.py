@@ -49,6 +49,7 @@ from fedstrata.core.method import (
     BatchSize,
     Count,
     LocalSteps,
+    Moment,
     PerSequence,
     Positive,
     Reveals,
@@ -219,8 +220,10 @@ class FedMSA(Sequences[State]):
         if self.clients > clients:
             raise ValueError(f"FedMSA: {self.clients} clients are to be chosen of {clients}.")
 
-    def cautions(self, problem: Problem, rounds: int) -> list[str]:
-        if self.adjoint or not isinstance(problem, Composition) or chain_of(problem).pulls == 0:
+    def cautions(self, moment: Moment) -> list[str]:
+        problem = moment.problem
+        exact = self.adjoint or not isinstance(problem, Composition) or chain_of(problem).pulls == 0
+        if exact or moment.state is not None:
             return []
         return [
             "FedMSA(adjoint=False), the paper's form, is biased where clients differ: with several federated "

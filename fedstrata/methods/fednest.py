@@ -45,7 +45,7 @@ from fedstrata.estimators.compositional import chain_of, followed
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.hypergradient import Products
 from fedstrata.estimators.sequences import gap, linearised
-from fedstrata.methods._shared.implicit import Curvature, Growth, Implicit, Inverse
+from fedstrata.methods._shared.implicit import Curvature, Implicit, Inverse
 from fedstrata.problems.classes import Bilevel, Composition, Minimax
 
 Direction = Callable[[PyTree], PyTree]
@@ -60,7 +60,6 @@ class State(NamedTuple):
     y: PyTree
     p: PyTree
     curvature: Curvature | None = None
-    growth: Growth | None = None
 
 
 @method
@@ -73,8 +72,7 @@ class FedNest(Implicit[Nested, State]):
         T: inner averagings per round.
         tau: local steps, also one number per client.
         N: terms of the Neumann series (steps of CG).
-        ell: ℓ, an upper bound of the curvature of the lower level; None finds one before the first round. Of
-            one below half that curvature there is a warning at the end.
+        ell: ℓ, an upper bound of the curvature of the lower level; None finds one before the first round.
         inverse: ``"neumann"`` (the paper's), ``"series"``, ``"cg"`` or ``"none"``.
         products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.
         batch_size: samples in each gradient; None is the full batch.
@@ -105,7 +103,7 @@ class FedNest(Implicit[Nested, State]):
 
     def init(self, problem: Nested, x0: PyTree, y0: PyTree) -> State:
         y = followed(problem, y0)[0] if isinstance(problem, Composition) else y0
-        return State(x0, y, tree.zeros_like(y), self.no_curvature(problem), self.no_growth(problem))
+        return State(x0, y, tree.zeros_like(y), self.no_curvature(problem))
 
     def lower_direction(self, problem: Nested, client: Client, key: Key, x: PyTree) -> Direction:
         """``y ↦ ∇_y g_i(x, y)`` at samples drawn now."""
@@ -218,11 +216,11 @@ class FedNest(Implicit[Nested, State]):
 
         with fed.level("lower"):
             y = fed.repeat(self.T, inner, state.y)  # line 1
-        p, growth = state.p, state.growth
+        p = state.p
         if isinstance(problem, Bilevel):
             with fed.level("lower"):
                 direct, b = fed.average(self.upper_gradients, key_slope, x, y)  # line 5
-            p, growth = self.inverse_product(fed, key_system, x, y, b, p, state)  # line 6
+            p = self.inverse_product(fed, key_system, x, y, b, p, state)  # line 6
             h = direct
             if self.inverse != "none":
                 h = tree.sub(direct, fed.average(self.mixed_product, key_h, x, y, p))  # line 7
@@ -231,4 +229,4 @@ class FedNest(Implicit[Nested, State]):
                 p = self.slope(problem, fed, key_slope, y)
             h = fed.average(self.outer_mean, key_h, x, y, p)
         x = fed.average(self.outer_steps, key_outer, x, y, p, h, weights=at_work, around=x)  # lines 8, 9
-        return State(x, y, p, state.curvature, growth)
+        return State(x, y, p, state.curvature)

@@ -48,7 +48,13 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, LocalSteps, Method, method
+from fedstrata.core.method import (
+    BatchSize,
+    LocalSteps,
+    Method,
+    Moment,
+    method,
+)
 from fedstrata.core.problem import Projection
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
@@ -100,8 +106,11 @@ class FedOpt(Method[Minimization, State]):
         for side in ("client", "server"):
             object.__setattr__(self, side, first_like(getattr(self, side)))
 
-    def cautions(self, problem: Minimization, rounds: int) -> list[str]:
-        return self._of_the_set(problem.project) + self._of_the_schedule() + self._of_the_client()
+    def cautions(self, moment: Moment) -> list[str]:
+        if moment.state is not None:
+            return []
+        own = self._of_the_set(moment.problem.project) + self._of_the_schedule() + self._of_the_client()
+        return super().cautions(moment) + own
 
     def _of_the_set(self, project: Projection) -> list[str]:
         by_coordinate = isinstance(project.function, Box | NonNegative)

@@ -39,7 +39,17 @@ from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
 from fedstrata.core.measured import Conditions, Practical
-from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive, Reveals, by_options, method
+from fedstrata.core.method import (
+    BatchSize,
+    Count,
+    LocalSteps,
+    Method,
+    Moment,
+    Positive,
+    Reveals,
+    by_options,
+    method,
+)
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import check_directions, combine, directions, estimate, theory_steps
 from fedstrata.methods._shared.pull import overshooting
@@ -153,9 +163,8 @@ class FedRZO(Method[Minimization, State]):
     def reveals_on(self, problem: Minimization) -> Reveals:
         return "replies" if self.messages == "scalars" and not self.shared_directions else "averages"
 
-    def cautions(self, problem: Minimization, rounds: int) -> list[str]:
-        """Where γ is too long for the pull towards the sets."""
-        return overshooting(self, problem.set_of_x, rounds)
+    def cautions(self, moment: Moment) -> list[str]:
+        return super().cautions(moment) + overshooting(self, moment) + lost_in_rounding(self, "eta", moment)
 
     def check(self, problem: Minimization, clients: int) -> None:
         super().check(problem, clients)
@@ -167,9 +176,6 @@ class FedRZO(Method[Minimization, State]):
             raise ValueError(
                 "FedRZO: messages='scalars' needs the same number H of steps for all clients and rounds."
             )
-
-    def cautions_at(self, x0: PyTree) -> list[str]:
-        return lost_in_rounding(self, "eta", x0)
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         check_directions("FedRZO", self.directions, self.orthogonal, x0)

@@ -55,6 +55,7 @@ from fedstrata.core.method import (
     Counts,
     LocalSteps,
     Method,
+    Moment,
     Positive,
     Reveals,
     by_options,
@@ -229,9 +230,9 @@ class FedRZOBilevel(Method[Implicit, State]):
             return self.lower.reveals_on(Minimization(lambda y, sample: 0.0))
         return "replies"  # a solver of the user's may gather
 
-    def cautions(self, problem: Implicit, rounds: int) -> list[str]:
-        """Where γ is too long for the pull towards the sets."""
-        return overshooting(self, problem.set_of_x, rounds)
+    def cautions(self, moment: Moment) -> list[str]:
+        told = overshooting(self, moment) + lost_in_rounding(self, "eta", moment)
+        return super().cautions(moment) + told + self._of_the_constants(moment) + self._of_the_lower(moment)
 
     def check(self, problem: Implicit, clients: int) -> None:
         """Whether the options fit each other and the problem."""
@@ -297,9 +298,6 @@ class FedRZOBilevel(Method[Implicit, State]):
             return Accurate(self.lower_tol, size)
         return TUNED[self.lower].solver(self.batch_size if size in ("rule", "same") else size)
 
-    def cautions_at(self, x0: PyTree) -> list[str]:
-        return lost_in_rounding(self, "eta", x0)
-
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """By `fedstrata.methods._shared.zeroth` on F(x) = f(x, y(x)), with the accurate lower solver."""
@@ -342,9 +340,10 @@ class FedRZOBilevel(Method[Implicit, State]):
         """``∇_y h_i(x, y)``."""
         return self.solver.gradients(lower_level(self.bilevel(problem), x), client, key, y)
 
-    def remarks(self, state: State) -> list[str]:
+    def _of_the_constants(self, moment: Moment) -> list[str]:
         """Where the curvature at the start is not within what the rules' estimates can tell."""
-        if state.constants is None or not clipped(state.constants[1]):
+        started = moment.state is not None and not moment.ended and moment.state.constants is not None
+        if not started or not clipped(moment.state.constants[1]):
             return []
         return [
             f"{type(self).__name__}: the lower level's condition number at the start is {WORST} or more, and "
@@ -356,9 +355,10 @@ class FedRZOBilevel(Method[Implicit, State]):
         """The residual of the last round's lower level, where it is measured."""
         return {} if state.report is None else {"lower_residual": state.report.residual}
 
-    def closing_remarks(self, state: State) -> list[str]:
+    def _of_the_lower(self, moment: Moment) -> list[str]:
         """Where the lower level was not solved, in more than one round of a hundred."""
-        if state.report is None or 100 * state.report.short <= state.report.rounds:
+        state = moment.state
+        if not moment.ended or state.report is None or 100 * state.report.short <= state.report.rounds:
             return []
         most = BUDGET if self.lower_rounds is None else self.lower_rounds
         within = f" within lower_rounds={most} exchanges" if isinstance(most, int) else ""

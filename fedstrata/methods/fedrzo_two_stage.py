@@ -50,6 +50,7 @@ from fedstrata.core.method import (
     Count,
     LocalSteps,
     Method,
+    Moment,
     NonNegative,
     Positive,
     Reveals,
@@ -216,9 +217,9 @@ class FedRZOTwoStage(Method[MPEC, State]):
     def reveals_on(self, problem: MPEC) -> Reveals:
         return "replies" if self.messages == "scalars" else "averages"
 
-    def cautions(self, problem: MPEC, rounds: int) -> list[str]:
-        """Where γ is too long for the pull towards the sets."""
-        return overshooting(self, problem.set_of_x, rounds)
+    def cautions(self, moment: Moment) -> list[str]:
+        told = overshooting(self, moment) + lost_in_rounding(self, "eta", moment)
+        return super().cautions(moment) + told + self._of_the_followers(moment)
 
     def check(self, problem: MPEC, clients: int) -> None:
         super().check(problem, clients)
@@ -232,9 +233,6 @@ class FedRZOTwoStage(Method[MPEC, State]):
             raise ValueError(
                 "FedRZOTwoStage: messages='scalars' needs the same number H of steps for all and always."
             )
-
-    def cautions_at(self, x0: PyTree) -> list[str]:
-        return lost_in_rounding(self, "eta", x0)
 
     @property
     def given(self) -> bool:
@@ -260,9 +258,11 @@ class FedRZOTwoStage(Method[MPEC, State]):
         """The residual of the last equilibria, relative to that at ``y0``."""
         return {"lower_residual": state.report.residual}
 
-    def closing_remarks(self, state: State) -> list[str]:
+    def _of_the_followers(self, moment: Moment) -> list[str]:
         """Where the followers' equilibria were not found, in more than one round of a hundred."""
-        residual, short, rounds = state.report
+        if not moment.ended:
+            return []
+        residual, short, rounds = moment.state.report
         if not short if self.timed else 100 * short <= rounds:
             return []
         end = f"their residual at the end was {float(residual):.2g} times that at y0. x and y may be wrong. "

@@ -63,7 +63,6 @@ class FedSGDAPlus(Method[Minimax, State]):
 
     solves = (Minimax,)
     sums_steps = "K"
-    drifts = ("K", "Take K=1, which has the right limit, or let gamma_x and gamma_y fall.")
 
     @classmethod
     def refuses(cls, problem: Minimax) -> str | None:

@@ -25,7 +25,15 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive, method
+from fedstrata.core.method import (
+    BatchSize,
+    Count,
+    LocalSteps,
+    Method,
+    Moment,
+    Positive,
+    method,
+)
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import sphere
 from fedstrata.methods._shared.rounding import lost_in_rounding
@@ -64,8 +72,8 @@ class FedZO(Method[Minimization, State]):
     def differentiates(cls, problem: Minimization) -> tuple[str, ...]:
         return ()
 
-    def cautions_at(self, x0: PyTree) -> list[str]:
-        return lost_in_rounding(self, "mu", x0)
+    def cautions(self, moment: Moment) -> list[str]:
+        return super().cautions(moment) + lost_in_rounding(self, "mu", moment)
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)

@@ -68,7 +68,6 @@ class FESSGDA(Method[Minimax, State]):
 
     solves = (Minimax,)
     sums_steps = "K"
-    drifts = ("K", "Take K=1, which has the right limit, or let eta_xl and eta_yl fall.")
 
     @classmethod
     def refuses(cls, problem: Minimax) -> str | None:

@@ -27,7 +27,7 @@ from fedstrata.core.method import BatchSize, Count, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.hypergradient import Products
-from fedstrata.methods._shared.implicit import Curvature, Growth, Implicit, Inverse
+from fedstrata.methods._shared.implicit import Curvature, Implicit, Inverse
 from fedstrata.problems.classes import Bilevel
 
 
@@ -38,7 +38,6 @@ class State(NamedTuple):
     y: PyTree
     v: PyTree
     curvature: Curvature | None = None
-    growth: Growth | None = None
 
 
 @method
@@ -71,7 +70,7 @@ class HypergradientDescent(Implicit[Bilevel, State]):
     server_steps = True
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
-        return State(x0, y0, tree.zeros_like(y0), self.no_curvature(problem), self.no_growth(problem))
+        return State(x0, y0, tree.zeros_like(y0), self.no_curvature(problem))
 
     def lower_gradient(self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree) -> PyTree:
         return gradient(client.train.mean(problem.lower, key, self.batch_size), x, y, wrt=1)
@@ -87,8 +86,8 @@ class HypergradientDescent(Implicit[Bilevel, State]):
         with fed.level("lower"):
             y = fed.repeat(self.T, descend, state.y)  # line 1
             h, b = fed.average(self.upper_gradients, key_upper, x, y)  # line 2
-        v, growth = self.inverse_product(fed, key_system, x, y, b, state.v, state)
+        v = self.inverse_product(fed, key_system, x, y, b, state.v, state)
         if self.inverse != "none":
             h = tree.sub(h, fed.average(self.mixed_product, key_mixed, x, y, v))
         x = problem.project_x(tree.axpy(-self.alpha, h, x))  # line 3
-        return State(x, y, v, state.curvature, growth)
+        return State(x, y, v, state.curvature)

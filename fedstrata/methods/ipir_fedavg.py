@@ -34,12 +34,17 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Count, Positive, method
+from fedstrata.core.method import (
+    BatchSize,
+    Count,
+    Moment,
+    Positive,
+    method,
+)
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.methods._shared.regularized import Regularized, Scale, StepSizes, direction
 from fedstrata.methods.str_fedavg import averaged
@@ -109,19 +114,8 @@ class IPIRFedAvg(Regularized[State]):
             return jnp.maximum(t, 1), 2 * jnp.log(later) / later, eta
         return jnp.maximum(t, 1), jnp.maximum(t, 1) ** (-7 / 12), eta
 
-    def cautions(self, problem: Selection, rounds: int) -> list[str]:
-        """How far the paper's η keeps x^t from the projection."""
-        if self.inner != "paper" or self.eta is not None:
-            return []
-        eta = float(np.asarray(self.tuned(max(rounds, 1))[2]))
-        return [
-            f"IPIRFedAvg: inner='paper' keeps η_t = {eta:.3g} after these {rounds} rounds: x^t stays near "
-            "y^t, its projection onto argmin h is not found, and the result may be far from f's minimiser "
-            "there. inner='warm' comes closer, with fewer inner rounds; a given eta is not remarked on."
-        ]
-
-    def remarks(self, state: State) -> list[str]:
-        return self.unscaled(state.scale, self.at(0).tuned(0)[1], sharp=self.inner == "weak_sharp")
+    def cautions(self, moment: Moment) -> list[str]:
+        return [] if self.inner == "weak_sharp" else self.flat(moment)
 
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
         return State(x0, x0, x0, Scale.unknown(x0))

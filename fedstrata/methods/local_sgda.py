@@ -44,7 +44,6 @@ class LocalSGDA(Method[Minimax, Pair]):
 
     solves = (Minimax,)
     sums_steps = "tau"
-    drifts = ("tau", "Take tau=1, which has the right limit, or let eta_x and eta_y fall.")
 
     @classmethod
     def refuses(cls, problem: Minimax) -> str | None:

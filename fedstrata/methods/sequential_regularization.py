@@ -23,7 +23,13 @@ import numpy as np
 
 from fedstrata.core.fed import Fed
 from fedstrata.core.hyperparameters import POSITIVE, Axis
-from fedstrata.core.method import BatchSize, Count, Positive, method
+from fedstrata.core.method import (
+    BatchSize,
+    Count,
+    Moment,
+    Positive,
+    method,
+)
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.regularized import Regularized, Scale
 from fedstrata.problems.classes import Selection
@@ -91,8 +97,8 @@ class SequentialRegularization(Regularized[State]):
         count = self.eta.shape[0]
         return jnp.clip(jnp.floor((r + 0.5) * count / self.R).astype(int), 0, count - 1)
 
-    def remarks(self, state: State) -> list[str]:
-        return self.unscaled(state.scale, 1.0 if self.gamma is None else self.gamma)
+    def cautions(self, moment: Moment) -> list[str]:
+        return self.flat(moment)
 
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
         count = self.eta.shape[0]

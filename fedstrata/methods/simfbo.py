@@ -78,7 +78,7 @@ class SimFBO(Method[Bilevel, State]):
 
     solves = (Bilevel,)
     needs = "gradients, Hessian-vector products"
-    drifts = ("tau", "Take tau=1, which has the right limit, or FedMSA, which corrects for it.")
+    drifts = "tau"
 
     @classmethod
     def refuses(cls, problem: Bilevel) -> str | None:

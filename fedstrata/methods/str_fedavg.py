@@ -54,13 +54,19 @@ import numpy as np
 from fedstrata.core import tree
 from fedstrata.core.fed import Fed
 from fedstrata.core.measured import Conditions, Practical
-from fedstrata.core.method import BatchSize, Count, NonNegative, Positive, method
+from fedstrata.core.method import (
+    BatchSize,
+    Count,
+    Moment,
+    NonNegative,
+    Positive,
+    method,
+)
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.methods._shared.regularized import Regularized, Scale, StepSizes
 from fedstrata.problems.classes import Selection
 
 PAPER = ("convex", "strongly_convex", "weak_sharp")
-BIASED = ("convex", "strongly_convex")  # with the rule's own η
 SHORTEST = 0.01  # of the clients' steps: in float32 the server's, as much longer, keep five digits
 
 
@@ -191,21 +197,8 @@ class StRFedAvg(Regularized[State]):
             return jnp.maximum(8 / (r + 8), SHORTEST)
         return SHORTEST ** jnp.clip(r / jnp.maximum(jnp.asarray(self.R) - 1, 1), 0, 1)
 
-    def cautions(self, problem: Selection, rounds: int) -> list[str]:
-        """The bias that the paper's η for R rounds leaves."""
-        if self.rule not in BIASED or self.eta is not None:
-            return []
-        eta = float(np.asarray(self.plan(rounds).tuned(0)[1]))
-        return [
-            f"StRFedAvg: the rule {self.rule!r}, the paper's, keeps η = {eta:.3g} for these {rounds} rounds, "
-            "and its result is near the minimiser of h + ηf, which may be far from that of f over argmin h. "
-            "rule='geometric' lets η fall to 1e-6 on the way, and comes closer; a given eta is not remarked "
-            "on."
-        ]
-
-    def remarks(self, state: State) -> list[str]:
-        gamma = self.at(0).tuned(0, state.scale.S_f)[0]
-        return self.unscaled(state.scale, gamma, sharp=self.rule == "weak_sharp")
+    def cautions(self, moment: Moment) -> list[str]:
+        return [] if self.rule == "weak_sharp" else self.flat(moment)
 
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
         scale = Scale.unknown(x0)

@@ -42,7 +42,17 @@ from fedstrata.core.client import Client, Oracle, steps_of
 from fedstrata.core.counting import count, loop
 from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.measured import Conditions, NoRule, Practical
-from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive, Reveals, by_options, method
+from fedstrata.core.method import (
+    BatchSize,
+    Count,
+    LocalSteps,
+    Method,
+    Moment,
+    Positive,
+    Reveals,
+    by_options,
+    method,
+)
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars
@@ -210,8 +220,8 @@ class ZOHFL(Method[Hierarchical, State]):
     def reveals_on(self, problem: Hierarchical) -> Reveals:
         return "replies" if self.messages == "scalars" else "averages"
 
-    def cautions_at(self, x0: PyTree) -> list[str]:
-        return lost_in_rounding(self, "eta", x0)
+    def cautions(self, moment: Moment) -> list[str]:
+        return lost_in_rounding(self, "eta", moment) + self._of_the_fits(moment)
 
     def init(self, problem: Hierarchical, x0: PyTree, y0: PyTree) -> State:
         check_directions("ZOHFL", self.directions, self.orthogonal, x0)
@@ -221,9 +231,9 @@ class ZOHFL(Method[Hierarchical, State]):
         """How much of the fits' answer to x̂ ± ηv_i is missing: the clients' mean, of recent rounds."""
         return {"lower_residual": state.missing}
 
-    def closing_remarks(self, state: State) -> list[str]:
+    def _of_the_fits(self, moment: Moment) -> list[str]:
         """Where the clients' fits were not solved."""
-        if (missing := float(state.missing)) <= LARGE:
+        if not moment.ended or (missing := float(moment.state.missing)) <= LARGE:
             return []
         return [
             f"ZOHFL: the clients' fits are not solved: about {missing:.0%} of how they should answer a "

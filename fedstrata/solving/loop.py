@@ -31,7 +31,7 @@ from fedstrata.channels.channel import Channels, Dropouts, Poisson
 from fedstrata.channels.channelled import own
 from fedstrata.core import tree
 from fedstrata.core.counting import Ledger, sent
-from fedstrata.core.method import Method
+from fedstrata.core.method import Method, Moment
 from fedstrata.core.problem import Problem, taken_name
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
@@ -407,12 +407,17 @@ class Loop:
         self.carry, counts = self.engine.begin(self.job, self.carry)
         for lane, its in zip(self.lanes, counts, strict=True):
             lane.counts.update(its)
-        self._warn([m.remarks(host.state) for m, host in zip(self.posed.methods, self._fetch(), strict=True)])
+        self._warn(self._cautions())
+
+    def _cautions(self, ended: bool = False) -> list[list[str]]:
+        posed, moment = self.posed, Moment(self.posed.setup.problem, self.posed.rounds, self.posed.x0)
+        lanes = zip(posed.methods, self._fetch(), strict=True)
+        return [m.cautions(moment._replace(state=host.state, ended=ended)) for m, host in lanes]
 
     def _close(self) -> None:
         """What there is to say of the rounds that there were."""
         methods, hosts = self.posed.methods, self._fetch()
-        self._warn([m.closing_remarks(host.state) for m, host in zip(methods, hosts, strict=True)])
+        self._warn(self._cautions(ended=True))
         problem, x0 = self.posed.setup.problem, self.posed.x0
         ended = [(m, lane) for m, lane in zip(self.posed.methods, self.lanes, strict=True) if lane.history]
         found = [(m, runaway(problem, m, x0, lane.history)) for m, lane in ended if lane.status != "diverged"]

@@ -19,7 +19,7 @@ from fedstrata.channels.channelled import Channelled, channelled, resolved
 from fedstrata.channels.privacy import Spending, accountant
 from fedstrata.core import tree
 from fedstrata.core.fed import Setup
-from fedstrata.core.method import METHODS, Method
+from fedstrata.core.method import METHODS, Method, Moment
 from fedstrata.core.problem import Problem, check_scalar, taken_name
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import PyTree, Weights
@@ -163,9 +163,11 @@ def pose(
     if setup.measure_problem and metrics:
         _check_names(problem, x0, y0, metrics)
     _warn_of_validation(problem, data)
-    for caution in method.cautions_at(x0):
+    for caution in method.cautions(Moment(problem, rounds, x0)):
         warnings.warn(caution, stacklevel=4)
     carry = initial_carry(problem, method, x0, y0, data.clients)
+    if setup.measure_problem:
+        _check_output(problem, method, carry, y0, data.clients)
     posed = Posed(setup, [method], [seed], method, seed, data, carry, rounds, eval_every, x0, y0, hosted)
     if channel is None and dropouts is None and setup.rate is None:
         return posed
@@ -239,6 +241,18 @@ def _spending(found: Spending) -> Spending | None:
         reason = f"{found.bare[0].upper()}{found.bare[1:]}."
     warnings.warn(f"There is noise, but the history has no epsilon. {reason}", stacklevel=6)
     return None
+
+
+def _check_output(problem: Problem, method: Method, carry: Carry, y0: PyTree, clients: int) -> None:
+    """Default metrics are of one y where clients share it: one of each client would not fit."""
+    shared = any(level.variable == "y" and level.solved_by == "all" for level in problem.levels)
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(method.output(*carry)[1])]
+    if shared and shapes and shapes == [(clients, *np.shape(leaf)) for leaf in jax.tree.leaves(y0)]:
+        name, kind = type(method).__name__, type(problem).__name__
+        raise TypeError(
+            f"{name} gives every client a y of its own, but the clients of a {kind} share one. Say that they "
+            f"do not, class Local(fs.{kind}): personal = True; or give default_metrics=False."
+        )
 
 
 def _check_kinds(problem: Problem, method: Method, data: FederatedData) -> None:
@@ -442,8 +456,6 @@ def check_method(setup: Setup, method: Method, rounds: int) -> Method:
         )
     method.check(setup.problem, setup.clients)
     method.check_schedules(rounds)
-    for caution in (*method.cautions(setup.problem, rounds), *method.cautions_of_steps()):
-        warnings.warn(caution, stacklevel=5)
     return method.plan(rounds)
 
 

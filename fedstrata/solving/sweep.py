@@ -11,7 +11,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from fedstrata.core.method import Method
+from fedstrata.core.method import Method, Moment
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
@@ -129,7 +129,8 @@ def _side_by_side(
     """A run for every method and seed, methods outermost; ``datasets`` has one per seed, or none."""
     setup, problem = first.setup, first.setup.problem
     planned = [first.methods[0], *(check_method(setup, m, first.rounds) for m in methods[1:])]
-    for caution in dict.fromkeys(c for m in planned[1:] for c in m.cautions_at(first.x0)):
+    moment = Moment(problem, first.rounds, first.x0)
+    for caution in dict.fromkeys(c for m in planned[1:] for c in m.cautions(moment)):
         warnings.warn(caution, stacklevel=4)
     starts = [initial_carry(problem, m, first.x0, first.y0, setup.clients) for m in planned]
     lanes = [(m, s) for m in range(len(planned)) for s in range(len(seeds))]

@@ -39,7 +39,6 @@ def test_a_headline_is_written_out(tmp_path, monkeypatch):
 
 
 # The self-tuned row of strfedavg-sparse is about the step that this tells of.
-TOLD = "ignore:StRFedAvg. (the primary loss curves|the rule 'convex', the paper's, keeps η):UserWarning"
 
 
 def run(name, folder, **changes):
@@ -52,7 +51,6 @@ def run(name, folder, **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(TOLD)
 @pytest.mark.parametrize("name", ALL)
 def test_three_rounds(name, tmp_path):
     run(name, tmp_path, **{key: 3 for key in ("rounds",) if key in ALL[name].parameters})
@@ -60,7 +58,6 @@ def test_three_rounds(name, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("optimized")
-@pytest.mark.filterwarnings(TOLD)
 @pytest.mark.parametrize("name", ALL)
 def test_quick(name, tmp_path):
     wall, own = time.perf_counter(), time.process_time()

@@ -13,6 +13,7 @@ from scipy import optimize
 from scipy.special import expit
 
 import fedstrata as fs
+from fedstrata.core.method import Moment
 
 SIZES = (1, 2, 3, 5)
 
@@ -369,7 +370,9 @@ def test_a_step_too_long_for_the_sets_is_told(kind):
     start = {} if kind == "FedRZO" else {"y0": np.zeros(2)}
 
     def told(gamma, eta, project, rounds=2):
-        return getattr(fs, kind)(gamma, eta, **more.get(kind, {})).cautions(problems[kind](project), rounds)
+        return getattr(fs, kind)(gamma, eta, **more.get(kind, {})).cautions(
+            Moment(problems[kind](project), rounds, np.zeros(2))
+        )
 
     assert not told(0.2, 0.1, fs.sets.Box(-1, 1))
     assert not told(0.3, 0.1, None)

@@ -204,8 +204,8 @@ def test_an_adaptive_server_says_that_its_limit_is_another():
     with pytest.warns(UserWarning, match="scales every coordinate on its own"):
         solve(minimization, adam, rounds=1)
     box = fs.Minimization(minimization.loss, project=fs.sets.Box(-0.2, 0.2))
-    assert not adam.cautions(box, 1)
-    assert not fs.FedOpt(optax.sgd(0.1), optax.sgd(1.0, momentum=0.9)).cautions(minimization, 1)
+    assert not adam.cautions(Moment(box, 1, None))
+    assert not fs.FedOpt(optax.sgd(0.1), optax.sgd(1.0, momentum=0.9)).cautions(Moment(minimization, 1, None))
 
 
 def test_a_penalty_ends_outside_and_says_so(x64):

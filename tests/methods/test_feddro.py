@@ -12,6 +12,7 @@ import pytest
 from scipy import optimize
 
 import fedstrata as fs
+from fedstrata.core.method import Moment
 
 solve = functools.partial(fs.solve, progress=False)
 
@@ -650,7 +651,7 @@ LEVEL, SECOND = (lambda x, s: x * s["a"] + s["b"]), (lambda z, s: s["a"] * z**2)
     ],
 )
 def test_forms_that_no_step_size_makes_right_say_so(method, levels, told):
-    found = method.cautions(fs.Composition(levels), 10)
+    found = method.cautions(Moment(fs.Composition(levels), 10, None))
     assert len(found) == told
     assert all(f"{type(method).__name__}" in words for words in found)
     assert all("biased where clients differ" in words for words in found)

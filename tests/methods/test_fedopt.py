@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import fedstrata as fs
+from fedstrata.core.method import Moment
 from fedstrata.support.optimisers import first_like
 
 rng = np.random.default_rng(0)
@@ -141,7 +142,7 @@ def test_an_adaptive_client_ends_at_a_median_and_is_told_of():
     ],
 )
 def test_which_clients_are_adaptive(client, told):
-    assert len(fs.FedOpt(client, optax.adam(0.1)).cautions(problem, 1)) == told
+    assert len(fs.FedOpt(client, optax.adam(0.1)).cautions(Moment(problem, 1, None))) == told
 
 
 @pytest.mark.slow

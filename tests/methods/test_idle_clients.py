@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.core.method import Moment
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -119,6 +120,9 @@ def test_unlike_numbers_of_steps_weigh_clients_and_are_told_of():
     assert float(found(fs.SCAFFOLD(1e-3, 1.0, H))) == pytest.approx(2, rel=1e-2)
 
 
+NOW = Moment(fs.Minimization(lambda x, s: x), 10, np.zeros(1, np.float32))
+
+
 @pytest.mark.parametrize(
     ("method", "told"),
     [
@@ -132,4 +136,4 @@ def test_unlike_numbers_of_steps_weigh_clients_and_are_told_of():
     ],
 )
 def test_whose_numbers_of_steps_matter(method, told):
-    assert any("unlike numbers" in caution for caution in method.cautions_of_steps()) == told
+    assert any("unlike numbers" in caution for caution in method.cautions(NOW)) == told

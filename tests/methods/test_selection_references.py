@@ -82,7 +82,6 @@ def test_r_apm_is_fista_on_the_regularised_loss():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:StRFedAvg. the rule 'convex', the paper's, keeps η:UserWarning")
 def test_r_apm_beats_the_papers_rule():
     assert error(run(fs.RAPM(), 1000).x) < 0.05 < error(run(fs.StRFedAvg(), 1000).x)
 
@@ -105,14 +104,6 @@ def test_an_eta_that_its_rounds_do_not_solve():
     cold = run(fs.SequentialRegularization(), 2000)
     warm = run(fs.SequentialRegularization((1.0, 0.1, 0.01), warm_start=True), 6000)
     assert error(warm.x) < 0.1 < error(cold.x)
-
-
-def test_the_papers_inner_rule_is_told_of():
-    (told,) = fs.IPIRFedAvg(0.02, 0.05).cautions(TOY.problem, 100)
-    assert "inner='paper' keeps η_t = 1.35 after these 100 rounds" in told
-    assert "inner='warm'" in told
-    for silent in ({"inner": "warm"}, {"eta": 0.1}, {"inner": "weak_sharp", "eta": 0.1}):
-        assert fs.IPIRFedAvg(0.02, 0.05, **silent).cautions(TOY.problem, 100) == []
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,16 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import Method, ProblemT, StateT
+from fedstrata.core.method import (
+    Method,
+    Moment,
+    ProblemT,
+    StateT,
+)
 from fedstrata.core.problem import Problem
 from fedstrata.core.term import Term
 from fedstrata.core.types import Integer, Key, PyTree, Real
@@ -46,13 +50,9 @@ from fedstrata.problems.classes import Bilevel
 
 Inverse = Literal["neumann", "series", "cg", "none"]
 
-Summand = tuple[PyTree, jax.Array]  # of the series, and the most that one grew over that before it
-
 ABOVE = 1.25  # ℓ over the largest curvature that was found: it changes along the way
 LEFT = 0.1  # the part of the solution that a series may leave away without a word
-GROWTH = 1.01  # of a term over the one before it: more than rounding
 VANISHING = 2 / 3  # power of the rounding, in parts of the largest curvature: less is none
-UNSOLVED = 1e-3  # of a linear system's right-hand side
 
 
 class Curvature(NamedTuple):
@@ -64,39 +64,6 @@ class Curvature(NamedTuple):
     @property
     def ell(self) -> jax.Array:
         return ABOVE * self.L
-
-
-class Growth(NamedTuple):
-    """Whether the terms of the series grew, or conjugate gradients met a direction that does not curve up.
-
-    Attributes:
-        most: the most that a term was longer than the one before it.
-        grown: the rounds with a term that was longer, or with such a direction.
-        rounds: how many there were.
-        left: the length of the last of the N terms beside the first, when there last were N; of conjugate
-            gradients the part of the right-hand side that was left in the last round.
-    """
-
-    most: jax.Array
-    grown: jax.Array
-    rounds: jax.Array
-    left: jax.Array
-
-    def after(self, most: jax.Array, first: PyTree, last: PyTree, full: Any = True) -> Growth:
-        """One round later; ``full`` says whether ``last`` is the last of N terms."""
-        size = norm(first)
-        left = jnp.where(size > 0, norm(last) / jnp.where(size > 0, size, 1), 0)
-        return Growth(
-            jnp.maximum(self.most, most).astype(self.most.dtype),
-            self.grown + (most > GROWTH),
-            self.rounds + 1,
-            jnp.where(full, left, self.left).astype(self.left.dtype),
-        )
-
-    def stopped(self, left: jax.Array) -> Growth:
-        """One round later, in which conjugate gradients ended with so much of the system left."""
-        grown = self.grown + (left > UNSOLVED)
-        return Growth(self.most, grown, self.rounds + 1, left.astype(self.left.dtype))
 
 
 class Implicit(Method[ProblemT, StateT]):
@@ -121,10 +88,6 @@ class Implicit(Method[ProblemT, StateT]):
     def refuses(cls, problem: Problem) -> str | None:
         return refused_sets(cls.__name__, problem, cls.server_steps)
 
-    def watches(self, problem: Problem) -> bool:
-        """Whether there is a linear system."""
-        return self.inverse != "none" and isinstance(problem, Bilevel)
-
     def sums(self, problem: Problem) -> bool:
         """Whether there is a series."""
         return self.inverse in ("neumann", "series") and isinstance(problem, Bilevel)
@@ -132,11 +95,6 @@ class Implicit(Method[ProblemT, StateT]):
     def estimates(self, problem: Problem) -> bool:
         """Whether it needs ℓ, and nobody gave it."""
         return self.ell is None and self.sums(problem)
-
-    def no_growth(self, problem: Problem) -> Growth | None:
-        """Of no round."""
-        none = Growth(jnp.zeros(()), jnp.int32(0), jnp.int32(0), jnp.zeros(()))
-        return none if self.watches(problem) else None
 
     def no_curvature(self, problem: Problem) -> Curvature | None:
         """What stands in the state before the estimate."""
@@ -162,9 +120,10 @@ class Implicit(Method[ProblemT, StateT]):
         g = client.train.mean(problem.lower, key, None if whole_client else self.batch_size)
         return product(g, x, y, v, self.products)
 
-    def remarks(self, state: Any) -> list[str]:
+    def cautions(self, moment: Moment) -> list[str]:
         """Where the terms of the series are too few for the curvature that was found."""
-        if state.curvature is None:
+        state = moment.state
+        if state is None or moment.ended or state.curvature is None:
             return []
         rate = 1 - float(state.curvature.mu / state.curvature.ell)
         if not rate**self.N > LEFT:
@@ -175,43 +134,6 @@ class Implicit(Method[ProblemT, StateT]):
             f"{rate**self.N:.0%} of the indirect gradient away (the lower level's curvature is about "
             f"{float(state.curvature.mu):.2g} to {float(state.curvature.L):.2g} at the start), so that x "
             f"will be off. Give N={enough} or more, or inverse='cg'."
-        ]
-
-    def closing_remarks(self, state: Any) -> list[str]:
-        """Where the terms of the series grew, in more than one round of ten, or became too few."""
-        growth: Growth | None = state.growth
-        if growth is None:
-            return []
-        if not 10 * growth.grown > growth.rounds:
-            return self.too_few(state.curvature, growth) if not self.remarks(state) else []
-        if self.inverse == "cg":
-            return [
-                f"{type(self).__name__}: in {int(growth.grown)} of {int(growth.rounds)} rounds conjugate "
-                "gradients met a direction of y along which the lower level does not curve upwards, and "
-                f"stopped there, at last with {float(growth.left):.2g} of the linear system unsolved: its "
-                "Hessian is singular or indefinite, y(x) has no derivative, and x is not to be relied on. "
-                "Add a λ/2‖y‖² to the lower level, or start y nearer to its minimiser."
-            ]
-        ell = float(np.asarray(state.curvature.ell if self.ell is None else self.at(0).ell))
-        given = "which was found at the start, " if self.ell is None else ""
-        return [
-            f"{type(self).__name__}: in {int(growth.grown)} of {int(growth.rounds)} rounds the terms of the "
-            f"series for the inverse Hessian grew, by up to {float(growth.most):.2g} a term: ell={ell:.3g}, "
-            f"{given}is less than half the lower level's largest curvature, and x is wrong. Give an ell "
-            f"above {ell * (1 + float(growth.most)):.2g}"
-            f"{'' if self.ell is None else ' or none, which finds one,'} or inverse='cg'."
-        ]
-
-    def too_few(self, curvature: Curvature | None, growth: Growth) -> list[str]:
-        """Where x went on to a lower level that curves less than where N seemed enough."""
-        if curvature is None or not growth.left > LEFT:
-            return []
-        return [
-            f"{type(self).__name__}: at the end the last of the N={self.N} terms of the series for the "
-            f"inverse Hessian has {float(growth.left):.0%} of the length of the first: as much of the "
-            "indirect gradient, or more, is left away, and x is off. The lower level curves less there than "
-            f"at the start, where ell={float(curvature.ell):.3g} was found. Give more terms, an ell just "
-            "above its largest curvature at the end, or inverse='cg'."
         ]
 
     def upper_gradients(self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree) -> PyTree:
@@ -234,43 +156,31 @@ class Implicit(Method[ProblemT, StateT]):
 
     def inverse_product(
         self, fed: Fed, key: Key, x: PyTree, y: PyTree, b: PyTree, v: PyTree, state: Any
-    ) -> tuple[PyTree, Growth | None]:
-        """``v ≈ [∇²_yy g]⁻¹ b``, starting from ``v`` where that helps, and what is known of the series."""
+    ) -> PyTree:
+        """``v ≈ [∇²_yy g]⁻¹ b``, starting from ``v`` where that helps."""
         ell: Any = self.ell if state.curvature is None else state.curvature.ell
         key_products, key_length = jax.random.split(key)
 
         def times(u: PyTree, key: Key = key_products) -> PyTree:
             return fed.average(self.lower_product, key, x, y, u)
 
-        def shrink(t: Integer, term: Summand) -> Summand:
-            u, most = term
-            along = times(u, jax.random.fold_in(key_products, t))
-            new = tree.axpy(-1 / ell, along, u)
-            size = norm(u)
-            grew = jnp.where(
-                (size > 0) & (tree.dot(u, along) > 0), norm(new) / jnp.where(size > 0, size, 1), 0
-            )
-            return new, jnp.maximum(most, grew.astype(most.dtype))
+        def shrink(t: Integer, u: PyTree) -> PyTree:
+            return tree.axpy(-1 / ell, times(u, jax.random.fold_in(key_products, t)), u)
+
+        def add(t: Integer, both: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+            term = shrink(t, both[0])
+            return term, tree.add(both[1], term)
 
         if self.inverse == "none":
-            return tree.zeros_like(v), state.growth
+            return tree.zeros_like(v)
         with fed.level("lower"):
             if self.inverse == "cg":
-                v, left = conjugate_gradients(fed, times, b, v, self.N)
-                return v, state.growth.stopped(left)
+                return conjugate_gradients(fed, times, b, v, self.N)
             if self.inverse == "neumann":
                 length = jax.random.randint(key_length, (), 0, self.N)
-                first = tree.scale(self.N / ell, b)
-                p, most = fed.repeat(length, shrink, (first, jnp.zeros(())))
-                return p, state.growth.after(most, first, p, length == self.N - 1)
-
-            def add(t: Integer, both: tuple[Summand, PyTree]) -> tuple[Summand, PyTree]:
-                term = shrink(t, both[0])
-                return term, tree.add(both[1], term[0])
-
+                return fed.repeat(length, shrink, tree.scale(self.N / ell, b))
             first = tree.scale(1 / ell, b)
-            (last, most), total = fed.repeat(self.N - 1, add, ((first, jnp.zeros(())), first))
-            return total, state.growth.after(most, first, last)
+            return fed.repeat(self.N - 1, add, (first, first))[1]
 
 
 class Search(NamedTuple):
@@ -286,14 +196,11 @@ class Search(NamedTuple):
 
 def conjugate_gradients(
     fed: Fed, product: Callable[[PyTree], PyTree], b: PyTree, v: PyTree, steps: int
-) -> tuple[PyTree, jax.Array]:
+) -> PyTree:
     """``steps`` of conjugate gradients for ``A v = b``, where ``product(v) = A v`` is an exchange.
 
     A direction that curves downwards, or upwards by no more than a tiny part of the largest curvature met,
     ends the search at the shortest residual so far: a step along it would be of any length.
-
-    Returns:
-        v, and the part of b that is left where the search ended so; else 0.
     """
     along, dtype = product(v), jnp.result_type(*jax.tree.leaves(v))
     residual, tiny = tree.sub(b, along), jnp.finfo(dtype).tiny
@@ -315,6 +222,4 @@ def conjugate_gradients(
     steepest = (norm(along) / jnp.maximum(norm(v), tiny)).astype(dtype)  # of a v from the last round
     begin = Search(v, residual, residual, (v, norm(residual)), steepest, jnp.asarray(True))
     end = fed.repeat(steps, step, begin)
-    best, left = end.best
-    v = jax.tree.map(lambda last, best: jnp.where(end.up, last, best), end.v, best)
-    return v, jnp.where(end.up, 0, left / jnp.maximum(norm(b), tiny))
+    return jax.tree.map(lambda last, best: jnp.where(end.up, last, best), end.v, end.best[0])

@@ -6,20 +6,22 @@ from typing import Any
 
 import numpy as np
 
+from fedstrata.core.method import Moment
+
 LOOKS = 200  # rounds at which schedules are looked at
 
 
-def overshooting(method: Any, project: Any, rounds: int) -> list[str]:
+def overshooting(method: Any, moment: Moment) -> list[str]:
     """A caution where γ > 2η and x has a set; schedules are looked at all along the run.
 
     A step takes the distance from a set to |1 − γ/η| times itself, which then is more than it was.
 
     Args:
         method: with ``gamma`` and ``eta``, numbers or schedules.
-        project: the set of x.
-        rounds: how many there will be.
+        moment: nothing is said once the run has begun.
     """
-    if project.trivial:
+    rounds = moment.rounds
+    if moment.state is not None or moment.problem.set_of_x.trivial:
         return []
     scheduled = callable(method.gamma) or callable(method.eta)
     looks = np.unique(np.linspace(0, max(rounds - 1, 0), LOOKS if scheduled else 1).astype(int))

@@ -20,13 +20,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedstrata.core import counting, tree
 from fedstrata.core.client import Client, Oracle, Samples
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import Method, StateT
+from fedstrata.core.method import (
+    Method,
+    Moment,
+    StateT,
+)
 from fedstrata.core.term import Term
 from fedstrata.core.types import Key, PyTree, Real
 from fedstrata.estimators.curvature import hessian_product, local_curvature, power_iteration
@@ -220,26 +223,16 @@ class Regularized(Method[Selection, StateT]):
             local = jnp.minimum(local, 1 / (scale.L_max / scale.L_h + eta * scale.L_f))
         return StepSizes(local / scale.L_h, local * eta)
 
-    def unscaled(self, scale: Scale, gamma: Real, sharp: bool = False) -> list[str]:
-        """The warnings that are due where the step would have diverged on the primary loss as it is.
-
-        And where that has no curvature to scale it by, unless the rule is made for that (``sharp``).
-        """
-        if float(scale.flat) > 0 and not sharp:
-            return [
-                f"{type(self).__name__}: the primary loss has no curvature at x0 or at the origin, as "
-                "piecewise linear ones have not: nothing is known to scale it by, L_h is taken as 1, and "
-                "steps that stay as long as they are go back and forth over its kinks. For such losses "
-                "there is StRFedAvg(rule='weak_sharp', eta=…, returns='last'); or smooth the loss: square "
-                "what exceeds its tolerance."
-            ]
-        L_h, gamma = float(scale.L_h), float(np.asarray(gamma))
-        if self.L_h is not None or gamma * L_h < 2:
+    def flat(self, moment: Moment) -> list[str]:
+        """Where the primary loss has no curvature that it could be scaled by, after `start`."""
+        if moment.state is None or moment.ended or not float(moment.state.scale.flat) > 0:
             return []
         return [
-            f"{type(self).__name__}: the primary loss curves by L_h ≈ {L_h:.3g}, where the step "
-            f"γ̃ = {gamma:.3g} would diverge. It is divided by L_h (result.state.scale), and η counts against "
-            "the divided loss. Scale the data, or give L_h, to be rid of this warning."
+            f"{type(self).__name__}: the primary loss has no curvature at x0 or at the origin, as "
+            "piecewise linear ones have not: nothing is known to scale it by, L_h is taken as 1, and "
+            "steps that stay as long as they are go back and forth over its kinks. For such losses "
+            "there is StRFedAvg(rule='weak_sharp', eta=…, returns='last'); or smooth the loss: square "
+            "what exceeds its tolerance."
         ]
 
 

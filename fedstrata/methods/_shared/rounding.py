@@ -8,17 +8,21 @@ import jax
 import numpy as np
 
 from fedstrata.core import tree
+from fedstrata.core.method import Moment
 from fedstrata.core.types import PyTree
 
 
-def lost_in_rounding(method: Any, width: str, x0: PyTree) -> list[str]:
+def lost_in_rounding(method: Any, width: str, moment: Moment) -> list[str]:
     """A caution where a direction's entries, about η/√n, are rounded away when they are added to x0.
 
     Args:
         method: with the width η of its differences, a number or a schedule, which is looked at in round 0.
         width: the name of that field.
-        x0: where the run starts.
+        moment: nothing is said once the run has begun.
     """
+    x0 = moment.x0
+    if moment.state is not None:
+        return []
     eta, n = float(getattr(method.at(0), width)), tree.dimension(x0)
     gaps = [
         (float(np.spacing(np.abs(leaf).max(initial=0))), leaf.dtype) for leaf in map(np.asarray, _real(x0))
