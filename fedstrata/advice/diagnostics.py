@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
+from fedstrata.advice.objectives import mean_over
 from fedstrata.core import tree
 from fedstrata.core.problem import Problem
 from fedstrata.core.term import Applied
@@ -28,7 +29,6 @@ from fedstrata.core.types import Function, PyTree, Real, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
 from fedstrata.estimators.sphere import sphere, two_point
-from fedstrata.problems.classes import MPEC, Bilevel, Minimax, Minimization
 from fedstrata.solving.result import Result
 from fedstrata.support.words import misspelt
 
@@ -104,22 +104,17 @@ class _Implicit:
         return hash((id(self.problem), self.solution, self.weights))
 
     def __call__(self, x: PyTree, data: Placed) -> Any:
-        mean = partial(federated_mean, data=data, weights=self.weights)
-        if isinstance(self.problem, Minimization):
-            return mean(self.problem.loss)(x)
-        solution = self.solution
-        if solution is None:
-            raise ValueError(
-                f"stationarity of {type(self.problem).__name__} needs the lower level's solution."
-            )
-        if isinstance(self.problem, Bilevel):
-            return mean(self.problem.upper, part="valid")(x, solution(x))
-        if isinstance(self.problem, Minimax):
-            return mean(self.problem.payoff)(x, solution(x))
-        if isinstance(self.problem, MPEC):
-            leader = self.problem.leader
-            return mean(lambda x, sample: leader(x, solution(x, sample), sample))(x)
-        raise TypeError(f"stationarity is not known for {type(self.problem).__name__}.")
+        problem, mean = self.problem, partial(mean_over, data, self.weights)
+        levels = [level for level in problem.levels if level.variable == "x"]
+        if not levels or any(level.seeks != "min" for level in levels):
+            raise TypeError(f"stationarity is not known for {type(problem).__name__}.")
+        if not problem.has_y:
+            return sum(problem.mean_of(level, mean, x, None) for level in levels)
+        if (solution := self.solution) is None:
+            raise ValueError(f"stationarity of {type(problem).__name__} needs the lower level's solution.")
+        if all(level.solved_by != "sample" for level in problem.levels):
+            return sum(problem.mean_of(level, mean, x, solution(x)) for level in levels)
+        return sum(mean(lambda x, s, f=f: f(*f.args(x, solution(x, s)), s), x) for f in levels)
 
 
 def _norm(
@@ -235,7 +230,7 @@ def set_distances(problem: Problem, data: FederatedData, x: PyTree) -> np.ndarra
 
 
 def lower_residual(
-    problem: Bilevel | Minimax | MPEC,
+    problem: Problem,
     data: FederatedData,
     x: PyTree | Result,
     y: PyTree = None,
@@ -245,7 +240,7 @@ def lower_residual(
     """``‖y − P_{Y(x)}(y − step · G)‖/step``, zero where y = y(x).
 
     Args:
-        problem: G is the gradient of the lower level's mean, or the followers' map of an `MPEC`.
+        problem: `Bilevel`, `Minimax` or `MPEC`; G is the gradient of the lower level's mean, or the map.
         data: the clients' samples.
         x: the point, or a result, whose x, y and weights are then taken.
         y: the lower level's variable, where x is not a result; for an `MPEC`, where every sample has an
@@ -259,38 +254,42 @@ def lower_residual(
     >>> lower_residual(problem, data, x_star, y_star) < 1e-5
     True
     """
-    if y is None and isinstance(x, Result) and not isinstance(problem, MPEC):
+    lower = [level.minimised() for level in problem.levels if level.variable == "y"]
+    if problem.personal:
+        raise TypeError("There is a lower level for every client: see fs.diagnose(result).")
+    if len(lower) != 1:
+        raise TypeError(f"lower_residual is for Bilevel, Minimax and MPEC, not {type(problem).__name__}.")
+    (level,) = lower
+    if y is None and isinstance(x, Result) and level.solved_by == "all":
         y = x.y
     x, weights = _at(x, weights)
     x, placed = tree.as_floats(x, "x"), data.placed()
-    if not isinstance(problem, Bilevel | Minimax | MPEC):
-        raise TypeError(f"lower_residual is for Bilevel, Minimax and MPEC, not {type(problem).__name__}.")
-    if problem.local:
-        raise TypeError("With local=True there is a lower level for every client: see fs.diagnose(result).")
     problem.check_weights(weights)
-    if isinstance(problem, MPEC):
+
+    def away(x: PyTree, y: PyTree, G: PyTree, *context: PyTree) -> Any:
+        return tree.norm(tree.sub(y, level.project(tree.axpy(-step, G, y), x, *context))) / step
+
+    if level.solved_by == "sample":
         if not callable(y):
-            raise TypeError("lower_residual of an MPEC needs a function y(x, sample).")
+            raise TypeError(f"lower_residual of an {type(problem).__name__} needs a function y(x, sample).")
 
         def of_sample(x: PyTree, sample: PyTree) -> Any:
             at = y(x, sample)
-            moved = tree.axpy(-step, problem.follower(x, at, sample), at)
-            return tree.norm(tree.sub(at, problem.project_y(moved, x, sample))) / step
+            return away(x, at, level(*level.args(x, at), sample), sample)
 
-        return float(jax.jit(lambda x, data: federated_mean(of_sample, data, weights=weights)(x))(x, placed))
+        return float(jax.jit(lambda x, data: mean_over(data, weights, of_sample, x))(x, placed))
     if y is None:
         raise TypeError("lower_residual needs y, or a result in place of x.")
     y = tree.as_floats(y, "y")
 
     @jax.jit
     def G(x: PyTree, y: PyTree, data: Placed) -> PyTree:
-        mean = partial(federated_mean, data=data, weights=weights)
-        if isinstance(problem, Bilevel):
-            return jax.grad(mean(problem.lower), argnums=1)(x, y)
-        return tree.scale(-1, jax.grad(mean(problem.payoff), argnums=1)(x, y))
+        def mean(y: PyTree) -> Any:
+            return mean_over(data, weights, level, *level.args(x, y))
 
-    moved = problem.project_y(tree.axpy(-step, G(x, y, placed), y), x)
-    return float(tree.norm(tree.sub(y, moved)) / step)
+        return mean(y) if level.seeks == "zero" else jax.grad(mean)(y)
+
+    return float(away(x, y, G(x, y, placed)))
 
 
 def consensus_error(stacked: PyTree) -> float:

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.advice.diagnostics import federated_mean
 from fedstrata.advice.lower import NotCertifiable, Pooled, kept, solve_lower
+from fedstrata.advice.objectives import mean_over
 from fedstrata.advice.spectrum import extremes
 from fedstrata.core import tree
 from fedstrata.core.types import Array, PyTree, Real, Weights
@@ -130,17 +131,14 @@ class _Levels:
         """A level's value without its regulariser."""
         level, value = self.of(part), jnp.zeros(())
         if level.loss is not None:
-            value = federated_mean(level.loss, data, part, self.weights)(x)
+            value = mean_over(data, self.weights, level.loss, x, part=part)
         return value if level.known is None else value + level.known(x)
 
     def value(self, x: PyTree, data: Placed, part: Part) -> float:
         """A level's value."""
 
         def measured(x: PyTree, data: Placed) -> Any:
-            def mean(function: Any, *args: PyTree, part: Any = "train", each: Any = None) -> Any:
-                return federated_mean(function, data, part, self.weights)(*args)
-
-            return self.of(part).measure(mean, x, part)
+            return self.of(part).measure(partial(mean_over, data, self.weights), x, part)
 
         return float(self.once(("value", part), lambda: jax.jit(measured))(x, data))
 

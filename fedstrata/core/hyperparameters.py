@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -35,25 +35,44 @@ from fedstrata.support.words import listed, suggest
 Fault = type[TypeError] | type[ValueError] | None
 
 
-class Kind(Protocol):
-    """One thing that a value may be, in words for the user, and what is wrong with a value that is not."""
+class Kind:
+    """One thing that a value may be, in words for the user, and what is wrong with a value that is not.
+
+    Attributes:
+        words: as in "gamma must be …".
+        real: whether it is a real number, a leaf of the method.
+        counts: whether it is a whole number, static unless it is an array.
+        of_round: whether it is a schedule.
+    """
+
+    words: str
+    real: ClassVar[bool] = False
+    counts: ClassVar[bool] = False
+    of_round: ClassVar[bool] = False
 
     @property
-    def words(self) -> str:
-        """As in "gamma must be …"."""
+    def options(self) -> tuple[Any, ...]:
+        """The values that it may have, where they can be listed."""
+        return ()
 
     def fault(self, value: object) -> Fault:
         """None where the value is one."""
+        raise NotImplementedError
+
+    def fits(self, values: np.ndarray) -> np.ndarray:
+        """Which values of a schedule are such; a step may fade to the lower end of its range."""
+        return np.zeros(values.shape, bool)
 
 
 @dataclass(frozen=True)
-class Number:
+class Number(Kind):
     """Real numbers in a range; leaves of a method, so that another value does not recompile."""
 
     words: str = "a finite number"
     low: float = -math.inf
     high: float = math.inf
     open_low: bool = False
+    real = True
 
     def fault(self, value: object) -> Fault:  # noqa: D102
         array = np.asarray(value)
@@ -62,15 +81,19 @@ class Number:
         above = array > self.low if self.open_low else array >= self.low
         return None if (np.isfinite(array) & above & (array <= self.high)).all() else ValueError
 
+    def fits(self, values: np.ndarray) -> np.ndarray:  # noqa: D102
+        return np.isfinite(values) & (values >= self.low) & (values <= self.high)
+
 
 @dataclass(frozen=True)
-class Whole:
+class Whole(Kind):
     """Whole numbers; static, unless they are an array."""
 
     low: float = 1
+    counts = True
 
     @property
-    def words(self) -> str:  # noqa: D102
+    def words(self) -> str:  # type: ignore[override]  # noqa: D102
         return "a whole number" if self.low == -math.inf else f"a whole number ≥ {self.low}"
 
     def fault(self, value: object) -> Fault:  # noqa: D102
@@ -80,16 +103,24 @@ class Whole:
         low = min(self.low, 0) if array.ndim else self.low
         return None if array.dtype.kind in "iu" and (array >= low).all() else ValueError
 
+    def fits(self, values: np.ndarray) -> np.ndarray:  # noqa: D102
+        low = min(self.low, 0) if values.ndim > 1 else self.low
+        return values >= low if values.dtype.kind in "iu" else super().fits(values)
+
 
 @dataclass(frozen=True)
-class Option:
+class Option(Kind):
     """One value of a `Literal`, or a truth value."""
 
     value: Any
 
     @property
-    def words(self) -> str:  # noqa: D102
+    def words(self) -> str:  # type: ignore[override]  # noqa: D102
         return repr(self.value)
+
+    @property
+    def options(self) -> tuple[Any, ...]:  # noqa: D102
+        return (self.value,)
 
     def fault(self, value: object) -> Fault:  # noqa: D102
         if not isinstance(value, type(self.value)):
@@ -98,7 +129,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Instance:
+class Instance(Kind):
     """An object of a class; `Callable` is one, too."""
 
     cls: type
@@ -114,6 +145,7 @@ class OfRound(Instance):
 
     cls: type = Callable  # type: ignore[assignment]
     words: str = "a function of the round"
+    of_round = True
 
 
 @dataclass(frozen=True)
@@ -166,7 +198,7 @@ class Field:
         faults = {kind: kind.fault(value) for kind in self.kinds}
         fitting = [kind for kind, fault in faults.items() if fault is None]
         if faults and not fitting:
-            options = [kind.value for kind in self.kinds if isinstance(kind, Option)]
+            options = [option for kind in self.kinds for option in kind.options]
             end = suggest(value, options) if isinstance(value, str) else "."
             error = ValueError if ValueError in faults.values() else TypeError
             if isinstance(value, optax.GradientTransformation):
@@ -175,12 +207,12 @@ class Field:
                     "Optimisers are for fs.FedOpt(client=optax.sgd(0.1), server=optax.adam(1e-2), H=5)."
                 )
             raise error(f"{owner}: {name} must be {self.words}, but is {value!r}{end}")
-        if not any(isinstance(kind, Number | Whole) for kind in fitting):
+        if not any(kind.real or kind.counts for kind in fitting):
             return value
         if np.ndim(value) > (self.axis is not None):
             raise ValueError(f"{owner}: {name} must be {self.words}, but has the shape {np.shape(value)}.")
         # a count is static, and decides about programs: NumPy's would be another than Python's
-        static = np.ndim(value) == 0 and any(isinstance(kind, Whole) for kind in fitting)
+        static = np.ndim(value) == 0 and any(kind.counts for kind in fitting)
         return int(value) if static else value
 
     @property
@@ -193,18 +225,18 @@ class Field:
 
     def scheduled(self, value: object) -> bool:
         """Whether the value is a schedule."""
-        return callable(value) and any(isinstance(kind, OfRound) for kind in self.kinds)
+        return callable(value) and any(kind.of_round for kind in self.kinds)
 
-    def is_leaf(self, value: object) -> bool:
+    def is_leaf(self, value: Any) -> bool:
         """Whether the value is data of the compiled program: a real number, or an array of counts.
 
         So are the numbers that a `jax.tree_util.Partial` holds, the schedule ``Partial(f, 0.1)``.
         """
         if isinstance(value, jax.tree_util.Partial):
             return self.scheduled(value)
-        if any(isinstance(kind, Number) and kind.fault(value) is None for kind in self.kinds):
+        if any(kind.real and kind.fault(value) is None for kind in self.kinds):
             return True
-        return self.axis is not None and getattr(value, "ndim", 0) == 1
+        return self.axis is not None and np.ndim(value) == 1
 
     def check_length(self, owner: str, name: str, value: Any, lengths: Mapping[str, int]) -> None:
         """Raise where an array, or what a schedule returns, has not one number for each of its axis."""
@@ -224,20 +256,11 @@ class Field:
             raise ValueError(f"{owner}: {name} has {shape[0]} numbers, but there are {wanted} {axis}s.")
 
     def check_schedule(self, owner: str, name: str, value: Any, rounds: np.ndarray) -> None:
-        """Raise where a schedule returns at one of these rounds what the hyper-parameter may not be.
-
-        A step may fade to nothing, so that the lower end of a range belongs to it here.
-        """
+        """Raise where a schedule returns at one of these rounds what the hyper-parameter may not be."""
         found = np.asarray(jax.vmap(lambda r: jnp.asarray(value(r)))(jnp.asarray(rounds, jnp.int32)))
         good = np.zeros(len(rounds), bool)
         for kind in self.kinds:
-            if isinstance(kind, Number):
-                fits = np.isfinite(found) & (found >= kind.low) & (found <= kind.high)
-            elif isinstance(kind, Whole) and found.dtype.kind in "iu":
-                fits = found >= (min(kind.low, 0) if found.ndim > 1 else kind.low)
-            else:
-                continue
-            good |= fits.reshape(len(rounds), -1).all(axis=1)
+            good |= kind.fits(found).reshape(len(rounds), -1).all(axis=1)
         if not good.all():
             first = int(np.argmin(good))
             raise ValueError(

@@ -12,6 +12,7 @@ them are evaluated on batches: every map is linear in them, so that means over s
 from __future__ import annotations
 
 import operator
+from functools import singledispatch
 from typing import Any, NamedTuple
 
 import jax
@@ -59,19 +60,28 @@ def as_multisequence(problem: Problem) -> MultiSequence:
         raise TypeError(
             f"The maps of a MultiSequence are gradients, and {', '.join(without)} has values only."
         )
-    if isinstance(problem, Bilevel):
-        f, g = read_alike(Term.of(problem.upper), Term.of(problem.lower))
-        P, S = (Term(Applied(map_, f, g), f.reads) for map_ in (_bilevel_P, _bilevel_S))
-        return MultiSequence(P, (S,))
-    if isinstance(problem, Minimax):
-        payoff = Term.of(problem.payoff)
-        P, S = (Term(Applied(map_, payoff), payoff.reads) for map_ in (_minimax_P, _minimax_S))
-        return MultiSequence(P, (S,))
-    if isinstance(problem, Composition):
-        return _sequences_of(problem)
+    return _sequences_of(problem)
+
+
+@singledispatch
+def _sequences_of(problem: Problem) -> MultiSequence:
     raise TypeError(
         f"{type(problem).__name__} is not a MultiSequence; Bilevel, Minimax and Composition can be."
     )
+
+
+@_sequences_of.register
+def _(problem: Bilevel) -> MultiSequence:
+    f, g = read_alike(Term.of(problem.upper), Term.of(problem.lower))
+    P, S = (Term(Applied(map_, f, g), f.reads) for map_ in (_bilevel_P, _bilevel_S))
+    return MultiSequence(P, (S,))
+
+
+@_sequences_of.register
+def _(problem: Minimax) -> MultiSequence:
+    payoff = Term.of(problem.payoff)
+    P, S = (Term(Applied(map_, payoff), payoff.reads) for map_ in (_minimax_P, _minimax_S))
+    return MultiSequence(P, (S,))
 
 
 def as_bilevel(problem: Problem) -> Bilevel:
@@ -91,28 +101,36 @@ def as_bilevel(problem: Problem) -> Bilevel:
     >>> fs.as_bilevel(fs.Minimax(lambda x, y, s: x * y - y**2)).lower(3.0, 1.0, None)
     -2.0
     """
-    if isinstance(problem, Bilevel):
-        return problem
-    if isinstance(problem, Minimax):
-        payoff = Term.of(problem.payoff)
-        levels = payoff, payoff.then(operator.neg)
-        sets = problem.project_x, problem.project_y
-        return Bilevel(*levels, *sets, made_for=problem.made_for, same_samples=True)
-    if isinstance(problem, Composition):
-        if len(problem.levels) != 2:
-            raise ValueError(f"A composition of {len(problem.levels)} levels is not bilevel: two levels are.")
-        if tracker_of(problem.levels[0]) is not ARITHMETIC:
-            raise ValueError(
-                "A level that is tracked by its logarithm does not solve a least-squares problem."
-            )
-        inner, outer = map(Term.of, problem.levels)
-        upper = (outer,) if problem.plain is None else read_alike(outer, Term.of(problem.plain))
-        terms = (
-            Term(Applied(_outer, upper), together(*upper)),
-            Term(Applied(_tracking, inner), together(inner)),
-        )
-        return Bilevel(*terms, same_samples=True, local=problem.local)
+    return _levels_of(problem)
+
+
+@singledispatch
+def _levels_of(problem: Problem) -> Bilevel:
     raise TypeError(f"{type(problem).__name__} is not bilevel: Minimax and two-level Composition are.")
+
+
+@_levels_of.register
+def _(problem: Bilevel) -> Bilevel:
+    return problem
+
+
+@_levels_of.register
+def _(problem: Minimax) -> Bilevel:
+    payoff, sets = Term.of(problem.payoff), (problem.project_x, problem.project_y)
+    negative = payoff.then(operator.neg)
+    return Bilevel(payoff, negative, *sets, made_for=problem.made_for, same_samples=True)
+
+
+@_levels_of.register
+def _(problem: Composition) -> Bilevel:
+    if len(problem.levels) != 2:
+        raise ValueError(f"A composition of {len(problem.levels)} levels is not bilevel: two levels are.")
+    if tracker_of(problem.levels[0]) is not ARITHMETIC:
+        raise ValueError("A level that is tracked by its logarithm does not solve a least-squares problem.")
+    inner, outer = map(Term.of, problem.levels)
+    upper = (outer,) if problem.plain is None else read_alike(outer, Term.of(problem.plain))
+    terms = Term(Applied(_outer, upper), together(*upper)), Term(Applied(_tracking, inner), together(inner))
+    return Bilevel(*terms, same_samples=True, local=problem.local)
 
 
 def _bilevel_P(upper: Term, lower: Term, x: PyTree, Z: PyTree, sample: PyTree) -> PyTree:
@@ -139,7 +157,8 @@ def _minimax_S(payoff: Term, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
     return tree.scale(-1, jax.grad(payoff, 1)(x, y, sample))
 
 
-def _sequences_of(problem: Composition) -> MultiSequence:
+@_sequences_of.register
+def _(problem: Composition) -> MultiSequence:
     levels = tuple(map(Term.of, problem.levels))
     if len(levels) == 1:
         raise ValueError("A composition of one level has no inner sequence: use Minimization.")

@@ -83,7 +83,7 @@ class DRO(Composition):
     @property
     def lifted(self) -> bool:
         """Whether the main variable is (x, η)."""
-        return isinstance(self.risk, risks.Chi2Penalty | risks.Chi2Ball | risks.CVaR | risks.KLCVaR)
+        return self.risk.lifted
 
     def start_x(self, x: PyTree) -> PyTree:
         """Add η = 0 where it is missing."""
@@ -125,16 +125,7 @@ class DRO(Composition):
             mine = q[sample["index"]]
             return mine * loss(x, sample) - risk.penalty(mine)
 
-        lower = (
-            -np.inf
-            if type(risk) is risks.Chi2
-            else 1e-8
-            if isinstance(risk, risks.KL | risks.KLCVaR)
-            else 0.0
-        )
-        upper = 1 / risk.level if isinstance(risk, risks.CVaR | risks.KLCVaR) else np.inf
-        radius = 2 * risk.rho if isinstance(risk, risks.Chi2Ball) else np.inf
-        densities = Densities(shares, lower, upper, radius)
+        densities = Densities(shares, risk.low, risk.high, risk.radius)
         return Dual(Minimax(payoff, None, densities, made_for=weights), data, np.ones(len(shares)))
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,24 @@ def bisect(decreasing: Callable[[Array], Array], low: Array, high: Array) -> Arr
 
 @dataclass(frozen=True)
 class Risk:
-    """Base of the risks: the maximiser on a sample of losses and the value there."""
+    """Base of the risks: the maximiser on a sample of losses and the value there.
+
+    Attributes:
+        lifted: whether the composition's main variable is (x, η).
+        low, high, radius: of the densities q over which it is a maximum: entries between them, and
+            ``mean((q − 1)²)`` at most the last.
+    """
+
+    lifted: ClassVar[bool] = False
+    low: ClassVar[float] = 0.0
+
+    @property
+    def high(self) -> float:  # noqa: D102
+        return math.inf
+
+    @property
+    def radius(self) -> float:  # noqa: D102
+        return math.inf
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -118,6 +135,8 @@ class KL(Risk):
 
     lam: float  # λ
 
+    low = 1e-8
+
     def dual(self, losses: Array, weights: Array) -> Array:  # noqa: D102
         return jax.nn.logsumexp(losses / self.lam, b=weights)
 
@@ -137,6 +156,8 @@ class Chi2(Risk):
 
     lam: float  # λ
 
+    low = -math.inf
+
     def dual(self, losses: Array, weights: Array) -> Array:  # noqa: D102
         return _mean(losses, weights)
 
@@ -150,6 +171,8 @@ class Chi2(Risk):
 @dataclass(frozen=True)
 class Chi2Penalty(Chi2):
     """``min_η η + mean((ℓ − η + λ)₊²)/(2λ) − λ/2``."""
+
+    lifted, low = True, 0.0
 
     def dual(self, losses: Array, weights: Array) -> Array:  # noqa: D102
         low, high = _mean(losses, weights), jnp.max(losses, where=weights > 0, initial=-jnp.inf)
@@ -183,6 +206,12 @@ class Chi2Ball(Risk):
     """``min_η η + √((1 + 2ρ) mean((ℓ − η)₊²))``."""
 
     rho: float  # ρ
+
+    lifted = True
+
+    @property
+    def radius(self) -> float:  # noqa: D102
+        return 2 * self.rho
 
     def dual(self, losses: Array, weights: Array) -> Threshold:  # noqa: D102
         most = jnp.max(losses, where=weights > 0, initial=-jnp.inf)
@@ -224,6 +253,12 @@ class CVaR(Risk):
 
     level: float  # α
 
+    lifted = True
+
+    @property
+    def high(self) -> float:  # noqa: D102
+        return 1 / self.level
+
     def dual(self, losses: Array, weights: Array) -> Threshold:  # noqa: D102
         order = jnp.argsort(-losses)
         reached = jnp.cumsum(weights[order]) >= self.level * (1 - 4 * jnp.finfo(losses.dtype).eps)
@@ -252,6 +287,12 @@ class KLCVaR(Risk):
 
     level: float  # α
     lam: float  # λ
+
+    lifted, low = True, 1e-8
+
+    @property
+    def high(self) -> float:  # noqa: D102
+        return 1 / self.level
 
     def dual(self, losses: Array, weights: Array) -> Array:  # noqa: D102
         high = self.lam * jax.nn.logsumexp(losses / self.lam, b=weights)  # no weight is cut

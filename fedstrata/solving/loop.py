@@ -41,12 +41,10 @@ from fedstrata.engines.identity import differences
 from fedstrata.engines.metrics import Metric, evaluate, is_asked, is_due
 from fedstrata.solving.certificate import Certify, certify_at_end, check_certify
 from fedstrata.solving.checkpoint import Checkpoint, try_to_write
-from fedstrata.solving.feasible import FEWEST, ended_outside
+from fedstrata.solving.endings import FEWEST, ended_outside, in_words, runaway, steps_in_words
 from fedstrata.solving.pose import Posed, check_values, checked_callbacks, pose
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import BOOKKEEPING, Result
-from fedstrata.solving.rounding import by_values, lost_differences
-from fedstrata.solving.runaway import in_words, runaway, steps_in_words
 from fedstrata.solving.track import Run, Tracker, Tracking
 from fedstrata.support.precision import Precision
 from fedstrata.support.sealed import CheckpointError, flatten, load_arrays, save_arrays, unflatten
@@ -422,18 +420,14 @@ class Loop:
         ended = [(m, lane) for m, lane in zip(self.posed.methods, self.lanes, strict=True) if lane.history]
         found = [(m, runaway(problem, m, x0, lane.history)) for m, lane in ended if lane.status != "diverged"]
         self._warn([in_words([(m, its) for m, its in found if its is not None], len(self.lanes))])
-        inside = problem.set_of_x.trivial or self.round == 0
-        if inside and not any(map(by_values, methods)):
+        if problem.set_of_x.trivial or self.round == 0:
             return  # what clients hold may be large: it is fetched where it is looked at
-        points = [x for x, _ in self.engine.outputs(methods, self._own, hosts)]
-        runs = list(zip(methods, points, self.lanes, strict=True))
-        self._warn([lost_differences(problem, m, x0, x, lane.history) for m, x, lane in runs])
-        if not inside:
-            found_at = [(m, x) for m, x, lane in runs if lane.status != "diverged"]
-            one = isinstance(self.posed.data, FederatedData) and jax.process_count() == 1
-            judged = one and type(self.job.data) is Placed and self.round >= FEWEST
-            data = self.job.data if judged else None
-            self._warn([ended_outside(problem, found_at, data)])
+        points = [x for x, _ in self.engine.outputs(methods, self.carry, hosts)]
+        runs = zip(methods, points, self.lanes, strict=True)
+        found_at = [(m, x) for m, x, lane in runs if lane.status != "diverged"]
+        one = isinstance(self.posed.data, FederatedData) and jax.process_count() == 1
+        judged = one and type(self.job.data) is Placed and self.round >= FEWEST
+        self._warn([ended_outside(problem, found_at, self.job.data if judged else None)])
 
     def _warn(self, remarks: list[list[str]]) -> None:
         """Once for each thing to say, whichever lanes it is about."""

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import fedstrata as fs
-from fedstrata.core.method import METHODS
+from fedstrata.core.method import METHODS, Moment
 
 pytestmark = pytest.mark.usefixtures("x64")
 
