@@ -250,8 +250,9 @@ def _check_output(problem: Problem, method: Method, carry: Carry, y0: PyTree, cl
     if shared and shapes and shapes == [(clients, *np.shape(leaf)) for leaf in jax.tree.leaves(y0)]:
         name, kind = type(method).__name__, type(problem).__name__
         raise TypeError(
-            f"{name} gives every client a y of its own, but the clients of a {kind} share one. Say that they "
-            f"do not, class Local(fs.{kind}): personal = True; or give default_metrics=False."
+            f"{name} gives every client a y of its own, but the clients of this {kind} share one. Say that "
+            "each has its own: local=True where the class takes it, or a subclass with personal = True; or "
+            "give default_metrics=False."
         )
 
 
