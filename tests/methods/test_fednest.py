@@ -376,15 +376,16 @@ def test_conjugate_gradients_stop_where_nothing_curves_upwards(low):
 
 
 def test_an_ell_too_small_is_not_certified():
-    """The curvature is 4: with ℓ = 1 a term is −3 times the last, and x is wrong; with ℓ = 5 it is right."""
+    """The curvature is 4. N terms with ℓ have the factor c = 1 − (1 − 4/ℓ)^N: x = c(1 − ā)/(c + 0.1)."""
     problem, data, x_star = steep()
 
     def found(ell):
-        method = fs.FedNest(0.05, 0.2, T=5, ell=ell, inverse="series")
+        method = fs.FedNest(0.3, 0.2, T=5, ell=ell, inverse="series")
         run = {"y0": np.zeros(2), "rounds": 60, "eval_every": 60, "progress": False}
         return fs.solve(problem, method, data, np.zeros(2), **run)
 
-    assert not found(1.0).certificate.solved
-    right = found(5.0)
-    np.testing.assert_allclose(right.x, x_star, atol=1e-2)
+    wrong, right, c = found(2.2), found(5.0), 1 - (1 - 4 / 2.2) ** 5
+    np.testing.assert_allclose(wrong.x, 1.1 * x_star * c / (c + 0.1), atol=1e-3)
+    assert not wrong.certificate.solved
+    np.testing.assert_allclose(right.x, x_star, atol=1e-3)
     assert right.certificate.solved
