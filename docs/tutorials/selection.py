@@ -53,8 +53,8 @@ def distance(w, _):
 
 # %% [markdown]
 # Gradient descent from zero finds the shortest solution anyway, without being asked. We start elsewhere: a
-# model that was trained before, say. (h is divided by its curvature, which is estimated before the first round:
-# the rule's steps would be too long otherwise.)
+# model that was trained before, say. (h is divided by its curvature, which is estimated before the first
+# round: the rule's steps would be too long otherwise.)
 
 # %%
 rng = np.random.default_rng(0)
