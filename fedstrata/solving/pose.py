@@ -29,7 +29,6 @@ from fedstrata.engines.identity import configuration, host_functions, programs_o
 from fedstrata.engines.metrics import Hosted, Metric, OnHost, PerClient, is_hosted
 from fedstrata.engines.outline import outline
 from fedstrata.solving.result import BOOKKEEPING
-from fedstrata.solving.rounding import by_values
 from fedstrata.support.digest import tree_digest
 from fedstrata.support.precision import Precision
 from fedstrata.support.shown import short
@@ -178,7 +177,7 @@ def _checked_precision(precision: Precision, method: Method) -> Precision:
     """The precision, where there is such a one and the method bears it."""
     if precision not in get_args(Precision):
         raise ValueError(f"precision must be one of {get_args(Precision)}, but is {precision!r}.")
-    if precision == "bfloat16" and by_values(method):
+    if precision == "bfloat16" and method.needs.startswith("function values"):
         raise ValueError(
             f"{type(method).__name__} divides small differences of values, and in bfloat16 values have eight "
             "bits: such differences are rounding. Use precision='float32', or a method with gradients."
