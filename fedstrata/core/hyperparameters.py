@@ -269,11 +269,17 @@ class Field:
             )
 
 
-def check_fields(owner: Any) -> None:
+def check_fields(owner: object) -> None:
     """Raise where a field of a frozen dataclass is not what its annotation says."""
-    hints = get_type_hints(type(owner), include_extras=True)
-    for field in dataclasses.fields(owner):
-        Field.of(hints[field.name]).check(type(owner).__name__, field.name, vars(owner)[field.name])
+    cls: Any = type(owner)
+    if cls not in _fields:
+        hints = get_type_hints(cls, include_extras=True)
+        _fields[cls] = {field.name: Field.of(hints[field.name]) for field in dataclasses.fields(cls)}
+    for name, kind in _fields[cls].items():
+        kind.check(cls.__name__, name, vars(owner)[name])
+
+
+_fields: dict[type, dict[str, Field]] = {}
 
 
 def _kinds(annotation: object) -> Iterable[Any]:

@@ -328,7 +328,7 @@ class FederatedData:
         """The samples of these clients, one client after the other.
 
         Raises:
-            DataError: where a source gives something else.
+            DataError: if a source gives something else.
         """
         form, sizes = self._part(part)
         source = self.source if part == "train" else self.valid_source
@@ -612,8 +612,8 @@ _lock = Lock()
 
 def _scale(samples: PyTree, name: str, mean: Any, deviation: Any) -> tuple[Any, Any]:
     """Mean and deviation as plain numbers, or nested tuples of them, that fit an array."""
-    if not isinstance(samples, dict) or name not in samples or is_converted(samples[name]):
-        known = [k for k in samples if not is_converted(samples[k])] if isinstance(samples, dict) else []
+    known = [k for k in samples if not is_converted(samples[k])] if isinstance(samples, dict) else []
+    if name not in known:
         raise DataError(
             f"There is no array {name!r} to scale; there are {', '.join(map(repr, known)) or 'none'}."
         )

@@ -52,7 +52,7 @@ def from_csv(
         server: a file with the server's own rows.
 
     Raises:
-        DataError: for a file that is not a table, columns that differ, words where numbers are meant.
+        DataError: if a file is not a table, columns differ, or words stand where numbers are expected.
     """
     tables = [read_csv(path, missing, delimiter) for path in _paths(files)]
     return federate(

@@ -221,10 +221,9 @@ def check_impute(impute: object) -> None:
 
 
 def _numbers(samples: PyTree, name: str, client: int) -> np.ndarray:
-    if not isinstance(samples, Mapping) or name not in samples:
-        has = (
-            f"it has {', '.join(map(repr, samples))}" if isinstance(samples, Mapping) else "it is not a dict"
-        )
+    known = list(samples) if isinstance(samples, Mapping) else []
+    if name not in known:
+        has = f"it has {', '.join(map(repr, known))}" if known else "its samples are not a dict of arrays"
         raise DataError(f"client {client} has no array {name!r}; {has}. Name the arrays, of=('x',).")
     array = np.asarray(samples[name])
     if array.dtype.kind not in "biuf" or array.ndim == 0:

@@ -24,7 +24,7 @@ class CorruptData(DataError):
 def array_of(leaf: Any, name: str) -> np.ndarray:
     """A plain array with a sample axis, or an error."""
     if isinstance(leaf, np.ma.MaskedArray):
-        raise DataError(f"{name} is a masked array, whose mask would be lost. Fill or drop what is masked.")
+        raise DataError(f"{name} is a masked array, whose mask would be lost. Fill or drop masked entries.")
     if hasattr(leaf, "detach") and hasattr(leaf, "cpu"):  # a PyTorch tensor, wherever it is
         leaf = leaf.detach().cpu()
         leaf = leaf.float() if "bfloat16" in str(getattr(leaf, "dtype", "")) else leaf

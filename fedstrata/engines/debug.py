@@ -1,7 +1,7 @@
 """One client at a time, eagerly: an exception or a NaN names the round, the phase and the client.
 
 In the first round and at the first evaluation every phase is also run with checks of its indices: for one
-that is outside, JAX takes another entry without a word (a label 2 of two classes gives a plausible loss).
+that is out of bounds, JAX silently takes another entry (a label 2 of two classes gives a plausible loss).
 Negative ones count from the end, as in NumPy, and cannot be told.
 """
 
@@ -31,7 +31,7 @@ from fedstrata.engines.simulated import mean_dtype
 
 @dataclass(frozen=True)
 class Debug(Engine):
-    """Slow and talkative: nothing is compiled, every reply is looked at."""
+    """Runs clients one by one, uncompiled, and checks every reply."""
 
     def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
         setup, method, seed, data = job
@@ -94,8 +94,8 @@ class DebugFed(Fed):
         client = self.data.client(i, mine)
         if outside := self._outside(exchange, client, str(phase), i):
             raise ClientError(
-                f"{where}: {outside} JAX would take another entry there, without a word. Labels of K classes "
-                "are 0 … K−1: see fs.data.check_labels."
+                f"{where}: {outside} JAX would silently take another entry there. Labels of K classes are "
+                "0 … K−1: see fs.data.check_labels."
             )
         try:
             reply, tally = visit(self.setup, exchange, client)

@@ -86,17 +86,17 @@ class ClientError(RuntimeError):
 
 
 class TooFewThreads(RuntimeError):
-    """A machine on which JAX's callbacks can hang."""
+    """JAX's callbacks could hang on this machine."""
 
 
 def need_two_threads(what: str) -> None:
     """Refuse callbacks where a CPU has one thread: they hang where it waits for what it has to copy.
 
     Args:
-        what: needs them, as the beginning of a sentence.
+        what: what needs them, as the beginning of a sentence.
 
     Raises:
-        TooFewThreads: where there is one.
+        TooFewThreads: if JAX has one thread on a CPU.
     """
     if jax.default_backend() == "cpu" and max(cores(), jax.local_device_count()) < 2:
         raise TooFewThreads(
@@ -140,14 +140,14 @@ class Engine(abc.ABC):
         """A checkpoint was written after so many rounds; the run is never taken up before it."""
 
     def heed(self, stopping: Callable[[], bool]) -> None:  # noqa: B027 (most engines never wait)
-        """While ``stopping()`` holds, what is under way is to be given up: `Unfinished` is raised."""
+        """Give up what is under way, by raising `Unfinished`, as soon as ``stopping()`` holds."""
 
     def noted(self, round_number: int) -> dict[str, Any]:
-        """What a checkpoint after so many rounds has to hold of the engine, as plain values."""
+        """What a checkpoint after so many rounds must keep of the engine, as plain values."""
         return {}
 
     def recall(self, round_number: int, noted: dict[str, Any]) -> None:  # noqa: B027
-        """A run goes on from a checkpoint after so many rounds that held this; see `noted`."""
+        """Go on from a checkpoint after so many rounds, which kept this; see `noted`."""
 
     def measured_on(self, data: FederatedData) -> str:
         """Whose samples the metrics are means of, in words."""

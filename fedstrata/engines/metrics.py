@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.fed import Fed, Population
+from fedstrata.core.hyperparameters import Count, Field
 from fedstrata.core.problem import Problem
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Array, PyTree
@@ -24,6 +25,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.support.shown import short
 
 PartName = Literal["train", "valid", "test"]
+Mode = Literal["min", "max"]
 Point = tuple[PyTree, PyTree, PyTree]  # of a run: the method's state, x and y
 MOST_NAMED = 100  # clients whose own numbers are kept one by one
 
@@ -54,7 +56,7 @@ class PerClient:
 
     function: Term | OnHost
     part: PartName = "train"
-    mode: Literal["min", "max"] = "min"
+    mode: Mode = "min"
     quantiles: tuple[float, ...] = (0.25, 0.5, 0.75)
     each: bool = False
     names: tuple[str, ...] | None = None
@@ -184,7 +186,7 @@ def per_client(
     metric: Callable[..., Any] | Term | OnHost,
     *,
     part: PartName = "train",
-    mode: Literal["min", "max"] = "min",
+    mode: Mode = "min",
     quantiles: Sequence[float] = (0.25, 0.5, 0.75),
     each: bool = False,
 ) -> PerClient:
@@ -214,10 +216,8 @@ def per_client(
     >>> float(result.history["each/worst"][0]), float(result.history["each/best"][0])
     (0.5, 0.0)
     """
-    if part not in get_args(PartName):
-        raise ValueError(f"per_client: part must be 'train', 'valid' or 'test', but is {part!r}.")
-    if mode not in ("min", "max"):
-        raise ValueError(f"per_client: mode must be 'min' or 'max', but is {mode!r}.")
+    Field.of(PartName).check("per_client", "part", part)
+    Field.of(Mode).check("per_client", "mode", mode)
     if not all(0 < q < 1 for q in quantiles):
         raise ValueError(f"per_client: quantiles are numbers in (0, 1), but are {quantiles!r}.")
     if isinstance(metric, PerClient):
@@ -256,9 +256,7 @@ def on_host(metric: Callable[..., Any], *, every: int = 1) -> OnHost:
         raise TypeError("on_host goes inside: fs.per_client(fs.on_host(metric)).")
     if not callable(metric):
         raise TypeError(f"on_host: the metric must be a function, but is {metric!r}.")
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ValueError(f"on_host: every must be a whole number ≥ 1, but is {every!r}.")
-    return OnHost(metric, every)
+    return OnHost(metric, Field.of(Count).check("on_host", "every", every))
 
 
 Hosted: TypeAlias = OnHost | PerClient

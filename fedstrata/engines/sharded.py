@@ -46,7 +46,7 @@ _lost = threading.Event()  # a peer, which nobody need wait for
 
 
 class PeerLost(RuntimeError):
-    """Another process of a run is gone; the message says which, and how to go on."""
+    """Another process of the run ended or cannot be reached; the message says which, and what to do."""
 
 
 def connect(address: str, processes: int, number: int) -> None:

@@ -62,7 +62,7 @@ def load_arrays(file: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The inverse of `save_arrays`.
 
     Raises:
-        CheckpointError: where the file is missing, damaged or of another version.
+        CheckpointError: if the file is missing, damaged or of another version.
     """
     if not file.exists():
         raise CheckpointError(f"There is no checkpoint at {file}.")

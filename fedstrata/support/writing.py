@@ -63,7 +63,7 @@ def locked(folder: Path, what: str) -> Iterator[None]:
     """Hold a folder for this process alone; the lock goes with the process, however it ends.
 
     Raises:
-        BlockingIOError: where another process holds it; ``what`` says what that process is.
+        BlockingIOError: if another process holds it; ``what`` says what that process is.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "ab") as stream:

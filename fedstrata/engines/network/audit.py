@@ -59,7 +59,7 @@ def read(file: Path) -> list[dict[str, Any]]:
     """All whole lines of an account, checked; its party may be writing the next.
 
     Raises:
-        AuditError: where a line does not follow from the one before it.
+        AuditError: if a line does not follow from the one before it.
     """
     if not file.is_file():
         return []

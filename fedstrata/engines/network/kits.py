@@ -60,7 +60,7 @@ def name_of(kit: Path) -> str:
     """The common name in a kit's certificate.
 
     Raises:
-        KitError: where the certificate or its key cannot be used: gRPC would only say that a socket closed.
+        KitError: if the certificate or its key cannot be used: gRPC would only say that a socket closed.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -184,7 +184,7 @@ def make_kit(authority: Authority, folder: Path, hosts: Sequence[str] = (), days
     """A party's kit, with a key of its own: the folder's name is the party's.
 
     Raises:
-        KitError: where there is one; certificates are not replaced by accident.
+        KitError: if there is one; certificates are not replaced by accident.
     """
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -205,7 +205,7 @@ def make(
     """Kits for the server (``server``) and each site in subfolders, by a new authority or the one given.
 
     Raises:
-        KitError: where there are kits already.
+        KitError: if there are kits already.
     """
     place = folder / AUTHORITY_FOLDER
     if place.exists() or (folder / SERVER).exists():
@@ -244,7 +244,7 @@ def sign(authority: Authority, file: Path, kits: Path, sites: Sequence[str], day
     """Answer a site's request: its folder among the kits, without a key.
 
     Raises:
-        KitError: where it is not a request, is damaged, or names a party that is not a site.
+        KitError: if it is not a request, is damaged, or names a party that is not a site.
     """
     from cryptography import x509
     from cryptography.x509.oid import NameOID

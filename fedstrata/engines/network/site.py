@@ -157,7 +157,7 @@ class Site:
         """Answer one request.
 
         Raises:
-            SiteRefused: where it does not fit this site's text.
+            SiteRefused: if it does not fit this site's text.
             wire.WireError: if it is not a request.
         """
         number = wire.value(header, "seq", int)

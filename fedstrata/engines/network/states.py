@@ -63,8 +63,8 @@ class States:
         """Whether this site can go on in a run from the first of these states, after a restart say.
 
         Raises:
-            Forgotten: where nothing is remembered.
-            SiteRefused: where what is remembered is damaged, of other data, or not what is wanted.
+            Forgotten: if nothing is remembered.
+            SiteRefused: if what is remembered is damaged, of other data, or not what is wanted.
         """
         for number in self._there:
             self._load(number)
@@ -76,7 +76,7 @@ class States:
         """What clients remember in a state.
 
         Raises:
-            SiteRefused: where it is not there.
+            SiteRefused: if the state is not kept here.
         """
         if number == self.number:
             return self.memory

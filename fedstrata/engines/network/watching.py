@@ -75,7 +75,7 @@ def address_of(where: str) -> tuple[str, int]:
     """``"9464"`` is that port on loopback, ``"0.0.0.0:9464"`` on all interfaces.
 
     Raises:
-        ValueError: where it is neither.
+        ValueError: if it is neither.
     """
     host, _, port = where.rpartition(":")
     if not port.isdigit() or int(port) > 65535:

@@ -45,7 +45,7 @@ def pack(header: Header, arrays: Arrays, limit: int = LIMIT) -> bytes:
     """A message as bytes.
 
     Raises:
-        WireError: where it would be larger than ``limit``, or an array has a dtype that does not travel.
+        WireError: if it would be larger than ``limit``, or an array has a dtype that does not travel.
     """
     arrays = [np.require(array, requirements="C") for array in arrays]
     if strange := [str(array.dtype) for array in arrays if array.dtype not in _CODE_OF]:
@@ -100,7 +100,7 @@ def value(header: Header, name: str, kind: type) -> Any:
     """An entry of a header, which must be there and of this kind.
 
     Raises:
-        WireError: where it is not.
+        WireError: if it is not.
     """
     found = header.get(name)
     if not _is(found, kind):
@@ -112,7 +112,7 @@ def values(header: Header, name: str, kinds: Sequence[type]) -> list[Any]:
     """An entry of a header that is a list of so many values, of these kinds.
 
     Raises:
-        WireError: where it is not.
+        WireError: if it is not.
     """
     found = value(header, name, list)
     if len(found) != len(kinds) or not all(map(_is, found, kinds)):
@@ -125,7 +125,7 @@ def numbers(header: Header, name: str) -> list[int]:
     """An entry of a header that is a list of a few whole numbers, at least one.
 
     Raises:
-        WireError: where it is not.
+        WireError: if it is not.
     """
     found = value(header, name, list)
     if not 1 <= len(found) <= 8 or not all(type(n) is int and 0 <= n < 2**63 for n in found):
