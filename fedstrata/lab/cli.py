@@ -72,7 +72,7 @@ def _complete(incomplete: str) -> list[str]:
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="The folder for runs and report; default runs/NAME.")
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Forget runs that are stored in the folder.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Discard the runs that are stored in the folder.")]
 Seeds = Annotated[int | None, typer.Option("--seeds", metavar="N", min=1, help="How many seeds.")]
 Set = Annotated[
     list[str] | None,
@@ -80,7 +80,7 @@ Set = Annotated[
         "--set", metavar="KEY=VALUE", help="Change a parameter or the grid: H=5, H=1,5,20. May be repeated."
     ),
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="A small version of less than 20 s.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A small version that takes seconds.")]
 Together = Annotated[
     bool | None,
     typer.Option(
@@ -123,12 +123,13 @@ def _main(version: Version = False) -> None:
 @app.command("list")
 def list_(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="One of them.", autocompletion=_complete)
+        str | None,
+        typer.Argument(metavar="NAME", help="A name, a .toml or a .py file.", autocompletion=_complete),
     ] = None,
     json_: Json = False,
     debug: Debug = False,
 ) -> None:
-    """The experiments that there are; of NAME (or a file) its parameters, data, time and claims."""
+    """List the experiments; of NAME (or a file), show the parameters, data, time and claims."""
     from fedstrata.lab.experiments.registry import headline, names
 
     with messages(debug, name or ""):
@@ -160,7 +161,7 @@ def list_(
         quick = "–" if one.quick_seconds is None else f"{one.quick_seconds:.0f} s"
         table.add_row(one.name, one.title, one.paper or "–", data, quick)
     rich.print(table)
-    rich.print("[dim]fedstrata list NAME tells more of one; fedstrata run NAME --quick tries it; "
+    rich.print("[dim]fedstrata list NAME shows one in detail; fedstrata run NAME --quick tries it; "
                "fedstrata reproduce NAME runs it in full.[/dim]")  # fmt: skip
 
 
@@ -252,7 +253,7 @@ def report(
         if out is not None:
             raise ReportError("--out is for --compare; a folder's own page stays in it")
         if json_ and len(folders) > 1:
-            raise ReportError("--json tells of one folder, or of a comparison (--compare)")
+            raise ReportError("--json takes one folder, or several with --compare")
         for folder in folders:
             page = rebuild(folder).resolve()
             written = load_report(folder)
@@ -265,7 +266,7 @@ def report(
 
 @app.command()
 def doctor(json_: Json = False) -> None:
-    """What this machine has: versions, devices, the data folder, extras and how to install them, disk."""
+    """Show versions, devices, the data folder, extras (and how to install them) and disk space."""
     from fedstrata.lab.experiments import doctor as look
 
     facts = look.examine()
@@ -279,7 +280,7 @@ def doctor(json_: Json = False) -> None:
 
 @app.command()
 def demo(out: Out = None, seeds: Seeds = None) -> None:
-    """What four hospitals gain by learning together: real data, a table and a page."""
+    """Show what four hospitals gain by learning together: real data, a table and a page."""
     with messages():
         from fedstrata.lab.experiments.registry import find
         from fedstrata.lab.experiments.runner import prepare
@@ -350,18 +351,21 @@ def _print_json(value: Any) -> None:
 
 def _finite(value: Any) -> Any:
     """The same with null for NaN and infinities, which JSON lacks."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    match value:
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value
 
 
 def load(name: str) -> Experiment:
     """An experiment by its name, or from a .toml or .py file.
 
     Raises:
-        ExperimentError: where there is none, or its definition is wrong.
+        ExperimentError: if it does not exist, or its definition is wrong.
     """
     from pydantic import ValidationError
 
@@ -407,7 +411,7 @@ def parse(assignments: list[str]) -> dict[str, Any]:
     A value in double quotes is text, commas and all; outside them a backslash keeps a comma in the text.
 
     Raises:
-        ExperimentError: where one is not of the form KEY=VALUE, or a key comes twice.
+        ExperimentError: if one is not of the form KEY=VALUE, or a key is given twice.
 
     >>> parse(["H=1,5", "eta=1e-3", "data=mnist", "warm=true", "beta=none"])
     {'H': [1, 5], 'eta': 0.001, 'data': 'mnist', 'warm': True, 'beta': None}
@@ -420,7 +424,7 @@ def parse(assignments: list[str]) -> dict[str, Any]:
         if not equals or not key.strip() or not text.strip():
             raise ExperimentError(f"--set needs KEY=VALUE, such as H=5, but is {assignment!r}.")
         if key.strip() in values:
-            raise ExperimentError(f"--set {key.strip()} comes twice; give several values with commas.")
+            raise ExperimentError(f"--set {key.strip()} is given twice; separate several values by commas.")
         if text.strip().startswith("[") and text.strip().endswith("]"):
             text = text.strip()[1:-1]
         parts = [_value(part) for part in _split(text) if part.strip()]

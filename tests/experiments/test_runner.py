@@ -380,7 +380,7 @@ def test_lines_without_a_terminal_bars_in_one(experiment, tmp_path):
     assert "x 0.75  loss" in lines[0]
     text = io.StringIO()
     run_experiment(experiment, tmp_path / "lines", console=Console(file=text, width=200))
-    assert text.getvalue() == "4 of 4 runs are there already.\n"
+    assert text.getvalue() == "4 of 4 runs are already done.\n"
     text = io.StringIO()
     run_experiment(experiment, tmp_path / "bars", console=Console(file=text, width=200, force_terminal=True))
     assert "compiling" in text.getvalue()

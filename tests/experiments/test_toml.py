@@ -510,7 +510,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
         ),
         (
             change("clients = 4", "").replace('"digits"', '"heart"').replace("limit = 200", ""),
-            "divided by nature",
+            "already divided into clients: leave partition out",
         ),
         (change("gamma = 0.1", "gama = 0.1"), r"FedAvg has no argument 'gama'\. Did you mean 'gamma'"),
         (change("gamma = 0.1", "gamma = -0.1"), "FedAvg: gamma must be a positive number"),
@@ -520,7 +520,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
             change('["accuracy"]', '["accurate"]'),
             "metrics: there is no 'accurate'. Did you mean 'accuracy'.* There are accuracy, test_loss, ",
         ),
-        (change("mu = [0.5", "nu = [0.5"), r"grid: nothing is called 'nu'\. Did you mean 'mu'"),
+        (change("mu = [0.5", "nu = [0.5"), r"grid: unknown key 'nu'\. Did you mean 'mu'"),
         (change("mu = [0.5, 1.0]", "mu = []"), "no value of 'mu'"),
         (change("mu = [0.5, 1.0]", "mu = [0.5, -1.0]"), "FedProx: mu must be a number ≥ 0"),
         (FILE + "\n    [quick]\n    round = 1\n", "quick: .*no 'round'"),

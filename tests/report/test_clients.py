@@ -64,5 +64,5 @@ def test_the_page_has_a_part_for_it_where_there_is_something_to_say(runs, tmp_pa
     page = write_report(
         tmp_path / "b", "B", none, config={}, table=TableSpec((Column("loss"),), ("label", "H"))
     )
-    assert "Client by client" not in page.read_text()
+    assert "Results by client" not in page.read_text()
     assert by_client(none, ["label"]) == []

@@ -394,7 +394,7 @@ def rivals(*rows, seeds=3, H=(1,)):
         (rivals(1.0, 2.0), "A has the lowest loss, 1.103 ± 0.055: ahead of every other in a paired"),
         (
             rivals(1.0, 1.0),
-            "Nothing is ahead in loss beyond the error: the lowest mean is 1.103 ± 0.055 (A)",
+            "No significant difference in loss: the lowest mean is 1.103 ± 0.055 (A)",
         ),
         (
             rivals(1.0, 2.0, seeds=1),

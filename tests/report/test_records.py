@@ -62,7 +62,7 @@ def test_what_is_written_is_read_back_exactly(settings, values, label):
         ({"history": {"round": []}}, "empty"),
         ({"history": {"round": [0, 1], "loss": [[1.0], [2.0]]}}, "one axis"),
         ({"history": {"round": [1, 1]}}, "does not increase"),
-        ({"history": {"round": [0, 1], "loss": ["a", "b"]}}, "no real numbers"),
+        ({"history": {"round": [0, 1], "loss": ["a", "b"]}}, "must hold real numbers"),
         ({"setting": {"H": [1, 2]}}, "setting 'H'"),
         ({"setting": {"seed": 3}}, "own field"),
         ({"ledger": {"bytes_up": "many"}}, "an entry is a number"),

@@ -280,7 +280,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _graph(arrays: Arrays) -> Arrays:
     visits, edges, weights = arrays["visits"], arrays["edges"], arrays["weights"]
     _expect(visits.ndim == 2 and visits.size > 0, f"visits have shape {visits.shape}")
-    _expect(visits.dtype.kind in "iuf", f"visits are not numbers but {visits.dtype}")
+    _expect(visits.dtype.kind in "iuf", f"visits must be numbers, but are {visits.dtype}")
     _expect(edges.shape == (len(weights), 2), f"edges {edges.shape} do not fit weights {weights.shape}")
     _expect(edges.size == 0 or 0 <= edges.min() <= edges.max() < len(visits), "an edge without its node")
     return arrays

@@ -37,7 +37,7 @@ class Display:
 
     def __enter__(self) -> Display:
         if self.enabled and self.done:
-            self.console.print(f"{self.done} of {self.total} runs are there already.")
+            self.console.print(f"{self.done} of {self.total} runs are already done.")
         if self.enabled and self.console.is_terminal and self.done < self.total:
             self._bar = bars.Progress(
                 bars.TextColumn("{task.description}"),
@@ -60,13 +60,13 @@ class Display:
             self._bar.stop()
 
     def started(self, setting: Setting, others: int = 0) -> None:
-        """A run begins, perhaps with others at its side."""
+        """A run begins, perhaps side by side with others."""
         if self._bar is not None:
             words = _words(setting) + (f" and {others} more" if others else "")
             self._bar.reset(self._one, total=None, description=words, metrics="compiling")
 
     def advanced(self, row: Row, rounds: int) -> None:
-        """A run goes on, and this was its last evaluation."""
+        """A run has a new evaluation."""
         if self._bar is not None:
             words = self._latest({name: [value] for name, value in row.items()})
             self._bar.update(self._one, completed=int(row["round"]), total=rounds, metrics=words)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import numpy as np
@@ -56,7 +56,7 @@ def identity_of(experiment: Experiment, setting: Setting) -> dict[str, Any]:
 
 
 def posed(task: Task, setting: Setting) -> Posed:
-    """A task as `fedstrata.solve` poses it, without a word of caution: that is said when it is solved."""
+    """A task as `fedstrata.solve` poses it, without warnings, which are given when it is solved."""
     asked = ("weights", "default_metrics", "channel", "dropouts")
     options = {key: task.options[key] for key in asked if key in task.options}
     with warnings.catch_warnings():
@@ -118,20 +118,22 @@ def _remarks(task: Task, setting: Setting, result: Result) -> tuple[str, ...]:
         return ()
     who, found = f"{setting.words or type(task.method).__name__}, seed {setting.seed}", []
     if (away := runaway(task.problem, task.method, as_floats(task.x0, "x0"), result.history)) is not None:
-        far = f"{away.metric} ran away, {away.start:.4g} → {away.end:.4g}"
+        far = f"{away.metric} grew from {away.start:.4g} to {away.end:.4g}"
         found.append(f"{who}: {far}: lower the step size.")
     weight = result.history.get("weight")
     if weight is not None and weight[0] > 0 and not 0 < weight[-1] < np.inf:
         found.append(
-            f"{who}: the weight ended at {weight[-1]:g}, as its logarithm ran away: lower the step size of x."
+            f"{who}: the weight ended at {weight[-1]:g}, because its logarithm diverged: lower x's step size."
         )
     return tuple(found)
 
 
 def _records(built: object) -> list[RunRecord]:
-    built = [built] if isinstance(built, RunRecord) else built
-    if isinstance(built, Sequence) and all(isinstance(run, RunRecord) for run in built):
-        return list(built)
+    match built:
+        case RunRecord():
+            return [built]
+        case [*runs] if all(type(run) is RunRecord for run in runs):
+            return cast("list[RunRecord]", runs)
     raise ExperimentError(
         f"build must return a Task, a RunRecord or a list of them, but returned a {type(built).__name__}."
     )

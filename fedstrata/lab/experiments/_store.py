@@ -23,7 +23,7 @@ Identity = Mapping[str, Any]  # what a run was made of, as plain values
 
 
 class Finished(NamedTuple):
-    """A setting's runs, and what there is to say of them."""
+    """A setting's runs, and remarks on them."""
 
     runs: list[RunRecord]
     remarks: tuple[str, ...]
@@ -40,14 +40,14 @@ class Store:
         """Find out before anything is computed whether runs can be kept, and tidy up after a kill.
 
         Raises:
-            CheckpointError: where the folder cannot be written.
+            CheckpointError: if the folder cannot be written.
         """
         for name in ("finished", "unfinished"):
             clear_strays(self.folder / name)
         try_to_write(self.folder / "finished" / "a.json")
 
     def digest(self, *settings: Setting) -> str:
-        """Changes with the settings, the parameters and the version."""
+        """The digest of settings, with the experiment and the version."""
         facts = [fact for s in settings for fact in (sorted(s.items()), sorted(s.cell), s.seed)]
         return _digest([*self._origin, *facts])
 
@@ -64,7 +64,7 @@ class Store:
         return self.folder / "unfinished" / f"{self.digest(*settings)}-{_digest(identities)}.safetensors"
 
     def model(self, setting: Setting, identity: Identity) -> Path:
-        """The folder of what a setting's run has found, where that is kept."""
+        """The folder for the model of a setting's run."""
         words = re.sub(r"[^\w.=-]+", "-", f"{setting.words} seed{setting.seed}".strip())
         return self.folder / "models" / f"{words[:100]}-{_digest([self.digest(setting), identity])[:8]}"
 
@@ -93,7 +93,7 @@ class Store:
         """A setting's runs of this identity, or None where there are none.
 
         Raises:
-            CheckpointError: where the file is damaged.
+            CheckpointError: if the file is damaged.
         """
         file = self.file(setting, identity)
         if not file.exists():
@@ -101,7 +101,7 @@ class Store:
         content = file.read_bytes()
         if not is_whole(content):
             raise CheckpointError(
-                f"{file} is damaged: it is not what was written. Delete it, and its run is done again."
+                f"{file} is damaged: its contents are not what was written. Delete it to repeat the run."
             )
         found = json.loads(content)
         remarks = tuple(found.get("remarks", ()))  # an older file has none
@@ -113,7 +113,7 @@ class Store:
             (self.folder / "unfinished").rmdir()
 
     def clear(self) -> None:
-        """Forget everything that is stored."""
+        """Delete everything that is stored."""
         for name in ("finished", "unfinished", "models"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 

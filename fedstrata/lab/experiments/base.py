@@ -1,4 +1,4 @@
-"""What an experiment is: a grid of settings, a function that turns one of them into a task, a table, plots.
+"""How an experiment is defined: a grid of settings, a function from a setting to a task, a table, plots.
 
     EXPERIMENT = Experiment(
         name="fedavg-steps",                       # the module is fedavg_steps.py
@@ -280,7 +280,7 @@ def check_value(experiment: Experiment, key: str, value: Scalar | Sequence[Scala
     """
     values = [value] if isinstance(value, Scalar) else list(value)
     if key == "seeds":
-        if len(values) != 1 or isinstance(values[0], bool) or not isinstance(values[0], int) or values[0] < 1:
+        if [type(v) for v in values] != [int] or values[0] < 1:  # type: ignore[operator]
             raise ExperimentError(f"seeds must be a whole number ≥ 1, but is {value!r}.")
         return values
     known: list[Scalar] = [v for block in experiment.grid for v in block.get(key, [])]
@@ -305,17 +305,9 @@ def check_value(experiment: Experiment, key: str, value: Scalar | Sequence[Scala
 def _typed(key: str, value: Scalar, known: Sequence[Scalar]) -> Scalar:
     """The value in the type of the values that a key has had so far."""
     types = {type(v) for v in known}
-    if value is None:
-        good = type(None) in types
-    elif isinstance(value, bool):
-        good = bool in types
-    elif isinstance(value, int):
-        if int not in types and float in types:
-            return float(value)
-        good = int in types
-    else:
-        good = type(value) in types
-    if good or types == {type(None)}:
+    if type(value) is int and int not in types and float in types:
+        return float(value)
+    if type(value) in types or types == {type(None)}:
         return value
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "none"}
     words = " or ".join(words for kind, words in names.items() if kind in types)

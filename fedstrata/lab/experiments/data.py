@@ -30,7 +30,7 @@ def csv(
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> FederatedData:
-    """Files of one's own, one for each client; see `fedstrata.data.from_csv`.
+    """Your own files, one for each client; see `fedstrata.data.from_csv`.
 
     Raises:
         DataError: where no files or no target are named, or they do not fit.
@@ -86,7 +86,7 @@ def federated(
             f"There is no data set {name!r}{suggest(name, list(LOADERS))} There are {', '.join(LOADERS)}."
         )
     if name in NATURAL and (clients is not None or partition is not None):
-        raise ExperimentError(f"{name} is divided by nature: leave clients and partition out.")
+        raise ExperimentError(f"{name} is already divided into clients: leave clients and partition out.")
     chosen = {"clients": clients, "partition": partition}
     given = {key: value for key, value in chosen.items() if value is not None}
     return LOADERS[name](seed=seed, **given, **options)

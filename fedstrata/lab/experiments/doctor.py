@@ -1,4 +1,4 @@
-"""What this machine has of what FedStrata can use, and the command for what is missing."""
+"""What FedStrata finds on this machine, and the commands that install what is missing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SPACE = 2**30  # bytes of free disk below which a long run may end badly
 
 
 def examine() -> dict[str, Any]:
-    """Versions, devices, data, extras, disk; ``trouble`` says what should be mended."""
+    """Versions, devices, data, extras, disk; ``trouble`` says what to repair."""
     trouble: list[str] = []
     devices = _devices(trouble)
     extras, versions = _requirements(trouble)
@@ -114,7 +114,7 @@ def _requirements(trouble: list[str]) -> tuple[list[dict[str, Any]], dict[str, s
     for requirement in own:
         versions[requirement.name] = _version(requirement.name) or "missing"
         if lacking := _lacking([requirement]):
-            trouble.append(f"{lacking[0]}: {install()} mends it.")
+            trouble.append(f"{lacking[0]}: run {install()}.")
     extras = []
     for extra, mine in by_extra.items():
         lacking = _lacking(mine)
@@ -252,7 +252,7 @@ def show(facts: dict[str, Any], console: Console | None = None) -> None:
     for line in facts["trouble"]:
         console.print(f"[yellow]! {escape(line)}[/yellow]")
     if not facts["trouble"]:
-        console.print("Nothing is in the way.")
+        console.print("No problems found.")
 
 
 def _data_words(data: dict[str, Any]) -> str:

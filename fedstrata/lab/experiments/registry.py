@@ -60,8 +60,8 @@ def find(name: str) -> Experiment:
             "" if folder() else " The papers' experiments are in the repository: run this in a clone of it."
         )
         raise ExperimentError(
-            f"There is no experiment {name!r}{suggest(name, [*known])} "
-            f"`fedstrata list` shows them all; a file of your own ends in .toml or .py.{where}"
+            f"Unknown experiment {name!r}{suggest(name, [*known])} "
+            f"`fedstrata list` shows all; a file of your own must end in .toml or .py.{where}"
         )
     file = known[plain(name)]
     package = PACKAGE if file.parent.name == PACKAGE else __package__

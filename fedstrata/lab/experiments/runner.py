@@ -76,7 +76,9 @@ def prepare(
         asked["seeds"] = seeds
     changed, remarks = experiment.change(asked), []
     if quick:
-        remarks.append("A quick run: it shows that all works, not what the methods can do.")
+        remarks.append(
+            "A quick run: it checks that everything works, and does not show how good the methods are."
+        )
     used = {value for block in changed.grid for value in block.get("data", [])}
     used |= {changed.parameters.get("data")}
     missing = [n for n in experiment.needs if (used == {None} or n in used) and not present(n)]
@@ -109,7 +111,7 @@ def run_experiment(
         prepared: what `prepare` made of an experiment, or one as it is.
         folder: where runs and report go.
         command: stands on the page.
-        fresh: forget the runs that are stored.
+        fresh: discard the runs that are stored.
         together: whether runs that share a program are solved side by side (`fedstrata.sweep`), which fills a
             GPU; by default they are unless there is only a CPU.
         progress: show a bar, or lines where there is no terminal.
@@ -123,8 +125,8 @@ def run_experiment(
         The path of the page.
 
     Raises:
-        ExperimentError: where a setting cannot be built.
-        CheckpointError: where the folder cannot be written, or what is stored is damaged.
+        ExperimentError: if a setting cannot be built.
+        CheckpointError: if the folder cannot be written, or what is stored is damaged.
         ExperimentInterrupted: on Ctrl-C; there is a report of the runs so far.
     """
     prepared = PreparedExperiment(prepared) if isinstance(prepared, Experiment) else prepared
@@ -186,7 +188,7 @@ def _stored(
             if models and "build" not in identity and not store.model(setting, identity).is_dir():
                 raise ExperimentError(
                     f"{setting.words or experiment.name}, seed {setting.seed}: the stored run was done "
-                    "without --models, and its model is gone. Give another folder (--out), or forget "
+                    "without --models, so its model was not kept. Give another folder (--out), or discard "
                     "what is stored (--fresh)."
                 )
             done[i], remarks[i] = stored

@@ -62,9 +62,9 @@ def show(experiment: Experiment, console: Console | None = None) -> None:
         table.add_row(key, escape(_words(values)), escape(_words(_listed(e.quick.get(key, [])))))
     table.add_row("seeds", str(e.seeds), _words(_listed(e.quick.get("seeds", []))))
     console.print(table)
-    console.print(f"[bold]Change[/bold]  --set KEY=VALUE, --seeds N; {told['runs']} runs as it stands.")
+    console.print(f"[bold]Change[/bold]  --set KEY=VALUE, --seeds N; {told['runs']} runs by default.")
     where = [f"{d['name']} ({'here' if d['present'] else 'not on this machine'})" for d in told["data"]]
-    data = ", ".join(where) or "nothing that has to be fetched"
+    data = ", ".join(where) or "no download needed"
     if e.needs and e.fallback is not None:
         data += f"; else {e.fallback.get('data', 'other data')}"
     console.print(f"[bold]Data[/bold]    {data}")
@@ -78,7 +78,7 @@ def _show_claims(told: dict[str, Any], console: Console) -> None:
     if not told["claims"] and not told["statements"]:
         console.print("[bold]Claims[/bold]  none")
         return
-    console.print("[bold]Claims[/bold]  what the paper says, which the page compares with what comes out:")
+    console.print("[bold]Claims[/bold]  what the paper says; the report compares it with the results:")
     if told["claims"]:
         table = Table(box=rich.box.SIMPLE_HEAD, header_style="bold")
         for head in ("where", "what", "printed"):

@@ -228,7 +228,7 @@ def _data_faults(data: Data, found: Mapping[str, Any]) -> Iterator[str]:
     if data.name not in NATURAL:
         yield from faults("data.partition", data.partition, PARTITIONS)
     elif drawn := {"clients", "partition"} & data.model_fields_set:
-        yield f"data: {data.name} is divided by nature. Leave {' and '.join(sorted(drawn))} out."
+        yield f"data: {data.name} is already divided into clients: leave {' and '.join(sorted(drawn))} out."
 
 
 def _problem_faults(posing: Posing, found: Mapping[str, Any]) -> Iterator[str]:
@@ -448,17 +448,17 @@ def make_method(name: str, parameters: Mapping[str, Any]) -> Method:
 
 def _part(where: str, value: Any) -> Any:
     """An option as Python has it: a list is a tuple, a table with a name is a method or optax's thing."""
-    if isinstance(value, list):
-        return tuple(_part(where, item) for item in value)
-    if not isinstance(value, dict):
-        return value
-    given = dict(value)
-    name = given.pop("name", None)
-    if name in METHODS:
-        return make_method(name, given)
-    if not isinstance(name, str):
-        raise ExperimentError(f"{where}: a table needs the name of a method, an optax schedule or optimiser.")
-    return _optax(where, name, json.dumps(given, sort_keys=True))
+    match value:
+        case list():
+            return tuple(_part(where, item) for item in value)
+        case {"name": str(name)}:
+            given = {key: item for key, item in value.items() if key != "name"}
+            if name in METHODS:
+                return make_method(name, given)
+            return _optax(where, name, json.dumps(given, sort_keys=True))
+        case dict():
+            raise ExperimentError(f"{where}: a table needs the name of a method, or of optax's.")
+    return value
 
 
 @functools.cache  # the same object again: a compiled program is then used again
@@ -518,9 +518,7 @@ class FileBuild:
         if own_key in self.keys.get(whose, []):
             return Owner("methods", (whose,))
         every = list(dict.fromkeys(name for names in self.names.values() for name in names))
-        raise ExperimentError(
-            f"grid: nothing is called {key!r}{suggest(key, every)} There are {', '.join(every)}."
-        )
+        raise ExperimentError(f"grid: unknown key {key!r}{suggest(key, every)} There are {', '.join(every)}.")
 
     def faults(self, complete: bool) -> Iterator[str]:
         """Keys of the grid that belong nowhere, and methods that cannot be made with the file's values."""

@@ -81,7 +81,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Plot:
-    """All that is drawn, and the words below it."""
+    """What is drawn, and its caption."""
 
     spec: PlotSpec
     panels: list[Panel]
@@ -92,7 +92,7 @@ class Plot:
 
     @property
     def title(self) -> str:
-        """What stands above it."""
+        """The title above the plot."""
         return self.spec.title or f"{capital(self.y_label)} by {self.x_label}"
 
     def limits(self) -> tuple[float, float] | None:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from fedstrata.lab.report.curves import build_plot, undrawn
@@ -214,7 +213,7 @@ def _processor() -> str:
 
 def _json(value: object) -> str:
     def plain(other: Any) -> Any:
-        if isinstance(other, np.ndarray | np.generic) or hasattr(other, "tolist"):
+        if hasattr(other, "tolist"):
             return other.tolist()
         if isinstance(other, os.PathLike):
             return os.fspath(other)

@@ -1,4 +1,4 @@
-"""The first sentence of a report, where its author gave none: who is ahead, if the seeds allow to say so."""
+"""The first sentence of a report without findings: who is ahead, as far as the seeds show it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def headline(table: Table) -> str:
     if not column.better:
         return f"{capital(between)}{_over(seeds)}."
     if seeds < 2:
-        return f"With one seed, {between}; one seed cannot say whether that is more than chance."
+        return f"With one seed, {between}; one seed does not show whether that is more than chance."
     groups = [rows for rows in table.rivals() if len(set(rows) & cells.keys()) > 1]
     best_rows = table.best(j)
     ahead = [row for rows in groups for row in rows if row in best_rows]
@@ -57,13 +57,13 @@ def headline(table: Table) -> str:
                 f"ahead of every other in a paired t-test over {seeds} seeds."
             )
         return (
-            f"Nothing is ahead in {heading} beyond the error: the {extreme} mean is {number(best)} "
-            f"({who(best)}), and a paired t-test over {seeds} seeds cannot tell it from every other."
+            f"No significant difference in {heading}: the {extreme} mean is {number(best)} "
+            f"({who(best)}), and a paired t-test over {seeds} seeds does not separate it from all others."
         )
     keys = [k for k, key in enumerate(table.keys) if key in ("label", "method")] or range(len(table.keys))
     counts = Counter(", ".join(str(table.rows[i].values[k]) for k in keys) for i in ahead)
     wins = ", ".join(f"{label} in {n}" for label, n in counts.most_common())
-    said = f"ahead beyond the error are {wins}" if wins else "nothing is ahead beyond the error"
+    said = f"significantly ahead are {wins}" if wins else "none is significantly ahead"
     rest = len(groups) - len(ahead)
     return (
         f"Of {len(groups)} settings, by {heading}: {said}{f', none in {rest}' if rest and wins else ''} "
@@ -79,7 +79,7 @@ def certified(table: Table) -> str:
         return ""
     rest = f"; {total - known} were not certified" if known < total else ""
     if solved == known:
-        return f"By their certificates {'all' if known == total else ''} {known} runs are solved{rest}."
+        return f"By the certificates {'all' if known == total else 'the'} {known} runs are solved{rest}."
     others = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.most_common() if verdict != "solved")
     if not solved:
         return f"By the certificates no run is solved ({others}){rest}."

@@ -52,7 +52,7 @@ Plots = Mapping[str, tuple[Plot, bytes]]
 
 
 def render(definition: Definition, runs: Sequence[RunRecord], table: Table, plots: Plots) -> str:
-    """The page.
+    """The page of a report, as HTML.
 
     Args:
         definition: the content of `config.json`.
@@ -94,20 +94,20 @@ def sentence(definition: Definition, table: Table) -> str:
 def sections(
     definition: Definition, runs: Sequence[RunRecord], table: Table, plots: Plots, prefix: str = ""
 ) -> list[Section]:
-    """All the rest."""
+    """The sections that follow."""
     rest = definition.findings.strip().partition("\n\n")[2]
     others = figures(dict(list(plots.items())[1:]), prefix) + _left_out(definition, plots)
     notes = f'<div class="notes">{markdown(definition.notes)}</div>' if definition.notes else ""
     made = [
-        Section("findings", "What came out", f'<div class="prose">{markdown(rest)}</div>' if rest else ""),
+        Section("findings", "Findings", f'<div class="prose">{markdown(rest)}</div>' if rest else ""),
         Section("results", "Results", results(runs, table)),
         Section("plots", "More plots", others),
-        Section("clients", "Client by client", _clients(definition, runs, prefix)),
-        Section("solved", "What was solved", _definitions(definition.config)),
-        Section("split", "Who has which samples", _split(definition, prefix)),
-        Section("paper", "What the paper printed", _paper(definition, runs)),
-        Section("ledger", "What was communicated", _ledger(definition, runs)),
-        Section("reproduce", "How to get this again", _reproduce(definition, runs)),
+        Section("clients", "Results by client", _clients(definition, runs, prefix)),
+        Section("solved", "Problem and settings", _definitions(definition.config)),
+        Section("split", "Samples of each client", _split(definition, prefix)),
+        Section("paper", "Comparison with the paper", _paper(definition, runs)),
+        Section("ledger", "Communication", _ledger(definition, runs)),
+        Section("reproduce", "How to reproduce this", _reproduce(definition, runs)),
         Section("notes", "Notes", notes),
     ]
     return [replace(section, anchor=prefix + section.anchor) for section in made if section.body]
@@ -124,7 +124,7 @@ def _left_out(definition: Definition, plots: Plots) -> str:
     """The plots that there are no series for."""
     missing = [spec for spec in definition.plots if spec.stem not in plots]
     said = "; ".join(f"{label_of(spec.y)} by {label_of(spec.x)}" for spec in missing)
-    return f"<p>Not drawn, as no run here has the series: {typeset(said)}.</p>" if missing else ""
+    return f"<p>Not drawn, because no run has the series: {typeset(said)}.</p>" if missing else ""
 
 
 def section(part: Section) -> str:
@@ -202,25 +202,26 @@ def _definitions(config: Mapping[str, Any]) -> str:
         return ""
     items = (
         f"<dt>{_text(words(key))}</dt>"
-        f"<dd>{formula(value) if key == 'problem' and isinstance(value, str) else _value(value)}</dd>"
+        f"<dd>{formula(value) if key == 'problem' and type(value) is str else _value(value)}</dd>"
         for key, value in config.items()
     )
     return f"<dl>{''.join(items)}</dl>"
 
 
 def _value(value: object) -> str:
-    if isinstance(value, Mapping):
-        pairs = (
-            f"<li><span>{typeset(words(key))}</span> {_value(inner)}</li>" for key, inner in value.items()
-        )
-        return f'<ul class="pairs">{"".join(pairs)}</ul>' if value else "–"
-    if isinstance(value, list | tuple):
-        if any(isinstance(inner, Mapping | list | tuple) for inner in value):
+    match value:
+        case Mapping():
+            pairs = (
+                f"<li><span>{typeset(words(k))}</span> {_value(inner)}</li>" for k, inner in value.items()
+            )
+            return f'<ul class="pairs">{"".join(pairs)}</ul>' if value else "–"
+        case list() | tuple() if any(type(inner) in (dict, list, tuple) for inner in value):
             return "".join(f"<div>{_value(inner)}</div>" for inner in value)
-        return ", ".join(_value(inner) for inner in value) or "–"
-    return (
-        _text(show(value)) if value is None or isinstance(value, bool | int | float | str) else _text(value)
-    )
+        case list() | tuple():
+            return ", ".join(_value(inner) for inner in value) or "–"
+        case None | bool() | int() | float() | str():
+            return _text(show(value))
+    return _text(value)
 
 
 def results(runs: Sequence[RunRecord], table: Table) -> str:

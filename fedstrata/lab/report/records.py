@@ -112,7 +112,7 @@ class RunRecord:
 
     @property
     def verdict(self) -> str:
-        """Of the certificate; empty where there is none."""
+        """The certificate's verdict; empty if there is none."""
         return str(self.certificate.get("verdict", ""))
 
     def value(self, key: str) -> Scalar:
@@ -275,7 +275,7 @@ def _series(what: str, values: ArrayLike) -> np.ndarray:
     try:
         return array.astype(np.float64)
     except (TypeError, ValueError) as error:
-        raise ReportError(f"{what} holds no real numbers but {array.dtype}") from error
+        raise ReportError(f"{what} must hold real numbers, but has the type {array.dtype}") from error
 
 
 def _scalar(what: str, value: Any) -> Scalar:

@@ -1,4 +1,4 @@
-"""Tables of means and standard errors over seeds, beside what a paper printed, in four dresses."""
+"""Tables of means and standard errors over seeds, beside what a paper printed, in four formats."""
 
 from __future__ import annotations
 
