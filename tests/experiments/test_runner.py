@@ -429,7 +429,7 @@ def test_models_are_kept_where_that_is_asked_for(experiment, tmp_path, together)
 def test_a_stored_run_without_its_model_is_told(experiment, tmp_path, solved):
     quietly(experiment, tmp_path)
     count = len(solved)
-    with pytest.raises(ExperimentError, match="without --models, and its model is gone"):
+    with pytest.raises(ExperimentError, match="without --models, so its model was not kept"):
         quietly(experiment, tmp_path, models=True)
     assert len(solved) == count
     quietly(experiment, tmp_path, models=True, fresh=True)
