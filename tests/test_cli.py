@@ -241,7 +241,7 @@ def test_doctor_finds_what_does_not_fit(monkeypatch):
     monkeypatch.setattr(doctor, "SOURCE", Path("nowhere"))  # as installed
     trouble = []
     extras, _ = doctor._requirements(trouble)
-    assert re.match("numpy is 2.*, not <1: pip install", trouble[0])
+    assert re.match("numpy is 2.*, not <1: run pip install", trouble[0])
     assert len(trouble) == 1
     (gpu,) = [extra for extra in extras if extra["name"] == "gpu"]
     assert gpu["missing"] == ["no-such-thing is missing"]
@@ -321,8 +321,8 @@ def test_report_makes_the_page_again(invoke, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "fedrzo-rely"), r"no experiment 'fedrzo-rely'\. Did you mean 'fedrzo-relu'"),
-        (("reproduce", "nothing"), "no experiment 'nothing'"),
+        (("run", "fedrzo-rely"), r"Unknown experiment 'fedrzo-rely'\. Did you mean 'fedrzo-relu'"),
+        (("reproduce", "nothing"), "Unknown experiment 'nothing'"),
         (("run", "none.toml"), "no file none.toml"),
         (("run", "demo", "--set", "rounds"), "--set needs KEY=VALUE"),
         (("run", "demo", "--set", "rounds=many"), "rounds must be a whole number"),

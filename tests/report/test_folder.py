@@ -220,7 +220,7 @@ def test_a_plot_that_no_run_has_a_series_for_is_left_out_in_words(tmp_path, runs
     plots = [PlotSpec("regret", panels="H"), PlotSpec("loss", panels="H"), PlotSpec("loss", x="exchanges")]
     page = write(tmp_path / "report", runs, plots=plots)
     assert content(page.parent).keys() == FILES
-    words = "Not drawn, as no run here has the series: regret by communication round; loss by exchanges."
+    words = "Not drawn, because no run has the series: regret by communication round; loss by exchanges."
     assert words in page.read_text("utf-8")
     regret, by_exchanges = load_report(page.parent).left_out
     assert regret.startswith("plot 'regret-by-round-h': no run has 'regret' beside 'round'; the histories")
@@ -402,7 +402,7 @@ def rivals(*rows, seeds=3, H=(1,)):
         ),
         (
             rivals(1.0, 2.0, H=(1, 5)),
-            "Of 2 settings, by loss: ahead beyond the error are A in 2 (paired t-tests",
+            "Of 2 settings, by loss: significantly ahead are A in 2 (paired t-tests",
         ),
         (rivals(1.0), "A: loss 1.103 ± 0.055, mean over 3 seeds."),
         (rivals(float("nan")), "No run ended with a finite number for loss."),

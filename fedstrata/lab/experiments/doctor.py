@@ -34,6 +34,7 @@ PURPOSES = {
     "mlflow": "MLflow: fs.track.MLflow",
     "wandb": "Weights & Biases: fs.track.WandB",
     "privacy": "the privacy that noise gives: fs.Channel(noise=…)",
+    "tune": "large searches with Optuna: fs.tune",
     "bench": "the benchmarks",
     "test": "the tests",
     "test-long": "the nightly tests",
