@@ -39,5 +39,7 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.lab.datasets.loaders import mnist as mnist
     from fedstrata.lab.datasets.loaders import montevideo_bus as montevideo_bus
     from fedstrata.lab.datasets.loaders import wikimaths as wikimaths
+    from fedstrata.lab.datasets.natural import dialysis as dialysis
+    from fedstrata.lab.datasets.natural import indo_rct as indo_rct
 else:
     __getattr__, __dir__ = lazy(__name__)

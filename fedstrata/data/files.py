@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import glob
+import gzip
 import os
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -81,7 +82,7 @@ def _paths(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> 
 
 
 def read_csv(path: Path, missing: Collection[str] = MISSING, delimiter: str = ",") -> Table:
-    """A CSV file with a header: columns of whole numbers (true and false are 1 and 0), of numbers, of words.
+    """A CSV file (.gz: gzipped) with a header: columns of whole numbers (true is 1), numbers, words.
 
     Raises:
         DataError: if it cannot be read as such a file.
@@ -89,9 +90,10 @@ def read_csv(path: Path, missing: Collection[str] = MISSING, delimiter: str = ",
     if not path.is_file():
         raise DataError(f"There is no file {path.absolute()}.")
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = gzip.open if path.suffix == ".gz" else open
+        with reader(path, "rt", newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file, delimiter=delimiter, strict=True) if row]
-    except (UnicodeDecodeError, csv.Error) as error:
+    except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError) as error:
         raise DataError(f"{path} cannot be read as CSV in UTF-8: {error}.") from error
     if len(rows) < 2:
         raise DataError(f"{path} needs a header and at least one row.")

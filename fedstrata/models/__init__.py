@@ -11,13 +11,14 @@ so that compiled programs are used again. `MODELS` and `LOSSES` know them by nam
 
 from typing import TYPE_CHECKING
 
-from fedstrata.models import losses
+from fedstrata.models import losses, survival
 from fedstrata.models.images import cnn, resnet, resnet20
 from fedstrata.models.losses import LOSSES, Loss
 from fedstrata.models.model import Metric, Model
 from fedstrata.models.networks import mlp, relu_network
 from fedstrata.models.registry import MODELS, for_data, options
 from fedstrata.models.regression import linear, logistic, softmax
+from fedstrata.models.survival import hazard
 from fedstrata.support.words import misspelt
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Model",
     "cnn",
     "for_data",
+    "hazard",
     "linear",
     "logistic",
     "losses",
@@ -37,6 +39,7 @@ __all__ = [
     "resnet",
     "resnet20",
     "softmax",
+    "survival",
 ]
 
 if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +46,13 @@ class Form(NamedTuple):
     read: Callable[..., dict[str, np.ndarray]]
     remotes: tuple[Remote, ...] = ()
 
+
+# Natural federations that are not downloaded and do not come with the package: their collections are GPL.
+TABLES = (
+    ("dialysis", "012642dbae140f028ba9d2e617ecde74e925a6531a2ef5d955cd43fe4d687e21"),
+    ("chem97", "b1e7e626fe1a2d24629eb40f0a85b159653118905c9905898d9f3e6db9cf6b70"),
+    ("indo_rct", "15fc26579dcace6eba721abd0c10e21bc59d9b3b96f54e3d2bad6017e5cce742"),
+)
 
 FORMS: dict[str, tuple[Form, ...]] = {
     "mnist": (
@@ -138,6 +146,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
             (Remote(_TEMPORAL + "wikivital_mathematics.json", None),),  # fixed by the commit in its address
         ),
     ),
+    **{name: (Form((f"{name}.csv.gz",), partial(formats.read_table, digest)),) for name, digest in TABLES},
 }
 
 
@@ -166,6 +175,8 @@ def read(name: str, data_dir: str | os.PathLike[str] | None = None) -> dict[str,
                 return form.read(*paths)
         if data_dir is not None:
             raise DataNotFound(_not_found(name, f"It is not in {Path(data_dir).absolute()}."))
+    if not any(form.remotes for form in FORMS[name]):
+        raise DataNotFound(_not_found(name, "It cannot be downloaded."))
     form = next(form for form in FORMS[name] if form.remotes)
     return form.read(*(_download(name, *pair) for pair in zip(form.files, form.remotes, strict=True)))
 
@@ -188,10 +199,12 @@ def _download(name: str, file: str, remote: Remote) -> Path:
 
 def _not_found(name: str, reason: str) -> str:
     choices = "\n".join(f"  - {', '.join(form.files)}" for form in FORMS[name])
-    origin = next(form for form in FORMS[name] if form.remotes)
-    sources = "\n".join(f"  {remote.url}" for remote in origin.remotes)
-    return (
+    words = (
         f"The data set {name!r} was not found. {reason}\n"
         f"Put one of these into a folder, and give the folder as data_dir or in {ENVIRONMENT}:\n{choices}\n"
-        f"The form {', '.join(origin.files)} comes from\n{sources}"
     )
+    origin = next((form for form in FORMS[name] if form.remotes), None)
+    if origin is None:
+        return f"{words}docs/data.md says where it comes from."
+    sources = "\n".join(f"  {remote.url}" for remote in origin.remotes)
+    return f"{words}The form {', '.join(origin.files)} comes from\n{sources}"

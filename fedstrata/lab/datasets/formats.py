@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import gzip
+import hashlib
 import json
 import tarfile
 import zipfile
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedstrata.data.files import read_csv
 from fedstrata.data.samples import CorruptData
 from fedstrata.support.lazy import extra
 
@@ -165,6 +167,14 @@ def _images(arrays: Arrays, classes: int = 10) -> Arrays:
         _expect(bool((y < classes).all()), f"y_{part} has labels beyond {classes - 1}")
         arrays[f"y_{part}"] = y.astype(np.int32)
     return arrays
+
+
+def read_table(digest: str, path: Path) -> Arrays:
+    """The columns of a gzipped csv file, which must be the one of this SHA-256."""
+    with _reading(path, "the table of that name"):
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        _expect(found == digest, f"its SHA-256 is {found[:12]}…, not {digest[:12]}…")
+        return dict(read_csv(path).columns)
 
 
 def read_adult_csv(path: Path) -> Arrays:

@@ -1,0 +1,98 @@
+"""Federations by nature, of tables that do not come with the package: dialysis centres, sites of a trial.
+
+Every loader keeps the sites as they are (`FederatedData.names`), holds samples out class by class, and
+standardises features by the training samples' sums. Where the files come from, and their licences, is in
+docs/data.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TypedDict, Unpack
+
+import numpy as np
+
+from fedstrata.data import preparation
+from fedstrata.data.federated import FederatedData
+from fedstrata.data.tables import Table, federate
+from fedstrata.lab.datasets.fetch import read
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments that these loaders take.
+
+    Attributes:
+        data_dir: the folder with the file; only it is searched.
+        valid_fraction: the part of each site's samples that becomes its validation data. Default 0.
+        test_fraction: the part that goes into the pooled test data, where ``client`` says whose it is.
+            Default 0.2.
+        seed: of what is held out. Default 0.
+        standardize: whether features have mean 0 and deviation 1 over the training samples. Default True.
+    """
+
+    data_dir: str | os.PathLike[str] | None
+    valid_fraction: float
+    test_fraction: float
+    seed: int
+    standardize: bool
+
+
+def dialysis(**options: Unpack[Options]) -> FederatedData:
+    """Survival on dialysis at 67 centres of Rio de Janeiro: 6,805 patients, of whom 1,603 died.
+
+    A sample has ``x``: age, month of entry (1 to 44) and the cause of renal failure, one-hot; ``y``: 1 where
+    the patient died, 0 where the follow-up ended before; ``time``: months until then, 1 to 44. For
+    `fedstrata.models.hazard`. The smallest centre has 4 patients, the largest 241.
+    """
+    columns = read("dialysis", options.get("data_dir"))
+    return _federated(
+        columns, "fac_center", "event", ["num_age", "num_begin", "fac_disease"], ["time"], **options
+    )
+
+
+def indo_rct(**options: Unpack[Options]) -> FederatedData:
+    """A trial of rectal indomethacin against pancreatitis after ERCP: 602 patients at 4 sites.
+
+    A sample has ``x``: age, risk score, gender, whether there were dysfunction of the sphincter of Oddi, an
+    earlier pancreatitis after ERCP and an ampullectomy, status and type, one-hot; ``y``: whether there was
+    pancreatitis; ``treated``: 1 for indomethacin, 0 for the placebo.
+    """
+    columns = read("indo_rct", options.get("data_dir"))
+    columns["ill"] = (columns["outcome"] == "1_yes").astype(np.int64)
+    columns["treated"] = (columns["rx"] == "1_indomethacin").astype(np.int64)
+    features = ["age", "risk", "gender", "sod", "pep", "amp", "status", "type"]
+    return _federated(columns, "site", "ill", features, ["treated"], **options)
+
+
+def _federated(
+    columns: dict[str, np.ndarray],
+    site: str,
+    label: str,
+    features: Sequence[str],
+    extra: Sequence[str],
+    *,
+    data_dir: object = None,
+    valid_fraction: float = 0.0,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    standardize: bool = True,
+) -> FederatedData:
+    used = {name: columns[name] for name in (*features, label, *extra)}
+    sites = columns[site]
+    tables = [
+        Table(str(name), {key: column[sites == name] for key, column in used.items()})
+        for name in np.unique(sites.astype(str) if sites.dtype == object else sites)
+    ]
+    data = federate(
+        tables,
+        label=label,
+        features=features,
+        extra=extra,
+        valid_fraction=valid_fraction,
+        test_fraction=test_fraction,
+        seed=seed,
+        encode=True,
+        impute=None,
+    )
+    return preparation.standardize(data) if standardize else data
