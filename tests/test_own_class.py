@@ -126,6 +126,7 @@ def test_a_y_of_each_client_needs_a_class_that_says_so(fitting):
         fs.solve(problem, fitting(0.3), DATA, 0.0, y0=0.0, rounds=1, progress=False)
 
     local = fs.Bilevel(f, h, same_samples=True, local=True)
+    fitting.local = True
     result = fs.solve(local, fitting(0.3), DATA, 0.0, y0=0.0, rounds=60, progress=False)
     assert result.certificate.solved
     assert result.history["upper"][-1] == pytest.approx(0.5 * ((C * BEST - A) ** 2).mean(), rel=1e-5)
