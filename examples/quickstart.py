@@ -13,6 +13,6 @@ def train_loss(x, w, patient):
 
 
 data = fs.data.heart(valid_fraction=0.2)  # four hospitals
-problem, method = fs.Bilevel(upper=val_loss, lower=train_loss), fs.FedMSA(alpha=1.0, beta=0.2, K=5)
-result = fs.solve(problem, method, data, jnp.array(0.0), y0=jnp.zeros(22), rounds=200)
+problem = fs.Bilevel(upper=val_loss, lower=train_loss)
+result = fs.solve(problem, "auto", data, jnp.array(0.0), y0=jnp.zeros(22))
 print(f"log of the regularisation {result.x:.2f}, validation loss {result.history['upper'][-1]:.3f}")

@@ -100,6 +100,7 @@ def test_readme_shows_examples_that_are_short(example, most):
     assert len(list(filter(None, code.splitlines()))) <= most
 
 
+@pytest.mark.slow
 def test_readme_shows_the_example_that_runs(capsys):
     """And whose answer is the one of an exact solver under a scalar search."""
     example = ROOT / "examples" / "quickstart.py"

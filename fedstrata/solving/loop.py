@@ -716,8 +716,9 @@ def _explain(method: Method, round_number: int, quantity: str, carry: Carry) -> 
         quantity = f"state ({', '.join(leaves[:4])}{more})" if leaves else "state"
     return (
         f"{type(method).__name__} diverged: the {quantity} is not finite after round {round_number}. "
-        f"Lower the step size{steps_in_words(method)}, scale the data, or look closer with "
-        "engine='debug'. "
+        f"Lower the step size{steps_in_words(method)}: fs.plan(problem, data, x0, method="
+        f"{type(method).__name__!r}) finds steps from measured constants. Or scale the data, or look closer "
+        "with engine='debug'. "
         "The exception's .result holds the last finite point."
     )
 
