@@ -46,6 +46,7 @@ HORIZON = 1_000  # rounds of a first stage of which no rate is known
 LONGEST = 50_000  # rounds of one stage
 STAGES = 12
 SHORTER = 4.0  # times, a step at fault
+MOST_SHORTER = 64.0  # in all, where it is not that F rose
 FAILURES = 3  # of one method in a row
 HALF = 0.5  # of the excess: a stage that leaves more has stopped
 KINK = 1.0
@@ -85,9 +86,11 @@ class Belief:
             )
         through = at.constants.through
         changed = replace(
-            at.constants, levels=levels, through=None if through is None else through * self.upper
+            at.constants,
+            levels=levels,
+            through=None if through is None else through * self.upper,
         )
-        return replace(at, constants=changed, rounds=self.horizon)
+        return replace(at, constants=changed, rounds=self.horizon, slower=self.upper)
 
     def shorter(self) -> Belief:
         """After a stage that rose: x's step first, then the lower level's, too."""
@@ -298,6 +301,8 @@ class Run:
             return replace(longer, horizon=4 * belief.horizon) if fades else longer
         if fades:
             return replace(belief, horizon=4 * belief.horizon) if belief.horizon < LONGEST else None
+        if self.at.partial and belief.upper < MOST_SHORTER:  # noise: shorter steps reduce it
+            return replace(belief, upper=SHORTER * belief.upper, lower=SHORTER * belief.lower)
         if not belief.kinked and self.falls(its, belief):
             return replace(belief, kinked=True)
         return replace(belief, rounds=4 * belief.rounds) if belief.rounds < 64 else None

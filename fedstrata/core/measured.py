@@ -129,6 +129,7 @@ class Conditions:
         participants: how many of them take part in a round.
         dimension: numbers in x.
         rounds: the horizon of steps that fall with it.
+        slower: how much shorter steps are to be than the constants ask for.
     """
 
     problem: Problem
@@ -137,6 +138,7 @@ class Conditions:
     participants: int
     dimension: int
     rounds: int
+    slower: float = 1.0
 
     def __getitem__(self, name: str) -> Measured:
         """The constants of one function."""

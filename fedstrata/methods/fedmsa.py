@@ -206,10 +206,12 @@ class FedMSA(Sequences[State]):
         best = int(np.argmin(radii))
         if not radii[best] < 1:
             raise NoRule("no steps make the maps' linearisation contract")
-        alpha, beta = tried[best]
+        shorter = at.participants / at.clients / at.slower
+        alpha, beta = (step * shorter for step in tried[best])
+        radius = _radius(J, np.where(np.arange(len(J)) < n, alpha, beta))
         options: dict[str, Any] = {"rho": 1 / at.rounds, "full_start": True} if at.partial else {}
         method = cls(alpha, beta, clients=min(at.participants, 10), **options)
-        return Practical(method, 1 - radii[best], ("alpha, beta: fastest on the maps' Jacobian",), cost=2.0)
+        return Practical(method, 1 - radius, ("alpha, beta: fastest on the maps' Jacobian",), cost=2.0)
 
     @by_options
     def reveals_on(self, problem: Problem) -> Reveals:
