@@ -309,7 +309,7 @@ class TestDamage:
 
     @pytest.mark.parametrize(
         ("day", "message"),
-        [([1] * 7, "a day without a number"), ([1] * 7 + [None], "visits are not numbers")],
+        [([1] * 7, "a day without a number"), ([1] * 7 + [None], "visits must be numbers")],
     )
     def test_wikimaths_with_a_gap(self, tmp_path, day, message):
         write_wikimaths(tmp_path)
