@@ -50,7 +50,6 @@ class Form(NamedTuple):
 # Natural federations that are not downloaded and do not come with the package: their collections are GPL.
 TABLES = (
     ("dialysis", "012642dbae140f028ba9d2e617ecde74e925a6531a2ef5d955cd43fe4d687e21"),
-    ("chem97", "b1e7e626fe1a2d24629eb40f0a85b159653118905c9905898d9f3e6db9cf6b70"),
     ("indo_rct", "15fc26579dcace6eba721abd0c10e21bc59d9b3b96f54e3d2bad6017e5cce742"),
 )
 
