@@ -13,7 +13,7 @@ LONG   := $(VENV)/.ready-long
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-long test-wheel check format docs bench reproduce clean
+.PHONY: help install demo test test-slow test-long test-wheel check format docs bench bench-gpu reproduce clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -53,6 +53,9 @@ docs: $(READY)  ## build the documentation into build/site/
 
 bench: $(READY)  ## run the tracked benchmarks, and keep their ratios in benchmarks/results/
 	$(BIN)/python -m benchmarks
+
+bench-gpu: $(READY)  ## networks on one GPU beside programs by hand, in 9 minutes
+	timeout 540 $(BIN)/python -m benchmarks.networks cnn gpt resnet limits forms --out build/networks.json
 
 NAMES := $(subst _,-,$(basename $(notdir $(wildcard reproductions/[a-z]*.py))))
 reproduce: $(RUNS)  ## the papers' tables and figures in full, which takes days without a GPU; NAMES=fedrzo-relu for one

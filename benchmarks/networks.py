@@ -351,7 +351,7 @@ PARTS = {"limits": limits, "forms": forms, "cnn": cnn, "resnet": resnet, "gpt": 
 def main() -> None:
     """Run the parts that are asked for; what was measured is written after each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=list(PARTS))
+    parser.add_argument("parts", nargs="*", help=", ".join(PARTS))
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     device = jax.devices()[0]
@@ -360,6 +360,7 @@ def main() -> None:
     for part in given.parts or list(PARTS):
         PARTS[part](rows)
         if given.out is not None:
+            given.out.parent.mkdir(parents=True, exist_ok=True)
             given.out.write_text(json.dumps(rows, indent=1))
 
 
