@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.advice.baselines import Baselines as Baselines
     from fedstrata.advice.baselines import baselines as baselines
     from fedstrata.advice.certify import certify as certify
+    from fedstrata.advice.compare import Comparison as Comparison
+    from fedstrata.advice.compare import compare as compare
     from fedstrata.advice.constants import Constants as Constants
     from fedstrata.advice.constants import constants as constants
     from fedstrata.advice.diagnose import Diagnosis as Diagnosis

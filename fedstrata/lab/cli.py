@@ -228,6 +228,49 @@ def reproduce(
         _run_and_show(prepare(definition, seeds=seeds), words, folder, fresh, together, json_)
 
 
+@app.command("compare")
+def compare_(
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME_OR_FILE", help="A name, a .toml or a .py file.", autocompletion=_complete
+        ),
+    ],
+    budget: Annotated[
+        str,
+        typer.Option(
+            "--budget", metavar="KIND=AMOUNT", help="rounds, bytes, oracle_calls or seconds of a run."
+        ),
+    ],
+    steps: Annotated[
+        str, typer.Option("--steps", help="given, planned or tuned: where methods' step sizes come from.")
+    ] = "given",
+    target: Annotated[
+        float, typer.Option("--target", help="The part of the start's excess to be reached.")
+    ] = 1e-2,
+    quick: Quick = False,
+    seeds: Seeds = None,
+    set_: Set = None,
+    out: Out = None,
+    debug: Debug = False,
+) -> None:
+    """Compare an experiment's methods at equal budgets, with paired intervals and performance profiles."""
+    with messages(debug, experiment):
+        from fedstrata.lab.experiments.contest import budget_from, contest, write
+        from fedstrata.lab.experiments.runner import prepare
+
+        prepared = prepare(load(experiment), quick=quick, seeds=1, changes=parse(set_ or []))
+        definition, number = prepared.experiment, seeds or 10
+        found = contest(definition, budget_from(budget), number, steps, target)  # type: ignore[arg-type]
+        words = ["compare", experiment, "--budget", budget, "--steps", steps, "--target", f"{target:g}"]
+        words += ["--quick"] * quick + ["--seeds", str(number)]
+        words += [word for change in set_ or [] for word in ("--set", change)]
+        folder = out or Path("runs") / f"{definition.name}-compared"
+        page = write(found, folder, definition, shlex.join(["fedstrata", *words]))
+        typer.echo(found)
+        typer.echo(f"Report: {page.resolve()}")
+
+
 @app.command()
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="The folders of runs.")],

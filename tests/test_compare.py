@@ -1,0 +1,86 @@
+"""Contests whose winner is known in closed form."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from fedstrata.advice.compare import holm
+
+DATA = fs.FederatedData.from_clients([{"a": np.array([[1.0], [2.0]])}, {"a": np.zeros((2, 1))}])
+PROBLEM = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
+
+
+def test_costs_and_pairs_of_gradient_descent(tmp_path):
+    """The excess is (1 − γ)^2t: 0.25 after one round with γ = ½, after seven with γ = 0.1."""
+    methods = {"long": fs.FedAvg(0.5), "short": fs.FedAvg(0.1)}
+    found = fs.compare(PROBLEM, methods, DATA, np.zeros(1), budget=20, seeds=2, target=0.25, progress=False)
+    assert [entry.cost("rounds", 0.25) for entry in found.entries] == [1, 1, 7, 7]
+    up_and_down = 2 * 2 * 4  # two clients, one float32 each way
+    assert found.of("short")[0].cost("bytes", 0.25) == 7 * up_and_down
+    (pair,) = found.pairs
+    assert pair.runs == 1  # full batches: the second seed changes nothing
+    assert math.isnan(pair.p)
+    assert pair.decades < -5
+    tau, share = found.profile()["short"]
+    assert share[0] == 0
+    assert tau[np.flatnonzero(share)[0]] == pytest.approx(7)
+    assert "Performance profiles" in found.report(tmp_path / "page").read_text()
+
+
+def test_a_budget_in_bytes_and_what_is_refused():
+    found = fs.compare(
+        PROBLEM, [fs.FedAvg(0.5)], DATA, np.zeros(1), budget={"bytes": 160}, seeds=1, progress=False
+    )
+    assert found.entries[0].rounds[-1] == 10
+    with pytest.raises(ValueError, match="of one class"):
+        fs.compare(PROBLEM, [fs.FedAvg(0.5), fs.FedAvg(0.1)], DATA, np.zeros(1), budget=5)
+    with pytest.raises(ValueError, match="budget must be"):
+        fs.compare(PROBLEM, [fs.FedAvg(0.5)], DATA, np.zeros(1), budget={"hours": 5})
+    assert holm([0.01, math.nan, 0.04]) == pytest.approx([0.02, math.nan, 0.04], nan_ok=True)
+
+
+@pytest.mark.slow
+def test_noise_is_paired_and_methods_are_planned():
+    methods = {"planned": fs.FedAvg, "noisy": fs.FedAvg(0.3, batch_size=1), "small": fs.FedAvg(0.01)}
+    found = fs.compare(PROBLEM, methods, DATA, np.zeros(1), budget=40, seeds=6, progress=False)
+    pairs = {(pair.first, pair.second): pair for pair in found.pairs}
+    _, high = pairs["planned", "noisy"].interval
+    assert high < 0
+    assert pairs["planned", "noisy"].p < 0.1
+    assert pairs["planned", "small"].runs == 1
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path):
+    typer = pytest.importorskip("typer.testing")
+    from fedstrata.lab.cli import app
+
+    (tmp_path / "two.py").write_text(EXPERIMENT)
+    arguments = ["compare", str(tmp_path / "two.py"), "--budget", "rounds=10", "--seeds", "2"]
+    done = typer.CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert "long − short" in done.output
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert (tmp_path / "out" / "profiles.svg").is_file()
+
+
+EXPERIMENT = """
+import numpy as np
+import fedstrata as fs
+from fedstrata.lab.experiments import Experiment, Task
+from fedstrata.lab.report import Column, TableSpec
+
+def build(s):
+    data = fs.FederatedData.from_clients([{"a": np.ones((2, 1))}, {"a": np.zeros((2, 1))}])
+    problem = fs.Minimization(lambda x, z: ((x - z["a"]) ** 2).sum() / 2)
+    return Task(problem, fs.FedAvg({"long": 0.5, "short": 0.1}[s.method]), data, np.zeros(1), rounds=5)
+
+experiment = Experiment(
+    name="two", title="Two steps", description="Long and short.", problem="a mean", build=build, seeds=1,
+    grid={"method": ["long", "short"]}, table=TableSpec((Column("loss"),)),
+)
+"""
