@@ -71,7 +71,7 @@ def test_the_command(tmp_path):
 EXPERIMENT = """
 import numpy as np
 import fedstrata as fs
-from fedstrata.lab.experiments import Experiment, Task
+from fedstrata.lab.experiments.base import Experiment, Task
 from fedstrata.lab.report import Column, TableSpec
 
 def build(s):

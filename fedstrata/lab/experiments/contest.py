@@ -33,8 +33,8 @@ def contest(
             cases[case] = (first.problem, _data(experiment, setting, seeds), first.x0, first.y0)
         elif type(cases[case][0]) is not type(first.problem):
             raise ExperimentError(
-                f"{experiment.name} has another problem for {label} ({type(first.problem).__name__}): only methods "
-                "that solve the same problem can be compared."
+                f"{experiment.name} has another problem for {label} ({type(first.problem).__name__}): only "
+                "methods that solve the same problem can be compared."
             )
     return compare(
         cases, methods, budget=budget, seeds=seeds, steps=steps, target=target, **options  # type: ignore[arg-type]
