@@ -11,6 +11,7 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.channels.channelled import own
+from fedstrata.channels.compression import read
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.network import Network
 from fedstrata.engines.network.site import Site
@@ -165,6 +166,13 @@ def test_the_largest_numbers_are_kept(d):
     assert np.sum((found - v) ** 2) <= 0.9 * np.sum(v**2)
     ones = made_of(fs.TopK(0.1), np.ones(1000, np.float32))
     assert np.sum((ones - 1) ** 2) == 900
+
+
+@pytest.mark.parametrize("compressor", [fs.TopK(0.1), fs.RandK(0.1), fs.RandK(0.1, scaled=True)])
+@pytest.mark.parametrize("d", [50, 5000])
+def test_what_is_read_is_what_is_decoded(compressor, d):
+    v, key = jnp.resize(jnp.asarray(V), d), jax.random.key(0)
+    np.testing.assert_allclose(read(compressor, key, v), made_of(compressor, v), rtol=1e-6)
 
 
 def test_signs_have_their_contraction():

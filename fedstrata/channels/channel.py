@@ -29,10 +29,10 @@ class Channel:
         noise: the noise multiplier z: the mean gets Gaussian noise of standard deviation z · C · (largest
             weight).
         noise_at: ``"server"`` adds it to the mean. ``"clients"`` adds a part of it to each upload, so that
-        the
-            mean has as much: nobody sees an upload without noise, and a single one has √m times less than it
-            needs by itself. ``"each"`` adds all of it to each upload: no one needs to be trusted.
-        compress: what is sent in its place: `TopK`, `RandK`, `QSGD`, `Sign`, `Cast`.
+            the mean has as much: nobody sees an upload without noise, and a single one has √m times less than
+            it needs by itself. ``"each"`` adds all of it to each upload: no one needs to be trusted.
+        compress: what is sent in its place: `TopK`, `RandK`, `QSGD`, `Sign`, `Cast`. The ledger counts that;
+            the network engine sends decoded numbers in this version, so that more bytes travel there.
         feedback: what becomes of what a compressor leaves out: ``"ef"`` adds it to the next upload (Seide et
             al. 2014). ``"ef21"`` sends differences to what the server has of this client (Richtárik et al.
             2021; for an unbiased compressor DIANA, Mishchenko et al. 2019). ``"auto"`` is the one that the

@@ -41,7 +41,9 @@ class Compressor(Protocol):
 
 
 def read(compressor: Compressor, key: Key, v: Array) -> Array:
-    """What the server makes of v."""
+    """What the server makes of v; without the arrays in between, where that is another computation."""
+    if isinstance(compressor, TopK | RandK):
+        return compressor.kept(key, v)
     return compressor.decode(key, compressor.encode(key, v), v.size).astype(v.dtype)
 
 
@@ -108,6 +110,13 @@ class TopK(Biased):
             places = jnp.nonzero(size > _threshold(size, k), size=k, fill_value=v.size)[0]
         return v.at[places].get(mode="fill", fill_value=0), places.astype(_index(v.size))
 
+    def kept(self, key: Key, v: Array) -> Array:
+        """``decode(encode(v))``: of long arrays scattering takes five times as long on a CPU."""
+        k, size = entries(self.share, v.size), jnp.abs(v)
+        if v.size < LONG or k == v.size:
+            return self.decode(key, self.encode(key, v), v.size)
+        return jnp.where(size > _threshold(size, k), v, 0)
+
     def decode(self, key: Key, payload: Any, d: int) -> Array:
         """Zero elsewhere."""
         if not isinstance(payload, tuple):
@@ -151,6 +160,12 @@ class RandK:
     def encode(self, key: Key, v: Array) -> Array:
         """Values alone."""
         return v if entries(self.share, v.size) == v.size else v[self._places(key, v.size)]
+
+    def kept(self, key: Key, v: Array) -> Array:
+        """``decode(encode(v))``, with a mask that is the same for all clients."""
+        k = entries(self.share, v.size)
+        mask = jnp.zeros((v.size,), v.dtype).at[self._places(key, v.size)].set(1)
+        return v if k == v.size else v * mask * (v.size / k if self.scaled else 1)
 
     def decode(self, key: Key, payload: Array, d: int) -> Array:
         """Zero elsewhere."""

@@ -588,7 +588,8 @@ class Loop:
             solved = setup.problem, self.posed.data, setup.weights, self.engine.measured_on(data)
             seconds = self.seconds() + compiling
             run = x, y, history, ledger, method, seconds, its, host.state, *solved, compiling
-            start, taking_part = (self.posed.x0, self.posed.y0), setup.participants / setup.clients
+            start = self.posed.x0, self.posed.y0
+            taking_part = setup.participants / setup.clients if setup.rate is None else setup.rate
             more: dict[str, Any] = {
                 "seed": seed,
                 "start": start,
