@@ -79,7 +79,7 @@ def build(s):
     problem = fs.Minimization(lambda x, z: ((x - z["a"]) ** 2).sum() / 2)
     return Task(problem, fs.FedAvg({"long": 0.5, "short": 0.1}[s.method]), data, np.zeros(1), rounds=5)
 
-experiment = Experiment(
+EXPERIMENT = Experiment(
     name="two", title="Two steps", description="Long and short.", problem="a mean", build=build, seeds=1,
     grid={"method": ["long", "short"]}, table=TableSpec((Column("loss"),)),
 )
