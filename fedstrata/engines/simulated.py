@@ -152,7 +152,7 @@ class Simulated(Engine):
         while True:
             halvings = _halved.get(self, self.halvings)
             try:
-                return run(replace(self, halvings=halvings))
+                return run(self if halvings == self.halvings else replace(self, halvings=halvings))
             except jax.errors.JaxRuntimeError as error:
                 full = "RESOURCE_EXHAUSTED" in str(error)
                 if self.chunk != "auto" or not full or halvings >= MOST_HALVINGS:
