@@ -76,3 +76,15 @@ def test_noise_kinks_rounding_and_values_only():
     np.testing.assert_allclose([again.mu, again.L], [found.mu, found.L], rtol=1e-4)
     kinked = fs.Minimization(lambda x, s: jnp.abs(s["a"] @ x))
     assert fs.constants(kinked, data, np.zeros(2)).levels["loss"].kink > 0.5
+
+
+def test_a_lower_level_of_each_client_s_own():
+    """∇²_xy h_i = −c_i: the root of the mean square of the clients'; F'' = 1 + mean c_i², the direct part 1."""
+    c = np.array([1.0, 2.0, 3.0])
+    data = fs.FederatedData.from_clients([{"c": np.full(2, each)} for each in c])
+    problem = fs.Bilevel(
+        lambda x, y, s: 0.5 * (x @ x + y @ y), lambda x, y, s: 0.5 * ((y - s["c"] * x) ** 2).sum(), local=True
+    )
+    found = fs.constants(problem, data, np.ones(2), np.zeros(2))
+    np.testing.assert_allclose(found.coupling, np.sqrt((c**2).mean()), rtol=1e-5)
+    np.testing.assert_allclose(found.levels["objective"].L, 1 + (c**2).mean(), rtol=1e-4)

@@ -56,6 +56,7 @@ DISTURBED = 1e-3  # how far beside x the search begins, relative to its length
 NOTHING = 1e-9  # of the way from the start: a solution that is zero
 ROUNDED = 1e-12  # of a value: a difference that means nothing
 UNBOUNDED = 1e6  # times the values that there are: a fall without end
+ROUNDED = 3e-4  # of how far f alone moves x: what a selection is compared with at least
 MOST, FEWEST = 1500, 50  # evaluations of F in one search
 SECONDS = 30.0  # that one is to take, where that leaves the fewest
 
@@ -267,7 +268,17 @@ def _(problem: Selection, case: Case) -> Judgement:
     notes = (
         f"h is {found.h - found.h_best:.2g} above its least, f {found.f:.6g} and at best {found.f_best:.6g}",
     )
-    return _by_distance(case, found.solution, notes=notes)
+    judged = _by_distance(case, found.solution, notes=notes)
+    # a run that begins at the solution has no way to compare with: then what f alone would move x by is
+    least = ROUNDED * found.pull
+    return judged._replace(
+        unit=max(judged.unit, least**2 / 2), distance=min(judged.distance, _ratio(judged, least))
+    )
+
+
+def _ratio(judged: Judgement, length: float) -> float:
+    """The distance of `_by_distance`, compared with this length."""
+    return math.sqrt(2 * judged.value) / length if length > 0 else math.inf
 
 
 def equations(maps: Maps, case: Case) -> Judgement:

@@ -30,7 +30,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedstrata.advice.lower import NotCertifiable, kept
-from fedstrata.advice.objectives import Case, Objective, level_of, objective_of, sequences_of
+from fedstrata.advice.objectives import Case, Objective, level_of, mean_over, objective_of, sequences_of
 from fedstrata.advice.precision import double_precision
 from fedstrata.advice.spectrum import STEPS, ends, lanczos, start_of
 from fedstrata.core import tree
@@ -219,10 +219,14 @@ class _Meter:
         )
 
     def coupling(self, part: Part) -> float:
-        """The largest singular value of ∇²_xy h, by Lanczos' method on its square."""
+        """The largest singular value of ∇²_xy h, by Lanczos' method on its square.
+
+        Where clients have a y of their own it is the root of the mean square of the clients'.
+        """
         x, y, case = self.case.x, self.case.y, self.case
         steps = min(self.steps, tree.dimension(x))
-        alpha, beta = map(np.asarray, _coupled(part, case.weights, steps, x, y, case.data))
+        local = case.problem.local
+        alpha, beta = map(np.asarray, _coupled(part, case.weights, steps, local, x, y, case.data))
         self.book("products", 2 * steps)
         self.exchanges += 2 * steps
         return float(np.sqrt(max(ends(alpha, beta)[1], 0.0)))
@@ -277,11 +281,12 @@ class _Meter:
     def direct(self) -> Callable[[np.ndarray], np.ndarray] | None:
         """The product with ∇²_xx f at (x, y(x)), where there is a lower level that all clients share."""
         parts = _parts(self.case.problem, self.case.weights)
-        if "lower" not in parts:
+        part = parts.get("upper") or parts.get("payoff")
+        if "lower" not in parts or part is None:
             return None
-        part = parts.get("upper") or parts["payoff"]
         x, y, weights, data = self.case.x, self.case.y, self.case.weights, self.case.data
-        return lambda v: np.asarray(_directly(part, weights, jnp.asarray(v), x, y, data))
+        local = self.case.problem.local
+        return lambda v: np.asarray(_directly(part, weights, local, jnp.asarray(v), x, y, data))
 
     def follower(self, problem: MPEC) -> Measured:
         """Of the followers' map: ‖∇_y G‖ and the least eigenvalue of its symmetric part, over all samples."""
@@ -434,11 +439,20 @@ def _measured(program: _Program, data: Placed, x: PyTree, y: PyTree) -> _Found:
     return _Found(data.each_client(f, own), slopes, each, common, apart, noise, along, ahead, unit)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _coupled(part: Part, weights: Weights, steps: int, x: PyTree, y: PyTree, data: Placed) -> Any:
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _coupled(
+    part: Part, weights: Weights, steps: int, local: bool, x: PyTree, y: PyTree, data: Placed
+) -> Any:
     flat, unravel = ravel_pytree(x)
 
     def slope(x: PyTree) -> PyTree:
+        if local:
+
+            def own(client: Client, y: PyTree) -> PyTree:
+                return jax.grad(lambda y: client.train.full_mean(part.function).silent(x, y))(y)
+
+            roots = jnp.sqrt(data.shares(weights))
+            return jax.vmap(tree.scale)(roots, data.each_client(own, y))
         return jax.grad(lambda y: data.mean(part.function, x, y, shares=data.shares(weights)))(y)
 
     def square(v: Array) -> Array:
@@ -448,13 +462,15 @@ def _coupled(part: Part, weights: Weights, steps: int, x: PyTree, y: PyTree, dat
     return lanczos(square, start_of(flat), steps)[:2]
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _directly(part: Part, weights: Weights, v: Array, x: PyTree, y: PyTree, data: Placed) -> Array:
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _directly(
+    part: Part, weights: Weights, local: bool, v: Array, x: PyTree, y: PyTree, data: Placed
+) -> Array:
     flat, unravel = ravel_pytree(x)
 
     def f(z: Array) -> Any:
-        shares = data.shares(weights)
-        return data.mean(part.function, unravel(z), y, shares=shares, part=part.samples)
+        shared, each = ((), y) if local else ((y,), None)
+        return mean_over(data, weights, part.function, unravel(z), *shared, part=part.samples, each=each)
 
     return jax.jvp(jax.grad(f), (flat,), (v,))[1]
 

@@ -52,6 +52,7 @@ class Judged(NamedTuple):
         f_best, h_best: at x̂.
         residual: ‖∇h(x)‖; with a regulariser or a set ‖x − prox(x − s∇h(x))‖/s, s = 1/L_h.
         moved: how much x̂ and p moved in the end, relative to their distance from x.
+        pull: how far a gradient step of f alone, of the length 1/L_f, leads away from x.
     """
 
     solution: PyTree
@@ -63,6 +64,7 @@ class Judged(NamedTuple):
     h_best: float
     residual: float
     moved: float
+    pull: float
 
 
 def judge_selection(
@@ -93,9 +95,9 @@ def judge_selection(
     f, h = ({k: level.value(at, data, part) for k, at in (("x", x), ("s", solution))} for part in PARTS)
     away = float(tree.norm(tree.sub(x, solution))) + float(tree.norm(solution)) or 1.0
     slope = level.slope(x, data, "valid")
-    return Judged(
-        solution, p, slope, f["x"], h["x"], f["s"], h["s"], residual, max(float(moved), float(moved_p)) / away
-    )
+    pull = float(tree.norm(slope)) / float(unit)
+    moved = max(float(moved), float(moved_p)) / away
+    return Judged(solution, p, slope, f["x"], h["x"], f["s"], h["s"], residual, moved, pull)
 
 
 def _check(problem: Selection) -> None:
