@@ -79,7 +79,7 @@ def test_noise_kinks_rounding_and_values_only():
 
 
 def test_a_lower_level_of_each_client_s_own():
-    """∇²_xy h_i = −c_i: the root of the mean square of the clients'; F'' = 1 + mean c_i², the direct part 1."""
+    """∇²_xy h_i = −c_i, of which the coupling is the root of the mean square; F″ = 1 + mean c_i²."""
     c = np.array([1.0, 2.0, 3.0])
     data = fs.FederatedData.from_clients([{"c": np.full(2, each)} for each in c])
     problem = fs.Bilevel(

@@ -111,6 +111,7 @@ class Engine(abc.ABC):
     evaluations_at_once: ClassVar[int] = 64  # the most that one call of `advance` takes
     rewrite: bool = False  # whether convolutions with weights of each client's own are compiled as products
     has_data: ClassVar[bool] = True  # whether the clients' samples are where the method's text is
+    elsewhere: bool = False  # whether they are in other processes, so that a run's data only stands for them
 
     def place(self, data: FederatedData) -> Any:
         """Put the data where the phases run: once, and kept with the object."""

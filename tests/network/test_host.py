@@ -364,7 +364,7 @@ def test_a_site_answers_whatever_comes(header, op):
         ),
         ({"op": "exchange", "run": "run"}, "not joined"),
         ({"op": "memory", "run": "run"}, "--share"),
-        ({"op": "shutdown"}, "no request"),
+        ({"op": "shutdown"}, "Unknown request"),
         ({"op": "open", "run": "run", "number": "0", "terms": TERMS}, "number"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",

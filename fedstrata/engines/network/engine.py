@@ -135,6 +135,7 @@ class Network(Engine):
         self, remote: Remote | None = None, *, clients_per_site: int = 1, policy: Policy | None = None
     ) -> None:
         self.remote, self.clients_per_site = remote, clients_per_site
+        self.elsewhere = remote is not None
         self.policy, self.stopping = policy or Policy(), lambda: False
         self.events: list[dict[str, Any]] = []
         self.waited: dict[str, float] = defaultdict(float)
