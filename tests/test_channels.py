@@ -373,6 +373,7 @@ def test_independent_draws_take_part_with_their_probability():
     assert found.ledger.bytes_up == found.ledger.bytes_down == 4 * found.ledger.gradients
 
 
+@pytest.mark.slow
 def test_with_noise_a_mean_over_independent_draws_is_divided_by_their_expected_number():
     """With equal uploads of −1 the mean is minus the part of the expected number that came."""
     channel = fs.Channel(clip=1e6, noise=0.0)
@@ -388,6 +389,7 @@ def test_with_noise_a_mean_over_independent_draws_is_divided_by_their_expected_n
 # ---- directions that clients share
 
 
+@pytest.mark.slow
 def test_shared_directions_come_to_rest_at_the_solution():
     """Full batches, two-sided: own directions shake x for ever where clients differ, whatever is sent."""
     options = {"gamma": 0.05, "eta": 1e-2, "batch_size": None, "two_sided": True}

@@ -31,6 +31,7 @@ def random_convolution(rng):
     return lambda u, w: lax.conv_general_dilated(u, w, *options, feature_group_count=groups), u, w
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["patches", "sums", "positions"])
 def test_each_form_is_the_convolution(form, x64):
     rng, tried = np.random.default_rng(0), 0
@@ -78,6 +79,7 @@ def run(engine):
     return fs.solve(fs.Minimization(loss), method, data, x0, rounds=2, engine=engine, progress=False)
 
 
+@pytest.mark.slow
 def test_runs_do_not_depend_on_it(x64):
     with_products, plain = (
         run(fs.engines.Simulated(chunk=None)),

@@ -74,6 +74,9 @@ def test_a_method_that_differentiates_an_oracle_is_told():
         def round(self, problem, fed, key, r, state):
             return state - fed.average(self.step, key, state)
 
+        def output(self, state, memory):
+            return state, None
+
     try:
         with pytest.raises(TypeError, match="counted as a function value"):
             fs.solve(

@@ -106,6 +106,7 @@ def test_per_fedavg_in_closed_form(order):
     assert fs.certify(result).solved == (order == "second")
 
 
+@pytest.mark.slow
 def test_per_fedavg_of_second_order_is_gradient_descent_on_its_objective():
     """One round on a loss that is not quadratic, by JAX's own gradient of the adapted losses."""
     steep = fs.Minimization(lambda x, s: jnp.log(jnp.cosh(x - s["a"])).sum() * s["q"])
@@ -212,6 +213,7 @@ def test_methods_that_share_y_are_not_given_a_local_problem():
         fs.diagnostics.lower_residual(heads, data, X0, X0)
 
 
+@pytest.mark.slow
 def test_zohfl_solves_a_local_bilevel_problem():
     """f_i(x, y_i(x)) with y_i = (q a_i + x)/(q + 1): quadratic, so that differences are exact slopes."""
     local = fs.Bilevel(
