@@ -174,8 +174,8 @@ def case_of(
     if problem is None or data is None or x is None:
         raise ValueError(
             "Give a result, or a problem with data and a point: (problem, data, x, y). A result that was "
-            "loaded knows neither problem nor data, and one of sites elsewhere has no data: give problem= and "
-            "data=."
+            "loaded knows neither problem nor data, and one of sites elsewhere has no data: give problem= "
+            "and data=."
         )
     if weights is None:
         raise ValueError("This result does not know the clients' weights of its run: give weights=.")
