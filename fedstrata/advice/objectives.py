@@ -30,7 +30,7 @@ from fedstrata.advice.feasible import projection
 from fedstrata.advice.lower import NotCertifiable, Pooled, Solved, hypergradient, kept, solve_lower, spectrum
 from fedstrata.core import tree
 from fedstrata.core.client import Client, opened
-from fedstrata.core.problem import Level, Problem, Projection
+from fedstrata.core.problem import Level, Problem, Projection, shape_of
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree, Weights
 from fedstrata.data.storage import Placed
@@ -431,7 +431,7 @@ def _fits(problem: Problem, case: Case) -> bool:
     own = jax.tree.map(lambda leaf: leaf[0], case.y)
     sample = jax.tree.map(lambda leaf: leaf[0], case.data.train)
     try:
-        jax.eval_shape(_lower(problem), case.x, own, sample)
+        shape_of("lower", _lower(problem), (case.x, own, sample))
     except (TypeError, ValueError):
         return False
     return True
