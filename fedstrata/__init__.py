@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.core.counting import Ledger as Ledger
     from fedstrata.core.term import per_batch as per_batch
     from fedstrata.core.term import stochastic as stochastic
+    from fedstrata.core.term import with_frozen as with_frozen
     from fedstrata.data.federated import DataError as DataError
     from fedstrata.data.federated import FederatedData as FederatedData
     from fedstrata.data.partition import IID as IID

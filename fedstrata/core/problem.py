@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 
 import jax
 import jax.numpy as jnp
 
 from fedstrata.core.client import alone
-from fedstrata.core.term import Seeded, Term, positional
+from fedstrata.core.term import Frozen, Seeded, Term, positional
 from fedstrata.core.types import Function, PyTree, Weights
 from fedstrata.support import html
-from fedstrata.support.digest import values_only
+from fedstrata.support.digest import reached, values_only
 from fedstrata.support.shown import line, shapes, short
 from fedstrata.support.words import check_spelling
 
@@ -150,6 +150,8 @@ class Problem:
         same_samples: whether levels on validation samples are meant to see training samples where the data
             has no others.
         local: whether each client has a second variable, or inner values, of its own.
+        frozen: arrays that no method changes, such as the parameters of a pre-trained network. Functions get
+            them as their last argument, ``loss(x, sample, frozen)``, and all clients share one copy.
         assumes: what the theory of the methods for the class asks of it, in words.
         objective: the default metric that is a function of x alone and is to fall, where there is one.
         settling: default metrics that may rise at first, while the second variable finds its place, but not
@@ -159,6 +161,7 @@ class Problem:
     made_for: Weights | None = None
     same_samples: bool = False
     local: bool = False
+    frozen: PyTree = None
     assumes: ClassVar[str] = ""
     objective: ClassVar[str | None] = None
     settling: ClassVar[tuple[str, ...]] = ()
@@ -173,12 +176,24 @@ class Problem:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for f in fields(self):  # type: ignore[arg-type]
+        if self.frozen is not None:
+            object.__setattr__(self, "frozen", Frozen.of(self.frozen))
+        for f in [f for f in fields(self) if f.init]:  # type: ignore[arg-type]
             value, name = getattr(self, f.name), f"{type(self).__name__}.{f.name}"
             if f.name.startswith("project"):
                 object.__setattr__(self, f.name, Projection.of(value, name))
             elif f.metadata.get("function", False) and not (value is None and f.default is None):
-                object.__setattr__(self, f.name, Term.of(value, name))
+                object.__setattr__(self, f.name, self.term(value, name))
+
+    def term(self, function: Function, name: str, *, known: bool = False) -> Term:
+        """The term of a user's function, which gets the problem's frozen arrays where it reads samples."""
+        term = Term.of(function, name, known=known)
+        return term if self.frozen is None or term.reads == "nothing" else term.reading(self.frozen)
+
+    @cached_property
+    def held(self) -> tuple[Frozen, ...]:
+        """The frozen arrays that its functions read, wherever in them."""
+        return tuple({id(f): f for f in reached(self) if isinstance(f, Frozen)}.values())
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

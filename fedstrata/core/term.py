@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,9 +20,9 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core.types import Function, Key, PyTree
-from fedstrata.support.digest import marked
+from fedstrata.support.digest import marked, tree_digest
 from fedstrata.support.precision import in_precision
-from fedstrata.support.shown import short
+from fedstrata.support.shown import shapes, short
 
 Reads: TypeAlias = Literal["sample", "batch", "nothing"]
 MeanOf: TypeAlias = Callable[[PyTree, jax.Array], PyTree]
@@ -73,6 +74,66 @@ class Stochastic:
         if self.evaluate is not None:
             return self.evaluate(*variables, xi)
         return self.function(*variables, xi, None)
+
+    def __repr__(self) -> str:
+        return short(self.function)
+
+
+class Frozen:
+    """Arrays that functions read and no method changes: parameters of a network that stay as they are.
+
+    Compiled programs take them as arguments, so that all clients share one copy, and other arrays of the same
+    shapes compile nothing.
+
+    Attributes:
+        arrays: the arrays, on the device.
+    """
+
+    def __init__(self, arrays: PyTree) -> None:
+        self.arrays = jax.tree.map(jnp.asarray, arrays)
+
+    @staticmethod
+    def of(arrays: Frozen | PyTree) -> Frozen:
+        """A user's arrays; those that are frozen already stay the same object."""
+        return arrays if isinstance(arrays, Frozen) else Frozen(arrays)
+
+    def __repr__(self) -> str:
+        return f"Frozen({shapes(self.arrays)})"
+
+    @property
+    def now(self) -> PyTree:
+        """The arrays; while a program is traced, what stands for them in it."""
+        return _lent.get().get(id(self), self.arrays)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """By which a checkpoint and a site know the same arrays again."""
+        return tree_digest(self.arrays)
+
+
+_lent: ContextVar[dict[int, PyTree]] = ContextVar("lent", default={})  # noqa: B039 - never written to
+
+
+@contextmanager
+def lending(frozen: Sequence[Frozen], arrays: Sequence[PyTree]) -> Iterator[None]:
+    """Let these arrays stand for the frozen ones, while a program is traced that takes them as arguments."""
+    token = _lent.set({id(one): stand for one, stand in zip(frozen, arrays, strict=True)})
+    try:
+        yield
+    finally:
+        _lent.reset(token)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A user's ``function(x, …, sample, frozen)`` as a function without its last argument."""
+
+    function: Function
+    frozen: Frozen
+
+    def __call__(self, *args: PyTree) -> Any:
+        """The value at the frozen arrays."""
+        return self.function(*args, self.frozen.now)
 
     def __repr__(self) -> str:
         return short(self.function)
@@ -172,6 +233,17 @@ class Term:
         """``g(function(…))``, with the same marks."""
         return replace(self, function=Applied(_then, self.function, g))
 
+    def reading(self, frozen: Frozen) -> Self:
+        """The term of a function whose last argument, behind the sample and the key, are frozen arrays."""
+        match self.function:
+            case Reading(_, already) | Stochastic(Reading(_, already)) if already is frozen:
+                return self  # of a problem that is made from another one
+            case Stochastic(inner, evaluate):
+                still = None if evaluate is None else Reading(evaluate, frozen)
+                return replace(self, function=Stochastic(Reading(inner, frozen), still))
+            case inner:
+                return replace(self, function=Reading(inner, frozen))
+
     def on_batches(self) -> Self:
         """The term as one that reads batches: the mean over a batch's samples."""
         if self.reads != "sample":
@@ -238,6 +310,22 @@ def stochastic(function: Function | None = None, *, evaluate: Function | None = 
     if not callable(function):
         raise TypeError(f"stochastic takes a function of (x, …, sample, key), but it is {function!r}.")
     return Term(Stochastic(function, evaluate))
+
+
+def with_frozen(function: Function, arrays: PyTree) -> Term:
+    """Give a function arrays as its last argument that no method changes, and of which there is one copy.
+
+    ``frozen=`` of the problem classes does it for all of their functions.
+
+    Args:
+        function: ``function(x, …, sample, arrays)``, or one marked `stochastic`, which gets its key before.
+        arrays: a pytree of arrays.
+
+    >>> import fedstrata as fs, jax.numpy as jnp
+    >>> loss = fs.with_frozen(lambda x, s, base: (s["a"] @ (base + x) - s["b"]) ** 2, jnp.ones(3))
+    >>> robust = fs.dro.cvar(loss, level=0.1)
+    """
+    return Term.of(function, "with_frozen's argument").reading(Frozen.of(arrays))
 
 
 def unseeded(samples: PyTree) -> PyTree:

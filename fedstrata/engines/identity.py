@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ import numpy as np
 from fedstrata.core import counting, tree
 from fedstrata.core.fed import Exchange, Fed, Setup, visit
 from fedstrata.core.method import Method
+from fedstrata.core.term import lending
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import FlatSamples, Placed, common_size, whole_group
@@ -85,9 +85,15 @@ _known: dict[Any, dict[str, str]] = {}  # experiments ask for the same run twice
 
 
 def _traced(setup: Setup, method: Method, carry: Carry, data: Placed, key: Key, r: Integer) -> dict[str, str]:
+    held = setup.problem.held
+
     def digest(program: Callable[..., Any], *args: Any) -> str:
+        def lent(frozen: list[PyTree], *args: Any) -> Any:
+            with lending(held, frozen):
+                return program(OneClient, setup, *args)
+
         with counting.collect():
-            return digest_of(jax.make_jaxpr(partial(program, OneClient, setup))(method, carry, *args))
+            return digest_of(jax.make_jaxpr(lent)([one.arrays for one in held], method, carry, *args))
 
     found = {"start": digest(before_rounds, key, data)} if method.starts() else {}
     return {**found, "round": digest(one_round, key, data, r), "measure": digest(measure, data)}

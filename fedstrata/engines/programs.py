@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core.fed import Setup
+from fedstrata.core.term import lending
 from fedstrata.core.types import PyTree
 from fedstrata.engines.convolutions import rewritten
 from fedstrata.engines.engine import Engine
@@ -35,10 +36,11 @@ class Program:
     run: Callable[..., PyTree]
     calls_host: bool
     remarks: tuple[str, ...] = ()
+    frozen: tuple[Any, ...] = ()  # arrays that it reads besides its arguments
 
     def __call__(self, *args: PyTree) -> PyTree:
         """What the program computes."""
-        return self.run(*jax.tree.leaves(args))
+        return self.run(*jax.tree.leaves(args), *self.frozen)
 
 
 def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args: tuple[Any, ...]) -> Program:
@@ -47,7 +49,9 @@ def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args:
     A notebook's cell that is run again defines its functions again. They are traced, and the program of the
     same equations is found; one that calls the host is not, as its functions may hold anything.
     """
-    leaves, structure = jax.tree.flatten(args)
+    held = setup.problem.held
+    frozen, given = tuple(jax.tree.leaves([one.arrays for one in held])), args
+    leaves, structure = jax.tree.flatten((*args, *(one.arrays for one in held)))
     shapes = tuple((jax.typeof(leaf), getattr(leaf, "sharding", None)) for leaf in leaves)
     # Matrix products of another precision, or float64, are another program of the same shapes.
     config = jnp.result_type(float), jax.default_matmul_precision.value
@@ -56,10 +60,12 @@ def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args:
         if key in _programs:
             _programs.move_to_end(key)
             remark(*_programs[key].remarks)
-            return _programs[key]
+            return replace(_programs[key], frozen=frozen)
 
     def flat(*leaves: Any) -> PyTree:
-        return function(engine, setup, *jax.tree.unflatten(structure, leaves))
+        args = jax.tree.unflatten(structure, leaves)
+        with lending(held, args[len(given) :]):
+            return function(engine, setup, *args[: len(given)])
 
     with compiling():
         with uncollected():  # while tracing alone: compiling is XLA's, and may take long
@@ -77,7 +83,7 @@ def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args:
         _programs.update({key: found, same: found})
         while len(_programs) > 2 * MOST_KEPT:
             _programs.popitem(last=False)
-    return found
+    return replace(found, frozen=frozen)
 
 
 def lowered_by(traced: Any, args: tuple[Any, ...], rewrite: bool) -> tuple[Any, tuple[str, ...]]:

@@ -1,8 +1,8 @@
-"""The problem classes. Functions take ``(x, …, sample)``; sets are projections."""
+"""The problem classes. Functions take ``(x, …, sample)``, and ``frozen`` where it is given; sets project."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -36,6 +36,7 @@ class Minimization(Problem):
     Args:
         loss: ``loss(x, sample)``, one real number.
         project: ``project(x)``, or ``project(x, client)`` for a client's own set X_i.
+        frozen: arrays that no method changes, see `fedstrata.with_frozen`.
 
     >>> import fedstrata as fs
     >>> problem = fs.Minimization(lambda x, s: (s["a"] @ x - s["b"]) ** 2, project=fs.sets.Ball(1.0))
@@ -43,6 +44,7 @@ class Minimization(Problem):
 
     loss: Function = field(metadata=FUNCTION)
     project: Any = None
+    frozen: PyTree = field(default=None, kw_only=True)
 
     objective = "loss"
 
@@ -68,6 +70,7 @@ class Bilevel(Problem):
         same_samples: say that both levels are to see the same samples, where the data has no validation part;
             otherwise `fedstrata.solve` warns there.
         local: whether every client has a lower level, and a y, of its own.
+        frozen: arrays that no method changes, see `fedstrata.with_frozen`.
     """
 
     upper: Function = field(metadata=FUNCTION)
@@ -77,6 +80,7 @@ class Bilevel(Problem):
     made_for: Weights | None = field(default=None, kw_only=True)
     same_samples: bool = field(default=False, kw_only=True)
     local: bool = field(default=False, kw_only=True)
+    frozen: PyTree = field(default=None, kw_only=True)
 
     assumes = "a lower level strongly convex in y"
     settling = ("upper",)
@@ -104,12 +108,14 @@ class Minimax(Problem):
         project_x: the set of x, ``project_x(x)`` or ``project_x(x, client)``.
         project_y: the set of y, ``project_y(y)`` or ``project_y(y, x)``.
         made_for: the clients' weights that are part of the payoff, see `fedstrata.dro`.
+        frozen: arrays that no method changes, see `fedstrata.with_frozen`.
     """
 
     payoff: Function = field(metadata=FUNCTION)
     project_x: Any = None
     project_y: Any = None
     made_for: Weights | None = field(default=None, kw_only=True)
+    frozen: PyTree = field(default=None, kw_only=True)
 
     assumes = "a payoff strongly concave in y"
     settling = ("payoff",)
@@ -135,6 +141,7 @@ class MPEC(Problem):
         solution: ``solution(x, sample)``, y(x, ξ) itself, where it is known or another program computes it.
             The default metric, the leader's loss at equilibrium, is measured with it; without it there is
             none, because a variational inequality for each sample would have to be solved.
+        frozen: arrays that no method changes, see `fedstrata.with_frozen`.
 
     >>> import fedstrata as fs
     >>> problem = fs.MPEC(  # y(x, ξ) = max(0, x − ξ)
@@ -149,6 +156,7 @@ class MPEC(Problem):
     project_x: Any = None
     project_y: Any = None
     solution: Function | None = field(default=None, metadata=FUNCTION)
+    frozen: PyTree = field(default=None, kw_only=True)
 
     assumes = "a follower's map strongly monotone in y"
     objective = "leader"
@@ -228,7 +236,7 @@ class Objective:
     regularizer: Regularizer | None = None
 
     @classmethod
-    def of(cls, given: Parts, name: str) -> Objective:
+    def of(cls, given: Parts, name: str, term_of: Callable[..., Term]) -> Objective:
         """Read a user's argument: a function, a regulariser, or a pair of both."""
         parts = given if isinstance(given, tuple | list) else (given,)
         regularizers = [part for part in parts if isinstance(part, Regularizer)]
@@ -241,7 +249,7 @@ class Objective:
         regularizer = regularizers[0] if regularizers else None
         if not functions:
             return cls(regularizer=regularizer)
-        term = Term.of(functions[0], name, known=True)
+        term = term_of(functions[0], name, known=True)
         if term.reads == "nothing":
             return cls(known=term, regularizer=regularizer)
         return cls(term, regularizer=regularizer)
@@ -280,6 +288,7 @@ class Selection(Problem):
             ``secondary(x)``.
         project: a set of x, ``project(x)`` or ``project(x, client)``.
         same_samples: as in `Bilevel`.
+        frozen: arrays that no method changes, see `fedstrata.with_frozen`.
 
     Attributes:
         h: the primary level.
@@ -296,6 +305,7 @@ class Selection(Problem):
     secondary: Parts
     project: Any = None
     same_samples: bool = field(default=False, kw_only=True)
+    frozen: PyTree = field(default=None, kw_only=True)
     h: Objective = field(init=False, repr=False, compare=False)
     f: Objective = field(init=False, repr=False, compare=False)
 
@@ -303,9 +313,9 @@ class Selection(Problem):
     settling = ("primary",)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "h", Objective.of(self.primary, "Selection.primary"))
-        object.__setattr__(self, "f", Objective.of(self.secondary, "Selection.secondary"))
         super().__post_init__()
+        object.__setattr__(self, "h", Objective.of(self.primary, "Selection.primary", self.term))
+        object.__setattr__(self, "f", Objective.of(self.secondary, "Selection.secondary", self.term))
 
     @property
     def levels(self) -> tuple[Level, ...]:
@@ -338,6 +348,7 @@ class Personalized(Problem):
             ``index``, its ``fraction`` of the samples).
         client: ``client(x, y, sample)``, h_i, on the client's data.
         project_y: the set Y_i(x), ``project_y(y)``, ``project_y(y, x)`` or ``project_y(y, x, client)``.
+        frozen: arrays that no method changes, see `fedstrata.with_frozen`.
 
     >>> import fedstrata as fs, jax.numpy as jnp
     >>> problem = fs.Personalized(
@@ -351,6 +362,7 @@ class Personalized(Problem):
     coupling: Function
     client: Function = field(metadata=FUNCTION)
     project_y: Any = None
+    frozen: PyTree = field(default=None, kw_only=True)
 
     personal = True
     assumes = "clients' losses strongly convex in y"
@@ -415,6 +427,7 @@ class Composition(Problem):
             function that everyone knows. A `LogMeanExp` as the outermost gets the identity above it.
         plain: ``plain(x, sample)``, h, or None.
         local: whether means are over each client's own samples.
+        frozen: arrays that no method changes, see `fedstrata.with_frozen`.
 
     >>> import fedstrata as fs, jax.numpy as jnp
     >>> problem = fs.Composition([lambda x, s: jnp.exp(s["a"] @ x), jnp.log])  # log E exp(aᵀx)
@@ -423,6 +436,7 @@ class Composition(Problem):
     levels: Any = ()  # as given a sequence of functions; kept are a tuple of `Level`s
     plain: Function | None = field(default=None, metadata=FUNCTION)
     local: bool = field(default=False, kw_only=True)
+    frozen: PyTree = field(default=None, kw_only=True)
 
     assumes = "smooth levels"
     objective: ClassVar[str | None] = "objective"
@@ -434,7 +448,7 @@ class Composition(Problem):
             raise TypeError(
                 f"Composition.levels must be functions, from the innermost on, but is {self.levels!r}."
             )
-        terms = tuple(Term.of(f, f"levels[{n}]", known=True) for n, f in enumerate(levels))
+        terms = tuple(self.term(f, f"levels[{n}]", known=True) for n, f in enumerate(levels))
         if terms[-1].mean is not None:  # it is followed as the inner ones are: its slope is not clients' mean
             terms = (*terms, Term(_identity, "nothing"))
         names = [f"levels[{n}]" for n in range(len(terms))]
@@ -496,6 +510,7 @@ class MultiSequence(Problem):
     Args:
         P: ``P(x, Z, sample)``, of the structure of x.
         S: functions ``S_n(z_before, z, sample)``, of the structure of zⁿ, one per sequence.
+        frozen: arrays that no method changes, see `fedstrata.with_frozen`.
 
     >>> import fedstrata as fs
     >>> problem = fs.MultiSequence(
@@ -505,6 +520,7 @@ class MultiSequence(Problem):
 
     P: Function = field(metadata=FUNCTION)
     S: tuple[Function, ...] = ()
+    frozen: PyTree = field(default=None, kw_only=True)
 
     assumes = "maps S strongly monotone in z"
     settling = ("P", "S")
@@ -519,7 +535,7 @@ class MultiSequence(Problem):
         sequences = (self.S,) if callable(self.S) else tuple(self.S)
         if not sequences or not all(callable(s) for s in sequences):
             raise TypeError(f"MultiSequence.S must be one function per sequence, but is {self.S!r}.")
-        object.__setattr__(self, "S", tuple(map(Term.of, sequences)))
+        object.__setattr__(self, "S", tuple(self.term(s, f"S[{n}]") for n, s in enumerate(sequences)))
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         """The norm of P, and of all S together."""

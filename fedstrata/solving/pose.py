@@ -86,6 +86,7 @@ class Posed:
         return {
             **found,
             **{name: f"program {digest}" for name, digest in programs.items()},
+            **{f"frozen[{n}]": f"contents {one.digest}" for n, one in enumerate(setup.problem.held)},
             "metrics": [name for name, _ in setup.metrics],
             **host_functions({f"metrics[{name!r}]": metric for name, metric in self.hosted.items()}),
             "data": " ".join(["contents", *dict.fromkeys(data.fingerprint for data in datasets)]),

@@ -216,6 +216,11 @@ def values_only(function: Any) -> bool:
 
 def marked(function: Any, name: str) -> bool:
     """Whether a function, or one that it calls, has the attribute ``name`` and it is True."""
+    return any(getattr(value, name, False) is True for value in reached(function))
+
+
+def reached(function: Any) -> Iterator[Any]:
+    """A function, those that it calls, and the objects that these close over."""
     seen: dict[int, Any] = {}  # with the objects, so that no other gets their numbers
     waiting = [function]
     while waiting:
@@ -223,10 +228,8 @@ def marked(function: Any, name: str) -> bool:
         if id(value) in seen or isinstance(value, jax.custom_jvp | jax.custom_vjp):
             continue
         seen[id(value)] = value
-        if getattr(value, name, False) is True:
-            return True
+        yield value
         waiting += _inner(value)
-    return False
 
 
 def _inner(value: Any) -> list[Any]:

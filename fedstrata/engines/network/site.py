@@ -23,6 +23,7 @@ import numpy as np
 from fedstrata.channels.link import with_own_words
 from fedstrata.core import counting, tree
 from fedstrata.core.fed import Exchange, Setup, visit
+from fedstrata.core.term import lending
 from fedstrata.core.types import Array, Integer, PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Outline, Placed
@@ -230,8 +231,9 @@ class Site:
             raise SiteRefused("The key of the request is not a random key.")
         # The last one, `fake`, is what all made-up values are computed from: `reads` finds those that leak.
         arguments = (
-            self.text.method, key, np.int32(r), np.asarray(self.place.total, jnp.result_type(int)), clients,
-            places, weights, leaves, memory, self.data, own_words, np.float32(0),
+            [one.arrays for one in self.setup.problem.held], self.text.method, key, np.int32(r),
+            np.asarray(self.place.total, jnp.result_type(int)), clients, places, weights, leaves, memory,
+            self.data, own_words, np.float32(0),
         )  # fmt: skip
         shapes = tuple((leaf.shape, leaf.dtype.name) for leaf in leaves)
         name = (wanted, padded, own_words is None, self._form, shapes)
@@ -241,7 +243,12 @@ class Site:
 
     def _compile(self, wanted: Wanted, arguments: tuple[Any, ...]) -> _Compiled:
         found: list[Exchange] = []
-        traced = jax.jit(partial(self._answer, wanted, found)).trace(*arguments)
+
+        def answer(frozen: list[PyTree], *arguments: Any) -> Any:
+            with lending(self.setup.problem.held, frozen):
+                return self._answer(wanted, found, *arguments)
+
+        traced = jax.jit(answer).trace(*arguments)
         if reads(traced, arguments, len(arguments) - 1):
             raise SiteRefused(
                 f"The phase {wanted.phase!r} reads a value that only the server has. Send it in the message: "
