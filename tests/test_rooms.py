@@ -75,7 +75,7 @@ def test_core_is_the_contract_and_nothing_else():
     files = {path.stem: path.read_text("utf-8").count("\n") for path in (PACKAGE / "core").glob("*.py")}
     contract = "types tree term client counting fed method hyperparameters problem cohorts measured __init__"
     assert files.keys() == set(contract.split())
-    assert sum(files.values()) <= 3050
+    assert sum(files.values()) <= 3150
 
 
 def test_there_is_no_module_without_a_room():
