@@ -244,8 +244,9 @@ class Run:
             if now.certificate.solved:
                 self.best, self.ended = now, "solved"
                 return True
-            if now.certificate.verdict == "not certifiable" and not math.isfinite(now.F):
-                self.best = self.best or now
+            unjudged = now.certificate.verdict == "not certifiable" and not math.isfinite(now.F)
+            if unjudged and self.best is None and belief.failures >= FAILURES:
+                self.best = now
                 self.ended = "what was reached cannot be certified"
                 return True
             changed = self.adapted(belief, its, before, now)

@@ -52,6 +52,7 @@ from fedstrata.solving.result import Result
 
 TARGET = 1e-2
 NEAR = 0.1  # of the excess of the start or of zero: more is not near, however small the part of x that is off
+AGAIN = 4  # searches after the first one, while they lead down
 DISTURBED = 1e-3  # how far beside x the search begins, relative to its length
 NOTHING = 1e-9  # of the way from the start: a solution that is zero
 ROUNDED = 1e-12  # of a value: a difference that means nothing
@@ -361,28 +362,34 @@ def search(objective: Objective, case: Case) -> Judgement:
     )
 
 
-def _beside(x: np.ndarray, begun: np.ndarray) -> np.ndarray:
+def _beside(x: np.ndarray, begun: np.ndarray, number: int = 0) -> np.ndarray:
     """A short way in a random direction, always the same."""
     size = max(float(np.linalg.norm(x)), float(np.linalg.norm(x - begun))) or 1.0
-    away = np.random.default_rng(0).normal(size=x.size)
+    away = np.random.default_rng(number).normal(size=x.size)
     return away * (DISTURBED * size / np.linalg.norm(away))
 
 
 def _best(
     minimise: Callable[..., Found], x: np.ndarray, away: np.ndarray, value: float, worth: float
 ) -> Found:
-    """The end of a search from beside x; of a second one from its other side, where that was not finished."""
+    """The end of a search from beside x, and of further ones from around there, while they lead down.
+
+    At kinks, and where the units of x differ much, a search may end too early. It is believed where a second
+    one, which begins with another step and with measured curvature, ends at the same value.
+    """
     length, enough = float(np.linalg.norm(away)), 1e-7 * worth + 1e-14 * abs(value)
     first = minimise(x + away, length=length, enough=enough)
-    if first.converged:
-        return first
-    other = minimise(x - away, length=10 * length, enough=enough)
-    best = min(first, other, key=lambda found: found.value if np.isfinite(found.value) else np.inf)
-    # two searches that end at one value have found it, even where neither saw its gradient vanish: a kink
-    apart = abs(first.value - other.value)
-    if apart <= 1e-5 * worth + 1e-12 * abs(value):
-        return best._replace(left=min(best.left, apart), converged=True)
-    return best
+    for again in range(1, AGAIN + 1):
+        turned = _beside(first.x, x, again) * (10.0 if again % 2 else 1.0)
+        other = minimise(first.x + turned, length=float(np.linalg.norm(turned)), enough=enough, measured=True)
+        apart = first.value - other.value
+        if not apart > 1e-5 * worth + 1e-12 * abs(value):
+            # two searches that end at one value have found it, even where neither saw its gradient vanish
+            same = abs(apart) <= 1e-5 * worth + 1e-12 * abs(value)
+            left = min(first.left, abs(apart)) if same and not first.converged else first.left
+            return first._replace(left=left, converged=first.converged or same)
+        first = other
+    return first._replace(converged=False)
 
 
 def _behind(objective: Objective, case: Case) -> float:

@@ -2,6 +2,7 @@
 
     bfgs       x free: dense BFGS with a weak Wolfe search, which also ends at kinks (Lewis & Overton 2013)
     lbfgs      x free and long: SciPy's
+    measured   bfgs whose first matrix comes from differences of gradients, which no units of x mislead
     projected  x in a set of which the projection is known: spectral projected gradients (Birgin et al. 2000)
     penalised  where these come to no end, at kinks: bfgs on F(x) + ρ ‖x − P(x)‖, ρ above the slopes of F
 
@@ -19,6 +20,9 @@ from scipy import optimize
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 LONG = 400  # entries from which a dense matrix is too large
 SEARCHES = 40  # evaluations of one line search
+SHORT = 60  # entries to which curvature is measured by differences
+WIDTH = 1e-4  # of these, relative to an entry of x
+ALIKE = 1e-2  # asymmetry of such a matrix: above it F has kinks
 MEMORY = 10  # values that a projected step may exceed no more than the largest of
 
 
@@ -49,6 +53,7 @@ def minimise(
     enough: float,
     onto: Callable[[np.ndarray], np.ndarray] | None = None,
     most: int = 1000,
+    measured: bool = False,
 ) -> Found:
     """Minimise F from x.
 
@@ -59,20 +64,42 @@ def minimise(
         enough: a decrease that does not count any more.
         onto: the projection onto the set of x; None where x is free.
         most: evaluations.
+        measured: whether a free and short x begins with a matrix from differences, where F is smooth.
     """
     if onto is not None:
         found = _projected(f, onto, x, length, enough, most // 2)
         return found if found.converged else _penalised(f, onto, found, length, enough, most // 2)
-    return _bfgs(f, x, length, enough, most) if x.size <= LONG else _lbfgs(f, x, length, enough, most)
+    if x.size > LONG:
+        return _lbfgs(f, x, length, enough, most)
+    H = _inverse_curvature(f, x) if measured and x.size <= SHORT else None
+    return _bfgs(f, x, length, enough, most, H)
 
 
-def _bfgs(f: Objective, x: np.ndarray, length: float, enough: float, most: int) -> Found:
+def _inverse_curvature(f: Objective, x: np.ndarray) -> np.ndarray | None:
+    """The inverse Hessian, with all its eigenvalues positive; None where F has kinks, or no curvature."""
+    width = WIDTH * np.where(np.abs(x) > 1e-8 * np.linalg.norm(x), np.abs(x), np.linalg.norm(x) or 1.0)
+    slopes = [(f(x + h)[1] - f(x - h)[1]) / (2 * h[i]) for i, h in enumerate(np.diag(width))]
+    H, unit = np.array(slopes), np.sqrt(np.abs(np.diag(slopes)))
+    if not np.isfinite(H).all() or not unit.all():
+        return None
+    H = H / np.outer(unit, unit)
+    if np.linalg.norm(H - H.T) > ALIKE * np.linalg.norm(H):
+        return None
+    values, vectors = np.linalg.eigh((H + H.T) / 2)
+    values = np.maximum(np.abs(values), 1e-12 * np.abs(values).max())
+    return (vectors / values) @ vectors.T / np.outer(unit, unit)
+
+
+def _bfgs(
+    f: Objective, x: np.ndarray, length: float, enough: float, most: int, known: np.ndarray | None = None
+) -> Found:
     value, g = f(x)
-    count, H, first = 1, np.eye(x.size), True
+    count, H, first = 1, known, known is None
     size = np.linalg.norm(g)
     if not np.isfinite(value) or size == 0:
         return Found(x, value, 0.0, bool(np.isfinite(value)), count)
-    H *= length / size
+    if H is None:
+        H = np.eye(x.size) * (length / size)
     while count < most:
         d = -H @ g
         left = -float(g @ d) / 2
