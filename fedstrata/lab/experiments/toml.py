@@ -16,14 +16,10 @@
     [grid]
     H = [1, 5, 20]          # of every method that has an H
 
-What may stand where is read from signatures: of the loaders and partitions of `fedstrata.data`, the problems
-of `fedstrata.problems.named`, the models of `fedstrata.models`, and the methods. An option of a method that
-is itself a method, a schedule or an optimiser of optax is a table with its ``name``.
-
-A key of ``[grid]``, ``[quick]`` or ``--set`` is looked for among rounds, eval_every and participation, then
-in the data, its partition, the problem, its model and the methods; ``model.key`` and its like say which, and
-``LABEL.key`` is one method's own. ``[table]``, ``[[plots]]`` and ``[claims]`` take the fields of `TableSpec`,
-`PlotSpec` and `PaperClaims`. Each seed draws a new split, unless ``[data]`` has one.
+The keys that each part may have are read from signatures: of the loaders and partitions of `fedstrata.data`,
+the problems of `fedstrata.problems.named`, the models of `fedstrata.models`, and the methods. An argument
+that is itself a method, a schedule or an optimiser of optax is a table with its ``name``. ``[table]``,
+``[[plots]]`` and ``[claims]`` take the fields of `TableSpec`, `PlotSpec` and `PaperClaims`.
 """
 
 from __future__ import annotations
@@ -33,8 +29,7 @@ import inspect
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -48,7 +43,7 @@ from pydantic import (
     create_model,
     field_validator,
     model_validator,
-)
+)  # fmt: skip
 from pydantic_core import PydanticCustomError
 
 from fedstrata.core.types import Weights
@@ -71,7 +66,7 @@ TESTED = ("client_test_loss", "client_test_accuracy")
 SOLVE = ("rounds", "eval_every", "participation")
 
 
-class Named(BaseModel):
+class Choice(BaseModel):
     """A name that a registry knows, and its parameters; a string is a name without any."""
 
     model_config = ConfigDict(extra="allow")
@@ -82,7 +77,7 @@ class Named(BaseModel):
     @classmethod
     def _alone(cls, given: Any) -> Any:
         given = {"name": given} if isinstance(given, str) else given
-        if not isinstance(given, Mapping | Named):
+        if not isinstance(given, Mapping | Choice):
             raise ValueError(f'must be a table with a name, such as {{ name = "…" }}, but is {given!r}')
         return given
 
@@ -92,17 +87,17 @@ class Named(BaseModel):
         return dict(self.model_extra or {})
 
 
-class Data(Named):
+class DataChoice(Choice):
     """A loader, the clients and the partition."""
 
     clients: int = Field(default=10, ge=1)
-    partition: Named = Named(name="IID")
+    partition: Choice = Choice(name="IID")
 
 
-class Posing(Named):
+class ProblemChoice(Choice):
     """A problem and its model; a model's name alone is its minimisation."""
 
-    model: Named = Named(name="softmax")
+    model: Choice = Choice(name="softmax")
 
     @model_validator(mode="before")
     @classmethod
@@ -123,7 +118,7 @@ class Posing(Named):
         return PROBLEMS[self.name].kind(self.parameters.get("form", "composition"))
 
 
-class Compared(Named):
+class MethodChoice(Choice):
     """A method and what tables call it."""
 
     label: str = ""
@@ -142,11 +137,11 @@ class File(BaseModel):
     participation: float | int = 1.0
     weights: Weights = "uniform"
     seeds: int = Field(default=3, ge=1)
-    data: Data
-    problem: Posing
+    data: DataChoice
+    problem: ProblemChoice
     metrics: list[str] | None = None
     grid: dict[str, list[Scalar]] = {}
-    methods: list[Compared] = Field(min_length=1)
+    methods: list[MethodChoice] = Field(min_length=1)
     quick: dict[str, Scalar | list[Scalar]] = {}
     table: TableSpec | None = None
     plots: tuple[PlotSpec, ...] | None = None
@@ -156,41 +151,28 @@ class File(BaseModel):
     @field_validator("data", "problem", "metrics", "grid", "methods")
     @classmethod
     def _fits(cls, value: Any, info: ValidationInfo) -> Any:
-        checks: dict[str, Callable[..., Iterator[str]]] = {
-            "data": _data_faults,
-            "problem": _problem_faults,
-            "metrics": _metric_faults,
-            "grid": _grid_faults,
-            "methods": _method_faults,
-        }
-        assert info.field_name is not None
-        if faults := list(checks[info.field_name](value, info.data)):
+        if faults := list(FAULTS[info.field_name or ""](value, info.data)):
             raise PydanticCustomError("said", "{words}", {"words": "\n".join(faults)})
         return value
 
 
 @functools.cache
 def form_of(what: Callable[..., Any]) -> type[BaseModel]:
-    """The pydantic model of what a file may give a callable, made from its signature.
+    """The pydantic model of the arguments that a file may give a callable, made from its signature.
 
     >>> form_of(PARTITIONS["Dirichlet"])(alpha=0.3)
     Dirichlet(alpha=0.3, min_size=1)
     """
     fields: dict[str, Any] = {}
-    checks_itself = isinstance(what, type) and issubclass(what, Method)
-    hints = {} if checks_itself else get_type_hints(what)
+    hints = get_type_hints(what)
     for p in inspect.signature(what).parameters.values():
         if p.kind is p.VAR_KEYWORD:  # of a loader: Unpack[Options]
             fields |= {key: (hint, None) for key, hint in get_type_hints(*get_args(hints[p.name])).items()}
         elif p.name not in SIZES and p.name != "of":  # what the data tells
-            default = ... if p.default is p.empty else p.default
-            fields[p.name] = (hints.get(p.name, Any), default)
-    for own in ("data_dir", "dtype", "label" if checks_itself else ""):
-        fields.pop(own, None)
-    if "partition" in fields:
-        fields["partition"] = (Any, None)
+            fields[p.name] = (hints.get(p.name, Any), ... if p.default is p.empty else p.default)
+    kept = {name: field for name, field in fields.items() if name not in ("data_dir", "dtype")}
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, strict=True, protected_namespaces=())
-    made: type[BaseModel] = create_model(what.__name__, __config__=config, **fields)
+    made: type[BaseModel] = create_model(what.__name__, __config__=config, **kept)
     return made
 
 
@@ -199,21 +181,21 @@ def keys_of(what: Callable[..., Any]) -> list[str]:
     return list(form_of(what).model_fields)
 
 
-def faults(where: str, named: Named, registry: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
+def unknown(where: str, name: str, known: Sequence[str], hint: str = "") -> str:
+    """The message for a name that does not exist."""
+    return f"{where}: there is no {name!r}{suggest(name, known)}{hint} There are {', '.join(known)}."
+
+
+def misfits(where: str, chosen: Choice, registry: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
     """What is wrong with a name and its parameters."""
-    if named.name in registry:
-        yield from misfits(where, named.name, registry[named.name], named.parameters)
-    else:
-        known = list(registry)
-        yield f"{where}: there is no {named.name!r}{suggest(named.name, known)} There are {', '.join(known)}."
-
-
-def misfits(where: str, name: str, what: Callable[..., Any], given: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with parameters."""
+    if chosen.name not in registry:
+        yield unknown(where, chosen.name, list(registry))
+        return
+    form, name, given = form_of(registry[chosen.name]), chosen.name, chosen.parameters
     try:
-        form_of(what).model_validate_json(json.dumps(given, default=str))
+        form.model_validate_json(json.dumps(given, default=str))
     except ValidationError as error:
-        known = keys_of(what)
+        known = list(form.model_fields)
         for key, found in {str(each["loc"][0]): each for each in error.errors()}.items():
             if found["type"] == "extra_forbidden":
                 yield f"{where}: {name} has no {key!r}{suggest(key, known)} It has {', '.join(known)}."
@@ -223,106 +205,110 @@ def misfits(where: str, name: str, what: Callable[..., Any], given: Mapping[str,
                 yield f"{where}: {key} {found['msg'].replace('Input should', 'must')}, but is {given[key]!r}."
 
 
-def _data_faults(data: Data, found: Mapping[str, Any]) -> Iterator[str]:
-    yield from faults("data", data, LOADERS)
+def _data_faults(data: DataChoice, found: Mapping[str, Any]) -> Iterator[str]:
+    yield from misfits("data", data, LOADERS)
     if data.name not in NATURAL:
-        yield from faults("data.partition", data.partition, PARTITIONS)
+        yield from misfits("data.partition", data.partition, PARTITIONS)
     elif drawn := {"clients", "partition"} & data.model_fields_set:
         yield f"data: {data.name} is already divided into clients: leave {' and '.join(sorted(drawn))} out."
 
 
-def _problem_faults(posing: Posing, found: Mapping[str, Any]) -> Iterator[str]:
-    yield from faults("problem.model", posing.model, MODELS)
-    if posing.name not in PROBLEMS:
-        of = [n for n, named in PROBLEMS.items() if posing.name in [kind.__name__ for kind in named.kinds]]
-        hint = f" {posing.name} is a class of problems: {', '.join(of)}." if of else ""
-        known = [*PROBLEMS, *MODELS]
-        close = suggest(posing.name, known)
-        yield f"problem: there is no {posing.name!r}{close}{hint} There are {', '.join(known)}."
+def _problem_faults(chosen: ProblemChoice, found: Mapping[str, Any]) -> Iterator[str]:
+    yield from misfits("problem.model", chosen.model, MODELS)
+    if chosen.name not in PROBLEMS:
+        of = [n for n, named in PROBLEMS.items() if chosen.name in [kind.__name__ for kind in named.kinds]]
+        hint = f" {chosen.name} is a class of problems: {', '.join(of)}." if of else ""
+        yield unknown("problem", chosen.name, [*PROBLEMS, *MODELS], hint)
         return
-    named = PROBLEMS[posing.name]
-    yield from misfits("problem", posing.name, named.pose, posing.parameters)
-    if named.models and posing.model.name not in named.models:
-        yield f"problem.model: {posing.name} takes {listed(named.models)}, not {posing.model.name}."
+    yield from misfits("problem", chosen, POSES)
+    models = PROBLEMS[chosen.name].models
+    if models and chosen.model.name not in models:
+        yield f"problem.model: {chosen.name} takes {listed(models)}, not {chosen.model.name}."
 
 
 def _metric_faults(metrics: list[str] | None, found: Mapping[str, Any]) -> Iterator[str]:
-    if "data" not in found or "problem" not in found:
+    if not {"data", "problem"} <= found.keys():
         return
     try:
         known, always = offered(found["data"], found["problem"]), ", ".join(SERIES[found["problem"].kind])
     except ValueError as error:  # of the model's loss
         yield f"problem.model: {error}"
         return
-    for metric in metrics or []:
-        if metric not in known:
-            there = f"There are {', '.join(known)}, and {always} always."
-            yield f"metrics: there is no {metric!r}{suggest(metric, known)} {there}"
+    for metric in set(metrics or []).difference(known):
+        yield f"{unknown('metrics', metric, known)[:-1]}, and {always} always."
 
 
 def _grid_faults(grid: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
     """The data has the part that the problem is about, or gets it from the grid."""
-    if "data" in found and "problem" in found:
-        posing, data = found["problem"], found["data"]
-        needed = PROBLEMS[posing.name].needs
-        needed = "valid_fraction" if "validation" in posing.parameters.values() else needed
-        if needed and not data.parameters.get(needed) and needed not in grid:
+    if {"data", "problem"} <= found.keys():
+        chosen, given = found["problem"], found["data"].parameters
+        needed = (
+            "valid_fraction" if "validation" in chosen.parameters.values() else PROBLEMS[chosen.name].needs
+        )
+        if needed and not given.get(needed) and needed not in grid:
             whose = "validation samples" if needed == "valid_fraction" else "samples of the server's own"
-            yield f"data: {posing.name} needs {whose}: give {needed}, such as {needed} = 0.2."
+            yield f"data: {chosen.name} needs {whose}: give {needed}, such as {needed} = 0.2."
 
 
-def _method_faults(methods: list[Compared], found: Mapping[str, Any]) -> Iterator[str]:
+def _method_faults(methods: list[MethodChoice], found: Mapping[str, Any]) -> Iterator[str]:
     """Names, what they solve, what they are given, and the keys of the grid, which may be of any part."""
     labels = [method.label or method.name for method in methods]
     yield from (f"methods: two are called {x!r}; give one a label." for x in {*labels} if labels.count(x) > 1)
-    wrong = {
-        label: _unfit(method, found.get("problem")) for label, method in zip(labels, methods, strict=True)
-    }
+    wrong = {method.name: _unfit(method.name, found.get("problem")) for method in methods}
     yield from filter(None, wrong.values())
     if {"data", "problem", "grid"} <= found.keys():
-        good = [m for m in methods if not wrong[m.label or m.name]]
-        yield from FileBuild(File.model_construct(**found, methods=good)).faults(
-            complete=len(good) == len(methods)
-        )
+        good = [method for method in methods if not wrong[method.name]]
+        build = FileBuild(File.model_construct(**found, methods=good))
+        yield from build.faults(complete=len(good) == len(methods))
 
 
-def _unfit(method: Compared, posing: Posing | None) -> str:
-    fitting = [n for n, cls in METHODS.items() if posing is None or issubclass(posing.kind, cls.solves)]
-    if method.name in fitting:
+def _unfit(name: str, chosen: ProblemChoice | None) -> str:
+    """Why a method cannot solve the problem; empty where it can."""
+    fitting = [n for n, cls in METHODS.items() if chosen is None or issubclass(chosen.kind, cls.solves)]
+    if name in fitting:
         return ""
-    known = f" Methods for this problem are {', '.join(fitting)}."
-    if method.name not in METHODS or posing is None:
-        return f"methods: there is no {method.name!r}{suggest(method.name, list(METHODS))}{known}"
-    solves = METHODS[method.name].solves
-    others = {n: kind for n, each in PROBLEMS.items() for kind in each.kinds if issubclass(kind, solves)}
+    if name not in METHODS or chosen is None:
+        known = f" Methods for this problem are {', '.join(fitting)}."
+        return f"methods: there is no {name!r}{suggest(name, list(METHODS))}{known}"
+    solves, others = METHODS[name].solves, []
+    for problem, named in PROBLEMS.items():
+        if kinds := [kind for kind in named.kinds if issubclass(kind, solves)]:
+            form = "" if kinds[0] is named.kinds[0] else f' with form = "{kinds[0].__name__.lower()}"'
+            others.append(f"{problem}{form}")
     hint = f" Problems for it are {', '.join(others)}." if others else ""
-    if posing.name in others:
-        hint = f' Give the problem form = "{others[posing.name].__name__.lower()}" for it.'
     return (
-        f"methods: {method.name} does not solve a {posing.kind.__name__}, which {posing.name} is, but "
-        f"{listed([cls.__name__ for cls in solves])}.{hint}{known}"
+        f"methods: {name} does not solve a {chosen.kind.__name__}, which {chosen.name} is, but "
+        f"{listed([cls.__name__ for cls in solves])}.{hint}"
+        f" Methods for this problem are {', '.join(fitting)}."
     )
 
 
-def _labels(posing: Posing) -> str:
-    """What the labels are that the model's loss takes; empty where that is fixed."""
-    default = inspect.signature(MODELS[posing.model.name]).parameters.get("loss")
-    loss = posing.model.parameters.get("loss", default.default if default else None)
-    return "" if loss is None else Loss.of(loss).labels
+FAULTS: dict[str, Callable[..., Iterator[str]]] = {
+    "data": _data_faults,
+    "problem": _problem_faults,
+    "metrics": _metric_faults,
+    "grid": _grid_faults,
+    "methods": _method_faults,
+}
+POSES = {name: named.pose for name, named in PROBLEMS.items()}
 
 
-def offered(data: Data, posing: Posing) -> list[str]:
-    """The metrics that there are."""
+def offered(data: DataChoice, chosen: ProblemChoice) -> list[str]:
+    """The metrics that there are; labels that are numbers have no accuracy."""
+    default = inspect.signature(MODELS[chosen.model.name]).parameters.get("loss")
+    loss = chosen.model.parameters.get("loss", default.default if default else None)
+    numbers = loss is not None and Loss.of(loss).labels == "numbers"
     tested = TESTED if data.name in NATURAL else ()  # elsewhere nobody knows whose a test sample is
-    every = (*METRICS, *PROBLEMS[posing.name].metrics, *BY_CLIENT, *tested)
-    return list(dict.fromkeys(m for m in every if "accuracy" not in m or _labels(posing) != "numbers"))
+    every = (*METRICS, *PROBLEMS[chosen.name].metrics, *BY_CLIENT, *tested)
+    return list(dict.fromkeys(m for m in every if not (numbers and "accuracy" in m)))
 
 
 def measured(form: File) -> list[str]:
     """The metrics that are asked for, or those that go with the problem."""
+    if form.metrics is not None:
+        return form.metrics
     wanted = (*METRICS, *PROBLEMS[form.problem.name].metrics)
-    own = [metric for metric in offered(form.data, form.problem) if metric in wanted]
-    return own if form.metrics is None else form.metrics
+    return [metric for metric in offered(form.data, form.problem) if metric in wanted]
 
 
 @functools.cache
@@ -349,11 +335,15 @@ def read(file: str | Path) -> Experiment:
     name = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "experiment"
     try:
         content = tomllib.loads(path.read_text("utf-8"))
-        return define(_beside(content, path.parent), name)
+        match content:  # files of data are found from the file's own folder
+            case {"data": {"files": str(one)}}:
+                content["data"]["files"] = str(path.parent / one)
+            case {"data": {"files": [*files]}}:
+                content["data"]["files"] = [str(path.parent / str(one)) for one in files]
+        return define(content, name)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        hint = (
-            " Each method is a table of its own, [[methods]]." if "('methods',) twice" in str(error) else ""
-        )
+        twice = "('methods',) twice" in str(error)
+        hint = " Each method is a table of its own, [[methods]]." if twice else ""
         raise ExperimentError(f"{path} is not valid TOML: {error}.{hint}") from error
     except ExperimentError as error:
         raise ExperimentError(f"{path}: {error}") from error
@@ -361,29 +351,17 @@ def read(file: str | Path) -> Experiment:
         raise ExperimentError(f"{path} is nested too deeply to be read.") from error
 
 
-def _beside(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The content, with files of data found from the folder that it is read from."""
-    match content:
-        case {"data": {"files": str(file)}}:
-            found: Any = str(folder / file)
-        case {"data": {"files": [*files]}} if all(isinstance(file, str) for file in files):
-            found = [str(folder / file) for file in files]
-        case _:
-            return content
-    return {**content, "data": {**content["data"], "files": found}}
-
-
 def define(content: Mapping[str, Any], name: str) -> Experiment:
     """The experiment that a file's content defines; see `read`."""
     try:
         form = File.model_validate(content)
-        build, posing = FileBuild(form), form.problem
-        series = list(SERIES[posing.kind])
+        build, chosen = FileBuild(form), form.problem
+        series = list(SERIES[chosen.kind])
         for metric in measured(form):  # of one by client the mean, and the worst
             series += [metric, f"{metric}/worst"] if metric.startswith("client_") else [metric]
         columns = [Column(name, better=_better(name)) for name in series]
         columns.append(Column("bytes_up", "ledger", "uploaded", format="bytes"))
-        about = f"{posing.name} with the model {posing.model.name} on {form.data.name}."
+        about = f"{chosen.name} with the model {chosen.model.name} on {form.data.name}."
         return Experiment(
             name=name,
             title=form.title,
@@ -420,15 +398,15 @@ def _fault(found: Any) -> str:
     return f"{at}: {found['msg'].removeprefix('Value error, ')}".removeprefix(": ")
 
 
-@contextmanager
-def _about(where: str) -> Iterator[None]:
-    """Errors about arguments say which part of the file they are about."""
+def _called(where: str, what: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    """What a callable returns; an error about its arguments says which part of the file they are from."""
     try:
-        yield
+        return what(*args, **given)
     except ExperimentError:
         raise
     except (TypeError, ValueError) as error:
-        raise ExperimentError(f"{where}: {error}") from error
+        text = str(error)
+        raise ExperimentError(text if text.startswith(where) else f"{where}: {text}") from error
 
 
 def make_method(name: str, parameters: Mapping[str, Any]) -> Method:
@@ -437,20 +415,16 @@ def make_method(name: str, parameters: Mapping[str, Any]) -> Method:
     Raises:
         ExperimentError: for parameters that do not fit.
     """
-    try:
-        return METHODS[name](**{key: _part(f"{name}.{key}", value) for key, value in parameters.items()})
-    except ExperimentError:
-        raise
-    except (TypeError, ValueError) as error:
-        text = str(error)
-        raise ExperimentError(text if text.startswith(name) else f"{name}: {text}") from error
+    given = {key: _argument(f"{name}.{key}", value) for key, value in parameters.items()}
+    made: Method = _called(name, METHODS[name], **given)
+    return made
 
 
-def _part(where: str, value: Any) -> Any:
-    """An option as Python has it: a list is a tuple, a table with a name is a method or optax's thing."""
+def _argument(where: str, value: Any) -> Any:
+    """An argument as Python has it: a list is a tuple, a table with a name is a method or optax's object."""
     match value:
         case list():
-            return tuple(_part(where, item) for item in value)
+            return tuple(_argument(where, item) for item in value)
         case {"name": str(name)}:
             given = {key: item for key, item in value.items() if key != "name"}
             if name in METHODS:
@@ -463,92 +437,97 @@ def _part(where: str, value: Any) -> Any:
 
 @functools.cache  # the same object again: a compiled program is then used again
 def _optax(where: str, name: str, given: str) -> Any:
-    known = [n for n in dir(optax) if not n.startswith("_") and callable(vars(optax)[n])]
+    known = [n for n, made in vars(optax).items() if not n.startswith("_") and callable(made)]
     if name not in known:
         raise ExperimentError(f"{where}: there is no {name!r}{suggest(name, [*METHODS, *known])}")
-    with _about(f"{where}: optax's {name}"):
-        return vars(optax)[name](**{k: _part(f"{where}.{k}", item) for k, item in json.loads(given).items()})
+    arguments = {key: _argument(f"{where}.{key}", item) for key, item in json.loads(given).items()}
+    return _called(f"{where}: optax's {name}", vars(optax)[name], **arguments)
 
 
-class Owner(NamedTuple):
-    """Where a key belongs: a part of the file, and there the methods that take it."""
+class Keys(NamedTuple):
+    """The keys that a part of the file may have, and those that it has."""
 
-    part: str
-    labels: Iterable[str]
+    known: Sequence[str]
+    given: Mapping[str, Any]
 
 
 class FileBuild:
-    """A setting's task, by the file: a key of the setting takes the place of what the file says there."""
+    """A setting's task, by the file: a key of the setting takes the place of what the file says there.
+
+    A key is looked for among rounds, eval_every and participation, then in the data, its partition, the
+    problem, its model and the methods; ``model.key`` and the like say which, and ``LABEL.key`` is one
+    method's own.
+    """
 
     def __init__(self, form: File) -> None:
-        self.form, posing = form, form.problem
+        self.form, data, chosen = form, form.data, form.problem
         self.content = form.model_dump_json()  # by which a run is known again
-        self.methods = {method.label or method.name: method for method in form.methods}
-        self.keys = {label: keys_of(METHODS[method.name]) for label, method in self.methods.items()}
-        natural = form.data.name in NATURAL
-        self.names = {
-            "solve": list(SOLVE),
-            "data": [key for key in keys_of(LOADERS[form.data.name]) if key not in ("partition", "seed")],
-            "partition": [] if natural else keys_of(PARTITIONS[form.data.partition.name]),
-            "problem": keys_of(PROBLEMS[posing.name].pose),
-            "model": keys_of(MODELS[posing.model.name]),
-            "methods": [key for keys in self.keys.values() for key in keys],
+        self.natural = data.name in NATURAL
+        loads = [key for key in keys_of(LOADERS[data.name]) if key not in ("partition", "seed")]
+        drawn = [] if self.natural else keys_of(PARTITIONS[data.partition.name])
+        self.common = {
+            "solve": Keys(SOLVE, form.model_dump(include={*SOLVE})),
+            "data": Keys(loads, {**({} if self.natural else {"clients": data.clients}), **data.parameters}),
+            "partition": Keys(drawn, data.partition.parameters),
+            "problem": Keys(keys_of(POSES[chosen.name]), chosen.parameters),
+            "model": Keys(keys_of(MODELS[chosen.model.name]), chosen.model.parameters),
         }
-        self.given = {
-            "solve": {key: getattr(form, key) for key in SOLVE},
-            "data": {**({} if natural else {"clients": form.data.clients}), **form.data.parameters},
-            "partition": form.data.partition.parameters,
-            "problem": posing.parameters,
-            "model": posing.model.parameters,
+        self.names = {method.label or method.name: method.name for method in form.methods}
+        self.methods = {
+            method.label or method.name: Keys(
+                [*inspect.signature(METHODS[method.name]).parameters], method.parameters
+            )
+            for method in form.methods
         }
+        self.parts = {**self.common, **self.methods}
 
-    def place(self, key: str) -> Owner:
-        """Where a key of the grid belongs.
+    def owners(self, key: str) -> tuple[str, list[str]]:
+        """A key's name in the parts to which it belongs, and these parts: one, or some methods.
 
         Raises:
             ExperimentError: where it belongs nowhere.
         """
-        for part, names in self.names.items():
-            if key in names:
-                own = [label for label in self.methods if part != "methods" or key in self.keys[label]]
-                return Owner(part, own)
-        whose, _, own_key = key.rpartition(".")
-        if own_key in self.names.get(whose, []):
-            return Owner(whose, self.methods)
-        if own_key in self.keys.get(whose, []):
-            return Owner("methods", (whose,))
-        every = list(dict.fromkeys(name for names in self.names.values() for name in names))
-        raise ExperimentError(f"grid: unknown key {key!r}{suggest(key, every)} There are {', '.join(every)}.")
+        for part, keys in self.common.items():
+            if key in keys.known:
+                return key, [part]
+        if every := [label for label, keys in self.methods.items() if key in keys.known]:
+            return key, every
+        whose, _, own = key.rpartition(".")
+        if whose in self.parts and own in self.parts[whose].known:
+            return own, [whose]
+        names = list(dict.fromkeys(name for keys in self.parts.values() for name in keys.known))
+        raise ExperimentError(f"grid: unknown key {key!r}{suggest(key, names)} There are {', '.join(names)}.")
 
     def faults(self, complete: bool) -> Iterator[str]:
         """Keys of the grid that belong nowhere, and methods that cannot be made with the file's values."""
-        grid: dict[str, Owner] = {}
-        for key in self.form.grid:
+        varied: dict[str, dict[str, list[Scalar]]] = {label: {} for label in self.parts}
+        for key, values in self.form.grid.items():
             try:
-                grid[key] = self.place(key)
+                own, owners = self.owners(key)
             except ExperimentError as error:
                 if complete:  # else it may belong to a method that has another mistake
                     yield str(error)
-        for label, method in self.methods.items():
-            own = [key for key, place in grid.items() if place.part == "methods" and label in place.labels]
-            varied = {key.rpartition(".")[2]: self.form.grid[key] for key in own if self.form.grid[key]}
-            given = {**method.parameters, **{key: values[0] for key, values in varied.items()}}
-            tried = [
-                given,
-                *({**given, key: value} for key, values in varied.items() for value in values[1:]),
-            ]
-            for parameters in tried:
+            else:
+                for owner in owners if values else ():
+                    varied[owner][own] = values
+        for label, keys in self.methods.items():
+            first = {**keys.given, **{key: values[0] for key, values in varied[label].items()}}
+            others = ({**first, key: v} for key, values in varied[label].items() for v in values[1:])
+            for parameters in (first, *others):
                 try:
-                    make_method(method.name, parameters)
+                    make_method(self.names[label], parameters)
                 except ExperimentError as error:
                     yield f"methods: {error}"
                     break
 
     def blocks(self) -> list[dict[str, list[Scalar]]]:
         """The grid: a block for each method, with the keys that concern it."""
-        grid = {key: (self.place(key).labels, values) for key, values in self.form.grid.items()}
+        concerns = {key: {*self.owners(key)[1]} for key in self.form.grid}
         return [
-            {"method": [label], **{key: values for key, (labels, values) in grid.items() if label in labels}}
+            {
+                "method": [label],
+                **{k: v for k, v in self.form.grid.items() if concerns[k] & {label, *self.common}},
+            }
             for label in self.methods
         ]
 
@@ -559,54 +538,44 @@ class FileBuild:
         name where all methods that have it agree; else it is ``LABEL.key``, which reaches that method alone.
         """
         found: dict[str, Any] = {}
-        for part, values in self.given.items():
-            for key, value in values.items():
-                if key != "seed":
-                    found[key if self.place(key).part == part else f"{part}.{key}"] = value
-        for label, method in self.methods.items():
-            for key, value in method.parameters.items():
-                place = self.place(key)
-                if place.part == "methods" and key in self.form.grid:
-                    continue
-                agree = all(self.methods[its].parameters.get(key, ...) == value for its in place.labels)
-                found[key if place.part == "methods" and agree else f"{label}.{key}"] = value
+        for part, keys in self.parts.items():
+            for key, value in keys.given.items():
+                owners = self.owners(key)[1] if key != "seed" or part != "data" else []
+                if part not in owners or key not in self.form.grid:
+                    agree = all(self.parts[its].given.get(key, ...) == value for its in owners)
+                    found[key if part in owners and agree else f"{part}.{key}"] = value
+        found.pop("data.seed", None)
         return {k: v for k, v in found.items() if k not in self.form.grid and not isinstance(v, list | dict)}
 
     def __call__(self, s: Setting) -> Task:
         """The task of a setting."""
         form, label = self.form, str(s.method)
-        compared, posing = self.methods[label], form.problem
-        places = {key: self.place(key) for key in sorted(s, key=lambda key: "." in key) if key != "method"}
+        parts = {part: dict(keys.given) for part, keys in self.parts.items()}
+        for key in sorted(s, key=lambda key: "." in key):
+            if key != "method":
+                own, owners = self.owners(key)
+                for owner in owners:
+                    parts[owner][own] = s[key]
         # A list of the file is a tuple: arguments of what is kept must be hashable.
-        parts: dict[str, dict[str, Any]] = {part: dict(given) for part, given in self.given.items()}
-        parts["methods"] = compared.parameters
-        for key, place in places.items():
-            if label in place.labels:
-                parts[place.part][key.rpartition(".")[2]] = s[key]
-        source = {
-            "seed": s.seed,
-            **{k: tuple(v) if isinstance(v, list) else v for k, v in parts["data"].items()},
-        }
-        if form.data.name not in NATURAL:
-            with _about("data.partition"):
-                source["partition"] = PARTITIONS[form.data.partition.name](**parts["partition"])
-        with _about("data"):
-            data = federated(form.data.name, **source)
-        with _about("problem.model"):
-            model = for_data(posing.model.name, data, **parts["model"])
-        pose = PROBLEMS[posing.name].pose
-        if wrong := list(misfits("problem", posing.name, pose, parts["problem"])):
+        source = {k: tuple(v) if isinstance(v, list) else v for k, v in parts["data"].items()}
+        if not self.natural:
+            drawn = PARTITIONS[form.data.partition.name]
+            source["partition"] = _called("data.partition", drawn, **parts["partition"])
+        data = _called("data", federated, form.data.name, **{"seed": s.seed, **source})
+        model = _called("problem.model", for_data, form.problem.model.name, data, **parts["model"])
+        chosen = Choice(name=form.problem.name, **parts["problem"])
+        if wrong := list(misfits("problem", chosen, POSES)):
             raise ExperimentError("\n".join(wrong))
-        with _about("problem"):
-            posed = pose(Inputs(model, data, s.seed, form.weights), **parts["problem"])
+        inputs = Inputs(model, data, s.seed, form.weights)
+        posed = _called("problem", POSES[chosen.name], inputs, **parts["problem"])
         metrics = {**model_metrics(model, posed.place, posed.own), **posed.metrics}
         return Task(
             posed.problem,
-            make_method(compared.name, parts["methods"]),
+            make_method(self.names[label], parts[label]),
             posed.data,
             posed.x0,
             posed.y0,
             metrics={name: metrics[name] for name in measured(form)},
             options={} if form.weights == "uniform" else {"weights": form.weights},
-            **{key: value for key, value in parts["solve"].items() if key in SOLVE},
+            **parts["solve"],
         )
