@@ -7,6 +7,7 @@ engines hold them. A data set is cast and copied to a device once and kept there
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from threading import Lock
@@ -587,9 +588,12 @@ class FederatedData:
         return line("FederatedData", self._words())
 
     def _repr_html_(self) -> str:
-        drawn = html.bars(self.sizes, f"training samples of {self.clients} clients", names=self.names)
-        axis = f"training samples of each client: {self.sizes.min():,} to {self.sizes.max():,}"
-        return html.titled(f"FederatedData: {', '.join(self._words())}", drawn, f"<div>{axis}</div>")
+        drawn = ""
+        with suppress(ImportError):  # without the lab there is no picture
+            from fedstrata.lab.report.split import picture_of
+
+            drawn = picture_of(self)
+        return html.titled(f"FederatedData: {', '.join(self._words())}", drawn)
 
     def _words(self) -> list[str]:
         number, low, high = int(self.sizes.sum()), int(self.sizes.min()), int(self.sizes.max())

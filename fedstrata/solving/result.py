@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -91,12 +92,14 @@ class Result:
         return "\n".join([line("Result", self._words()), *notes, *self._advice()])
 
     def _repr_html_(self) -> str:
-        drawn, few = "", dict(itertools.islice(self._main().items(), MOST_CURVES))
-        if len(self.history["round"]) > 1 and few:
-            drawn = html.curves(self.history["round"], few, "metrics over rounds, each in its own range")
-        table = f'<div style="overflow-x:auto">{self._table().to_html()}</div>'
+        drawn, few = "", list(itertools.islice(self._main(), MOST_CURVES))
+        with suppress(ImportError):  # without the lab there is no picture
+            from fedstrata.lab.report.plots import inline_svg
+
+            drawn = inline_svg(self.plot(*few)) if len(self.history["round"]) > 1 and few else ""
+            drawn += f'<div style="overflow-x:auto">{self._table().to_html()}</div>'
         words = html.note(" ".join([*self.notes, *self._advice()]))
-        return html.titled(f"Result: {', '.join(self._words())}", words + drawn, table)
+        return html.titled(f"Result: {', '.join(self._words())}", words, drawn)
 
     def _advice(self) -> list[str]:
         """The one thing to change, or how to get to know it."""

@@ -75,7 +75,8 @@ def test_bad_fields_are_refused(changes, message):
 
 def test_the_record_of_a_result():
     class FedAvg:
-        pass
+        def describe(self):
+            return {"gamma": 0.1, "H": [1, 2]}
 
     result = SimpleNamespace(
         history={"round": np.arange(2), "loss": np.array([2.0, 1.0], np.float32)},
@@ -87,6 +88,7 @@ def test_the_record_of_a_result():
         verdict=None,
     )
     record = RunRecord.of(result, "FedAvg, H = 5", seed=3, setting={"H": np.int32(5)})
+    assert record.arguments == {"gamma": 0.1, "H": "[1, 2]"}
     assert (record.method, record.seed, record.setting, record.seconds) == ("FedAvg", 3, {"H": 5}, 1.5)
     assert record.history["loss"].dtype == np.float64
     assert record.ledger["oracle_calls"] == 6

@@ -62,7 +62,7 @@ class Display:
     def started(self, setting: Setting, others: int = 0) -> None:
         """A run begins, perhaps side by side with others."""
         if self._bar is not None:
-            words = _words(setting) + (f" and {others} more" if others else "")
+            words = setting.run + (f" and {others} more" if others else "")
             self._bar.reset(self._one, total=None, description=words, metrics="compiling")
 
     def advanced(self, row: Row, rounds: int) -> None:
@@ -81,7 +81,7 @@ class Display:
             words += f"  {runs[-1].verdict}" if runs and runs[-1].verdict else ""
             seconds = sum(run.seconds for run in runs)
             self.console.print(
-                f"[{self.done}/{self.total}] {_words(setting)} ({seconds:.1f} s): {words}",
+                f"[{self.done}/{self.total}] {setting.run} ({seconds:.1f} s): {words}",
                 markup=False,
                 highlight=False,
                 soft_wrap=self._bar is None,
@@ -106,7 +106,3 @@ class Watch(Tracker):
 
     def log(self, lane: int, rows: Sequence[Row]) -> None:
         self.display.advanced(rows[-1], self.rounds)
-
-
-def _words(setting: Setting) -> str:
-    return ", ".join(filter(None, [setting.words, f"seed {setting.seed}"]))

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 import jax
 import numpy as np
 
-from fedstrata.core.tree import as_floats
 from fedstrata.core.types import PyTree
 from fedstrata.engines.identity import host_functions
 from fedstrata.lab.experiments._display import Display, Watch
@@ -25,7 +24,6 @@ from fedstrata.lab.experiments.errors import ExperimentError
 from fedstrata.lab.report import ReportError, RunRecord
 from fedstrata.solving.certificate import Certify, certify_at_end
 from fedstrata.solving.checkpoint import Checkpoint
-from fedstrata.solving.endings import runaway
 from fedstrata.solving.loop import Diverged, solve
 from fedstrata.solving.pose import Posed, pose
 from fedstrata.solving.result import BOOKKEEPING, Result
@@ -38,7 +36,7 @@ Answer = TypeVar("Answer")
 class Solved(NamedTuple):
     """A setting's runs, and what they were made of.
 
-    ``remarks`` are what a reader of their numbers should know; ``result`` is there where a `Task` was solved.
+    ``remarks`` are what was warned of; ``result`` is there where a `Task` was solved.
     """
 
     setting: Setting
@@ -96,36 +94,42 @@ def solve_all(
             elif together:
                 groups.setdefault(_program(built), []).append((setting, built))
             else:
-                yield _solved(built, setting, _solve(built, setting, store, display), certify)
+                with _heard(built) as said:
+                    result = _solve(built, setting, store, display)
+                yield _solved(built, setting, result, certify, said)
     for group in _products(groups.values()):
         display.started(group[0][0], others=len(group) - 1)
         with _naming(group[0][0], experiment):
-            for (setting, task), result in zip(group, _sweep(group, store), strict=True):
-                yield _solved(task, setting, result, certify)
+            with _heard(group[0][1]) as said:  # of all; the first run keeps it
+                results = _sweep(group, store)
+            for (setting, task), result in zip(group, results, strict=True):
+                yield _solved(task, setting, result, certify, said)
+                said = []
 
 
-def _solved(task: Task, setting: Setting, result: Result, certify: Certify) -> Solved:
+def _solved(task: Task, setting: Setting, result: Result, certify: Certify, said: Sequence[str]) -> Solved:
     # an engine that is an object has its samples elsewhere, and a failed run has its verdict already
-    if result.status != "diverged" and isinstance(task.options.get("engine", ""), str):
-        certify_at_end(result, certify)
+    with _heard(task) as more:
+        if result.status != "diverged" and isinstance(task.options.get("engine", ""), str):
+            certify_at_end(result, certify)
     runs = [_record(task, setting, result)]
-    return Solved(setting, runs, _identity(task, setting), _remarks(task, setting, result), result)
+    remarks = tuple(dict.fromkeys([*said, *more]))
+    return Solved(setting, runs, _identity(task, setting), remarks, result)
 
 
-def _remarks(task: Task, setting: Setting, result: Result) -> tuple[str, ...]:
-    """Of a run that ended far above its start, or with a learnt weight that is no longer a number > 0."""
-    if task.silent or result.status == "diverged":
-        return ()
-    who, found = f"{setting.words or type(task.method).__name__}, seed {setting.seed}", []
-    if (away := runaway(task.problem, task.method, as_floats(task.x0, "x0"), result.history)) is not None:
-        far = f"{away.metric} grew from {away.start:.4g} to {away.end:.4g}"
-        found.append(f"{who}: {far}: lower the step size.")
-    weight = result.history.get("weight")
-    if weight is not None and weight[0] > 0 and not 0 < weight[-1] < np.inf:
-        found.append(
-            f"{who}: the weight ended at {weight[-1]:g}, because its logarithm diverged: lower x's step size."
-        )
-    return tuple(found)
+@contextmanager
+def _heard(task: Task) -> Iterator[list[str]]:
+    """What is warned of in this block, for the report; warnings of other kinds go on to the user."""
+    said: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        warnings.filterwarnings("ignore", r"\d+ of the \d+ runs diverged", UserWarning)  # the table says so
+        yield said
+    for each in caught:
+        if not issubclass(each.category, UserWarning):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        elif not task.silent:
+            said.append(str(each.message))
 
 
 def _records(built: object) -> list[RunRecord]:
@@ -168,20 +172,14 @@ def _solve(task: Task, setting: Setting, store: Store, display: Display) -> Resu
     arguments["callbacks"] = (Watch(display), *task.options.get("callbacks", ()))
     solver = functools.partial(solve, task.problem, task.method, task.data, task.x0, **arguments)
     try:
-        return _resumed(solver, store.checkpoint([setting], [_identity(task, setting)]), task.silent)
+        return _resumed(solver, store.checkpoint([setting], [_identity(task, setting)]))
     except Diverged as error:
         return error.result
 
 
-def _resumed(solver: Callable[..., Answer], file: Path, silent: bool) -> Answer:
+def _resumed(solver: Callable[..., Answer], file: Path) -> Answer:
     """What `solve` or `sweep` gives, from where it was interrupted."""
-    with warnings.catch_warnings():
-        if silent:
-            warnings.simplefilter("ignore", UserWarning)
-        warnings.filterwarnings(
-            "ignore", r"\d+ of the \d+ runs diverged", UserWarning
-        )  # the report names them
-        answer = solver(checkpoint=Checkpoint(file, overwrite=True), resume=True)
+    answer = solver(checkpoint=Checkpoint(file, overwrite=True), resume=True)
     file.unlink(missing_ok=True)
     return answer
 
@@ -229,7 +227,7 @@ def _sweep(group: Sequence[Pair], store: Store) -> list[Result]:
     del arguments["certify"]
     solver = functools.partial(sweep, task.problem, methods, data, task.x0, **arguments)
     settings, made_of = [setting for setting, _ in group], [_identity(each, own) for own, each in group]
-    results = _resumed(solver, store.checkpoint(settings, made_of), task.silent)
+    results = _resumed(solver, store.checkpoint(settings, made_of))
     part = 1 / len(group)
     return [replace(r, seconds=part * r.seconds, compiling=part * r.compiling) for r in results]
 

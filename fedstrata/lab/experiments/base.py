@@ -93,6 +93,11 @@ class Setting(Mapping[str, Scalar]):
         parts = [str(v) if k == "method" else f"{k}={v}" for k, v in self.cell.items() if v is not None]
         return ", ".join(parts)
 
+    @property
+    def run(self) -> str:
+        """The cell and the seed: ``FedRZO, H=5, seed 0``."""
+        return ", ".join(filter(None, [self.words, f"seed {self.seed}"]))
+
 
 @dataclass(frozen=True)
 class Task:

@@ -7,6 +7,7 @@ takes long has a checkpoint in ``unfinished/``. After Ctrl-C or a kill the same 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from fedstrata.data.federated import DataError
 from fedstrata.lab.experiments._display import Display
 from fedstrata.lab.experiments._solving import identity_of, solve_all
 from fedstrata.lab.experiments._store import Store
-from fedstrata.lab.experiments.base import Experiment, Task
+from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.experiments.data import present
 from fedstrata.lab.experiments.errors import ExperimentError
 from fedstrata.lab.report import (
@@ -158,12 +159,24 @@ def run_experiment(
                     report_runs(part, folder, _in_order(done), command)
             raise ExperimentInterrupted(f"{so_far} are stored in {folder}; {again}.") from None
     store.tidy()
-    said = [remark for i in sorted(remarks) for remark in remarks[i]]
+    said = _merged([(settings[i], remark) for i in sorted(remarks) for remark in remarks[i]])
     if console is not None:
         for remark in said:
             console.print(f"[yellow]{escape(remark)}[/yellow]")
     prepared = replace(prepared, remarks=(*prepared.remarks, *said))
     return report_runs(prepared, folder, _in_order(done), command, _split(experiment))
+
+
+def _merged(remarks: Sequence[tuple[Setting, str]]) -> list[str]:
+    """What was warned of, once where runs differ in its numbers alone."""
+    alike: dict[str, list[tuple[Setting, str]]] = {}
+    for setting, text in remarks:
+        alike.setdefault(re.sub(r"[-−]?\d[\d.,]*(e[-+]?\d+)?", "0", text), []).append((setting, text))
+    said = []
+    for (setting, text), *others in alike.values():
+        more = f" So in {len(others)} other run{'s' * (len(others) > 1)}." if others else ""
+        said.append(f"{setting.run}: {text}{more}")
+    return said
 
 
 def _keep(result: Result, folder: Path) -> None:
@@ -211,11 +224,17 @@ def report_runs(
     notes = "\n\n".join([*(f"*{remark}*" for remark in prepared.remarks), *filter(None, [e.notes])])
     if prepared.changed and e.claims is not None:
         notes = "*Parameters differ from the paper's, so what it printed is not shown.*\n\n" + notes
+    methods: dict[str, dict[str, list[Scalar]]] = {}
+    for run in runs:
+        for key, value in run.arguments.items():
+            values = methods.setdefault(run.label, {}).setdefault(key, [])
+            values += [value] * (value not in values)
     config = {
         "what": e.description,
         "problem": e.problem,
         "paper": e.paper,
         "parameters": e.parameters,
+        "methods": methods,
         "settings": {
             key: list(dict.fromkeys(v for b in e.grid for v in b.get(key, []))) for key in e.grid_keys
         },
@@ -253,8 +272,7 @@ def _split(experiment: Experiment) -> Split | None:
         return None
     if task.data.clients > _DRAWN:
         return None
-    where = ", ".join(filter(None, [setting.words, f"seed {setting.seed}"]))
-    return split_of(task.data, caption=f"Of {where}.")
+    return split_of(task.data, caption=f"Of {setting.run}.")
 
 
 def _keys(runs: Sequence[RunRecord]) -> tuple[set[str], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,9 +64,7 @@ def _record(entry: Entry, kinds: dict[str, str]) -> RunRecord:
     history = {at: entry.rounds[finite] * entry.round_takes[kind] for kind, at in kinds.items()}
     history["round"] = entry.rounds[finite]
     history["excess"] = entry.excess[finite]
-    return RunRecord(
-        its.label, its.setting, its.seed, history, its.ledger, its.seconds, its.method, its.certificate
-    )
+    return replace(its, history=history)
 
 
 def _markdown(rows: list[tuple[str, ...]]) -> str:

@@ -336,6 +336,12 @@ def to_svg(figure: Figure) -> bytes:
     return re.sub(rb"(<svg [^>]*>)", lambda found: found[1] + style.encode(), file.getvalue(), count=1)
 
 
+def inline_svg(figure: Figure) -> str:
+    """A figure as an SVG element, for notebooks."""
+    drawn = to_svg(figure).decode()
+    return drawn[drawn.index("<svg") :]
+
+
 def plot_history(
     history: Mapping[str, Any],
     metrics: Sequence[str] | None = None,

@@ -44,6 +44,7 @@ class RunRecord:
             ``{"levels": {"main": {"exchanges": 3}}}`` becomes ``{"levels.main.exchanges": 3}``.
         seconds: its wall-clock time.
         method: the method's name.
+        arguments: the method's, as `fedstrata.Method.describe` has them.
         certificate: whether it was solved, where that is known: the ``verdict`` of `fedstrata.certify`, its
             ``advice``, and what it measured; a run that diverged has the verdict alone.
 
@@ -63,6 +64,7 @@ class RunRecord:
     seconds: float
     method: str
     certificate: Mapping[str, Scalar] = field(default_factory=dict)
+    arguments: Mapping[str, Scalar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.label:
@@ -103,12 +105,19 @@ class RunRecord:
         setting = dict(setting or {})
         if result.measured_on != EVERYONE:
             setting[MEASURED_ON] = result.measured_on
-        method = result.method["name"] if isinstance(result.method, dict) else type(result.method).__name__
+        from fedstrata.solving.result import describe_method
+
+        described = result.method if isinstance(result.method, dict) else describe_method(result.method)
+        arguments = {
+            key: str(value) if type(value) in (list, tuple) else value
+            for key, value in described.items()
+            if key != "name"
+        }
         known: dict[str, Scalar] = {"verdict": "diverging"} if result.status == "diverged" else {}
         if result.verdict is not None:
             known = {key: getattr(result.certificate, key) for key in CERTIFIED}
-        ledger = as_dict(result.ledger)
-        return cls(label, setting, seed, result.history, ledger, result.seconds, method, known)
+        ledger, method = as_dict(result.ledger), str(described["name"])
+        return cls(label, setting, seed, result.history, ledger, result.seconds, method, known, arguments)
 
     @property
     def verdict(self) -> str:
@@ -133,6 +142,7 @@ def write_runs(runs: Sequence[RunRecord]) -> str:
         "setting": [run.setting for run in runs],
         "ledger": [run.ledger for run in runs],
         "certificate": [run.certificate for run in runs],
+        "arguments": [run.arguments for run in runs],
     }
     keys = {part: union(found) for part, found in parts.items()}
     head = ["run", "label", "method", "seed", "seconds"]
@@ -186,6 +196,7 @@ def read_runs(runs: str, history: str) -> list[RunRecord]:
                     seconds=float(cells["seconds"]),
                     method=cells["method"],
                     certificate=_decode_all(cells, "certificate."),
+                    arguments=_decode_all(cells, "arguments."),
                 )
             )
         except (KeyError, ValueError) as error:

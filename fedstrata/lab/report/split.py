@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedstrata.lab.report.curves import Curve, Grid, Panel, Plot
+from fedstrata.lab.report.plots import draw, inline_svg
 from fedstrata.lab.report.specs import PlotSpec, Split
 from fedstrata.lab.report.statistics import Interval
 
@@ -39,6 +40,11 @@ def split_of(data: FederatedData, label: str = "y", caption: str = "") -> Split:
             }
     names = tuple(map(str, data.names)) if data.names and len(sizes) <= BARS else ()
     return Split(sizes, classes, names, caption)
+
+
+def picture_of(data: FederatedData) -> str:
+    """The split as an inline SVG, for notebooks."""
+    return inline_svg(draw(plot_of(split_of(data))))
 
 
 def plot_of(split: Split) -> Plot:
