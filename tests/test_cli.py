@@ -248,6 +248,13 @@ def test_doctor_finds_what_does_not_fit(monkeypatch):
     assert re.search(r"pip install .*\[gpu\]'", gpu["install"])
 
 
+def test_the_status_of_a_network_run_that_has_ended(invoke, tmp_path):
+    (tmp_path / "out").mkdir()
+    assert "No run is under way" in invoke("net", "status", "out", code=2).output
+    (tmp_path / "out" / "report.html").touch()
+    assert "The run in out has ended. Report: " in invoke("net", "status", "out").output
+
+
 def test_warnings_are_kept(invoke, tmp_path):
     """Once for all seeds, in the terminal and on the page, also where the runs are there already."""
     (tmp_path / "a.toml").write_text(FILE)

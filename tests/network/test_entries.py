@@ -41,6 +41,7 @@ def test_a_csv_file(tmp_path):
     data = entry_of("own.csv", "sick", tmp_path)()
     assert data.clients == 1
     assert_client(data, 0, X, Y)
+    assert entry_of("own.csv", "sick", tmp_path, valid_fraction=0.5)().valid_sizes.tolist() == [2]
     with pytest.raises(DataError, match="--label names the one that becomes y"):
         entry_of("own.csv", "y", tmp_path)()
     (tmp_path / "words.csv").write_text("a,y\nhigh,1\nlow,0\n")

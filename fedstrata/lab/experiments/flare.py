@@ -48,7 +48,7 @@ class Party:
     """What a party has said about itself; kept in ``local/fedstrata.json`` of its kit.
 
     Attributes:
-        data, label, simulated: a site's samples, as in `fedstrata net site`.
+        data, label, valid_fraction, simulated: a site's samples, as in `fedstrata net site`.
         share: whether what clients remember may be fetched.
         out: the server's folder for runs.
         quick, seeds, set: of the experiment.
@@ -57,6 +57,7 @@ class Party:
 
     data: str | None = None
     label: str = "y"
+    valid_fraction: float = 0.0
     simulated: bool = False
     share: bool = False
     out: str | None = None
@@ -85,7 +86,8 @@ class Party:
         if (self.data is None) == (not self.simulated):
             raise ValueError("Give --data, or --simulated for a share of the experiment's own data.")
         definition = self.plan(kit).experiment
-        entry = None if self.data is None else entry_of(self.data, self.label, Path(self.folder))
+        place = Path(self.folder)
+        entry = None if self.data is None else entry_of(self.data, self.label, place, self.valid_fraction)
         opens = opener(definition, entry, (names.index(name), len(names)) if self.simulated else None)
         check(opens)
         return Host(terms_of(definition), opens, kit / "fedstrata", self.share, secret=read(kit)[2])

@@ -26,7 +26,6 @@ from fedstrata.lab.experiments import errors
 
 if TYPE_CHECKING:
     from fedstrata.engines.network.watching import Gauge
-    from fedstrata.lab import Experiment
     from fedstrata.lab.experiments.networked import Server
     from fedstrata.lab.experiments.runner import PreparedExperiment
 
@@ -57,7 +56,11 @@ anew = false            # whether a site that lost its state (an empty disk) may
 
 AUDIT = "audit.jsonl"
 SILENT = 60.0  # seconds after which a run that tells nothing is taken for dead
-DATA = "module:function, a .csv file, or the folder of a store."
+Data = Annotated[str | None, typer.Option(help="module:function, a .csv file, or the folder of a store.")]
+Label = Annotated[str, typer.Option(help="The column of a .csv file that is y.")]
+Valid = Annotated[float, typer.Option(help="The part of a .csv file's rows that is for validation.")]
+Share = Annotated[bool, typer.Option("--share", help="Let `net collect` fetch what they remember.")]
+Simulated = Annotated[bool, typer.Option("--simulated", help="Take a share of the experiment's own data.")]
 Kit = Annotated[Path, typer.Argument(help="A party's folder, made by `fedstrata net kits`.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The folder for runs and report.")]
 Watch = Annotated[
@@ -105,36 +108,39 @@ def init(
 ) -> None:
     """Write a commented federation.toml."""
     with messages():
-        from fedstrata.lab.experiments.settings import read
-
         names = [name.strip() for name in sites.split(",") if name.strip()]
-        file = folder / "federation.toml"
-        if file.exists():
-            raise ValueError(f"{file} is there already.")
-        hosts = list(dict.fromkeys([address.rpartition(":")[0], "localhost", "127.0.0.1"]))
-        values = {"sites": json.dumps(names), "hosts": json.dumps(hosts), "experiment": experiment}
-        text = TEMPLATE.format(listen=listen, address=address, **values)
-        read(tomllib.loads(text))
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, "utf-8")
+        file = write_settings(folder, names, experiment, listen, address)
         copied = f", copy {experiment} there" if Path(experiment).suffix in (".py", ".toml") else ""
         typer.echo(f"{file}: look at it{copied}, then `fedstrata net kits {folder}`.")
+
+
+def write_settings(folder: Path, sites: list[str], experiment: str, listen: str, address: str) -> Path:
+    """The file federation.toml in a folder, checked."""
+    from fedstrata.lab.experiments.settings import read
+
+    file = folder / "federation.toml"
+    if file.exists():
+        raise ValueError(f"{file} is there already.")
+    hosts = list(dict.fromkeys([address.rpartition(":")[0], "localhost", "127.0.0.1"]))
+    values = {"sites": json.dumps(sites), "hosts": json.dumps(hosts), "experiment": experiment}
+    text = TEMPLATE.format(listen=listen, address=address, **values)
+    read(tomllib.loads(text))
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, "utf-8")
+    return file
 
 
 @net.command()
 def site(
     kit: Kit,
-    data: Annotated[str | None, typer.Option(help=DATA)] = None,
-    label: Annotated[str, typer.Option(help="The column of a .csv file that is y.")] = "y",
+    data: Data = None,
+    label: Label = "y",
+    valid_fraction: Valid = 0.0,
     experiment: Annotated[str | None, typer.Option(help="In place of federation.toml's.")] = None,
     address: Annotated[str | None, typer.Option(help="In place of federation.toml's.")] = None,
     folder: Annotated[Path | None, typer.Option(help="For what clients remember; default KIT/state.")] = None,
-    share: Annotated[
-        bool, typer.Option("--share", help="Let `net collect` fetch what they remember.")
-    ] = False,
-    simulated: Annotated[
-        bool, typer.Option("--simulated", help="Take a share of the experiment's own data.")
-    ] = False,
+    share: Share = False,
+    simulated: Simulated = False,
     once: Annotated[bool, typer.Option("--once", help="End when the server's run ends.")] = False,
     log: Annotated[Path | None, typer.Option(help="A file for the log.")] = None,
     watch: Watch = None,
@@ -163,7 +169,7 @@ def site(
         definition = plan_of(experiment or settings.experiment, kit, quick, seeds, set_).experiment
         if (data is None) == (not simulated):
             raise ValueError("Give --data, or --simulated for a share of the experiment's own data.")
-        entry = None if data is None else entry_of(data, label)
+        entry = None if data is None else entry_of(data, label, valid_fraction=valid_fraction)
         opens = opener(definition, entry, (names.index(name), len(names)) if simulated else None)
         own = check(opens)
         typer.echo(f"{name}: {own!r} fits {definition.name}")
@@ -337,19 +343,16 @@ def execute(
     import rich
 
     from fedstrata.engines.network.watching import served
-    from fedstrata.lab.experiments import runner
+    from fedstrata.lab.experiments.runner import run_experiment
     from fedstrata.lab.report import load_report
 
     title = f"{plan.experiment.name}: a federation of {len(server.transport.names)} sites"
     with _Status(server, out) as status, served(lambda: _gauges(status.facts()), watch, title):
-        networked: Experiment = server.networked(status.watch)
-        runner.run_experiment(
-            replace(plan, experiment=networked), out, command=command, fresh=fresh, together=False,
-            models=True, again=again,
+        networked = replace(plan, experiment=server.networked(status.watch))
+        page = run_experiment(
+            networked, out, command=command, fresh=fresh, together=False, models=True, again=again,
+            notes=server.remarks,
         )  # fmt: skip
-    notes = "\n\n".join(filter(None, [networked.notes, server.remarks()]))
-    told = replace(plan, experiment=networked.model_copy(update={"notes": notes}))
-    page = runner.report_runs(told, out, load_report(out).runs, command)
     rich.print(load_report(out).table.to_rich())
     typer.echo(f"Models: {(out / 'models').resolve()}")
     typer.echo(f"Report: {page.resolve()}")
@@ -427,14 +430,11 @@ def _done(server: Server) -> None:
 @net.command()
 def flare(
     kit: Annotated[Path, typer.Argument(help="A party's folder, made by FLARE's provisioning.")],
-    data: Annotated[str | None, typer.Option(help=DATA)] = None,
-    label: Annotated[str, typer.Option(help="The column of a .csv file that is y.")] = "y",
-    share: Annotated[
-        bool, typer.Option("--share", help="Let `net collect` fetch what they remember.")
-    ] = False,
-    simulated: Annotated[
-        bool, typer.Option("--simulated", help="Take a share of the experiment's own data.")
-    ] = False,
+    data: Data = None,
+    label: Label = "y",
+    valid_fraction: Valid = 0.0,
+    share: Share = False,
+    simulated: Simulated = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Of the server: the folder for runs.")
     ] = None,
@@ -448,8 +448,8 @@ def flare(
 
         place = None if out is None else str(out.resolve())
         party = Party(
-            data=data, label=label, share=share, simulated=simulated, out=place, quick=quick, seeds=seeds,
-            set=tuple(set_ or ()), folder=str(Path.cwd()),
+            data=data, label=label, valid_fraction=valid_fraction, share=share, simulated=simulated,
+            out=place, quick=quick, seeds=seeds, set=tuple(set_ or ()), folder=str(Path.cwd()),
         )  # fmt: skip
         prepare(kit, party, typer.echo)
 
@@ -463,6 +463,11 @@ def status(
     with messages():
         from rich.live import Live
 
+        if not (out / "network.json").exists() and (out / "report.html").is_file():
+            interrupted = (out / "unfinished").exists()
+            end = "was interrupted; `net run --resume` goes on" if interrupted else "has ended"
+            typer.echo(f"The run in {out} {end}. Report: {(out / 'report.html').resolve()}")
+            return
         if not watch:
             typer.echo(_stands(_status(out)))
             return
@@ -600,10 +605,10 @@ def try_(
             raise ValueError(f"{experiment} has no data of its own to try; run its sites with --data.")
         names = [f"site-{i + 1}" for i in range(data.clients)]
         base = out / "network"
-        from fedstrata.lab.experiments.net_certificates import kits
+        from fedstrata.lab.experiments.net_certificates import make_all
 
-        init(base, ",".join(names), where)
-        kits(base)
+        write_settings(base, names, where, "127.0.0.1:8443", "localhost:8443")
+        make_all(base)
         words = ["--quick"] * quick + ([] if seeds is None else ["--seeds", str(seeds)])
         words += [word for change in set_ or [] for word in ("--set", change)]
         _log(out / "logs" / "server.log")

@@ -41,7 +41,7 @@ def kits(
 ) -> None:
     """Make a certificate authority and a folder for each party; later, add sites and renew certificates."""
     with messages():
-        from fedstrata.engines.network.kits import Authority, make, make_kit
+        from fedstrata.engines.network.kits import make_kit
         from fedstrata.engines.network.kits import renew as renewed
         from fedstrata.lab.experiments.settings import add_sites, settings_of
 
@@ -69,13 +69,22 @@ def kits(
                 "server the new federation.toml. A run keeps the sites with which it began: start a new one."
             )
         else:
-            make(place, settings.sites, settings.hosts, days, Authority(authority) if authority else None)
-            for party in ("server", *settings.sites):
-                _accompany(folder, place / party, settings)
+            make_all(folder, days, authority)
             typer.echo(
                 f"{place}: give each party its own folder, by a way that others cannot read. "
                 "authority/ signs certificates: keep it to yourself."
             )
+
+
+def make_all(folder: Path, days: int = DAYS, authority: Path | None = None) -> None:
+    """The kits of all parties of a federation."""
+    from fedstrata.engines.network.kits import Authority, make
+    from fedstrata.lab.experiments.settings import settings_of
+
+    settings, place = settings_of(folder), folder / "kits"
+    make(place, settings.sites, settings.hosts, days, Authority(authority) if authority else None)
+    for party in ("server", *settings.sites):
+        _accompany(folder, place / party, settings)
 
 
 @net.command()

@@ -114,7 +114,7 @@ def opener(
     return opens
 
 
-def entry_of(where: str, label: str = "y", folder: Path | None = None) -> Entry:
+def entry_of(where: str, label: str = "y", folder: Path | None = None, valid_fraction: float = 0.0) -> Entry:
     """A site's samples from ``module:function``, a CSV file with a header, or the folder of a store.
 
     The function returns one client's samples (a dict of arrays), a list of those of several clients, or
@@ -126,6 +126,7 @@ def entry_of(where: str, label: str = "y", folder: Path | None = None) -> Entry:
         where: see above; files are found from ``folder``, and modules too.
         label: of a CSV file.
         folder: by default where the process is.
+        valid_fraction: the part of a CSV file's rows that becomes validation data.
 
     Raises:
         DataError: where there is no such entry, or it does not give data.
@@ -136,7 +137,7 @@ def entry_of(where: str, label: str = "y", folder: Path | None = None) -> Entry:
 
         def rows() -> FederatedData:
             try:
-                return from_csv([place], label=label)
+                return from_csv([place], label=label, valid_fraction=valid_fraction)
             except DataError as error:
                 hint = " Or give --data module:function, which prepares it." if place.is_file() else ""
                 if f"no column {label!r}" in str(error):

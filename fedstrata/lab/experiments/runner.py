@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,7 @@ def run_experiment(
     models: bool = False,
     certify: Certify = "auto",
     again: str = "the same command goes on there",
+    notes: Callable[[], str] = str,
 ) -> Path:
     """Run what is missing and write the report.
 
@@ -121,6 +122,7 @@ def run_experiment(
             the preparation of its data, for `fedstrata.data.Preparation.load`, as ``prepared.json``.
         certify: whether each run is judged at its end (`fedstrata.certify`), as in `fedstrata.solve`.
         again: what an interrupted user is told to do.
+        notes: further Markdown for the page, when the runs have ended.
 
     Returns:
         The path of the page.
@@ -163,7 +165,8 @@ def run_experiment(
     if console is not None:
         for remark in said:
             console.print(f"[yellow]{escape(remark)}[/yellow]")
-    prepared = replace(prepared, remarks=(*prepared.remarks, *said))
+    told = experiment.model_copy(update={"notes": "\n\n".join(filter(None, [experiment.notes, notes()]))})
+    prepared = replace(prepared, experiment=told, remarks=(*prepared.remarks, *said))
     return report_runs(prepared, folder, _in_order(done), command, _split(experiment))
 
 
