@@ -39,6 +39,9 @@ class Channel:
             method bears, None drops it.
         mean: a robust mean in place of the weighted one: `TrimmedMean`, `Median`, `GeometricMedian`, `Krum`,
             `MultiKrum`, `CenteredClipping`.
+        secure: over a network, sites mask what they send so that the server learns sums alone, of uploads,
+            metrics and counts; for every exchange of a run. It needs three sites, methods that average, and
+            the policy ``"wait"``. The other engines, where nothing travels, compute the same sum plainly.
         delta: δ of the (ε, δ) in the history, where there is noise; None is 1/(10 · clients).
         epsilon: the budget: the run ends before the round that would exceed it; None is no budget.
     """
@@ -55,16 +58,9 @@ class Channel:
     epsilon: float | None = None
 
     def __post_init__(self) -> None:
-        if self.secure or self.examples is not None:
-            what = (
-                "secure=True (sums that hide single uploads)"
-                if self.secure
-                else "examples= (bounds per sample)"
-            )
+        if self.examples is not None:
             raise NotImplementedError(
-                f"Channel: {what} is not part of this version. clip= and noise= with noise_at='each' need "
-                f"no trust "
-                "in the server; see docs/channels.md for what is missing."
+                "Channel: examples= (bounds per sample) is not part of this version; see docs/channels.md."
             )
         for name in ("clip", "noise"):
             value = getattr(self, name)
@@ -80,7 +76,7 @@ class Channel:
             raise ValueError(
                 f"Channel: feedback must be 'auto', 'ef', 'ef21' or None, not {self.feedback!r}."
             )
-        for refused in (self._noise_refused(), self._mean_refused()):
+        for refused in (self._noise_refused(), self._mean_refused(), self._secure_refused()):
             if refused is not None:
                 raise ValueError(f"Channel: {refused}")
 
@@ -110,6 +106,18 @@ class Channel:
                 "hides. Give noise_at='each', or the plain mean."
             )
         return "an adaptive clip counts uploads in a plain mean." if isinstance(self.clip, Adaptive) else None
+
+    def _secure_refused(self) -> str | None:
+        if not self.secure:
+            return None
+        if self.mean is not None:
+            return "a robust mean looks at single uploads, which secure=True hides: give one of them."
+        if self.compress is not None:
+            return (
+                "a masked upload has as many bits as one that is not compressed, since masks look random: "
+                "leave compress= or secure=True out."
+            )
+        return None
 
     @property
     def trivial(self) -> bool:

@@ -89,6 +89,13 @@ class Channelled:
         fed.channel = link
         return link
 
+    def bound(self, place: str) -> tuple[float | None, float]:
+        """What is known of the numbers of an upload there: C, and the deviation of its own noise over C."""
+        channel = self.channels.get(place)
+        if channel is None or channel.clip is None or isinstance(channel.clip, Adaptive):
+            return None, 0.0
+        return float(channel.clip), 0.0 if channel.noise_at == "server" else float(channel.noise or 0.0)
+
     def described(self) -> dict[str, str]:
         """What a checkpoint and the parties of a network compare."""
         found = {f"channel, {place}": str(channel) for place, channel in self.channels.items()}
@@ -142,6 +149,26 @@ def resolved(channels: Channels | None, method: Method, found: Sequence[Sent]) -
             raise ValueError(f"channel, phase {one.phase!r} of {type(method).__name__}: {reason}")
         its[one.place] = _with_feedback(channel, method, one)
     return its
+
+
+def hidden(channels: Channels | None, found: Sequence[Sent]) -> bool:
+    """Whether the server is to learn sums alone: of all exchanges, or of none.
+
+    Raises:
+        ValueError: for some of them alone, or where a method needs single replies.
+    """
+    asked = {chosen(channels, one.level, one.phase).secure for one in found}
+    if True not in asked:
+        return False
+    if False in asked:
+        raise ValueError("channel: secure=True is for a whole run: give it to every channel of the mapping.")
+    for one in found:
+        if one.gathered or one.per_sample:
+            raise ValueError(
+                f"channel: {one.phase!r} sends single replies, and secure=True hides all but sums. "
+                "Take a variant of the method that averages; `fs.exchanges` lists what each sends."
+            )
+    return True
 
 
 def _refused(channel: Channel, method: Method, one: Sent) -> str | None:

@@ -30,6 +30,7 @@ from fedstrata.core.fed import Exchange, Fed, Remember
 from fedstrata.core.types import Array, Integer, Key, Phase, PyTree, Real
 
 NOTHING = Channel()
+LEAST_SUM = 3  # clients, where sums are to hide what is in them
 
 
 class Kept(NamedTuple):
@@ -174,6 +175,12 @@ class Link:
         channel = self.channels.get(place, NOTHING)
         turn = self._turn()
         number = fed.clients if exchange.of is None else exchange.of.shape[0]
+        if fed.setup.secure and number < LEAST_SUM:
+            raise ValueError(
+                f"{name_of(exchange.phase)!r} asks {number} of the clients, and secure=True needs at least "
+                f"{LEAST_SUM}: of two, each knows the other's part from the sum."
+            )
+        exchange = exchange._replace(place=place)
         reference = Reference.of(exchange)
         weight, spread = _extent(fed, exchange, number)
         adaptive = isinstance(channel.clip, Adaptive) and not exchange.stacked

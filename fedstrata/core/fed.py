@@ -77,7 +77,8 @@ class Setup:
 
     ``stride`` is an engine's own: so many rounds that it never has to part. ``drawn`` is how many clients
     were drawn for a round, where some of them are missing. ``rate`` is the probability with which each client
-    takes part by itself, where ``participants`` is the room that there is for them.
+    takes part by itself, where ``participants`` is the room that there is for them. ``secure`` hides from the
+    server all but sums, where clients are elsewhere.
     """
 
     problem: Problem
@@ -90,6 +91,7 @@ class Setup:
     drawn: int | None = None
     precision: Precision = "float32"
     rate: float | None = None
+    secure: bool = False
 
 
 def by_size(setup: Setup, data: Population) -> bool:
@@ -110,6 +112,7 @@ class Exchange(NamedTuple):
         around: a point that both sides know, like the upload, to which a channel may send the difference:
             arrays of the message, or constants; or None.
         evaluation: whether it measures, in place of being a step of the method.
+        place: by which a channel knows it; empty where there is no channel.
     """
 
     phase: Phase
@@ -120,6 +123,7 @@ class Exchange(NamedTuple):
     stacked: bool
     around: PyTree = None
     evaluation: bool = False
+    place: str = ""
 
 
 class Channel(Protocol):

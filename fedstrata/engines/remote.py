@@ -41,6 +41,7 @@ class Call(NamedTuple):
         uploads: shapes of what the program gets.
         factors: how many numbers are counted.
         run: what the host runs on a block of clients, where it has their samples.
+        place: as of `Exchange`.
     """
 
     program: str
@@ -51,6 +52,7 @@ class Call(NamedTuple):
     uploads: tuple[jax.ShapeDtypeStruct, ...]
     factors: int = 0
     run: Callable[..., list[Any]] | None = None
+    place: str = ""
 
 
 class Prepared(NamedTuple):
@@ -163,7 +165,7 @@ class RemoteFed(Positioned):
         ]
         call = Call(
             self.program, k, name_of(exchange.phase), exchange.stacked, exchange.evaluation, tuple(uploads),
-            len(tally.scaled), run,
+            len(tally.scaled), run, exchange.place,
         )  # fmt: skip
         # Ordered: exchanges of a round happen one after the other, at the server as at the sites.
         found, factors = io_callback(

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.channels.channel import Channels, Dropouts, Poisson, check_channels
-from fedstrata.channels.channelled import Channelled, channelled, resolved
+from fedstrata.channels.channelled import Channelled, channelled, hidden, resolved
+from fedstrata.channels.link import LEAST_SUM
 from fedstrata.channels.privacy import Spending, accountant
 from fedstrata.core import tree
 from fedstrata.core.fed import Setup
@@ -208,6 +209,10 @@ def _with_channels(posed: Posed, channel: Channels | None, dropouts: Dropouts | 
         raise ValueError(f"{type(method).__name__} cannot do without a client: {method.full_participation}")
     found = outline(setup, method, data, posed.carry)
     channels = resolved(channel, method, found)
+    if hidden(channel, found):
+        _check_secure(setup, dropouts)
+        setup = replace(setup, secure=True)
+        posed = replace(posed, setup=setup)
     noisy = any(one.noise is not None for one in channels.values())
     expected = setup.rate * setup.clients if setup.rate is not None and noisy else None
     real = any(one.noise for one in channels.values())
@@ -224,6 +229,19 @@ def _with_channels(posed: Posed, channel: Channels | None, dropouts: Dropouts | 
             stacklevel=5,
         )
     return posed
+
+
+def _check_secure(setup: Setup, dropouts: Dropouts | None) -> None:
+    if dropouts is not None or setup.rate is not None:
+        raise ValueError(
+            "secure=True is for sites that are always on: a sum without one that is lost, and the sum with "
+            "it, would show its part. Leave dropouts= and fs.Poisson out."
+        )
+    if setup.participants < LEAST_SUM:
+        raise ValueError(
+            f"secure=True needs at least {LEAST_SUM} clients in a round: of two, each knows the other's part "
+            f"from the sum. Here {setup.participants} take part."
+        )
 
 
 def _spending(found: Spending) -> Spending | None:

@@ -14,11 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedstrata.channels import Channel
 from fedstrata.engines.network import Text
 from fedstrata.engines.network.engine import part
 from fedstrata.engines.network.federation import made_up
 from fedstrata.engines.network.grpc_site import serve
 from fedstrata.engines.network.host import Host, form_of
+from fedstrata.engines.network.kits import Identity
 from fedstrata.solving.pose import pose
 from fedstrata.testing.cases import CLIENTS, Case, all_cases
 
@@ -28,14 +30,20 @@ SHARING = "lyon"  # lets others have what its clients remember
 
 
 def rows() -> list[Case]:
-    """Every row, and FedDRO with ten exchanges a round."""
+    """Every row, FedDRO with ten exchanges a round, and secure sums."""
     found = all_cases()
     feddro = next(case for case in found if case.name == "feddro")
-    return [*found, replace(feddro, name="feddro-10", method=replace(feddro.method, I=10))]
+    secure = next(case for case in found if case.name == "scaffold")
+    channel = Channel(clip=64.0, secure=True)
+    return [
+        *found,
+        replace(feddro, name="feddro-10", method=replace(feddro.method, I=10)),
+        replace(secure, name="scaffold-secure", solve={"channel": channel}),
+    ]
 
 
 def posed(case: Case, data: Any) -> Any:
-    options = {k: v for k, v in case.solve.items() if k in ("weights", "participation")}
+    options = {k: v for k, v in case.solve.items() if k in ("weights", "participation", "channel")}
     return pose(case.problem, case.method, data, case.x0, y0=case.y0, rounds=case.rounds, seed=1, **options)
 
 
@@ -57,7 +65,14 @@ def main(kit: str, address: str, number: str, folder: str) -> None:
         gc.collect()
         return Opened(cases[n], part(cases[n].data, own))
 
-    host = Host({}, opens, Path(folder), share=SITES[int(number)] == SHARING, once=True)
+    host = Host(
+        {},
+        opens,
+        Path(folder),
+        share=SITES[int(number)] == SHARING,
+        once=True,
+        identity=Identity(Path(kit), SITES),
+    )
     serve(host, Path(kit), address)
 
 

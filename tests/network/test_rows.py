@@ -26,7 +26,7 @@ from .test_grpc import Proxy
 pytestmark = pytest.mark.slow
 EVERYONE = range(len(SITES))
 # Averages, memory, replies, second draws, loops with levels, personal models, a start: all verbs.
-VERBS = ("fedavg", "scaffold", "fedrzo-scalars", "fedmsa", "fednest", "zohfl", "feddro")
+VERBS = ("fedavg", "scaffold", "scaffold-secure", "fedrzo-scalars", "fedmsa", "fednest", "zohfl", "feddro")
 ALL = tuple(case.name for case in rows())
 
 
@@ -85,7 +85,8 @@ class Sites:
             one = case.data.sample_of("server")
             form = {k: [np.dtype(one[k].dtype).name, list(v.shape)] for k, v in case.data.server.items()}
         blank = replace(made_up(there.form, CLIENTS), server=case.data.server)
-        there.pose(int(found.sizes.sum()), CLIENTS, form, posed(case, blank).common)
+        run = posed(case, blank)
+        there.pose(int(found.sizes.sum()), CLIENTS, form, run.common, run.setup.secure)
         result = case.run(engine=Network(found), data=blank)
         return result, there.memory() if isinstance(result.y, AtSites) else None
 

@@ -8,6 +8,7 @@ A round is a transaction: it is done by all of its clients, or taken back and do
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Outline, SizeGroup, common_size
 from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Unfinished, need_two_threads
 from fedstrata.engines.metrics import PerClient, takes_data
+from fedstrata.engines.network.masks import FEWEST, Fixed, met, total
 from fedstrata.engines.network.site import Place, Site
 from fedstrata.engines.network.states import States
 from fedstrata.engines.network.text import START_ROUND, Text, reads, shapes
@@ -150,6 +152,7 @@ class Network(Engine):
         self._begins: dict[int, list[int]] = {}
         self._saved: list[int] = []
         self._now: list[int] = []
+        self._turn = 0  # how many exchanges there were in this round
         self._counts: Counter[str] = Counter()
         self._finite, self._stretch = True, 1
         self.failure: BaseException | None = None
@@ -305,6 +308,8 @@ class Network(Engine):
                 f"{type(method).__name__} cannot drop a site ({method.full_participation}): "
                 "use the policy 'wait'."
             )
+        if setup.secure:
+            self._check_secure()
         self._first = first  # a chunk may be done again from here
         if first == START_ROUND or not self._begins:
             self._begins = {first: self._none}
@@ -312,18 +317,34 @@ class Network(Engine):
         if self.remote is not None or self._sites is not None:
             return
         text = Text.of(setup, method, carry, self._server)
-        total = int(self.sizes.sum())
+        samples = int(self.sizes.sum())
         self._sites, programs = [], dict[Any, Any]()
-        for clients in self.members:
-            site = Site(text, part(self._data, clients), Place(clients, total), programs=programs)
+        maskers = met("run", len(self.members)) if setup.secure else [None] * len(self.members)
+        for clients, masker in zip(self.members, maskers, strict=True):
+            place = Place(clients, samples)
+            site = Site(text, part(self._data, clients), place, programs=programs, masker=masker)
             site.states = States(tree.row(jax.tree.map(np.asarray, carry.memory), clients))
             self._sites.append(site)
         self.transport = Local(self._sites)
 
+    def _check_secure(self) -> None:
+        if self.policy.missing == "drop":
+            raise ValueError(
+                "secure=True needs the policy 'wait': of the sum with a site, and the sum of the same round "
+                "without it, the difference is its part."
+            )
+        if len(self.members) < FEWEST:
+            raise ValueError(
+                f"secure=True needs at least {FEWEST} sites, and there are {len(self.members)}: of two, each "
+                "knows the other's part from the sum."
+            )
+
     def _check_per_client(self, name: str, metric: PerClient, setup: Setup, method: Method) -> None:
         """One number of every client would tell the server what an average hides."""
         start, why = f"The metric {name!r} is one for each client", None
-        if method.reveals_on(setup.problem) != "replies":
+        if setup.secure:
+            why = "secure=True hides all but sums: the problem's own metrics are means"
+        elif method.reveals_on(setup.problem) != "replies":
             why = (
                 f"{type(method).__name__} asks for averages alone, which is fit for secure aggregation, and "
                 "each client's own value would undo that. The problem's own metrics are means; or measure "
@@ -344,7 +365,7 @@ class Network(Engine):
         while True:
             self.attempts += 1
             # Each attempt begins in the states in which the round began: what a failed one left is forgotten.
-            before, self._now = self._counts.copy(), list(self._begins[r])
+            before, self._now, self._turn = self._counts.copy(), list(self._begins[r]), 0
             try:
                 found = self._run(program, carry, r)
                 if program != "measure":
@@ -514,6 +535,12 @@ class Network(Engine):
             there = ~np.isin(sites, list(self._absent))
             sites, of, weights = sites[there], of[there], weights[there] / weights[there].sum()
         rows = {int(i): np.flatnonzero(sites == i) for i in np.unique(sites)}
+        shares = self._shares(rows, weights) if self._job[0].secure else None
+        if shares is not None:
+            header, leaves = {**header, "turn": self._turn}, [shares, *leaves]
+        method: Any = self._job[1]
+        fixed = None if shares is None else Fixed(*method.bound(call.place), shares)
+        self._turn += 1
         requests = {
             i: Request(
                 {**header, "states": self._states(i)}, [of[at].astype(np.int32), weights[at], key, *leaves]
@@ -522,10 +549,11 @@ class Network(Engine):
         }
         replies, failures = self.transport.exchange(requests, self._timeout(call, list(rows)))
         for i, reply in replies.items():
-            if why := _wrong(call, len(rows[i]), number, self._now[i], reply):
+            if why := _wrong(_arrays_of(call, len(rows[i]), fixed), number, self._now[i], reply):
                 failures[i] = Failure("wrong", why)
             self.waited[self.transport.names[i]] += time.perf_counter() - began
-        failures |= self._judged(call, {i: replies[i] for i in replies.keys() - failures.keys()})
+        if fixed is None:
+            failures |= self._judged(call, {i: replies[i] for i in replies.keys() - failures.keys()})
         if failures:
             where = f"round {self._round}, {call.program} {call.k} ({call.phase})"
             raise RoundFailed(where, {self.transport.names[i]: why for i, why in failures.items()})
@@ -535,7 +563,26 @@ class Network(Engine):
             slot = (i, call.program, call.k, self._participants)
             taken = time.perf_counter() - began if slot in self._slowest else 0.0  # the first compiles
             self._slowest[slot] = max(self._slowest.get(slot, 0.0), taken)
-        return _together(call, rows, replies)
+        if fixed is None:
+            return _together(call, rows, replies)
+        vectors, counts = zip(*(reply.arrays for reply in replies.values()), strict=True)
+        counted = total(counts).tolist()
+        self._counts.update({name: n for name, n in zip(counting.ORACLES, counted, strict=True) if n})
+        ends = np.cumsum([math.prod(u.shape) for u in call.uploads])[:-1]
+        parts = np.split(fixed.decode(total(vectors)), ends)
+        return [p.reshape(u.shape).astype(u.dtype) for p, u in zip(parts, call.uploads, strict=True)]
+
+    def _shares(self, rows: dict[int, np.ndarray], weights: np.ndarray) -> np.ndarray:
+        """Of each site, the weight of its clients in a secure sum; −1 where it is not asked."""
+        if len(rows) < FEWEST:
+            raise ValueError(
+                f"round {self._round}: secure=True needs clients of at least {FEWEST} sites in a sum, and "
+                f"here they are of {len(rows)}. Let more clients take part."
+            )
+        shares = np.full(len(self.members), -1.0)
+        for i, at in rows.items():
+            shares[i] = weights[at].sum(dtype=np.float64)
+        return shares
 
     def _judged(self, call: Call, replies: dict[int, Request]) -> dict[int, Failure]:
         """Those that are not finite, while others are: where nobody's is, it is the method that diverges.
@@ -612,10 +659,20 @@ def _largest(array: np.ndarray) -> float:
     return float(max(array.max(), -array.min(), key=lambda v: (np.isnan(v), v)))
 
 
-def _wrong(call: Call, number: int, seq: int, state: int, reply: Request) -> str | None:
-    """Why a reply cannot be used."""
+Wanted = list[tuple[tuple[int, ...], np.dtype]]
+
+
+def _arrays_of(call: Call, number: int, fixed: Fixed | None) -> Wanted:
+    """Shapes and dtypes of what a site of so many clients sends."""
+    if fixed is not None:
+        size = sum(math.prod(u.shape) for u in call.uploads)
+        return [((size,), fixed.dtype), ((len(counting.ORACLES),), np.dtype(np.uint64))]
     lead = (number,) if call.stacked else ()
-    wanted = [((*lead, *u.shape[len(lead) :]), np.dtype(u.dtype)) for u in call.uploads]
+    return [((*lead, *u.shape[len(lead) :]), np.dtype(u.dtype)) for u in call.uploads]
+
+
+def _wrong(wanted: Wanted, seq: int, state: int, reply: Request) -> str | None:
+    """Why a reply cannot be used."""
     found = [(u.shape, u.dtype) for u in reply.arrays]
     if found != wanted:
         return f"it sent {found}, where the text has {wanted}"

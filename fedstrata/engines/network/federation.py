@@ -67,6 +67,7 @@ class Federation:
         self._data: dict[int, str] = {}
         self._seen = 0
         self._posed: dict[str, Any] = {}
+        self._keys: list[np.ndarray] = []
         self.tell: Callable[[str, str], None] = lambda name, what: log.warning("%s: %s", name, what)
 
     def gather(self) -> Remote:
@@ -116,8 +117,21 @@ class Federation:
     def _begin(self, fresh: bool) -> None:
         self.fresh, self._joined, self._known = fresh, {}, set()
 
-    def pose(self, total: int, clients: int, server: Any, identity: Mapping[str, Any]) -> None:
-        """How the run is posed, which every site compares with its own text when it joins."""
+    def pose(
+        self, total: int, clients: int, server: Any, identity: Mapping[str, Any], secure: bool = False
+    ) -> None:
+        """How the run is posed, which every site compares with its own text when it joins.
+
+        Where it is secure, all sites' keys are handed to each of them: they check them, and have their own.
+        """
+        self._keys = []
+        if secure:
+            header = {"op": "keys", "run": self.run}
+            replies, failures = self._ask({i: Request(header, []) for i in range(len(self.names))})
+            if failures:
+                where = f"run {self.number}, keys for secure sums"
+                raise RoundFailed(where, {self.names[i]: failure for i, failure in failures.items()})
+            self._keys = [array for _, reply in sorted(replies.items()) for array in reply.arrays[:1]]
         self._posed = {"total": total, "clients": clients, "server": server, "identity": identity}
 
     def _open(self, sites: Sequence[int]) -> Outcome:
@@ -151,7 +165,7 @@ class Federation:
             if i not in failures:
                 fresh = self.fresh and i not in self._known
                 header = {"op": "join", "run": self.run, "fresh": fresh, "anew": self.anew, **self._posed}
-                requests[i] = Request({**header, "states": sites[i]}, [self.members[i]])
+                requests[i] = Request({**header, "states": sites[i]}, [self.members[i], *self._keys])
         replies, others = self._ask(requests)
         for i, reply in replies.items():
             self._joined[i] = sessions[i]  # type: ignore[assignment]

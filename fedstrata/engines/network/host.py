@@ -3,7 +3,8 @@
 The server's requests, by their ``op``:
 
     open      a run by its number in the text; the reply says how much data of which form there is
-    join      which clients these are, and where the run stands
+    keys      its key for the masks of a secure run, signed; see `fedstrata.engines.network.masks`
+    join      which clients these are, and where the run stands; in a secure run, with the keys of all sites
     exchange  see `fedstrata.engines.network.site`
     memory    what the clients remember, where the site allows it
     done      the experiment has ended: its states are kept until another one begins
@@ -29,6 +30,8 @@ from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.engines.identity import differences
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.audit import Audit, described, numbers
+from fedstrata.engines.network.kits import Identity, KitError
+from fedstrata.engines.network.masks import Masker
 from fedstrata.engines.network.site import Place, Site
 from fedstrata.engines.network.states import Forgotten, SiteRefused, numbers_in
 from fedstrata.engines.network.text import Text
@@ -67,6 +70,7 @@ class Host:
             so that it knows them again, and learns nothing of them.
         once: whether it ends when the server says that nothing more will be asked.
         audit: the site's account of what it was asked.
+        identity: its certificate, by which other sites know it in secure runs.
     """
 
     def __init__(
@@ -78,10 +82,11 @@ class Host:
         once: bool = False,
         secret: bytes = b"",
         audit: Audit | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self.terms, self.opens, self.folder = terms, opens, folder
         self.share, self.once, self.secret = share, once, secret
-        self.audit = audit
+        self.audit, self.identity = audit, identity
         self.run: str | None = None
         self.number = -1
         self.opened: Opened | None = None
@@ -133,6 +138,8 @@ class Host:
             return reply
         if op == "open":
             return self._open(header)
+        if op == "keys":
+            return self._keys(header)
         if op == "join":
             return self._join(header, arrays)
         if op == "memory":
@@ -162,11 +169,34 @@ class Host:
         told = {"form": form_of(data), "columns": columns_of(data), "seen": seen, "data": code}
         return told, [train, valid]
 
+    def _keys(self, header: Header) -> tuple[Header, Arrays]:
+        if self.run is None or header.get("run") != self.run:
+            raise SiteRefused("A run that was not opened.")
+        proof = self._identity().proof(self.run, Masker(self.run, self.folder / self.run).public)
+        return {}, [np.frombuffer(proof, np.uint8)]
+
+    def _identity(self) -> Identity:
+        if self.identity is None:
+            raise SiteRefused("A secure run needs sites with certificates, and this one has none.")
+        return self.identity
+
+    def _masker(self, run: str, proofs: Arrays) -> Masker:
+        """This site's part in secure sums with the others, whose keys are checked."""
+        masker = Masker(run, self.folder / run)
+        try:
+            found = [self._identity().checked(run, proof.tobytes()) for proof in proofs]
+        except KitError as error:
+            raise SiteRefused(str(error)) from error
+        if len({name for name, _ in found}) < len(found):
+            raise SiteRefused("Two keys of one site: each has one in a secure sum.")
+        masker.meet([key for _, key in found])
+        return masker
+
     def _join(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         if self.opened is None or self.run is None or header.get("run") != self.run:
             raise SiteRefused("A run that was not opened.")
         clients = wire.value(header, "clients", int)
-        if len(arrays) != 1 or arrays[0].dtype != np.int32 or arrays[0].shape != (self.opened.data.clients,):
+        if not arrays or arrays[0].dtype != np.int32 or arrays[0].shape != (self.opened.data.clients,):
             raise SiteRefused("The server counts this site's clients otherwise.")
         own, total = np.array(arrays[0]), wire.value(header, "total", int)
         if not (0 < clients <= MOST_CLIENTS and 0 < total <= MOST_SAMPLES):
@@ -179,7 +209,9 @@ class Host:
         place = Place(own, total)
         site = self.site
         if site is None or site.place.total != place.total or not np.array_equal(site.place.clients, own):
-            site = Site(text, self.opened.data, place, self.folder / self.run, secret=self.secret)
+            masker = self._masker(self.run, arrays[1:]) if text.setup.secure else None
+            folder = self.folder / self.run
+            site = Site(text, self.opened.data, place, folder, secret=self.secret, masker=masker)
         anew = False
         if wire.value(header, "fresh", bool):
             self._remove_finished()

@@ -112,6 +112,90 @@ def expires_soon(kit: Path, name: str) -> str | None:
     return f"The certificate of {name} expires in {days:.0f} days: `fedstrata net kits --renew {name}`."
 
 
+class Identity:
+    """What a site shows other sites through a server that it need not trust: a certificate, and signatures.
+
+    Args:
+        kit: its folder.
+        sites: the names of the federation's sites, from its own `federation.toml`.
+    """
+
+    def __init__(self, kit: Path, sites: Sequence[str]) -> None:
+        self.kit, self.sites = kit, list(sites)
+
+    def proof(self, run: str, public: bytes) -> bytes:
+        """A public key for a run, with its signature and the certificate, as JSON."""
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        _, certificate, key = read(self.kit)
+        signature = _sign(load_pem_private_key(key, None), _signed_words(run, public))
+        return json.dumps([public.hex(), signature.hex(), certificate.decode()]).encode()
+
+    def checked(self, run: str, proof: bytes) -> tuple[str, bytes]:
+        """Whose key a proof is for, and the key.
+
+        Raises:
+            KitError: unless the federation's authority has signed the certificate of one of its sites, and
+                that site the key.
+        """
+        from cryptography import x509
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.x509.oid import NameOID
+
+        try:
+            public, signature, pem = json.loads(proof)
+            key = bytes.fromhex(public)
+            certificate = x509.load_pem_x509_certificate(pem.encode())
+            names = [str(a.value) for a in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+            _check_issued(certificate, x509.load_pem_x509_certificates(read(self.kit)[0]))
+            _verify(certificate.public_key(), bytes.fromhex(signature), _signed_words(run, key))
+        except InvalidSignature as error:
+            raise KitError("A key that is not signed by a site of this federation.") from error
+        except (ValueError, TypeError, AttributeError) as error:
+            raise KitError(f"A key whose certificate or signature cannot be read: {error}") from error
+        now = datetime.datetime.now(datetime.UTC)
+        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+            raise KitError(f"The certificate of {names} has expired, or is not valid yet.")
+        if len(names) != 1 or names[0] not in self.sites or len(key) != 32:
+            raise KitError(f"A key of {names}, which is none of the federation's sites {self.sites}.")
+        return names[0], key
+
+
+def _signed_words(run: str, public: bytes) -> bytes:
+    return b"fedstrata mask key 1\n" + run.encode() + b"\n" + public
+
+
+def _check_issued(certificate: Any, authorities: Sequence[Any]) -> None:
+    from cryptography.exceptions import InvalidSignature
+
+    for authority in authorities:
+        try:
+            certificate.verify_directly_issued_by(authority)
+            return
+        except (ValueError, TypeError, InvalidSignature):
+            continue
+    raise InvalidSignature
+
+
+def _sign(key: Any, message: bytes) -> bytes:
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec, padding
+
+    if isinstance(key, ec.EllipticCurvePrivateKey):
+        return key.sign(message, ec.ECDSA(hashes.SHA256()))
+    return bytes(key.sign(message, padding.PKCS1v15(), hashes.SHA256()))  # RSA, as FLARE's are
+
+
+def _verify(key: Any, signature: bytes, message: bytes) -> None:
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec, padding
+
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        key.verify(signature, message, ec.ECDSA(hashes.SHA256()))
+    else:
+        key.verify(signature, message, padding.PKCS1v15(), hashes.SHA256())
+
+
 class Authority:
     """Who signs a federation's certificates: a folder with `AUTHORITY`, `KEY`, and a list of what was issued.
 

@@ -30,6 +30,7 @@ from fedstrata.data.storage import Outline, Placed
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.metrics import PerClient
 from fedstrata.engines.network import wire
+from fedstrata.engines.network.masks import Asked, Fixed, Masker
 from fedstrata.engines.network.states import SiteRefused, States, first_of
 from fedstrata.engines.network.text import PROGRAMS, START_ROUND, Text, made_up, reads
 from fedstrata.engines.network.wire import Arrays, Header
@@ -98,6 +99,8 @@ class _Compiled(NamedTuple):
     run: Any
     stacked: bool
     evaluation: bool
+    everyone: bool
+    place: str
 
 
 @dataclass
@@ -128,6 +131,7 @@ class Site:
         programs: compiled phases, to be shared by sites of one process that hold the same text.
         secret: what noise is drawn from besides the message, so that the server cannot draw it too, and the
             same message has the same noise; None draws what the simulated engine draws.
+        masker: its part in secure sums, where the text asks for them.
     """
 
     def __init__(
@@ -138,8 +142,9 @@ class Site:
         folder: Path | None = None,
         programs: dict[Any, Any] | None = None,
         secret: bytes | None = None,
+        masker: Masker | None = None,
     ) -> None:
-        self.secret = secret
+        self.secret, self.masker = secret, masker
         self.text, self.place = text, place
         self.setup = replace(text.setup, metrics=_exchanged(text))
         self.data = data.placed()
@@ -177,11 +182,15 @@ class Site:
         if len(arrays) < 3:
             raise SiteRefused("A request without clients, weights or key.")
         clients, weights, key, *leaves = arrays
+        asked = self._asked(header, number, [*wanted, r], key, leaves)
+        leaves = leaves if asked is None else leaves[1:]
         places = self._places(clients, weights)
         before = self.states.at(states[0])  # nothing is forgotten yet: the phase may still fail
         own = self._own_words([*wanted, r], arrays)
         r = max(r, 0)
         compiled, arguments = self._prepare(wanted, r, clients, places, weights, key, leaves, before, own)
+        if asked is not None:
+            self._admit(asked, compiled, weights)
         uploads, memory, tally = compiled.run(*arguments)
         uploads = [np.asarray(u) for u in uploads]
         if compiled.stacked:
@@ -191,10 +200,38 @@ class Site:
             self.states.leave(number, jax.tree.map(np.asarray, memory), r)
         counts = Counter({name: amount * len(clients) for name, amount in tally.fixed.items()})
         counts.update(counting.Tally(scaled=tally.scaled).total())
-        reply = {"seq": number, "counts": {} if compiled.evaluation else dict(counts)}
-        reply |= {"state": self.states.number}
+        counts = Counter() if compiled.evaluation else counts
+        reply = {"seq": number, "counts": dict(counts), "state": self.states.number}
+        if asked is not None:
+            uploads, reply["counts"] = self._masked(asked, compiled.place, uploads, counts), {}
         self.last = number, (reply, uploads)
         return self.last[1]
+
+    def _asked(
+        self, header: Header, number: int, about: list[Any], key: np.ndarray, leaves: Arrays
+    ) -> Asked | None:
+        """What a message says of the sum that it is for; None where the text asks for none."""
+        if not self.setup.secure:
+            return None
+        if self.masker is None:
+            raise SiteRefused("The text asks for secure sums, and the sites have not agreed on masks.")
+        if not leaves:
+            raise SiteRefused("A request that does not say what the sites' shares of a sum are.")
+        return Asked.of(json.dumps([*about, wire.value(header, "turn", int)]), number, [*leaves, key])
+
+    def _admit(self, asked: Asked, compiled: _Compiled, weights: np.ndarray) -> None:
+        assert self.masker is not None
+        if compiled.stacked:
+            raise SiteRefused("Single replies are asked for, where the server is to learn sums alone.")
+        self.masker.admit(asked, compiled.everyone, float(weights.sum(dtype=np.float64)))
+
+    def _masked(self, asked: Asked, place: str, uploads: Arrays, counts: Counter[str]) -> Arrays:
+        """What is sent in place of uploads and counts."""
+        assert self.masker is not None
+        method: Any = self.text.method
+        fixed = Fixed(*method.bound(place), asked.shares)
+        vector = fixed.encode(uploads, asked.shares[self.masker.index])
+        return self.masker.mask(vector, np.array([counts[name] for name in counting.ORACLES]), asked)
 
     def _own_words(self, about: list[Any], arrays: Arrays) -> np.ndarray | None:
         """The words of a key for noise: the same for the same message, and unknown to the server."""
@@ -255,7 +292,8 @@ class Site:
                 "a phase may close over the round's number and what is fixed, and over nothing else."
             )
         lowered, _ = lowered_by(traced, arguments, True)
-        return _Compiled(lowered.compile(), found[-1].stacked, found[-1].evaluation)
+        one = found[-1]
+        return _Compiled(lowered.compile(), one.stacked, one.evaluation, one.of is None, one.place)
 
     def _answer(
         self, wanted: Wanted, found: list[Exchange], method: Any, key: Array, r: Array, total: Array,

@@ -22,7 +22,7 @@ from fedstrata.engines.engine import Unfinished
 from fedstrata.engines.identity import differences
 from fedstrata.engines.network.engine import RoundFailed
 from fedstrata.engines.network.host import Host
-from fedstrata.engines.network.kits import read
+from fedstrata.engines.network.kits import Identity, read
 from fedstrata.lab.experiments.net import execute, plan_of, refuse_runs, run_name
 from fedstrata.lab.experiments.networked import Server, check, entry_of, opener, terms_of
 from fedstrata.lab.experiments.runner import PreparedExperiment
@@ -90,7 +90,10 @@ class Party:
         entry = None if self.data is None else entry_of(self.data, self.label, place, self.valid_fraction)
         opens = opener(definition, entry, (names.index(name), len(names)) if self.simulated else None)
         check(opens)
-        return Host(terms_of(definition), opens, kit / "fedstrata", self.share, secret=read(kit)[2])
+        identity, secret = Identity(kit, names), read(kit)[2]
+        return Host(
+            terms_of(definition), opens, kit / "fedstrata", self.share, secret=secret, identity=identity
+        )
 
 
 def prepare(kit: Path, party: Party, say: Say) -> None:

@@ -154,7 +154,7 @@ def site(
         from fedstrata.engines.network.audit import Audit
         from fedstrata.engines.network.grpc_site import serve
         from fedstrata.engines.network.host import Host
-        from fedstrata.engines.network.kits import days_left, name_of, read
+        from fedstrata.engines.network.kits import Identity, days_left, name_of, read
         from fedstrata.engines.network.watching import Gauge, served
         from fedstrata.engines.programs import keep_compiled
         from fedstrata.lab.experiments.networked import check, entry_of, opener, terms_of
@@ -176,7 +176,9 @@ def site(
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         audit = Audit(folder / AUDIT, name)
         audit.note("started", experiment=definition.name, terms=terms_of(definition))
-        host = Host(terms_of(definition), opens, folder, share, once, read(kit)[2], audit)
+        host = Host(
+            terms_of(definition), opens, folder, share, once, read(kit)[2], audit, Identity(kit, names)
+        )
         _warn_of_expiry(kit, name)
 
         def tells() -> list[Gauge]:

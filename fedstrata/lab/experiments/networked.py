@@ -214,8 +214,8 @@ class Server:
         if server is not None:
             one = data.sample_of("server")
             form = {k: [np.dtype(one[k].dtype).name, list(np.shape(v))] for k, v in server.items()}
-        identity = _posed(task, setting, data).common
-        there.pose(int(remote.sizes.sum()), len(remote.sizes), form, identity)
+        run = _posed(task, setting, data)
+        there.pose(int(remote.sizes.sum()), len(remote.sizes), form, run.common, run.setup.secure)
         for earlier in self.engines:
             earlier.release()
         engine = Network(remote, policy=self.policy)

@@ -1,0 +1,246 @@
+"""Secure sums: pairwise masks that cancel, so that the server learns the sum of the sites' uploads alone.
+
+    1  site i, once in a run: a pair of X25519 keys; the public one, signed with the site's certificate
+    2  sites i, j: s_ij ← X25519 of i's private and j's public key, after j's certificate was checked
+    3  in an exchange c (run, number of the message, cohort, digest of the message):
+    4      k_ij ← HKDF-SHA256(s_ij, c);  m_ij ← AES-256-CTR(k_ij), read as integers modulo 2^b
+    5      site i: round(2^s · u_i) + Σ_{j>i} m_ij − Σ_{j<i} m_ij modulo 2^b
+    6  server: the sum over the cohort modulo 2^b, read as a signed number, times 2^−s
+
+u_i is site i's weighted sum. b is 32 where its numbers have a bound (``clip``), else 64; s is as large as the
+sum's bound B allows, so that each coordinate is right to n·2^−s−1. Masks are those of Bonawitz et al. (2017)
+without their recovery: where a site is lost the attempt ends, and the next one has another number, and so
+other masks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedstrata.channels.link import LEAST_SUM as FEWEST
+from fedstrata.engines.network.states import SiteRefused
+
+LEAST_SHARE = 1e-3  # of a sum's weight, for a site to count among these
+LARGEST = 2.0**24  # a site's number where no bound is known
+MARGIN = 1.01  # for rounding: of a norm that was clipped in float32, and of each site's integers
+TAILS = 12.0  # deviations of noise that a bound has room for: beyond with probability 1e-32
+KEY, ANSWERED = "mask.key", "answered"  # files in the run's folder
+_INFO = b"fedstrata mask 1"
+
+
+class Asked(NamedTuple):
+    """The sum that a message is for.
+
+    Attributes:
+        what: the exchange: program, position, phase, round, turn.
+        number: of the message.
+        shares: of each site, the weight of its clients in the sum; negative where it is not asked.
+        digest: of all this but the number, and of key and message. Masks depend on it, so that sites that
+            were told different things give no sum at all.
+    """
+
+    what: str
+    number: int
+    shares: np.ndarray
+    digest: bytes
+
+    @classmethod
+    def of(cls, what: str, number: int, arrays: Sequence[np.ndarray]) -> Asked:
+        """From the arrays that all sites are sent: shares, key, message."""
+        code = hashlib.sha256(what.encode())
+        for array in arrays:
+            code.update(f"{array.dtype} {array.shape}".encode())
+            code.update(np.ascontiguousarray(array).data)
+        return cls(what, number, arrays[0], code.digest())
+
+
+def bound_of(clip: float | None, noise: float | None, shares: np.ndarray) -> tuple[float | None, float]:
+    """How large a site's number is per weight, or None; and the bound B of the sum.
+
+    Args:
+        clip: C of an upload's norm.
+        noise: the deviation of an upload's own noise over C.
+        shares: each site's weight, negative where it is not asked.
+    """
+    shares = shares[shares >= 0]
+    if clip is None or not math.isfinite(clip):
+        return None, MARGIN * LARGEST * len(shares)
+    each = MARGIN * clip * (1 + TAILS * (noise or 0.0))
+    return each, each * float(shares.sum())
+
+
+def scale_of(bits: int, bound: float) -> float:
+    """The largest power of two by which sums within a bound are integers below 2^(bits−1)."""
+    return 2.0 ** math.floor(bits - 1 - math.log2(MARGIN * max(bound, 1e-280)))
+
+
+class Fixed:
+    """Numbers in fixed point: what sites and server agree on for an exchange.
+
+    Args:
+        clip, noise, shares: see `bound_of`.
+    """
+
+    def __init__(self, clip: float | None, noise: float | None, shares: np.ndarray) -> None:
+        self.each, bound = bound_of(clip, noise, shares)
+        self.bits = 64 if self.each is None else 32
+        self.dtype = np.dtype(np.uint64 if self.each is None else np.uint32)
+        self.scale = scale_of(self.bits, bound)
+
+    def encode(self, arrays: Sequence[np.ndarray], share: float) -> np.ndarray:
+        """A site's weighted sums as one vector of integers.
+
+        Raises:
+            SiteRefused: for a number that the sum has no room for.
+        """
+        flat = np.concatenate([np.asarray(a, np.float64).reshape(-1) for a in arrays] or [np.zeros(0)])
+        most = MARGIN * LARGEST if self.each is None else self.each * share
+        if flat.size and not max(flat.max(), -flat.min()) <= most:
+            raise SiteRefused(
+                f"An upload has a number that is not finite or beyond {most:.3g}, for which a secure sum has "
+                "no room: the method diverges, or its uploads need clip=."
+            )
+        flat *= self.scale
+        return np.rint(flat, out=flat).astype(np.int64).astype(self.dtype)
+
+    def decode(self, total: np.ndarray) -> np.ndarray:
+        """The sum of the vectors as numbers."""
+        return total.view(np.int32 if self.bits == 32 else np.int64) / self.scale
+
+
+class Masker:
+    """One site's part in one run.
+
+    The private key and what was answered are on disk before anybody hears of them: whoever restarts has the
+    same masks for the same message, and gives no other answer.
+
+    Args:
+        run: the run's name.
+        folder: where they are kept; None keeps them in this process.
+    """
+
+    def __init__(self, run: str, folder: Path | None = None) -> None:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+        self.run, self.folder, self.index = run, folder, -1
+        self._shared: Mapping[int, bytes] = {}
+        self._answered: dict[str, str] = {}
+        self._highest = 0
+        if folder is None:
+            self._private = X25519PrivateKey.generate()
+            return
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = folder / KEY
+        if not file.exists():
+            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(X25519PrivateKey.generate().private_bytes_raw())
+                stream.flush()
+                os.fsync(stream.fileno())
+        self._private = X25519PrivateKey.from_private_bytes(file.read_bytes())
+        log = folder / ANSWERED
+        for line in log.read_text("utf-8").splitlines() if log.is_file() else ():
+            what, digest, number = line.rsplit(" ", 2)
+            self._answered[what], self._highest = digest, max(self._highest, int(number))
+
+    @property
+    def public(self) -> bytes:
+        """The public key: line 1."""
+        return self._private.public_key().public_bytes_raw()
+
+    def meet(self, publics: Sequence[bytes]) -> None:
+        """Agree with every other site; keys are in the sites' order, their signatures checked."""
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+        if len(publics) < FEWEST or len(set(publics)) < len(publics) or self.public not in publics:
+            raise SiteRefused(
+                f"A secure sum needs at least {FEWEST} sites with keys of their own, this one's among them."
+            )
+        self.index = publics.index(self.public)
+        self._shared = {
+            j: self._private.exchange(X25519PublicKey.from_public_bytes(key))
+            for j, key in enumerate(publics)
+            if j != self.index
+        }  # line 2
+
+    def admit(self, asked: Asked, everyone: bool, own: float) -> None:
+        """Check what a sum would show, and note the answer: an exchange has one cohort and one message.
+
+        Args:
+            asked: the sum.
+            everyone: whether the text asks every client there.
+            own: the weight of this site's clients.
+
+        Raises:
+            SiteRefused: if it would show more than the text's sums do.
+        """
+        shares, what, number = asked.shares, asked.what, asked.number
+        if shares.shape != (1 + len(self._shared),) or shares.dtype != np.float64:
+            raise SiteRefused("A sum that does not say the weight of each site.")
+        there = shares >= 0
+        if everyone and not there.all():
+            raise SiteRefused("The text asks every client there, and this is a sum over some sites alone.")
+        total = shares[there].sum()
+        if not (np.isfinite(total) and np.isclose(shares[self.index], own, rtol=1e-5)):
+            raise SiteRefused("The weights of the sites in a sum are not those of their clients.")
+        if (shares[there] >= LEAST_SHARE * total).sum() < FEWEST or total == 0:
+            raise SiteRefused(
+                f"A sum of fewer than {FEWEST} sites with a share of its weight shows too much of one."
+            )
+        digest = asked.digest.hex()[:32]
+        if self._answered.get(what, digest) != digest:
+            raise SiteRefused(
+                f"The exchange {what} was answered before, for another cohort or another message: the "
+                "difference of both sums would show a site's part. Begin another run."
+            )
+        if number <= self._highest:
+            raise SiteRefused("A number that was used before: its masks would be used twice.")
+        self._highest = number
+        if self.folder is not None:
+            with open(self.folder / ANSWERED, "a", encoding="utf-8") as stream:
+                stream.write(f"{what} {digest} {number}\n")
+        self._answered[what] = digest
+
+    def mask(self, vector: np.ndarray, counts: np.ndarray, asked: Asked) -> list[np.ndarray]:
+        """Lines 3 to 5, of a vector and of counts (modulo 2^64)."""
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+        vector, counts = vector.copy(), np.asarray(counts, np.uint64).copy()
+        context = _INFO + struct.pack("<Q", asked.number) + asked.digest + self.run.encode()
+        zeros = bytes(counts.nbytes + vector.nbytes)
+        for j in np.flatnonzero(asked.shares >= 0).tolist():
+            if j != self.index:
+                key = HKDF(SHA256(), 48, None, context).derive(self._shared[j])
+                stream = Cipher(algorithms.AES(key[:32]), modes.CTR(key[32:])).encryptor().update(zeros)
+                own = np.frombuffer(stream, vector.dtype, vector.size, counts.nbytes)
+                first = np.frombuffer(stream, np.uint64, counts.size)
+                sign = np.add if self.index < j else np.subtract
+                sign(vector, own, out=vector)
+                sign(counts, first, out=counts)
+        return [vector, counts]
+
+
+def met(run: str, sites: int) -> list[Masker]:
+    """The maskers of sites in one process."""
+    maskers = [Masker(run) for _ in range(sites)]
+    for one in maskers:
+        one.meet([other.public for other in maskers])
+    return maskers
+
+
+def total(masked: Sequence[np.ndarray]) -> np.ndarray:
+    """Line 6: the sum of the sites' vectors, modulo 2^b."""
+    found = masked[0].copy()
+    for one in masked[1:]:
+        found += one
+    return found
