@@ -65,7 +65,6 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.engines.engine import ClientError as ClientError
     from fedstrata.engines.metrics import on_host as on_host
     from fedstrata.engines.metrics import per_client as per_client
-    from fedstrata.engines.programs import keep_compiled as keep_compiled
     from fedstrata.methods import *  # noqa: F403
     from fedstrata.problems import *  # noqa: F403
     from fedstrata.problems.black_box import black_box as black_box
@@ -81,6 +80,7 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.solving.sent import exchanges as exchanges
     from fedstrata.solving.sent import plan_privacy as plan_privacy
     from fedstrata.solving.sweep import sweep as sweep
+    from fedstrata.support.compiled import keep_compiled as keep_compiled
     from fedstrata.support.sealed import CheckpointError as CheckpointError
     from fedstrata.testing.cournot import cournot_game as cournot_game
     from fedstrata.testing.interpolation import underdetermined as underdetermined

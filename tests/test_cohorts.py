@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.core.cohorts import MANY, by_weight, threshold, uniformly
+from fedstrata.core.cohorts import MANY, by_weight, threshold
+from fedstrata.engines.rounds import uniformly
 
 ZIPF = np.random.default_rng(0).zipf(1.5, 2 * MANY + 500).clip(1, 2000)  # more than are shuffled one by one
 

@@ -13,7 +13,7 @@ import jax
 import pytest
 
 import fedstrata as fs
-from fedstrata.engines.programs import VARIABLE
+from fedstrata.support.compiled import VARIABLE
 from fedstrata.support.lazy import loading
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import fedstrata as fs
 from fedstrata.core import counting
 from fedstrata.core.counting import Ledger
+from fedstrata.engines.programs import add_counts, no_counts, settle
 
 # A program is a nest of counts and loops, whose lengths are fixed or traced from a number.
 programs = st.recursive(
@@ -80,10 +81,10 @@ def test_factors_from_outside_a_loop_and_from_inside(disabled):
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=12))
 def test_two_words_do_not_overflow(numbers):
     tally = counting.Tally(scaled=[(Counter(values=1), jnp.int32(0))])
-    words = counting.no_counts(tally)
+    words = no_counts(tally)
     for number in numbers:
-        words = counting.add_counts(words, counting.Tally(scaled=[(Counter(values=1), jnp.int32(number))]))
-    assert counting.settle(words, 1)["values"] == sum(numbers)
+        words = add_counts(words, counting.Tally(scaled=[(Counter(values=1), jnp.int32(number))]))
+    assert settle(words, 1)["values"] == sum(numbers)
 
 
 @settings(max_examples=8)

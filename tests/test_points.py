@@ -8,6 +8,7 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.core import tree
+from fedstrata.support.points import as_floats
 
 DATA = fs.FederatedData.from_clients([{"x": np.ones((3, 2), np.float32), "y": np.zeros(3, np.int32)}])
 
@@ -23,11 +24,11 @@ class Doubled(eqx.Module):
 
 def test_functions_inside_a_module_are_no_variables():
     module = eqx.nn.MLP(2, 1, 3, 1, activation=jnp.tanh, key=jax.random.key(0))
-    x = tree.as_floats(module, "x0")
+    x = as_floats(module, "x0")
     assert tree.dimension(x) == 2 * 3 + 3 + 3 + 1
     u = jnp.array([1.0, -2.0])
     np.testing.assert_allclose(x(u), module(u), rtol=1e-6)
-    again = tree.as_floats(module, "x0")
+    again = as_floats(module, "x0")
     assert jax.tree.structure(x) == jax.tree.structure(again)  # the compiled program is used again
     twice = jax.tree.map(lambda leaf: 2 * leaf, x)
     assert twice.activation == x.activation
@@ -37,11 +38,11 @@ def test_functions_inside_a_module_are_no_variables():
 def test_constants_of_an_equinox_module_are_not_trained():
     module = Doubled(eqx.nn.Linear(2, 1, key=jax.random.key(0)), jnp.tanh)
     with pytest.raises(TypeError, match=r"x0\.factor is 2\.0, a constant.*eqx\.partition.*eqx\.combine"):
-        tree.as_floats(module, "x0")
+        as_floats(module, "x0")
     with pytest.raises(TypeError, match=r"x0\[1\]\.factor is 2\.0"):
-        tree.as_floats([0.5, module], "x0")
+        as_floats([0.5, module], "x0")
     params, static = eqx.partition(module, eqx.is_inexact_array)
-    x = tree.as_floats((params, 0.5), "x0")  # beside a module a number is one
+    x = as_floats((params, 0.5), "x0")  # beside a module a number is one
     assert tree.dimension(x) == 4
     np.testing.assert_allclose(eqx.combine(x[0], static)(jnp.ones(2)), module(jnp.ones(2)), rtol=1e-6)
 
@@ -56,7 +57,7 @@ def test_constants_of_an_equinox_module_are_not_trained():
 )
 def test_what_is_no_point_says_so(x0, message):
     with pytest.raises(TypeError, match=message):
-        tree.as_floats(x0, "x0")
+        as_floats(x0, "x0")
 
 
 def branching(x, s):
@@ -81,4 +82,4 @@ def test_an_error_of_a_loss_says_what_to_do(loss, message):
 
 @pytest.mark.parametrize("whole", [2**60, np.int64(2**60), np.array(2**60), np.uint64(2**63), True])
 def test_whole_numbers_become_floats_without_wrapping_around(whole):
-    assert tree.as_floats(whole, "x0") == np.float32(whole)
+    assert as_floats(whole, "x0") == np.float32(whole)

@@ -73,9 +73,9 @@ def test_imports_point_one_way(path):
 def test_core_is_the_contract_and_nothing_else():
     """What is one of these is never moved; what is none of these has a room of its own."""
     files = {path.stem: path.read_text("utf-8").count("\n") for path in (PACKAGE / "core").glob("*.py")}
-    contract = "types tree term client counting fed method hyperparameters problem cohorts measured __init__"
+    contract = "types tree term client counting fed method hyperparameters problem cohorts __init__"
     assert files.keys() == set(contract.split())
-    assert sum(files.values()) <= 3150
+    assert sum(files.values()) <= 2600
 
 
 def test_there_is_no_module_without_a_room():

@@ -19,6 +19,7 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.core.fed import Setup
+from fedstrata.engines.debug import DebugFed
 from fedstrata.engines.programs import kept
 from fedstrata.solving import loop
 
@@ -91,7 +92,7 @@ def test_valid_data_is_where_upper_levels_sample():
     bilevel = fs.Bilevel(upper=lambda x, y, s: s["a"].sum(), lower=lambda x, y, s: s["a"].sum())
     federated = fs.FederatedData.from_clients([{"a": A}], valid=[{"a": 10 * A}])
     setup = Setup(bilevel, 1, 1)
-    fed = fs.engines.debug.DebugFed(setup, federated.placed(), None, None)
+    fed = DebugFed(setup, federated.placed(), None, None)
     values = bilevel.measure(fed.mean, jnp.zeros(2), jnp.zeros(2))
     np.testing.assert_allclose(
         [values["upper"], values["lower"]], [10 * A.sum(1).mean(), A.sum(1).mean()], rtol=1e-6

@@ -30,11 +30,11 @@ from fedstrata.advice.constants import constants
 from fedstrata.advice.plan import BEFORE, FEWEST, TARGET
 from fedstrata.advice.recommend import Advice, advice, conditions, expected, ranked, start
 from fedstrata.core.counting import Ledger
-from fedstrata.core.measured import Conditions, Constants, NoRule
 from fedstrata.core.method import Reveals
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
+from fedstrata.problems.measured import Conditions, Constants, NoRule
 from fedstrata.solving.certificate import Certificate
 from fedstrata.solving.loop import Diverged, solve
 from fedstrata.solving.result import BOOKKEEPING, Result

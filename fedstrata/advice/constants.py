@@ -36,14 +36,15 @@ from fedstrata.advice.spectrum import STEPS, ends, lanczos, start_of
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import ORACLES
-from fedstrata.core.measured import Constants as Constants
-from fedstrata.core.measured import Measured as Measured
 from fedstrata.core.problem import Problem
-from fedstrata.core.term import Term, calling
+from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
 from fedstrata.problems.classes import MPEC, Composition, Minimization, MultiSequence, Selection
+from fedstrata.problems.measured import Constants as Constants
+from fedstrata.problems.measured import Measured as Measured
+from fedstrata.problems.terms import calling
 
 LINES = 4  # along which a kink is looked for
 SHORT = 1e-2  # the half length of such a line, relative to that of the variable

@@ -30,6 +30,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
 from fedstrata.estimators.sphere import sphere, two_point
 from fedstrata.solving.result import Result
+from fedstrata.support.points import as_floats
 from fedstrata.support.words import misspelt
 
 BATCHES = 32  # enough for a t-interval, few enough to keep a gradient of each
@@ -78,7 +79,7 @@ def gradient_norm(
     >>> estimate.low < 10 < estimate.high
     True
     """
-    return _norm(Applied(_alone, f), None, tree.as_floats(x, "x"), eta, samples, confidence, seed, shift)
+    return _norm(Applied(_alone, f), None, as_floats(x, "x"), eta, samples, confidence, seed, shift)
 
 
 def _alone(f: Callable[[PyTree], Any], x: PyTree, context: None) -> Any:
@@ -208,7 +209,7 @@ def stationarity(
     """
     x, weights = _at(x, weights)
     problem.check_weights(weights)
-    x, placed = tree.as_floats(x, "x"), data.placed()
+    x, placed = as_floats(x, "x"), data.placed()
     outside = placed.each_client(lambda client: tree.sub(x, problem.set_of_x(x, client)))
     shares = placed.shares(weights)
     shift = jax.tree.map(lambda leaf: jnp.tensordot(shares.astype(leaf.dtype), leaf, 1) / eta, outside)
@@ -224,7 +225,7 @@ def set_distances(problem: Problem, data: FederatedData, x: PyTree) -> np.ndarra
     >>> set_distances(problem, data, np.array([3.0, 4.0])).tolist()
     [4.0, 4.0]
     """
-    x, placed = tree.as_floats(x, "x"), data.placed()
+    x, placed = as_floats(x, "x"), data.placed()
     project = problem.set_of_x
     return np.asarray(placed.each_client(lambda client: tree.norm(tree.sub(x, project(x, client)))))
 
@@ -263,7 +264,7 @@ def lower_residual(
     if y is None and isinstance(x, Result) and level.solved_by == "all":
         y = x.y
     x, weights = _at(x, weights)
-    x, placed = tree.as_floats(x, "x"), data.placed()
+    x, placed = as_floats(x, "x"), data.placed()
     problem.check_weights(weights)
 
     def away(x: PyTree, y: PyTree, G: PyTree, *context: PyTree) -> Any:
@@ -280,7 +281,7 @@ def lower_residual(
         return float(jax.jit(lambda x, data: mean_over(data, weights, of_sample, x))(x, placed))
     if y is None:
         raise TypeError("lower_residual needs y, or a result in place of x.")
-    y = tree.as_floats(y, "y")
+    y = as_floats(y, "y")
 
     @jax.jit
     def G(x: PyTree, y: PyTree, data: Placed) -> PyTree:

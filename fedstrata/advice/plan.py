@@ -16,11 +16,11 @@ from typing import Any
 from fedstrata.advice.applicable import applicable
 from fedstrata.advice.recommend import HORIZON, Advice, advice, conditions, expected, ranked, start
 from fedstrata.core.counting import Ledger
-from fedstrata.core.measured import Conditions, Constants, NoRule
 from fedstrata.core.method import METHODS, Method, Reveals
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
+from fedstrata.problems.measured import Conditions, Constants, NoRule
 from fedstrata.solving.loop import solve
 from fedstrata.support.words import suggest
 

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from fedstrata.advice.applicable import Fit, applicable
 from fedstrata.advice.constants import constants
 from fedstrata.core import tree
-from fedstrata.core.measured import Conditions, Constants, NoRule, Practical
 from fedstrata.core.method import Method, Reveals
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
+from fedstrata.problems.measured import Conditions, Constants, NoRule, Practical
 from fedstrata.solving.pose import check_point, participants_of
 from fedstrata.support import html
+from fedstrata.support.points import as_floats
 
 HORIZON = 2_000  # rounds of steps that fall, where nobody says how many
 ACCURACY = 1e-3  # of x, that predictions are for
@@ -135,8 +136,8 @@ def conditions(
 
 def start(problem: Problem, data: FederatedData, x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
     """The points in the form that `fedstrata.solve` has, checked."""
-    x = tree.as_floats(problem.start_x(x0), "x0")
-    y = None if y0 is None else tree.as_floats(y0, "y0")
+    x = as_floats(problem.start_x(x0), "x0")
+    y = None if y0 is None else as_floats(y0, "y0")
     y = check_point(problem, data, x, y)
     return x, y if problem.has_y else None
 

@@ -27,11 +27,11 @@ from scipy.stats import qmc
 
 from fedstrata.advice.plan import plan
 from fedstrata.advice.score import By, Score, score_of
-from fedstrata.core.measured import NoRule
 from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
+from fedstrata.problems.measured import NoRule
 from fedstrata.solving.result import Result
 from fedstrata.solving.sweep import sweep
 from fedstrata.support import html

@@ -96,12 +96,6 @@ class Floats:
         return jax.tree.unflatten(self.form, leaves)
 
 
-def name_of(phase: Phase) -> str:
-    """A phase's name."""
-    inner = phase.func if isinstance(phase, partial) else phase
-    return str(getattr(inner, "__name__", type(inner).__name__))
-
-
 class Reference(NamedTuple):
     """The point that an upload is a difference to: places in the message, or constants, by array."""
 
@@ -117,7 +111,7 @@ class Reference(NamedTuple):
         for leaf in jax.tree.leaves(exchange.around):
             if not (isinstance(leaf, np.ndarray) or id(leaf) in sent):
                 raise TypeError(
-                    f"{name_of(exchange.phase)!r}: around= names a point that is not in the message, so "
+                    f"{exchange.name!r}: around= names a point that is not in the message, so "
                     "that clients do not know it, and nothing can be done to the difference to it. Send it, "
                     "or let the phase return the difference."
                 )
@@ -177,7 +171,7 @@ class Link:
         number = fed.clients if exchange.of is None else exchange.of.shape[0]
         if fed.setup.secure and number < LEAST_SUM:
             raise ValueError(
-                f"{name_of(exchange.phase)!r} asks {number} of the clients, and secure=True needs at least "
+                f"{exchange.name!r} asks {number} of the clients, and secure=True needs at least "
                 f"{LEAST_SUM}: of two, each knows the other's part from the sum."
             )
         exchange = exchange._replace(place=place)
@@ -372,7 +366,7 @@ def _going(fed: Fed, exchange: Exchange, phase: Callable[..., Any], sides: Sides
             return phase(sides, problem, client, key, *message)
 
         going, message = closed, exchange.message
-    going.__name__ = name_of(exchange.phase)
+    going.__name__ = exchange.name
     going.__qualname__ = str(getattr(exchange.phase, "__qualname__", going.__name__))
     return exchange._replace(phase=going, message=message)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedstrata.core.counting import count
 from fedstrata.core.term import Seeded, Term, equal_weights, keys_of
@@ -205,11 +206,5 @@ class Client:
 
 def steps_of(H: Any, client: Client) -> Integer:
     """A client's number of local steps, rounded up: ``H`` is one for all, or an array with one per client."""
-    H = H[client.index] if getattr(H, "ndim", 0) == 1 else H
+    H = H[client.index] if np.ndim(H) == 1 else H
     return jnp.ceil(H).astype(jnp.int32) if jnp.issubdtype(jnp.result_type(H), jnp.floating) else H
-
-
-def alone(sample: PyTree) -> Client:
-    """A client of one sample, to look at shapes."""
-    own = Samples(jax.tree.map(lambda leaf: leaf[None], sample), 1)
-    return Client(jnp.zeros((), jnp.int32), own, own, fraction=jnp.ones(()))

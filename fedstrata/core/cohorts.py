@@ -98,25 +98,3 @@ def by_weight(key: Key, weights: Array, count: int, theta: Threshold) -> Array:
         drawn = place_in(jnp.cumsum(open_), before + within, "right")
     others = jnp.nonzero(certain, size=count, fill_value=0)[0]
     return jnp.sort(jnp.where(k < theta.left, drawn, others[k - theta.left])).astype(jnp.int32)
-
-
-def uniformly(key: Key, clients: int, count: int) -> Array:
-    """So many of the clients, each set of them equally likely.
-
-    A few of very many are the first that differ in twice as many draws, which costs what the few cost; where
-    they do not suffice, draw again. Else clients are shuffled, which costs what all of them cost.
-    """
-    if clients <= MANY or 8 * count > clients:
-        return jax.random.choice(key, clients, (count,), replace=False)
-
-    def draw(t: Array) -> tuple[Array, Array]:
-        drawn = jax.random.randint(jax.random.fold_in(key, t), (2 * count,), 0, clients, jnp.int32)
-        order = jnp.argsort(drawn, stable=True)
-        new = jnp.ones(2 * count, bool).at[order[1:]].set(jnp.diff(drawn[order]) != 0)
-        return drawn[jnp.argsort(~new, stable=True)[:count]], new.sum() >= count
-
-    def again(now: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        return now[0] + 1, *draw(now[0])
-
-    start = (jnp.int32(0), jnp.zeros(count, jnp.int32), jnp.asarray(False))
-    return jax.lax.while_loop(lambda now: ~now[2], again, start)[1]

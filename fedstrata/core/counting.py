@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import compress
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.types import Array, Integer, Key, PyTree
+from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.support import html
 from fedstrata.support.private_jax import trace_of
 from fedstrata.support.shown import line
@@ -37,7 +37,7 @@ TRAFFIC = ("exchanges", "gathers", "floats_up", "floats_down", "bytes_up", "byte
 
 Until = Callable[[PyTree], jax.Array]
 Body = Callable[[Any, PyTree], PyTree]  # of a loop: the turn, and the carry before it
-_Items = tuple[tuple[str, int], ...]
+Items = tuple[tuple[str, int], ...]
 
 
 @jax.tree_util.register_pytree_node_class
@@ -53,13 +53,13 @@ class Tally:
     fixed: Counter[str] = field(default_factory=Counter)
     scaled: list[tuple[Counter[str], Any]] = field(default_factory=list)
 
-    def tree_flatten(self) -> tuple[list[Any], tuple[_Items, tuple[_Items, ...]]]:
+    def tree_flatten(self) -> tuple[list[Any], tuple[Items, tuple[Items, ...]]]:
         """The factors, and the counts in a form that can be compared."""
         factors = [factor for _, factor in self.scaled]
         return factors, (_items(self.fixed), tuple(_items(counts) for counts, _ in self.scaled))
 
     @classmethod
-    def tree_unflatten(cls, counts: tuple[_Items, tuple[_Items, ...]], factors: list[Any]) -> Tally:
+    def tree_unflatten(cls, counts: tuple[Items, tuple[Items, ...]], factors: list[Any]) -> Tally:
         """The inverse of `tree_flatten`."""
         fixed, scaled = counts
         return cls(
@@ -88,7 +88,7 @@ class Tally:
         return +counts  # without zeros
 
 
-def _items(counts: Counter[str]) -> _Items:
+def _items(counts: Counter[str]) -> Items:
     return tuple(sorted(counts.items()))
 
 
@@ -246,43 +246,6 @@ def each(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
     return value
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("sums",), meta_fields=("fixed", "scaled"))
-@dataclass(frozen=True)
-class WideCounts:
-    """The factors of many tallies added up, which can pass 2³²: exact without 64-bit mode.
-
-    Attributes:
-        sums: two 32-bit words (high, low) for each factor; one array, so that there is little to compile.
-        fixed, scaled: the counts, as in a `Tally`.
-    """
-
-    sums: Array
-    fixed: _Items
-    scaled: tuple[_Items, ...]
-
-
-def no_counts(tally: Tally) -> WideCounts:
-    """Zero, in words, of the form of a tally (shapes suffice)."""
-    factors, (fixed, scaled) = tally.tree_flatten()
-    return WideCounts(jnp.zeros((len(factors), 2), jnp.uint32), fixed, scaled)
-
-
-def add_counts(words: WideCounts, tally: Tally) -> WideCounts:
-    """Add a tally's factors."""
-    if not tally.scaled:
-        return words
-    high, low = words.sums[:, 0], words.sums[:, 1]
-    added = low + jnp.stack([factor for _, factor in tally.scaled]).astype(jnp.uint32)
-    return replace(words, sums=jnp.stack([high + (added < low), added], axis=1))
-
-
-def settle(words: WideCounts, times: int) -> Counter[str]:
-    """The counts of ``times`` repetitions, over which the factors came to these words."""
-    fixed = Counter({name: amount * times for name, amount in words.fixed})
-    sums = [(int(high) << 32) + int(low) for high, low in np.asarray(words.sums)]
-    return Tally(fixed, [(Counter(dict(c)), s) for c, s in zip(words.scaled, sums, strict=True)]).total()
-
-
 def traffic(level: str, message: PyTree, upload: PyTree, clients: int, each_reply: bool) -> Counter[str]:
     """The counts of one exchange with ``clients`` clients (shapes only).
 
@@ -295,16 +258,6 @@ def traffic(level: str, message: PyTree, upload: PyTree, clients: int, each_repl
         counts[f"{level}/floats_{way}"] = clients * sum(leaf.size for leaf in leaves)
         counts[f"{level}/bytes_{way}"] = clients * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     return counts
-
-
-def sent(counts: Counter[str]) -> dict[str, int]:
-    """What a history shows of a ledger, which takes longer to make: totals over its levels and oracles."""
-    found = dict.fromkeys(("exchanges", "bytes_up", "bytes_down", "oracle_calls"), 0)
-    for name, amount in counts.items():
-        entry = "oracle_calls" if name in ORACLES else name.rpartition("/")[2]
-        if entry in found:
-            found[entry] += amount
-    return found
 
 
 @dataclass(frozen=True)
@@ -340,8 +293,8 @@ class Ledger:
         return line("Ledger", {**totals, **sent, "oracle_calls": self.oracle_calls})
 
     def _repr_html_(self) -> str:
-        totals = {n: v for n, v in self.to_dict().items() if isinstance(v, int)}
-        return html.facts("Ledger", {n.replace("_", " "): f"{v:,}" for n, v in totals.items() if v})
+        totals = {n: v for n, v in self.to_dict().items() if v and n != "levels"}
+        return html.facts("Ledger", {n.replace("_", " "): f"{v:,}" for n, v in totals.items()})
 
     @property
     def oracle_calls(self) -> int:
@@ -355,12 +308,10 @@ class Ledger:
 
     def __add__(self, other: Ledger) -> Ledger:
         """Both together."""
-        mine, theirs = (Counter({k: v for k, v in vars(it).items() if k != "levels"}) for it in (self, other))
-        levels = {
-            name: dict(Counter(self.levels.get(name, {})) + Counter(other.levels.get(name, {})))
-            for name in {**self.levels, **other.levels}
-        }
-        return Ledger(levels=levels, **(mine + theirs))
+        totals = {name: value + vars(other)[name] for name, value in vars(self).items() if name != "levels"}
+        names = {**self.levels, **other.levels}
+        levels = {n: dict(Counter(self.levels.get(n)) + Counter(other.levels.get(n))) for n in names}
+        return Ledger(levels=levels, **totals)
 
     @classmethod
     def from_counts(cls, rounds: int, counts: Counter[str]) -> Ledger:

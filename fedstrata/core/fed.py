@@ -16,6 +16,7 @@ import abc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import jax
@@ -31,7 +32,6 @@ from fedstrata.support.shown import shapes
 
 if TYPE_CHECKING:
     from fedstrata.core.problem import Problem
-
 
 WHOLE = 2.0**30  # what weights that sum to one are multiplied by, where whole ones are needed
 
@@ -124,6 +124,12 @@ class Exchange(NamedTuple):
     around: PyTree = None
     evaluation: bool = False
     place: str = ""
+
+    @property
+    def name(self) -> str:
+        """The phase's name, for messages and for a check that server and site have the same text."""
+        inner = self.phase.func if isinstance(self.phase, partial) else self.phase
+        return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 class Channel(Protocol):
@@ -268,8 +274,7 @@ class Fed(abc.ABC):
         if self.expected is not None:
             raise ValueError(
                 "With noise and fs.Poisson a mean is divided by an expected number of clients, so that all "
-                "of "
-                "them must take the same number of local steps: give one number."
+                "of them must take the same number of local steps: give one number."
             )
         working = jnp.broadcast_to(jnp.asarray(steps) > 0, (self.clients,))
         of = self._chosen if of is None else of
@@ -390,10 +395,7 @@ class Fed(abc.ABC):
         return uploads
 
     def book(self, exchange: Exchange, upload: PyTree) -> None:
-        """Book what an exchange sends, by shapes.
-
-        An engine that sees it travel may count it there instead.
-        """
+        """Book what an exchange sends, by shapes; an engine that sees it travel may count it there."""
         number = self.clients if exchange.of is None else exchange.of.shape[0]
         known_singly = exchange.stacked or (number == 1 < self.clients)
         counts = counting.traffic(self._level, exchange.message, upload, number, known_singly)
@@ -446,7 +448,8 @@ class Fed(abc.ABC):
             own = () if each is None else (client.memory,)
             if part == "client":
                 return function(*args, *own, client)
-            return getattr(client, part).full_mean(function).silent(*args, *own)
+            samples = {"train": client.train, "valid": client.valid}[part]
+            return samples.full_mean(function).silent(*args, *own)
 
         unequal = None if stacked else self._unequal(None, None)
         exchange = Exchange(evaluation, jax.random.key(0), args, None, unequal, stacked, evaluation=True)
@@ -483,10 +486,9 @@ def visit(setup: Setup, exchange: Exchange, client: Client) -> tuple[Remember, c
     if not isinstance(reply, Remember):
         reply = Remember(reply, None)
     elif reply.memory is not None and not tree.same_structure(reply.memory, client.memory):
-        name = getattr(exchange.phase, "__qualname__", "a phase")
         raise TypeError(
-            f"{name} returns Remember(upload, memory) with the memory {shapes(reply.memory)}, but clients "
-            f"begin with {shapes(client.memory)}. The method's memory(problem, x0, y0) returns what every "
-            "client remembers before the first round, of the same structure."
+            f"{exchange.name} returns Remember(upload, memory) with the memory {shapes(reply.memory)}, but "
+            f"clients begin with {shapes(client.memory)}. The method's memory(problem, x0, y0) returns what "
+            "every client remembers before the first round, of the same structure."
         )
     return Remember(jax.tree.map(jnp.asarray, reply.upload), reply.memory), tally

@@ -21,6 +21,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -46,6 +47,7 @@ class Kind:
     """
 
     words: str
+    is_axis: ClassVar[bool] = False
     real: ClassVar[bool] = False
     counts: ClassVar[bool] = False
     of_round: ClassVar[bool] = False
@@ -154,6 +156,7 @@ class Axis:
 
     name: Literal["client", "sequence", "stage"]
     numbers: str = "one"
+    is_axis: ClassVar[bool] = True
 
     @property
     def words(self) -> str:
@@ -187,8 +190,8 @@ class Field:
     def of(cls, annotation: object) -> Field:
         """From a field's annotation."""
         found = list(_kinds(annotation))
-        axes = [one for one in found if isinstance(one, Axis)]
-        return cls(tuple(one for one in found if not isinstance(one, Axis)), axes[0] if axes else None)
+        axes = [one for one in found if one.is_axis]
+        return cls(tuple(one for one in found if not one.is_axis), axes[0] if axes else None)
 
     def check(self, owner: str, name: str, value: Any) -> Any:
         """The value in the form that methods see, or an error that says what it must be."""
@@ -198,8 +201,8 @@ class Field:
         faults = {kind: kind.fault(value) for kind in self.kinds}
         fitting = [kind for kind, fault in faults.items() if fault is None]
         if faults and not fitting:
-            options = [option for kind in self.kinds for option in kind.options]
-            end = suggest(value, options) if isinstance(value, str) else "."
+            options = [str(option) for kind in self.kinds for option in kind.options]
+            end = suggest(str(value), options)
             error = ValueError if ValueError in faults.values() else TypeError
             if isinstance(value, optax.GradientTransformation):
                 raise TypeError(
@@ -269,17 +272,17 @@ class Field:
             )
 
 
+@cache
+def fields_of(cls: Any) -> dict[str, Field]:
+    """What the fields of a dataclass may be."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: Field.of(hints[field.name]) for field in dataclasses.fields(cls)}
+
+
 def check_fields(owner: object) -> None:
     """Raise where a field of a frozen dataclass is not what its annotation says."""
-    cls: Any = type(owner)
-    if cls not in _fields:
-        hints = get_type_hints(cls, include_extras=True)
-        _fields[cls] = {field.name: Field.of(hints[field.name]) for field in dataclasses.fields(cls)}
-    for name, kind in _fields[cls].items():
-        kind.check(cls.__name__, name, vars(owner)[name])
-
-
-_fields: dict[type, dict[str, Field]] = {}
+    for name, field in fields_of(type(owner)).items():
+        field.check(type(owner).__name__, name, vars(owner)[name])
 
 
 def _kinds(annotation: object) -> Iterable[Any]:

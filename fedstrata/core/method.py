@@ -17,7 +17,6 @@ runs, so a method's text never sees schedules. The numbers in ``jax.tree_util.Pa
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Collection
 from types import MethodType
 from typing import (
@@ -30,12 +29,10 @@ from typing import (
     ParamSpec,
     Self,
     dataclass_transform,
-    get_type_hints,
 )
 
 import jax
 import numpy as np
-import optax
 from typing_extensions import TypeVar  # with defaults, which the standard library has from 3.13
 
 from fedstrata.core import tree
@@ -43,19 +40,17 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.hyperparameters import BatchSize as BatchSize
 from fedstrata.core.hyperparameters import Count as Count
 from fedstrata.core.hyperparameters import Counts as Counts
-from fedstrata.core.hyperparameters import Field
+from fedstrata.core.hyperparameters import Field, fields_of
 from fedstrata.core.hyperparameters import Fraction as Fraction
 from fedstrata.core.hyperparameters import LocalSteps as LocalSteps
 from fedstrata.core.hyperparameters import NonNegative as NonNegative
 from fedstrata.core.hyperparameters import PerSequence as PerSequence
 from fedstrata.core.hyperparameters import Positive as Positive
 from fedstrata.core.hyperparameters import Unit as Unit
-from fedstrata.core.measured import Conditions, NoRule, Practical
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.support import html
-from fedstrata.support.optimisers import optimiser_words
-from fedstrata.support.shown import line, short
+from fedstrata.support.shown import line, plain, short
 from fedstrata.support.words import spelling
 
 METHODS: dict[str, type[Method]] = {}
@@ -83,6 +78,10 @@ class by_options(Generic[P, R]):
     def __get__(self, instance: object, owner: type) -> Callable[P, R]:
         # a dataclass keeps a field's default as an attribute of the class, which is all that this needs
         return MethodType(self.function, owner if instance is None else instance)
+
+
+class NoRule(ValueError):
+    """Why a method has no practical rule for a problem."""
 
 
 class Moment(NamedTuple):
@@ -139,7 +138,7 @@ class Method(Generic[ProblemT, StateT]):
 
     def _values(self) -> dict[str, Any]:
         """The hyper-parameters by name."""
-        return {name: getattr(self, name) for name in self.hyperparameters}
+        return {name: vars(self)[name] for name in self.hyperparameters}
 
     def at(self, r: Integer) -> Self:
         """This method with every schedule replaced by its value at round ``r``."""
@@ -171,7 +170,7 @@ class Method(Generic[ProblemT, StateT]):
 
         Only what is known for certain; whether an answer is good, and why not, `fedstrata.certify` says.
         """
-        steps = np.asarray(getattr(self.at(0), self.sums_steps)) if self.sums_steps else np.zeros(())
+        steps = np.asarray(self.at(0)._values()[self.sums_steps]) if self.sums_steps else np.zeros(())
         at_work = steps[steps > 0] if steps.ndim == 1 else steps
         if moment.state is not None or at_work.size < 2 or (at_work == at_work[0]).all():
             return []
@@ -234,12 +233,8 @@ class Method(Generic[ProblemT, StateT]):
         return cls.refuses(problem)
 
     @classmethod
-    def practical(cls, at: Conditions) -> Practical:
-        """The method with steps for a measured problem, by a rule that was found to work.
-
-        Raises:
-            NoRule: with the reason.
-        """
+    def practical(cls, at: Any) -> Any:
+        """The method with steps for a problem that was measured, see `fedstrata.problems.measured`."""
         raise NoRule(f"{cls.__name__} has no rule for its steps")
 
     def lengths(self, problem: ProblemT, clients: int) -> dict[str, int]:
@@ -307,26 +302,12 @@ class Method(Generic[ProblemT, StateT]):
 
     def describe(self) -> dict[str, Any]:
         """Hyper-parameters as plain values, for configurations and tables."""
-        return {name: _plain(value) for name, value in self._values().items()}
+        return {name: plain(value) for name, value in self._values().items()}
 
 
 def _same(value: Any, default: Any) -> bool:
-    plain = isinstance(value, bool | int | float | str) and type(value) is type(default)
+    plain = type(value) is type(default) and type(value) in (bool, int, float, str)
     return value is default or (plain and value == default)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, int | float | str | bool | type(None)):
-        return value
-    if isinstance(value, np.ndarray | jax.Array):
-        return np.asarray(value).tolist()
-    if isinstance(value, optax.GradientTransformation):
-        return optimiser_words(value)
-    if isinstance(value, functools.partial):
-        return short(value)
-    if callable(value) and not dataclasses.is_dataclass(value):
-        return getattr(value, "__qualname__", type(value).__name__)
-    return repr(value)
 
 
 def _leaves(method: Method) -> set[str]:
@@ -334,7 +315,7 @@ def _leaves(method: Method) -> set[str]:
     return {
         name
         for name, field in method.hyperparameters.items()
-        if field.is_leaf(value := getattr(method, name)) or isinstance(value, Method)
+        if field.is_leaf(value := vars(method)[name]) or isinstance(value, Method)
     }
 
 
@@ -354,8 +335,7 @@ def method(cls: MethodT) -> MethodT:
     planned = f"fs.plan(problem, data, x0, method={cls.__name__!r})"
     instead = f"{planned} finds steps from measured constants{theory}."
     cls.__init__ = spelling(cls.__name__, words, missing=instead)(cls.__init__)  # type: ignore[method-assign]
-    hints = get_type_hints(cls, include_extras=True)
-    cls.hyperparameters = {f.name: Field.of(hints[f.name]) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    cls.hyperparameters = fields_of(cls)
     if callable(own := vars(cls).get("reveals_on")):
         cls.reveals_on = by_options(own)  # type: ignore[method-assign]
     tree.register(cls, _leaves)

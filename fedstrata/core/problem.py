@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 
 import jax
 import jax.numpy as jnp
 
-from fedstrata.core.client import alone
-from fedstrata.core.term import Frozen, Seeded, Term, positional
+from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Function, PyTree, Weights
 from fedstrata.support import html
 from fedstrata.support.digest import reached, values_only
+from fedstrata.support.frozen import Frozen
+from fedstrata.support.hints import hint
 from fedstrata.support.shown import line, shapes, short
 from fedstrata.support.words import check_spelling
 
@@ -51,15 +52,16 @@ class Projection:
     @classmethod
     def of(cls, function: Function | Projection | None, name: str) -> Projection:
         """Wrap a user's argument; an instance passes through."""
-        if isinstance(function, Projection):
-            return function
-        if function is None:
-            return cls()
-        if isinstance(function, type):
-            raise TypeError(
-                f"{name} must be a function that projects, but is the class {function.__name__}: make a set "
-                "of it, e.g. fs.sets.Ball(1.0)."
-            )
+        match function:
+            case None:
+                return cls()
+            case Projection():
+                return function
+            case type():
+                raise TypeError(
+                    f"{name} must be a function that projects, but is the class {function.__name__}: make a "
+                    "set of it, e.g. fs.sets.Ball(1.0)."
+                )
         if not callable(function):
             raise TypeError(
                 f"{name} must be a function that projects, e.g. fs.sets.Box(-1, 1), but is {function!r}."
@@ -179,7 +181,7 @@ class Problem:
         if self.frozen is not None:
             object.__setattr__(self, "frozen", Frozen.of(self.frozen))
         for f in [f for f in fields(self) if f.init]:  # type: ignore[arg-type]
-            value, name = getattr(self, f.name), f"{type(self).__name__}.{f.name}"
+            value, name = vars(self)[f.name], f"{type(self).__name__}.{f.name}"
             if f.name.startswith("project"):
                 object.__setattr__(self, f.name, Projection.of(value, name))
             elif f.metadata.get("function", False) and not (value is None and f.default is None):
@@ -208,7 +210,7 @@ class Problem:
 
     def _parts(self) -> dict[str, str]:
         """What its user gave, in words, but for what is there by default."""
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.init}  # type: ignore[arg-type]
+        given = {f.name: vars(self)[f.name] for f in fields(self) if f.init}  # type: ignore[arg-type]
         default = {f.name: f.default for f in fields(self)}  # type: ignore[arg-type]
         inner = {n: v.function if isinstance(v, Term | Projection) else v for n, v in given.items()}
         return {n: short(v) for n, v in inner.items() if v is not None and v is not default[n]}
@@ -216,8 +218,7 @@ class Problem:
     @property
     def sets(self) -> dict[str, Projection]:
         """The fields that are sets, by name."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        return {name: value for name, value in values.items() if isinstance(value, Projection)}
+        return {name: value for name, value in vars(self).items() if isinstance(value, Projection)}
 
     @property
     def set_of_x(self) -> Projection:
@@ -249,7 +250,7 @@ class Problem:
     def without_derivatives(self) -> list[str]:
         """The fields whose functions have values only; see `fedstrata.black_box`."""
         names = [f.name for f in fields(self) if f.init and f.name not in self.sets]  # type: ignore[arg-type]
-        return [name for name in names if values_only(getattr(self, name))]
+        return [name for name in names if values_only(vars(self)[name])]
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         """The default metrics at a point, by the engine's full ``mean``: of every level that is minimised."""
@@ -292,39 +293,6 @@ class Problem:
                 f"problem.minimax(data, weights={weights!r}), or give weights={self.made_for!r}."
             )
 
-    def check_sets(self, x: PyTree, y: PyTree, sample: PyTree) -> None:
-        """Raise if a projection changes the structure or shapes of a point."""
-        for name, project in self.sets.items():
-            letter, point, most = ("y", y, 3) if name == "project_y" else ("x", x, 2)
-            if project.trivial or point is None:
-                continue
-            shape = _shapes(point)
-            try:
-                found = _shapes(jax.eval_shape(partial(self._projected, project, letter), point, x, sample))
-            except Exception as error:
-                if project.arity == most:  # a client's set may need what only a run has
-                    continue
-                if isinstance(error, ValueError):  # a set's own words
-                    raise
-                raise TypeError(
-                    f"{type(self).__name__}.{name} cannot project a point like {letter}0, of shape {shape}: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
-            if found != shape:
-                raise TypeError(
-                    f"{type(self).__name__}.{name} must return a point like {letter}, of shape {shape}, "
-                    f"but returns {found}."
-                )
-
-    def _projected(
-        self, project: Projection, letter: str, point: PyTree, x: PyTree, sample: PyTree
-    ) -> PyTree:
-        """The projection where there is one client, with one sample."""
-        client = alone(sample)
-        if letter == "x":
-            return project(point, client)
-        return project(point, x, client if self.personal else sample)
-
     def check_server(self, x: PyTree, sample: PyTree) -> None:
         """The same for functions on the server's own data; ``sample`` is None where it has none."""
 
@@ -335,10 +303,6 @@ class Problem:
     def start_y(self, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
         """The second variable's start: the user's, or zeros where it is the method's own."""
         return y
-
-
-def _shapes(point: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: list(jnp.shape(leaf)), point)
 
 
 def require_y(y: PyTree, name: str) -> None:
@@ -353,74 +317,20 @@ def known_weights(weights: str) -> None:
         raise ValueError(f"weights must be 'uniform' or 'size', but is {weights!r}.")
 
 
-def taken_name(name: str) -> str:
-    """What to say of a user's metric that is called like one of the problem's own."""
-    return f"The metric name {name!r} is taken by the problem's own metric: give it another one."
-
-
 FUNCTION = {"function": True}  # the metadata of a dataclass field that is a user's function
 
 
 def shape_of(name: str, function: Function, args: tuple[PyTree, ...]) -> PyTree:
     """The shape of a value, or an error that shows the shapes of the arguments."""
     term = Term.of(function)
-    if term.reads == "batch":
-        args = (*args[:-1], jax.tree.map(lambda s: jax.ShapeDtypeStruct((2, *s.shape), s.dtype), args[-1]))
     try:
-        value = jax.eval_shape(function, *args)
-        if term.draws:
-            drawn = jax.eval_shape(term, *args[:-1], Seeded(args[-1], jax.random.key(0)))
-            if jax.tree.map(jnp.shape, drawn) != jax.tree.map(jnp.shape, value):
-                raise TypeError(f"with a key it returns {shapes(drawn)}, without one {shapes(value)}")
-        return value
+        return term.shape(*args)
     except Exception as error:
         given = ", ".join(map(shapes, args))
         raise TypeError(
             f"{name} cannot be evaluated at the given point and one sample ({given}): "
-            f"{type(error).__name__}: {error}\n{_advice(error)}"
+            f"{type(error).__name__}: {error}\n{hint(error)}"
         ) from error
-
-
-def _advice(error: Exception) -> str:
-    """What to do about an error of a user's function."""
-    frames = []
-    trace = error.__traceback__
-    while trace is not None:
-        frames.append(trace.tb_frame.f_globals.get("__name__", ""))
-        trace = trace.tb_next
-    if "fedstrata.problems.from_torch" in frames:
-        return "That is a loss of fs.from_torch."
-    if any(name.partition(".")[0] == "torch" for name in frames) or "must be Tensor" in str(error):
-        return (
-            "A function of PyTorch needs a bridge: fs.from_torch(module, loss) gives a loss with values and "
-            "derivatives from PyTorch; see the page For PyTorch users."
-        )
-    values = "; or, where only values are needed, fs.black_box(function) takes any Python."
-    match error:
-        case jax.errors.TracerBoolConversionError():
-            return (
-                "A Python `if`, `while`, `and`, `or` or `not` cannot look at values while JAX compiles: "
-                f"write jnp.where(condition, a, b) or jax.lax.cond{values}"
-            )
-        case jax.errors.TracerArrayConversionError():
-            return f"NumPy cannot see values while JAX compiles: use jax.numpy (jnp.sin for np.sin){values}"
-        case jax.errors.TracerIntegerConversionError() | jax.errors.ConcretizationTypeError():
-            return (
-                "A value that JAX compiles with cannot become a Python number (int(), float(), an index of a "
-                f"list, a shape): keep it an array, jnp.asarray(list)[i]{values}"
-            )
-        case jax.errors.NonConcreteBooleanIndexError():
-            return f"A mask makes a shape depend on values: write jnp.where(mask, a, 0), not a[mask]{values}"
-    if "subdtype of <class 'numpy.integer'>" in str(error):
-        return "Labels of classes must be integers: give y.astype(int) in the data."
-    if isinstance(error, KeyError):
-        return f"There is no {error} in what is shown above: x0 (and y0), and a sample of the data."
-    if isinstance(error, TypeError) and "positional argument" in str(error):
-        return "It is called with the arguments that are shown above, the sample being the last of them."
-    return (
-        "A function sees ONE sample, without the sample axis; check the shapes of x0 (and y0) against the "
-        "data."
-    )
 
 
 def check_scalar(name: str, function: Function, *args: PyTree, kind: type = jnp.floating) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core.types import Function, Key, PyTree
-from fedstrata.support.digest import marked, tree_digest
+from fedstrata.support.digest import marked
+from fedstrata.support.frozen import Frozen
 from fedstrata.support.precision import in_precision
 from fedstrata.support.shown import shapes, short
 
@@ -32,9 +32,8 @@ class Applied(functools.partial[Any]):
     """A function whose first arguments are given; two are equal where these are, and share their programs."""
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Applied):
-            return NotImplemented
-        return (self.func, self.args, self.keywords) == (other.func, other.args, other.keywords)
+        same = isinstance(other, Applied) and self.func == other.func
+        return same and (self.args, self.keywords) == (other.args, other.keywords)
 
     def __hash__(self) -> int:
         return hash((self.func, self.args))
@@ -69,59 +68,15 @@ class Stochastic:
     def __call__(self, *args: PyTree) -> Any:
         """The value at a `Seeded` sample, or at a plain one the value without randomness."""
         *variables, xi = args
-        if isinstance(xi, Seeded):
-            return self.function(*variables, xi.sample, xi.key)
-        if self.evaluate is not None:
-            return self.evaluate(*variables, xi)
+        match xi:
+            case Seeded(sample, key):
+                return self.function(*variables, sample, key)
+            case _ if self.evaluate is not None:
+                return self.evaluate(*variables, xi)
         return self.function(*variables, xi, None)
 
     def __repr__(self) -> str:
         return short(self.function)
-
-
-class Frozen:
-    """Arrays that functions read and no method changes: parameters of a network that stay as they are.
-
-    Compiled programs take them as arguments, so that all clients share one copy, and other arrays of the same
-    shapes compile nothing.
-
-    Attributes:
-        arrays: the arrays, on the device.
-    """
-
-    def __init__(self, arrays: PyTree) -> None:
-        self.arrays = jax.tree.map(jnp.asarray, arrays)
-
-    @staticmethod
-    def of(arrays: Frozen | PyTree) -> Frozen:
-        """A user's arrays; those that are frozen already stay the same object."""
-        return arrays if isinstance(arrays, Frozen) else Frozen(arrays)
-
-    def __repr__(self) -> str:
-        return f"Frozen({shapes(self.arrays)})"
-
-    @property
-    def now(self) -> PyTree:
-        """The arrays; while a program is traced, what stands for them in it."""
-        return _lent.get().get(id(self), self.arrays)
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """By which a checkpoint and a site know the same arrays again."""
-        return tree_digest(self.arrays)
-
-
-_lent: ContextVar[dict[int, PyTree]] = ContextVar("lent", default={})  # noqa: B039 - never written to
-
-
-@contextmanager
-def lending(frozen: Sequence[Frozen], arrays: Sequence[PyTree]) -> Iterator[None]:
-    """Let these arrays stand for the frozen ones, while a program is traced that takes them as arguments."""
-    token = _lent.set({id(one): stand for one, stand in zip(frozen, arrays, strict=True)})
-    try:
-        yield
-    finally:
-        _lent.reset(token)
 
 
 @dataclass(frozen=True)
@@ -215,8 +170,8 @@ class Term:
         samples = _one_key_each(samples) if self.draws else unseeded(samples)
         if (own := getattr(self.function, "each_sample", None)) is not None:  # it has a way of its own
             return own(samples, *args)
-        over = jax.lax.map if one_by_one.get() else _vmapped
-        return over(in_precision(lambda sample: self.function(*args, sample)), samples)
+        at_one = in_precision(lambda sample: self.function(*args, sample))
+        return jax.lax.map(at_one, samples) if one_by_one.get() else jax.vmap(at_one)(samples)
 
     def over(self, samples: PyTree, weights: jax.Array | None, *args: PyTree) -> Any:
         """The mean over stacked samples, whose weights sum to one; None is equal weights."""
@@ -228,6 +183,18 @@ class Term:
         if weights is None:
             return jax.tree.map(lambda v: v.mean(0), values)
         return jax.tree.map(lambda v: jnp.tensordot(weights.astype(v.dtype), v, axes=1), values)
+
+    def shape(self, *args: PyTree) -> PyTree:
+        """The shape of the value at a point and a sample; a function that reads batches sees one of two."""
+        *variables, sample = args
+        if self.reads == "batch":
+            sample = jax.tree.map(lambda s: jax.ShapeDtypeStruct((2, *s.shape), s.dtype), sample)
+        value = jax.eval_shape(self, *variables, sample)
+        if self.draws:
+            drawn = jax.eval_shape(self, *variables, Seeded(sample, jax.random.key(0)))
+            if jax.tree.map(jnp.shape, drawn) != jax.tree.map(jnp.shape, value):
+                raise TypeError(f"with a key it returns {shapes(drawn)}, without one {shapes(value)}")
+        return value
 
     def then(self, g: Callable[[Any], Any]) -> Self:
         """``g(function(…))``, with the same marks."""
@@ -253,20 +220,11 @@ class Term:
     @property
     def name(self) -> str:
         """The function's name, for errors."""
-        return getattr(self.function, "__qualname__", None) or repr(self.function)
+        return short(self.function)
 
 
 # Whether samples are taken one after the other: JAX cannot check the indices of several at once.
 one_by_one: ContextVar[bool] = ContextVar("one_by_one", default=False)
-
-
-def _vmapped(function: Function, samples: PyTree) -> Any:
-    return jax.vmap(function)(samples)
-
-
-def known(function: Function) -> bool:
-    """Whether a problem's function is one that everyone knows."""
-    return Term.of(function).reads == "nothing"
 
 
 def per_batch(function: Function) -> Term:
@@ -345,35 +303,8 @@ def keys_of(samples: PyTree, key: Key) -> Key:
     return jax.vmap(partial(jax.random.fold_in, key))(rows)
 
 
-def per_sample(function: Function, name: str, why: str) -> Term:
-    """The term of a function whose value at every sample is needed; one that reads a batch is refused."""
-    term = Term.of(function, name)
-    if term.reads == "batch":
-        raise TypeError(f"{name} cannot be marked per_batch: {why}.")
-    return term
-
-
-def together(*terms: Term) -> Reads:
-    """What a function reads that calls these terms with its last argument."""
-    return "batch" if any(term.reads == "batch" for term in terms) else "sample"
-
-
-def calling(function: Function, *terms: Term) -> Term:
-    """The term of a function that calls these terms, and hands its sample on to them."""
-    return Term(Applied(_calls, terms, function), together(*terms))
-
-
-def read_alike(*terms: Term) -> tuple[Term, ...]:
-    """The terms for use on the same samples: where one reads batches, so do all."""
-    return tuple(term.on_batches() for term in terms) if together(*terms) == "batch" else terms
-
-
 def _then(first: Function, second: Callable[[Any], Any], *args: PyTree) -> Any:
     return second(first(*args))
-
-
-def _calls(terms: tuple[Term, ...], function: Function, *args: PyTree) -> Any:
-    return function(*args)
 
 
 def _on_batch(term: Term, *args: PyTree) -> Any:

@@ -5,7 +5,6 @@ Scalars are cast to each leaf's dtype, so that a float64 step size never promote
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any
@@ -52,110 +51,6 @@ def dimension(tree: PyTree) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-class Fixed:
-    """A function inside a module, such as an activation: no numbers, called as it was."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's value."""
-        return self.function(*args, **kwargs)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Fixed) and self.function == other.function
-
-    def __hash__(self) -> int:
-        return hash(self.function)
-
-    def __repr__(self) -> str:
-        return repr(self.function)
-
-
-jax.tree_util.register_pytree_node(Fixed, lambda fixed: ((), fixed), lambda fixed, _: fixed)
-
-
-def as_floats(tree: PyTree, name: str) -> PyTree:
-    """Leaves as JAX arrays; integers become the default float; anything without numbers is an error.
-
-    Functions inside a module (Equinox's activations) are not variables and stay as they are, see `Fixed`.
-    """
-    if is_torch_module(tree):
-        raise TypeError(
-            f"{name} is a PyTorch module. Make a loss of it, loss = fs.from_torch(module, "
-            "torch.nn.functional.cross_entropy), and start from its parameters, loss.x0."
-        )
-
-    def convert(path: tuple[jax.tree_util.KeyEntry, ...], leaf: Any, in_equinox: bool = False) -> Any:
-        if _is_equinox(leaf):
-            inside = jax.tree_util.tree_map_with_path
-            return inside(lambda inner, each: convert((*path, *inner), each, True), leaf)
-        where = f"{name}{jax.tree_util.keystr(path)}"
-        if _is_statistic(leaf):
-            raise TypeError(
-                f"{where} is a statistic of batches, which would be trained like a parameter. Take group or "
-                "layer normalisation, whose outputs depend on one sample alone."
-            )
-        if path and callable(leaf) and not hasattr(leaf, "dtype"):
-            return Fixed(leaf)
-        if in_equinox and not jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.inexact):
-            raise TypeError(
-                f"{where} is {leaf!r}, a constant of an Equinox module that would be trained. Take the "
-                f"parameters alone, {name}, static = eqx.partition(module, eqx.is_inexact_array), and call "
-                "eqx.combine(x, static) in the loss."
-            )
-        try:
-            if type(leaf) in (np.ndarray, bool, int) or isinstance(leaf, np.generic):
-                # a copy: `jnp.asarray` takes longer, compiles something for each shape, and wraps integers
-                own = np.array(leaf)
-                array = jax.device_put(own.astype(jnp.result_type(float)) if own.dtype.kind in "biu" else own)
-            else:
-                array = jnp.asarray(leaf)
-        except (TypeError, ValueError, RuntimeError) as error:
-            if getattr(leaf, "requires_grad", False):
-                raise TypeError(
-                    f"{where} is a PyTorch parameter. Make a loss of its module, loss = fs.from_torch("
-                    "module, torch.nn.functional.cross_entropy), and start from loss.x0; or give tensors, "
-                    "parameter.detach()."
-                ) from error
-            raise TypeError(f"{where} is not an array: {leaf!r}.") from error
-        if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-            raise TypeError(
-                f"{where} is a random key, which cannot be optimised. With Flax NNX, take the parameters: "
-                f"graph, {name}, rest = nnx.split(model, nnx.Param, ...), and call nnx.merge(graph, x, rest) "
-                "in the loss."
-            )
-        if not jnp.issubdtype(array.dtype, jnp.inexact):
-            array = array.astype(jnp.result_type(float))
-        if jnp.issubdtype(array.dtype, jnp.complexfloating):
-            raise TypeError(
-                f"{name}{jax.tree_util.keystr(path)} is complex; give real and imaginary parts as two arrays."
-            )
-        return array
-
-    return jax.tree_util.tree_map_with_path(
-        convert, tree, is_leaf=lambda t: _is_equinox(t) or _is_statistic(t)
-    )
-
-
-def is_torch_module(value: object) -> bool:
-    """Whether it is a `torch.nn.Module`; PyTorch is not imported for it."""
-    return any(cls.__module__ == "torch.nn.modules.module" for cls in type(value).__mro__)
-
-
-def _is_statistic(tree: PyTree) -> bool:
-    """Whether it is what batch normalisation keeps in a module of Flax NNX."""
-    return any(
-        cls.__name__ == "BatchStat" and cls.__module__.startswith("flax.") for cls in type(tree).__mro__
-    )
-
-
-def _is_equinox(tree: PyTree) -> bool:
-    """Whether it is an `equinox.Module`, whose leaves other than arrays of floats are constants."""
-    equinox = sys.modules.get("equinox")
-    return equinox is not None and isinstance(tree, equinox.Module)
-
-
 def row(tree: PyTree, index: Any) -> PyTree:
     """One entry of every leaf's leading axis: of clients, runs or evaluations."""
     return jax.tree.map(lambda leaf: leaf[index], tree)
@@ -165,16 +60,6 @@ def same_structure(one: PyTree, other: PyTree) -> bool:
     """Whether two pytrees have the same structure; shapes may differ."""
     first: Any = jax.tree.structure(one)
     return bool(first == jax.tree.structure(other))
-
-
-def nonfinite_leaves(tree: PyTree) -> list[str]:
-    """The paths of leaves that hold a NaN or an infinity."""
-    found = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        # on the host: on a device each leaf would be two small programs
-        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(np.isfinite(np.asarray(leaf)).all()):
-            found.append(jax.tree_util.keystr(path) or "(value)")
-    return found
 
 
 def register(cls: type, leaves_of: Callable[[Any], Iterable[str]]) -> None:
@@ -187,8 +72,8 @@ def register(cls: type, leaves_of: Callable[[Any], Iterable[str]]) -> None:
 
     def flatten(obj: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
         leaves = leaf_names(obj, leaves_of)
-        keyed = [(jax.tree_util.GetAttrKey(name), getattr(obj, name)) for name in names if name in leaves]
-        return keyed, (leaves, *(getattr(obj, name) for name in names if name not in leaves))
+        keyed = [(jax.tree_util.GetAttrKey(name), vars(obj)[name]) for name in names if name in leaves]
+        return keyed, (leaves, *(vars(obj)[name] for name in names if name not in leaves))
 
     def unflatten(static: tuple[Any, ...], children: Iterable[Any]) -> Any:
         obj: Any = object.__new__(cls)

@@ -20,15 +20,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import counting, tree
+from fedstrata.core import tree
 from fedstrata.core.fed import Setup
 from fedstrata.core.method import Method
 from fedstrata.core.types import Array, PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed, common_structure
 from fedstrata.engines.engine import Advanced, Carry, Chunk, Engine, Job
-from fedstrata.engines.programs import Program, program
-from fedstrata.engines.simulated import Simulated, lanes_of, send_home, strided, trace_advance, trace_begin
+from fedstrata.engines.programs import Program, lanes_of, program, settle
+from fedstrata.engines.simulated import Simulated, send_home, strided, trace_advance, trace_begin
 from fedstrata.support.threads import cores
 
 
@@ -79,7 +79,7 @@ class Batched(Engine):
         args = (job.method, carry, np.asarray(job.seed, np.uint32), job.data)
         carry, words = program(_trace_begin, self, job.setup, args)(*args)
         words = jax.tree.map(np.asarray, words)
-        return carry, [counting.settle(tree.row(words, b), 1) for b in range(len(args[2]))]
+        return carry, [settle(tree.row(words, b), 1) for b in range(len(args[2]))]
 
     def advance(
         self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None

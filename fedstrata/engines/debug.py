@@ -27,6 +27,7 @@ from fedstrata.data.storage import Placed
 from fedstrata.engines.engine import Advanced, Carry, ClientError, Engine, Job
 from fedstrata.engines.rounds import before_rounds, finite, in_a_loop, measure, one_round
 from fedstrata.engines.simulated import mean_dtype
+from fedstrata.support.points import nonfinite_leaves
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class DebugFed(Fed):
             reply, tally = visit(self.setup, exchange, client)
         except Exception as error:
             raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
-        if bad := tree.nonfinite_leaves(reply.upload):
+        if bad := nonfinite_leaves(reply.upload):
             raise ClientError(
                 f"{where}: the upload is not finite in {', '.join(bad)}. "
                 "Look at this client's data, or lower the step size."

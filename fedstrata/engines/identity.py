@@ -21,7 +21,6 @@ import numpy as np
 from fedstrata.core import counting, tree
 from fedstrata.core.fed import Exchange, Fed, Setup, visit
 from fedstrata.core.method import Method
-from fedstrata.core.term import lending
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import FlatSamples, Placed, common_size, whole_group
@@ -29,6 +28,7 @@ from fedstrata.engines.engine import Carry
 from fedstrata.engines.programs import objects
 from fedstrata.engines.rounds import before_rounds, measure, one_round
 from fedstrata.support.digest import digest_of, tree_digest
+from fedstrata.support.frozen import lending
 from fedstrata.support.tracing import compiling
 
 _WORDS = {

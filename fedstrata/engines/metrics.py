@@ -170,6 +170,11 @@ def called(metric: Callable[..., Any], state: PyTree, x: PyTree, y: PyTree, data
     return metric(*{1: (state,), 2: (x, y)}.get(positional(metric), (x, y, data)))
 
 
+def taken_name(name: str) -> str:
+    """What to say of a user's metric that is called like one of the problem's own."""
+    return f"The metric name {name!r} is taken by the problem's own metric: give it another one."
+
+
 class NoNumber(TypeError):
     """A metric returned something else than a number."""
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.channels.link import name_of
 from fedstrata.channels.sent import Sent
 from fedstrata.core import counting
 from fedstrata.core.fed import Exchange, Fed, Setup, visit
@@ -44,7 +43,7 @@ class OutlineFed(Fed):
         if exchange.of is not None and exchange.of is self._chosen:
             asked = "cohort"
         sent = Sent(
-            self.program, self.position, self._level, name_of(exchange.phase),
+            self.program, self.position, self._level, exchange.name,
             tuple((u.shape, u.dtype) for u in jax.tree.leaves(upload)), exchange.stacked,
             exchange.around is not None, asked, None, str(upload) != str(other),
         )  # fmt: skip

@@ -1,28 +1,27 @@
-"""Compiled programs, kept for the next call of one structure and shapes, and on disk between processes."""
+"""Compiled programs, kept for the next call of one structure and shapes, and the form of what they return."""
 
 from __future__ import annotations
 
-import os
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from threading import Lock
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fedstrata.core import counting, tree
 from fedstrata.core.fed import Setup
-from fedstrata.core.term import lending
-from fedstrata.core.types import PyTree
+from fedstrata.core.types import Array, Integer, PyTree
 from fedstrata.engines.convolutions import rewritten
-from fedstrata.engines.engine import Engine
+from fedstrata.engines.engine import Engine, Lane
 from fedstrata.support.digest import Reader
+from fedstrata.support.frozen import lending
 from fedstrata.support.tracing import compiling, remark, uncollected
 
-VARIABLE = "FEDSTRATA_COMPILED"  # a folder, or "off"; it decides for the command line
-LEAST = 0.1  # seconds of compiling from which a program is worth a file: a phase at a site takes 0.2 to 0.6
 MOST_KEPT = 128  # executables that are kept, each under its own functions and under its digest
 
 _programs: OrderedDict[Any, Program] = OrderedDict()
@@ -130,33 +129,103 @@ def objects(value: Any) -> Any:
     return value
 
 
-def keep_compiled(folder: str | os.PathLike[str] | None = None) -> Path | None:
-    """Keep compiled programs in a folder, for this process and those after it: JAX's compilation cache.
+@partial(jax.tree_util.register_dataclass, data_fields=("rows",), meta_fields=("form", "rank"))
+@dataclass(frozen=True)
+class Rows:
+    """A tree of each evaluation as a row of one array: one copy to the host in place of one for each leaf.
 
-    The command line does so by itself. JAX tells programs apart by their text, the devices and its version,
-    so that a stale one is never used; the folder may be removed at any time.
-
-    Args:
-        folder: where; by default ``FEDSTRATA_COMPILED``, else ``~/.cache/fedstrata/compiled``.
-
-    Returns:
-        The folder; None where ``FEDSTRATA_COMPILED=off`` and no other is given, and where it cannot be made.
-        A folder that was set up before, by ``JAX_COMPILATION_CACHE_DIR`` or in the program, stays unless
-        another is given.
+    Attributes:
+        rows: of shape (evaluations, leaves, …); None where there are no leaves.
+        form: the structure of the trees.
+        rank: the number of axes of a leaf.
     """
-    if folder is None and (already := jax.config.jax_compilation_cache_dir):  # type: ignore[attr-defined]
-        return Path(already)
-    asked = os.environ.get(VARIABLE, "")
-    if folder is None and asked.lower() in ("off", "0", "no", "false"):
-        return None
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    path = Path(folder or asked or f"{cache}/fedstrata/compiled").expanduser()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        if folder is not None:
-            raise
-        return None
-    jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST)
-    return path
+
+    rows: Array | None
+    form: Any
+    rank: int
+
+    @classmethod
+    def like(cls, tree: PyTree, number: int) -> Rows:
+        """So many empty rows for trees of leaves with one shape and dtype."""
+        leaves, form = jax.tree.flatten(tree)
+        if not leaves:
+            return cls(None, form, 0)
+        return cls(jnp.zeros((number, len(leaves), *leaves[0].shape), leaves[0].dtype), form, leaves[0].ndim)
+
+    def put(self, row: Integer, tree: PyTree) -> Rows:
+        """The same with a tree in a row."""
+        if self.rows is None:
+            return self
+        new = jnp.stack(jax.tree.leaves(tree))
+        return replace(self, rows=jax.lax.dynamic_update_index_in_dim(self.rows, new, row, 0))
+
+    def tree(self) -> PyTree:
+        """A tree whose leaves have an axis of evaluations, on the host."""
+        each = () if self.rows is None else np.moveaxis(np.asarray(self.rows), -1 - self.rank, 0)
+        return jax.tree.unflatten(self.form, list(each))
+
+
+def lanes_of(
+    rounds: np.ndarray, history: dict[str, np.ndarray], words: WideCounts, bad: np.ndarray
+) -> list[Lane]:
+    """What a program says of several runs, on a leading axis; equal counts are settled once."""
+
+    def counts(b: int) -> list[Counter[str]]:
+        return counts_of(rounds, tree.row(words, b))
+
+    alike = all((leaf == leaf[:1]).all() for leaf in jax.tree.leaves(words))
+    shared = counts(0) if alike else None
+    lanes = []
+    for b, first_bad in enumerate(bad.tolist()):
+        values = {name: found[b] for name, found in history.items()}
+        lanes.append(Lane(values_of(rounds, values), shared or counts(b), first_bad))
+    return lanes
+
+
+def values_of(rounds: np.ndarray, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The metrics at the evaluations that there were."""
+    return {name: values[: len(rounds)] for name, values in history.items()}
+
+
+def counts_of(rounds: np.ndarray, words: WideCounts) -> list[Counter[str]]:
+    """What was counted before each evaluation."""
+    return [settle(tree.row(words, j), number) for j, number in enumerate(rounds.tolist())]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("sums",), meta_fields=("fixed", "scaled"))
+@dataclass(frozen=True)
+class WideCounts:
+    """The factors of many tallies added up, which can pass 2³²: exact without 64-bit mode.
+
+    Attributes:
+        sums: two 32-bit words (high, low) for each factor; one array, so that there is little to compile.
+        fixed, scaled: the counts, as in a `Tally`.
+    """
+
+    sums: Array
+    fixed: counting.Items
+    scaled: tuple[counting.Items, ...]
+
+
+def no_counts(tally: counting.Tally) -> WideCounts:
+    """Zero, in words, of the form of a tally (shapes suffice)."""
+    factors, (fixed, scaled) = tally.tree_flatten()
+    return WideCounts(jnp.zeros((len(factors), 2), jnp.uint32), fixed, scaled)
+
+
+def add_counts(words: WideCounts, tally: counting.Tally) -> WideCounts:
+    """Add a tally's factors."""
+    if not tally.scaled:
+        return words
+    high, low = words.sums[:, 0], words.sums[:, 1]
+    added = low + jnp.stack([factor for _, factor in tally.scaled]).astype(jnp.uint32)
+    return replace(words, sums=jnp.stack([high + (added < low), added], axis=1))
+
+
+def settle(words: WideCounts, times: int) -> Counter[str]:
+    """The counts of ``times`` repetitions, over which the factors came to these words."""
+    fixed = Counter({name: amount * times for name, amount in words.fixed})
+    sums = [(int(high) << 32) + int(low) for high, low in np.asarray(words.sums)]
+    return counting.Tally(
+        fixed, [(Counter(dict(c)), s) for c, s in zip(words.scaled, sums, strict=True)]
+    ).total()

@@ -26,7 +26,7 @@ from jax.experimental import io_callback
 from fedstrata.core import counting
 from fedstrata.core.fed import Exchange, Fed, Setup
 from fedstrata.core.method import Method
-from fedstrata.core.types import Array, Integer, Phase, PyTree
+from fedstrata.core.types import Array, Integer, PyTree
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.rounds import finite, run_text
 from fedstrata.engines.simulated import mean_dtype
@@ -116,12 +116,6 @@ def _called(call: Call, handle: Any, *arguments: Any) -> tuple[list[np.ndarray],
     return [np.zeros(u.shape, u.dtype) for u in call.uploads], np.zeros(call.factors, np.int32)
 
 
-def name_of(phase: Phase) -> str:
-    """A phase's name, for logs and for a check that both texts are the same."""
-    inner = phase.func if isinstance(phase, partial) else phase
-    return str(getattr(inner, "__name__", type(inner).__name__))
-
-
 class Positioned(Fed):
     """Verbs that number the exchanges of a text."""
 
@@ -164,7 +158,7 @@ class RemoteFed(Positioned):
             for u in leaves
         ]
         call = Call(
-            self.program, k, name_of(exchange.phase), exchange.stacked, exchange.evaluation, tuple(uploads),
+            self.program, k, exchange.name, exchange.stacked, exchange.evaluation, tuple(uploads),
             len(tally.scaled), run, exchange.place,
         )  # fmt: skip
         # Ordered: exchanges of a round happen one after the other, at the server as at the sites.

@@ -12,13 +12,12 @@ import numpy as np
 
 from fedstrata.channels.channelled import own
 from fedstrata.core import counting, tree
-from fedstrata.core.cohorts import by_weight, threshold, uniformly
+from fedstrata.core.cohorts import MANY, by_weight, threshold
 from fedstrata.core.fed import Fed, Population, Setup, by_size
 from fedstrata.core.method import Method
-from fedstrata.core.problem import taken_name
 from fedstrata.core.types import Array, Function, Integer, Key, PyTree
 from fedstrata.engines.engine import Carry, Lane
-from fedstrata.engines.metrics import PerClient, called
+from fedstrata.engines.metrics import PerClient, called, taken_name
 from fedstrata.support.precision import Precision, computing_in
 from fedstrata.support.shown import shapes
 
@@ -43,6 +42,28 @@ def cohort_of(setup: Setup, key: Key, data: Population, r: Integer) -> Array | N
 def _numbers(setup: Setup, key: Key, r: Integer) -> Array:
     """A number in [0, 1) for each client: below the rate it takes part."""
     return jax.random.uniform(keys_of(key, r)[0], (setup.clients,))
+
+
+def uniformly(key: Key, clients: int, count: int) -> Array:
+    """So many of the clients, each set of them equally likely.
+
+    A few of very many are the first that differ in twice as many draws, which costs what the few cost; where
+    they do not suffice, draw again. Else clients are shuffled, which costs what all of them cost.
+    """
+    if clients <= MANY or 8 * count > clients:
+        return jax.random.choice(key, clients, (count,), replace=False)
+
+    def draw(t: Array) -> tuple[Array, Array]:
+        drawn = jax.random.randint(jax.random.fold_in(key, t), (2 * count,), 0, clients, jnp.int32)
+        order = jnp.argsort(drawn, stable=True)
+        new = jnp.ones(2 * count, bool).at[order[1:]].set(jnp.diff(drawn[order]) != 0)
+        return drawn[jnp.argsort(~new, stable=True)[:count]], new.sum() >= count
+
+    def again(now: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        return now[0] + 1, *draw(now[0])
+
+    start = (jnp.int32(0), jnp.zeros(count, jnp.int32), jnp.asarray(False))
+    return jax.lax.while_loop(lambda now: ~now[2], again, start)[1]
 
 
 def cohorts_of(setup: Setup, key: Key, data: Population, rounds: Array) -> Array | None:

@@ -31,7 +31,16 @@ from fedstrata.core.types import Array, Function, Integer, PyTree
 from fedstrata.data.storage import Placed, SizeGroup
 from fedstrata.engines.engine import Advanced, Carry, Chunk, Engine, Job, Lane
 from fedstrata.engines.metrics import is_asked
-from fedstrata.engines.programs import program
+from fedstrata.engines.programs import (
+    Rows,
+    WideCounts,
+    add_counts,
+    counts_of,
+    no_counts,
+    program,
+    settle,
+    values_of,
+)
 from fedstrata.engines.rounds import before_rounds, cohorts_of, finite, measure, one_round
 from fedstrata.support.tracing import traced
 
@@ -135,7 +144,7 @@ class Simulated(Engine):
     def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
         args = (job.method, carry, np.uint32(job.seed), job.data)
         carry, words = self.fitting(lambda engine: program(trace_begin, engine, job.setup, args)(*args))
-        return carry, [counting.settle(words, 1)]
+        return carry, [settle(words, 1)]
 
     def advance(
         self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
@@ -145,7 +154,7 @@ class Simulated(Engine):
             lambda engine: in_strides(trace_advance, engine, job.setup, rounds, args)
         )
         history, words, bad = happened
-        return Advanced(carry, [Lane(_values(rounds, history), counts_of(rounds, words), int(bad))])
+        return Advanced(carry, [Lane(values_of(rounds, history), counts_of(rounds, words), int(bad))])
 
     def fitting(self, run: Callable[[Simulated], Found]) -> Found:
         """Run with blocks that fit into the device's memory: halved where they do not, which is told once."""
@@ -212,75 +221,13 @@ def send_home(carry: Carry) -> None:
             leaf.copy_to_host_async()
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("rows",), meta_fields=("form", "rank"))
-@dataclass(frozen=True)
-class Rows:
-    """A tree of each evaluation as a row of one array: one copy to the host in place of one for each leaf.
-
-    Attributes:
-        rows: of shape (evaluations, leaves, …); None where there are no leaves.
-        form: the structure of the trees.
-        rank: the number of axes of a leaf.
-    """
-
-    rows: Array | None
-    form: Any
-    rank: int
-
-    @classmethod
-    def like(cls, tree: PyTree, number: int) -> Rows:
-        """So many empty rows for trees of leaves with one shape and dtype."""
-        leaves, form = jax.tree.flatten(tree)
-        if not leaves:
-            return cls(None, form, 0)
-        return cls(jnp.zeros((number, len(leaves), *leaves[0].shape), leaves[0].dtype), form, leaves[0].ndim)
-
-    def put(self, row: Integer, tree: PyTree) -> Rows:
-        """The same with a tree in a row."""
-        if self.rows is None:
-            return self
-        new = jnp.stack(jax.tree.leaves(tree))
-        return replace(self, rows=jax.lax.dynamic_update_index_in_dim(self.rows, new, row, 0))
-
-    def tree(self) -> PyTree:
-        """A tree whose leaves have an axis of evaluations, on the host."""
-        each = () if self.rows is None else np.moveaxis(np.asarray(self.rows), -1 - self.rank, 0)
-        return jax.tree.unflatten(self.form, list(each))
-
-
-def lanes_of(
-    rounds: np.ndarray, history: dict[str, np.ndarray], words: counting.WideCounts, bad: np.ndarray
-) -> list[Lane]:
-    """What a program says of several runs, on a leading axis; equal counts are settled once."""
-
-    def counts(b: int) -> list[Counter[str]]:
-        return counts_of(rounds, tree.row(words, b))
-
-    alike = all((leaf == leaf[:1]).all() for leaf in jax.tree.leaves(words))
-    shared = counts(0) if alike else None
-    lanes = []
-    for b, first_bad in enumerate(bad.tolist()):
-        values = {name: found[b] for name, found in history.items()}
-        lanes.append(Lane(_values(rounds, values), shared or counts(b), first_bad))
-    return lanes
-
-
-def _values(rounds: np.ndarray, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: values[: len(rounds)] for name, values in history.items()}
-
-
-def counts_of(rounds: np.ndarray, words: counting.WideCounts) -> list[Counter[str]]:
-    """What was counted before each evaluation."""
-    return [counting.settle(tree.row(words, j), number) for j, number in enumerate(rounds.tolist())]
-
-
 def trace_begin(
     engine: Simulated, setup: Setup, method: Method, carry: Carry, seed: Integer, data: Placed
-) -> tuple[Carry, counting.WideCounts]:
+) -> tuple[Carry, WideCounts]:
     """The method's exchanges before the first round, with their counts."""
     make_fed, key = engine.make_fed(), jax.random.key(seed)
     carry, tally = counting.counted(before_rounds)(make_fed, setup, method, carry, key, data)
-    return engine.fixed_layout(carry), counting.add_counts(counting.no_counts(tally), tally)
+    return engine.fixed_layout(carry), add_counts(no_counts(tally), tally)
 
 
 def trace_advance(
@@ -315,13 +262,13 @@ def trace_advance(
         one, carry, first, jax.eval_shape(lambda r: tree.row(cohorts(r), 0), first)
     )
     metrics, measured = traced(lambda c: measure(make_fed, setup, method, c, data), carry)
-    none = counting.no_counts(tally)  # two words for each count: a long run's do not fit into 32 bits
+    none = no_counts(tally)  # two words for each count: a long run's do not fit into 32 bits
 
     def round_step(cohorts_now: Array | None, turn: Integer, inner: Any) -> Any:
         carry, r, words = inner
         carry, tally = round_once(carry, r, tree.row(cohorts_now, turn))
         # Over a mesh, a loop's carry must come back in the layout in which it went in.
-        return engine.fixed_layout(carry), r + 1, counting.add_counts(words, tally)
+        return engine.fixed_layout(carry), r + 1, add_counts(words, tally)
 
     def stride(turn: Integer, inner: Any) -> Any:
         *before, bad = inner

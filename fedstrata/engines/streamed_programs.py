@@ -24,7 +24,7 @@ from fedstrata.core.method import Method
 from fedstrata.core.types import Array, Integer, Key, PyTree, Weights
 from fedstrata.data.storage import Placed
 from fedstrata.engines.engine import Carry
-from fedstrata.engines.remote import Prepared, RemoteFed, name_of, remote_text
+from fedstrata.engines.remote import Prepared, RemoteFed, remote_text
 from fedstrata.engines.rounds import cohorts_of
 from fedstrata.engines.simulated import Simulated, SimulatedFed
 
@@ -49,7 +49,7 @@ class CohortFed(SimulatedFed):
     def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
         """See `Fed.exchange`; whoever may not be here is refused when the program is traced."""
         if exchange.of is None or not any(exchange.of is drawn for drawn in self._here):
-            raise AsksOthers(name_of(exchange.phase))
+            raise AsksOthers(exchange.name)
         return super().exchange(exchange)
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core import counting, tree
+from fedstrata.core import tree
 from fedstrata.core.fed import Setup
 from fedstrata.core.method import Method
 from fedstrata.core.types import Array, PyTree
@@ -23,7 +23,7 @@ from fedstrata.data.storage import Outline, Placed, common_size, groups_of
 from fedstrata.engines.engine import Carry, Job, need_two_threads
 from fedstrata.engines.memories import Memories, MemoriesAt
 from fedstrata.engines.metrics import PerClient, takes_data
-from fedstrata.engines.programs import program
+from fedstrata.engines.programs import program, settle
 from fedstrata.engines.remote import Call, handle_of
 from fedstrata.engines.rounds import measure
 from fedstrata.engines.simulated import Simulated, in_strides, trace_advance
@@ -154,7 +154,7 @@ class StreamedRun:
         lengths = np.array([number, self.stride])  # another stride would be another program
         carry, (_, words, bad) = in_strides(trace_advance, engine, self._unmeasured, lengths, args)
         window.memory = carry.memory
-        counts = counting.settle(tree.row(words, 0), number)
+        counts = settle(tree.row(words, 0), number)
         return carry.state, r + number, counts, int(bad)
 
     def _put_back(self) -> None:

@@ -21,11 +21,12 @@ from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Oracle
-from fedstrata.core.term import Term, calling, known
+from fedstrata.core.term import Term
 from fedstrata.core.types import Function, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import tracker_of
+from fedstrata.problems.terms import calling, known
 
 Values = tuple[PyTree, ...]
 

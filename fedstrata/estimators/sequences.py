@@ -30,13 +30,14 @@ import jax
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Oracle
 from fedstrata.core.problem import Problem
-from fedstrata.core.term import Term, calling
+from fedstrata.core.term import Term
 from fedstrata.core.types import Function, PyTree
 from fedstrata.estimators.compositional import chain_of, followed
 from fedstrata.estimators.gradients import gradient, gradients
 from fedstrata.estimators.hypergradient import Coupled, Products, bilevel_maps
 from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
 from fedstrata.problems.levels import tracker_of
+from fedstrata.problems.terms import calling
 
 Maps = Callable[[PyTree, tuple[PyTree, ...]], tuple[PyTree, tuple[PyTree, ...]]]
 

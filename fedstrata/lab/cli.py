@@ -345,9 +345,9 @@ def _run_and_show(
     from rich.console import Console
     from rich.markup import escape
 
-    from fedstrata.engines.programs import VARIABLE, keep_compiled
     from fedstrata.lab.experiments.runner import run_experiment
     from fedstrata.lab.report import load_report
+    from fedstrata.support.compiled import VARIABLE, keep_compiled
 
     e, console = prepared.experiment, Console(stderr=as_json)
     console.print(f"[bold]{escape(e.title)}[/bold]\n{escape(e.description)}")

@@ -25,7 +25,6 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed, Remember
-from fedstrata.core.measured import Conditions, NoRule, Practical
 from fedstrata.core.method import BatchSize, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
@@ -33,6 +32,7 @@ from fedstrata.methods._shared.schedules import falling
 from fedstrata.methods.mbsgd import MBSGD, State
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.dro import DRO, Lifted
+from fedstrata.problems.measured import Conditions, NoRule, Practical
 from fedstrata.problems.risks import threshold_of
 
 

@@ -25,12 +25,12 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.measured import Conditions, Practical
 from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.schedules import fading, falling
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):

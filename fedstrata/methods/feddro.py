@@ -34,7 +34,6 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed, Remember
-from fedstrata.core.measured import Conditions, NoRule, Practical
 from fedstrata.core.method import BatchSize, Count, Fraction, Positive, method
 from fedstrata.core.types import Integer, Key, Phase, PyTree
 from fedstrata.estimators import compositional as c
@@ -42,6 +41,7 @@ from fedstrata.methods._shared.compositional import Compositional, level_mean
 from fedstrata.methods._shared.schedules import falling
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import tracker_of
+from fedstrata.problems.measured import Conditions, NoRule, Practical
 
 
 class State(NamedTuple):

@@ -44,7 +44,6 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.measured import WELL, Conditions, NoRule, Practical
 from fedstrata.core.method import (
     BatchSize,
     Count,
@@ -64,6 +63,7 @@ from fedstrata.estimators.compositional import chain_of
 from fedstrata.estimators.hypergradient import Products
 from fedstrata.methods._shared.sequences import Point, Sequences, step
 from fedstrata.problems.classes import Composition, MultiSequence
+from fedstrata.problems.measured import WELL, Conditions, NoRule, Practical
 
 LONGEST = 10  # local steps in `FedMSA.practical`
 DAMPED = 1.5  # of the best steps: how much longer ones must contract, too

@@ -61,6 +61,7 @@ from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.sets import Box, NonNegative
 from fedstrata.support.optimisers import first_like
+from fedstrata.support.points import nonfinite_leaves
 
 Optimiser = Annotated[optax.GradientTransformation, "an optax optimiser such as optax.adam(1e-2)"]
 
@@ -216,7 +217,7 @@ def _try_out(side: str, optimiser: optax.GradientTransformation, x: PyTree) -> N
         ) from error
     if _forms(updates) != _forms(x) or _forms(after) != _forms(kept):
         raise TypeError(f"FedOpt: the optimiser {side}= changes the form of its state or of x0 in a step.")
-    if bad := tree.nonfinite_leaves(jax.tree.map(jnp.asarray, kept)):
+    if bad := nonfinite_leaves(jax.tree.map(jnp.asarray, kept)):
         raise ValueError(
             f"FedOpt: the state of the optimiser {side}= begins with what is not finite ({', '.join(bad)}), "
             "which could not be told from a run that diverged."

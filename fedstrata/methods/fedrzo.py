@@ -38,7 +38,6 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.measured import Conditions, Practical
 from fedstrata.core.method import (
     BatchSize,
     Count,
@@ -56,6 +55,7 @@ from fedstrata.methods._shared.pull import overshooting
 from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.methods._shared.zeroth import by_values
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, Practical
 
 SHARED = 0x7368  # folded into a round's key for the directions that all clients take
 

@@ -48,7 +48,6 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples, steps_of
 from fedstrata.core.counting import each, loop
 from fedstrata.core.fed import Fed, Remember
-from fedstrata.core.measured import Conditions, Practical
 from fedstrata.core.method import (
     BatchSize,
     Count,
@@ -88,6 +87,7 @@ from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.methods._shared.zeroth import by_values
 from fedstrata.problems.classes import Bilevel, Minimax, Minimization
 from fedstrata.problems.conversions import as_bilevel
+from fedstrata.problems.measured import Conditions, Practical
 
 Implicit = Bilevel | Minimax
 Lower = (

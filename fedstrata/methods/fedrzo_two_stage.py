@@ -44,7 +44,6 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import count, loop
 from fedstrata.core.fed import Fed, Remember
-from fedstrata.core.measured import Conditions, Practical
 from fedstrata.core.method import (
     BatchSize,
     Count,
@@ -64,6 +63,7 @@ from fedstrata.methods._shared.pull import overshooting
 from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.methods._shared.zeroth import by_values
 from fedstrata.problems.classes import MPEC
+from fedstrata.problems.measured import Conditions, Practical
 
 WORST = 1e30  # stands for a residual that is not finite
 LARGE = 0.1  # a residual, relative to that at y₀, that t_k steps should have come below in the end

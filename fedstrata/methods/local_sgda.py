@@ -17,12 +17,12 @@ import numpy as np
 
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.fed import Fed
-from fedstrata.core.measured import WELL, Conditions, NoRule, Practical
 from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.descent_ascent import Pair, inside, local_steps
 from fedstrata.methods._shared.sequences import moving_set
 from fedstrata.problems.classes import Minimax
+from fedstrata.problems.measured import WELL, Conditions, NoRule, Practical
 
 
 @method

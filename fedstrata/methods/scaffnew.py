@@ -29,11 +29,11 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed, Remember
-from fedstrata.core.measured import Conditions, NoRule, Practical
 from fedstrata.core.method import BatchSize, Fraction, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.descent_ascent import Pair, descent, refused_variates
 from fedstrata.problems.classes import Minimax, Minimization
+from fedstrata.problems.measured import Conditions, NoRule, Practical
 
 FEWEST = 0.02  # of p in `Scaffnew.practical`: rounds of fifty steps
 

@@ -28,11 +28,11 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed, Remember
-from fedstrata.core.measured import Conditions, NoRule, Practical
 from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, NoRule, Practical
 
 
 class State(NamedTuple):

@@ -53,7 +53,6 @@ import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.fed import Fed
-from fedstrata.core.measured import Conditions, Practical
 from fedstrata.core.method import (
     BatchSize,
     Count,
@@ -65,6 +64,7 @@ from fedstrata.core.method import (
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.methods._shared.regularized import Regularized, Scale, StepSizes
 from fedstrata.problems.classes import Selection
+from fedstrata.problems.measured import Conditions, Practical
 
 PAPER = ("convex", "strongly_convex", "weak_sharp")
 SHORTEST = 0.01  # of the clients' steps: in float32 the server's, as much longer, keep five digits

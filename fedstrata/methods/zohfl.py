@@ -41,7 +41,6 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, Oracle, steps_of
 from fedstrata.core.counting import count, loop
 from fedstrata.core.fed import Fed, Remember
-from fedstrata.core.measured import Conditions, NoRule, Practical
 from fedstrata.core.method import (
     BatchSize,
     Count,
@@ -59,6 +58,7 @@ from fedstrata.estimators.sphere import check_directions, combine, directions, p
 from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.methods._shared.zeroth import by_values
 from fedstrata.problems.classes import Bilevel, Personalized
+from fedstrata.problems.measured import Conditions, NoRule, Practical
 
 Hierarchical: TypeAlias = Personalized | Bilevel
 

@@ -21,9 +21,10 @@ from fedstrata.core.problem import (
     require_y,
     shape_of,
 )
-from fedstrata.core.term import Term, known, per_sample, positional
+from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Function, Integer, PyTree, Real, Weights
 from fedstrata.problems.prox import Indicator, Regularizer
+from fedstrata.problems.terms import known, per_sample
 from fedstrata.support.shown import shapes
 
 NOTHING = 0.01  # below this a solution is small rather than off

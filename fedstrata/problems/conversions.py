@@ -19,10 +19,11 @@ import jax
 
 from fedstrata.core import tree
 from fedstrata.core.problem import Problem
-from fedstrata.core.term import Applied, Term, read_alike, together
+from fedstrata.core.term import Applied, Term
 from fedstrata.core.types import PyTree
 from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
 from fedstrata.problems.levels import ARITHMETIC, tracker_of
+from fedstrata.problems.terms import read_alike, together
 
 
 def as_multisequence(problem: Problem) -> MultiSequence:

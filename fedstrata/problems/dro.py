@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.problem import FUNCTION, Mean, known_weights
-from fedstrata.core.term import Applied, per_sample
+from fedstrata.core.term import Applied
 from fedstrata.core.types import Array, Function, PyTree, Real, Weights
 from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.problems import risks
@@ -40,6 +40,7 @@ from fedstrata.problems._parameters import pytree
 from fedstrata.problems.classes import Composition, Minimax
 from fedstrata.problems.levels import LogMeanExp
 from fedstrata.problems.sets import Set, Simplex
+from fedstrata.problems.terms import per_sample
 from fedstrata.support.words import misspelt
 
 

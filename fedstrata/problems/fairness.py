@@ -20,11 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.problem import FUNCTION, Mean
-from fedstrata.core.term import Applied, Term, calling, per_sample, read_alike
+from fedstrata.core.term import Applied, Term
 from fedstrata.core.types import DType, Function, PyTree, Weights
 from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.problems.classes import Composition, Minimax
 from fedstrata.problems.dro import Dual, Floored, by_group, clients_mean, group_sizes, ratio
+from fedstrata.problems.terms import calling, per_sample, read_alike
 from fedstrata.support.words import misspelt
 
 

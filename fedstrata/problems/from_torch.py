@@ -28,9 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.term import Seeded, unseeded
-from fedstrata.core.tree import is_torch_module
 from fedstrata.core.types import Array, Function, PyTree
 from fedstrata.support.lazy import extra
+from fedstrata.support.points import is_torch_module
 
 SEEDS = "\0seeds"  # the name under which a batch's seeds travel with its samples
 

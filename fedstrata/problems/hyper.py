@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedstrata.core.term import Applied, per_sample
+from fedstrata.core.term import Applied
 from fedstrata.core.types import Function, PyTree
 from fedstrata.models.losses import cross_entropy
 from fedstrata.problems.classes import Bilevel
+from fedstrata.problems.terms import per_sample
 
 
 def loss_tuning(predict: Function) -> Bilevel:

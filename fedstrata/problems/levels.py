@@ -33,8 +33,9 @@ import jax
 import jax.numpy as jnp
 
 from fedstrata.core import tree
-from fedstrata.core.term import MeanOf, Term, per_sample
+from fedstrata.core.term import MeanOf, Term
 from fedstrata.core.types import Function, PyTree, Real
+from fedstrata.problems.terms import per_sample
 
 
 class Tracker(Protocol):

@@ -31,6 +31,7 @@ from fedstrata.core import tree
 from fedstrata.core.types import PyTree, Real
 from fedstrata.problems._parameters import Checked, entries, number, pytree, real, scalar, static
 from fedstrata.problems.sets import HIGHEST, MoreauIndicator, Set, contains
+from fedstrata.support.points import as_floats
 from fedstrata.support.words import misspelt
 
 
@@ -51,7 +52,7 @@ class Regularizer(Checked, abc.ABC):
         Raises:
             ValueError: a step that is not positive and finite.
         """
-        return self._prox(tree.as_floats(x, "x"), scalar(step, "step", above=0))
+        return self._prox(as_floats(x, "x"), scalar(step, "step", above=0))
 
     @abc.abstractmethod
     def _prox(self, x: PyTree, step: Real) -> PyTree: ...
@@ -70,11 +71,11 @@ class Regularizer(Checked, abc.ABC):
         Raises:
             ValueError: a μ that is not positive and finite.
         """
-        return _envelope(self, tree.as_floats(x, "x"), scalar(mu, "mu", above=0))
+        return _envelope(self, as_floats(x, "x"), scalar(mu, "mu", above=0))
 
     def envelope_grad(self, x: PyTree, mu: Real) -> PyTree:
         """``(x − prox(x, μ))/μ``."""
-        return self._pull(tree.as_floats(x, "x"), scalar(mu, "mu", above=0))
+        return self._pull(as_floats(x, "x"), scalar(mu, "mu", above=0))
 
 
 @jax.custom_jvp
@@ -119,7 +120,7 @@ class _Entrywise(Regularizer):
     _slope: Callable[..., jax.Array]  # (x, μ, *parameters)
 
     def value(self, x: PyTree) -> jax.Array:
-        x = tree.as_floats(x, "x")
+        x = as_floats(x, "x")
         sums = jax.tree.map(lambda *leaves: self._added(*leaves).sum(), x, *self._parameters(x))
         return jax.tree.reduce(jnp.add, sums)
 
@@ -352,7 +353,7 @@ class GroupLasso(Regularizer):
         object.__setattr__(self, "count", len(names))
 
     def value(self, x: PyTree) -> jax.Array:  # noqa: D102
-        flat, _ = ravel_pytree(tree.as_floats(x, "x"))
+        flat, _ = ravel_pytree(as_floats(x, "x"))
         return jnp.sum(jnp.asarray(self.weight, flat.dtype) * self._norms(flat))
 
     def _prox(self, x: PyTree, step: Real) -> PyTree:
@@ -399,7 +400,7 @@ class NuclearNorm(Regularizer):
     weight: Real = number(default=1.0, minimum=0)
 
     def value(self, x: PyTree) -> jax.Array:  # noqa: D102
-        x = tree.as_floats(x, "x")
+        x = as_floats(x, "x")
         norms = [jnp.linalg.svd(self._matrix(leaf), compute_uv=False).sum() for leaf in jax.tree.leaves(x)]
         return jax.tree.reduce(jnp.add, tree.scale(self.weight, norms))
 
@@ -447,7 +448,7 @@ class Indicator(Regularizer):
         object.__setattr__(self, "tolerance", tolerance)
 
     def value(self, x: PyTree) -> jax.Array:  # noqa: D102
-        x = tree.as_floats(x, "x")
+        x = as_floats(x, "x")
         size = tree.norm(x)
         inside = contains(self.set, x, self.tolerance * jnp.maximum(size, 1))
         return jnp.where(inside, 0, jnp.inf).astype(size.dtype)

@@ -43,6 +43,7 @@ from fedstrata.problems._parameters import (
     static,
     vector,
 )
+from fedstrata.support.points import as_floats
 from fedstrata.support.words import misspelt
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -53,7 +54,7 @@ class Set(Checked, abc.ABC):
 
     def __call__(self, x: PyTree) -> PyTree:
         """The point of the set nearest to ``x``, with the structure and dtypes of ``x``."""
-        x = tree.as_floats(x, "x")
+        x = as_floats(x, "x")
         # Bounds in float64 must neither promote a float32 point nor be refused beside it.
         with jax.numpy_dtype_promotion("standard"):
             return jax.tree.map(lambda p, leaf: p.astype(leaf.dtype), self._project(x), x)
@@ -449,12 +450,12 @@ class MoreauIndicator:
 
     def __call__(self, x: PyTree) -> jax.Array:
         """``dist²(x, X)/(2η)``; `jax.grad` gives `gradient`."""
-        value = _half_squared_distance(self.set, tree.as_floats(x, "x"))
+        value = _half_squared_distance(self.set, as_floats(x, "x"))
         return value / jnp.asarray(self.eta, value.dtype)
 
     def gradient(self, x: PyTree) -> PyTree:
         """``(x − P_X(x))/η``."""
-        x = tree.as_floats(x, "x")
+        x = as_floats(x, "x")
         return jax.tree.map(lambda leaf, p: (leaf - p) / jnp.asarray(self.eta, leaf.dtype), x, self.set(x))
 
 
@@ -480,7 +481,7 @@ def moreau_indicator(set: Set, eta: Real) -> MoreauIndicator:
 
 def distance(set: Set, x: PyTree) -> jax.Array:
     """``‖x − P_X(x)‖``; its gradient is ``(x − P_X(x))/distance``, and 0 in the set."""
-    squared = 2 * _half_squared_distance(set, tree.as_floats(x, "x"))
+    squared = 2 * _half_squared_distance(set, as_floats(x, "x"))
     outside = squared > 0
     return jnp.where(outside, jnp.sqrt(jnp.where(outside, squared, 1)), squared)
 

@@ -29,16 +29,15 @@ import numpy as np
 
 from fedstrata.channels.channel import Channels, Dropouts, Poisson
 from fedstrata.channels.channelled import own
-from fedstrata.core import tree
-from fedstrata.core.counting import Ledger, sent
+from fedstrata.core.counting import ORACLES, Ledger
 from fedstrata.core.method import Method, Moment
-from fedstrata.core.problem import Problem, taken_name
+from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
 from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Lane, Unfinished, engine_of
 from fedstrata.engines.identity import differences
-from fedstrata.engines.metrics import Metric, evaluate, is_asked, is_due
+from fedstrata.engines.metrics import Metric, evaluate, is_asked, is_due, taken_name
 from fedstrata.solving.certificate import Certify, certify_at_end, check_certify
 from fedstrata.solving.checkpoint import Checkpoint, try_to_write
 from fedstrata.solving.endings import FEWEST, ended_outside, in_words, runaway, steps_in_words
@@ -46,6 +45,7 @@ from fedstrata.solving.pose import Posed, check_values, checked_callbacks, pose
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import BOOKKEEPING, Result
 from fedstrata.solving.track import Run, Tracker, Tracking
+from fedstrata.support.points import nonfinite_leaves
 from fedstrata.support.precision import Precision
 from fedstrata.support.sealed import CheckpointError, flatten, load_arrays, save_arrays, unflatten
 from fedstrata.support.tracing import compiled_for, remarks
@@ -679,9 +679,19 @@ def _counted(
     total, rows = lane.counts.copy(), []
     for its in counts:
         total.update(its)
-        rows.append(sent(total))
+        rows.append(_sent(total))
     rounds = (lane.round + np.cumsum(these[: len(counts)])).tolist()
     return {"round": rounds, **{name: [row[name] for row in rows] for name in rows[0]}}, total
+
+
+def _sent(counts: Counter[str]) -> dict[str, int]:
+    """What a history shows of a ledger, which takes longer to make: totals over its levels and oracles."""
+    totals = dict.fromkeys(("exchanges", "bytes_up", "bytes_down", "oracle_calls"), 0)
+    for name, amount in counts.items():
+        entry = "oracle_calls" if name in ORACLES else name.rpartition("/")[2]
+        if entry in totals:
+            totals[entry] += amount
+    return totals
 
 
 def _column(name: str, values: np.ndarray) -> list[float]:
@@ -713,7 +723,7 @@ def _explain(method: Method, round_number: int, quantity: str, carry: Carry) -> 
             "engine='debug' finds them) and at the loss."
         )
     if quantity == "state":
-        leaves = tree.nonfinite_leaves(carry.state)
+        leaves = nonfinite_leaves(carry.state)
         more = f" and {len(leaves) - 4} more" if len(leaves) > 4 else ""  # a network has dozens
         quantity = f"state ({', '.join(leaves[:4])}{more})" if leaves else "state"
     return (

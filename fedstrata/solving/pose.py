@@ -19,18 +19,20 @@ from fedstrata.channels.channelled import Channelled, channelled, hidden, resolv
 from fedstrata.channels.link import LEAST_SUM
 from fedstrata.channels.privacy import Spending, accountant
 from fedstrata.core import tree
+from fedstrata.core.client import Client, Samples
 from fedstrata.core.fed import Setup
 from fedstrata.core.method import METHODS, Method, Moment
-from fedstrata.core.problem import Problem, check_scalar, taken_name
+from fedstrata.core.problem import Problem, check_scalar
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.identity import configuration, host_functions, programs_of, settings_of
-from fedstrata.engines.metrics import Hosted, Metric, OnHost, PerClient, is_hosted
+from fedstrata.engines.metrics import Hosted, Metric, OnHost, PerClient, is_hosted, taken_name
 from fedstrata.engines.outline import outline
 from fedstrata.solving.result import BOOKKEEPING
 from fedstrata.support.digest import tree_digest
+from fedstrata.support.points import as_floats, nonfinite_leaves
 from fedstrata.support.precision import Precision
 from fedstrata.support.shown import short
 
@@ -410,8 +412,8 @@ def _warn_of_validation(problem: Problem, data: FederatedData) -> None:
 
 
 def _point(point: PyTree, name: str) -> PyTree:
-    point = tree.as_floats(point, name)
-    if bad := tree.nonfinite_leaves(point):
+    point = as_floats(point, name)
+    if bad := nonfinite_leaves(point):
         where = "" if bad == ["(value)"] else f" in {', '.join(bad)}"
         raise ValueError(f"{name} is not finite{where}.")
     return point
@@ -426,11 +428,47 @@ def check_point(problem: Problem, data: FederatedData, x: PyTree, y: PyTree) -> 
     leaves, structure = jax.tree.flatten((x, y, train, valid, server))
     seen = problem, structure, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
     if not _known(seen):
-        problem.check_sets(x, y, train)
+        check_sets(problem, x, y, train)
         problem.check(x, y, train, valid)
         problem.check_server(x, server)
         _known(seen, True)
     return problem.start_y(x, y, train)
+
+
+def check_sets(problem: Problem, x: PyTree, y: PyTree, sample: PyTree) -> None:
+    """Raise if a projection changes the structure or shapes of a point."""
+
+    def projected(point: PyTree, x: PyTree, sample: PyTree) -> PyTree:
+        alone = Samples(jax.tree.map(lambda leaf: leaf[None], sample), 1)
+        client = Client(jnp.zeros((), jnp.int32), alone, alone, fraction=jnp.ones(()))
+        if letter == "x":
+            return project(point, client)
+        return project(point, x, client if problem.personal else sample)
+
+    for name, project in problem.sets.items():
+        letter, given, most = ("y", y, 3) if name == "project_y" else ("x", x, 2)
+        if project.trivial or given is None:
+            continue
+        what, shape = f"{type(problem).__name__}.{name}", _shapes(given)
+        try:
+            found = _shapes(jax.eval_shape(projected, given, x, sample))
+        except Exception as error:
+            if project.arity == most:  # a client's set may need what only a run has
+                continue
+            if isinstance(error, ValueError):  # a set's own words
+                raise
+            raise TypeError(
+                f"{what} cannot project a point like {letter}0, of shape {shape}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if found != shape:
+            raise TypeError(
+                f"{what} must return a point like {letter}, of shape {shape}, but returns {found}."
+            )
+
+
+def _shapes(point: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: list(jnp.shape(leaf)), point)
 
 
 def check_values(posed: Posed) -> str | None:

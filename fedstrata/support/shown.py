@@ -53,6 +53,16 @@ def short(value: Any) -> str:
     return repr(value)
 
 
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: numbers, words and lists as they are, the rest in words."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case np.ndarray() | jax.Array():
+            return np.asarray(value).tolist()
+    return repr(value) if dataclasses.is_dataclass(value) else short(value)
+
+
 def shapes(tree: Any) -> str:
     """A pytree of arrays by their dtypes and shapes.
 

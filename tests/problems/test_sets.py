@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import fedstrata as fs
 from fedstrata.core.problem import Projection
 from fedstrata.problems import sets
+from fedstrata.solving.pose import check_sets
 
 N = 4
 LOW, HIGH = np.array([-1.0, -0.5, 0.0, -2.0]), np.array([1.0, 2.0, 0.5, np.inf])
@@ -519,13 +520,14 @@ PERSONAL = fs.Personalized(lambda x, s: x.sum(), lambda x, y: y.sum(), shift, la
 def test_a_projection_gives_a_point_like_the_one_it_was_given(problem, words):
     """Else x − P(x) would broadcast, without a word."""
     with pytest.raises(TypeError, match=words):
-        problem.check_sets(*POINT, {"a": jax.ShapeDtypeStruct((3,), jnp.float32)})
+        check_sets(problem, *POINT, {"a": jax.ShapeDtypeStruct((3,), jnp.float32)})
 
 
 def test_sets_that_need_what_only_a_run_has_are_left_to_it():
     sample = {"a": jax.ShapeDtypeStruct((3,), jnp.float32)}
     own = fs.Minimization(lambda x, s: x.sum(), lambda x, client: x * client.memory["scale"])
-    own.check_sets(*POINT, sample)
+    check_sets(own, *POINT, sample)
     fits = fs.Minimization(lambda x, s: x.sum(), lambda x, client: jnp.clip(x, 0, client.data["a"].max(0)))
-    fits.check_sets(*POINT, sample)
-    fs.Minimax(shift, None, sets.Box(0.0, 1.0)).check_sets(POINT[0], None, sample)  # no y0: told of elsewhere
+    check_sets(fits, *POINT, sample)
+    no_y0 = fs.Minimax(shift, None, sets.Box(0.0, 1.0))
+    check_sets(no_y0, POINT[0], None, sample)  # which is told of elsewhere

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.core.term import Term, read_alike
+from fedstrata.core.term import Term
 from fedstrata.problems.dro import DRO, GroupDRO
+from fedstrata.problems.terms import read_alike
 from fedstrata.testing.cases import all_cases
 
 pytestmark = pytest.mark.usefixtures("x64")

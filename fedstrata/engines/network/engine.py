@@ -36,7 +36,7 @@ from fedstrata.engines.network.states import States
 from fedstrata.engines.network.text import START_ROUND, Text, reads, shapes
 from fedstrata.engines.network.transport import Failure, Local, Request, Transport
 from fedstrata.engines.programs import objects
-from fedstrata.engines.remote import Call, Prepared, RemoteFed, handle_of, name_of, remote_text
+from fedstrata.engines.remote import Call, Prepared, RemoteFed, handle_of, remote_text
 from fedstrata.engines.rounds import cohort_of, in_a_loop
 from fedstrata.support.tracing import compiling
 
@@ -505,7 +505,7 @@ class Network(Engine):
         shape = jax.eval_shape(partial(one, 1), fed.memory)
         if exchange.stacked and str(shape) != str(jax.eval_shape(partial(one, 2), fed.memory)):
             raise ValueError(
-                f"{name_of(exchange.phase)!r} sends a number for every sample of a client, and the server of "
+                f"{exchange.name!r} sends a number for every sample of a client, and the server of "
                 "a network does not know how many there are: give the method a batch_size."
             )
         return Prepared(shape)

@@ -23,7 +23,6 @@ import numpy as np
 from fedstrata.channels.link import with_own_words
 from fedstrata.core import counting, tree
 from fedstrata.core.fed import Exchange, Setup, visit
-from fedstrata.core.term import lending
 from fedstrata.core.types import Array, Integer, PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Outline, Placed
@@ -35,9 +34,10 @@ from fedstrata.engines.network.states import SiteRefused, States, first_of
 from fedstrata.engines.network.text import PROGRAMS, START_ROUND, Text, made_up, reads
 from fedstrata.engines.network.wire import Arrays, Header
 from fedstrata.engines.programs import lowered_by
-from fedstrata.engines.remote import Positioned, name_of
+from fedstrata.engines.remote import Positioned
 from fedstrata.engines.rounds import run_text
 from fedstrata.engines.simulated import mean_dtype
+from fedstrata.support.frozen import lending
 
 
 class Reached(Exception):
@@ -349,7 +349,7 @@ class Site:
                 key = jax.random.key(fake.astype(jnp.uint32))
                 run_text(wanted.program, make_fed, setup, method, carry, key, outline, r)
         except Reached as reached:
-            mine = name_of(reached.exchange.phase)
+            mine = reached.exchange.name
             if mine != wanted.phase:
                 raise SiteRefused(
                     f"Exchange {wanted.k} of {wanted.program!r} is {mine!r} in this site's text, not "

@@ -183,9 +183,9 @@ def _lacking(requirements: Iterable[Requirement]) -> list[str]:
 def _data(trouble: list[str]) -> dict[str, Any]:
     import pooch
 
-    from fedstrata.engines.programs import keep_compiled
     from fedstrata.lab.datasets.fetch import ENVIRONMENT, FORMS
     from fedstrata.lab.experiments.data import present
+    from fedstrata.support.compiled import keep_compiled
 
     asked = os.environ.get(ENVIRONMENT)
     if asked and not Path(asked).is_dir():

@@ -156,9 +156,9 @@ def site(
         from fedstrata.engines.network.host import Host
         from fedstrata.engines.network.kits import Identity, days_left, name_of, read
         from fedstrata.engines.network.watching import Gauge, served
-        from fedstrata.engines.programs import keep_compiled
         from fedstrata.lab.experiments.networked import check, entry_of, opener, terms_of
         from fedstrata.lab.experiments.settings import settings_of
+        from fedstrata.support.compiled import keep_compiled
         from fedstrata.support.writing import locked
 
         keep_compiled()  # runs of one method, and sites on one machine, have the same phases

@@ -9,10 +9,10 @@ import jax
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
-from fedstrata.core.term import known
 from fedstrata.core.types import Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Composition
+from fedstrata.problems.terms import known
 
 Tracked = tuple[PyTree, ...]  # the inner values u¹, u², …
 

@@ -37,12 +37,13 @@ from fedstrata.core.client import Client
 from fedstrata.core.counting import each
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import Method
-from fedstrata.core.term import Term, calling
+from fedstrata.core.term import Term
 from fedstrata.core.types import Integer, Phase, PyTree, Real
 from fedstrata.estimators.curvature import power_iteration
 from fedstrata.methods.fedac import FedAC
 from fedstrata.methods.lfd import LFD
 from fedstrata.problems.classes import Bilevel, Minimization
+from fedstrata.problems.terms import calling
 
 
 @runtime_checkable

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedstrata.core.measured import Conditions, Measured
 from fedstrata.methods._shared.schedules import fading, falling
+from fedstrata.problems.measured import Conditions, Measured
 
 MOST = 32  # directions of a step
 WIDE = 1e-2  # η, relative to the way ahead

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedstrata.core.method import Method
+from fedstrata.core.method import NoRule as NoRule
 from fedstrata.core.problem import Problem
-
-if TYPE_CHECKING:
-    from fedstrata.core.method import Method
 
 KINK = 0.25  # of the slope's change within one of 64 intervals: above it, steps must fall
 WELL = 1e-12  # of L: a smaller μ is none
@@ -163,10 +162,6 @@ class Conditions:
             return level.L
         worst = np.sort(level.client_L)[-self.participants :].mean()
         return float(min(worst, level.L * self.clients / self.participants))
-
-
-class NoRule(ValueError):
-    """Why a method has no practical rule for a problem."""
 
 
 class Practical(NamedTuple):

@@ -1,0 +1,122 @@
+"""A user's point as arrays, or an error that says what else it is and what to give instead."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree: TypeAlias = Any
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A function inside a module, such as an activation: no numbers, called as it was."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's value."""
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+
+jax.tree_util.register_pytree_node(Fixed, lambda fixed: ((), fixed), lambda fixed, _: fixed)
+
+
+def as_floats(tree: PyTree, name: str) -> PyTree:
+    """Leaves as JAX arrays; integers become the default float; anything without numbers is an error.
+
+    Functions inside a module (Equinox's activations) are not variables and stay as they are, see `Fixed`.
+    """
+    if is_torch_module(tree):
+        raise TypeError(
+            f"{name} is a PyTorch module. Make a loss of it, loss = fs.from_torch(module, "
+            "torch.nn.functional.cross_entropy), and start from its parameters, loss.x0."
+        )
+
+    def convert(path: tuple[jax.tree_util.KeyEntry, ...], leaf: Any, in_equinox: bool = False) -> Any:
+        if _is_equinox(leaf):
+            inside = jax.tree_util.tree_map_with_path
+            return inside(lambda inner, each: convert((*path, *inner), each, True), leaf)
+        where = f"{name}{jax.tree_util.keystr(path)}"
+        if _is_statistic(leaf):
+            raise TypeError(
+                f"{where} is a statistic of batches, which would be trained like a parameter. Take group or "
+                "layer normalisation, whose outputs depend on one sample alone."
+            )
+        if path and callable(leaf) and not hasattr(leaf, "dtype"):
+            return Fixed(leaf)
+        if in_equinox and not jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.inexact):
+            raise TypeError(
+                f"{where} is {leaf!r}, a constant of an Equinox module that would be trained. Take the "
+                f"parameters alone, {name}, static = eqx.partition(module, eqx.is_inexact_array), and call "
+                "eqx.combine(x, static) in the loss."
+            )
+        try:
+            if type(leaf) in (np.ndarray, bool, int) or isinstance(leaf, np.generic):
+                # a copy: `jnp.asarray` takes longer, compiles something for each shape, and wraps integers
+                own = np.array(leaf)
+                array = jax.device_put(own.astype(jnp.result_type(float)) if own.dtype.kind in "biu" else own)
+            else:
+                array = jnp.asarray(leaf)
+        except (TypeError, ValueError, RuntimeError) as error:
+            if getattr(leaf, "requires_grad", False):
+                raise TypeError(
+                    f"{where} is a PyTorch parameter. Make a loss of its module, loss = fs.from_torch("
+                    "module, torch.nn.functional.cross_entropy), and start from loss.x0; or give tensors, "
+                    "parameter.detach()."
+                ) from error
+            raise TypeError(f"{where} is not an array: {leaf!r}.") from error
+        if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+            raise TypeError(
+                f"{where} is a random key, which cannot be optimised. With Flax NNX, take the parameters: "
+                f"graph, {name}, rest = nnx.split(model, nnx.Param, ...), and call nnx.merge(graph, x, rest) "
+                "in the loss."
+            )
+        if not jnp.issubdtype(array.dtype, jnp.inexact):
+            array = array.astype(jnp.result_type(float))
+        if jnp.issubdtype(array.dtype, jnp.complexfloating):
+            raise TypeError(
+                f"{name}{jax.tree_util.keystr(path)} is complex; give real and imaginary parts as two arrays."
+            )
+        return array
+
+    return jax.tree_util.tree_map_with_path(
+        convert, tree, is_leaf=lambda t: _is_equinox(t) or _is_statistic(t)
+    )
+
+
+def is_torch_module(value: object) -> bool:
+    """Whether it is a `torch.nn.Module`; PyTorch is not imported for it."""
+    return any(cls.__module__ == "torch.nn.modules.module" for cls in type(value).__mro__)
+
+
+def _is_statistic(tree: PyTree) -> bool:
+    """Whether it is what batch normalisation keeps in a module of Flax NNX."""
+    return any(
+        cls.__name__ == "BatchStat" and cls.__module__.startswith("flax.") for cls in type(tree).__mro__
+    )
+
+
+def _is_equinox(tree: PyTree) -> bool:
+    """Whether it is an `equinox.Module`, whose leaves other than arrays of floats are constants."""
+    equinox = sys.modules.get("equinox")
+    return equinox is not None and isinstance(tree, equinox.Module)
+
+
+def nonfinite_leaves(tree: PyTree) -> list[str]:
+    """The paths of leaves that hold a NaN or an infinity."""
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        # on the host: on a device each leaf would be two small programs
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(np.isfinite(np.asarray(leaf)).all()):
+            found.append(jax.tree_util.keystr(path) or "(value)")
+    return found
