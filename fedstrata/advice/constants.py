@@ -42,6 +42,7 @@ from fedstrata.core.types import Array, Function, PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
 from fedstrata.problems.classes import MPEC, Composition, Minimization, MultiSequence, Selection
+from fedstrata.problems.fairness import Constrained
 from fedstrata.problems.measured import Constants as Constants
 from fedstrata.problems.measured import Measured as Measured
 from fedstrata.problems.terms import calling
@@ -84,6 +85,8 @@ def parts_of(problem: Problem) -> dict[str, Part]:
         part, own = "valid" if level.samples == "valid" else "train", level.solved_by == "client"
         if shared or own:
             found[level.name] = Part(function, 0 if level.variable == "x" else 1, part, own)  # type: ignore[arg-type]
+    if isinstance(problem, Constrained) and problem.plain is not None:
+        found["plain"] = Part(_of_x(problem.plain))
     return found
 
 
@@ -144,6 +147,8 @@ def constants(
             levels["loss"] = meter.objective(objective_of(problem, case))[0]
         if isinstance(problem, MPEC):
             levels["follower"] = meter.follower(problem)
+        if isinstance(problem, Constrained):
+            levels["constraints"] = meter.constraints(problem)
         lower = parts.get("lower")
         coupling = None if lower is None else meter.coupling(lower)
         through = None
@@ -288,6 +293,24 @@ class _Meter:
         x, y, weights, data = self.case.x, self.case.y, self.case.weights, self.case.data
         local = self.case.problem.local
         return lambda v: np.asarray(_directly(part, weights, local, jnp.asarray(v), x, y, data))
+
+    def constraints(self, problem: Constrained) -> Measured:
+        """The largest slope of a constraint c_j(g(x)), and how it bends along its own slope."""
+        case = self.case
+        flat, unravel = ravel_pytree(case.x)
+
+        def c(z: Array) -> Array:
+            return problem.constraints(case.mean(Term.of(problem.inner), unravel(z)))
+
+        slopes = jax.jacrev(c)(flat)
+        sizes = jnp.linalg.norm(slopes, axis=1)
+        units = slopes / jnp.where(sizes > 0, sizes, 1)[:, None]
+        bends = [jnp.abs(jnp.linalg.norm(jax.jvp(jax.jacrev(c), (flat,), (u,))[1], 2)) for u in units]
+        self.book("products", len(units) + 1)
+        self.exchanges += 2 * (len(units) + 1)
+        size, bend, none = float(sizes.max()), float(jnp.stack(bends).max()), np.zeros(0)
+        value = float(c(flat).max())
+        return Measured(bend, -bend, none, none, size, 0.0, 0.0, 0.0, 0.0, value, self.epsilon * abs(value))
 
     def follower(self, problem: MPEC) -> Measured:
         """Of the followers' map: ‖∇_y G‖ and the least eigenvalue of its symmetric part, over all samples."""

@@ -2,8 +2,10 @@
 
     exchanges ≈ cost · ln(1/accuracy) / rate        cost, rate: what `Method.practical` says of a round
 
-Methods whose rule knows a rate come first, by the exchanges that they are expected to need; then those whose
-steps fall, then those of which something speaks against them, and in the end those without a rule.
+Methods whose rule knows a rate come first, by the exchanges that they are expected to need, of equals the one
+with fewer hyper-parameters; then those whose steps fall, then those of which something speaks against them
+(they are there for comparison, they solve another problem, their limit is off, they reveal more than is
+allowed), and in the end those without a rule.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ from fedstrata.core.method import Method, Reveals
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
+from fedstrata.problems.fairness import Hard
 from fedstrata.problems.measured import Conditions, Constants, NoRule, Practical
 from fedstrata.solving.pose import check_point, participants_of
 from fedstrata.support import html
 from fedstrata.support.points import as_floats
 
 HORIZON = 2_000  # rounds of steps that fall, where nobody says how many
+ANOTHER = "it solves another problem"
 ACCURACY = 1e-3  # of x, that predictions are for
 
 
@@ -109,7 +113,7 @@ def recommend(
     >>> import fedstrata as fs, numpy as np
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)
     >>> fs.recommend(problem, data, np.zeros(2), np.zeros(3)).names[0]
-    'FedMSA'
+    'SOBA'
     """
     at = conditions(problem, data, x0, y0, participation=participation, weights=weights, rounds=rounds)
     found = Recommendations(ranked(at, reveals))
@@ -148,22 +152,23 @@ def ranked(at: Conditions, reveals: Reveals = "replies") -> list[Advice]:
     return sorted((advice(fit, at, reveals) for fit in fits), key=_order)
 
 
-def _order(its: Advice) -> tuple[bool, bool, float]:
-    return its.method is None, its.avoid, its.exchanges
+def _order(its: Advice) -> tuple[bool, bool, float, int]:
+    return its.method is None, its.avoid, its.exchanges, len(its.fit.method.hyperparameters)
 
 
 def advice(fit: Fit, at: Conditions, reveals: Reveals = "replies") -> Advice:
     """What there is to say about one method."""
     cls = fit.method
     against: list[str] = []
-    if cls.judged_as is not Method.judged_as:
-        against.append("it solves another problem")
     if at.partial and cls.full_participation is not None:
         against.append(f"it needs all clients in every round: {cls.full_participation}")
     try:
         its = cls.practical(at)
     except NoRule as reason:
         return Advice(fit.name, None, math.inf, math.inf, (*against, str(reason)), bool(against), fit)
+    judged = its.method.judged_as(at.problem)
+    if judged is not at.problem and not isinstance(judged, Hard):  # constraints in place of their penalty
+        against.append(ANOTHER)
     if reveals == "averages" and its.method.reveals_on(at.problem) == "replies":
         against.append("it shows the server single replies")
     against += its.doubts

@@ -24,8 +24,10 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.personal import local_sgd
+from fedstrata.methods._shared.rules import own_sets, worst_client
 from fedstrata.methods._shared.simplex import start_weights
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, Practical
 from fedstrata.problems.of_clients import WorstClient
 
 
@@ -55,6 +57,12 @@ class AFL(Method[Minimization, State]):
     solves = (Minimization,)
     sums_steps = "H"
     full_participation = "every client's loss moves its weight."
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """By `fedstrata.methods._shared.rules.worst_client`."""
+        gamma, eta_lam, steps = worst_client(at)
+        return steps.of(cls(gamma, eta_lam), doubts=own_sets(at))
 
     @by_options
     def reveals_on(self, problem: Minimization) -> Reveals:

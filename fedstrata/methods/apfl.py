@@ -33,7 +33,9 @@ from fedstrata.core.method import BatchSize, LocalSteps, Positive, Unit, method
 from fedstrata.core.types import Array, Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.personal import Personal
+from fedstrata.methods._shared.rules import descent, largest
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -69,6 +71,13 @@ class APFL(Personal[State]):
     batch_size: BatchSize = None
 
     sums_steps = "H"
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """γ as FedAvg's, no longer than 1/(α² L) of any client, and H = 1."""
+        its = at["loss"]
+        steps = descent(at, its, max(at.cohort_L(its), cls.alpha**2 * largest(its)))
+        return steps.of(cls(steps.gamma), "alpha = 0.5 is a choice")
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)

@@ -26,6 +26,7 @@ from fedstrata.core.method import BatchSize, Count, Fraction, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.regularized import Regularized, Scale
 from fedstrata.problems.classes import Selection
+from fedstrata.problems.measured import WELL, Conditions, NoRule, Practical
 
 
 class State(NamedTuple):
@@ -56,6 +57,15 @@ class BiGSAM(Regularized[State]):
     L_h: Positive | None = None
     power_steps: Count = 20
     batch_size: BatchSize = None
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """Its steps follow from scales that it estimates; σ is f's μ, where that could be measured."""
+        if at.problem.f.regularizer is not None:
+            raise NoRule("f has a regulariser, for whose smoothing mu there is no rule")
+        f = at.constants.levels.get("secondary")
+        sigma = None if f is None or not f.mu > WELL * f.L else f.mu
+        return Practical(cls(mu_f=sigma), 0.0, ("f's weight falls like 1/r; scales are estimated",))
 
     def check(self, problem: Selection, clients: int) -> None:
         super().check(problem, clients)

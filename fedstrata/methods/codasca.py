@@ -32,7 +32,11 @@ from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import BatchSize, Count, Method, NonNegative, Positive, method
 from fedstrata.core.types import Array, Integer, Key, PyTree, Real
 from fedstrata.methods._shared.descent_ascent import Pair, descent, refused_variates
+from fedstrata.methods._shared.rules import largest, operator
 from fedstrata.problems.classes import Minimax
+from fedstrata.problems.measured import Conditions, Practical
+
+ONE_STAGE = 10**6  # rounds in `CODASCA.practical`
 
 
 class State(NamedTuple):
@@ -72,6 +76,16 @@ class CODASCA(Method[Minimax, State]):
     @classmethod
     def refuses(cls, problem: Minimax) -> str | None:
         return refused_variates(cls.__name__, problem)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """One step for both variables, by `fedstrata.methods._shared.rules.operator`, I = 1 and one stage."""
+        f, h = at["payoff"], at["lower"]
+        eta, rate = operator(at, largest(f), largest(h))
+        if at.partial:
+            eta, rate = eta / 3, min(rate / 3, at.participants / at.clients / 2)
+        why = "eta = a/(a² + B²), the least over a = mu, L; B the coupling"
+        return Practical(cls(eta, rounds=ONE_STAGE), rate, (why,))
 
     def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
         c, zero = tree.zeros_like(Pair(x0, y0)), jnp.zeros((), jnp.int32)

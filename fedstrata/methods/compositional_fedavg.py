@@ -38,7 +38,9 @@ from fedstrata.core.method import (
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional
+from fedstrata.methods._shared.rules import composed
 from fedstrata.problems.classes import Composition
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -75,6 +77,13 @@ class CompositionalFedAvg(Compositional[State]):
             "federation's, which is right for a linear f alone, and no step size mends that. It is there to "
             "be compared with: FedMSA, FedDRO with I = 1, GCIVR and MBSGD have the right limit."
         ]
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """η = 1/L_Φ, I = 1 and case 2, which is the one that converges."""
+        steps = composed(at)
+        doubt = "it is there for comparison: with I > 1, or case 1, its limit is biased where clients differ"
+        return steps.of(cls(steps.gamma, case=2), cost=2.0, doubts=(doubt,))
 
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
         return State(x0)

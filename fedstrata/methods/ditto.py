@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
@@ -28,7 +29,9 @@ from fedstrata.core.method import BatchSize, Count, LocalSteps, NonNegative, Pos
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.personal import Personal, local_sgd
+from fedstrata.methods._shared.rules import descent, largest, own_sets, scale
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -59,6 +62,17 @@ class Ditto(Personal[State]):
 
     sums_steps = "H"
     takes_sets = True
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """γ as FedAvg's; λ = L/10 is a choice in the loss's unit; η = 1/(L + λ), s steps keep up with x."""
+        its = at["loss"]
+        steps, lam = descent(at, its), scale(its) / 10
+        eta = steps.gamma if its.kinked else 1 / (largest(its) + lam)
+        own = 0.0 if its.kinked else eta * (max(float(its.client_mu.min(initial=its.mu)), 0.0) + lam)
+        s = int(np.clip(np.ceil(steps.rate / own), 1, 10)) if own > 0 else 1
+        method = cls(steps.gamma, eta, lam, s=s)
+        return steps.of(method, "lam = L/10 is a choice", rate=min(steps.rate, s * own), doubts=own_sets(at))
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)

@@ -31,8 +31,10 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, Method, Positive, Reveals, by_options, method
 from fedstrata.core.types import Array, Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.rules import own_sets, worst_client
 from fedstrata.methods._shared.simplex import start_weights
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, Practical
 from fedstrata.problems.of_clients import WorstClient
 
 
@@ -60,6 +62,12 @@ class DRFA(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """By `fedstrata.methods._shared.rules.worst_client`, with τ = 1."""
+        gamma, eta_lam, steps = worst_client(at)
+        return steps.of(cls(gamma, eta_lam), doubts=own_sets(at))
 
     @by_options
     def reveals_on(self, problem: Minimization) -> Reveals:

@@ -52,8 +52,10 @@ from fedstrata.core.method import (
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional
+from fedstrata.methods._shared.rules import biased_where_partial, composed
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import ARITHMETIC, tracker_of
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -150,6 +152,12 @@ class DSFedDRO(Compositional[State]):
             "DSFedDRO(embedding='local') is biased where clients differ: a client's own embedding drifts to "
             "its own g, which is right for a linear f alone. embedding='anchored' is exact with I = 1.",
         ]
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """η = 1/(2 L_Φ), as y is a round behind x, β = 1, I = 1, at the server's x: its limit is exact."""
+        steps = composed(at, 2)
+        return steps.of(cls(steps.gamma, 1.0, embedding="anchored"), doubts=biased_where_partial(at))
 
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
         return State(x0, c.followed(problem, y0))

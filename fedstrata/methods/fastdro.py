@@ -28,11 +28,11 @@ from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import BatchSize, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods._shared.schedules import falling
+from fedstrata.methods._shared.rules import biased_where_partial, composed
 from fedstrata.methods.mbsgd import MBSGD, State
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.dro import DRO, Lifted
-from fedstrata.problems.measured import Conditions, NoRule, Practical
+from fedstrata.problems.measured import Conditions, Practical
 from fedstrata.problems.risks import threshold_of
 
 
@@ -53,15 +53,8 @@ class FastDRO(MBSGD):
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """η = 1/L_F of the risk minimised over its threshold, of which full batches are the gradient."""
-        if not isinstance(at.problem, DRO):
-            raise NoRule("on a composition without samples' weights it is MBSGD")
-        its = at.F
-        if at.partial:
-            raise NoRule("those who take part have another worst case than all")
-        if its.kinked:
-            eta = falling(its.reach / (its.gradient or 1.0), at.rounds)
-            return Practical(cls(eta), 0.0, ("the risk has kinks: eta falls geometrically",), True)
-        return Practical(cls(its.step), its.step * its.mu, ("eta = 1/L of the risk",))
+        steps = composed(at, found=isinstance(at.problem, DRO))
+        return steps.of(cls(steps.gamma), cost=2.0, doubts=biased_where_partial(at))
 
     @by_options
     def reveals_on(self, problem: Composition) -> Reveals:

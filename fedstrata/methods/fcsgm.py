@@ -31,7 +31,9 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Fraction, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.methods._shared.local_composition import draw, refused
+from fedstrata.methods._shared.rules import composed
 from fedstrata.problems.classes import Composition
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -68,6 +70,12 @@ class FCSGM(Method[Composition, State]):
     @classmethod
     def refuses(cls, problem: Composition) -> str | None:
         return refused(cls.__name__, problem)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """η = 1/L_Φ, I = 1, with all samples, of which the direction needs no average."""
+        steps = composed(at)
+        return steps.of(cls(steps.gamma))
 
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
         return State(x0, tree.zeros_like(x0))

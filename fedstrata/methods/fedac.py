@@ -24,6 +24,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
@@ -32,7 +33,11 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.rules import descent, own_sets, scale
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, NoRule, Practical
+
+FLAT = 1e-4  # of L: what stands in for a μ that is less, in `FedAC.practical`
 
 
 class State(NamedTuple):
@@ -61,6 +66,17 @@ class FedAC(Method[Minimization, State]):
     variant: Literal["I", "II"] = "I"
 
     solves = (Minimization,)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """η = 1/L, K = 1, which has no drift, and the measured μ."""
+        its = at["loss"]
+        if its.kinked:
+            raise NoRule("its acceleration assumes a smooth loss")
+        steps, mu = descent(at, its), max(its.mu, FLAT * scale(its))
+        noise = ("acceleration makes the noise of drawn clients larger",) if steps.fades else ()
+        rate = 0.0 if steps.fades or not its.mu > 0 else float(np.sqrt(steps.rate))
+        return steps.of(cls(steps.gamma, mu), "mu as measured", rate=rate, doubts=noise + own_sets(at))
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0, x0)

@@ -28,7 +28,7 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods._shared.schedules import fading, falling
+from fedstrata.methods._shared.rules import descent, own_sets
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Practical
 
@@ -58,18 +58,9 @@ class FedAvg(Method[Minimization, State]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """γ = 1/L and H = 1, which has no drift; γ falls at kinks, and where few clients take part."""
-        its = at["loss"]
-        if its.kinked:
-            gamma = falling(its.reach / (its.gradient or 1.0), at.rounds)
-            why = "the loss has kinks: gamma falls geometrically, from a step that leads down the gradient"
-            return Practical(cls(gamma), 0.0, (why,), fades=True)
-        step, own = its.within(at.cohort_L(its)), not at.problem.set_of_x.shared
-        if at.partial and its.heterogeneity > 0:
-            why = "gamma = 1/L of those who take part, and fades as their choice is noise"
-            return Practical(cls(fading(step, max(its.mu, 0) * step / 2)), 0.0, (why,), fades=True)
-        doubts = ("the mean of clients' own projections is not in all of their sets",) if own else ()
-        return Practical(cls(step), step * its.mu, ("gamma = 1/L; H = 1 has no drift",), doubts=doubts)
+        """By `fedstrata.methods._shared.rules.descent`: γ = 1/L; H = 1 where clients differ."""
+        steps = descent(at, at["loss"], local=True)
+        return steps.of(cls(steps.gamma, steps.H), doubts=own_sets(at))
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)

@@ -38,10 +38,10 @@ from fedstrata.core.method import BatchSize, Count, Fraction, Positive, method
 from fedstrata.core.types import Integer, Key, Phase, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional, level_mean
-from fedstrata.methods._shared.schedules import falling
+from fedstrata.methods._shared.rules import composed
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import tracker_of
-from fedstrata.problems.measured import Conditions, NoRule, Practical
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -143,13 +143,8 @@ class FedDRO(Compositional[State]):
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """η = 1/L_Φ, β = 0.9, I = 1."""
-        its = at.F
-        if getattr(at.problem, "lifted", False):
-            raise NoRule("the threshold is in the unit of the loss, in which x's step size means nothing")
-        if its.kinked:
-            eta = falling(its.reach / (its.gradient or 1.0), at.rounds)
-            return Practical(cls(eta, 0.9), 0.0, ("it has kinks: eta falls geometrically",), True, cost=2.0)
-        return Practical(cls(its.step, 0.9), its.step * its.mu, ("eta = 1/L",), cost=2.0)
+        steps = composed(at)
+        return steps.of(cls(steps.gamma, 0.9), cost=2.0)
 
     full_participation = "its embedding follows every client from step to step."
 

@@ -38,7 +38,11 @@ from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradients
+from fedstrata.methods._shared.rules import BIAS, curvature_through, scale, two_levels
 from fedstrata.problems.classes import Bilevel
+from fedstrata.problems.measured import Conditions, Practical
+
+PENALTY = 30.0  # λ in `FedF2SA.practical`, times what makes h as curved as f
 
 
 class State(NamedTuple):
@@ -79,6 +83,20 @@ class FedF2SA(Method[Bilevel, State]):
         if problem.project_y.arity > 1 and not (problem.local and problem.project_y.arity == 3):
             return "FedF2SA: a set of y that depends on x moves y(x) along, which its gradients do not see."
         return None
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """Order 2, λ = 30 times f's curvature in y over h's, for a bias of 10⁻³; η = 1/L_h, H = 1.
+
+        f's curvature in y is about that of F through y over ‖y'‖², ‖y'‖ ≤ ‖∇²_xy h‖/μ_h.
+        """
+        pair, h, coupling = two_levels(at, slower=2), at["lower"], at.constants.coupling or 0.0
+        through = curvature_through(at)
+        in_y = through * (h.mu / coupling) ** 2 if coupling > 0 else at.F.L
+        lam = PENALTY * max(in_y / h.mu, scale(at.F) / h.L * BIAS) or 1.0
+        its = cls(pair.alpha, pair.beta, lam, order=2)
+        off = f"its limit is off by about {1 / PENALTY**2:.1g}, where those of second order are exact"
+        return pair.of(its, doubts=(off,) if at.problem.project_y.trivial else ())
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
         return State(x0, None, None) if problem.local else State(x0, y0, y0)

@@ -38,7 +38,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
@@ -61,12 +60,12 @@ from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators import sequences
 from fedstrata.estimators.compositional import chain_of
 from fedstrata.estimators.hypergradient import Products
+from fedstrata.methods._shared.rules import coupled, unlike
 from fedstrata.methods._shared.sequences import Point, Sequences, step
-from fedstrata.problems.classes import Composition, MultiSequence
-from fedstrata.problems.measured import WELL, Conditions, NoRule, Practical
+from fedstrata.problems.classes import Bilevel, Composition, Minimax
+from fedstrata.problems.measured import Conditions, Practical
 
-LONGEST = 10  # local steps in `FedMSA.practical`
-DAMPED = 1.5  # of the best steps: how much longer ones must contract, too
+CHOSEN = 10  # clients in `FedMSA.practical`
 
 
 class State(NamedTuple):
@@ -76,15 +75,6 @@ class State(NamedTuple):
     Z: tuple[PyTree, ...]
     before: Point  # (x_{r−1}, Z_{r−1})
     direction: Point  # (h_{r−1}, q_{r−1})
-
-
-def _radius(J: np.ndarray, steps: np.ndarray) -> float:
-    """The spectral radius of the iteration; infinite where somewhat longer steps would diverge."""
-
-    def of(factor: float) -> float:
-        return float(np.abs(np.linalg.eigvals(np.eye(len(J)) - factor * steps[:, None] * J)).max())
-
-    return of(1.0) if of(DAMPED) < 1 else np.inf
 
 
 @method
@@ -157,61 +147,12 @@ class FedMSA(Sequences[State]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """β = 1/(L_h + 2τ), α = min(0.9/L_F, ½βμ_h/L_y), L_y the curvature of F that goes through y.
-
-        The second bound keeps x slower than y, which solves its level at the rate βμ_h: beyond 2βμ_h/L_y the
-        pair turns round and round. K is what the clients' unlike Hessians, τ, leave: K β τ ≤ ½.
-        """
-        if isinstance(at.problem, MultiSequence):
-            return cls._of_equations(at)
-        if isinstance(at.problem, Composition):
-            return cls._of_composition(at)
-        h, F, through = at["lower"], at.F, at.constants.through
-        if not h.mu > WELL * h.L:
-            raise NoRule("the lower level is not strongly convex at the start")
-        tau = h.curvature_heterogeneity
-        K = 1 if at.partial else int(np.clip(h.L / (2 * max(tau, 1e-3 * h.L)), 1, LONGEST))
-        beta = 1 / (at.cohort_L(h) + (2 * tau if K > 1 else 0.0))
-        alpha = 0.9 * F.step
-        why = "alpha = 0.9/L_F"
-        if through and 0.5 * beta * h.mu / through < alpha:
-            alpha, why = 0.5 * beta * h.mu / through, "alpha keeps x slower than y: ½ beta mu_h/L_y"
+        """By `fedstrata.methods._shared.rules.coupled`; with a part of the clients ρ = 1/R, full start."""
+        K, drift = unlike(at) if isinstance(at.problem, Bilevel | Minimax) else (1, 0.0)
+        pair = coupled(at, drift=drift, steady=True)
         options: dict[str, Any] = {"rho": 1 / at.rounds, "full_start": True} if at.partial else {}
-        rate = K * min(alpha * F.mu, beta * h.mu / 2)
-        its = cls(alpha, beta, K=K, clients=min(at.participants, 10), **options)
-        return Practical(its, rate, ("beta = 1/L of the lower level", why), cost=2.0)
-
-    @classmethod
-    def _of_composition(cls, at: Conditions) -> Practical:
-        """β = 1 where all take part; α slow enough for values and adjoints to follow."""
-        its = at.F
-        if getattr(at.problem, "lifted", False):
-            raise NoRule("the threshold is in the unit of the loss, in which x's step size means nothing")
-        if its.kinked:
-            raise NoRule("FedMSA's sequences assume smooth levels")
-        alpha = its.step / 4
-        options: dict[str, Any] = {"rho": 1 / at.rounds, "full_start": True} if at.partial else {}
-        method = cls(alpha, 0.5, clients=min(at.participants, 10), **options)
-        return Practical(method, alpha * its.mu, ("alpha = ¼/L, beta = ½",), cost=2.0)
-
-    @classmethod
-    def _of_equations(cls, at: Conditions) -> Practical:
-        """The α and β, of powers of two, with the least spectral radius of 1 − diag(α, β) J."""
-        J, n = at.constants.jacobian, at.dimension
-        if J is None:
-            raise NoRule("the maps' Jacobian was not measured")
-        size = np.abs(np.linalg.eigvals(J)).max()
-        tried = [(a / size, b / size) for a in 0.5 ** np.arange(-1, 16) for b in 0.5 ** np.arange(-4, 12)]
-        radii = [_radius(J, np.where(np.arange(len(J)) < n, a, b)) for a, b in tried]
-        best = int(np.argmin(radii))
-        if not radii[best] < 1:
-            raise NoRule("no steps make the maps' linearisation contract")
-        shorter = at.participants / at.clients / at.slower
-        alpha, beta = (step * shorter for step in tried[best])
-        radius = _radius(J, np.where(np.arange(len(J)) < n, alpha, beta))
-        options: dict[str, Any] = {"rho": 1 / at.rounds, "full_start": True} if at.partial else {}
-        method = cls(alpha, beta, clients=min(at.participants, 10), **options)
-        return Practical(method, 1 - radius, ("alpha, beta: fastest on the maps' Jacobian",), cost=2.0)
+        its = cls(pair.alpha, pair.beta, K=K, clients=min(at.participants, CHOSEN), **options)
+        return pair.of(its, rate=K * pair.rate, cost=2.0)
 
     @by_options
     def reveals_on(self, problem: Problem) -> Reveals:

@@ -27,7 +27,9 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.rules import descent, own_sets, scale
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -54,6 +56,13 @@ class FedMSPP(Method[Minimization, State]):
 
     solves = (Minimization,)
     sums_steps = "H"
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """As FedAvg's, with a pull that is weak beside L: η = 10 H/L."""
+        its = at["loss"]
+        steps = descent(at, its, local=True)
+        return steps.of(cls(10 * steps.H / scale(its), steps.gamma, steps.H), doubts=own_sets(at))
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)

@@ -46,7 +46,9 @@ from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.hypergradient import Products
 from fedstrata.estimators.sequences import gap, linearised
 from fedstrata.methods._shared.implicit import Curvature, Implicit, Inverse
+from fedstrata.methods._shared.rules import composed, inner_steps, two_levels
 from fedstrata.problems.classes import Bilevel, Composition, Minimax
+from fedstrata.problems.measured import Conditions, Practical
 
 Direction = Callable[[PyTree], PyTree]
 Draw = Callable[[Key], Direction]
@@ -100,6 +102,20 @@ class FedNest(Implicit[Nested, State]):
         if isinstance(problem, Composition) and (N := len(chain_of(problem).inner)) != 1:
             return f"FedNest's composition has one inner mean, and this one has {N}: use FedMSA."
         return super().refuses(problem)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """β = 1/L_h, T averagings that leave a tenth of y's error, τ = 1; conjugate gradients for line 6.
+
+        The paper's N' is drawn, which is a noise. Of a composition β = 1, T = 1: y is then g(x).
+        """
+        if isinstance(at.problem, Composition):
+            steps = composed(at)
+            return steps.of(cls(steps.gamma, 1.0, inverse="cg"), "beta = 1", cost=4.0)
+        T, N = inner_steps(at)
+        pair = two_levels(at, y_steps=T)
+        its = cls(pair.alpha, pair.beta, T, N=N, inverse="cg")
+        return pair.of(its, cost=2.0 * T + 2 + (N + 1 if isinstance(at.problem, Bilevel) else 0))
 
     def init(self, problem: Nested, x0: PyTree, y0: PyTree) -> State:
         y = followed(problem, y0)[0] if isinstance(problem, Composition) else y0

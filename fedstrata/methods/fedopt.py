@@ -58,7 +58,9 @@ from fedstrata.core.method import (
 from fedstrata.core.problem import Projection
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.rules import descent, own_sets
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, Practical
 from fedstrata.problems.sets import Box, NonNegative
 from fedstrata.support.optimisers import first_like
 from fedstrata.support.points import nonfinite_leaves
@@ -145,6 +147,17 @@ class FedOpt(Method[Minimization, State]):
             "first step is a sign, rather a median). Use client=optax.sgd(…), and the adaptive one at the "
             "server."
         ]
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """FedAvgM with Nesterov's momentum (√κ − 1)/(√κ + 1) and H = 1; without κ plain steps."""
+        its = at["loss"]
+        steps, free = descent(at, its), at.problem.set_of_x.trivial
+        if steps.fades or not free or not its.mu > 0:
+            return steps.of(cls(optax.sgd(1.0), optax.sgd(steps.gamma)), doubts=own_sets(at))
+        root = float(np.sqrt(steps.rate))
+        server = optax.sgd(1.0, momentum=(1 - root) / (1 + root), nesterov=True)
+        return steps.of(cls(optax.sgd(steps.gamma), server), "the server's momentum by kappa", rate=root)
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         for side in ("client", "server"):

@@ -25,7 +25,9 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, LocalSteps, Method, NonNegative, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.rules import descent, own_sets
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -52,6 +54,13 @@ class FedProx(Method[Minimization, State]):
 
     solves = (Minimization,)
     sums_steps = "H"
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """As FedAvg's, with a pull as strong as the clients' Hessians differ."""
+        its = at["loss"]
+        steps = descent(at, its, local=True)
+        return steps.of(cls(steps.gamma, its.curvature_heterogeneity, steps.H), doubts=own_sets(at))
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)

@@ -28,7 +28,12 @@ from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.rules import Pair, largest
+from fedstrata.methods._shared.schedules import fading
 from fedstrata.problems.classes import Bilevel
+from fedstrata.problems.measured import WELL, Conditions, NoRule, Practical
+
+HEADS = 5  # steps of a head in `FedRep.practical`
 
 
 class State(NamedTuple):
@@ -66,6 +71,20 @@ class FedRep(Method[Bilevel, State]):
         if problem.upper != problem.lower:
             return "FedRep minimises one function in x and y: give it twice, fs.Bilevel(f, f, local=True)."
         return None
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """γ = 1/(L_F + ‖∇²_xy f‖²/μ_y), a bound of f's curvature in x; η = 1/max L_y, τ = 5, H = 1."""
+        f, F, coupling = at["lower"], at.F, at.constants.coupling or 0.0
+        if f.kinked or not f.mu > WELL * f.L:
+            raise NoRule("the loss is not smooth and strongly convex in the heads at the start")
+        gamma, eta = F.within(F.L + coupling**2 / f.mu), 1 / largest(f)
+        rate = min(gamma * max(F.mu, 0.0), HEADS * eta * f.mu / 2)
+        why = ("gamma = 1/L of f in x", "eta = 1/L of f in y")
+        pair = Pair(gamma, eta, rate, why)
+        if at.partial:
+            pair = pair._replace(alpha=fading(gamma, rate / 2), rate=0.0, fades=True)
+        return pair.of(cls(pair.alpha, eta, tau=HEADS))
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
         return State(x0)

@@ -28,8 +28,10 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.descent_ascent import Pair, inside, local_steps
+from fedstrata.methods._shared.rules import two_levels
 from fedstrata.methods._shared.sequences import moving_set
 from fedstrata.problems.classes import Minimax
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -67,6 +69,12 @@ class FedSGDAPlus(Method[Minimax, State]):
     @classmethod
     def refuses(cls, problem: Minimax) -> str | None:
         return super().refuses(problem) or moving_set(cls.__name__, problem)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """As LocalSGDA's: K = 1 has no drift, and a strongly concave payoff needs no snapshot, S = 1."""
+        pair = two_levels(at)
+        return pair.of(cls(pair.alpha, pair.beta))
 
     def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, x0)

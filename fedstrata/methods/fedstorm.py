@@ -49,8 +49,10 @@ from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import sequences
 from fedstrata.estimators.hypergradient import Products
+from fedstrata.methods._shared.rules import coupled, unlike
 from fedstrata.methods._shared.sequences import Point, Sequences
 from fedstrata.problems.classes import Bilevel, Minimax
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -98,6 +100,15 @@ class FedSTORM(Sequences[State]):
         if problem.local and not isinstance(problem, Bilevel):
             return "FedSTORM takes local lower levels; for local compositions there are FCSGM and LocalSCGDM."
         return super().refuses(problem)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """As FedMSA's, with c = 0, which has no drift; of a part of the clients c = 1/R."""
+        shared = isinstance(at.problem, Bilevel | Minimax) and not at.problem.local
+        steps, drift = unlike(at) if shared else (1, 0.0)
+        pair = coupled(at, drift=drift, steady=True)
+        c = 1 / at.rounds if at.partial else 0.0
+        return pair.of(cls(pair.alpha, pair.beta, c, steps), rate=steps * pair.rate, cost=2.0)
 
     def init(self, problem: Problem, x0: PyTree, y0: PyTree) -> State:
         Z = () if problem.local else sequences.start(problem, x0, y0, self.adjoint)

@@ -37,7 +37,12 @@ from fedstrata.core.method import (
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import sphere
 from fedstrata.methods._shared.rounding import lost_in_rounding
+from fedstrata.methods._shared.schedules import fading
+from fedstrata.methods._shared.zeroth import MOST, by_values
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, Practical
+
+NARROW = 0.1  # the width in `FedZO.practical`, of one for differences on both sides
 
 
 class State(NamedTuple):
@@ -74,6 +79,25 @@ class FedZO(Method[Minimization, State]):
 
     def cautions(self, moment: Moment) -> list[str]:
         return super().cautions(moment) + lost_in_rounding(self, "mu", moment)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """With b = min(n, 32) directions η = 1/(L (1 + (n − 1)/(b p))), fading as they are noise."""
+        its, n = at["loss"], at.dimension
+        b = min(n, MOST)
+        options, _, _, _ = by_values(at, its, own=True)
+        doubts = () if at.problem.without_derivatives else ("the loss has gradients, which tell more",)
+        if its.kinked:
+            return Practical(
+                cls(options["gamma"], options["eta"], b=b), 0.0, ("kinks: both fall",), True, doubts=doubts
+            )
+        eta = its.within(at.cohort_L(its)) / (1 + (n - 1) / (b * at.participants))
+        rate = eta * max(its.mu, 0.0)
+        width, why = NARROW * options["eta"], "eta = 1/(L (1 + (n − 1)/(b p)))"
+        if at.clients > 1:
+            method = cls(fading(eta, rate / 2), width, b=b)
+            return Practical(method, 0.0, (f"{why}, fading as directions are noise",), True, doubts=doubts)
+        return Practical(cls(eta, width, b=b), rate, (why,), doubts=doubts)
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)

@@ -33,8 +33,10 @@ from fedstrata.core.types import Function, Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.compositional import Compositional, level_mean
+from fedstrata.methods._shared.rules import composed
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import tracker_of
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -69,6 +71,12 @@ class GCIVR(Compositional[State]):
 
     needs = "gradients, the Jacobian of g"
     full_participation = "its estimates are recursive, over all clients."
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """η = 1/L_Φ, with all samples, for which τ makes no difference."""
+        steps = composed(at)
+        return steps.of(cls(steps.gamma), cost=2.0)
 
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
         y = c.followed(problem, y0)

@@ -28,7 +28,9 @@ from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.hypergradient import Products
 from fedstrata.methods._shared.implicit import Curvature, Implicit, Inverse
+from fedstrata.methods._shared.rules import inner_steps, two_levels
 from fedstrata.problems.classes import Bilevel
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -68,6 +70,13 @@ class HypergradientDescent(Implicit[Bilevel, State]):
     needs = "gradients, Hessian-vector products"
     linear = frozenset({"lower"})
     server_steps = True
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """α = 0.9/L_F, β = 1/L_h, T steps of y that leave a tenth, N products that leave 10⁻³."""
+        T, N = inner_steps(at)
+        pair = two_levels(at, y_steps=T)
+        return pair.of(cls(pair.alpha, pair.beta, T, N), cost=T + N + 2.0)
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, tree.zeros_like(y0), self.no_curvature(problem))

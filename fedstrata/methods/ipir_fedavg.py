@@ -49,6 +49,9 @@ from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.methods._shared.regularized import Regularized, Scale, StepSizes, direction
 from fedstrata.methods.str_fedavg import averaged
 from fedstrata.problems.classes import Objective, Selection
+from fedstrata.problems.measured import Conditions, Practical
+
+NEAR = 0.01  # λ in `IPIRFedAvg.practical`
 
 
 class State(NamedTuple):
@@ -116,6 +119,12 @@ class IPIRFedAvg(Regularized[State]):
 
     def cautions(self, moment: Moment) -> list[str]:
         return [] if self.inner == "weak_sharp" else self.flat(moment)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """The warm rule, λ = 0.01, so that y is about 1 % of f's slope away, and γ = 3λ/(4(λ + 2))."""
+        why = "lam = 0.01, gamma by the theorem's bound for f/S_f, inner rounds that follow y"
+        return Practical(cls(3 * NEAR / (4 * (NEAR + 2)), NEAR, "warm"), 0.0, (why,), cost=31.0)
 
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
         return State(x0, x0, x0, Scale.unknown(x0))

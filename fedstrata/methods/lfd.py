@@ -30,7 +30,9 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, Method, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.rules import descent, own_sets
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -56,6 +58,12 @@ class LFD(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """As FedAvg's, on all devices of a round."""
+        steps = descent(at, at["loss"], local=True)
+        return steps.of(cls(steps.gamma, steps.H), doubts=own_sets(at))
 
     @by_options
     def reveals_on(self, problem: Minimization) -> Reveals:

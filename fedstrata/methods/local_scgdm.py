@@ -29,7 +29,9 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, Fraction, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.local_composition import Tracked, draw, refused
+from fedstrata.methods._shared.rules import composed
 from fedstrata.problems.classes import Composition
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -65,6 +67,12 @@ class LocalSCGDM(Method[Composition, State]):
     @classmethod
     def refuses(cls, problem: Composition) -> str | None:
         return refused(cls.__name__, problem)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """η = 1/L_Φ, I = 1, β = 1, which has no bias with all samples."""
+        steps = composed(at)
+        return steps.of(cls(steps.gamma, 1.0))
 
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, tree.zeros_like(x0))

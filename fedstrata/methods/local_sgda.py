@@ -13,16 +13,15 @@ X_i of their own clients project each step in x instead. Reveals only averages. 
 
 from __future__ import annotations
 
-import numpy as np
-
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.descent_ascent import Pair, inside, local_steps
+from fedstrata.methods._shared.rules import two_levels
 from fedstrata.methods._shared.sequences import moving_set
 from fedstrata.problems.classes import Minimax
-from fedstrata.problems.measured import WELL, Conditions, NoRule, Practical
+from fedstrata.problems.measured import Conditions, Practical
 
 
 @method
@@ -51,16 +50,9 @@ class LocalSGDA(Method[Minimax, Pair]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """As FedMSA's, with τ = 1, which has no drift: η_y = 1/L_y, and x slower than y."""
-        h, F, through = at["lower"], at.F, at.constants.through
-        if not h.mu > WELL * h.L:
-            raise NoRule("the payoff is not strongly concave in y at the start")
-        if at.partial and max(h.heterogeneity, at["payoff"].heterogeneity) > 0:
-            raise NoRule("the choice of those who take part is a noise that LocalSGDA does not reduce")
-        eta_y = 1 / h.L
-        eta_x = min(0.9 * F.step, 0.5 * eta_y * h.mu / through if through else np.inf)
-        rate = min(eta_x * F.mu, eta_y * h.mu / 2)
-        return Practical(cls(eta_x, eta_y), rate, ("eta_y = 1/L_y, eta_x keeps x slower than y",))
+        """As FedMSA's, with τ = 1, which has no drift."""
+        pair = two_levels(at)
+        return pair.of(cls(pair.alpha, pair.beta))
 
     def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> Pair:
         return Pair(x0, y0)

@@ -24,7 +24,9 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.compositional import Compositional
+from fedstrata.methods._shared.rules import biased_where_partial, composed
 from fedstrata.problems.classes import Composition
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -44,6 +46,12 @@ class MBSGD(Compositional[State]):
 
     eta: Positive  # η
     batch_size: BatchSize = None
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """η = 1/L_Φ, with all samples."""
+        steps = composed(at)
+        return steps.of(cls(steps.gamma), cost=2.0, doubts=biased_where_partial(at))
 
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
         return State(x0)

@@ -31,8 +31,13 @@ from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.estimators.gradients import value_and_gradient
 from fedstrata.methods._shared.compositional import Compositional
+from fedstrata.methods._shared.rules import biased_where_partial, scale
 from fedstrata.problems.classes import Composition
+from fedstrata.problems.dro import DRO
 from fedstrata.problems.fairness import Constrained
+from fedstrata.problems.measured import Conditions, NoRule, Practical
+
+DUAL = 0.13  # of the multipliers' error, what a round removes at least
 
 
 class State(NamedTuple):
@@ -60,6 +65,30 @@ class PDSGD(Compositional[State]):
     beta: Positive  # β
     constraints: Literal["sampled", "all"] = "sampled"
     batch_size: BatchSize = None
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """With c = f_j: β ‖∇c‖² = L M, α = 1/(2L + λ L_c), ρ = β/2, λ ≈ ‖∇h‖/‖∇c‖, all M in a round.
+
+        Line 3 has the curvature L + β ‖∇c‖²/M + λ L_c. Of an epigraph ∇c = (∇f(g), −1) and β = L/‖∇c‖².
+        """
+        if isinstance(at.problem, Constrained):
+            h, c, count = at["plain"], at["constraints"], at.problem.count
+            if not c.gradient > 0:
+                raise NoRule("the constraints have no slope at the start")
+            L, steep = scale(h), c.gradient
+            alpha = 1 / (2 * L + h.gradient / steep * c.L)
+            beta = L * count / steep**2
+        else:
+            h = at.F
+            if isinstance(at.problem, DRO) and at.problem.lifted:
+                raise NoRule("one step size is for x and for the threshold, which is in the unit of the loss")
+            L = scale(h)
+            alpha, beta = 1 / (2 * L), L / (1 + h.gradient**2)
+        rate = min(alpha * max(h.mu, 0.0) / 2, DUAL)
+        why = "beta balances the constraints' curvature with the loss's, alpha = 1/their sum, rho = beta/2"
+        doubts = biased_where_partial(at)
+        return Practical(cls(alpha, beta / 2, beta, "all"), rate, (why,), cost=2.0, doubts=doubts)
 
     def judged_as(self, problem: Composition) -> Composition:
         return problem.exact() if isinstance(problem, Constrained) else problem

@@ -32,7 +32,9 @@ from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.curvature import hessian_product
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.personal import Personal
+from fedstrata.methods._shared.rules import descent, largest, scale
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, Practical
 from fedstrata.problems.of_clients import Adapted
 
 
@@ -65,6 +67,15 @@ class PerFedAvg(Personal[State]):
 
     def judged_as(self, problem: Minimization) -> Adapted:
         return Adapted(problem.loss, problem.project, self.at(0).alpha)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """α = 0.1/max L_i, a choice in the loss's unit; β = 1/L, H = 1, second order."""
+        its = at["loss"]
+        steps, alpha = descent(at, its), 0.1 / max(largest(its), scale(its))
+        rate = steps.rate * (1 - alpha * max(its.mu, 0)) ** 2
+        method = cls(steps.gamma, alpha, order="first" if its.kinked else "second")
+        return steps.of(method, "alpha = 0.1/L is a choice", rate=rate)
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
@@ -28,7 +30,10 @@ from fedstrata.core.method import BatchSize, Count, LocalSteps, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.personal import Personal
+from fedstrata.methods._shared.rules import LEFT, descent, largest, scale
+from fedstrata.methods._shared.schedules import fading, falling
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, Practical
 from fedstrata.problems.of_clients import Envelopes
 
 
@@ -64,6 +69,20 @@ class PFedMe(Personal[State]):
 
     def judged_as(self, problem: Minimization) -> Envelopes:
         return Envelopes.of(problem.loss, self.at(0).lam)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """λ = L, a choice in the loss's unit; γ = 1/(L_max + λ), K to a hundredth, η = 1/λ: w ← y_i."""
+        its = at["loss"]
+        lam = scale(its)
+        mu, within = max(its.mu, 0.0), 1 / (largest(its) + lam)
+        K = int(np.ceil(np.log(1 / LEFT) / -np.log1p(-min(within * lam, 0.9))))
+        rate, steps = mu / (lam + mu), descent(at, its)
+        if steps.fades and not its.kinked:
+            return steps.of(cls(fading(1 / lam, rate / 2), within, lam, K=K), "lam = L is a choice", rate=0.0)
+        gamma = falling(within, at.rounds) if its.kinked else within
+        why = "eta = 1/lam, gamma = 1/(L + lam), K to a hundredth; lam = L is a choice"
+        return steps._replace(why=why).of(cls(1 / lam, gamma, lam, K=K), rate=0.0 if its.kinked else rate)
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0)

@@ -26,7 +26,9 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, LocalSteps, Method, NonNegative, Positive, method
 from fedstrata.core.types import Array, Integer, Key, PyTree
 from fedstrata.methods._shared.personal import local_sgd
+from fedstrata.methods._shared.rules import descent, largest, scale
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, NoRule, Practical
 from fedstrata.problems.of_clients import PowerOfLosses
 
 
@@ -61,6 +63,17 @@ class QFedAvg(Method[Minimization, State]):
         if problem.project.shared:
             return None
         return "QFedAvg's server makes the step, so it cannot use a client's own project(x, client)."
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """1/γ = max L_i, H = 1, q = 1; what F and its slope add to L slows it down."""
+        its = at["loss"]
+        if not its.value >= 0:
+            raise NoRule("the loss is negative at the start, and its power has no value there")
+        steps = descent(at, its, largest(its))
+        slopes = its.gradient**2 + its.heterogeneity**2
+        rate = steps.rate / (1 + slopes / (its.value * scale(its))) if its.value > 0 else 0.0
+        return steps.of(cls(steps.gamma), "q = 1; another is another objective", rate=rate)
 
     def judged_as(self, problem: Minimization) -> PowerOfLosses:
         return PowerOfLosses(problem.loss, problem.project, self.at(0).q)

@@ -28,6 +28,7 @@ from fedstrata.core.method import BatchSize, Count, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.regularized import Regularized, Scale
 from fedstrata.problems.classes import Selection
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -62,6 +63,11 @@ class RAPM(Regularized[State]):
     batch_size: BatchSize = None
 
     full_participation = "its acceleration adds up what sampled gradients miss, and diverges."
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """The exponent b = 1: η = 1/R, with which both levels' errors fall like 1/R."""
+        return Practical(cls(), 0.0, ("eta = 1/R; scales are estimated",), fades=True)
 
     def plan(self, rounds: int) -> RAPM:
         return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))

@@ -32,6 +32,7 @@ from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import BatchSize, Fraction, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.descent_ascent import Pair, descent, refused_variates
+from fedstrata.methods._shared.rules import largest, operator
 from fedstrata.problems.classes import Minimax, Minimization
 from fedstrata.problems.measured import Conditions, NoRule, Practical
 
@@ -70,9 +71,14 @@ class Scaffnew(Method[Minimization | Minimax, Pair]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """γ = 1/L_max and p = 1/√κ: as many rounds as an accelerated method, of 1/p steps each."""
+        """γ = 1/L_max and p = 1/√κ: as many rounds as an accelerated method, of 1/p steps each.
+
+        Of a `Minimax` γ is that of an operator, by `fedstrata.methods._shared.rules.operator`, and p = √(γμ).
+        """
         if isinstance(at.problem, Minimax):
-            raise NoRule("Scaffnew's rule is for one variable")
+            gamma, rate = operator(at, largest(at["payoff"]), largest(at["lower"]))
+            p = float(np.clip(np.sqrt(2 * rate), FEWEST, 1.0))
+            return Practical(cls(gamma, p), min(rate / p, p), ("gamma for both variables, p = √(gamma mu)",))
         its = at["loss"]
         if its.kinked or not its.mu > 0:
             raise NoRule("Scaffnew needs a loss that is smooth and strongly convex")

@@ -33,6 +33,7 @@ from fedstrata.core.method import (
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.regularized import Regularized, Scale
 from fedstrata.problems.classes import Selection
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -83,6 +84,13 @@ class SequentialRegularization(Regularized[State]):
         if grid.size == 0:
             raise ValueError("SequentialRegularization: eta must be one row of numbers, but is empty.")
         object.__setattr__(self, "eta", grid)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """Eight η from 1 to 10⁻⁴, each from where the last one ended."""
+        grid = tuple(float(eta) for eta in np.geomspace(1, 1e-4, 8))
+        why = "eta from 1 to 1e-4, each with its share of the rounds; scales are estimated"
+        return Practical(cls(grid, warm_start=True), 0.0, (why,), fades=True)
 
     def plan(self, rounds: int) -> SequentialRegularization:
         shared = rounds if self.R is None else self.R

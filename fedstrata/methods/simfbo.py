@@ -32,8 +32,10 @@ from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, metho
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import sequences
 from fedstrata.estimators.hypergradient import Coupled, Products
+from fedstrata.methods._shared.rules import two_levels
 from fedstrata.methods._shared.sequences import refused_sets
 from fedstrata.problems.classes import Bilevel
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class Point(NamedTuple):
@@ -42,6 +44,9 @@ class Point(NamedTuple):
     x: PyTree
     y: PyTree
     v: PyTree
+
+
+UNCUT = 1e15  # the radius in `SimFBO.practical`; its square is a float32, too
 
 
 class State(NamedTuple):
@@ -83,6 +88,13 @@ class SimFBO(Method[Bilevel, State]):
     @classmethod
     def refuses(cls, problem: Bilevel) -> str | None:
         return refused_sets(cls.__name__, problem, server=True)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """τ = 1, which has no drift; α and β as FedMSA's, and no cut of v."""
+        pair = two_levels(at)
+        x, y = pair.alpha, pair.beta
+        return pair.of(cls(x, y, y, x, y, y, radius=UNCUT), "no cut of v")
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, tree.zeros_like(y0))

@@ -24,7 +24,9 @@ from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import sequences
 from fedstrata.estimators.hypergradient import Products
+from fedstrata.methods._shared.rules import coupled
 from fedstrata.methods._shared.sequences import Point, Sequences, step
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -53,6 +55,12 @@ class SOBA(Sequences[State]):
     batch_size: BatchSize = None
 
     server_steps = True
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """By `fedstrata.methods._shared.rules.coupled`."""
+        pair = coupled(at)
+        return pair.of(cls(pair.alpha, pair.beta))
 
     def init(self, problem: Problem, x0: PyTree, y0: PyTree) -> State:
         return State(x0, sequences.start(problem, x0, y0, self.adjoint))

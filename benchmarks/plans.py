@@ -1,0 +1,203 @@
+"""How well plans predict, how often their steps solve, and whether the first recommendation is a good one.
+
+    python -m benchmarks.plans [--seeds 2] [--first 300] [--x64] [--cases] [--list] [NAME …]
+
+Every method that fits a problem gets its steps from `fedstrata.plan`'s rule, and runs for up to four times
+the rounds that the plan expects (2,000, where it expects none). *Solved* is an x within 1 % of the solution,
+or an excess within 10⁻⁴ of the start's; of a method for another objective the certificate says it. *Measured*
+is the first round at which x is within 1 %, *predicted* what the plan says for that. The first of
+`fedstrata.recommend` is *right* where no more than one other method comes within 1 % in fewer exchanges.
+
+The problems are those of `benchmarks.verdicts` and `benchmarks.auto`, with all clients in a round.
+``--cases`` takes those of `fedstrata.testing.cases`, whose solutions "auto" finds and a certificate confirms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedstrata as fs
+from benchmarks.auto import EVERY
+from benchmarks.verdicts import Trial, flat
+from fedstrata.advice.recommend import ANOTHER, Advice, conditions, expected, ranked
+
+CLOSE = 1e-2
+LONGER = 4  # times the expected rounds
+MOST, UNKNOWN, FEWEST = 20_000, 2_000, 50  # rounds
+
+
+@dataclass
+class Ran:
+    """One method on one problem.
+
+    Attributes:
+        name: the method's.
+        predicted, measured: rounds to within 1 %; infinite where not known, or not reached.
+        exchanges: until then.
+        solved: whether it is, at the end.
+        own: whether the method solves the problem, not another.
+    """
+
+    name: str
+    predicted: float
+    measured: float
+    exchanges: float
+    solved: bool
+    own: bool
+
+
+def distance(trial: Trial) -> Any:
+    """A metric: how far x is from the solution, relative to that."""
+    best = jnp.asarray(flat(trial.x_star))
+    length = float(np.linalg.norm(flat(trial.x_star)))
+
+    def away(x: Any, y: Any) -> Any:
+        at = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(getattr(x, "x", x))])
+        return jnp.linalg.norm(at - best) / length
+
+    return away
+
+
+def run(trial: Trial, its: Advice, away: Any, seed: int) -> Ran:
+    """For as long as the plan says, and longer."""
+    assert its.practical is not None
+    needed = expected(its.practical.rate, CLOSE)
+    known = math.isfinite(needed) and not its.practical.fades
+    rounds = int(np.clip(LONGER * needed, FEWEST, MOST)) if known else UNKNOWN
+    every = max(1, rounds // 1000)
+    own = ANOTHER not in its.reasons
+    options = {"y0": trial.y0, "seed": seed, "progress": False, "certify": False, "default_metrics": False}
+    options |= {"metrics": {"away": away}, "eval_every": every, "rounds": rounds, **trial.options}
+    try:
+        result = fs.solve(trial.problem, its.method, trial.data, trial.x0, **options)
+    except fs.Diverged as diverged:
+        result = diverged.result
+    far = np.asarray(result.history["away"])
+    within = np.flatnonzero(far <= CLOSE)
+    at = float(result.history["round"][within[0]]) if len(within) else math.inf
+    each = result.ledger.exchanges / max(result.ledger.rounds, 1)
+    solved = trial.truth(result.x) == "right" if own else fs.certify(result).solved
+    return Ran(its.name, needed if known else math.inf, at, at * each, solved, own)
+
+
+def trials(names: list[str], seeds: range) -> Iterator[tuple[str, int, Trial]]:
+    """The random problems."""
+    for name in names:
+        for seed in seeds:
+            yield name, seed, EVERY[name](np.random.default_rng([seed, *name.encode()]))
+
+
+def of_cases() -> Iterator[tuple[str, int, Trial]]:
+    """The problems of `fedstrata.testing.cases`, each once, whose solutions are looked for."""
+    seen: list[Any] = []
+    for case in fs.testing.all_cases():
+        if any(case.problem is other for other in seen):
+            continue
+        seen.append(case.problem)
+        found = searched(case.problem, case.data, case.x0, case.y0)
+        if found is not None:
+            yield case.name, 0, Trial(case.problem, case.data, case.x0, found, {}, case.y0)
+
+
+def searched(problem: Any, data: Any, x0: Any, y0: Any) -> Any:
+    """A solution, by runs of "auto" until it is certified; None where none is."""
+    try:
+        result = fs.solve(problem, "auto", data, x0, y0=y0, progress=False, budget={"rounds": 50_000})
+    except ValueError:
+        return None
+    return result.x if result.certificate.solved else None
+
+
+def compared(trial: Trial, seed: int) -> tuple[list[Ran], list[Advice]]:
+    """All methods on one problem, in the order of `fedstrata.recommend`."""
+    weights = trial.options.get("weights", "uniform")
+    at = conditions(trial.problem, trial.data, trial.x0, trial.y0, weights=weights, rounds=UNKNOWN)
+    order = ranked(at)
+    away = distance(trial)
+    return [run(trial, its, away, seed) for its in order if its.practical is not None], order
+
+
+def is_right(order: list[Advice], runs: list[Ran]) -> bool | None:
+    """Whether the first is among the two that need fewest exchanges; None where none reaches the solution."""
+    reached = {its.name: its.exchanges for its in runs if its.own and math.isfinite(its.exchanges)}
+    if not reached or not order or order[0].avoid or order[0].practical is None:
+        return None if not reached else False
+    mine = reached.get(order[0].name, math.inf)
+    return sum(other < mine for other in reached.values()) <= 1
+
+
+def table(rows: dict[str, list[Ran]]) -> str:
+    """One line for each method."""
+    lines = [
+        "| method | problems | solved | rounds predicted, in the middle | measured | measured/predicted |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in sorted(rows, key=str.lower):
+        runs = rows[name]
+        both = [r for r in runs if math.isfinite(r.predicted) and 0 < r.measured < math.inf]
+        reached = [r.measured for r in runs if math.isfinite(r.measured)]
+        predicted, measured = (
+            np.median([r.predicted for r in both] or [np.nan]),
+            np.median(reached or [np.nan]),
+        )
+        ratios = np.array([r.measured / r.predicted for r in both]) if both else np.array([np.nan])
+        low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9])
+        spread = f"{middle:.2g} ({low:.2g} to {high:.2g})" if both else "–"
+        shown = [f"{value:.3g}" if value == value else "–" for value in (predicted, measured)]
+        solved = sum(r.solved for r in runs)
+        lines.append(f"| {name} | {len(runs)} | {solved} | {' | '.join(shown)} | {spread} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--first", type=int, default=300, help="the first seed")
+    parser.add_argument("--x64", action="store_true")
+    parser.add_argument("--cases", action="store_true", help="the problems of fedstrata.testing.cases")
+    parser.add_argument("--list", action="store_true", help="print every run")
+    parser.add_argument("names", nargs="*", default=[])
+    asked = parser.parse_args()
+    jax.config.update("jax_enable_x64", asked.x64)
+    warnings.simplefilter("ignore")
+    rows: dict[str, list[Ran]] = defaultdict(list)
+    first: list[tuple[str, bool | None]] = []
+    drawn = trials(asked.names or list(EVERY), range(asked.first, asked.first + asked.seeds))
+    for name, seed, trial in of_cases() if asked.cases else drawn:
+        began = time.perf_counter()
+        runs, order = compared(trial, seed)
+        for its in runs:
+            rows[its.name].append(its)
+        right = is_right(order, runs)
+        first.append((name, right))
+        if asked.list:
+            for its in runs:
+                print(
+                    f"    {its.name}: predicted {its.predicted:.0f}, measured {its.measured:.0f} rounds, "
+                    f"{its.exchanges:.0f} exchanges, {'solved' if its.solved else 'not solved'}"
+                )
+            for each in order:
+                if each.practical is None:
+                    print(f"    {each.name}: {'; '.join(each.reasons)}")
+        print(
+            f"{name} {seed}: first {order[0].name}, {right}, {time.perf_counter() - began:.0f} s", flush=True
+        )
+    print(f"\n{table(rows)}\n")
+    counted = [right for _, right in first if right is not None]
+    print(f"first choice among the two best: {sum(counted)} of {len(counted)}")
+
+
+if __name__ == "__main__":
+    main()

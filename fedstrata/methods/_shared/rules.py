@@ -1,0 +1,329 @@
+"""The practical rules that methods share: descent on a mean, two levels at their speeds, compositions.
+
+A rule turns measured constants (`fedstrata.problems.measured`) into steps. Each one here is used by several
+methods, whose `practical` names the steps as their papers do.
+
+    one level      γ = 1/L;  at kinks γ falls from ‖way ahead‖/‖∇f‖;  with a part of the clients it fades
+    local steps    H − 1 = 2δ μ/(γ τ (ζ/way + τ)), τ and ζ the clients' unlike Hessians and gradients:
+                   then the bias of drift, about γ (H − 1) τ (ζ + τ way)/2μ, is at most δ of the way ahead
+    two levels     β = 1/L_h,  α = min(0.9/L_F, ½ s/L_y), s the part of y's error that a round removes and
+                   L_y the curvature of F that goes through y: beyond 2s/L_y the pair turns round and round
+    an operator    γ = min a/(a² + ‖B‖²) over a = μ, L:  |1 − γ(a ± ib)|² ≤ 1 − γa  for all b ≤ ‖B‖
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedstrata.methods._shared.schedules import fading, falling
+from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
+from fedstrata.problems.dro import DRO
+from fedstrata.problems.measured import WELL, Conditions, Measured, NoRule, Practical
+
+BIAS = 1e-3  # δ, of the way ahead
+MOST_STEPS = 50  # local ones
+BELOW = 0.9  # of 1/L_F
+APART = 0.5  # of y's speed
+LEFT = 1e-2  # of an inner error, that inner steps are to leave
+
+
+class Steps(NamedTuple):
+    """A step along a gradient.
+
+    Attributes:
+        gamma: a number, or a function of the round.
+        rate: by which part the error falls in a round, with one local step; 0 where that is not known.
+        why: in words.
+        fades: whether gamma falls with the horizon.
+        H: local steps of a round.
+    """
+
+    gamma: Any
+    rate: float
+    why: str
+    fades: bool = False
+    H: int = 1
+
+    def of(self, method: Any, *reasons: str, **more: Any) -> Practical:
+        """The answer of a method's `practical`."""
+        rate = more.pop("rate", self.rate * self.H)
+        return Practical(method, rate, (self.why, *reasons), fades=self.fades, **more)
+
+
+def descent(at: Conditions, its: Measured, L: float | None = None, *, local: bool = False) -> Steps:
+    """One level's step, for a mean over those who take part.
+
+    Args:
+        at: the problem's constants.
+        its: those of the function.
+        L: the curvature that the step is for, in place of the mean's.
+        local: whether several steps are taken where the clients hardly differ.
+    """
+    if its.kinked:
+        return Steps(downhill(at, its), 0.0, "kinks: the step falls geometrically", True)
+    step = its.within(at.cohort_L(its) if L is None else L)
+    rate = step * max(its.mu, 0.0)
+    if at.partial and its.heterogeneity > 0:
+        why = "a step of 1/L of those who take part, fading as their choice is noise"
+        return Steps(fading(step, rate / 2), 0.0, why, True)
+    H = undrifted(at, its, step) if local else 1
+    why = "one local step has no drift" if H == 1 else f"{H} local steps drift by less than {BIAS:g}"
+    return Steps(step, rate, f"a step of 1/L; {why}", H=H)
+
+
+def downhill(at: Conditions, its: Measured) -> Any:
+    """A step for kinks: at first one that leads to the least value down the gradient, then shorter ones."""
+    return falling(its.reach / (its.gradient or 1.0), at.rounds)
+
+
+def undrifted(at: Conditions, its: Measured, step: float) -> int:
+    """How many local steps leave a bias of drift below ``BIAS`` of the way ahead."""
+    if at.slower > 1 or not at.problem.set_of_x.trivial or not its.mu > WELL * its.L or not its.reach > 0:
+        return 1
+    unlike = its.curvature_heterogeneity
+    pull = step * unlike * (its.heterogeneity / its.reach + unlike)
+    enough = min(MOST_STEPS, 1 / (step * its.mu))  # more only bring clients to their own minimisers
+    return int(np.clip(1 + 2 * BIAS * its.mu / pull if pull > 0 else enough, 1, max(enough, 1)))
+
+
+class Pair(NamedTuple):
+    """The steps of two levels.
+
+    Attributes:
+        alpha, beta: of x and of y: numbers, or functions of the round.
+        rate: by which part the error of x falls in a round.
+        why: in words.
+        fades: whether they fall with the horizon.
+    """
+
+    alpha: Any
+    beta: Any
+    rate: float
+    why: tuple[str, ...]
+    fades: bool = False
+
+    def of(self, method: Any, *reasons: str, **more: Any) -> Practical:
+        """The answer of a method's `practical`."""
+        return Practical(method, more.pop("rate", self.rate), (*self.why, *reasons), fades=self.fades, **more)
+
+    def faded(self, at: Conditions) -> Pair:
+        """Both fade, at one pace, where the choice of clients is a noise that the method does not reduce."""
+        alike = isinstance(at.problem, Bilevel | Minimax) and not any(
+            its.heterogeneity > 0 for its in at.constants.levels.values()
+        )
+        if not at.partial or alike:
+            return self
+        alpha, beta = (fading(step, self.rate / 2) for step in (self.alpha, self.beta))
+        return Pair(alpha, beta, 0.0, (*self.why, "both fade, as the choice of clients is noise"), True)
+
+
+def strongly_convex(at: Conditions) -> Measured:
+    """The lower level's constants; of a payoff those of −f in y."""
+    h = at["lower"]
+    if not h.mu > WELL * h.L:
+        raise NoRule("the lower level is not strongly convex in y at the start (a payoff: strongly concave)")
+    return h
+
+
+def curvature_through(at: Conditions) -> float:
+    """L_y; where clients have lower levels of their own it is not measured, and at most about F's."""
+    through = at.constants.through
+    return max(at.F.L, -at.F.mu) if through is None else through
+
+
+def two_levels(
+    at: Conditions, *, y_steps: int = 1, drift: float = 0.0, steady: bool = False, slower: float = 1.0
+) -> Pair:
+    """The steps of x and y.
+
+    Args:
+        at: the problem's constants.
+        y_steps: steps of y in a round.
+        drift: what is added to L_h for local steps.
+        steady: whether the method reduces the noise of a choice of clients itself.
+        slower: how many times shorter x's step is.
+    """
+    h, F = strongly_convex(at), at.F
+    beta = 1 / (at.cohort_L(h) + drift)
+    speed = 1 - (1 - min(beta * h.mu, 1.0)) ** y_steps
+    alpha, through = BELOW * F.step / slower, curvature_through(at)
+    why = "alpha = 0.9/L_F"
+    if through > 0 and APART * speed / through / slower < alpha:
+        alpha, why = APART * speed / through / slower, "alpha keeps x slower than y"
+    rate = min(alpha * max(F.mu, 0.0), speed / 2)
+    found = Pair(alpha, beta, rate, ("beta = 1/L of the lower level", why))
+    return found if steady else found.faded(at)
+
+
+def operator(at: Conditions, L_x: float, L_y: float) -> tuple[float, float]:
+    """One step for (∇_x f, −∇_y f), and its rate, where the payoff is convex–concave.
+
+    Args:
+        at: the problem's constants.
+        L_x: the payoff's curvature in x.
+        L_y: that in y.
+    """
+    f, h, B = at["payoff"], strongly_convex(at), at.constants.coupling or 0.0
+    if not f.mu > WELL * f.L:
+        raise NoRule("the payoff is not strongly convex in x at the start, which one step for x and y needs")
+    mu, L = min(f.mu, h.mu), max(L_x, L_y)
+    gamma = min(a / (a**2 + B**2) for a in (mu, L))
+    return gamma, gamma * mu / 2
+
+
+def composed(at: Conditions, slower: float = 1.0, *, found: bool = False) -> Steps:
+    """A step along the gradient of a composition, or of a risk.
+
+    Args:
+        at: the problem's constants.
+        slower: how many times the step is shorter than 1/L.
+        found: whether the method finds a risk's threshold itself.
+    """
+    if not found and isinstance(at.problem, DRO) and at.problem.lifted:
+        raise NoRule(
+            "one step size is for x and for the threshold, which is in the unit of the loss: see FastDRO"
+        )
+    its = at.F
+    if its.kinked:
+        return Steps(downhill(at, its), 0.0, "kinks: eta falls geometrically", True)
+    step = its.step / slower
+    if at.partial:
+        why = "eta = 1/L, fading as the choice of clients is noise"
+        return Steps(fading(step, step * max(its.mu, 0) / 2), 0.0, why, True)
+    return Steps(step, step * max(its.mu, 0), "eta = 1/L" if slower == 1 else f"eta = 1/({slower:g} L)")
+
+
+PART_IS_BIASED = "an inner mean over those who take part is not that over all: its limit is biased"
+
+
+def biased_where_partial(at: Conditions) -> tuple[str, ...]:
+    """What speaks against plain composed gradients."""
+    return (PART_IS_BIASED,) if at.partial else ()
+
+
+def largest(its: Measured) -> float:
+    """The largest curvature of a client's own function; the mean's where there are values only."""
+    return float(its.client_L.max(initial=its.L))
+
+
+def scale(its: Measured) -> float:
+    """A curvature, of a function with kinks too: its slope over the way ahead."""
+    bend = its.gradient / its.reach if its.kinked and its.reach > 0 else max(its.L, -its.mu)
+    if not bend > 0:
+        raise NoRule("the loss has no curvature at the start, by which a weight could be chosen")
+    return bend
+
+
+def own_sets(at: Conditions) -> tuple[str, ...]:
+    """What speaks against means of points that clients project onto sets of their own."""
+    return (
+        ()
+        if at.problem.set_of_x.shared
+        else ("the mean of clients' own projections is not in all of their sets",)
+    )
+
+
+class Worst(NamedTuple):
+    """Descent in x, ascent in the clients' weights.
+
+    Attributes:
+        gamma, eta_lam: the steps: numbers, or functions of the round.
+        answer: makes a `Practical` of a method.
+    """
+
+    gamma: Any
+    eta_lam: Any
+    steps: Steps
+
+
+def worst_client(at: Conditions) -> Worst:
+    """γ = 1/L, η_λ = ½ μ/‖J‖², J the losses' derivative, ‖J‖² ≤ m ζ².
+
+    Around the solution the pair moves by [[1 − γμ, −γJᵀ], [ηJ, 1]], which turns outwards where γη‖J‖² > γμ.
+    """
+    its = at["loss"]
+    steps = descent(at, its, largest(its))
+    mu = max(its.mu, 1 / at.rounds * scale(its))
+    spread = at.clients * max(its.heterogeneity, LEFT * its.gradient) ** 2
+    if not spread > 0:
+        raise NoRule("the clients' losses do not differ at the start, so that no weights can be learned")
+    eta = mu / (2 * spread)
+    why = "eta_lam = mu/2 over the spread of clients' gradients"
+    if steps.fades:
+        falls = falling(eta, at.rounds) if its.kinked else fading(eta, max(its.mu, 0) / scale(its) / 2)
+        return Worst(steps.gamma, falls, steps._replace(why=f"{steps.why}; {why}"))
+    return Worst(steps.gamma, eta, Steps(steps.gamma, steps.rate / 4, f"gamma = 1/L; {why}"))
+
+
+# Coupled sequences
+
+LONGEST = 10  # local steps of two levels
+MOST_INNER = 20  # steps of y, and products of conjugate gradients, in a round
+DAMPED = 1.5  # times longer steps must still contract
+
+
+def unlike(at: Conditions) -> tuple[int, float]:
+    """Local steps K that clients' unlike Hessians τ leave, K β τ ≤ ½, and the 2τ that they add to L_h."""
+    h = strongly_convex(at)
+    tau = h.curvature_heterogeneity
+    K = 1 if at.partial else int(np.clip(h.L / (2 * max(tau, 1e-3 * h.L)), 1, LONGEST))
+    return K, 2 * tau if K > 1 else 0.0
+
+
+def coupled(at: Conditions, *, drift: float = 0.0, steady: bool = False) -> Pair:
+    """The steps of x and of the sequences, for all that `SOLVES` them; β = ½ follows a composition's values.
+
+    Args:
+        at: the problem's constants.
+        drift: what is added to L_h for local steps.
+        steady: whether the method reduces the noise of a choice of clients itself.
+    """
+    if isinstance(at.problem, MultiSequence):
+        found = equations(at)
+    elif isinstance(at.problem, Composition):
+        if at.F.kinked:
+            raise NoRule("its sequences assume smooth levels")
+        alpha, rate, _, _, _ = composed(replace(at, participants=at.clients), 4)
+        found = Pair(alpha, 0.5, rate, ("alpha = 1/(4 L)", "beta = ½"))
+    else:
+        return two_levels(at, drift=drift, steady=steady)
+    return found if steady else found.faded(at)
+
+
+def equations(at: Conditions) -> Pair:
+    """The α and β, of powers of two, with the least spectral radius of 1 − diag(α, β) J."""
+    J, n = at.constants.jacobian, at.dimension
+    if J is None:
+        raise NoRule("the maps' Jacobian was not measured: there are too many variables")
+    size = np.abs(np.linalg.eigvals(J)).max()
+    tried = [(a / size, b / size) for a in 0.5 ** np.arange(-1, 16) for b in 0.5 ** np.arange(-4, 12)]
+    radii = [_radius(J, np.where(np.arange(len(J)) < n, a, b)) for a, b in tried]
+    best = int(np.argmin(radii))
+    if not radii[best] < 1:
+        raise NoRule("no steps make the maps' linearisation contract")
+    shorter = at.participants / at.clients / at.slower
+    alpha, beta = (step * shorter for step in tried[best])
+    radius = _radius(J, np.where(np.arange(len(J)) < n, alpha, beta))
+    return Pair(alpha, beta, 1 - radius, ("alpha, beta: fastest on the maps' Jacobian",))
+
+
+def _radius(J: np.ndarray, steps: np.ndarray) -> float:
+    """The spectral radius of the iteration; infinite where somewhat longer steps would diverge."""
+
+    def of(factor: float) -> float:
+        return float(np.abs(np.linalg.eigvals(np.eye(len(J)) - factor * steps[:, None] * J)).max())
+
+    return of(1.0) if of(DAMPED) < 1 else np.inf
+
+
+def inner_steps(at: Conditions) -> tuple[int, int]:
+    """Steps of y that leave a tenth of its error, and products of conjugate gradients that leave 10⁻³."""
+    h = strongly_convex(at)
+    kappa = max(at.cohort_L(h) / h.mu, 1.0)
+    return (
+        int(np.clip(np.ceil(kappa * np.log(10)), 1, MOST_INNER)),
+        int(np.clip(np.ceil(np.sqrt(kappa) * np.log(2e3) / 2), 2, MOST_INNER)),
+    )
