@@ -22,7 +22,7 @@ from fedstrata.core.client import is_converted, opened
 from fedstrata.core.counting import Ledger
 from fedstrata.core.types import Function, PyTree
 from fedstrata.data.samples import DataError as DataError
-from fedstrata.data.samples import array_of, finite, flattened, held, length_of, sizes_of, unwrapped
+from fedstrata.data.samples import array_of, by_name, finite, flattened, held, length_of, sizes_of, unwrapped
 from fedstrata.data.scaled import scaled
 from fedstrata.data.source import ScaledSource, Source, offsets_of, rows_of, source_digest, taken
 from fedstrata.data.storage import (
@@ -403,7 +403,7 @@ class FederatedData:
         """Whose sample each of the pooled test set is, where it says so."""
         if self.test is None:
             raise DataError("The data has no test part.")
-        if not isinstance(self.test, dict) or "client" not in self.test:
+        if "client" not in by_name(self.test):
             raise DataError(
                 "The test samples do not say whose they are. Give them an array 'client' with the clients' "
                 "numbers, as from_dataframe(…, test_fraction=…) does."
@@ -424,9 +424,9 @@ class FederatedData:
         self.need_memory("with_client_index")
 
         def add(samples: PyTree, sizes: np.ndarray) -> PyTree:
-            if not isinstance(samples, dict):
+            if not (named := by_name(samples)):
                 raise DataError("with_client_index needs samples that are dicts, e.g. {'x': …, 'y': …}.")
-            return {**samples, "client": np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)}
+            return {**named, "client": np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)}
 
         return replace(self, **{part: add(*self._part(part)) for part in self.part_sizes})
 
@@ -616,7 +616,7 @@ _lock = Lock()
 
 def _scale(samples: PyTree, name: str, mean: Any, deviation: Any) -> tuple[Any, Any]:
     """Mean and deviation as plain numbers, or nested tuples of them, that fit an array."""
-    known = [k for k in samples if not is_converted(samples[k])] if isinstance(samples, dict) else []
+    known = [k for k, leaf in by_name(samples).items() if not is_converted(leaf)]
     if name not in known:
         raise DataError(
             f"There is no array {name!r} to scale; there are {', '.join(map(repr, known)) or 'none'}."
@@ -635,7 +635,7 @@ def _scale(samples: PyTree, name: str, mean: Any, deviation: Any) -> tuple[Any, 
         )
 
     def plain(value: Any) -> Any:
-        return tuple(map(plain, value)) if isinstance(value, list) else value
+        return tuple(map(plain, value)) if type(value) is list else value
 
     return plain(parts[0].tolist()), plain(parts[1].tolist())
 
@@ -657,7 +657,7 @@ def _named(names: Sequence[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
     named = tuple(names)
-    if isinstance(names, str) or not all(isinstance(name, str) for name in named):
+    if isinstance(names, str) or any(not isinstance(name, str) for name in named):
         raise DataError(
             f"names must be words, one for each client, e.g. ['Basel', 'Zurich'], but is {names!r}."
         )

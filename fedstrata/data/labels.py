@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedstrata.data.federated import DataError, FederatedData
+from fedstrata.data.samples import by_name
 
 
 def check_labels(data: FederatedData, classes: int | None = None, label: str = "y") -> FederatedData:
@@ -52,5 +53,5 @@ def count_classes(data: FederatedData, label: str = "y") -> int:
 
 def _parts(data: FederatedData, label: str) -> Iterator[tuple[str, np.ndarray, np.ndarray | None]]:
     for part, samples in data.parts.items():
-        if isinstance(samples, dict) and label in samples:
+        if label in by_name(samples):
             yield part, np.asarray(samples[label]), data.part_sizes.get(part)

@@ -24,6 +24,7 @@ import numpy as np
 from fedstrata.core.counting import Ledger
 from fedstrata.core.types import PyTree
 from fedstrata.data.federated import DataError, FederatedData
+from fedstrata.data.samples import by_name
 
 Impute = Literal["mean"] | None
 Sample = dict[str, np.ndarray]
@@ -221,7 +222,7 @@ def check_impute(impute: object) -> None:
 
 
 def _numbers(samples: PyTree, name: str, client: int) -> np.ndarray:
-    known = list(samples) if isinstance(samples, Mapping) else []
+    known = list(by_name(samples))
     if name not in known:
         has = f"it has {', '.join(map(repr, known))}" if known else "its samples are not a dict of arrays"
         raise DataError(f"client {client} has no array {name!r}; {has}. Name the arrays, of=('x',).")

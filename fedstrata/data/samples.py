@@ -21,6 +21,11 @@ class CorruptData(DataError):
     """A data file is damaged, truncated or of another format; the message names it."""
 
 
+def by_name(samples: PyTree) -> dict[str, Any]:
+    """Arrays by name; none where the samples are another pytree than a dict."""
+    return samples if isinstance(samples, dict) else {}
+
+
 def array_of(leaf: Any, name: str) -> np.ndarray:
     """A plain array with a sample axis, or an error."""
     if isinstance(leaf, np.ma.MaskedArray):
@@ -106,14 +111,12 @@ def flattened(clients: Sequence[PyTree], what: str) -> tuple[PyTree, np.ndarray]
     Everything is looked at in whole columns: a hundred thousand clients are checked in a fraction of a
     second, and only where something is wrong is each client looked at by itself, to name it.
     """
-    if isinstance(clients, dict):
+    if pooled := by_name(clients):
+        hint = "Pooled arrays are split by fs.FederatedData.from_arrays({'x': …, 'y': …}, clients=…)."
+        if all(map(by_name, pooled.values())):
+            hint = "Give list(clients.values())."
         raise DataError(
-            f"Give a list with one pytree of arrays per client; this is one dict, {list(clients)[:5]}. "
-            + (
-                "Give list(clients.values())."
-                if clients and all(isinstance(own, dict) for own in clients.values())
-                else "Pooled arrays are split by fs.FederatedData.from_arrays({'x': …, 'y': …}, clients=…)."
-            )
+            f"Give a list with one pytree of arrays per client; this is one dict, {list(pooled)[:5]}. {hint}"
         )
     if _is_dataset(clients):
         raise DataError(
@@ -159,30 +162,29 @@ def unwrapped(client: Any, who: str) -> PyTree:
         raise DataError(
             f"{who} is a data frame. Give the frames to fs.FederatedData.from_dataframe(frames, label=…)."
         )
-    tensors = getattr(client, "tensors", None)  # PyTorch's TensorDataset
-    if isinstance(tensors, tuple):
-        if len(tensors) != 2:
+    match client:
+        case object(tensors=[x, y]):  # PyTorch's TensorDataset
+            client = {"x": x, "y": y}
+        case object(tensors=tuple() as tensors):
             raise DataError(
                 f"{who} is a TensorDataset of {len(tensors)} tensors. Name them: "
                 "{'x': ds.tensors[0], 'y': ds.tensors[1], …}."
             )
-        client = dict(zip("xy", tensors, strict=True))
-    elif isinstance(client, dict) and {"data", "target"} <= client.keys():  # scikit-learn's Bunch
-        if not isinstance(client["data"], np.ndarray):
+        case {"data": np.ndarray() as x, "target": y}:  # scikit-learn's Bunch
+            client = {"x": x, "y": y}
+        case {"data": _, "target": _}:
             raise DataError(f"{who} is a Bunch of data frames. Load it with as_frame=False.")
-        client = {"x": client["data"], "y": client["target"]}
-    elif hasattr(client, "dataset") and hasattr(client, "indices"):  # PyTorch's Subset, as of random_split
-        whole = unwrapped(client.dataset, who)
-        return {name: array[np.asarray(client.indices)] for name, array in whole.items()}
-    elif hasattr(client, "dataset") and hasattr(client, "batch_sampler"):
-        raise DataError(f"{who} is a DataLoader; batches are drawn by the method. Give its dataset.")
-    elif _is_dataset(client):
-        raise DataError(
-            f"{who} is a PyTorch dataset, which is read sample by sample. Stack it once: {{'x': np.stack([u "
-            "for u, _ in ds]), 'y': np.array([v for _, v in ds])}."
-        )
-    if isinstance(client, dict):
-        return {name: array_of(v, f"{who}[{name!r}]") if _numbers(v) else v for name, v in client.items()}
+        case object(dataset=whole, indices=chosen):  # PyTorch's Subset, as of random_split
+            return {name: array[np.asarray(chosen)] for name, array in unwrapped(whole, who).items()}
+        case object(dataset=_, batch_sampler=_):
+            raise DataError(f"{who} is a DataLoader; batches are drawn by the method. Give its dataset.")
+        case _ if _is_dataset(client):
+            raise DataError(
+                f"{who} is a PyTorch dataset, which is read sample by sample. Stack it once: "
+                "{'x': np.stack([u for u, _ in ds]), 'y': np.array([v for _, v in ds])}."
+            )
+    if named := by_name(client):
+        return {name: array_of(v, f"{who}[{name!r}]") if _numbers(v) else v for name, v in named.items()}
     return client
 
 
@@ -195,11 +197,10 @@ def _is_dataset(value: Any) -> bool:
 
 def _numbers(value: Any) -> bool:
     """Whether it is a list of numbers, or of lists of them."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(v, int | float) or _numbers(v) for v in value)
-    )
+    match value:
+        case list() if value:
+            return all(isinstance(v, int | float) or _numbers(v) for v in value)
+    return False
 
 
 def _blame(clients: Sequence[PyTree], what: str) -> NoReturn:

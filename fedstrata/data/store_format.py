@@ -7,11 +7,15 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
+from jax.tree_util import DictKey
 
+from fedstrata.core.client import is_converted
 from fedstrata.core.types import PyTree
 from fedstrata.data.federated import DataError
 from fedstrata.data.scaled import Scaled
+from fedstrata.support.containers import from_json, to_json
 
 FORMAT, VERSION = "fedstrata-store", 1
 HEADER = 256  # bytes before an array's own; its shape is known only when all of it is written
@@ -24,36 +28,31 @@ def described(dtype: np.dtype, shape: tuple[int, ...]) -> str:
 
 def shape_of(node: Any) -> Any:
     """The containers of a pytree of numbers as JSON."""
-    match node:
-        case dict():
-            if not all(isinstance(key, str) for key in node):
-                raise DataError(f"A store's samples have words as their names, not {list(node)}.")
-            return {"dict": {key: shape_of(value) for key, value in node.items()}}
-        case tuple() | list():
-            return {"list" if isinstance(node, list) else "tuple": [shape_of(value) for value in node]}
-        case Scaled():
-            how = {"mean": node.mean, "deviation": node.deviation}
-            return {"scaled": {"values": shape_of(node.values), **how}}
-        case int():
-            return node
-    raise DataError(f"A store holds dicts, lists and tuples of arrays, not {type(node).__name__}.")
+
+    def other(node: Any) -> Any:
+        if not is_converted(node):
+            raise DataError(f"A store holds dicts, lists and tuples of arrays, not {type(node).__name__}.")
+        how = {"mean": node.mean, "deviation": node.deviation}
+        return {"scaled": {"values": to_json(node.values, other), **how}}
+
+    keys = [key for path, _ in jax.tree_util.tree_leaves_with_path(node) for key in path]
+    if other_keys := [key.key for key in keys if type(key) is DictKey and type(key.key) is not str]:
+        raise DataError(f"The names of a store's samples must be words, not {other_keys}.")
+    return to_json(node, other)
 
 
 def rebuilt(shape: Any, leaves: Sequence[Any]) -> PyTree:
     """The inverse of `shape_of`, with arrays in place of their numbers."""
-    if isinstance(shape, int):
-        return leaves[shape]
-    ((kind, inner),) = shape.items()
-    if kind == "dict":
-        return {name: rebuilt(part, leaves) for name, part in inner.items()}
-    if kind == "scaled":
-        return Scaled(rebuilt(inner["values"], leaves), _tuples(inner["mean"]), _tuples(inner["deviation"]))
-    parts = [rebuilt(part, leaves) for part in inner]
-    return tuple(parts) if kind == "tuple" else parts
+
+    def scaled(inner: Any) -> Scaled:
+        values = from_json(inner["values"], leaves)
+        return Scaled(values, _tuples(inner["mean"]), _tuples(inner["deviation"]))
+
+    return from_json(shape, leaves, {"scaled": scaled})
 
 
 def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    return tuple(map(_tuples, value)) if type(value) is list else value
 
 
 def digest_of(index: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.data.labels import check_labels, count_classes
+from fedstrata.data.samples import by_name
 from fedstrata.models.images import cnn, resnet, resnet20
 from fedstrata.models.losses import Loss
 from fedstrata.models.model import Model
@@ -65,12 +66,10 @@ def for_data(name: str, data: FederatedData, **given: Any) -> Model:
                 f"{name} has no {key!r}{suggest(key, list(parameters))} It has {', '.join(parameters)}."
             )
     # A file has lists where Python has tuples.
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    given = {key: tuple(value) if type(value) is list else value for key, value in given.items()}
     data.need_memory("A model's size")
-    if not isinstance(data.train, dict) or not {"x", "y"} <= data.train.keys():
-        found = (
-            ", ".join(map(repr, data.train)) if isinstance(data.train, dict) else type(data.train).__name__
-        )
+    if not {"x", "y"} <= by_name(data.train).keys():
+        found = ", ".join(map(repr, by_name(data.train))) or type(data.train).__name__
         raise DataError(f"Models take samples {{'x': …, 'y': …}}, but these have {found}.")
     sizes: dict[str, Any] = {}
     if "features" in parameters:

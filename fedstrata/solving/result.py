@@ -18,6 +18,7 @@ from fedstrata.core.counting import Ledger
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.solving.certificate import Certificate, Verdict
 from fedstrata.support import html
+from fedstrata.support.containers import from_json, to_json
 from fedstrata.support.lazy import extra
 from fedstrata.support.sealed import CheckpointError, flatten, load_arrays, save_arrays
 from fedstrata.support.shown import line
@@ -211,33 +212,13 @@ def describe_method(method: Any) -> dict[str, Any]:
 
 
 def _describe(tree: PyTree) -> Any:
-    """The containers of a pytree as JSON: dicts, lists (tuples too) and leaf numbers."""
-    counter = iter(range(10**9))
-
-    def walk(node: Any) -> Any:
-        if node is None:
-            return None
-        if isinstance(node, dict):
-            return {"dict": {str(k): walk(node[k]) for k in sorted(node)}}
-        if isinstance(node, tuple):
-            return {"tuple": [walk(v) for v in node]}
-        if isinstance(node, list):
-            return {"list": [walk(v) for v in node]}
-        leaves = jax.tree.leaves(node)
-        if len(leaves) == 1 and leaves[0] is node:
-            return next(counter)
-        return {"list": [next(counter) for _ in leaves]}
-
-    return walk(tree)
+    """The containers of a pytree as JSON; of another kind, the list of its leaves."""
+    leaves, structure = jax.tree.flatten(tree)
+    return to_json(
+        jax.tree.unflatten(structure, range(len(leaves))), lambda node: {"list": jax.tree.leaves(node)}
+    )
 
 
 def _rebuild(shape: Any, prefix: str, arrays: dict[str, np.ndarray]) -> PyTree:
-    if shape is None:
-        return None
-    if isinstance(shape, int):
-        return jnp.asarray(arrays[f"{prefix}/{shape}"])
-    ((kind, inner),) = shape.items()
-    if kind == "dict":
-        return {name: _rebuild(part, prefix, arrays) for name, part in inner.items()}
-    parts = [_rebuild(part, prefix, arrays) for part in inner]
-    return tuple(parts) if kind == "tuple" else parts
+    count = sum(name.startswith(f"{prefix}/") for name in arrays)
+    return from_json(shape, [jnp.asarray(arrays[f"{prefix}/{j}"]) for j in range(count)])

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedstrata.lab.experiments import errors
+from fedstrata.support.writing import alive, locked, write_atomically
 
 if TYPE_CHECKING:
     from fedstrata.engines.network.watching import Gauge
@@ -159,7 +160,6 @@ def site(
         from fedstrata.lab.experiments.networked import check, entry_of, opener, terms_of
         from fedstrata.lab.experiments.settings import settings_of
         from fedstrata.support.compiled import keep_compiled
-        from fedstrata.support.writing import locked
 
         keep_compiled()  # runs of one method, and sites on one machine, have the same phases
         settings, name = settings_of(kit), name_of(kit)
@@ -206,7 +206,6 @@ def _served(kit: Path, plan: PreparedExperiment, out: Path, listen: str | None =
     from fedstrata.engines.network.kits import name_of
     from fedstrata.lab.experiments.networked import Server
     from fedstrata.lab.experiments.settings import settings_of
-    from fedstrata.support.writing import locked
 
     settings = settings_of(kit)
     if (name := name_of(kit)) in settings.sites:
@@ -226,8 +225,6 @@ def _served(kit: Path, plan: PreparedExperiment, out: Path, listen: str | None =
 
 def run_name(out: Path) -> str:
     """The name of the runs in a folder, unlike any other: sites keep by it what they remember."""
-    from fedstrata.support.writing import write_atomically
-
     file = out / "network-run"
     if not file.exists():
         write_atomically(file, secrets.token_hex(8).encode())  # it stands in every message: short
@@ -255,7 +252,6 @@ class _Status:
         self._thread = threading.Thread(target=self._repeat, daemon=True)
 
     def __enter__(self) -> _Status:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
         self._tell()
         self._thread.start()
         return self
@@ -275,10 +271,8 @@ class _Status:
             self._tell()
 
     def _tell(self) -> None:
-        temporary = self.file.with_name(".network.json")
         with self._lock, suppress(OSError):  # a full disk may hide how the run stands, but not end it
-            temporary.write_text(json.dumps(self.facts()), "utf-8")
-            temporary.replace(self.file)
+            write_atomically(self.file, json.dumps(self.facts()).encode())
 
     def facts(self) -> dict[str, Any]:
         """How the run stands, and each site."""
@@ -406,7 +400,6 @@ def _vouch(server: Server, plan: PreparedExperiment, out: Path, kit: Path) -> No
     from fedstrata.engines.network.audit import read as read_account
     from fedstrata.engines.network.kits import read
     from fedstrata.lab.experiments.networked import terms_of
-    from fedstrata.support.writing import write_atomically
 
     _, certificate, key = read(kit)
     facts = {
@@ -495,8 +488,6 @@ def _stands(facts: dict[str, Any]) -> str:
 
 
 def _status(out: Path) -> dict[str, Any]:
-    from fedstrata.support.writing import alive
-
     try:
         facts = json.loads((out / "network.json").read_text("utf-8"))
     except (OSError, ValueError):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedstrata.data.samples import by_name
 from fedstrata.lab.report.curves import Curve, Grid, Panel, Plot
 from fedstrata.lab.report.plots import draw, inline_svg
 from fedstrata.lab.report.specs import PlotSpec, Split
@@ -29,8 +30,8 @@ def split_of(data: FederatedData, label: str = "y", caption: str = "") -> Split:
         caption: below the picture.
     """
     sizes, classes = tuple(map(int, data.sizes)), {}
-    labels = data.train.get(label) if isinstance(data.train, dict) else None
-    if isinstance(labels, np.ndarray) and labels.ndim == 1 and len(sizes) <= BARS:
+    labels = by_name(data.train).get(label)
+    if type(labels) is np.ndarray and labels.ndim == 1 and len(sizes) <= BARS:
         values = np.unique(labels)
         if len(values) <= CLASSES and np.all(values == np.round(values)):
             parts = np.split(labels, np.cumsum(sizes)[:-1])
