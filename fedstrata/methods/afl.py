@@ -7,8 +7,8 @@
     3  server: x ← P_X(Σ_i λ_i z_i)
     4  server: λ ← P_Δ(λ + η_λ (f_1(x), …, f_m(x))), the losses at the x that line 1 started from
 
-H = 1 is the paper's method. With sets X_i of their own clients project each step instead of the server. λ is
-the result's ``y``. Reveals an average, and every client's loss. Needs gradients.
+H = 1 is the paper's method. If each client has its own set X_i, clients project after every step instead of
+the server. λ is the result's ``y``. Reveals an average, and every client's loss. Needs gradients.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class State(NamedTuple):
 
 @method
 class AFL(Method[Minimization, State]):
-    """``H`` local steps of size ``gamma`` in x, one of size ``eta_lam`` in the clients' weights.
+    """``H`` local steps of size ``gamma`` in x, one step of size ``eta_lam`` in the clients' weights.
 
     Args:
         gamma: the step size of x, on the clients.
         eta_lam: the step size of the clients' weights λ, on the server.
-        H: local steps of a round: a number, one per client, or a function of the round.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        H: local steps per round: an integer, one per client, or a function of the round.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     gamma: Positive  # γ

@@ -1,20 +1,21 @@
 """APFL: a mixture of the server's model and each client's own (Deng, Kamani, Mahdavi 2020; Algorithm 1).
 
-    min_x  1/m Σ_i E f_i(x, ξ),       y_i = α_i v_i + (1 − α_i) x,   where v_i makes  E f_i(y_i, ξ)  small
+    min_x  1/m Σ_i E f_i(x, ξ),       y_i = α_i v_i + (1 − α_i) x,   where v_i minimises  E f_i(y_i, ξ)
 
     1  server: send x to the clients that take part
     2  client i, H times from z = x:
     3      draw ξ;  z ← z − γ ∇f_i(z, ξ)
     4      y ← α_i v_i + (1 − α_i) z;   v_i ← v_i − γ α_i ∇f_i(y, ξ)
-    5      in the first step, where it adapts:  α_i ← P_[0,1](α_i − γ ⟨v_i − z, ∇f_i(y, ξ)⟩)
+    5      in the first step, if adaptive:  α_i ← P_[0,1](α_i − γ ⟨v_i − z, ∇f_i(y, ξ)⟩)
     6  client i: remember v_i and α_i;   server: x ← the mean of the clients' z
 
-α_i in line 4 is the chain rule's. Line 5 uses the gradient of line 4 and both models from before the step, as
-the mixture's derivative by α_i does; the authors' code takes it after line 4, and adds 0.02 α_i to it. The
-result's ``y`` has the mixtures y_i, with a client axis, at each client's last round. α = 0 is FedAvg.
+The factor α_i in line 4 comes from the chain rule. Line 5 uses the gradient of line 4 and both models from
+before the step, as the derivative of the mixture by α_i requires; the authors' code evaluates it after line 4
+and adds 0.02 α_i. The result's ``y`` has the mixtures y_i of each client's last round, with a client axis.
+α = 0 is FedAvg.
 
-With all samples, H = 1 and a fixed α > 0, v_i ends where α v_i + (1 − α) x is the client's own minimiser,
-whatever α is: what APFL's clients learn from each other is in how they get there, and in when they stop.
+With full batches, H = 1 and a constant α > 0, the limit of α v_i + (1 − α) x is the client's own minimiser
+for any α: the clients gain from each other only on the way there, or by stopping early.
 
 Reveals only averages. Needs gradients.
 """
@@ -45,7 +46,7 @@ class State(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """A client's own part, its weight, and the mixture at its last step."""
+    """A client's own model, its weight, and the mixture at its last step."""
 
     v: PyTree
     alpha: Array
@@ -54,14 +55,14 @@ class Memory(NamedTuple):
 
 @method
 class APFL(Personal[State]):
-    """FedAvg for x, and for each client an own part ``v_i`` of a mixture with weight ``alpha``.
+    """FedAvg for x, and for each client its own model ``v_i``, mixed with x by the weight ``alpha``.
 
     Args:
-        gamma: the step size, of x and of the clients' own parts.
-        alpha: the weight of a client's own part; where it adapts, its start.
-        adaptive: whether every client learns its weight.
-        H: local steps of a round: a number, one per client, or a function of the round.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        gamma: the step size of x and of the clients' own models.
+        alpha: the weight of a client's own model; if ``adaptive``, the initial weight.
+        adaptive: whether every client learns its own weight.
+        H: local steps per round: an integer, one per client, or a function of the round.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     gamma: Positive  # γ

@@ -6,11 +6,12 @@
     2  z ← x − s ∇f(x),               s = 2/(L_f + σ)
     3  x ← α_k z + (1 − α_k) y,       α_k = min(2c/(k (1 − β)), 1),  k = 1, 2, …
 
-β = (L_f − σ)/(L_f + σ) is how much line 2 contracts at that s. P is the proximal map of h's regulariser, or
-the set's projection; f's own regulariser enters by its Moreau envelope, which needs μ.
+β = (L_f − σ)/(L_f + σ) is the contraction factor of line 2 with that step size s. P is the proximal map of
+h's regulariser, or the projection onto the set; a regulariser of f enters by its Moreau envelope, which
+needs μ.
 
-The clients send both gradients in one exchange and take no local steps: the iterates are those of one machine
-with all the data. L_h and L_f are estimated (`fedstrata.methods._shared.regularized`).
+The clients send both gradients in one exchange and take no local steps, so the iterates are those of a single
+machine with all the data. L_h and L_f are estimated (`fedstrata.methods._shared.regularized`).
 Reveals only averages. Needs gradients, and products for the scale.
 """
 
@@ -38,16 +39,16 @@ class State(NamedTuple):
 
 @method
 class BiGSAM(Regularized[State]):
-    """Averages of a gradient step on f and one on h, the first with a weight that falls like 1/k.
+    """Averages of a gradient step on f and one on h, with a weight of the first that decreases like 1/k.
 
     Args:
-        mu_f: σ, f's modulus of strong convexity; None is L_f, that of a multiple of ½‖x − a‖².
+        mu_f: the modulus σ of strong convexity of f; None takes L_f, exact for multiples of ½‖x − a‖².
         c: the factor c of α_k, at most 1.
-        L_f: f's curvature; None estimates it.
-        mu: smooths a secondary regulariser to its Moreau envelope.
-        L_h: h's curvature; None estimates it.
-        power_steps: exchanges of the estimates.
-        batch_size: samples of a gradient; None is all, as in the paper.
+        L_f: the curvature of f; None estimates it.
+        mu: the parameter of the Moreau envelope that smooths a secondary regulariser.
+        L_h: the curvature of h; None estimates it.
+        power_steps: the number of exchanges for the estimates.
+        batch_size: samples per gradient; None uses all, as in the paper.
     """
 
     mu_f: Positive | None = None  # σ
@@ -70,9 +71,7 @@ class BiGSAM(Regularized[State]):
     def check(self, problem: Selection, clients: int) -> None:
         super().check(problem, clients)
         if problem.f.regularizer is not None and self.mu is None:
-            raise ValueError(
-                "BiGSAM needs a differentiable f: give mu, by which its regulariser is smoothed."
-            )
+            raise ValueError("BiGSAM needs a differentiable f: give mu, which smooths its regulariser.")
         if self.L_h is not None and self.L_f is None:
             raise ValueError("BiGSAM estimates the curvatures of h and f together: give L_f with L_h.")
 

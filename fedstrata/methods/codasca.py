@@ -10,10 +10,10 @@
     6  server: at the end of a stage, x_ref ← the mean of x over its rounds,   η_s ← η_s/3,   and the next
            stage has three times as many rounds
 
-The paper is for AUC, a payoff that is strongly concave in y and weakly convex in x: each stage minimises a
-strongly convex f + ‖x − x_ref‖²/(2γ). Its mean of line 6 is over the steps of a stage; here it is over its
-rounds, of the server's points, so that clients need not send it. With γ = ∞ and one stage that never ends it
-is SCAFFOLD with the operator in place of the gradient. The factor 3 is the authors' code's.
+The paper maximises AUC, whose payoff is strongly concave in y and weakly convex in x: each stage minimises a
+strongly convex f + ‖x − x_ref‖²/(2γ). The paper averages x in line 6 over the steps of a stage; here it is
+the server's points over the rounds of a stage, which need no message. With γ = ∞ and a single stage the
+method is SCAFFOLD with the operator instead of the gradient. The factor 3 is from the authors' code.
 
 Reveals only averages. Needs gradients.
 """
@@ -40,14 +40,14 @@ ONE_STAGE = 10**6  # rounds in `CODASCA.practical`
 
 
 class State(NamedTuple):
-    """The server's pair, its control variate, and what belongs to the stage."""
+    """The server's pair, its control variate, and the state of the stage."""
 
     x: PyTree
     y: PyTree
     c: Pair
     reference: PyTree  # x_ref
     mean: PyTree  # of x over the stage's rounds
-    number: Array  # of these rounds
+    number: Array  # rounds of the stage so far
     stage: Array  # s = 0, 1, …
 
 
@@ -57,11 +57,11 @@ class CODASCA(Method[Minimax, State]):
 
     Args:
         eta: the step size of both variables in the first stage.
-        weight: 1/γ, the weight of the term ``‖x − x_ref‖²/2``; 0 is none.
-        I: local steps of a round.
+        weight: 1/γ, the weight of the term ``‖x − x_ref‖²/2``; 0 leaves it out.
+        I: local steps per round.
         rounds: rounds of the first stage.
-        factor: how many times as long, with steps so many times shorter, each stage is than the one before.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        factor: the factor by which each stage lengthens, and its step size shrinks.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     eta: Positive  # η_0

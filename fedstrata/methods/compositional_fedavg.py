@@ -1,4 +1,4 @@
-"""Vanilla FedAvg for compositions, Cases I and II: what does not work (FedDRO's Algorithm 1, Theorem 4.1).
+"""Vanilla FedAvg for compositions, Cases I and II, a biased baseline (FedDRO's Algorithm 1, Theorem 4.1).
 
     min_x  Φ(x) = h(x) + f(g(x)),   h and g means over clients
 
@@ -8,9 +8,9 @@
     4      x ← x − η (∇h_k(x) + ∇g_k(x)ᵀ ∇f(y_k))
     5  server: x̄ ← the mean of the clients' x
 
-It does not solve the problem where clients differ: with g₁ = 4x − 4, g₂ = −2x + 4, f = √(y² + 4) and I = 2
-both cases stay above ½ from x⁰ = ½ on, where the minimiser is 0. With one client, and in Case II with I =
-1, it is compositional gradient descent. Minibatches: y_k is taken on the samples of line 4.
+It does not converge to a solution when clients differ: with g₁ = 4x − 4, g₂ = −2x + 4, f = √(y² + 4), I = 2
+and x⁰ = ½ both cases stay above ½, but the minimiser is 0. With one client, and in Case II with I = 1, it is
+compositional gradient descent. With minibatches, y_k uses the samples of line 4.
 
 Reveals only averages, and in Case II of a level in the log domain each client's log g_k. Needs gradients,
 products with g's Jacobian.
@@ -55,9 +55,9 @@ class CompositionalFedAvg(Compositional[State]):
 
     Args:
         eta: the step size.
-        I: local steps of a round.
-        case: 1: a client's own inner value in every step; 2: the federation's in the first.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        I: local steps per round.
+        case: 1 uses a client's own inner value in every step; 2 uses the clients' mean in the first step.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     eta: Positive  # η
@@ -73,9 +73,9 @@ class CompositionalFedAvg(Compositional[State]):
         if moment.state is not None or (self.case == 2 and self.I == 1):
             return []
         return [
-            "CompositionalFedAvg is biased where clients differ: it takes a client's own g for the "
-            "federation's, which is right for a linear f alone, and no step size mends that. It is there to "
-            "be compared with: FedMSA, FedDRO with I = 1, GCIVR and MBSGD have the right limit."
+            "CompositionalFedAvg is biased when clients differ, at any step size: it uses a client's own g "
+            "instead of the clients' mean, which is exact only for a linear f. It is a baseline. FedMSA, "
+            "FedDRO with I = 1, GCIVR and MBSGD converge to a solution."
         ]
 
     @classmethod
@@ -105,11 +105,11 @@ class CompositionalFedAvg(Compositional[State]):
     def local_steps_from(
         self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree
     ) -> PyTree:
-        """Case II: the first step is with the shared embedding, at the x̄ and the samples it was taken on."""
+        """Case II: the first step uses the shared embedding, at its x̄ and on its samples."""
         x, rest = self.step(self.drawn(problem, client, key), client.memory, (y, pulled)), self.I - 1
         key = jax.random.fold_in(key, 1)
         x = loop(rest, lambda x, key: self.step(self.drawn(problem, client, key), x), key, x)
-        return tree.sub(x, client.memory)  # the client has x̄, which is not sent again
+        return tree.sub(x, client.memory)  # a difference: the client has x̄ already
 
     def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
         if self.case == 1:

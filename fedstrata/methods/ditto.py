@@ -7,8 +7,8 @@
     3  client i, s times:  draw ξ;  y_i ← P_X(y_i − η (∇f_i(y_i, ξ) + λ (y_i − x)));  remember y_i
     4  server: x ← P_X(the mean of the clients' z)
 
-x is FedAvg's, whatever λ is. λ = 0 leaves every client alone; λ → ∞ gives all of them x. The y_i are the
-result's ``y``, with a client axis; ``y0`` is the start of each, x0 where it is left out.
+x is FedAvg's for any λ. With λ = 0 every client learns alone; with λ → ∞ every y_i is x. The y_i are the
+result's ``y``, with a client axis; each starts at ``y0``, by default x0.
 
 Reveals only averages. Needs gradients.
 """
@@ -42,15 +42,15 @@ class State(NamedTuple):
 
 @method
 class Ditto(Personal[State]):
-    """FedAvg for x, and ``s`` steps of each client's own model, which is drawn to x by ``lam``.
+    """FedAvg for x, and ``s`` steps of each client's own model, which ``lam`` pulls towards x.
 
     Args:
         gamma: the step size of x, on the clients.
         eta: the step size of the clients' own models; below 2/(L + lam).
-        lam: how strongly they are drawn to x.
-        H: local steps of x in a round: a number, one per client, or a function of the round.
+        lam: the weight of the pull of the clients' own models towards x.
+        H: local steps of x in a round: an integer, one per client, or a function of the round.
         s: steps of a client's own model in a round.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     gamma: Positive  # γ

@@ -4,14 +4,14 @@
 
     1  server: draw t' uniformly from 1 … τ; send x, t' to the clients that take part
     2  client i, τ times from z = x:  draw ξ;  z ← z − γ ∇f_i(P_X(z), ξ);  keep z' = z after the step t'
-    3  server: x⁺ ← P_X(x + Σ (m/n) λ_i (z_i − x)),   x' ← P_X(x + Σ (m/n) λ_i (z'_i − x)),   over those n
-    4  server: n clients, drawn uniformly, send f_i(x', ξ);   v_i ← (m/n) f_i(x', ξ), and 0 of the others
+    3  server: x⁺ ← P_X(x + Σ (m/n) λ_i (z_i − x)),   x' ← P_X(x + Σ (m/n) λ_i (z'_i − x)),   over these n
+    4  server: n clients, drawn uniformly, send f_i(x', ξ);   v_i ← (m/n) f_i(x', ξ), 0 for the others
     5  server: λ ← P_Δ(λ + η_λ τ v),   x ← x⁺
 
-x' is a point that the clients' mean passed on its way: in the mean over t', line 5 sums the losses at all τ
-of them, where `fedstrata.AFL` needs an exchange of models for each. The paper draws the clients of line 1 by
-λ and takes their plain mean; here they are drawn as in every method, and m/n (with weights by size what a
-client stands for in that draw) makes line 3 right in the mean. With all clients x⁺ is Σ λ_i z_i.
+x' is the clients' mean after a random local step, so that in expectation line 5 sums the losses at all τ
+steps; `fedstrata.AFL` would need an exchange of models for each. The paper samples the clients of line 1 by
+λ and takes their plain mean; here they are sampled as in every method, and the factor m/n (with weights by
+size, the inverse probability of a client) makes line 3 unbiased. With all clients x⁺ is Σ λ_i z_i.
 
 λ is the result's ``y``. Reveals an average, and the losses of the clients in line 4. Needs gradients.
 """
@@ -47,13 +47,13 @@ class State(NamedTuple):
 
 @method
 class DRFA(Method[Minimization, State]):
-    """``tau`` local steps of size ``gamma`` in x, then one step in the clients' weights for all of them.
+    """``tau`` local steps of size ``gamma`` in x, then one step in the clients' weights.
 
     Args:
         gamma: the step size of x, on the clients.
-        eta_lam: the step size of the clients' weights λ, on the server; a round's step is tau times as long.
-        tau: local steps of a round.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        eta_lam: the step size of the clients' weights λ, on the server, multiplied by tau in line 5.
+        tau: local steps per round.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     gamma: Positive  # γ
@@ -98,7 +98,7 @@ class DRFA(Method[Minimization, State]):
         return client.mean(problem.loss, key, self.batch_size)(x)
 
     def stand_for(self, fed: Fed) -> Array:
-        """How many clients each of the cohort stands for, one over its chance to be drawn."""
+        """The number of clients that each client of the cohort represents: one over its probability."""
         sizes = fed.cohort_sizes
         if sizes is None:
             return fed.clients * fed.cohort_weights
@@ -109,7 +109,7 @@ class DRFA(Method[Minimization, State]):
         kept = jax.random.randint(key_kept, (), 1, self.tau + 1)  # line 1
         weights = state.y[fed.cohort] * self.stand_for(fed)
         total = weights.sum()
-        weights = jnp.where(total > 0, weights, 1.0)  # where nobody with a weight takes part, x stays
+        weights = jnp.where(total > 0, weights, 1.0)  # if the cohort has no weight, x stays
         around = (state.x, state.x)
         ends = fed.average(self.local_steps, key_steps, state.x, kept, weights=weights, around=around)
         x, snapshot = (problem.project.common(tree.lerp(total, state.x, end)) for end in ends)  # line 3

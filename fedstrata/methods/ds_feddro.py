@@ -1,4 +1,4 @@
-"""DS-FedDRO: compositions with learning rates on both sides, and no exchange between steps (Algorithm 3).
+"""DS-FedDRO: compositions with step sizes on both sides and no exchange between local steps (Algorithm 3).
 
     min_x  Φ(x) = h(x) + f(g(x)),   h and g means over clients
 
@@ -9,24 +9,24 @@
     5      y_k ← (1−β) y_k + β g_k(x_k; ζ_{t+1})
     6  server: x ← x − γ_x mean(x − x_k);  y ← y − γ_y mean(y − y_k)
 
-The paper leaves open which ŷ enters line 4. ``embedding="server"``: ŷ = y, frozen through the round. Line 5
-evaluates g_k where client k has gone, so that y stays behind g(x) by about η mean ∇g_k(∇h_k + ∇g_kᵀ∇f): where
-clients differ, ‖∇Φ‖ at the limit is proportional to ηI, with I = 1 too. ``embedding="anchored"`` (not the
-paper's): line 5 has g_k(x; ζ_{t+1}), at the server's x; with I = 1 the fixed points are those of ∇Φ = 0, and
-with more steps line 4 alone drifts, by η(I − 1). ``embedding="local"``: ŷ = y_k, the same with I = 1; with
-more steps and clients that differ its fixed point is biased whatever η is, on the paper's own counterexample
-to about 6β/(1 + 4.5β) in place of 0.
+The paper does not say which ŷ enters line 4. With ``embedding="server"`` ŷ = y, held constant during the
+round. Line 5 evaluates g_k at client k's moving point, so y lags behind g(x) by about η mean ∇g_k(∇h_k +
+∇g_kᵀ∇f): when clients differ, ‖∇Φ‖ at the limit is proportional to ηI, also with I = 1. With
+``embedding="anchored"`` (not in the paper) line 5 uses g_k(x; ζ_{t+1}), at the server's x: with I = 1 the
+fixed points satisfy ∇Φ = 0, and with more steps only line 4 drifts, by η(I − 1). With ``embedding="local"``
+ŷ = y_k, which is the same for I = 1; with more steps and different clients its fixed point is biased at any
+η, on the paper's own counterexample to about 6β/(1 + 4.5β) instead of 0.
 
-Beyond the paper, f may be a mean over clients and g may have several levels: but for the local embedding
-the cotangents at y are averaged in exchanges of their own before line 3. A level in the log domain
-(`LogMeanExp`) is followed as log g; y stays above β times the newest estimate, which γ_y > 1 could pass, and
-in line 4 above β/K of g_k(x_k; ζ_t), so that a y which has fallen behind lets no sample weigh more than K/β.
+Not in the paper: f may be a mean over clients and g may have several levels; then, except for the local
+embedding, separate exchanges before line 3 average the cotangents at y. A level in the log domain
+(`LogMeanExp`) is tracked as log g. There y is kept above β times the newest estimate, which γ_y > 1 could
+pass, and in line 4 above β/K times g_k(x_k; ζ_t), so that no sample weighs more than K/β when y lags behind.
 
-With minibatches and such a level training is chaotic, the more so with γ_x, γ_y > 1: rounding alone moves
-where a run ends by several points of accuracy (docs/methods/robust.md). Judge it by several seeds.
+With minibatches and a level in the log domain, training is chaotic, more so with γ_x, γ_y > 1: rounding alone
+changes the final accuracy by several points (docs/methods/robust.md). Compare several seeds.
 
-Reveals only averages, and with a level in the log domain each client's replies. Needs gradients, products
-with g's Jacobian.
+Reveals only averages, and with a level in the log domain each client's replies. Needs gradients, and products
+with the Jacobian of g.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ class State(NamedTuple):
 
 @method
 class DSFedDRO(Compositional[State]):
-    """``I`` local steps ``eta`` with momentum ``beta``, then the server's steps ``gamma_x``, ``gamma_y``.
+    """``I`` local steps of size ``eta`` with momentum ``beta``, then server steps in x and y.
 
     Args:
         eta: the clients' step size of x.
-        beta: β in (0, 1], the weight of a new inner value: 1 forgets at once.
-        I: local steps of a round.
+        beta: the weight β in (0, 1] of a new inner value; 1 keeps nothing of the old ones.
+        I: local steps per round.
         gamma_x: the server's step size of x; 1 takes the mean.
         gamma_y: the server's step size of the embedding y.
-        embedding: which inner value enters the gradient, and where it is followed: ``"server"`` (the round's,
-            frozen), ``"anchored"`` (also followed at the server's x: exact with I = 1) or ``"local"`` (the
+        embedding: the inner value that enters the gradient: ``"server"`` (held constant during a round),
+            ``"anchored"`` (the same, but updated at the server's x: exact with I = 1) or ``"local"`` (each
             client's own).
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     eta: Positive  # η
@@ -108,19 +108,20 @@ class DSFedDRO(Compositional[State]):
 
         Args:
             T: local steps in total; run ``rounds = ⌈T/I⌉``.
-            clients: their number K.
-            I: local steps of a round.
-            c_eta: what O(·) hides in η.
-            c_beta: c_β.
-            c_x: what it hides in γ_x.
-            c_y: c_γy.
-            options: further hyper-parameters.
+            clients: the number of clients K.
+            I: local steps per round.
+            c_eta: the constant of O(·) in η.
+            c_beta: the constant c_β.
+            c_x: the constant of O(·) in γ_x.
+            c_y: the constant c_γy.
+            options: other hyper-parameters.
 
         Raises:
-            ValueError: a T at which β would exceed 1.
+            ValueError: if T is so small that β would exceed 1.
 
         Warns:
-            UserWarning: γ_x < 1, as the theorem has it: the steps do not add up, and x does not converge.
+            UserWarning: if γ_x < 1, as in the theorem: the sum of all steps is bounded, and x does not
+                converge.
 
         >>> import fedstrata as fs
         >>> m = fs.DSFedDRO.from_theory(T=10_000, clients=4, I=4, c_beta=2.0, c_x=50.0)
@@ -128,17 +129,18 @@ class DSFedDRO(Compositional[State]):
         (0.02, 0.04, 1.0)
         """
         if T < 1 or clients < 1 or I < 1:
-            raise ValueError(
-                f"DSFedDRO.from_theory needs T, clients, I ≥ 1, but they are {T}, {clients}, {I}."
-            )
+            raise ValueError(f"DSFedDRO.from_theory needs T, clients, I ≥ 1, but got {T}, {clients}, {I}.")
         eta, gamma_x = c_eta * math.sqrt(I / T), c_x * math.sqrt(clients / T)
         if c_beta * eta > 1:
-            raise ValueError(f"DSFedDRO.from_theory: T={T} is too short, β would be {c_beta * eta:.3g}.")
+            raise ValueError(
+                f"DSFedDRO.from_theory: T={T} is too small: β would be {c_beta * eta:.3g} > 1. Give a "
+                "larger T."
+            )
         if gamma_x < 1:
             warnings.warn(
-                f"DSFedDRO.from_theory: Theorem 5.2's γ_x = {gamma_x:.3g} does not converge: its {T} steps "
-                f"of γ_x η go {T * gamma_x * eta:.3g} times the gradient in all, however large T is. Give "
-                f"c_x={math.sqrt(T / clients):.3g}, which makes γ_x = 1 (docs/errata.md).",
+                f"DSFedDRO.from_theory: with Theorem 5.2's γ_x = {gamma_x:.3g} x does not converge: {T} "
+                f"steps of size γ_x η sum to {T * gamma_x * eta:.3g} times the gradient for any T. Give "
+                f"c_x={math.sqrt(T / clients):.3g}, so that γ_x = 1 (docs/errata.md).",
                 stacklevel=2,
             )
         return cls(eta, c_beta * eta, I, gamma_x, c_y * gamma_x, **options)
@@ -149,8 +151,9 @@ class DSFedDRO(Compositional[State]):
             return told
         return [
             *told,
-            "DSFedDRO(embedding='local') is biased where clients differ: a client's own embedding drifts to "
-            "its own g, which is right for a linear f alone. embedding='anchored' is exact with I = 1.",
+            "DSFedDRO(embedding='local') is biased when clients differ: a client's embedding drifts to "
+            "its own g, which is exact only for a linear f. Use embedding='anchored', which is exact "
+            "with I = 1.",
         ]
 
     @classmethod

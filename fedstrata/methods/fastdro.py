@@ -7,14 +7,14 @@
     3  client k: the mean over B_k of q_i ∇ℓ_i, with q_i held constant
     4  server: x ← x − η (the clients' mean of that)
 
-The problem says which q: χ² ball (`dro.chi2_ball`), χ² penalty (`dro.chi2(…, nonnegative=True)`), CVaR
-(`dro.cvar`: the worst part α of the minibatch), KL-CVaR (`dro.kl_cvar`), KL, semideviation. A threshold η
-is found by bisection and not by gradient steps; that of the last minibatch is put beside x. The direction
-is the gradient of the minibatch's objective, biased for the whole: less so the larger all the clients'
-minibatches together are. Other compositions have no maximiser over samples; of them it also takes the
-minibatch's gradient, which is MBSGD.
+The problem defines the set of q: χ² ball (`dro.chi2_ball`), χ² penalty (`dro.chi2(…, nonnegative=True)`),
+CVaR (`dro.cvar`: the worst part α of the minibatch), KL-CVaR (`dro.kl_cvar`), KL, semideviation. A
+threshold η is found by bisection instead of gradient steps; the result has that of the last minibatch
+beside x. The direction is the gradient of the minibatch's objective. It is biased for the objective of all
+samples; the bias decreases with the total size of the clients' minibatches. Other compositions have no
+maximiser over samples; for them the method is MBSGD.
 
-Reveals each client's minibatch of losses (on other compositions, what MBSGD reveals). Needs gradients.
+Reveals each client's losses on its minibatch (for other compositions, what MBSGD reveals). Needs gradients.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FastDRO(MBSGD):
 
     Args:
         eta: the step size.
-        batch_size: samples of a client's minibatch; None is all of them, where the direction has no bias.
+        batch_size: the size of a client's minibatch; None uses all samples, and the direction has no bias.
     """
 
     eta: Positive  # η

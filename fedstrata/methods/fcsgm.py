@@ -10,10 +10,10 @@
     5      x_i ← x_i − η d_i
     6  server: (x, d) ← the mean of (x_i, d_i)
 
-The very first p is d. α = 1 is FCSG. u is an average of B samples and nothing is remembered of it, so that p
-is biased by O(1/B) where f is not linear; all samples (None) leave no bias. In the first step of a round, x_i
-before is x itself: Acc is M there. The authors' code was read; theirs has one inner level, here there may be
-any number.
+In the first step of all, d_i = p. α = 1 is FCSG. u is the average of B new samples, so p has a bias of O(1/B)
+if f is not linear; with all samples (None) the bias vanishes. In the first step of a round, x_i before is x
+itself, so Acc equals M there. This follows the authors' code, which has one inner level; here the number of
+levels is arbitrary.
 
 Reveals only averages. Needs gradients.
 """
@@ -45,15 +45,15 @@ class State(NamedTuple):
 
 @method
 class FCSGM(Method[Composition, State]):
-    """``I`` local steps along averaged gradients of the clients' own compositions.
+    """``I`` local steps along momentum averages of the gradients of the clients' own compositions.
 
     Args:
         eta: the step size.
-        alpha: how much of the direction is new in a step; 1 is FCSG, without momentum.
-        I: local steps of a round: a number, one per client, or a function of the round.
-        accelerated: whether the direction is corrected at the point before (Acc-FCSG-M).
-        batch_size: samples of the outer function; None is all of a client's samples.
-        inner_batch_size: samples of the inner ones, B; None is all of a client's samples.
+        alpha: the weight of a new gradient in the direction; 1 is FCSG, without momentum.
+        I: local steps per round: an integer, one per client, or a function of the round.
+        accelerated: whether the direction is corrected at the previous point (Acc-FCSG-M).
+        batch_size: samples per evaluation of the outer function; None uses all of a client's samples.
+        inner_batch_size: samples B per evaluation of the inner functions; None uses all.
     """
 
     eta: Positive  # η

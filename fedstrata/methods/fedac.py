@@ -13,8 +13,9 @@
     variant I:   α = 1/(γμ),          β = α + 1
     variant II:  α = 3/(2γμ) − 1/2,   β = (2α² − 1)/(α − 1)
 
-The original has no set. As in FedAvg the server projects, after averaging: a mean of projections would stay
-inside the set where the clients' gradients pull apart. With sets X_i of their own, clients project.
+The original is unconstrained. As in FedAvg the server projects, after averaging: a mean of projections would
+stay inside the set if the clients' gradients point apart. If each client has its own set X_i, clients
+project.
 
 Reveals only averages. Needs gradients. With one client and K = 1 it is accelerated gradient descent.
 """
@@ -52,10 +53,10 @@ class FedAC(Method[Minimization, State]):
     """``K`` accelerated local steps.
 
     Args:
-        eta: step size η ≤ 1/L.
-        mu: modulus μ of strong convexity, or what stands in for it.
-        K: local steps.
-        batch_size: samples per gradient; None for all.
+        eta: the step size η ≤ 1/L.
+        mu: the modulus μ of strong convexity, or a substitute for it.
+        K: local steps per round.
+        batch_size: samples per gradient; None uses all.
         variant: ``"I"`` or ``"II"``, the two couplings of the paper.
     """
 

@@ -8,11 +8,11 @@
     4      z ← z − γ ∇f_i(P_X(z), ξ)
     5  server: x̂ ← P_X(the mean of the clients' z)
 
-The original has no set. Here the server projects, and clients take gradients at projections (lazily, as
-Yuan, Zaheer, Reddi 2021 do by dual averaging): the mean of points that clients project themselves stays off a
-boundary on which they disagree, however small γ is. So H = 1 is projected parallel SGD, and H > 1 differs
-from it by the drift of local steps, of order γ(H − 1), as without a set. With sets X_i of their own
-clients project each step, x ← P_{X_i}(x − γ ∇f_i(x, ξ)), and the server takes the mean.
+The original is unconstrained. Here the server projects, and clients evaluate gradients at projections
+(lazily, like the dual averaging of Yuan, Zaheer, Reddi 2021): if clients projected themselves and disagreed
+about a boundary, the mean of their points would stay off it at any γ. So H = 1 is projected parallel SGD,
+and H > 1 adds the drift of local steps, of order γ(H − 1), as without a set. If each client has its own set
+X_i, clients project every step, x ← P_{X_i}(x − γ ∇f_i(x, ξ)), and the server takes the mean.
 
 Reveals only averages. Needs gradients. H = 1 is parallel SGD.
 """
@@ -45,8 +45,8 @@ class FedAvg(Method[Minimization, State]):
 
     Args:
         gamma: the step size: a number, or a function of the round.
-        H: local steps of a round: a number, one per client, or a function of the round.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        H: local steps per round: an integer, one per client, or a function of the round.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     gamma: Positive  # γ

@@ -1,4 +1,4 @@
-"""FedDRO: local steps for compositions, with the small embedding shared in every step (Algorithm 2).
+"""FedDRO: local steps for compositions, with the small embedding averaged in every step (Algorithm 2).
 
     min_x  Φ(x) = h(x) + f(g(x)),   h and g means over clients
 
@@ -9,18 +9,18 @@
     5      x_k^{t+1} ← x_k^t − η (∇h_k(x_k^t; ζ) + ∇g_k(x_k^t; ζ)ᵀ ∇f(ȳ))
     6  server: x̄ ← the mean of the clients' x_k^I        ("main" in the ledger)
 
-Readings. Line 5 takes the samples of line 3, as the paper's indices say; for KL this bounds the samples'
-weights by K/β. Algorithm 2 lists the embedding before the averaging of x, where its analysis needs the
+How the paper is read. Line 5 uses the samples of line 3, as the paper's indices say; for KL this bounds the
+samples' weights by K/β. Algorithm 2 lists the embedding before the averaging of x, but its analysis needs the
 embedding of the averaged x: here line 3 follows line 6, so that I = 1 is parallel compositional SGD, and
-with β = 1 is MBSGD. What a client sends in line 3 is g_k(x_k^t) − (1−β) g_k(x_k^{t−1}), to which the server
-adds the rest. As an exchange is a message down and its reply, x̄ goes down with the round's first step and
-the last ȳ with the exchange of x.
+MBSGD if also β = 1. In line 3 a client sends g_k(x_k^t) − (1−β) g_k(x_k^{t−1}), and the server adds the rest.
+An exchange is a message to the clients and their reply, so x̄ travels with the first step of a round, and the
+last ȳ with the exchange of x.
 
-Beyond the paper: f may be a mean over clients (its gradient at ȳ is then exchanged too), and g may have
-several levels (each is followed and exchanged). A level in the log domain (`LogMeanExp`) is followed there.
+Not in the paper: f may be a mean over clients (its gradient at ȳ is then exchanged too), and g may have
+several levels (each is tracked and exchanged). A level in the log domain (`LogMeanExp`) is tracked as log g.
 
-Reveals only averages, and of a level in the log domain each client's log g_k. Needs gradients, products
-with g's Jacobian.
+Reveals only averages, and for a level in the log domain each client's log g_k. Needs gradients, and products
+with the Jacobian of g.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
-    """The server's iterate and the embedding, one value for each level that is followed."""
+    """The server's iterate and the embedding, one value for each tracked level."""
 
     x: PyTree  # x̄
     y: tuple[PyTree, ...]  # ȳ
 
 
 class Memory(NamedTuple):
-    """What a client keeps between the exchanges: the last point, the step of the round and where it began."""
+    """A client's memory: its last point, the number of the step, and the start of the round."""
 
     x: PyTree  # x_k
     step: jax.Array  # t
@@ -61,13 +61,13 @@ class Memory(NamedTuple):
 
 @method
 class FedDRO(Compositional[State]):
-    """``I`` local steps of size ``eta``, in each of which an embedding of momentum ``beta`` is averaged.
+    """``I`` local steps of size ``eta``; each step averages an embedding with momentum ``beta``.
 
     Args:
         eta: the step size.
-        beta: β in (0, 1], the weight of a new inner value: 1 forgets at once, small values average over many.
-        I: local steps of a round, in each of which the small embedding is exchanged.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        beta: the weight β in (0, 1] of a new inner value; small values average over many steps, 1 over none.
+        I: local steps per round, each with an exchange of the small embedding.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     eta: Positive  # η
@@ -96,18 +96,19 @@ class FedDRO(Compositional[State]):
 
         Args:
             T: local steps in total; run ``rounds = ⌈T/I⌉``.
-            clients: their number K.
-            batch_size: b.
-            B_g: bound of ‖∇g‖.
-            L_f: Lipschitz constant of ∇f.
-            B_f: bound of ‖∇f‖.
-            L_g: Lipschitz constant of ∇g.
-            L_h: Lipschitz constant of ∇h. Where it, B_f and L_g are given, T is held to the theorem's T_th.
-            c_eta: 1 in the theorem, which then asks for a T so large that η is small enough.
-            options: further hyper-parameters.
+            clients: the number of clients K.
+            batch_size: the minibatch size b.
+            B_g: a bound on ‖∇g‖.
+            L_f: the Lipschitz constant of ∇f.
+            B_f: a bound on ‖∇f‖.
+            L_g: the Lipschitz constant of ∇g.
+            L_h: the Lipschitz constant of ∇h. If L_h, B_f and L_g are given, T must be at least the
+                theorem's T_th.
+            c_eta: the factor of η; 1 in the theorem, which relies on a large T for a small enough η.
+            options: other hyper-parameters.
 
         Raises:
-            ValueError: a T at which β would exceed 1, or below T_th.
+            ValueError: if β would exceed 1, or if T is below T_th.
 
         >>> import fedstrata as fs
         >>> m = fs.FedDRO.from_theory(T=10_000, clients=4)
@@ -116,13 +117,14 @@ class FedDRO(Compositional[State]):
         """
         if T < 1 or clients < 1 or batch_size < 1:
             raise ValueError(
-                f"FedDRO.from_theory needs T, clients, batch_size ≥ 1, but has {T}, {clients}, {batch_size}."
+                f"FedDRO.from_theory needs T, clients, batch_size ≥ 1, but got {T}, {clients}, {batch_size}."
             )
         eta = c_eta * math.sqrt(batch_size * clients / T)
         beta = 4 * B_g**4 * L_f**2 * eta
         if beta > 1:
             raise ValueError(
-                f"FedDRO.from_theory: T={T} is too short for the theorem, β would be {beta:.3g}."
+                f"FedDRO.from_theory: T={T} is too small for the theorem: β would be {beta:.3g} > 1. Give "
+                "a larger T."
             )
         I = max(1, math.floor(T**0.25 / (batch_size * clients) ** 0.75 + 1e-9))
         if B_f is not None and L_g is not None and L_h is not None:
@@ -135,8 +137,8 @@ class FedDRO(Compositional[State]):
             )
             if T_th > T:
                 raise ValueError(
-                    f"FedDRO.from_theory: T={T} is below the theorem's T_th = {T_th:.4g}: its steps are too "
-                    "long for its guarantee. Give more steps, or leave L_h, L_g and B_f out."
+                    f"FedDRO.from_theory: T={T} is below the theorem's T_th = {T_th:.4g}, so its guarantee "
+                    "does not hold. Give a larger T, or leave L_h, L_g and B_f out."
                 )
         return cls(eta, beta, I, batch_size, **options)
 
@@ -173,11 +175,11 @@ class FedDRO(Compositional[State]):
         return tree.axpy(-self.eta, step, x)
 
     def end(self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree) -> PyTree:
-        """Line 5 of the last step; the upload is how far the client went in the round."""
+        """Line 5 of the last step; uploads the change of x over the round."""
         return tree.sub(self.move(problem, client, key, y, pulled), client.memory.began)
 
     def first_step(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:
-        """A round's x̄ arrives; line 3."""
+        """Line 3 of the first step, at the round's x̄."""
         change = self.embed(problem, client, jax.random.fold_in(key, 0), 0, client.memory.x, x)
         return Remember(change, Memory(x, jnp.int32(0), x))
 
@@ -192,13 +194,13 @@ class FedDRO(Compositional[State]):
     def embed_above(
         self, problem: Composition, client: Client, key: Key, before: PyTree, now: PyTree
     ) -> PyTree:
-        """Line 3 of a further level n; the values below it come behind n − 2 times None."""
+        """Line 3 of level n > 1; the values of the level below come after n − 2 times None."""
         return self.embed(problem, client, key, len(now), before[-1], now[-1])
 
     def follow(
         self, problem: Composition, fed: Fed, key: Key, t: Integer, y: PyTree, phase: Phase, *message: Any
     ) -> PyTree:
-        """Lines 3 and 4, level after level; then ∇f(ȳ) where it is a mean over clients."""
+        """Lines 3 and 4, level by level; then ∇f(ȳ) if f is a mean over clients."""
         above, slopes = jax.random.split(jax.random.fold_in(key, t))
         new: tuple[PyTree, ...] = ()
         with fed.level("step"):

@@ -1,9 +1,9 @@
-"""FedF2SA: bilevel problems by gradients alone, with a penalty in place of second derivatives.
+"""FedF2SA: bilevel problems by gradients alone, with a penalty instead of second derivatives.
 
     min_x  1/m Σ E f_i(x, y(x), ξ),    y(x) = argmin_{y ∈ Y} 1/m Σ E h_i(x, y, ζ)
 
     1  server: send x, y, z to the clients that take part
-    2  client i, H times from there: draw ξ, ζ, and at projections of its point
+    2  client i, H times from there: draw ξ, ζ; at the projection of its point
     3      d_y ← ∇_y h_i(x, y) + ∇_y f_i(x, y)/λ,    d_z ← ∇_y h_i(x, z)                       (order 1)
                                                      d_z ← ∇_y h_i(x, z) − ∇_y f_i(x, z)/λ     (order 2)
     4      d_x ← ∇_x f_i(x, y) + λ (∇_x h_i(x, y) − ∇_x h_i(x, z))                            (order 1)
@@ -11,16 +11,17 @@
     5      x ← x − γ d_x,   y ← y − η d_y,   z ← z − η d_z
     6  server: (x, y, z) ← (P_X, P_Y, P_Y)(the mean of the clients' points)
 
-With Φ(x, ν) = min_{y ∈ Y} h(x, y) + ν f(x, y), which y and z find for ν = 1/λ and 0 or −1/λ, the derivative
-of Φ by ν at 0 is f(x, y(x)). Line 4 is the gradient of its one-sided or central difference, so that the limit
-is off by O(1/λ), or O(1/λ²). Y may be a set, as no derivative goes through y(x); it must not depend on x. λ
-also lengthens d_x where y and z are not solved: γ λ should be well below η. The result's ``y`` is z at order
-1, and the mean of y and z at order 2, where both are off by O(1/λ) to opposite sides.
+Let Φ(x, ν) = min_{y ∈ Y} h(x, y) + ν f(x, y); y and z solve it for ν = 1/λ and for ν = 0 or −1/λ. The
+derivative of Φ in ν at 0 is f(x, y(x)). Line 4 is the gradient of its one-sided or central difference, so the
+limit has a bias of O(1/λ) or O(1/λ²). Y may be a set, because nothing is differentiated through y(x), but it
+must not depend on x. As λ also multiplies the errors of y and z in d_x, γ λ should be well below η. The
+result's ``y`` is z at order 1, and the mean of y and z at order 2, whose errors of O(1/λ) have opposite
+signs.
 
-F²SA (Kwon, Kwon, Wright, Nowak 2023) is order 1 with one client, by a benchmark's code; order 2 is F²SA-p
-with p = 2. A federated form is MemFBO (Yang, Xiao, Ma, Ji 2025), of which the abstract was read: its scaling,
-schedule of λ and server steps may differ from these, hence this name. With ``fs.Bilevel(…, local=True)`` y
-and z stay with their client, and each projects them onto its own set.
+F²SA (Kwon, Kwon, Wright, Nowak 2023) is order 1 with one client, following a benchmark's code; order 2 is
+F²SA-p with p = 2. MemFBO (Yang, Xiao, Ma, Ji 2025) is a federated form of which only the abstract was
+available; its scaling, schedule of λ and server steps may differ, hence the name FedF2SA. With
+``fs.Bilevel(…, local=True)`` y and z stay with their client, which projects them onto its own set.
 
 Reveals only averages. Needs gradients.
 """
@@ -46,7 +47,7 @@ PENALTY = 30.0  # λ in `FedF2SA.practical`, times what makes h as curved as f
 
 
 class State(NamedTuple):
-    """The server's x, and both lower-level points; None where they are each client's own."""
+    """The server's x and both lower-level points, None if each client has its own."""
 
     x: PyTree
     y: PyTree
@@ -55,16 +56,16 @@ class State(NamedTuple):
 
 @method
 class FedF2SA(Method[Bilevel, State]):
-    """Gradient steps in x, and in the lower levels with and without a share 1/``lam`` of f.
+    """Gradient steps in x, and in the lower level with and without f, weighted by 1/``lam``.
 
     Args:
         gamma: the step size of x.
         eta: the step size of y and z.
-        lam: the weight λ of the lower level: a number, or a function of the round that grows.
-        H: local steps of a round: a number, one per client, or a function of the round. Above 1 the limit is
-            biased where clients differ.
-        order: of the bias in 1/λ: 1 or 2, which needs one more gradient of f in each step.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        lam: the weight λ of the lower level: a number, or an increasing function of the round.
+        H: local steps per round: an integer, one per client, or a function of the round. Above 1 the limit is
+            biased when clients differ.
+        order: the order of the bias in 1/λ: 1, or 2, which needs one more gradient of f per step.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     gamma: Positive  # γ
@@ -81,7 +82,7 @@ class FedF2SA(Method[Bilevel, State]):
     @classmethod
     def refuses(cls, problem: Bilevel) -> str | None:
         if problem.project_y.arity > 1 and not (problem.local and problem.project_y.arity == 3):
-            return "FedF2SA: a set of y that depends on x moves y(x) along, which its gradients do not see."
+            return "FedF2SA: the set of y depends on x, which its gradients do not take into account."
         return None
 
     @classmethod

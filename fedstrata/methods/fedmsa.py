@@ -11,25 +11,25 @@
     6      x ← x − α h,   zⁿ ← zⁿ − β_n qⁿ
     7  server: (x_{r+1}, Z_{r+1}) ← the mean of the chosen clients' (x, Z)
 
-Line 2 of two points uses the same sample, and so does line 5. (At k = 1 the two points are one, so (h, q)
-stays.) The server holds h_{r−1}, so that a client sends p(x_r) − (1−ρ) p(x_{r−1}). With full batches of all
-clients, h_r is the mean of p^m(x_r, Z_r) whatever ρ is, by induction from r = 0; the previous point is then
-neither sent nor evaluated. With full batches the map before a local step is the one after the last. Alg. 1
-chooses one client; the paper's experiments average ten.
+Line 2 uses the same sample at both points, and so does line 5. (At k = 1 both points are equal, so (h, q) is
+unchanged.) The server holds h_{r−1}, so a client sends p(x_r) − (1−ρ) p(x_{r−1}). With full batches of all
+clients, h_r is the mean of p^m(x_r, Z_r) for any ρ, by induction from r = 0; then the previous point is
+neither sent nor evaluated. With full batches the map before a local step is the map after the previous one.
+Algorithm 1 chooses one client; the paper's experiments average ten.
 
 For minimax problems with full batches of all clients, and ``clients=m``, lines 4 to 7 are FedGDA-GT (Sun, Wei
-2022): w ← w − γ (G_i(w) − G_i(w_r) + the mean of G_j(w_r)), G the operator (∇_x f, −∇_y f).
+2022): w ← w − γ (G_i(w) − G_i(w_r) + the mean of G_j(w_r)), with the operator G = (∇_x f, −∇_y f).
 
 The maps of bilevel, minimax and compositional problems are in `fedstrata.estimators.sequences`; the paper's
 (10a) prints ∇_x f for ∇_w f. A composition's values (and adjoints) are computed exactly before round 0, one
-exchange for each. The adjoint form avoids the product of
-Jacobians of several levels at one client; Gao (ICML 2024) has a Jacobian–vector estimator to the same end for
-federated multi-level compositions. The paper's output is an iterate drawn at random; here it is the last one.
+exchange each. The adjoint form avoids products of the Jacobians of several levels at one client; Gao (ICML
+2024) has a Jacobian-vector estimator for the same purpose. The paper returns a random iterate; here it is the
+last one.
 
-Reveals only averages, with ``clients=1`` the chosen client's point, and of a composition's level in the log
+Reveals only averages; with ``clients=1`` the chosen client's point, and for a composition's level in the log
 domain each client's log g before round 0. Needs gradients, for bilevel problems also Hessian-vector products,
-and a lower level that is strongly convex (in general, strongly monotone S). A set of y is refused, but for
-minimax problems where it does not depend on x.
+and a strongly convex lower level (in general, a strongly monotone S). A set of y is refused, except in
+minimax problems if it does not depend on x.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ CHOSEN = 10  # clients in `FedMSA.practical`
 
 
 class State(NamedTuple):
-    """The server's point, the point before, and the direction there."""
+    """The server's point, the previous point, and the direction there."""
 
     x: PyTree
     Z: tuple[PyTree, ...]
@@ -84,17 +84,18 @@ class FedMSA(Sequences[State]):
     Args:
         alpha: the step size of x.
         beta: the step size of the sequences: one number, or an array with one per sequence.
-        rho: the momentum ρ of the first exchange; small values forget slowly. With minibatches take ρ ≥ 0.1,
+        rho: the momentum ρ of the first exchange; small values forget slowly. With minibatches use ρ ≥ 0.1
             or ``full_start``.
-        K: local steps.
-        clients: how many clients do local steps.
-        adjoint: in compositions, track the adjoints too; False is the paper's form, biased where clients
-            differ.
+        K: local steps per round.
+        clients: the number of clients that take local steps.
+        adjoint: whether to track the adjoints of a composition too; False is the paper's form, which is
+            biased when clients differ.
         products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients (a first-order
             method).
-        batch_size: samples in each map; None is the full batch.
-        full_start: begin with (h, q) of all clients' full batches, one exchange before round 0, in which ρ is
-            then what it is later; else the noise of the first minibatches lasts 1/ρ rounds.
+        batch_size: samples per evaluation of a map; None uses the full batch.
+        full_start: whether to compute the first (h, q) on the full batches of all clients, in one exchange
+            before round 0, which then uses ρ like later rounds; otherwise the noise of the first minibatches
+            lasts for 1/ρ rounds.
     """
 
     alpha: Positive  # α
@@ -121,17 +122,17 @@ class FedMSA(Sequences[State]):
     ) -> FedMSA:
         """The orders of Theorem 3.1: ρ = 1/R, α = c_α/(τK), β = c_β/(τK), and a full start for so small a ρ.
 
-        α and β are kept below 1/L, which the proof needs, (43), and the theorem leaves to its O(·): clients
-        that hardly differ, of a small τ, bear no longer steps than one client does.
+        α and β are also kept below 1/L, which the proof needs in (43) and the theorem hides in its O(·): if
+        the clients hardly differ, τ is small, but steps longer than those of one client still diverge.
 
         Args:
             R: rounds.
             K: local steps.
-            tau: τ, how much the clients' maps differ in their derivatives.
-            L: Lipschitz constant of the maps.
-            c_alpha: what O(·) hides in α.
-            c_beta: what it hides in β.
-            options: further hyper-parameters.
+            tau: τ, a bound on the difference of the derivatives of the clients' maps.
+            L: the Lipschitz constant of the maps.
+            c_alpha: the constant of O(·) in α.
+            c_beta: the constant of O(·) in β.
+            options: other hyper-parameters.
 
         >>> import fedstrata as fs
         >>> fs.FedMSA.from_theory(R=100, K=5, c_alpha=0.5).rho, fs.FedMSA.from_theory(R=100, K=5).alpha
@@ -139,7 +140,7 @@ class FedMSA(Sequences[State]):
         """
         if R < 1 or K < 1 or not tau > 0 or not L > 0:
             raise ValueError(
-                f"FedMSA.from_theory needs R, K ≥ 1 and tau, L > 0, but has {R}, {K}, {tau}, {L}."
+                f"FedMSA.from_theory needs R, K ≥ 1 and tau, L > 0, but got {R}, {K}, {tau}, {L}."
             )
         options = {"full_start": True, **options}
         alpha, beta = (min(c / (tau * K), 1 / L) for c in (c_alpha, c_beta))
@@ -161,7 +162,9 @@ class FedMSA(Sequences[State]):
     def check(self, problem: Problem, clients: int) -> None:
         super().check(problem, clients)
         if self.clients > clients:
-            raise ValueError(f"FedMSA: {self.clients} clients are to be chosen of {clients}.")
+            raise ValueError(
+                f"FedMSA: clients={self.clients} is more than the {clients} clients of the data."
+            )
 
     def cautions(self, moment: Moment) -> list[str]:
         problem = moment.problem
@@ -169,9 +172,9 @@ class FedMSA(Sequences[State]):
         if exact or moment.state is not None:
             return []
         return [
-            "FedMSA(adjoint=False), the paper's form, is biased where clients differ: with several federated "
-            "levels the mean of a product of Jacobians is not the product of their means. adjoint=True, the "
-            "default, is exact."
+            "FedMSA(adjoint=False), the paper's form, is biased when clients differ: with several federated "
+            "levels the mean of a product of Jacobians is not the product of their means. Use adjoint=True, "
+            "the default, which is exact."
         ]
 
     def init(self, problem: Problem, x0: PyTree, y0: PyTree) -> State:
@@ -186,14 +189,14 @@ class FedMSA(Sequences[State]):
         return state._replace(Z=Z, before=now, direction=direction)
 
     def cancels(self, fed: Fed) -> bool:
-        """Whether h_r is the mean of p^m(x_r, Z_r) whatever ρ is."""
+        """Whether h_r is the mean of p^m(x_r, Z_r) for any ρ."""
         return self.batch_size is None and fed.participants == fed.clients
 
     def full_maps(self, problem: Problem, client: Client, key: Key, now: Point) -> Point:
         return Point(*sequences.draw(problem, client, key, None, self.products)(*now))
 
     def maps(self, problem: Problem, client: Client, key: Key, now: Point) -> Point:
-        """Line 2 where the momentum cancels."""
+        """Line 2 if the momentum cancels."""
         return Point(*sequences.draw(problem, client, key, self.batch_size, self.products)(*now))
 
     def momentum(
@@ -206,7 +209,7 @@ class FedMSA(Sequences[State]):
     def move(
         self, problem: Problem, client: Client, point: Point, direction: Point, factor: Real = 1
     ) -> Point:
-        """Line 6, with steps times ``factor``."""
+        """Line 6, with step sizes multiplied by ``factor``."""
         return step(problem, factor * self.alpha, factor * jnp.asarray(self.beta), point, direction, client)
 
     def local_steps(
@@ -215,14 +218,14 @@ class FedMSA(Sequences[State]):
         """Lines 4 to 6; ``begun`` is 0 in round 0, else 1."""
         K = steps_of(self.K, client)
         full, static = self.batch_size is None, isinstance(K, int)
-        # a loop of known length is the quicker: in round 0 all steps but the last have length zero
+        # a loop of static length is faster: in round 0 all steps but the last have size zero
         length = K - 1 if static else jnp.where(begun, jnp.maximum(K - 1, 0), 0)
 
         def maps(key: Key) -> Any:
             drawn = sequences.draw(problem, client, key, self.batch_size, self.products)
             return lambda point: Point(*drawn(*point))
 
-        whole = maps(key) if full else None  # one look-up of all samples, for all steps
+        whole = maps(key) if full else None  # the full batch, read once for all steps
 
         def one(carry: tuple[Point, Point, Any], key: Key) -> tuple[Point, Point, Any]:
             point, direction, seen = carry

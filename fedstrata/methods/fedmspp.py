@@ -8,8 +8,8 @@
     4      z ← z − γ (∇f_i(P_X(z); B) + (z − x̄)/η)
     5  server: x̄ ← P_X(the mean of the clients' z)
 
-The original has no set. As in FedAvg the server projects, so that H = 1 is projected gradient descent on
-the mean; with sets X_i of their own clients project each step instead.
+The original is unconstrained. As in FedAvg the server projects, so that H = 1 is projected gradient descent
+on the mean; if each client has its own set X_i, clients project after every step instead.
 
 Reveals only averages. Needs gradients. η → ∞ is FedAvg with one minibatch per round.
 """
@@ -40,13 +40,13 @@ class State(NamedTuple):
 
 @method
 class FedMSPP(Method[Minimization, State]):
-    """Proximal steps of parameter ``eta`` on one minibatch per round, by ``H`` steps of size ``gamma``.
+    """Proximal steps with parameter ``eta`` on one minibatch per round, by ``H`` steps of size ``gamma``.
 
     Args:
-        eta: the proximal parameter: large values let clients go far from the server's iterate.
+        eta: the proximal parameter; large values let clients move far from the server's iterate.
         gamma: the step size of the inner solver; at most about 1/(L + 1/η).
-        H: local steps of the inner solver: a number, one per client, or a function of the round.
-        batch_size: samples of the one minibatch of a round; None is all of a client's.
+        H: local steps of the inner solver: an integer, one per client, or a function of the round.
+        batch_size: the size of a round's minibatch; None uses all of a client's samples.
     """
 
     eta: Positive  # η

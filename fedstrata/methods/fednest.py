@@ -14,16 +14,16 @@
            x_i ← x_i − α/τ (∇_x f_i(x_i, y) − ∇_x f_i(x, y) + h)
     9  server: x ← mean x_i
 
-Minimax (max over y of f): g = −f, and h ← mean ∇_x f_i(x, y); lines 5 and 6 fall away. Composition (two
-levels, h(x) + f(g(x))): line 2 has q ← mean (y − g_i(x)); lines 5 to 8 have p ← mean ∇f_i(y) and ∇_x f_i =
-∇h_i(x) + ∇g_i(x) p, so that no inverse is needed. Line 5 sends ∇_x f_i along for line 7.
+Minimax (max over y of f): g = −f, and h ← mean ∇_x f_i(x, y), without lines 5 and 6. Composition (two levels,
+h(x) + f(g(x))): line 2 has q ← mean (y − g_i(x)); lines 5 to 8 have p ← mean ∇f_i(y) and ∇_x f_i =
+∇h_i(x) + ∇g_i(x) p, without an inverse. Line 5 also sends ∇_x f_i, for line 7.
 
-The indirect part of h is fixed in line 8: where f does not depend on x directly, more local steps than one
-change nothing. ``inverse`` offers other solvers of the linear system (`fedstrata.methods._shared.implicit`).
-With minibatches every factor of line 6 has samples of its own, as the paper's analysis asks; CG has one
-batch. Exchanges of lines 2 to 6 are booked as lower-level ones. Reveals only averages. Needs gradients, for
-bilevel problems Hessian-vector products, a strongly convex lower level and ℓ ≥ its largest curvature, which
-it finds where it is not given.
+The indirect part of h is held constant in line 8: if f does not depend on x directly, more than one local
+step has no effect. ``inverse`` selects other solvers of the linear system
+(`fedstrata.methods._shared.implicit`). With minibatches every factor of line 6 draws its own samples, as
+the paper's analysis requires; CG keeps one batch. The exchanges of lines 2 to 6 count as lower-level.
+Reveals only averages. Needs gradients, for bilevel problems Hessian-vector products, and a strongly convex
+lower level whose largest curvature is at most ℓ, which is estimated if not given.
 """
 
 from __future__ import annotations
@@ -66,20 +66,20 @@ class State(NamedTuple):
 
 @method
 class FedNest(Implicit[Nested, State]):
-    """Nested loops: ``T`` inner averagings of ``tau`` SVRG steps in y, then ``tau`` SVRG steps in x.
+    """Nested loops: ``T`` inner rounds of ``tau`` SVRG steps in y, then ``tau`` SVRG steps in x.
 
     Args:
-        alpha: the step size of x in a round; a local step is α/τ.
-        beta: the step size of y in an inner averaging; a local step is β/τ.
-        T: inner averagings per round.
-        tau: local steps, also one number per client.
-        N: terms of the Neumann series (steps of CG).
-        ell: ℓ, an upper bound of the curvature of the lower level; None finds one before the first round.
+        alpha: the step size of x in a round; a local step has size α/τ.
+        beta: the step size of y in an inner round; a local step has size β/τ.
+        T: inner rounds per round.
+        tau: local steps: an integer, or one per client.
+        N: terms of the Neumann series, or steps of CG.
+        ell: an upper bound ℓ on the curvature of the lower level; None estimates it before the first round.
         inverse: ``"neumann"`` (the paper's), ``"series"``, ``"cg"`` or ``"none"``.
         products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.
-        batch_size: samples in each gradient; None is the full batch.
-        redraw: where only some clients take part, draw as many again for each inner averaging, as the paper's
-            program does; else a round has one cohort.
+        batch_size: samples per gradient; None uses the full batch.
+        redraw: with partial participation, whether to draw a new cohort for each inner round, as the paper's
+            program does; otherwise a round has one cohort.
     """
 
     alpha: Positive  # α
@@ -100,7 +100,7 @@ class FedNest(Implicit[Nested, State]):
     @classmethod
     def refuses(cls, problem: Problem) -> str | None:
         if isinstance(problem, Composition) and (N := len(chain_of(problem).inner)) != 1:
-            return f"FedNest's composition has one inner mean, and this one has {N}: use FedMSA."
+            return f"FedNest needs a composition with one inner mean, but this one has {N}. Use FedMSA."
         return super().refuses(problem)
 
     @classmethod
@@ -122,7 +122,7 @@ class FedNest(Implicit[Nested, State]):
         return State(x0, y, tree.zeros_like(y), self.no_curvature(problem))
 
     def lower_direction(self, problem: Nested, client: Client, key: Key, x: PyTree) -> Direction:
-        """``y ↦ ∇_y g_i(x, y)`` at samples drawn now."""
+        """``y ↦ ∇_y g_i(x, y)`` on a new minibatch."""
         if isinstance(problem, Composition):
             residual = gap(chain_of(problem).inner[0], client, key, self.batch_size)
             return lambda y: tree.scale(-1, residual(x, y))
@@ -133,7 +133,7 @@ class FedNest(Implicit[Nested, State]):
         return lambda y: gradient(g, x, y, wrt=1)
 
     def upper_direction(self, problem: Nested, client: Client, key: Key, y: PyTree, p: PyTree) -> Direction:
-        """``x ↦ ∇_x f_i(x, y)`` at samples drawn now; in a composition ∇h_i(x) + ∇g_i(x) p."""
+        """``x ↦ ∇_x f_i(x, y)`` on a new minibatch; in a composition ∇h_i(x) + ∇g_i(x) p."""
         if isinstance(problem, Composition):
             chain = chain_of(problem)
             key_g, key_h = jax.random.split(key)
@@ -158,7 +158,7 @@ class FedNest(Implicit[Nested, State]):
         step: Real,
         project: Direction,
     ) -> PyTree:
-        """τ steps of size step/τ along the client's direction, corrected to ``mean`` at ``start``."""
+        """τ steps of size step/τ along the client's direction, corrected to equal ``mean`` at ``start``."""
         tau = steps_of(self.tau, client)
         length = step / jnp.maximum(tau, 1)
         full = self.batch_size is None
@@ -207,7 +207,7 @@ class FedNest(Implicit[Nested, State]):
         return gradient(client.train.mean(chain_of(problem).outer, key, self.batch_size), y)
 
     def slope(self, problem: Composition, fed: Fed, key: Key, y: PyTree) -> PyTree:
-        """∇f(y); an exchange where f is a mean over clients."""
+        """∇f(y); needs an exchange if f is a mean over clients."""
         chain = chain_of(problem)
         if not chain.federated:
             return jax.grad(chain.outer)(y)

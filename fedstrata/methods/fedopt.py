@@ -1,4 +1,4 @@
-"""FedOpt: optimisers on both sides (Reddi et al. 2021, Adaptive Federated Optimization; Algorithm 1).
+"""FedOpt: optimisers at clients and server (Reddi et al. 2021, Adaptive Federated Optimization; Algorithm 1).
 
     min_x  1/m Σ_i E f_i(x, ξ)   over X
 
@@ -8,9 +8,9 @@
     4      z_i ← ClientOpt(z_i, g)
     5  client i: send x − z_i
     6  server: Δ ← the mean over S of the x − z_i
-    7  server: x ← P_X(ServerOpt(x, Δ)), whose state stays
+    7  server: x ← P_X(ServerOpt(x, Δ)), which keeps its state
 
-Both are optimisers of optax, for which Δ stands in the place of a gradient (the paper's Δ_t is its negative):
+Both are optax optimisers. ServerOpt takes Δ as its gradient (the paper's Δ_t is −Δ):
 
     FedAvg       client=optax.sgd(γ), server=optax.sgd(1.0)
     FedAvgM      server=optax.sgd(1.0, momentum=0.9)                    (Hsu, Qi, Brown 2019)
@@ -18,19 +18,19 @@ Both are optimisers of optax, for which Δ stands in the place of a gradient (th
     FedAdam      server=optax.adam(η, b1=0.9, b2=0.99, eps=τ)
     FedYogi      server=optax.yogi(η, b1=0.9, b2=0.99, eps=τ)
 
-The paper's τ = 10⁻³ is far from optax's defaults, and matters: pseudo-gradients are small. Its Algorithm 2
-divides by √v + τ as optax does, but starts from v ≥ τ² and corrects no bias; here optax's own rules hold.
+The paper's τ = 10⁻³ differs much from optax's defaults and matters, because pseudo-gradients are small. The
+paper's Algorithm 2 divides by √v + τ like optax, but starts from v ≥ τ² without bias correction; here optax's
+own rules apply.
 
-A schedule of ServerOpt runs over the rounds. One of ClientOpt runs over the local steps and starts afresh in
-every round, like its momentum. P_X is there where the set is the same for all clients; where each has its
-own, it projects each of its steps, and the server's point may lie outside of them, as in FedAvg. A client
-with H = 0 is not in S.
+A schedule of ServerOpt counts rounds. A schedule of ClientOpt counts local steps and restarts in every round,
+like its momentum. P_X is used if all clients share the set; if each client has its own set, it projects each
+of its steps, and the server's point may lie outside the sets, as in FedAvg. A client with H = 0 is not in S.
 
-An adaptive ServerOpt scales every coordinate on its own, which the Euclidean P_X does not: over a box the
-limit is right, over a ball or a simplex it is not the minimiser, and a warning says so.
+An adaptive ServerOpt scales each coordinate separately, but P_X is Euclidean: over a box the limit is
+correct, over a ball or a simplex it is not the minimiser, and a warning tells.
 
-An adaptive ClientOpt makes the steps of large and small gradients alike, before they are averaged: where
-clients differ, the limit does not minimise the mean loss at any step size, and a warning says so.
+An adaptive ClientOpt normalises gradients before they are averaged: when clients differ, it converges to a
+point that does not minimise the mean loss at any step size, and a warning tells.
 
 Reveals only averages. Needs gradients.
 """
@@ -67,11 +67,11 @@ from fedstrata.support.points import nonfinite_leaves
 
 Optimiser = Annotated[optax.GradientTransformation, "an optax optimiser such as optax.adam(1e-2)"]
 
-SCHEDULES = ("ScaleByScheduleState", "WrappedScheduleState")  # what optax keeps for one
+SCHEDULES = ("ScaleByScheduleState", "WrappedScheduleState")  # the optax states of a schedule
 
 
 class State(NamedTuple):
-    """The server's iterate, and what its optimiser keeps."""
+    """The server's iterate and the state of its optimiser."""
 
     x: PyTree
     server: PyTree
@@ -79,13 +79,13 @@ class State(NamedTuple):
 
 @method
 class FedOpt(Method[Minimization, State]):
-    """``H`` local steps of one optax optimiser, whose mean change is the gradient of another at the server.
+    """``H`` local steps of one optax optimiser; their mean change is the gradient of the server's optimiser.
 
     Args:
-        client: the clients' optimiser, which starts afresh in every round.
-        server: the server's optimiser, which keeps its state over the rounds.
-        H: local steps of a round: a number, one per client, or a function of the round.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        client: the clients' optimiser, whose state restarts in every round.
+        server: the server's optimiser, whose state is kept over the rounds.
+        H: local steps per round: an integer, one per client, or a function of the round.
+        batch_size: the minibatch size; None uses all of a client's samples.
 
     >>> import numpy as np, optax, fedstrata as fs
     >>> data = fs.FederatedData.from_clients([{"a": np.ones((2, 1))}, {"a": np.zeros((2, 1))}])
@@ -120,32 +120,32 @@ class FedOpt(Method[Minimization, State]):
         if project.trivial or not project.shared or by_coordinate or not _bends(self.server):
             return []
         return [
-            "FedOpt: the server's optimiser scales every coordinate on its own, but the projection treats "
-            "them alike: unless the set bounds each coordinate by itself, as fs.sets.Box does, the limit is "
-            "not the minimiser over it. Use server=optax.sgd(1.0), or FedAvg."
+            "FedOpt: the server's optimiser scales each coordinate separately, but the projection is "
+            "Euclidean: unless the set bounds each coordinate separately, like fs.sets.Box, the run does "
+            "not converge to the minimiser over the set. Use server=optax.sgd(1.0), or FedAvg."
         ]
 
     def _of_the_schedule(self) -> list[str]:
         try:
             kept = jax.eval_shape(self.client.init, jnp.zeros(1))
-        except Exception:  # made for parameters of a certain form
+        except Exception:  # an optimiser for parameters of a certain structure
             return []
         if not optax.tree.get_all_with_path(kept, "count", _of_schedule):
             return []
         return [
-            "FedOpt: the client's optimiser has a schedule, which runs over the local steps and starts "
-            "afresh in every round, as clients keep nothing between rounds. For a step that falls from round "
-            "to round, give the schedule to the server's optimiser."
+            "FedOpt: the client's optimiser has a schedule, which counts the local steps and restarts in "
+            "every round, because clients keep no state between rounds. For a step size that decreases "
+            "over the rounds, give the schedule to the server's optimiser."
         ]
 
     def _of_the_client(self) -> list[str]:
         if not _evens_out(self.client):
             return []
         return [
-            "FedOpt: the client's optimiser makes steps of large and small gradients alike, so that where "
-            "clients differ the limit does not minimise the mean loss at any step size (with Adam, whose "
-            "first step is a sign, rather a median). Use client=optax.sgd(…), and the adaptive one at the "
-            "server."
+            "FedOpt: the client's optimiser normalises gradients. When clients differ, it then converges "
+            "at any step size to a point that does not minimise the mean loss (with Adam, whose first "
+            "step is a sign, nearer to a median). Use client=optax.sgd(…), and the adaptive optimiser at "
+            "the server."
         ]
 
     @classmethod
@@ -184,20 +184,20 @@ class FedOpt(Method[Minimization, State]):
 def _step(
     optimiser: optax.GradientTransformation, g: PyTree, kept: PyTree, x: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """One step; what the optimiser keeps stays of its dtypes, as loops require."""
+    """One step; the optimiser's state keeps its dtypes, as loops require."""
     updates, after = optimiser.update(g, kept, x)
     after = jax.tree.map(lambda new, old: jnp.asarray(new, jnp.result_type(old)), after, kept)
     return optax.apply_updates(x, updates), after
 
 
 def _bends(optimiser: optax.GradientTransformation) -> bool:
-    """Whether its first step is not along the gradient."""
+    """Whether the first step is not along the gradient."""
     step = _first_step(optimiser, [1.0, 2.0])
     return step is not None and bool(abs(step[1] - 2 * step[0]) > 1e-3 * abs(step[1]))
 
 
 def _evens_out(optimiser: optax.GradientTransformation) -> bool:
-    """Whether a gradient twice as large makes a first step that is not; clipping at 1 or above may pass."""
+    """Whether doubling the gradient does not double the first step; clipping at 1 or above goes unnoticed."""
     once, twice = _first_step(optimiser, [0.1, 0.2]), _first_step(optimiser, [0.2, 0.4])
     if once is None or twice is None:
         return False
@@ -205,7 +205,7 @@ def _evens_out(optimiser: optax.GradientTransformation) -> bool:
 
 
 def _first_step(optimiser: optax.GradientTransformation, g: list[float]) -> np.ndarray | None:
-    """From zero; None where it is made for parameters of a certain form."""
+    """The first step from zero; None if the optimiser needs parameters of a certain structure."""
     start = jnp.zeros(len(g))
     try:
         return np.asarray(optimiser.update(jnp.array(g), optimiser.init(start), start)[0])
@@ -218,22 +218,24 @@ def _of_schedule(path: tuple[object, ...], _: object) -> bool:
 
 
 def _try_out(side: str, optimiser: optax.GradientTransformation, x: PyTree) -> None:
-    """Raise where an optimiser cannot take a step from ``x`` by a gradient alone."""
+    """Raise if an optimiser cannot take a step from ``x`` with a gradient alone."""
     try:
         kept = optimiser.init(x)
         updates, after = jax.eval_shape(lambda g, kept: optimiser.update(g, kept, x), x, kept)
     except Exception as error:
         raise TypeError(
             f"FedOpt: the optimiser {side}= cannot take a step from x0: {type(error).__name__}: {error}\n"
-            "It gets a gradient and the parameters; optimisers that ask for more (a value, a function for "
-            "line searches) cannot be used here."
+            "It gets a gradient and the parameters; optimisers that need more (a value, or a function for a "
+            "line search) cannot be used here."
         ) from error
     if _forms(updates) != _forms(x) or _forms(after) != _forms(kept):
-        raise TypeError(f"FedOpt: the optimiser {side}= changes the form of its state or of x0 in a step.")
+        raise TypeError(
+            f"FedOpt: the optimiser {side}= changes the structure of its state or of x0 in a step."
+        )
     if bad := nonfinite_leaves(jax.tree.map(jnp.asarray, kept)):
         raise ValueError(
-            f"FedOpt: the state of the optimiser {side}= begins with what is not finite ({', '.join(bad)}), "
-            "which could not be told from a run that diverged."
+            f"FedOpt: the initial state of the optimiser {side}= is not finite ({', '.join(bad)}), so a "
+            "run that diverges could not be detected."
         )
 
 

@@ -8,8 +8,8 @@
     4      z ← z − γ (∇f_i(P_X(z), ξ) + μ (z − x̂))
     5  server: x̂ ← P_X(the mean of the clients' z)
 
-As in FedAvg the server projects, so that H = 1 is projected gradient descent on the mean; with sets X_i of
-their own clients project each step instead.
+As in FedAvg the server projects, so that H = 1 is projected gradient descent on the mean; if each client
+has its own set X_i, clients project after every step instead.
 
 Reveals only averages. Needs gradients. μ = 0 is FedAvg.
 """
@@ -38,13 +38,13 @@ class State(NamedTuple):
 
 @method
 class FedProx(Method[Minimization, State]):
-    """Federated averaging of ``H`` proximal-gradient-like local steps of size ``gamma``, with pull ``mu``.
+    """Federated averaging with ``H`` local steps of size ``gamma``, and a proximal term of weight ``mu``.
 
     Args:
         gamma: the step size.
-        mu: how strongly a client is pulled back to the server's iterate; 0 is FedAvg.
-        H: local steps of a round: a number, one per client, or a function of the round.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        mu: the weight of the proximal term ``‖z − x̂‖²/2``; 0 is FedAvg.
+        H: local steps per round: an integer, one per client, or a function of the round.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     gamma: Positive  # γ

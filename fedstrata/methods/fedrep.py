@@ -1,4 +1,4 @@
-"""FedRep: a common representation, and a head of each client's own (Collins et al. 2021; Algorithm 1).
+"""FedRep: a common representation and a personal head of each client (Collins et al. 2021; Algorithm 1).
 
     min_{x, y_1 … y_m}  1/m Σ_i E f_i(x, y_i, ξ),    given as  fs.Bilevel(f, f, local=True)
 
@@ -7,9 +7,10 @@
     3  client i, H times from z = x:  draw ξ;  z ← z − γ ∇_x f_i(P_X(z), y_i, ξ)
     4  server: x ← P_X(the mean of the clients' z)
 
-x is the representation (the base), y_i a head, which never leaves its client: the result's ``y``, with a
-client axis. Both levels are the same function, so that ∇_x f at y_i(x) is the gradient of min_y f_i(x, y). A
-bilevel problem whose levels differ is refused: there line 3 would follow another direction.
+x is the representation (the base), and y_i a head that never leaves its client; the result's ``y`` has all
+heads, with a client axis. Both levels are the same function, so ∇_x f at y_i(x) is the gradient of
+min_y f_i(x, y). A bilevel problem whose levels differ is refused, because line 3 would not follow its
+gradient.
 
 Reveals only averages. Needs gradients.
 """
@@ -44,14 +45,14 @@ class State(NamedTuple):
 
 @method
 class FedRep(Method[Bilevel, State]):
-    """``tau`` steps of each client's head, then ``H`` of the common representation.
+    """``tau`` steps of each client's head, then ``H`` steps of the common representation.
 
     Args:
         gamma: the step size of the representation x.
         eta: the step size of the heads y_i.
-        H: local steps of x in a round: a number, one per client, or a function of the round.
-        tau: steps of a head in a round.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        H: local steps of x per round: an integer, one per client, or a function of the round.
+        tau: steps of a head per round.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     gamma: Positive  # γ
@@ -67,9 +68,11 @@ class FedRep(Method[Bilevel, State]):
     @classmethod
     def refuses(cls, problem: Bilevel) -> str | None:
         if not problem.local:
-            return "FedRep's clients have heads of their own: fs.Bilevel(f, f, local=True)."
+            return (
+                "FedRep needs a local lower level, the clients' own heads: use fs.Bilevel(f, f, local=True)."
+            )
         if problem.upper != problem.lower:
-            return "FedRep minimises one function in x and y: give it twice, fs.Bilevel(f, f, local=True)."
+            return "FedRep minimises the same function in x and y: use fs.Bilevel(f, f, local=True)."
         return None
 
     @classmethod

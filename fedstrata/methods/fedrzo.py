@@ -14,16 +14,16 @@ Without local sets a client's path is H scalars times directions that the server
     5′ client i: upload the scalars s_k = n/η² (f_i(x+v, ξ) − f_i(x, ξ)), k < H
     6′ server: x̂ ← x̂ − γ · the mean over the clients of Σ_k s_k v_k
 
-gives the same iterates with n/H times less to upload (``messages="scalars"``). With b directions per step
-line 4 is the mean over them, and a client uploads b·H scalars.
+This gives the same iterates with n/H times less to upload (``messages="scalars"``). With b directions per
+step, line 4 averages over them and a client uploads b·H scalars.
 
-Beyond the paper: with ``shared_directions=True`` all clients take the same v in a step, drawn from a key that
-the server sends. The mean of their scalars then suffices, so that nobody's own reply is seen, and noise for
-privacy is added to b·H numbers in place of n. With own directions x never stops moving where clients differ:
-at the solution their gradients cancel, and estimates along unlike v do not, whatever the batch. Shared ones,
-two-sided and on full batches, come to rest at the solution.
+Not in the paper: with ``shared_directions=True`` all clients use the same v in a step, drawn from a key that
+the server sends. The server then needs only the mean of their scalars, so it sees no single reply, and
+privacy noise is added to b·H numbers instead of n. With separate directions x keeps fluctuating when clients
+differ: at the solution their gradients cancel, but estimates along different v do not, even on full batches.
+With shared directions, two-sided differences and full batches, x converges to the solution.
 
-Reveals only averages (the scalars of own directions: every reply). Needs function values only.
+Reveals only averages; with scalars of separate directions, every reply. Needs function values only.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ SHARED = 0x7368  # folded into a round's key for the directions that all clients
 
 
 def shared_key(words: jax.Array, k: Integer) -> Key:
-    """The key of the k-th local step's directions, from the words of a key that all clients were sent."""
+    """The key for the directions of local step k, from the key data that the server sent to all clients."""
     return jax.random.fold_in(jax.random.wrap_key_data(words), k)
 
 
@@ -76,16 +76,16 @@ class FedRZO(Method[Minimization, State]):
     """``H`` local steps of size ``gamma`` along two-point estimates of radius ``eta``, with local sets.
 
     Args:
-        gamma: step size γ.
-        eta: smoothing radius η.
-        H: local steps.
-        batch_size: samples per function value; None for all.
-        messages: ``"vectors"``, or ``"scalars"`` where there is no local set.
-        two_sided: ``n/(2η²) (f(x+v) − f(x−v)) v`` in line 4: the same mean ∇f^η, without the even part of f,
-            a noise of order η that does not vanish at the solution.
-        directions: how many v per step; g is the mean of their estimates.
-        orthogonal: whether they are orthogonal to each other.
-        shared_directions: whether all clients take the same v.
+        gamma: the step size γ.
+        eta: the smoothing radius η.
+        H: local steps per round.
+        batch_size: samples per function value; None uses all.
+        messages: ``"vectors"``, or ``"scalars"`` if no client has a set.
+        two_sided: use ``n/(2η²) (f(x+v) − f(x−v)) v`` in line 4. Its mean is ∇f^η too, but the even part of f
+            cancels, whose noise of order η does not vanish at the solution.
+        directions: the number of directions v per step; g averages their estimates.
+        orthogonal: whether the directions of a step are orthogonal.
+        shared_directions: whether all clients use the same directions.
     """
 
     gamma: Positive  # γ
@@ -123,17 +123,17 @@ class FedRZO(Method[Minimization, State]):
 
         Args:
             K: local steps of a client in total; run ``rounds = ⌈K/H⌉``.
-            clients: their number m.
-            eta: smoothing radius η.
-            L0: Lipschitz constant L₀ of the clients' losses. Where it is given, γ is kept below the
-                proposition's bounds 1/(4H), η/(4(L₀n + 1)), printed without the 1, which is the sets', and
-                η/(12√3 B₂(L₀n + 1)H), which hold by themselves once K is large.
-            n: dimension of x, for that bound.
+            clients: the number of clients m.
+            eta: the smoothing radius η.
+            L0: the Lipschitz constant L₀ of the clients' losses. If given, γ is kept below the proposition's
+                bounds 1/(4H), η/(4(L₀n + 1)) (printed without the 1, which comes from the sets) and
+                η/(12√3 B₂(L₀n + 1)H); for large K they hold anyway.
+            n: the dimension of x, for that bound.
             B2: B₂ of the sets' dissimilarity, mean dist²(x, X_i) ≤ B₁² + B₂² ‖x − mean P_{X_i}(x)‖², for that
-                bound; 1 where all clients have one set, 0 where there is none.
-            delta: δ of Proposition 2: η becomes δ/max{2, nL₀}, with which a point where ∇f^η = 0 is
-                δ-Clarke stationary; without sets (``B2=0``) δ/2, whatever L₀ is.
-            **options: further hyper-parameters.
+                bound: 1 if all clients share one set, 0 without sets.
+            delta: δ of Proposition 2: η becomes δ/max{2, nL₀}, for which a point with ∇f^η = 0 is
+                δ-Clarke stationary; without sets (``B2=0``) it becomes δ/2 for any L₀.
+            **options: other hyper-parameters.
 
         >>> import fedstrata as fs
         >>> fs.FedRZO.from_theory(K=10_000, clients=4).gamma, fs.FedRZO.from_theory(K=10_000, clients=4).H
@@ -142,7 +142,8 @@ class FedRZO(Method[Minimization, State]):
         gamma, H = theory_steps(K, clients)
         if delta is not None and B2 > 0 and L0 is None:
             raise ValueError(
-                "FedRZO.from_theory: with sets Proposition 2's η needs L0 too; without, give B2=0."
+                "FedRZO.from_theory: with sets, Proposition 2's η needs L0. Give L0, or B2=0 if there are "
+                "no sets."
             )
         if delta is not None:
             eta = delta / max(2.0, n * L0 if B2 > 0 and L0 is not None else 0.0)

@@ -3,8 +3,8 @@
     min_x  1/m Σ_i E f_i(x, y(x), ξ)   over  ∩ X_i,
     y(x) = argmin over Y(x) of 1/m Σ_i E h_i(x, ·, ζ)
 
-    1  server: draw v on the sphere of radius η; send x̂ and v to the clients, who keep them for the round
-    2  together: y⁰ ≈ y(x̂) and y⁺ ≈ y(x̂ + v), by a federated solver that does both in the same exchanges
+    1  server: draw v on the sphere of radius η; send x̂ and v to the clients, which keep them for the round
+    2  together: y⁰ ≈ y(x̂) and y⁺ ≈ y(x̂ + v), by a federated solver, both in the same exchanges
     3  server: send y⁰, y⁺
     4  client i, H times from x = x̂:
     5      draw ξ from D_i
@@ -12,27 +12,27 @@
     7      x ← x − γ (g + (x − P_{X_i}(x))/η)
     8  server: x̂ ← the mean of the clients' x
 
-y⁰ and y⁺ stay what they are through the local steps (delayed), so H steps cost one solution of the lower
-level. Without local sets all steps of all clients are along v, and one number per client is enough
+y⁰ and y⁺ are held constant during the local steps (delayed), so H steps cost one solution of the lower level.
+Without local sets every client's steps are multiples of v, and one number per client is enough
 (``messages="scalars"``):
 
-    1′ server: send x̂ and a seed; everyone draws v from it
+    1′ server: send x̂ and a seed, from which server and clients draw v
     7′ client i: upload s, the sum over its steps of n/η² (f_i(x + v, y⁺, ξ) − f_i(x, y⁰, ξ))
     8′ server: x̂ ← x̂ − γ · mean(s) · v
 
-Two-sided, line 2 is at x̂ ± v, and line 6 is n/(2η²) (f_i(x + v, y⁺, ξ) − f_i(x − v, y⁻, ξ)) v. With several
-directions line 2 is at x̂ and every x̂ + v_j, still in the same exchanges, and line 6 is the mean over them.
+With two-sided differences line 2 solves at x̂ ± v, and line 6 is n/(2η²) (f_i(x + v, y⁺, ξ) −
+f_i(x − v, y⁻, ξ)) v. With several directions line 2 solves at x̂ and every x̂ + v_j, still in the same
+exchanges, and line 6 averages over them.
 
-Where not all clients take part in a round, those who do have lines 3 to 8, and lines 1 and 2 are everyone's:
-the solution y_S(x̂) of a cohort's own lower level would lead x̂ to the fixed point of E f_S(x, y_S(x)),
-another problem.
+With partial participation only the cohort runs lines 3 to 8, but all clients run lines 1 and 2: solving the
+cohort's own lower level, y_S(x̂), would drive x̂ to a fixed point of E f_S(x, y_S(x)), a different problem.
 
-The paper's solvers of line 2 do many local steps between two averages, with constants that the user knows
-(``lower="local_sgd"`` is its Algorithm 3). The default needs none and averages every step, until the residual
-of the lower level is small: `fedstrata.methods._shared.accurate`.
+The paper's solvers of line 2 take many local steps between two averages and need constants from the user
+(``lower="local_sgd"`` is its Algorithm 3). The default needs no constants and averages every step, until the
+residual of the lower level is small: `fedstrata.methods._shared.accurate`.
 
 Reveals what the lower level's solver reveals, by default only averages. Needs function values of the upper
-level, gradients of the lower one, and by default products with its Hessian where y has no set.
+level, gradients of the lower one and, by default and without a set of y, Hessian-vector products.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ SOLVED, EXCHANGES = 1e-4, 50.0  # in `FedRZOBilevel.practical`: lower_tol, and a
 
 
 class State(NamedTuple):
-    """The server's iterate, the lower level's solution, where that starts, and what was estimated of it."""
+    """The server's iterate, the lower-level solution and its start, and estimates of the lower level."""
 
     x: PyTree  # x̂
     y: PyTree  # y⁰ of the last round
     y0: PyTree
-    constants: tuple[jax.Array, jax.Array] | None  # μ_h and κ_h, where a rule needs them and nobody gave them
+    constants: tuple[jax.Array, jax.Array] | None  # μ_h and κ_h, if a rule needs them and the user gave none
     report: LowerReport | None  # of the accurate solver
 
 
@@ -114,37 +114,37 @@ class State(NamedTuple):
 class FedRZOBilevel(Method[Implicit, State]):
     """``H`` local steps along a shared two-point estimate of the implicit objective.
 
-    The result's ``y`` is the lower-level solution at the x̂ with which the last round began.
+    The result's ``y`` is the lower-level solution at the x̂ of the start of the last round.
 
     Args:
-        gamma: step size γ.
-        eta: smoothing radius η.
-        H: local steps.
-        batch_size: samples per function value of the upper level; None for all.
-        lower: the lower level's solver: ``"accurate"``, until the residual is small, however the clients
-            differ (see `fedstrata.methods._shared.accurate`); ``"local_sgd"``, ``"fedac"``, ``"lfd"`` with
-            the papers' rules (see `fedstrata.methods._shared.lower`); a method for `Minimization` with
-            hyper-parameters of its own, e.g. ``fs.FedAvg(0.1, H=5)``, whose schedules count the lower level's
-            rounds; or an object with ``solve`` (see `fedstrata.methods._shared.lower.LowerSolver`).
-        lower_rounds: exchanges of the lower level per round: a number or a function of the round. To
-            ``"accurate"`` it is the most that it may take, None is 1000. A rule's local steps are divided
-            among them, None is the rule's own number.
-        lower_tol: when ``"accurate"`` has the lower level's solutions well enough: their error, in parts of
-            how far those of a round's points lie apart.
-        lower_batch_size: samples per gradient of the lower level. ``"rule"``: all of them for ``"accurate"``,
-            ``batch_size`` for the papers' rules, as is ``"same"``.
-        warm_start: start the lower level from the last round's solution, and not from y0, as in the paper;
-            None: ``"accurate"`` does, the others do not.
-        mu_h: modulus μ_h of strong convexity of the lower level, for the papers' rules. None: it and κ_h are
-            estimated before the first round, from the curvature at the start; 40 exchanges, the ledger's
-            level ``"scaling"``. They stay what they were there, wherever x goes.
-        kappa_h: condition number κ_h of the lower level, for the papers' rules.
-        messages: ``"vectors"``, or ``"scalars"`` where there is no local set.
+        gamma: the step size γ.
+        eta: the smoothing radius η.
+        H: local steps per round.
+        batch_size: samples per function value of the upper level; None uses all.
+        lower: the solver of the lower level: ``"accurate"`` iterates until the residual is small, for any
+            heterogeneity (see `fedstrata.methods._shared.accurate`); ``"local_sgd"``, ``"fedac"`` and
+            ``"lfd"`` follow the papers' rules (see `fedstrata.methods._shared.lower`); or a method for
+            `Minimization`, e.g. ``fs.FedAvg(0.1, H=5)``, whose schedules count the rounds of the lower
+            level; or an object with ``solve`` (see `fedstrata.methods._shared.lower.LowerSolver`).
+        lower_rounds: exchanges of the lower level per round: a number or a function of the round. For
+            ``"accurate"`` it is an upper bound, 1000 if None. A paper's rule divides its local steps among
+            them; None takes the rule's own number.
+        lower_tol: the error at which ``"accurate"`` stops, relative to the distance between the solutions at
+            the points of a round.
+        lower_batch_size: samples per gradient of the lower level. ``"rule"`` uses all for ``"accurate"`` and
+            ``batch_size`` for the papers' rules; ``"same"`` is ``batch_size``.
+        warm_start: whether the lower level starts from the last round's solution instead of y0, the paper's
+            choice; None: with ``"accurate"`` only.
+        mu_h: the modulus μ_h of strong convexity of the lower level, for the papers' rules. None estimates
+            μ_h and κ_h from the curvature at the start, before the first round, in 40 exchanges (the level
+            ``"scaling"`` of the ledger); the estimates are not updated as x moves.
+        kappa_h: the condition number κ_h of the lower level, for the papers' rules.
+        messages: ``"vectors"``, or ``"scalars"`` if no client has a set.
         two_sided: whether to use x̂ + v and x̂ − v.
-        directions: how many v are drawn in a round.
-        orthogonal: whether they are orthogonal.
+        directions: the number of directions v per round.
+        orthogonal: whether the directions of a round are orthogonal.
         common_random_numbers: whether the lower level draws the same samples at all points. With independent
-            ones the noise of y⁺ − y⁰ is divided by η.
+            samples the noise of y⁺ − y⁰ is divided by η.
     """
 
     gamma: Positive  # γ
@@ -193,27 +193,25 @@ class FedRZOBilevel(Method[Implicit, State]):
 
         Args:
             K: local steps in total; run ``rounds = ⌈K/H⌉``.
-            clients: their number m.
-            eta: smoothing radius η.
-            L0: Lipschitz constant of the implicit objective. Where it is given, γ is kept below the theorem's
-                bounds, which hold by themselves once K is large: η/(24(L₀n + 1)) and 1/(4H max{2, √(0.1Θ₃),
+            clients: the number of clients m.
+            eta: the smoothing radius η.
+            L0: the Lipschitz constant of the implicit objective. If given, γ is kept below the theorem's
+                bounds, which hold anyway for large K: η/(24(L₀n + 1)) and 1/(4H max{2, √(0.1Θ₃),
                 4B₂√(3Θ₂), 4B₂√(3Θ₃)}), Θ₂ = 5(L₀n + 1)²/(8η²), Θ₃ = 20 (n L_hx L0_y/(η μ_h))².
-            n: dimension of x, for that bound.
-            mu_h: modulus of strong convexity of the lower level; None: estimated.
-            kappa_h: its condition number.
-            L0_y: Lipschitz constant of f in y, for that bound.
-            L_hx: Lipschitz constant of ∇_y h in x, for that bound, which takes L_hx/μ_h for that of y(x).
-                Where a set Y(x) moves that is wrong: give μ_h times the Lipschitz constant of y(x) then.
+            n: the dimension of x, for that bound.
+            mu_h: the modulus of strong convexity of the lower level; None estimates it.
+            kappa_h: the condition number of the lower level.
+            L0_y: the Lipschitz constant of f in y, for that bound.
+            L_hx: the Lipschitz constant of ∇_y h in x, for that bound, which takes L_hx/μ_h as the Lipschitz
+                constant of y(x). If Y(x) depends on x, give μ_h times the Lipschitz constant of y(x).
             B2: B₂ of the sets' dissimilarity, mean dist²(x, X_i) ≤ B₁² + B₂² ‖x − mean P_{X_i}(x)‖², for that
-                bound; 1 where all clients have one set, 0 where there is none.
-            options: further hyper-parameters.
+                bound: 1 if all clients share one set, 0 without sets.
+            options: other hyper-parameters.
         """
         gamma, H = theory_steps(K, clients)
         if L0 is not None:
             if mu_h is None or L0_y is None or L_hx is None:
-                raise ValueError(
-                    f"{cls.__name__}.from_theory: the bound with L0 needs mu_h, L0_y and L_hx too."
-                )
+                raise ValueError(f"{cls.__name__}.from_theory: with L0, give mu_h, L0_y and L_hx too.")
             theta_2 = 5 * (L0 * n + 1) ** 2 / (8 * eta**2)  # Θ₂
             theta_3 = 20 * (n * L_hx * L0_y / (eta * mu_h)) ** 2  # Θ₃
             sets = 4 * B2 * math.sqrt(3 * max(theta_2, theta_3))
@@ -240,24 +238,24 @@ class FedRZOBilevel(Method[Implicit, State]):
         super().check(problem, clients)
         if self.messages == "scalars" and not problem.project_x.trivial:
             raise ValueError(
-                f"{name}: with local sets the steps are not along v alone; use messages='vectors'."
+                f"{name}: with local sets the steps are not multiples of v; use messages='vectors'."
             )
         if (self.mu_h is None) != (self.kappa_h is None):
             raise ValueError(f"{name}: give both mu_h and kappa_h, or neither, to have them estimated.")
         if self.accurate and self.mu_h is not None:
             raise ValueError(
-                f"{name}: mu_h and kappa_h are for the papers' rules; name one, as lower='local_sgd', or "
-                "leave them out: lower='accurate' needs no constants."
+                f"{name}: lower='accurate' takes no constants, but mu_h and kappa_h are given. Leave them "
+                "out, or choose a paper's rule such as lower='local_sgd'."
             )
         if self.accurate and problem.project_y.arity > 2:
             raise ValueError(
-                f"{name}: lower='accurate' needs one set of y for all clients, and this problem's depends on "
+                f"{name}: lower='accurate' needs one set of y for all clients, but here the set depends on "
                 "the client. Use lower='lfd', 'local_sgd' or 'fedac', which average the clients' projections."
             )
         if isinstance(self.lower, Method):
             self._check_method(name, self.lower, clients)
         elif not isinstance(self.lower, str) and self.lower_rounds is not None:
-            raise ValueError(f"{name}: lower_rounds means nothing to a solver of your own; leave it out.")
+            raise ValueError(f"{name}: lower_rounds has no effect with your own solver; leave it out.")
 
     def _check_method(self, name: str, lower: Method, clients: int) -> None:
         solver = type(lower).__name__
@@ -266,20 +264,20 @@ class FedRZOBilevel(Method[Implicit, State]):
         level = Minimization(lambda y, sample: 0.0)
         if lower.memory(level, np.zeros(1), None) is not None or lower.starts():
             raise ValueError(
-                f"{name}: lower={solver} needs clients that remember, and the lower level starts afresh in "
-                "every round, at points where they have nothing to remember. Against drift there is "
-                "lower='accurate'; FedAvg, FedAC and LFD remember nothing."
+                f"{name}: lower={solver} needs clients with memory, but the lower level restarts in every "
+                "round, at new points. Use FedAvg, FedAC or LFD, which need no memory, or, against client "
+                "drift, lower='accurate'."
             )
         if self.lower_rounds is None:
-            raise ValueError(f"{name}: say how many rounds of {solver} the lower level gets: lower_rounds=….")
+            raise ValueError(f"{name}: lower={solver} needs a number of rounds; give lower_rounds.")
         lower.check(level, clients)
 
     def bilevel(self, problem: Implicit) -> Bilevel:
-        """The problem as a bilevel one: a payoff above, its negative below."""
+        """The problem as a `Bilevel`: a payoff is the upper level, its negative the lower."""
         return as_bilevel(problem)
 
     def samples(self, problem: Implicit, client: Client) -> Samples:
-        """Where the upper level draws; a payoff's levels are one, and draw alike."""
+        """The samples of the upper level; both levels of a payoff draw from the training samples."""
         return client.valid if isinstance(problem, Bilevel) else client.train
 
     @property
@@ -289,7 +287,7 @@ class FedRZOBilevel(Method[Implicit, State]):
 
     @property
     def solver(self) -> Any:
-        """The lower level's solver; for a rule, one whose hyper-parameters the rule will replace."""
+        """The lower level's solver; a paper's rule replaces its hyper-parameters in every round."""
         if not isinstance(self.lower, str):
             return self.lower
         size: Any = self.lower_batch_size
@@ -306,7 +304,6 @@ class FedRZOBilevel(Method[Implicit, State]):
         return Practical(its, rate, reasons, fades, cost=EXCHANGES)
 
     def init(self, problem: Implicit, x0: PyTree, y0: PyTree) -> State:
-        """Nothing is solved yet."""
         check_directions(type(self).__name__, self.directions, self.orthogonal, x0)
         one: Any = np.ones((), jnp.result_type(*jax.tree.leaves(y0)))
         report = LowerReport.blank(y0) if self.accurate else None
@@ -314,11 +311,11 @@ class FedRZOBilevel(Method[Implicit, State]):
 
     @property
     def estimates(self) -> bool:
-        """Whether a rule needs μ_h and κ_h, and nobody gave them."""
+        """Whether μ_h and κ_h must be estimated."""
         return isinstance(self.lower, str) and not self.accurate and self.mu_h is None
 
     def start(self, problem: Implicit, fed: Fed, key: Key, state: State) -> State:
-        """Measure the residual at the start; or estimate μ_h and κ_h, where they are needed."""
+        """Measure the residual at the start, or estimate μ_h and κ_h if needed."""
         if self.accurate:
             bilevel, (x, y) = self.bilevel(problem), (one_point(state.x), one_point(state.y))
             with fed.level("lower"):
@@ -341,22 +338,22 @@ class FedRZOBilevel(Method[Implicit, State]):
         return self.solver.gradients(lower_level(self.bilevel(problem), x), client, key, y)
 
     def _of_the_constants(self, moment: Moment) -> list[str]:
-        """Where the curvature at the start is not within what the rules' estimates can tell."""
+        """A warning if the condition number at the start is too large to estimate."""
         started = moment.state is not None and not moment.ended and moment.state.constants is not None
         if not started or not clipped(moment.state.constants[1]):
             return []
         return [
-            f"{type(self).__name__}: the lower level's condition number at the start is {WORST} or more, and "
-            f"lower={self.lower!r} goes on as if it were {WORST}, so that its y will be off. Give mu_h and "
-            "kappa_h, or use lower='accurate'."
+            f"{type(self).__name__}: the lower level's condition number at the start is at least {WORST}, "
+            f"the largest that is estimated. lower={self.lower!r} uses {WORST}, so its y will be inaccurate. "
+            "Give mu_h and kappa_h, or use lower='accurate'."
         ]
 
     def metrics(self, state: State) -> dict[str, jax.Array]:
-        """The residual of the last round's lower level, where it is measured."""
+        """The residual of the last round's lower level, if it is measured."""
         return {} if state.report is None else {"lower_residual": state.report.residual}
 
     def _of_the_lower(self, moment: Moment) -> list[str]:
-        """Where the lower level was not solved, in more than one round of a hundred."""
+        """A warning if the lower level was not solved in more than one round of a hundred."""
         state = moment.state
         if not moment.ended or state.report is None or 100 * state.report.short <= state.report.rounds:
             return []
@@ -365,9 +362,9 @@ class FedRZOBilevel(Method[Implicit, State]):
         return [
             f"{type(self).__name__}: in {int(state.report.short)} of {int(state.report.rounds)} rounds the "
             f"lower level was not solved to lower_tol={self.lower_tol:g}{within}; its residual was "
-            f"{float(state.report.residual):.2g} at the end. x and y may be wrong. Give more lower_rounds; "
-            "look whether the lower level is strongly convex in y; in float32 and with a small eta rounding "
-            "is the limit: use float64 or a larger eta."
+            f"{float(state.report.residual):.2g} at the end. x and y may be wrong. Give more lower_rounds, "
+            "and check that the lower level is strongly convex in y. In float32 with a small eta, rounding "
+            "may be the limit: use float64 or a larger eta."
         ]
 
     def curve(self, problem: Implicit, client: Client, key: Key, x: PyTree, y: PyTree, v: PyTree) -> PyTree:
@@ -378,7 +375,7 @@ class FedRZOBilevel(Method[Implicit, State]):
         return each(lambda v: hessian_product(h, y, v), v)
 
     def memory(self, problem: Implicit, x0: PyTree, y0: PyTree) -> PyTree:
-        """x̂ and the directions of the round, at every client."""
+        """x̂ and the directions of the round, kept by every client."""
         return x0, jax.tree.map(lambda leaf: np.zeros((self.directions, *leaf.shape), leaf.dtype), x0)
 
     def draw(self, seed: jax.Array, x: PyTree) -> PyTree:
@@ -386,7 +383,7 @@ class FedRZOBilevel(Method[Implicit, State]):
         return directions(jax.random.wrap_key_data(seed), x, self.eta, self.directions, self.orthogonal)
 
     def keep(self, problem: Implicit, client: Client, key: Key, x: PyTree, v: PyTree) -> Remember:
-        """Line 1; no reply is needed."""
+        """Line 1; the reply is empty."""
         return Remember((), (x, self.draw(v, x) if self.messages == "scalars" else v))
 
     def at_points(
@@ -412,7 +409,7 @@ class FedRZOBilevel(Method[Implicit, State]):
         )
 
     def local_steps(self, problem: Implicit, client: Client, key: Key, y: PyTree) -> PyTree:
-        """Lines 4 to 7; ``y`` has the solution at every point. The upload is x − x̂, or the scalars' sum."""
+        """Lines 4 to 7; ``y`` holds the solution at every point. Uploads x − x̂, or the sum of the scalars."""
         bilevel = self.bilevel(problem)
         x_hat, v = client.memory
         n = tree.dimension(x_hat)
@@ -432,7 +429,7 @@ class FedRZOBilevel(Method[Implicit, State]):
     def solve_lower(
         self, problem: Implicit, fed: Fed, key: Key, r: Integer, state: State, x: PyTree, y: PyTree
     ) -> tuple[PyTree, LowerReport | None]:
-        """Line 2: the solutions at the points ``x``, from ``y``, and the accurate solver's report."""
+        """Line 2: the solutions at the points ``x``, from ``y``, and the report of the accurate solver."""
         pointwise_fed = PointwiseFed(fed, self.at_points, {})
         rounds: Any = self.lower_rounds
         if rounds is not None and not isinstance(rounds, int):
@@ -467,7 +464,7 @@ class FedRZOBilevel(Method[Implicit, State]):
         return state._replace(x=tree.add(x, moved), y=self.at_centre(problem, x, y), report=report)
 
     def at_centre(self, problem: Implicit, x: PyTree, y: PyTree) -> PyTree:
-        """The solution at x̂; two-sided, the middle of those around it, put into Y(x̂) if all share that."""
+        """The solution at x̂; two-sided, the mean of those around it, projected onto a shared Y(x̂)."""
         if not self.two_sided:
             return jax.tree.map(lambda leaf: leaf[0], y)
         middle = jax.tree.map(lambda leaf: leaf.mean(0), y)

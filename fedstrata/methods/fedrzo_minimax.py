@@ -4,7 +4,7 @@
 
     1–8  of `fedstrata.methods.fedrzo_bilevel`, where y(x) = argmin over Y(x) of 1/m Σ_i E −f_i(x, ·, ξ)
 
-Y(x) may depend on x, where the order of min and max matters and primal-dual methods fail.
+Y(x) may depend on x; then the order of min and max matters, and primal-dual methods fail.
 
 Reveals what `FedRZOBilevel` does. Needs function values, and gradients in y.
 """
@@ -18,7 +18,7 @@ from fedstrata.problems.classes import Minimax
 
 @method
 class FedRZOMinimax(FedRZOBilevel):
-    """`FedRZOBilevel` on a minimax problem; the hyper-parameters are that one's."""
+    """`FedRZOBilevel` on a minimax problem, with the same hyper-parameters."""
 
     solves = (Minimax,)
     needs = "function values, gradients in y"

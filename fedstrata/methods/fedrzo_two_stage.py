@@ -11,22 +11,22 @@
     6      x ← x − γ (g + (x − P_{X_i}(x))/η)
     7  server: x̂ ← the mean of the clients' x
 
-There is no lower-level communication: every client solves its own followers' game, one for each sample.
+The lower level needs no communication: every client solves its own followers' game, one for each sample.
 With τ = None line 4 stops by the residual instead, ‖y − P_Y(y − αG)‖/α ≤ tol · ‖G(y₀)‖; with α = None the
-solver finds its step size (`fedstrata.estimators.vi`). Theorem 2 asks for α = μ/L² and τ ≥ −1/ln(1 − 1/κ²),
-κ = L/μ.
+solver chooses its step size (`fedstrata.estimators.vi`). Theorem 2 asks for α = μ/L² and
+τ ≥ −1/ln(1 − 1/κ²), κ = L/μ.
 
-The residual that was reached goes with the reply, two numbers: it is in the history as ``lower_residual``,
-and where the equilibria were not found there is a warning. With τ it may be large at first, and is judged in
-the last step; then, and of a given solution or solver, it is measured with α = ‖y − y₀‖/‖G(y) − G(y₀)‖, by
-values of G that are not booked, as those of metrics are not.
+Clients send the residual along with their reply, as two numbers. The history has it as ``lower_residual``,
+and a warning tells if the equilibria were not found. With τ the residual may be large at first, so only the
+last step counts. With τ, and with a given solution or solver, the residual uses α = ‖y − y₀‖/‖G(y) − G(y₀)‖;
+the values of G for it are not counted, like those of metrics.
 
 Without local sets the server can replay line 6 from H scalars (``messages="scalars"``), as in
 `fedstrata.methods.fedrzo`.
 
-Reveals only averages (the scalars: every reply). Needs function values, and values of the followers' map G.
-The result's ``y`` holds each client's mean response to its last samples at the x it took its last step from;
-two-sided, the mean of those at x ± v, which is off by O(η²).
+Reveals only averages; with scalars, every reply. Needs function values, and values of the followers' map G.
+The result's ``y`` holds each client's mean response to its last samples, at the x of its last step;
+two-sided, it is the mean of the responses at x ± v, which differs by O(η²).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from fedstrata.problems.classes import MPEC
 from fedstrata.problems.measured import Conditions, Practical
 
 WORST = 1e30  # stands for a residual that is not finite
-LARGE = 0.1  # a residual, relative to that at y₀, that t_k steps should have come below in the end
+LARGE = 0.1  # the relative residual that t_k steps should reach by the end
 Solver = Callable[[Function, Function, PyTree], PyTree]
 Lower = (
     Literal["projection", "extragradient", "accelerated", "solution"]
@@ -78,9 +78,9 @@ class EquilibriumReport(NamedTuple):
     """How well the equilibria were solved.
 
     Attributes:
-        residual: of the last local step, relative to ‖G(y₀)‖; the mean of the clients'.
-        short: in how many rounds it stayed large in a step of some client; with τ in the last step.
-        rounds: how many there were.
+        residual: of the last local step, relative to ‖G(y₀)‖, averaged over the clients.
+        short: rounds in which it stayed large in a step of some client (with τ: in the last step).
+        rounds: the number of rounds.
     """
 
     residual: jax.Array
@@ -89,7 +89,7 @@ class EquilibriumReport(NamedTuple):
 
 
 class State(NamedTuple):
-    """The server's iterate, how many local steps were taken, and how well equilibria were solved."""
+    """The server's iterate, the number of local steps so far, and how well the equilibria were solved."""
 
     x: PyTree  # x̂
     k: jax.Array
@@ -122,25 +122,25 @@ class FedRZOTwoStage(Method[MPEC, State]):
     """``H`` local steps of size ``gamma`` along two-point estimates of radius ``eta``, at equilibria.
 
     Args:
-        gamma: step size γ.
-        eta: smoothing radius η.
-        H: local steps.
-        lower: ``"extragradient"``, which needs G monotone and no more; ``"projection"`` (the paper's, for a
-            strongly monotone G); ``"accelerated"`` (for a potential game); ``"solution"`` (the problem's
-            own); or a function ``(G, project, y) -> y``.
-        alpha: the solver's step size α; None finds one.
-        tau: τ, for t_k = ⌈τ ln(k+1)⌉ solver steps; None stops by ``tol``.
-        pace: t_k = ⌈τ ln(pace·k + 1)⌉; with m clients m, where k is to count the steps of all of them.
-        tol: the residual at which to stop, relative to ‖G‖ at ``y0``; a given solution or solver is warned of
-            where it leaves ten times that (and more than rounding does).
-        max_steps: the most solver steps without ``tau``.
-        warm_start: start from the last response; else from ``y0``, as in the paper.
-        batch_size: samples per function value, each with an equilibrium of its own; None for all.
-        messages: ``"vectors"``, or ``"scalars"`` where there is no local set.
-        two_sided: ``n/(2η²) (f(x+v) − f(x−v)) v`` in line 5: the same mean ∇f^η, without the even part of f,
-            a noise of order η that does not vanish at the solution.
-        directions: how many v per step; g is the mean of their estimates.
-        orthogonal: whether they are orthogonal to each other.
+        gamma: the step size γ.
+        eta: the smoothing radius η.
+        H: local steps per round.
+        lower: ``"extragradient"`` (for any monotone G); ``"projection"`` (the paper's, for a strongly
+            monotone G); ``"accelerated"`` (for a potential game); ``"solution"`` (the problem's closed form);
+            or a function ``(G, project, y) -> y``.
+        alpha: the solver's step size α; None chooses one.
+        tau: the factor τ in t_k = ⌈τ ln(k+1)⌉ solver steps; None stops by ``tol``.
+        pace: t_k = ⌈τ ln(pace·k + 1)⌉; with m clients, ``pace=m`` lets k count the steps of all clients.
+        tol: the residual at which to stop, relative to ‖G‖ at ``y0``. A given solution or solver that leaves
+            ten times as much, and more than rounding does, raises a warning.
+        max_steps: the largest number of solver steps without ``tau``.
+        warm_start: whether to start from the last response instead of ``y0``, the paper's choice.
+        batch_size: samples per function value, each with its own equilibrium; None uses all.
+        messages: ``"vectors"``, or ``"scalars"`` if no client has a set.
+        two_sided: use ``n/(2η²) (f(x+v) − f(x−v)) v`` in line 5. Its mean is ∇f^η too, but the even part of f
+            cancels, whose noise of order η does not vanish at the solution.
+        directions: the number of directions v per step; g averages their estimates.
+        orthogonal: whether the directions of a step are orthogonal.
     """
 
     gamma: Positive  # γ
@@ -185,17 +185,17 @@ class FedRZOTwoStage(Method[MPEC, State]):
 
         Args:
             K: local steps of a client in total; run ``rounds = ⌈K/H⌉``.
-            clients: their number m.
-            mu: strong monotonicity μ of the followers' map.
-            L: its Lipschitz constant.
-            eta: smoothing radius η.
-            L0: Lipschitz constant of the implicit objective. Where it is given, γ is kept below the theorem's
+            clients: the number of clients m.
+            mu: the modulus μ of strong monotonicity of the followers' map.
+            L: the Lipschitz constant of the followers' map.
+            eta: the smoothing radius η.
+            L0: the Lipschitz constant of the implicit objective. If given, γ is kept below the theorem's
                 bounds 1/(12√6 H B₂√Θ₂), Θ₂ = 5(L₀n + 1)²/(8η²), and η/(16(L₀n + 1)), and below Lemma 13's
-                1/(√24 H), which the theorem leaves out; all hold by themselves once K is large.
-            n: dimension of x, for that bound.
+                1/(√24 H), which the theorem omits; for large K all of them hold anyway.
+            n: the dimension of x, for that bound.
             B2: B₂ of the sets' dissimilarity, mean dist²(x, X_i) ≤ B₁² + B₂² ‖x − mean P_{X_i}(x)‖², for that
-                bound; 1 where all clients have one set, 0 where there is none.
-            **options: further hyper-parameters.
+                bound: 1 if all clients share one set, 0 without sets.
+            **options: other hyper-parameters.
 
         >>> import fedstrata as fs
         >>> m = fs.FedRZOTwoStage.from_theory(K=2000, clients=5, mu=1.0, L=2.0)
@@ -227,21 +227,21 @@ class FedRZOTwoStage(Method[MPEC, State]):
             raise ValueError("FedRZOTwoStage: lower='solution' needs MPEC(…, solution=…).")
         if self.messages == "scalars" and not problem.project_x.trivial:
             raise ValueError(
-                "FedRZOTwoStage: with sets of x the server cannot replay the steps; use messages='vectors'."
+                "FedRZOTwoStage: with a set of x the server cannot replay the steps; use messages='vectors'."
             )
         if self.messages == "scalars" and not isinstance(self.H, int):
             raise ValueError(
-                "FedRZOTwoStage: messages='scalars' needs the same number H of steps for all and always."
+                "FedRZOTwoStage: messages='scalars' needs the same H for all clients and rounds."
             )
 
     @property
     def given(self) -> bool:
-        """Whether line 4 is the user's own."""
+        """Whether the user gave the solver of line 4."""
         return self.lower == "solution" or not isinstance(self.lower, str)
 
     @property
     def timed(self) -> bool:
-        """Whether it takes t_k steps."""
+        """Whether the solver takes t_k steps."""
         return self.tau is not None and not self.given
 
     @classmethod
@@ -259,7 +259,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
         return {"lower_residual": state.report.residual}
 
     def _of_the_followers(self, moment: Moment) -> list[str]:
-        """Where the followers' equilibria were not found, in more than one round of a hundred."""
+        """A warning if the followers' equilibria were not found in more than one round of a hundred."""
         if not moment.ended:
             return []
         residual, short, rounds = moment.state.report
@@ -269,22 +269,22 @@ class FedRZOTwoStage(Method[MPEC, State]):
         name = "your solver" if callable(self.lower) else f"lower={self.lower!r}"
         if self.timed:
             return [
-                f"FedRZOTwoStage: the steps of {name} that tau={float(np.asarray(self.tau)):g} asks for did "
-                f"not find the followers' equilibria: {end}Give a larger tau, or leave it out: the solver "
-                "then stops by its residual."
+                f"FedRZOTwoStage: {name} did not find the followers' equilibria in the number of steps that "
+                f"tau={float(np.asarray(self.tau)):g} gives: {end}Give a larger tau, or leave it out: the "
+                "solver then stops by its residual."
             ]
         told = f"FedRZOTwoStage: in {int(short)} of {int(rounds)} rounds {name} did not find the followers' "
         if self.given:
             return [
-                f"{told}equilibria to ten times tol={self.tol:g}: {end}Look whether it solves the follower's "
-                "variational inequality at every x, and whether it takes enough steps; where what it leaves "
-                "is good enough for you, say so with a larger tol."
+                f"{told}equilibria to ten times tol={self.tol:g}: {end}Check that it solves the follower's "
+                "variational inequality at every x and takes enough steps. If its accuracy is good enough "
+                "for you, give a larger tol."
             ]
-        other = "" if self.lower == "extragradient" else ": lower='extragradient' needs no more than monotone"
+        other = "" if self.lower == "extragradient" else " (lower='extragradient' needs no more than that)"
         return [
-            f"{told}equilibria to tol={self.tol:g} within max_steps={self.max_steps}; {end}Look whether the "
-            f"followers' map is monotone in y{other}; give more max_steps or a smaller alpha; in float32 "
-            "rounding may be the limit."
+            f"{told}equilibria to tol={self.tol:g} within max_steps={self.max_steps}; {end}Check that the "
+            f"followers' map is monotone in y{other}, and give a larger max_steps or a smaller alpha. In "
+            "float32, rounding may be the limit."
         ]
 
     def memory(self, problem: MPEC, x0: PyTree, y0: PyTree) -> Memory:
@@ -296,13 +296,11 @@ class FedRZOTwoStage(Method[MPEC, State]):
     def respond(
         self, problem: MPEC, x: PyTree, start: PyTree, y0: PyTree, samples: PyTree, real: Array, k: Integer
     ) -> tuple[PyTree, Any, Array]:
-        """The equilibria (line 4) at stacked points for stacked samples, and how often G was evaluated.
+        """The equilibria (line 4) at stacked points for stacked samples.
 
-        With them the relative residual, and whether it is too large.
-
-        All are solved side by side and stop together. Samples that are not ``real`` fill up a client's
-        arrays: they stay where they start, so that neither steps nor step sizes depend on how many there
-        are.
+        Also returns the number of evaluations of G, and a pair: the relative residual, and whether it is too
+        large. All equilibria are solved together and stop together. Samples that are not ``real`` pad a
+        client's arrays: they keep their start, so that steps and step sizes do not depend on the padding.
         """
 
         def everywhere(function: Function) -> Function:  # of (x, y, sample), over points and samples
@@ -326,12 +324,12 @@ class FedRZOTwoStage(Method[MPEC, State]):
         begin, at_y0 = only_real(start, zero), G(y0)
         scale = tree.norm(at_y0)
 
-        def measured(y: PyTree) -> Array:  # with a step size of its own: the solver's may be of any size
+        def measured(y: PyTree) -> Array:  # with its own α, since the solver's may have any size
             away = tree.sub(y, only_real(y0, zero))
             alpha = vi.secant_step(away, tree.sub(G(y), at_y0))
             residual = vi.residual(G, project, y, alpha) / alpha
             rounding = 4 * jnp.finfo(residual.dtype).eps
-            # a start may be so good that nothing is small beside its residual
+            # the start may be so good that no residual is small relative to its own
             still = jnp.where(tree.norm(away) > 0, jnp.maximum(self.tol, rounding), rounding)
             return self.judged(residual, scale, still * tree.norm(y) / alpha)
 
@@ -345,7 +343,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
 
             y = only_real(everywhere(own)(x, start, samples), zero)
             return only_real(y, start), 0, measured(y)
-        # the same for every point and sample, whatever their number
+        # the same probe at every point and sample, so that their number does not matter
         probe = jax.tree.map(lambda leaf: jnp.broadcast_to(vi.uneven(leaf[0, 0]), leaf.shape), start)
         solver = partial(vi.SOLVERS[lower], G, project, begin, probe=only_real(probe, zero))  # type: ignore[index]
         if self.tau is not None:
@@ -356,7 +354,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
         return only_real(found.y, start), found.values + 1, self.judged(found.residual, scale)
 
     def judged(self, residual: Array, scale: Array, small: Real = 0.0) -> Array:
-        """The residual relative to ``scale``, and whether it is above what is wanted and ``small``."""
+        """The residual relative to ``scale``, and whether it exceeds both the tolerance and ``small``."""
         relative = residual / jnp.where(scale > 0, scale, 1)
         enough = jnp.maximum(10 * self.tol, jnp.sqrt(jnp.finfo(relative.dtype).eps))
         if self.timed:

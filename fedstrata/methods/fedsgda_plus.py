@@ -1,18 +1,18 @@
-"""FedSGDA+: local descent ascent whose ascent sees a snapshot of x (Wu, Sun, Hu, Zhang, Huang 2023).
+"""FedSGDA+: local descent ascent with ascent at a snapshot of x (Wu, Sun, Hu, Zhang, Huang 2023).
 
     min_x max_{y ∈ Y}  1/m Σ_i E f_i(x, y, ξ)
 
-    1  server: every S rounds, the first among them, x̃ ← x;  send x, y, x̃ to the clients that take part
+    1  server: every S rounds, starting with the first, x̃ ← x;  send x, y, x̃ to the clients that take part
     2  client i, K times from (u, w) = (x, y):
     3      draw ξ;  u ← u − γ_x ∇_x f_i(u, P_Y(w), ξ),   w ← w + γ_y ∇_y f_i(x̃, P_Y(w), ξ)
     4  server: x ← P_X(x + η (the mean of u − x)),   y ← P_Y(y + η (the mean of w − y))
 
-Local SGDA+ (Sharma et al. 2022) is η = 1. With S = 1 and K = 1 it is descent ascent. The authors' code has
-one η for both variables, and projects onto the simplex by clipping at zero and dividing by the sum; here it
-is the Euclidean projection, of the server, as in `fedstrata.LocalSGDA`.
+Local SGDA+ (Sharma et al. 2022) is η = 1. S = 1 and K = 1 is descent ascent. The authors' code has one η for
+both variables, and projects onto the simplex by clipping at zero and dividing by the sum; here the server
+uses the Euclidean projection, as in `fedstrata.LocalSGDA`.
 
-For payoffs that are concave in y, and not strongly so: the snapshot keeps y's problem the same for S rounds.
-Reveals only averages. Needs gradients.
+The method is for payoffs that are concave but not strongly concave in y: the snapshot keeps the problem in y
+constant for S rounds. Reveals only averages. Needs gradients.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class State(NamedTuple):
 
 @method
 class FedSGDAPlus(Method[Minimax, State]):
-    """``K`` local steps of descent in x and of ascent in y at a snapshot of x, renewed every ``S`` rounds.
+    """``K`` local steps of descent in x and of ascent in y at a snapshot of x, updated every ``S`` rounds.
 
     Args:
         gamma_x: the step size of the descent in x.
         gamma_y: the step size of the ascent in y.
-        K: local steps of a round: a number, one per client, or a function of the round. Above 1 the limit is
-            biased where clients differ.
-        S: rounds for which a snapshot is kept.
+        K: local steps per round: an integer, one per client, or a function of the round. Above 1 the limit is
+            biased when clients differ.
+        S: rounds between two snapshots.
         eta: the server's step size; 1 takes the mean.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     gamma_x: Positive  # γ_x

@@ -5,27 +5,27 @@
     1  before round 0: (h, q) ← the mean of all clients' (P_i, S_i)(x, Z), of all samples
     2  server: send (x, Z) and (h, q) to the clients that take part
     3  client i, I times from there:  x_i ← x_i − α h_i,   z_iⁿ ← z_iⁿ − β_n q_iⁿ
-    4      but for the last time: draw ξ;  (h_i, q_i) ← M_i(now; ξ) + (1 − c) ((h_i, q_i) − M_i(before; ξ)),
+    4      except in the last step: draw ξ;  (h_i, q_i) ← M_i(now; ξ) + (1 − c) ((h_i, q_i) − M_i(before; ξ)),
            M_i = (P_i, S_i), before and now the points on both sides of the step
     5  server: (x⁺, Z⁺) ← the mean of (x_i, Z_i)
     6  client i: line 4 for its last step, with now = (x⁺, Z⁺)
     7  server: (h, q) ← the mean of (h_i, q_i),   (x, Z) ← (x⁺, Z⁺)
 
-Where every client has a lower level of its own, ``fs.Bilevel(…, local=True)``, Z_i and q_i never leave it:
-lines 5 and 7 average x_i and h_i alone, and client i makes the estimate of line 6 at (x⁺, Z_i).
+If every client has its own lower level, ``fs.Bilevel(…, local=True)``, Z_i and q_i never leave client i:
+lines 5 and 7 average only x_i and h_i, and client i evaluates line 6 at (x⁺, Z_i).
 
-This is a reading of FedBiOAcc and FedBiOAcc-Local (Li, Huang, Huang 2023, bilevel) and of FedSGDA-M (Wu, Sun,
-Hu, Zhang, Huang 2023, minimax), of which the abstracts were read and not the algorithms: theirs may draw
-samples apart, project v onto a ball, or average the estimates at another time. There α falls like (u + r)^−⅓
-and c like α². c = 1 is local steps with plain estimates (FedBiO's reading), c = 0 never forgets its first
-one. With c > 0 and I > 1 clients drift by about c α (I − 1); with c = 0, full batches and all clients they do
-not, and the limit is exact. I = 1 is STORM on the mean. Compare `fedstrata.FedMSA`, which has c once a round,
-at the server, and then lets a few chosen clients step.
+This follows FedBiOAcc and FedBiOAcc-Local (Li, Huang, Huang 2023, bilevel) and FedSGDA-M (Wu, Sun, Hu, Zhang,
+Huang 2023, minimax), of which only the abstracts were available: the originals may draw independent samples,
+project v onto a ball, or average the estimates at another time. In them α decreases like (u + r)^−⅓, and c
+like α². c = 1 is local steps with plain estimates (as in FedBiO); c = 0 never forgets the first estimate.
+With c > 0 and I > 1 clients drift by about c α (I − 1); with c = 0, full batches and all clients they do
+not, and the limit is exact. I = 1 is STORM on the mean. `fedstrata.FedMSA`, in contrast, applies c once per
+round, at the server, and then lets a few chosen clients take steps.
 
-Sets are projected onto by the server, and maps are taken at projections, as in `fedstrata.FedAvg`. Lines 2 to
-5 and line 6 are an exchange each: line 5 also sends (1 − c) ((h_i, q_i) − M_i(before; ξ)), line 6 M_i(now; ξ)
-for the same ξ, so that clients remember nothing. A composition's values and adjoints are exact before round
-0.
+The server projects onto sets, and maps are evaluated at projections, as in `fedstrata.FedAvg`. Lines 2 to 5
+are one exchange and line 6 is another: line 5 also sends (1 − c) ((h_i, q_i) − M_i(before; ξ)), and line 6
+sends M_i(now; ξ) for the same ξ, so that clients need no memory. A composition's values and adjoints are
+exact before round 0.
 
 Reveals only averages. Needs gradients, for bilevel problems also Hessian-vector products.
 """
@@ -56,7 +56,7 @@ from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
-    """The server's point and the estimates there; of a local problem Z and q are empty."""
+    """The server's point and the estimates there; in a local problem Z and q are empty."""
 
     x: PyTree
     Z: tuple[PyTree, ...]
@@ -64,7 +64,7 @@ class State(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a client of a local problem keeps: its Z, the estimate q, and the x at which that was made."""
+    """What a client of a local problem remembers: its Z, the estimate q, and the x of that estimate."""
 
     Z: tuple[PyTree, ...]
     q: tuple[PyTree, ...]
@@ -73,16 +73,16 @@ class Own(NamedTuple):
 
 @method
 class FedSTORM(Sequences[State]):
-    """``I`` local steps whose estimates are corrected on the same sample at the point before.
+    """``I`` local steps whose estimates are corrected at the previous point, on the same sample.
 
     Args:
         alpha: the step size of x.
         beta: the step size of the sequences: one number, or an array with one per sequence.
-        c: how much of an estimate is forgotten in a step: 1 is a plain one, 0 forgets nothing.
-        I: local steps of a round.
+        c: the part of the old estimate that a step forgets: 1 is a plain estimate, 0 forgets nothing.
+        I: local steps per round.
         adjoint: in compositions, track the adjoints too; see `FedMSA`.
         products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.
-        batch_size: samples in each map; None is the full batch.
+        batch_size: samples per evaluation of a map; None uses the full batch.
     """
 
     alpha: Positive  # α
@@ -98,7 +98,7 @@ class FedSTORM(Sequences[State]):
     @classmethod
     def refuses(cls, problem: Problem) -> str | None:
         if problem.local and not isinstance(problem, Bilevel):
-            return "FedSTORM takes local lower levels; for local compositions there are FCSGM and LocalSCGDM."
+            return "FedSTORM does not take local compositions: use FCSGM or LocalSCGDM."
         return super().refuses(problem)
 
     @classmethod
@@ -135,7 +135,7 @@ class FedSTORM(Sequences[State]):
         return Remember(Point(h, ()), client.memory._replace(q=q))
 
     def maps(self, problem: Problem, client: Client, key: Key, batch: int | None) -> Callable[[Point], Point]:
-        """M_i at samples drawn now."""
+        """M_i on a new minibatch."""
         drawn = sequences.draw(problem, client, key, batch, self.products)
         return lambda at: Point(*drawn(*inside(problem, at)))
 
@@ -171,7 +171,7 @@ class FedSTORM(Sequences[State]):
     def late_steps(
         self, problem: Problem, client: Client, key: Key, start: Point, direction: Point
     ) -> tuple[Point, Point] | Remember:
-        """The same of a client that may have been away, and made its q at another x."""
+        """``local_steps`` of a client that may have missed rounds, so that its q belongs to an older x."""
         own: Own = client.memory
         maps = self.maps(problem, client, jax.random.split(key, 3)[2], self.batch_size)
         change = tree.sub(maps(Point(start.x, own.Z)).Z, maps(Point(own.x, own.Z)).Z)
@@ -179,7 +179,7 @@ class FedSTORM(Sequences[State]):
         return self.local_steps(problem, client, key, start, direction)
 
     def last_estimate(self, problem: Problem, client: Client, key: Key, now: Point) -> Point | Remember:
-        """Line 6, without what was sent before."""
+        """Line 6, without the part that was sent in line 5."""
         maps = self.maps(problem, client, jax.random.split(key, 3)[1], self.batch_size)
         if not problem.local:
             return maps(now)
@@ -189,7 +189,7 @@ class FedSTORM(Sequences[State]):
 
     def round(self, problem: Problem, fed: Fed, key: Key, r: Integer, state: State) -> State:
         start = Point(state.x, state.Z)
-        # what is left of an estimate is a difference itself: its reference is a constant that all know
+        # the second part is a difference already, so its reference is zero
         around = (start, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state.direction))
         late = problem.local and fed.participants < fed.clients
         steps = self.late_steps if late else self.local_steps
@@ -200,7 +200,7 @@ class FedSTORM(Sequences[State]):
 
 
 def inside(problem: Problem, at: Point) -> Point:
-    """The projection onto sets that all clients share."""
+    """The projection onto the sets that all clients share."""
     x = problem.set_of_x.common(at.x)
     if isinstance(problem, Minimax):
         return Point(x, (sequences.Follower(problem.project_y(at.Z[0].y)),))

@@ -9,8 +9,8 @@
     5      z ← z − η g
     6  server: x̂ ← P_X(x̂ + the mean of the clients' z − x̂)
 
-As in FedAvg the server projects, so that H = 1 is a projected step along the mean of the g; with sets X_i of
-their own clients project each step instead.
+As in FedAvg the server projects, so that H = 1 is a projected step along the mean of the g; if each client
+has its own set X_i, clients project after every step instead.
 
 Reveals only averages. Needs function values only.
 """
@@ -58,9 +58,9 @@ class FedZO(Method[Minimization, State]):
     Args:
         eta: the step size.
         mu: the width of the differences, which biases the estimate.
-        H: local steps of a round: a number, one per client, or a function of the round.
-        b: directions of a step: b + 1 function values, noise that falls with 1/b.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        H: local steps per round: an integer, one per client, or a function of the round.
+        b: directions per step; a step takes b + 1 function values, and its variance decreases like 1/b.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     eta: Positive  # η

@@ -8,13 +8,13 @@
     4  server: x⁺ ← P_X(x + η_xg (the mean of u − x) − η_xl η_xg K p (x − z))
     5  server: y ← P_Y(y + η_yg (the mean of w − y)),   x ← x⁺,   z ← z + β (x − z)
 
-Lines 3 and 4 are descent on f(x, y) + p/2 ‖x − z‖², which p > 0 makes convex in x, while z follows x. The
-paper takes p = 2ℓ, ℓ the Lipschitz constant of the gradients, where f is not convex in x, and p = 0 where it
-is convex or has the PL property. p = 0 with server steps of 1 is `fedstrata.LocalSGDA`.
+Lines 3 and 4 are descent on f(x, y) + p/2 ‖x − z‖², which a large p makes convex in x, while z tracks x. The
+paper takes p = 2ℓ, with ℓ the Lipschitz constant of the gradients, if f is not convex in x, and p = 0 if it
+is convex or satisfies the PL condition. p = 0 with server step sizes of 1 is `fedstrata.LocalSGDA`.
 
-The paper's clients project w in every step; here they take gradients at projections, and the server projects,
-as in `fedstrata.LocalSGDA`. Where clients take unlike numbers of steps, K in line 4 is their mean. Reveals
-only averages. Needs gradients.
+The paper's clients project w in every step; here they evaluate gradients at projections, and the server
+projects, as in `fedstrata.LocalSGDA`. If clients take different numbers of steps, K in line 4 is their mean.
+Reveals only averages. Needs gradients.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class State(NamedTuple):
 
 @method
 class FESSGDA(Method[Minimax, State]):
-    """Local descent ascent on a payoff that is smoothed in x by ``p/2 ‖x − z‖²``.
+    """Local descent ascent on a payoff that ``p/2 ‖x − z‖²`` smooths in x.
 
     Args:
         eta_xl: the clients' step size of x.
         eta_yl: the clients' step size of y.
-        K: local steps of a round: a number, one per client, or a function of the round. Above 1 the limit is
-            biased where clients differ.
-        p: the weight of the quadratic term, 2ℓ for payoffs that are not convex in x; 0 is none.
-        beta: how far z goes towards x in a round.
+        K: local steps per round: an integer, one per client, or a function of the round. Above 1 the limit is
+            biased when clients differ.
+        p: the weight of the quadratic term, 2ℓ for payoffs that are not convex in x; 0 leaves it out.
+        beta: the step size of z towards x.
         eta_xg: the server's step size of x; 1 takes the mean.
         eta_yg: the server's step size of y.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     eta_xl: Positive  # η_xl

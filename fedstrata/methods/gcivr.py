@@ -2,18 +2,18 @@
 
     min_x  Φ(x) = h(x) + f(g(x)),   h and g means over clients
 
-    1  every τ rounds: y ← g(x), z ← ∇g(x), w ← ∇h(x), means over all samples of the clients
+    1  every τ rounds: y ← g(x), z ← ∇g(x), w ← ∇h(x), means over all samples of all clients
     2  in other rounds, client k: draw B;  send g_B(x) − g_B(x⁻), ∇g_B(x) − ∇g_B(x⁻), ∇h_B(x) − ∇h_B(x⁻)
     3      server: add the clients' means to y, z, w
     4  server: x⁻ ← x,  x ← x − η (w + zᵀ ∇f(y))
 
-z is the whole Jacobian, so a round sends d_g·n numbers up. y goes first, because in the log domain
-(`LogMeanExp`) z is kept in units of y; there y stays above 1/τ of the newest estimate, and z is recomputed
-from the minibatch where g has fallen to less than a tenth. With several levels every Jacobian is kept. With
-a full batch it is compositional gradient descent, whatever τ is.
+z is the full Jacobian, so a round uploads d_g·n numbers. y is exchanged first, because in the log domain
+(`LogMeanExp`) z is stored in units of y; there y is kept above 1/τ times the newest estimate, and z is
+recomputed from the minibatch where g has decreased to less than a tenth. With several levels every Jacobian
+is stored. With full batches it is compositional gradient descent for any τ.
 
-Reveals only averages, and of a level in the log domain each client's log g_k. Needs gradients, the Jacobian
-of g.
+Reveals only averages, and for a level in the log domain each client's log g_k. Needs gradients, and the
+Jacobian of g.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class State(NamedTuple):
     x: PyTree
     y: tuple[PyTree, ...]
     z: tuple[jax.Array, ...]  # Jacobians, d_n × d_{n−1}
-    w: PyTree  # of ∇h; None without h
+    w: PyTree  # the estimate of ∇h; None without h
 
 
 class Memory(NamedTuple):
-    """The two points a client has seen last."""
+    """The last two points that a client received."""
 
     x: PyTree
     before: PyTree  # x⁻
@@ -62,7 +62,7 @@ class GCIVR(Compositional[State]):
     Args:
         eta: the step size.
         tau: rounds between two full batches.
-        batch_size: samples of a client's minibatch in the rounds between; None is all of them.
+        batch_size: the size of a client's minibatch in the other rounds; None uses all samples.
     """
 
     eta: Positive  # η
@@ -95,16 +95,16 @@ class GCIVR(Compositional[State]):
     def change(
         self, problem: Composition, client: Client, key: Key, n: int, before: PyTree, now: PyTree
     ) -> PyTree:
-        """What a client sends of level n + 1, whose argument was ``before``."""
+        """A client's change of level n + 1 from the argument ``before`` to ``now``."""
         drawn = self.drawn(problem, client, key)
         return tracker_of(drawn.chain.inner[n]).change(0.0, *drawn.at_two(n, before, now))
 
     def keep(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:
-        """The client keeps x, and sends g_B there and at x⁻."""
+        """The change of g_B from x⁻ to x; the client remembers x."""
         return Remember(self.change(problem, client, key, 0, client.memory.x, x), Memory(x, client.memory.x))
 
     def keep_full(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:
-        """The client keeps x, and sends g there."""
+        """The value g(x); the client remembers x."""
         return Remember(self.full(problem, client, key).value(0, x), Memory(x, client.memory.x))
 
     def change_above(
@@ -116,7 +116,7 @@ class GCIVR(Compositional[State]):
         return self.full(problem, client, key).value(len(now), now[-1])
 
     def slopes(self, problem: Composition, client: Client, key: Key, before: PyTree, y: PyTree) -> PyTree:
-        """∇g_B and ∇h_B at x less those at x⁻, in the units of the new y."""
+        """∇g_B and ∇h_B at x minus those at x⁻, in units of the new y."""
         drawn = self.drawn(problem, client, key)
         z, w = _slopes(drawn, client.memory.x, y, y)
         z_before, w_before = _slopes(drawn, client.memory.before, before, y)
@@ -168,12 +168,12 @@ class GCIVR(Compositional[State]):
 
 
 def _slopes(drawn: c.Drawn, x: PyTree, below: c.Values, y: PyTree) -> PyTree:
-    """The levels' Jacobians and ∇h, or None, at x and the values ``below``, in the units of y."""
+    """The levels' Jacobians, and ∇h or None, at x and the values ``below``, in units of y."""
     points, plain = (x, *below[:-1]), drawn.chain.plain
     z = tuple(drawn.jacobian(n, points[n], y[n]) for n in range(len(y)))
     return z, None if plain is None else gradient(drawn.mean(plain), x)
 
 
 def _units(level: Function, before: PyTree, now: PyTree) -> jax.Array:
-    """A column of the factors by which the rows of a level's Jacobian change with its units."""
+    """The factors that convert the rows of a level's Jacobian to new units, as a column."""
     return ravel_pytree(tracker_of(level).ratio(before, now))[0][:, None]

@@ -1,4 +1,4 @@
-"""Hypergradient descent: the lower level solved, the linear system solved, one step of x.
+"""Hypergradient descent: solve the lower level, solve the linear system, take one step in x.
 
     min_x F(x) = 1/m Σ f_i(x, y(x)),   y(x) = argmin_y 1/m Σ g_i(x, y)
 
@@ -6,10 +6,11 @@
     2  b ← mean ∇_y f_i(x, y);  v ← [mean ∇²_yy g_i(x, y)]⁻¹ b by N products
     3  x ← P_X(x − α mean (∇_x f_i(x, y) − ∇²_xy g_i(x, y) v))
 
-y and v start from the last round's. With T and N large this is exact gradient descent on F, the reference for
-all bilevel methods; with few it is an inexact implicit method. Every sum is one exchange; those of lines 1
-and 2 are booked as lower-level ones. The solvers of line 2 are in `fedstrata.methods._shared.implicit`;
-``inverse="none"`` drops v: the first-order approximation ∇_x f.
+y and v start from the previous round. With large T and N this is exact gradient descent on F, the reference
+for all bilevel methods; with small T and N it is an inexact implicit method. Every mean is one exchange;
+those of lines 1 and 2 count as lower-level. The solvers of line 2 are in
+`fedstrata.methods._shared.implicit`; ``inverse="none"`` drops v and gives the first-order approximation ∇_x
+f.
 
 Reveals only averages. Needs gradients and Hessian-vector products, and a strongly convex lower level.
 """
@@ -50,11 +51,11 @@ class HypergradientDescent(Implicit[Bilevel, State]):
         alpha: the step size of x.
         beta: the step size of y.
         T: lower-level steps per round.
-        N: steps of CG per round (terms of the series).
-        ell: ℓ, an upper bound of the lower level's curvature, for the series; None finds one.
+        N: steps of CG per round, or terms of the series.
+        ell: an upper bound ℓ on the lower level's curvature, for the series; None estimates it.
         inverse: ``"cg"``, ``"series"``, ``"neumann"`` or ``"none"``.
         products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.
-        batch_size: samples in each direction; None is the full batch.
+        batch_size: samples per direction; None uses the full batch.
     """
 
     alpha: Positive  # α

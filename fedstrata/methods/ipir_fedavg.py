@@ -12,19 +12,18 @@
 | weak_sharp | t | 2 ln t/t | given, ≤ α/(2‖∇F_λ‖) | y^t | the same average |
 | warm | fixed | 1 | 1/(t+10) | x^{t−1} + y^t − y^{t−1} | the last iterate |
 
-The first two are Theorem 3's cases i and ii; the second is for an argmin h that is weakly sharp, h − h* ≥
-α dist. Here t stands for max(t, 1) in R_t and t^{−7/12}, and for max(t, 2) by a logarithm, which would be 0.
-The paper does not say where the inner rounds start. Its η_t keeps x^t far from P_X(y^t) for as long as anyone
-runs it; the warm rule follows the projection as y moves.
+The first two are cases i and ii of Theorem 3; the second is for a weakly sharp argmin h, h − h* ≥ α dist.
+Here t stands for max(t, 1) in R_t and t^{−7/12}, and for max(t, 2) next to a logarithm, which would
+otherwise be 0. The paper does not say where the inner rounds start. Its η_t keeps x^t far from P_X(y^t) for
+any practical number of rounds; the warm rule tracks the projection as y moves.
 
-The paper's (3) prints dist²/λ; its gradient is that of dist²/(2λ). Theory wants γ ≤ 3λ/(4(L_f λ + 2)), with
-L_f the curvature of f/S_f. h and f are divided by estimates of their curvatures, L_h and S_f
-(`fedstrata.methods._shared.regularized`), unless L_h is given: then S_f = 1 as in the paper. Where f is known
-to everyone, as in the paper, line 3 needs no exchange; a nonsmooth regulariser in f is smoothed by μ or,
-without μ, enters line 3 by its proximal map.
+The paper's (3) prints dist²/λ, but its gradient is that of dist²/(2λ). The theory needs γ ≤ 3λ/(4(L_f λ +
+2)), with L_f the curvature of f/S_f. h and f are divided by estimates of their curvatures, L_h and S_f
+(`fedstrata.methods._shared.regularized`); if L_h is given, S_f = 1 as in the paper. If f does not depend on
+the clients' data, as in the paper, line 3 needs no exchange; a nonsmooth regulariser of f is smoothed by μ
+or, without μ, enters line 3 by its proximal map.
 
-The result's x is y^t and its y is x^{t−1}. Inner rounds are counted as lower-level ones; each draws again the
-clients that take part.
+The result's x is y^t and its y is x^{t−1}. Inner rounds count as lower-level; each draws a new cohort.
 Reveals only averages. Needs gradients, and products for the scale.
 """
 
@@ -55,7 +54,7 @@ NEAR = 0.01  # λ in `IPIRFedAvg.practical`
 
 
 class State(NamedTuple):
-    """The iterate, its inexact projection, where the next inner rounds start, and the scale."""
+    """The iterate, its inexact projection, the start of the next inner rounds, and the scale."""
 
     x: PyTree  # y^t
     y: PyTree  # x^{t−1}
@@ -64,26 +63,27 @@ class State(NamedTuple):
 
     @property
     def L_h(self) -> jax.Array:
-        """What the primary loss is divided by."""
+        """The divisor of the primary loss."""
         return self.scale.L_h
 
 
 @method
 class IPIRFedAvg(Regularized[State]):
-    """Gradient steps on f and on the distance to argmin h, whose projection is found by inner rounds.
+    """Gradient steps on f and on the distance to argmin h, with projections computed by inner rounds.
 
     Args:
         gamma: the step size γ.
-        lam: λ, the smaller the closer to argmin h.
+        lam: the parameter λ of the Moreau envelope; smaller values end closer to argmin h.
         inner: ``"paper"``, ``"weak_sharp"`` (which needs ``eta``) or ``"warm"``; see the table.
         inner_rounds: R_t of the warm rule.
-        K: local steps of an inner round.
+        K: local steps per inner round.
         gamma_g: the server's step size γ_g in an inner round.
-        eta: η_t in place of the rule's, a number or a function of the round.
-        mu: smooths a secondary regulariser to its Moreau envelope; None takes its proximal map.
-        L_h: the curvature that divides the primary loss; None estimates it, 1 leaves the loss as it is.
-        power_steps: exchanges of that estimate.
-        batch_size: samples of a gradient; None is all.
+        eta: the regularisation weight η_t instead of the rule's: a number or a function of the round.
+        mu: the parameter of the Moreau envelope that smooths a secondary regulariser; None uses its
+            proximal map.
+        L_h: the divisor of the primary loss; None estimates its curvature, 1 leaves the loss unscaled.
+        power_steps: the number of exchanges for that estimate.
+        batch_size: samples per gradient; None uses all.
     """
 
     gamma: Positive  # γ
@@ -102,7 +102,7 @@ class IPIRFedAvg(Regularized[State]):
         super().__post_init__()
         if self.inner == "weak_sharp" and self.eta is None:
             raise ValueError(
-                "IPIRFedAvg: inner='weak_sharp' keeps η below a threshold of the problem; give eta."
+                "IPIRFedAvg: inner='weak_sharp' needs eta, a constant η below a threshold of the problem."
             )
 
     def tuned(self, t: Integer) -> tuple[Integer, Real, Real]:

@@ -8,12 +8,13 @@
     4      z ← z − γ_r ∇f_i(P_X(z), ξ)
     5  server: x̂ ← P_X(the mean of the devices' z)
 
-The original has no set. As in FedAvg the server projects, after averaging: a mean of projections would stay
-inside the set where the clients' gradients pull apart. With sets X_i of their own, clients project.
+The original is unconstrained. As in FedAvg the server projects, after averaging: a mean of projections would
+stay inside the set if the clients' gradients point apart. If each client has its own set X_i, clients
+project.
 
-The paper's steps under strong convexity decrease, γ_r = 4/(μ(a + rτ)): give ``gamma`` as that function of r.
+Under strong convexity the paper's step sizes decrease, γ_r = 4/(μ(a + rτ)): give ``gamma`` as that function.
 
-Reveals only averages, and with ``devices=1`` that device's point. Needs gradients. With all devices it is
+Reveals only averages; with ``devices=1``, the point of that device. Needs gradients. With all devices it is
 FedAvg.
 """
 
@@ -46,10 +47,10 @@ class LFD(Method[Minimization, State]):
     """Local descent on sampled devices, averaged every ``tau`` steps.
 
     Args:
-        gamma: step size γ, or a function of the round.
-        tau: local steps τ.
-        devices: how many of a round's clients are drawn; None for all.
-        batch_size: samples per gradient; None for all.
+        gamma: the step size γ: a number or a function of the round.
+        tau: local steps per round.
+        devices: the number of a round's clients that are drawn; None takes all.
+        batch_size: samples per gradient; None uses all.
     """
 
     gamma: Positive  # γ

@@ -9,9 +9,9 @@
     5      x_i ← x_i − η d_i
     6  server: (x, u, d) ← the mean of (x_i, u_i, d_i)
 
-In the very first step u_i and d_i are the drawn values. β = 1 is `fedstrata.FCSGM`. This is read off a third
-party's code (Wu et al. 2023), where u is averaged as in line 6: with β < 1 and clients that differ, a round
-begins with an inner value that is nobody's own, and the limit is off by as much as (1 − β)^I weighs it.
+In the first step of all, u_i and d_i are the new values. β = 1 is `fedstrata.FCSGM`. This follows a third
+party's code (Wu et al. 2023), which averages u as in line 6: with β < 1 and different clients, a round starts
+from an inner value that belongs to no client, and the limit has a bias of order (1 − β)^I.
 
 Reveals only averages. Needs gradients.
 """
@@ -44,15 +44,15 @@ class State(NamedTuple):
 
 @method
 class LocalSCGDM(Method[Composition, State]):
-    """``I`` local steps with averaged inner values and an averaged direction.
+    """``I`` local steps with momentum averages of the inner values and of the direction.
 
     Args:
         eta: the step size.
-        beta: how much of the inner values is new in a step; 1 averages nothing, and has no bias with all
+        beta: the weight of new inner values; 1 keeps nothing of the old ones, and has no bias with all
             samples.
-        alpha: how much of the direction is.
-        I: local steps of a round.
-        batch_size: samples of each level; None is all of a client's samples.
+        alpha: the weight of a new gradient in the direction.
+        I: local steps per round.
+        batch_size: samples per level; None uses all of a client's samples.
     """
 
     eta: Positive  # η

@@ -7,8 +7,9 @@
     3      draw ξ;  u ← u − η_x ∇_x f_i,   w ← w + η_y ∇_y f_i,   both at (P_X(u), P_Y(w), ξ)
     4  server: (x, y) ← (P_X, P_Y)(the mean of the clients' (u, w))
 
-As in FedAvg the server projects, so that τ = 1 is projected gradient descent ascent on the mean; with sets
-X_i of their own clients project each step in x instead. Reveals only averages. Needs gradients.
+As in FedAvg the server projects, so that τ = 1 is projected gradient descent ascent on the mean; if each
+client has its own set X_i, clients project after every step in x instead. Reveals only averages. Needs
+gradients.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class LocalSGDA(Method[Minimax, Pair]):
     Args:
         eta_x: the step size of the descent in x.
         eta_y: the step size of the ascent in y.
-        tau: local steps of a round: a number, one per client, or a function of the round. Above 1 the limit
-            is biased where clients differ.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        tau: local steps per round: an integer, one per client, or a function of the round. Above 1 the limit
+            is biased when clients differ.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     eta_x: Positive  # η_x

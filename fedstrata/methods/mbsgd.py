@@ -6,12 +6,11 @@
     2  server: y ← the mean of the clients' g_{B_k}(x), sent back to them
     3  server: x ← x − η (mean of ∇h_{B_k}(x) + ∇g_{B_k}(x)ᵀ ∇f(y))
 
-All clients' minibatches together are one minibatch B, and the direction is the gradient of h_B + f(g_B). It
-is biased for Φ as long as f is not linear, because the mean of f(g_B) is not f(g). FedDRO with β = 1, I =
-1.
+The clients' minibatches form one minibatch B, and the direction is the gradient of h_B + f(g_B). It is biased
+for Φ unless f is linear, because the mean of f(g_B) is not f(g). The method is FedDRO with β = 1 and I = 1.
 
-Reveals only averages, and of a level in the log domain each client's log g_k. Needs gradients, products
-with g's Jacobian.
+Reveals only averages, and for a level in the log domain each client's log g_k. Needs gradients, and products
+with the Jacobian of g.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class MBSGD(Compositional[State]):
 
     Args:
         eta: the step size.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     eta: Positive  # η

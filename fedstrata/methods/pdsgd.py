@@ -7,13 +7,13 @@
     3  server: x ← x − α (the clients' mean of ∇h_{B_k}(x) + ∇g_{B_k}(x)ᵀ ∇c(y)ᵀ λ)
     4  server: z_j ← z_j + ρ max(−z_j/β, f_j)
 
-``constraints="all"`` takes them all in every round, λ ← [β f + z]₊/M and z ← z + ρ max(−z/β, f), which is
-the mean over j of lines 2 and 3. A composition without constraints, h(x) + f(g(x)), is solved as its
-epigraph, min h(x) + t s.t. f(g(x)) − t ≤ 0: its one constraint has the multiplier 1, and t ← t − α(1 − λ)
-starts at the first f(y).
+``constraints="all"`` uses all constraints in every round, λ ← [β f + z]₊/M and z ← z + ρ max(−z/β, f), the
+mean over j of lines 2 and 3. A composition without constraints, h(x) + f(g(x)), is solved in epigraph form,
+min h(x) + t s.t. f(g(x)) − t ≤ 0: its one constraint has the multiplier 1, and t ← t − α(1 − λ) starts at the
+first f(y).
 
-Reveals only averages, and of a level in the log domain each client's log g_k. Needs gradients, products
-with g's Jacobian.
+Reveals only averages, and for a level in the log domain each client's log g_k. Needs gradients, and products
+with the Jacobian of g.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class State(NamedTuple):
 
 @method
 class PDSGD(Compositional[State]):
-    """Primal steps ``alpha``, dual steps ``rho``, and the augmented Lagrangian's ``beta``.
+    """Primal steps of size ``alpha`` and dual steps of size ``rho`` on an augmented Lagrangian with ``beta``.
 
     Args:
         alpha: the primal step size.
         rho: the dual step size.
-        beta: the augmented Lagrangian's parameter.
-        constraints: ``"sampled"``: one constraint a round, the paper's; ``"all"``: all of them.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        beta: the penalty parameter of the augmented Lagrangian.
+        constraints: ``"sampled"`` uses one constraint per round, as in the paper; ``"all"`` uses all.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     alpha: Positive  # α
@@ -101,11 +101,11 @@ class PDSGD(Compositional[State]):
         return x0
 
     def outer(self, problem: Composition, client: Client, key: Key, y: c.Values) -> tuple[jax.Array, PyTree]:
-        """The value and the gradient of f where it is a mean over clients."""
+        """The value and the gradient of f, if it is a mean over clients."""
         return value_and_gradient(client.train.mean(c.chain_of(problem).outer, key, self.batch_size), y[-1])
 
     def drawn(self, problem: Composition, client: Client, key: Key) -> c.Drawn:
-        """The composition, whose uppermost cotangent the server gives."""
+        """The composition; the server provides its uppermost cotangent."""
         return c.chain_of(problem)._replace(federated=True).drawn(client, key, self.batch_size)
 
     def direction(self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree) -> PyTree:

@@ -1,17 +1,17 @@
-"""Per-FedAvg: a start from which one gradient step suits every client (Fallah, Mokhtari, Ozdaglar 2020).
+"""Per-FedAvg: a model that each client adapts by one gradient step (Fallah, Mokhtari, Ozdaglar 2020).
 
     min_x  1/m Σ_i f_i(x − α ∇f_i(x)),    f_i(x) = E f_i(x, ξ)
 
     1  server: send x to the clients that take part
     2  client i, H times from z = x:
     3      draw ξ, ξ';  y ← z − α ∇f_i(z, ξ)
-    4      z ← z − β (I − α ∇²f_i(z, ξ)) ∇f_i(y, ξ'),     or, of first order, z ← z − β ∇f_i(y, ξ')
+    4      z ← z − β (I − α ∇²f_i(z, ξ)) ∇f_i(y, ξ'),     or, first-order, z ← z − β ∇f_i(y, ξ')
     5  client i: remember y_i, the y of its first step, that is x − α ∇f_i(x, ξ)
     6  server: x ← the mean of the clients' z
 
-The form of first order leaves out the Hessian; its limit is another point, by O(α) where clients differ.
-α = 0 is FedAvg. The paper draws a third minibatch for the Hessian; here it is ξ. The y_i, each at the x of
-the client's last round, are the result's ``y``, with a client axis.
+The first-order form leaves out the Hessian; its limit differs by O(α) when clients differ. α = 0 is FedAvg.
+The paper draws a third minibatch for the Hessian; here it is ξ. The y_i, each at the x of the client's last
+round, are the result's ``y``, with a client axis.
 
 Reveals only averages. Needs gradients, with ``order="second"`` Hessian-vector products.
 """
@@ -50,10 +50,10 @@ class PerFedAvg(Personal[State]):
 
     Args:
         beta: the step size of x.
-        alpha: the step size of the clients' own step.
-        H: local steps of a round: a number, one per client, or a function of the round.
+        alpha: the step size of the clients' adaptation step.
+        H: local steps per round: an integer, one per client, or a function of the round.
         order: ``"second"`` is exact, with one Hessian-vector product in each step; ``"first"`` leaves it out.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     beta: Positive  # β

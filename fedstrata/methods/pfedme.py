@@ -8,10 +8,10 @@
     4      w ← w − η λ (w − y_i)
     5  server: x ← (1 − β) x + β (the mean of the clients' w)
 
-The gradient of F_i is λ (x − y_i(x)), which line 4 has where line 3 has found y_i. As in the authors' code
-y_i begins where it was. λ → ∞ is FedAvg's problem. The y_i are the result's ``y``, with a client axis; ``y0``
-is the start of each, x0 where it is left out. The problem is ``fs.Bilevel(h, h, local=True)`` with h(x, y) =
-f(y) + λ/2 ‖y − x‖², by which `fedstrata.certify` judges.
+The gradient of F_i is λ (x − y_i(x)), which line 4 uses with the y_i of line 3. As in the authors' code y_i
+starts from its last value. λ → ∞ is FedAvg's problem. The y_i are the result's ``y``, with a client axis;
+each starts at ``y0``, by default x0. `fedstrata.certify` evaluates the problem as ``fs.Bilevel(h, h,
+local=True)`` with h(x, y) = f(y) + λ/2 ‖y − x‖².
 
 Reveals only averages. Needs gradients.
 """
@@ -45,16 +45,16 @@ class State(NamedTuple):
 
 @method
 class PFedMe(Personal[State]):
-    """``R`` local steps on a client's Moreau envelope, whose point takes ``K`` gradient steps.
+    """``R`` local steps on a client's Moreau envelope, each with ``K`` gradient steps for the proximal point.
 
     Args:
-        eta: the step size η of line 4; η λ is at most 1.
+        eta: the step size of line 4; at most 1/lam.
         gamma: the step size of line 3; below 2/(L + lam).
-        lam: how strongly the clients' models are drawn to x.
-        beta: the server's step; 1 takes the mean.
-        R: local steps of a round: a number, one per client, or a function of the round.
-        K: gradient steps for each of them.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        lam: the weight of the pull of the clients' models towards x.
+        beta: the server's step size; 1 takes the mean.
+        R: local steps per round: an integer, one per client, or a function of the round.
+        K: gradient steps per local step.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     eta: Positive  # η

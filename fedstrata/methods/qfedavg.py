@@ -1,4 +1,4 @@
-"""q-FedAvg: clients with larger losses weigh more (Li, Sanjabi, Beirami, Smith 2020).
+"""q-FedAvg: clients with larger losses have larger weights (Li, Sanjabi, Beirami, Smith 2020).
 
     min_x  1/m Σ_i f_i(x)^(q+1) / (q+1)   over X,   f_i(x) = E f_i(x, ξ) ≥ 0
 
@@ -7,11 +7,12 @@
     3  client i: F ← f_i(x, ξ),  Δ ← (x − z)/γ;  send  d_i = F^q Δ  and  h_i = q F^(q−1) ‖Δ‖² + F^q/γ
     4  server: x ← P_X(x − Σ d_i / Σ h_i)
 
-1/γ stands for the gradients' Lipschitz constant L: then h_i bounds the curvature of f_i^(q+1)/(q+1) along Δ.
-q = 0 is FedAvg. As in Flower, F is increased by 1e-10, since F^(q−1) has no value at 0. Losses must not be
-negative. With H = 1 and full batches the limit is exact; more local steps move it, as they do FedAvg's.
+1/γ stands for the Lipschitz constant L of the gradients, so that h_i bounds the curvature of f_i^(q+1)/(q+1)
+along Δ. q = 0 is FedAvg. As in Flower, F is increased by 1e-10, because F^(q−1) is undefined at 0. Losses
+must not be negative. With H = 1 and full batches the limit is exact; more local steps bias it, as in
+FedAvg.
 
-Reveals only averages (the two of line 3). Needs gradients and values.
+Reveals only averages (of the two uploads in line 3). Needs gradients and values.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ class State(NamedTuple):
 
 @method
 class QFedAvg(Method[Minimization, State]):
-    """Fair federated averaging: a client counts by its loss to the power of ``q``.
+    """Fair federated averaging: a client's weight is its loss to the power of ``q``.
 
     Args:
         gamma: the clients' step size; 1/gamma stands for the Lipschitz constant of the gradients.
-        q: how much larger losses count more; 0 is FedAvg, q → ∞ tends to the largest loss alone.
-        H: local steps of a round: a number, one per client, or a function of the round.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        q: the exponent of the weights; 0 is FedAvg, and q → ∞ tends to the largest loss alone.
+        H: local steps per round: an integer, one per client, or a function of the round.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     gamma: Positive  # γ
@@ -62,7 +63,7 @@ class QFedAvg(Method[Minimization, State]):
     def refuses(cls, problem: Minimization) -> str | None:
         if problem.project.shared:
             return None
-        return "QFedAvg's server makes the step, so it cannot use a client's own project(x, client)."
+        return "QFedAvg: the server updates x, so it cannot use a client-dependent project(x, client)."
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:

@@ -6,11 +6,11 @@
     2  θ' ← (1 + √(1 + 4θ²))/2
     3  z ← x' + (θ − 1)/θ' (x' − x);   x ← x',  θ ← θ'
 
-Nesterov's acceleration (FISTA) on h + ηf with η tuned to the number R of rounds. With b = 1 both levels'
-errors fall like 1/R: h + ηf is minimised to O(1/R²), and dividing by η leaves O(1/R) for f.
+Nesterov's acceleration (FISTA) on h + ηf, with η tuned to the number R of rounds. With b = 1 the errors of
+both levels decrease like 1/R: h + ηf is minimised to O(1/R²), and dividing by η leaves O(1/R) for f.
 
-The clients send both gradients in one exchange and take no local steps: the iterates are those of one machine
-with all the data. L_h, L_f and S_f, the L_f of smooth parts, are estimated before the first round
+The clients send both gradients in one exchange and take no local steps, so the iterates are those of a single
+machine with all the data. L_h, L_f and S_f, the L_f of smooth parts, are estimated before the first round
 (`fedstrata.methods._shared.regularized`). Reveals only averages. Needs gradients, and products for the scale.
 """
 
@@ -46,12 +46,13 @@ class RAPM(Regularized[State]):
 
     Args:
         b: the exponent of η.
-        eta: η in place of the rule's.
-        R: the horizon in the rule; None is the run's number of rounds.
-        mu: smooths a secondary regulariser to its Moreau envelope; None takes its proximal map.
-        L_h: the curvature by which the primary loss is divided; None estimates it. Where it is given, γ = 1.
-        power_steps: exchanges of that estimate.
-        batch_size: samples of each of the two gradients; None is all, as in the paper.
+        eta: the regularisation weight η instead of the rule's.
+        R: the horizon in the rule; None takes the run's number of rounds.
+        mu: the parameter of the Moreau envelope that smooths a secondary regulariser; None uses its
+            proximal map.
+        L_h: the divisor of the primary loss; None estimates its curvature. If given, γ = 1.
+        power_steps: the number of exchanges for that estimate.
+        batch_size: samples per gradient; None uses all, as in the paper.
     """
 
     b: Positive = 1.0
@@ -62,7 +63,7 @@ class RAPM(Regularized[State]):
     power_steps: Count = 20
     batch_size: BatchSize = None
 
-    full_participation = "its acceleration adds up what sampled gradients miss, and diverges."
+    full_participation = "its acceleration accumulates the error of sampled gradients, and diverges."
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:

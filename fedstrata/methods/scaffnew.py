@@ -1,4 +1,4 @@
-"""Scaffnew, also ProxSkip (Mishchenko et al. 2022): local steps with a coin for communication.
+"""Scaffnew, also ProxSkip (Mishchenko et al. 2022): local steps with random communication.
 
     min_x  1/m Σ_i E f_i(x, ξ),   or   min_x max_y  1/m Σ_i E f_i(x, y, ξ)
 
@@ -9,11 +9,11 @@
     5  client i: upload x̂ − γ/p h; remember h, x̂
     6  server: x ← the mean of the uploads
 
-For a `Minimax` x is the pair (x, y) and ∇f_i the operator (∇_x f_i, −∇_y f_i), on both sides with the same
-step size: ProxSkip-VIP (Zhang et al.), whose authors' code takes γ = 1/max ℓ_i and p = √(γμ) for operators
-that are Lipschitz with ℓ_i and strongly monotone with μ.
+For a `Minimax` x is the pair (x, y) and ∇f_i the operator (∇_x f_i, −∇_y f_i), with the same step size for
+both variables: ProxSkip-VIP (Zhang et al.), whose authors' code takes γ = 1/max ℓ_i and p = √(γμ) for
+operators that are ℓ_i-Lipschitz and μ-strongly monotone.
 
-A round is what lies between two successes, so one round is one averaging. Reveals only averages. Needs
+A round ends with a success, so one round is one averaging. Reveals only averages. Needs
 gradients. p = 1 is parallel gradient descent.
 """
 
@@ -40,7 +40,7 @@ FEWEST = 0.02  # of p in `Scaffnew.practical`: rounds of fifty steps
 
 
 class Memory(NamedTuple):
-    """A client's control variate, its point before the last averaging, and that round's p/γ."""
+    """A client's control variate, its last point before averaging, and that round's p/γ."""
 
     h: Pair
     x_hat: Pair
@@ -54,8 +54,8 @@ class Scaffnew(Method[Minimization | Minimax, Pair]):
     Args:
         gamma: the step size, at most 1/L.
         p: the probability of communicating after a step, so that a round has 1/p steps on average; best about
-            1/√κ, κ the condition number.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+            1/√κ for a condition number κ.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     gamma: Positive  # γ

@@ -9,10 +9,10 @@
     5  server: x ← x + η_g mean_S(y − x)
     6  server: c ← c + |S|/m mean_S(c_i⁺ − c_i)
 
-c is the mean of all c_i: where clients have weights, |S|/m is the part of S in them, and the means over S are
-by these weights, not by those that undo how S was drawn (at the solution all clients move alike, so that any
-will do there). A client with K = 0 keeps its c_i and is not in S. Started from zero control variates, its
-first round is FedAvg.
+c is the mean of all c_i. If clients have weights, |S|/m is the total weight of S, and the means over S use
+these weights, not the inverse probabilities of the sampling (at the solution all clients move alike, so any
+weights are correct there). A client with K = 0 keeps its c_i and is not in S. Control variates start at
+zero, so the first round is FedAvg.
 
 Reveals only averages. Needs gradients.
 """
@@ -44,13 +44,13 @@ class State(NamedTuple):
 
 @method
 class SCAFFOLD(Method[Minimization, State]):
-    """``K`` local steps of size ``eta_l``, corrected by control variates; a server step ``eta_g``.
+    """``K`` local steps of size ``eta_l``, with control variates, and a server step of size ``eta_g``.
 
     Args:
         eta_l: the local step size.
         eta_g: the server's step size; 1 takes the mean.
-        K: local steps of a round: a number, one per client, or a function of the round.
-        batch_size: samples of a minibatch; None is all of a client's samples.
+        K: local steps per round: an integer, one per client, or a function of the round.
+        batch_size: the minibatch size; None uses all of a client's samples.
     """
 
     eta_l: Positive  # η_l
@@ -59,13 +59,13 @@ class SCAFFOLD(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
-    feedback = "ef"  # the server adds increments up: what is left out must be sent later
+    feedback = "ef"  # the server sums increments, so what a channel drops must be sent later
 
     @classmethod
     def refuses(cls, problem: Minimization) -> str | None:
         if problem.project.trivial:
             return None
-        return "SCAFFOLD's control variates assume the whole space: use FedAvg or FedRZO with a set."
+        return "SCAFFOLD's control variates assume that x has no set; with a set, use FedAvg or FedRZO."
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:

@@ -1,15 +1,15 @@
-"""Sequential regularisation: h + ηf for one η after the other (Tikhonov 1963), the way it is usually done.
+"""Sequential regularisation: solve h + ηf for one η after another (Tikhonov 1963), the usual practice.
 
     min_x f(x)   over   x ∈ argmin h
 
     1  for η of a grid, each with an equal share of the R rounds:
-    2      x̂ ← x⁰ (or, with a warm start, where the last η ended)
+    2      x̂ ← x⁰ (with a warm start: keep x̂ from the last η)
     3      FedAvg on h/L_h + ηf/S_f: K local steps, x̂ ← x̂ + γ_g mean(y − x̂)
     4      keep x̂ as the solution of this η
 
-The baseline of the methods that choose η by themselves. The user looks at all solutions, one slice of
-``result.state.solutions`` for each η, and picks one; the result's x is that of the last η. The steps are
-those of `StRFedAvg`. Reveals only averages. Needs gradients, and products for the scale.
+This is the baseline for the methods that choose η themselves. The user compares all solutions, one slice of
+``result.state.solutions`` for each η, and chooses one; the result's x is the solution of the last η. The
+steps are those of `StRFedAvg`. Reveals only averages. Needs gradients, and products for the scale.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
-    """The iterate, where every η starts, what each η came to, and the scale."""
+    """The iterate, the start of every η, the solutions, and the scale."""
 
     x: PyTree  # x̂
     x0: PyTree
@@ -46,25 +46,26 @@ class State(NamedTuple):
 
     @property
     def L_h(self) -> jax.Array:
-        """What the primary loss is divided by."""
+        """The divisor of the primary loss."""
         return self.scale.L_h
 
 
 @method
 class SequentialRegularization(Regularized[State]):
-    """FedAvg on ``h + ηf`` for a grid of η, one after the other.
+    """FedAvg on ``h + ηf`` for a grid of η, one after another.
 
     Args:
-        eta: the grid, in the order in which it is worked through.
-        K: local steps.
-        gamma: γ̃ = γ_g γ_ℓ K; None is as large as the curvatures allow.
+        eta: the grid of regularisation weights η, in order.
+        K: local steps per round.
+        gamma: the step size γ̃ = γ_g γ_ℓ K of a round; None takes the largest that the curvatures allow.
         gamma_g: the server's step size γ_g.
-        warm_start: whether an η starts where the last one ended.
-        R: the number of rounds that are shared out; None is the run's.
-        mu: smooths a secondary regulariser to its Moreau envelope; None takes its proximal map.
-        L_h: the curvature that divides the primary loss; None estimates it, 1 leaves the loss as it is.
-        power_steps: exchanges of that estimate.
-        batch_size: samples of each of the two gradients; None is all.
+        warm_start: whether an η starts from the solution of the previous one.
+        R: the number of rounds to divide among the grid; None takes the run's.
+        mu: the parameter of the Moreau envelope that smooths a secondary regulariser; None uses its
+            proximal map.
+        L_h: the divisor of the primary loss; None estimates its curvature, 1 leaves the loss unscaled.
+        power_steps: the number of exchanges for that estimate.
+        batch_size: samples per gradient; None uses all.
     """
 
     eta: Annotated[Any, POSITIVE, Axis("stage")] = (1.0, 0.1, 0.01, 0.001)  # η
@@ -82,7 +83,7 @@ class SequentialRegularization(Regularized[State]):
         super().__post_init__()
         grid = np.atleast_1d(np.asarray(self.eta, float))
         if grid.size == 0:
-            raise ValueError("SequentialRegularization: eta must be one row of numbers, but is empty.")
+            raise ValueError("SequentialRegularization: eta must be a sequence of numbers, but is empty.")
         object.__setattr__(self, "eta", grid)
 
     @classmethod
@@ -96,12 +97,13 @@ class SequentialRegularization(Regularized[State]):
         shared = rounds if self.R is None else self.R
         if 0 < shared < len(self.eta):
             raise ValueError(
-                f"SequentialRegularization: {shared:g} rounds are too few for {len(self.eta)} values of eta."
+                f"SequentialRegularization: {shared:g} rounds are too few for {len(self.eta)} values of "
+                "eta; give more."
             )
         return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))
 
     def stage(self, r: Integer) -> jax.Array:
-        """The number of the η of round ``r``."""
+        """The index of the η of round ``r``."""
         count = self.eta.shape[0]
         return jnp.clip(jnp.floor((r + 0.5) * count / self.R).astype(int), 0, count - 1)
 

@@ -8,11 +8,10 @@
     4  client i: send the means of its d_y, d_v, d_x over the τ_i steps
     5  server: y ← y − γ_y mean d_y,   v ← P_r(v − γ_v mean d_v),   x ← P_X(x − γ_x mean d_x)
 
-P_r is the projection on the ball of radius r; r ≥ ‖∇_y f‖/μ_g never cuts off the solution. It also keeps a
-run with too long steps finite, so that there is a warning where v is still cut at the end. Means over a
-client's steps (the paper's ShroFBO) in place of sums make clients with different τ_i count alike; with one τ
-for all the two differ by a factor in γ. One exchange per round. Clients that differ bias it by an amount of
-order η τ. τ = 1 is SOBA, whatever η.
+P_r is the projection onto the ball of radius r, which contains the solution if r ≥ ‖∇_y f‖/μ_g. Uploads are
+means over a client's steps (the paper's ShroFBO) instead of sums, so that clients with different τ_i have
+equal weight; with the same τ for all, the two differ by a factor in γ. A round has one exchange. When
+clients differ, the bias is of order η τ. τ = 1 is SOBA for any η.
 
 Reveals only averages. Needs gradients and Hessian-vector products, and a strongly convex lower level.
 """
@@ -39,7 +38,7 @@ from fedstrata.problems.measured import Conditions, Practical
 
 
 class Point(NamedTuple):
-    """The three variables, or the directions in which they go."""
+    """The three variables, or their directions."""
 
     x: PyTree
     y: PyTree
@@ -64,10 +63,10 @@ class SimFBO(Method[Bilevel, State]):
     Args:
         gamma_x, gamma_y, gamma_v: the server's step sizes.
         eta_x, eta_y, eta_v: the local step sizes.
-        tau: local steps, also one number per client.
-        radius: r, of the ball that v is kept in.
+        tau: local steps: an integer, or one per client.
+        radius: the radius r of the ball that contains v.
         products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.
-        batch_size: samples in each direction; None is the full batch.
+        batch_size: samples per direction; None uses the full batch.
     """
 
     gamma_x: Positive  # γ_x

@@ -5,11 +5,11 @@
     1  client m: draw ξ; h^m ← p^m(x, Z; ξ),  q^m ← s^m(x, Z; ξ)
     2  server: x ← P_X(x − α mean h^m),   zⁿ ← zⁿ − β_n mean q^{m,n}
 
-One update per exchange: what the pooled data would give. For bilevel problems this is SOBA, for compositions
-and general sequences the single-timescale method of Shen and Chen (2022). It is FedMSA with ρ = 1 and K = 1,
-and the reference for it.
+One update per exchange, the same as on the pooled data. For bilevel problems this is SOBA, for compositions
+and general sequences the single-timescale method of Shen and Chen (2022). It is FedMSA with ρ = 1 and K =
+1, and its reference.
 
-Reveals only averages, and of a composition's level in the log domain each client's log g before round 0.
+Reveals only averages, and for a composition's level in the log domain each client's log g before round 0.
 Needs what FedMSA needs.
 """
 
@@ -43,9 +43,9 @@ class SOBA(Sequences[State]):
     Args:
         alpha: the step size of x.
         beta: the step size of the sequences: one number, or an array with one per sequence.
-        adjoint: in compositions, track the adjoints too; see `fedstrata.methods.fedmsa`.
+        adjoint: whether to track the adjoints of a composition too; see `fedstrata.methods.fedmsa`.
         products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.
-        batch_size: samples in each map; None is the full batch.
+        batch_size: samples per evaluation of a map; None uses the full batch.
     """
 
     alpha: Positive  # α

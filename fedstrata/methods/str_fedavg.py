@@ -8,7 +8,7 @@
     4      draw ζ and ξ from D_i, independently
     5      y ← y − γ_ℓ (η ∇f_i(y, ξ)/S_f + ∇h_i(y, ζ)/L_h)
     6  client i: upload y − x̂
-    7  server: x̄ ← the mean of the x̂ so far (this one included) with weights θ, θ², …
+    7  server: x̄ ← the mean of the x̂ so far, including this one, with weights θ, θ², …
     8  server: x̂ ← x̂ + γ_g mean(y − x̂)
 
 | rule | γ̃ | η | θ |
@@ -17,26 +17,27 @@
 | strongly_convex | (μ_f R)^{−a}, a = 2/3 | p ln R (μ_f R)^{−b}, b = 1/3 | 1/(1 − ηγ̃μ_f/2) |
 | weak_sharp | R^{−a}, a = 1/2; with μ_f: p ln R/(μ_f R) | given, ≤ α/(2‖∇f(x*)‖) | 1; with μ_f as above |
 | decreasing | 1 | 2/(r+8) in round r | 1 |
-| geometric | 1; see below | 0.3 … 1e−6, by a constant factor a round | 1 |
+| geometric | 1; see below | 0.3 … 1e−6, by a constant factor per round | 1 |
 
-The last two, which are not the paper's, let the clients' steps shrink and γ_g grow by as much, γ_ℓ = s γ̃/(γ_g
-K) and γ_g/s, s = max(8/(r+8), .01) or from 1 to .01 as η: what K local steps drift apart by fades, γ̃ stays.
-Where clients or samples are drawn, γ̃ of "geometric" is 1/(1 + (r − R/2)/√R) after R/2 rounds, so that their
-noise fades as well; with "decreasing" it does not, which a warning tells. A given γ̃ is used as it is.
+The last two are not in the paper. They shrink the clients' steps and increase γ_g by the same factor,
+γ_ℓ = s γ̃/(γ_g K) and γ_g/s, with s = max(8/(r+8), .01), or from 1 to .01 like η: the drift of K local steps
+vanishes, and γ̃ is unchanged. With sampled clients or minibatches, γ̃ of "geometric" is 1/(1 + (r − R/2)/√R)
+after R/2 rounds, so that the noise vanishes as well; with "decreasing" it does not. A given γ̃ is not changed.
 
-The first three are the paper's. Its guarantees are for x̄, which is the result; the last two, whose early
-iterates belong to another η, return x̂. The paper's η for R rounds leaves a bias: x̄ is near the minimiser of
-h + ηf, which is not that of f over argmin h, except where argmin h is weakly sharp (h − h* ≥ α dist from
-argmin h) and η below its threshold: exact regularisation.
+The first three are the paper's. Its guarantees are for x̄, which is the result; the last two return x̂, because
+early iterates belong to a larger η. The paper's η for R rounds leaves a bias: x̄ is near the minimiser of h
++ ηf, not that of f over argmin h, unless argmin h is weakly sharp (h − h* ≥ α dist from argmin h) and η is
+below its threshold, which gives exact regularisation.
 
-L_h and S_f are the curvatures of h and f, estimated before round 0 and kept in the state
-(`fedstrata.methods._shared.regularized`, also on regularisers); the paper's step ignores them and needs both
-to be about 1; μ_f in the table is the modulus of f/S_f. With an estimated L_h the rules' own steps are kept
-within γ̃ ≤ 1/(1 + ηL_f/S_f) and γ_ℓ ≤ 1/(L_max/L_h + ηL_f/S_f), where L_max is the largest curvature of one
-client's loss. A given L_h (1: the loss as it is) and a given γ̃ are used as they are, and S_f = 1 then.
+L_h and S_f are the curvatures of h and f, estimated before round 0 and stored in the state (see
+`fedstrata.methods._shared.regularized`, also for regularisers); the paper's step ignores them and needs
+both to be about 1. μ_f in the table is the modulus of f/S_f. With an estimated L_h the step sizes of the
+rules are bounded by γ̃ ≤ 1/(1 + ηL_f/S_f) and γ_ℓ ≤ 1/(L_max/L_h + ηL_f/S_f), where L_max is the largest
+curvature of one client's loss. A given L_h (1 leaves the loss unscaled) and a given γ̃ are not changed, and
+then S_f = 1.
 
-The original has no set. As in FedAvg the server projects, and the gradients of line 5 are at y's projection;
-with sets X_i of their own, clients project each step instead.
+The original is unconstrained. As in FedAvg the server projects, and line 5 evaluates gradients at the
+projection of y; if each client has its own set X_i, clients project after every step instead.
 
 Reveals only averages. Needs gradients, and products for the scale. K = 1 with the rule "decreasing" is the
 iteratively regularised gradient method (Solodov 2007).
@@ -67,7 +68,7 @@ from fedstrata.problems.classes import Selection
 from fedstrata.problems.measured import Conditions, Practical
 
 PAPER = ("convex", "strongly_convex", "weak_sharp")
-SHORTEST = 0.01  # of the clients' steps: in float32 the server's, as much longer, keep five digits
+SHORTEST = 0.01  # the smallest s: in float32 the server's step, 1/s times as long, keeps five digits
 
 
 class State(NamedTuple):
@@ -75,9 +76,9 @@ class State(NamedTuple):
 
     x: PyTree  # x̂
     average: PyTree  # x̄
-    weight: jax.Array  # Σ θ^j/θ^r: what the average weighs, in units of its newest part
+    weight: jax.Array  # Σ θ^j/θ^r: the total weight of the average, relative to the newest
     scale: Scale
-    rest: PyTree  # of the last step, what rounding x̂ left out: it would add up over many short steps
+    rest: PyTree  # the rounding error of the last step, which would accumulate over many short steps
 
     @property
     def last(self) -> PyTree:
@@ -86,7 +87,7 @@ class State(NamedTuple):
 
     @property
     def L_h(self) -> jax.Array:
-        """What the primary loss is divided by."""
+        """The divisor of the primary loss."""
         return self.scale.L_h
 
 
@@ -95,28 +96,30 @@ class StRFedAvg(Regularized[State]):
     """Federated averaging on ``h + ηf`` with η tuned to the number of rounds.
 
     Args:
-        rule: how γ̃ and η are chosen; see the table.
-        K: local steps.
+        rule: the rule for the step size γ̃ and the regularisation weight η; see the table.
+        K: local steps per round.
         gamma_g: the server's step size γ_g.
-        mu_f: f's modulus of strong convexity; None is 1 in the rule "strongly_convex".
-        eta: η in place of the rule's, a number or a function of the round; where "geometric" starts.
-        eta_end: where "geometric" ends.
-        gamma: γ̃ in place of the rule's.
-        a: the exponent of γ̃; None is the rule's.
-        b: the exponent of η; None is the rule's.
+        mu_f: the modulus of strong convexity of f; None takes 1 in the rule "strongly_convex".
+        eta: the regularisation weight η instead of the rule's: a number or a function of the round; the first
+            η of "geometric".
+        eta_end: the last η of "geometric".
+        gamma: the step size γ̃ of a round instead of the rule's.
+        a: the exponent of γ̃; None takes the rule's.
+        b: the exponent of η; None takes the rule's.
         p: the factor of ln R.
-        R: the horizon in the rules; None is the run's number of rounds.
-        mu: smooths a secondary regulariser to its Moreau envelope; None takes its proximal map.
-        L_h: the curvature that divides the primary loss; None estimates it, 1 leaves the loss as it is.
-        power_steps: exchanges of that estimate.
-        batch_size: samples of each of the two gradients; None is all.
-        returns: what the result is, ``"average"`` or ``"last"``; None is the average with the paper's rules.
+        R: the horizon in the rules; None takes the run's number of rounds.
+        mu: the parameter of the Moreau envelope that smooths a secondary regulariser; None uses its
+            proximal map.
+        L_h: the divisor of the primary loss; None estimates its curvature, 1 leaves the loss unscaled.
+        power_steps: the number of exchanges for that estimate.
+        batch_size: samples per gradient; None uses all.
+        returns: the result, ``"average"`` or ``"last"``; None takes the average for the paper's rules.
 
     >>> import numpy as np, fedstrata as fs
     >>> data = fs.FederatedData.from_clients([{"a": np.array([[0.6, 0.8]]), "b": np.array([1.0])}])
     >>> def residual(x, s):
     ...     return 0.5 * (s["a"] @ x - s["b"]) ** 2
-    >>> problem = fs.Selection(residual, lambda x: 0.5 * (x @ x))  # of all solutions the shortest
+    >>> problem = fs.Selection(residual, lambda x: 0.5 * (x @ x))  # the solution of least norm
     >>> x0 = np.array([5.0, 0.0])
     >>> result = fs.solve(problem, fs.StRFedAvg(rule="geometric"), data, x0, rounds=500, progress=False)
     >>> result.x.round(3)
@@ -144,12 +147,12 @@ class StRFedAvg(Regularized[State]):
         super().__post_init__()
         if self.rule == "weak_sharp" and self.eta is None:
             raise ValueError(
-                "StRFedAvg: the rule 'weak_sharp' keeps η constant below its threshold; give eta."
+                "StRFedAvg: the rule 'weak_sharp' needs eta, a constant η below the problem's threshold."
             )
         if self.rule == "geometric" and callable(self.eta):
-            raise ValueError("StRFedAvg: the rule 'geometric' is a schedule itself; give eta as a number.")
+            raise ValueError("StRFedAvg: the rule 'geometric' is a schedule already; give eta as a number.")
         if self.rule == "geometric" and self.eta is not None and not np.all(self.eta > 0):
-            raise ValueError("StRFedAvg: the rule 'geometric' goes down from eta, which must be positive.")
+            raise ValueError("StRFedAvg: the rule 'geometric' decreases from eta, which must be positive.")
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
@@ -165,7 +168,7 @@ class StRFedAvg(Regularized[State]):
         a, b = (2 / 3, 1 / 3) if self.rule == "strongly_convex" else (1 / 2, 1 / 4)
         a, b = a if self.a is None else self.a, b if self.b is None else self.b
         gamma: Real
-        eta: Any  # "weak_sharp" has one of the user's
+        eta: Any  # "weak_sharp" takes the user's
         if self.rule == "strongly_convex":
             gamma, eta = (mu_f * R) ** -a, self.p * jnp.log(R) / (mu_f * R) ** b
         elif self.rule == "weak_sharp" and self.mu_f is not None:
@@ -182,14 +185,14 @@ class StRFedAvg(Regularized[State]):
         return gamma if self.gamma is None else self.gamma, eta
 
     def faded(self, r: Integer) -> Real:
-        """What γ̃ of "geometric" falls by in the second half, where clients or samples are drawn."""
+        """The factor of γ̃ of "geometric" in the second half, if clients or samples are drawn."""
         R = jnp.asarray(self.R)
         return 1 / (1 + jnp.maximum(r - R / 2, 0) / jnp.sqrt(R))
 
     def shortened(self, problem: Selection, r: Integer) -> Real:
-        """What the clients' steps of the last two rules are shorter by; the server's are longer by as much.
+        """The factor s of the clients' steps in the last two rules; the server's step is divided by it.
 
-        With sets X_i of their own a client's way is not a multiple of its steps.
+        It is 1 if each client has its own set X_i, because the sum of projected steps is not a multiple of s.
         """
         if self.rule in PAPER or self.K == 1 or self.gamma is not None or not problem.project.shared:
             return 1.0
@@ -221,7 +224,7 @@ class StRFedAvg(Regularized[State]):
         return State(x, average, weight, state.scale, rest)
 
     def modulus(self, S_f: Real) -> Real:
-        """The μ_f of θ; where it is not given, that of f/S_f is 1."""
+        """The μ_f of θ; if it is not given, the modulus of f/S_f is 1."""
         if self.rule == "strongly_convex":
             return S_f if self.mu_f is None else self.mu_f
         return self.mu_f if self.rule == "weak_sharp" and self.mu_f is not None else 0.0
@@ -231,15 +234,15 @@ class StRFedAvg(Regularized[State]):
 
     @property
     def returned(self) -> str:
-        """What the result is."""
+        """Which iterate is the result."""
         return self.returns or ("average" if self.rule in PAPER else "last")
 
 
 def averaged(average: PyTree, weight: Real, x: PyTree, shrink: Real) -> tuple[PyTree, jax.Array]:
-    """One more point of an average with the weights θ, θ², …, where θ = 1/(1 − shrink).
+    """Add a point to an average with the weights θ, θ², …, where θ = 1/(1 − shrink).
 
-    ``weight`` is Σ_{j≤r} θ^j/θ^r, so that the newest point's part is its reciprocal: weight ← 1 + weight/θ.
-    It stays bounded where θ^r would overflow.
+    ``weight`` is Σ_{j≤r} θ^j/θ^r, so the weight of the newest point is its reciprocal: weight ← 1 + weight/θ.
+    It stays bounded although θ^r would overflow.
     """
     weight = 1 + weight * (1 - jnp.minimum(shrink, 1))
     return tree.lerp(1 / weight, average, x), weight

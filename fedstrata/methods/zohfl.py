@@ -2,7 +2,7 @@
 
     min_x  E f₁(x, ξ) + 1/m Σ_i f₂(x, y_i(x)),    y_i(x) = argmin_{y ∈ Y_i(x)} E h_i(x, y, ζ)
 
-    1  server: send x̂; it and client i draw v_i on the unit sphere from the key that they share
+    1  server: send x̂; server and client i draw v_i on the unit sphere from a shared key
     2  client i: from y⁺ = y⁻ = y_i, for t = 0, …, H_{i,r} − 1:
     3      draw ζ from D_i
     4      y^± ← P_{Y_i(x̂ ± ηv_i)}(y^± − γ̃/(t + Γ) ∇_y h_i(x̂ ± ηv_i, y^±, ζ))
@@ -10,21 +10,21 @@
           upload g_i ← n/(2η) (f₂(x̂ + ηv_i, y⁺) − f₂(x̂ − ηv_i, y⁻)) v_i
     6  server: draw ξ from its own data; x̂ ← x̂ − γ_r (∇f₁(x̂, ξ) + the mean of g_i)
 
-(for ``fs.Bilevel(f, h, local=True)``, which has no f₁ and whose f_i is a mean over samples, f₂ is f_i on a
-minibatch, the same at both ends, and the server projects x onto its set), or, with ``messages="scalars"``,
+For ``fs.Bilevel(f, h, local=True)``, without f₁ and with f_i a mean over samples, f₂ is f_i on a minibatch,
+the same at both ends, and the server projects x onto its set. With ``messages="scalars"`` line 5 is
 
-    5′ client i: upload the two numbers f₂(x̂ ± ηv_i, y^±); the server multiplies v_i itself
+    5′ client i: upload the two numbers f₂(x̂ ± ηv_i, y^±), from which the server computes g_i
 
-with the same iterates. The paper uploads y⁺ and y⁻; one vector does. A client with H_{i,r} = 0 sits out, as
-if it had not been sampled: it keeps y_i, and the mean in line 6 is over the others. Both points meet the same
-ζ (``common_random_numbers``): the difference in line 5 is multiplied by n/(2η), and independent samples would
-be as well.
+which gives the same iterates. The paper uploads y⁺ and y⁻; one vector is enough. A client with H_{i,r} = 0 is
+treated as if it had not been sampled: it keeps y_i, and the mean in line 6 is over the others. Both points
+use the same ζ (``common_random_numbers``): line 5 multiplies the difference by n/(2η), and with independent
+samples their noise too.
 
-With its message every client sends how much of its fits' answer to x̂ ± ηv_i is still missing, the metric
-``lower_residual``: one more number (`ZOHFL.missing`), since g_i is as wrong as that is.
+With its message every client sends the relative error of its models' response to x̂ ± ηv_i, one more number
+(`ZOHFL.missing`), because g_i has the same relative error. It is the metric ``lower_residual``.
 
 Theory: H_{i,r} = τ_i √(r+1), γ_r = c/√(r+1) with c = 1/(4(L₁ + L₀√n/η)); see `ZOHFL.from_theory`. Reveals
-only averages (the scalars: every reply). Needs gradients of f₁ and h_i, values of f₂.
+only averages; with scalars, every reply. Needs gradients of f₁ and h_i, and values of f₂.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ from fedstrata.problems.measured import Conditions, NoRule, Practical
 
 Hierarchical: TypeAlias = Personalized | Bilevel
 
-RECENT = 20  # rounds over which what is missing in the fits is averaged
-LARGE = 0.05
-MOST_STEPS = 500  # of a client in `ZOHFL.practical`
-CONSTANT = 1e5  # of Γ there: steps that hardly fall
+RECENT = 20  # rounds over which the error of the clients' models is averaged
+LARGE = 0.05  # that error at the end, above which there is a warning
+MOST_STEPS = 500  # local steps in `ZOHFL.practical`, at most
+CONSTANT = 1e5  # Γ in `ZOHFL.practical`: a step size that is almost constant
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class RootDecay:
 
 @dataclass(frozen=True)
 class RootGrowth:
-    """The numbers of steps ``H_{i,r} = ⌈τ_i (r+1)^q⌉``; ``tau`` is a number, or a tuple of one per client."""
+    """The numbers of local steps ``H_{i,r} = ⌈τ_i (r+1)^q⌉``; ``tau`` is a number, or one per client."""
 
     tau: float | tuple[float, ...]
     q: float = 0.5
@@ -91,12 +91,12 @@ class RootGrowth:
 
 
 def _power(r: Integer, p: float) -> Any:
-    """``(r+1)^p``; roots of squares are exact, since they are rounded up."""
+    """``(r+1)^p``; roots of squares are exact, because `RootGrowth` rounds up."""
     return jnp.sqrt(r + 1.0) if p == 0.5 else (r + 1.0) ** p
 
 
 class State(NamedTuple):
-    """The server's iterate, and what was missing in the clients' fits in recent rounds."""
+    """The server's iterate, and the error of the clients' models in recent rounds."""
 
     x: PyTree  # x̂
     missing: jax.Array
@@ -104,21 +104,21 @@ class State(NamedTuple):
 
 @method
 class ZOHFL(Method[Hierarchical, State]):
-    """A server and clients with models of their own: y_i by SGD, x by gradients and two-point estimates.
+    """A server's model x, by gradients and two-point estimates, and personal models y_i, by SGD.
 
     Args:
-        gamma: the server's step size γ_r, a number or a schedule such as ``RootDecay(0.01)``.
-        eta: smoothing radius η.
-        H: local steps per round: a number, one per client (0 sits out), or a function of the round
-            that returns either, such as ``RootGrowth(20)``.
-        gamma_client: γ̃; a client's t-th step has size γ̃/(t + Γ).
-        Gamma: Γ.
-        batch_size: samples of a client's step; None for all.
-        server_batch_size: samples of the server's step; None for all.
+        gamma: the server's step size γ_r: a number, or a schedule such as ``RootDecay(0.01)``.
+        eta: the smoothing radius η.
+        H: local steps per round: an integer, one per client (0: does not take part), or a function of the
+            round that returns either, such as ``RootGrowth(20)``.
+        gamma_client: the factor γ̃ of the clients' step size γ̃/(t + Γ) in their t-th step.
+        Gamma: the offset Γ in that step size.
+        batch_size: samples per step of a client; None uses all.
+        server_batch_size: samples per step of the server; None uses all.
         messages: ``"vectors"`` or ``"scalars"``.
-        common_random_numbers: whether both points meet the same samples; the paper draws them apart.
-        directions: how many v per client and round; g_i is the mean of their estimates.
-        orthogonal: whether they are orthogonal to each other.
+        common_random_numbers: whether both points use the same samples; the paper draws independent ones.
+        directions: the number of directions v per client and round; g_i averages their estimates.
+        orthogonal: whether the directions of a client are orthogonal.
     """
 
     gamma: Positive  # γ_r
@@ -148,9 +148,9 @@ class ZOHFL(Method[Hierarchical, State]):
     @classmethod
     def refuses(cls, problem: Hierarchical) -> str | None:
         if isinstance(problem, Bilevel) and not problem.local:
-            return "ZOHFL's clients have lower levels of their own: fs.Bilevel(…, local=True)."
+            return "ZOHFL needs a local lower level: use fs.Bilevel(…, local=True)."
         if not problem.set_of_x.shared:
-            return "ZOHFL's server makes the steps, so it cannot use a client's own project_x(x, client)."
+            return "ZOHFL: the server updates x, so it cannot use a client-dependent project_x(x, client)."
         return None
 
     @classmethod
@@ -170,23 +170,23 @@ class ZOHFL(Method[Hierarchical, State]):
     ) -> ZOHFL:
         """The rules of Theorem 1: γ_r = c/√(r+1), c = 1/(4(L₁ + L₀√n/η)), H_{i,r} = ⌈τ_i√(r+1)⌉.
 
-        Theorem 2, by which ‖∇f^η‖ comes arbitrarily near to 0 almost surely, wants γ_r = c/(r+1)^p with
-        p > ½ and H_{i,r} = ⌈τ_i(r+1)^q⌉ with p + q > 1 (Remark 3): p=0.75 does.
+        Theorem 2, by which ‖∇f^η‖ comes arbitrarily close to 0 almost surely, needs γ_r = c/(r+1)^p with
+        p > ½ and H_{i,r} = ⌈τ_i(r+1)^q⌉ with p + q > 1 (Remark 3), for example p=0.75.
 
-        The clients' steps are γ̃/(t + Γ) with γ̃ = 2/μ (the proposition asks for μγ̃ > 1) and Γ =
-        4(L_h/μ)², the smallest that keeps them below μ/(2L_h²).
+        The clients' step size is γ̃/(t + Γ) with γ̃ = 2/μ (the proposition needs μγ̃ > 1) and Γ =
+        4(L_h/μ)², the smallest that keeps it below μ/(2L_h²).
 
         Args:
-            L1: smoothness of f₁.
-            L0: Lipschitz constant of the implicit f₂.
-            n: dimension of x.
-            mu: strong convexity of the clients' h_i.
-            L_h: their smoothness.
-            eta: smoothing radius η.
-            tau: τ, or one for each client; at least 1.
+            L1: the Lipschitz constant of ∇f₁.
+            L0: the Lipschitz constant of the implicit f₂.
+            n: the dimension of x.
+            mu: the modulus of strong convexity of the clients' h_i.
+            L_h: the Lipschitz constant of the ∇h_i.
+            eta: the smoothing radius η.
+            tau: the factor τ of H, or one for each client; at least 1.
             p: the exponent of γ_r, from ½ to 1.
             q: the exponent of H_{i,r}, at least ½.
-            **options: further hyper-parameters.
+            **options: other hyper-parameters.
 
         >>> import fedstrata as fs
         >>> m = fs.ZOHFL.from_theory(L1=1.0, L0=1.0, n=4, mu=1.0, L_h=2.0, eta=0.5, tau=2.0)
@@ -228,19 +228,19 @@ class ZOHFL(Method[Hierarchical, State]):
         return State(x0, jnp.zeros(()))
 
     def metrics(self, state: State) -> dict[str, jax.Array]:
-        """How much of the fits' answer to x̂ ± ηv_i is missing: the clients' mean, of recent rounds."""
+        """The relative error of the models' response to x̂ ± ηv_i: the clients' mean, over recent rounds."""
         return {"lower_residual": state.missing}
 
     def _of_the_fits(self, moment: Moment) -> list[str]:
-        """Where the clients' fits were not solved."""
+        """A warning if the clients' models have not converged."""
         if not moment.ended or (missing := float(moment.state.missing)) <= LARGE:
             return []
         return [
-            f"ZOHFL: the clients' fits are not solved: about {missing:.0%} of how they should answer a "
-            "change of x is missing at the end (the metric lower_residual). The estimate of f₂'s gradient "
-            "is as wrong, and x by as much as f₂ weighs beside f₁. Give more steps H, a gamma_client near "
-            "one over the curvature of the clients' losses, and, where those are badly conditioned, a large "
-            "Gamma with a gamma_client as many times larger, whose steps stay long."
+            f"ZOHFL: the clients' models have not converged: their response to a change of x still has a "
+            f"relative error of about {missing:.0%} at the end (the metric lower_residual). The estimate of "
+            "f₂'s gradient has the same error. Give more steps H, and a gamma_client near one over the "
+            "curvature of the clients' losses; if those are ill-conditioned, multiply both Gamma and "
+            "gamma_client by the same large factor, so that the step size stays nearly constant."
         ]
 
     def memory(self, problem: Hierarchical, x0: PyTree, y0: PyTree) -> PyTree:
@@ -250,7 +250,7 @@ class ZOHFL(Method[Hierarchical, State]):
         return state.x, memory
 
     def draw(self, key: Key, x: PyTree) -> PyTree:
-        """The directions ηv_i of a client (line 1), stacked, from the key of its phase."""
+        """The directions ηv_i of a client (line 1), stacked, drawn with the key of its phase."""
         return directions(jax.random.split(key)[0], x, self.eta, self.directions, self.orthogonal)
 
     def personalize(self, problem: Hierarchical, client: Client, key: Key, x: PyTree) -> Remember:
@@ -285,7 +285,7 @@ class ZOHFL(Method[Hierarchical, State]):
         return Remember((values, missing), kept)  # line 5′
 
     def coupled(self, problem: Hierarchical, client: Client, key: Key, z: PyTree, y: PyTree) -> jax.Array:
-        """f₂ at all pairs of x̂ ± ηv_i and the answers to them."""
+        """f₂ at all x̂ ± ηv_i and the models y^± for them."""
         ends = 2 * self.directions
         if isinstance(problem, Bilevel):
             f = client.valid.mean(problem.upper, key, self.batch_size)
@@ -295,12 +295,13 @@ class ZOHFL(Method[Hierarchical, State]):
         return jax.vmap(lambda x, y: problem.couple(x, y, client))(z, y)
 
     def missing(self, problem: Hierarchical, client: Client, f: Oracle, z: PyTree, y: PyTree) -> jax.Array:
-        """How far y⁺ − y⁻ is from what it should be, relative to that: a Newton step's length by curvature.
+        """The relative error of y⁺ − y⁻, estimated by the length of a Newton step along its residual.
 
-        The difference alone enters g_i, and samples' noise cancels in it. Its residual is small where h_i
-        curves little, however much is missing there: hence the curvature along it. Measured, not counted.
+        Only the difference enters g_i, and the noise of the samples cancels in it. The residual alone would
+        be small if h_i has little curvature, however large the error, so it is divided by the curvature
+        along it. These evaluations are not counted.
         """
-        unit = self.gamma_client / self.Gamma  # of the projected steps that show what a set leaves to do
+        unit = self.gamma_client / self.Gamma  # the step size of the projected gradient residual
 
         def residual(x: PyTree, y: PyTree) -> PyTree:
             g = jax.grad(f.silent, argnums=1)(x, y)
@@ -315,14 +316,14 @@ class ZOHFL(Method[Hierarchical, State]):
             answer = tree.norm(jax.tree.map(lambda leaf: (leaf[0] - leaf[1]) / 2, y))
             size = tree.norm(r)
             tiny = jnp.finfo(size.dtype).tiny
-            # by a difference, as long as the answer: a loss may have first derivatives alone
+            # by a finite difference: a loss may have only first derivatives
             t = jnp.where(answer > 0, answer / jnp.maximum(size, tiny), 1)
             at, its = jax.tree.map(lambda leaf: leaf[0], ((x, y), ends))
             along = tree.sub(residual(at[0], tree.axpy(t, r, at[1])), its)
             to_go = t * size**3 / jnp.maximum(jnp.abs(tree.dot(r, along)), tiny)
             return jnp.where(size > 0, to_go / jnp.maximum(to_go + answer, tiny), 0)
 
-        def pairs(leaf: jax.Array) -> jax.Array:  # `points` has all x̂ + ηv first, then all x̂ − ηv
+        def pairs(leaf: jax.Array) -> jax.Array:  # `points` lists all x̂ + ηv first, then all x̂ − ηv
             return jnp.stack([leaf[: self.directions], leaf[self.directions :]], 1)
 
         return jax.vmap(of_pair)(jax.tree.map(pairs, z), jax.tree.map(pairs, y)).mean().astype(float)
@@ -350,11 +351,11 @@ class ZOHFL(Method[Hierarchical, State]):
                 return tree.axpy(weight, self.estimate(of_client, v), total), None
 
             g = jax.lax.scan(add, tree.zeros_like(x), (clients, weights, values))[0]
-        # an estimate is none without steps: where everyone sits out, there is f₁ alone
+        # if no client takes a step, only f₁ counts
         anyone = jnp.broadcast_to(jnp.asarray(self.H) > 0, (fed.clients,))[clients].any()
         direction = tree.scale(jnp.where(anyone, 1, 0), g)
         if isinstance(problem, Personalized):
-            assert fed.server is not None  # the problem has looked
+            assert fed.server is not None  # the problem checks this
             f = fed.server.mean(problem.server, jax.random.fold_in(key, fed.clients), self.server_batch_size)
             direction = tree.add(direction, gradient(f, x))
         share = jnp.where(anyone, 1 / jnp.minimum(r + 1, RECENT), 0)

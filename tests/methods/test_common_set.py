@@ -201,7 +201,7 @@ def test_fedzo_over_a_ball():
 
 def test_an_adaptive_server_says_that_its_limit_is_another():
     adam = fs.FedOpt(optax.sgd(0.1), optax.adam(0.1))
-    with pytest.warns(UserWarning, match="scales every coordinate on its own"):
+    with pytest.warns(UserWarning, match="scales each coordinate separately"):
         solve(minimization, adam, rounds=1)
     box = fs.Minimization(minimization.loss, project=fs.sets.Box(-0.2, 0.2))
     assert not adam.cautions(Moment(box, 1, None))

@@ -59,7 +59,7 @@ def test_a_round_of_qfedavg_by_hand():
 
 def test_qfedavg_refuses_sets_of_the_clients_own():
     own = fs.Minimization(loss, project=lambda x, client: x)
-    with pytest.raises(ValueError, match="cannot use a client's own"):
+    with pytest.raises(ValueError, match="cannot use a client-dependent"):
         fs.solve(own, fs.QFedAvg(0.1), data, 0.0, rounds=1)
 
 

@@ -654,7 +654,7 @@ def test_forms_that_no_step_size_makes_right_say_so(method, levels, told):
     found = method.cautions(Moment(fs.Composition(levels), 10, None))
     assert len(found) == told
     assert all(f"{type(method).__name__}" in words for words in found)
-    assert all("biased where clients differ" in words for words in found)
+    assert all("biased when clients differ" in words for words in found)
 
 
 def test_the_papers_form_with_one_mean_is_exact(two_clients):

@@ -299,7 +299,7 @@ def test_theory_rules():
     assert free.gamma == pytest.approx(min(0.1 / (24 * 11), 1 / (4 * np.sqrt(2 * 3600))))
     small = fs.FedRZOBilevel.from_theory(**constants)
     assert small.gamma == pytest.approx(1 / (4 * 4 * np.sqrt(3 * 72_000)))
-    with pytest.raises(ValueError, match="needs mu_h, L0_y and L_hx"):
+    with pytest.raises(ValueError, match="give mu_h, L0_y and L_hx"):
         fs.FedRZOBilevel.from_theory(K=100, clients=10, L0=2.0)
     plain = {"K": 100, "clients": 10, "eta": 0.1, "L0": 2.0, "n": 5}
     assert fs.FedRZO.from_theory(**plain, B2=0).gamma == pytest.approx(0.1 / 40)

@@ -251,7 +251,7 @@ def test_sets_of_followers_may_move_with_x_and_sample():
     [
         ({"lower": "newton"}, "'projection', 'extragradient', 'accelerated', 'solution' or a function"),
         ({"messages": "letters"}, "'vectors' or 'scalars'"),
-        ({"messages": "scalars"}, "sets of x"),
+        ({"messages": "scalars"}, "a set of x"),
         ({"directions": 2, "orthogonal": True}, "as many dimensions"),
     ],
 )
@@ -357,7 +357,7 @@ def test_followers_that_are_not_monotone_are_told():
     problem = fs.MPEC(lambda x, y, s: 0.5 * ((y - 1) ** 2).sum(), lambda x, y, s: -y - x - s["c"])
     data = fs.FederatedData.from_clients([{"c": np.zeros((2, 2))}, {"c": np.ones((2, 2))}])
     method = fs.FedRZOTwoStage(1e-3, 0.1, max_steps=20)  # more of them overflow, which is told as well
-    with pytest.warns(UserWarning, match="whether the followers' map is monotone"):
+    with pytest.warns(UserWarning, match="that the followers' map is monotone"):
         fs.solve(problem, method, data, np.zeros(2), y0=np.zeros(2), rounds=2, progress=False)
 
 

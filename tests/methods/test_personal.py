@@ -151,7 +151,7 @@ def test_apfl_ends_at_the_clients_own_minimisers_and_without_a_part_of_their_own
 def test_sets_are_refused_where_there_is_no_rule_for_them():
     ball = fs.Minimization(loss, project=fs.sets.Ball(0.2))
     for cls in (fs.PFedMe, fs.PerFedAvg, fs.APFL):
-        assert "assumes the whole space" in cls.refuses(ball)
+        assert "does not take a set" in cls.refuses(ball)
     assert fs.Ditto.refuses(ball) is None
 
 
@@ -192,8 +192,8 @@ def test_fedrep_minimises_over_both():
 
 def test_fedrep_refuses_what_is_another_problem():
     other = dataclasses.replace(heads, upper=loss)
-    assert "give it twice" in fs.FedRep.refuses(other)
-    assert "heads of their own" in fs.FedRep.refuses(dataclasses.replace(heads, local=False))
+    assert "the same function in x and y" in fs.FedRep.refuses(other)
+    assert "the clients' own heads" in fs.FedRep.refuses(dataclasses.replace(heads, local=False))
 
 
 def test_methods_that_share_y_are_not_given_a_local_problem():

@@ -1,37 +1,39 @@
-"""A lower level solved until its residual says so: every step is averaged, so no client drifts.
+"""A solver of the lower level that stops by its residual; every step is averaged, so clients do not drift.
 
     y_j ≈ argmin over Y(x_j) of h(x_j, ·),  h the mean of the clients' h_i, at the points x_j of a round
 
-Without a set, Newton's method, whose steps are found by conjugate residuals, which never let ‖r‖ grow:
+Without a set it is Newton's method, with steps from conjugate residuals, along which ‖r‖ never grows:
 
     1  g ← ∇h(y)                                                                         one exchange
-    2  until y is known well enough, or the budget is spent:
+    2  until y is accurate enough, or the budget is spent:
     3      s ← 0, r ← −g;  until ‖r‖ ≤ θ‖g‖:
     4          p ← r + β p, where β makes ∇²h(y) p orthogonal to the one before             one, for ∇²h(y) r
     5          s ← s + α p, r ← r − α ∇²h(y) p, where α makes ‖r‖ least
-    6      g⁺ ← ∇h(y + s);  where ‖g⁺‖ is not smaller, s ← s/4 and again                    one each
+    6      g⁺ ← ∇h(y + s);  while ‖g⁺‖ is not smaller: s ← s/4, and again                  one each
     7      θ ← | ‖g⁺‖ − ‖r‖ | / ‖g‖;  y ← y + s;  g ← g⁺
 
-Where line 4 meets no curvature along g, s is a multiple of −g instead, four times the last one's; in line 6
-it is short enough where ⟨g⁺, s⟩ ≤ 0, downhill to its end. If that has no end, y stays where it was.
+If h has no curvature along g in line 4, s is a multiple of −g instead, four times as long as the last such
+step, and line 6 accepts it if ⟨g⁺, s⟩ ≤ 0, i.e. if h decreases to its end. If h decreases without end, y is
+left unchanged.
 
-On a set, accelerated projected gradients:
+On a set it is the accelerated projected gradient method:
 
     1′ z ← y
-    2′ until y is known well enough, or the budget is spent:
-    3′     g ← ∇h(z);  L ← the largest ‖Δg‖²/⟨Δg, Δz⟩ met, a guess before                one exchange
-    4′     y⁺ ← P(z − g/L);  z ← y⁺ + momentum · (y⁺ − y), none where ⟨z − y⁺, y⁺ − y⟩ > 0 or L grew
+    2′ until y is accurate enough, or the budget is spent:
+    3′     g ← ∇h(z);  L ← the largest ‖Δg‖²/⟨Δg, Δz⟩ so far, at first a guess             one exchange
+    4′     y⁺ ← P(z − g/L);  z ← y⁺ + momentum · (y⁺ − y), 0 if ⟨z − y⁺, y⁺ − y⟩ > 0 or L grew
 
-No constant is given. θ, by Eisenstat & Walker (1996), is how far ∇h was from linear: on a quadratic it is
-zero, and lines 3 to 5 are all there is. Curvatures are met on the way, ⟨p, ∇²h p⟩/⟨p, p⟩ in line 4 and
-⟨Δg, Δz⟩/⟨Δz, Δz⟩ in line 3′; the smallest and the largest pass to the next round, each a tenth nearer to the
-other, since x moves.
+The solver needs no constants. θ, by Eisenstat & Walker (1996), measures how far ∇h was from linear: on a
+quadratic it is zero, and lines 3 to 5 solve the problem. Curvatures are measured on the way, as
+⟨p, ∇²h p⟩/⟨p, p⟩ in line 4 and ⟨Δg, Δz⟩/⟨Δz, Δz⟩ in line 3′; the smallest and the largest carry over to the
+next round, each moved a tenth towards the other because x moves.
 
-An estimate divides by η what y(x + v) and y(x) differ by. So y is known well enough where the residual, over
-the smallest curvature met, is ``tol`` of the distance of the points' y from their mean; or where rounding
-hides the rest. The residual is ‖∇h(y)‖; on a set L‖z − P(z − g/L)‖, at the last z.
+A zeroth-order estimate divides the difference of y(x + v) and y(x) by η. So y is accurate enough when the
+residual, divided by the smallest curvature so far, is at most ``tol`` times the distance of the points' y
+from their mean, or when it is all rounding. The residual is ‖∇h(y)‖; on a set L‖z − P(z − g/L)‖ at the last
+z.
 
-Messages hold all points, and only averages return. The server has y as the rows of one matrix.
+Messages hold all points, and clients return only averages. The server stores y as the rows of one matrix.
 """
 
 from __future__ import annotations
@@ -53,21 +55,21 @@ from fedstrata.problems.classes import Minimization
 
 BUDGET = 1000  # exchanges in a round
 FIRST_THETA = 0.1
-MOVED = 1.1  # by what a curvature may have changed since the last round
-SMALLEST_STEP = 4.0**-6  # part of a Newton step, before it is given up
-ROUNDINGS = 2  # units of rounding in a mean gradient
+MOVED = 1.1  # the factor by which a curvature may have changed since the last round
+SMALLEST_STEP = 4.0**-6  # the fraction of a Newton step below which the solver gives up
+ROUNDINGS = 2  # rounding errors in a mean gradient, in units of the last place
 
 
 class LowerReport(NamedTuple):
-    """What a solution leaves to the next one, and to the user.
+    """What one solution passes to the next, and reports to the user.
 
     Attributes:
-        residual: the largest of the points'.
-        scale: of ∇h: its largest norm at a start so far.
-        mu, L: the smallest and the largest curvature met.
+        residual: the largest residual of all points.
+        scale: the scale of ∇h: its largest norm at a start so far.
+        mu, L: the smallest and the largest curvature so far.
         theta: how far ∇h was from linear in the first step.
-        rounds: how many there were.
-        short: how many of them ended before y was known well enough.
+        rounds: the number of rounds so far.
+        short: the number of rounds that ended before y was accurate enough.
     """
 
     residual: Array
@@ -80,7 +82,7 @@ class LowerReport(NamedTuple):
 
     @classmethod
     def blank(cls, y: PyTree) -> LowerReport:
-        """Before anything is known."""
+        """The report before the first round."""
         zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
         return cls(zero, zero, zero, zero, zero + FIRST_THETA, jnp.int32(0), jnp.int32(0))
 
@@ -91,25 +93,25 @@ class Newton(NamedTuple):
     y: Array
     g: Array
     s: Array
-    flat: Array  # for which points s is along −g, since h does not curve there
-    reach: Array  # how long such an s is, in units of the first
-    part: Array  # of s that is tried next
+    flat: Array  # the points at which s is along −g, for lack of curvature
+    reach: Array  # the length of such an s, in units of the first
+    part: Array  # the fraction of s to try next
     left: Array  # ‖r‖
     theta: Array
-    first_theta: Array  # −1 before there is one
+    first_theta: Array  # −1 before the first step
     mu: Array
     L: Array
     used: Array
 
 
 class Conjugate(NamedTuple):
-    """Lines 3 to 5 for −g/‖g‖ in place of −g, so that squares neither overflow nor vanish."""
+    """Lines 3 to 5 for −g/‖g‖ instead of −g, so that squares neither overflow nor underflow."""
 
     s: Array
     r: Array
     p: Array
     Hp: Array
-    along: Array  # ⟨r, ∇²h r⟩ of the turn before
+    along: Array  # ⟨r, ∇²h r⟩ of the previous iteration
     mu: Array
     L: Array
     used: Array
@@ -132,7 +134,7 @@ class Accelerated(NamedTuple):
 
 @dataclass(frozen=True)
 class Levels:
-    """The lower levels at a round's points, to the server: maps of matrices whose rows are the points' y."""
+    """The lower levels for the server: maps of matrices that have the points' y as rows."""
 
     gradient: Callable[[Array], Array]
     product: Callable[[Array, Array], Array]
@@ -142,17 +144,17 @@ class Levels:
 
 @dataclass(frozen=True)
 class Accurate:
-    """The solver; ``tol`` as above.
+    """The solver, with ``tol`` as above.
 
-    With a ``batch_size`` each client draws one batch for all of a round's steps: y is then the solution for
-    these batches, which is exact for them, and for all samples biased where ∇²h varies between them.
+    With a ``batch_size`` each client draws one batch for all steps of a round: y then solves the problem of
+    these batches, and is a biased solution for all samples if ∇²h varies between batches.
     """
 
     tol: Real
     batch_size: int | None = None
 
     def oracle(self, problem: Minimization, client: Client, key: Key) -> Oracle:
-        """h_i at this point."""
+        """h_i at one point."""
         return client.train.mean(problem.loss, key, self.batch_size)
 
     def gradients(self, problem: Minimization, client: Client, key: Key, y: PyTree) -> PyTree:
@@ -164,7 +166,7 @@ class Accurate:
         return hessian_product(self.oracle(problem, client, key), y, d)
 
     def first_look(self, sets: Minimization, g: PyTree, y: PyTree) -> LowerReport:
-        """The residual at y, where the gradient is g, before any step; both are stacked."""
+        """The residual at y, with gradient g, before the first step; both are stacked."""
         size = scale = norms(_rows(g)).max()
         if not sets.project.trivial:
             L = _first_L(_rows(y), _rows(g))
@@ -175,7 +177,7 @@ class Accurate:
     def solve(
         self, sets: Minimization, fed: Fed, key: Key, y: PyTree, before: LowerReport, budget: Integer
     ) -> tuple[PyTree, LowerReport]:
-        """The solutions at all points, from ``y`` (stacked), with at most ``budget`` exchanges."""
+        """The solutions at all points, starting from ``y`` (stacked), in at most ``budget`` exchanges."""
         tree = jax.vmap(ravel_pytree(jax.tree.map(lambda leaf: leaf[0], y))[1])
         levels = Levels(
             lambda y: _rows(fed.average(self.gradients, key, tree(y))),
@@ -189,15 +191,15 @@ class Accurate:
         return tree(found), now._replace(rounds=before.rounds + 1, short=short)
 
     def wanted(self, y: Array, mu: Array, L: Array, scale: Array) -> Array:
-        """The residual at which y is known well enough, for each point."""
+        """The residual at which y is accurate enough, for each point."""
         return jnp.maximum(self.tol * mu * apart(y), self.rounding(y, L, scale))
 
     def rounding(self, y: Array, L: Array, scale: Array) -> Array:
-        """What of a residual is rounding, about, for each point."""
+        """The approximate size of rounding errors in the residual, for each point."""
         return ROUNDINGS * jnp.finfo(y.dtype).eps * (L * norms(y) + scale)
 
     def known(self, y: Array, now: LowerReport) -> Array:
-        """Whether y is known well enough: by ``tol``, or at all where rounding hides the rest."""
+        """Whether y is accurate enough: by ``tol``, or at all if the residual is only rounding."""
         rounded = now.residual <= 10 * self.rounding(y, now.L, now.scale).max()
         at_all = (now.residual <= now.mu * apart(y)) | (apart(y) == 0)
         return (now.residual <= self.tol * now.mu * apart(y)) | (rounded & at_all)
@@ -210,7 +212,7 @@ class Accurate:
         scale = jnp.maximum(before.scale, norms(g).max())
 
         def lost(now: Newton) -> Array:
-            return now.reach * jnp.finfo(y.dtype).eps > 1  # downhill without end
+            return now.reach * jnp.finfo(y.dtype).eps > 1  # h decreases without end
 
         def done(now: Newton) -> Array:
             solved = (norms(now.g) <= self.wanted(now.y, now.mu, now.L, scale)).all()
@@ -245,7 +247,7 @@ class Accurate:
         )
 
     def direction(self, levels: Levels, now: Newton, scale: Array, budget: Integer) -> Newton:
-        """Lines 3 to 5; a step that was too long keeps its direction."""
+        """Lines 3 to 5; after a step that was too long, the direction is kept."""
         size = norms(now.g)
 
         def done(cr: Conjugate) -> Array:
@@ -296,10 +298,10 @@ class Accurate:
             g = levels.gradient(now.z)  # line 3′
             finite, first = jnp.isfinite(g).all(), now.used == 0
             steep, flat = _curvatures(now.z - now.z_before, g - now.g_before, g)
-            guess = jnp.where(first, _first_L(now.z, g), now.L / 4)  # until a curvature is met
+            guess = jnp.where(first, _first_L(now.z, g), now.L / 4)  # until a curvature is measured
             known = (now.mu > 0) & (now.L > 0)
             L = jnp.where(known, jnp.maximum(now.L, steep), jnp.where(steep > 0, steep, guess))
-            L = jnp.where(finite, L, 4 * now.L)  # too far out for h
+            L = jnp.where(finite, L, 4 * now.L)  # h is not finite that far out
             y = jnp.where(finite, levels.project(now.z - g / L), now.y)  # line 4′
             back, forth = now.z - y, y - now.y
             restart = ((back * forth).sum() > 0) | (L > now.L) | ~finite
@@ -320,12 +322,12 @@ class Accurate:
 
 
 def _first_L(y: Array, g: Array) -> Array:
-    """The first step goes as far as y is long, or one; what curvature it meets replaces the guess."""
+    """A guess, by which the first step has length 1 + ‖y‖; measured curvature replaces it."""
     return (jnp.where(norms(g) > 0, norms(g), 1) / (1 + norms(y))).max()
 
 
 def _curvatures(dz: Array, dg: Array, g: Array) -> tuple[Array, Array]:
-    """The largest ``‖Δg‖²/⟨Δg, Δz⟩`` and the smallest ``⟨Δg, Δz⟩/‖Δz‖²``, where Δg is not rounding."""
+    """The largest ``‖Δg‖²/⟨Δg, Δz⟩`` and the smallest ``⟨Δg, Δz⟩/‖Δz‖²``, where Δg exceeds rounding."""
     moved, changed, along = norms(dz), norms(dg), dots(dg, dz)
     telling = (moved > 0) & (changed > jnp.sqrt(jnp.finfo(g.dtype).eps) * norms(g))
     along = jnp.where(along > 0, along, changed * moved)
@@ -334,17 +336,17 @@ def _curvatures(dz: Array, dg: Array, g: Array) -> tuple[Array, Array]:
 
 
 def apart(y: Array) -> Array:
-    """The largest distance of a point's y from the mean of all."""
+    """The largest distance of a point's y from their mean."""
     return norms(y - y.mean(0)).max()
 
 
 def norms(rows: Array) -> Array:
-    """Of each row."""
+    """The norm of each row."""
     return jax.vmap(norm)(rows)
 
 
 def dots(a: Array, b: Array) -> Array:
-    """Of each row with the other's."""
+    """The dot product of each row with the same row of the other."""
     return jnp.einsum("jp,jp->j", a, b, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -354,11 +356,11 @@ def _rows(stacked: PyTree) -> Array:
 
 
 def _ratio(a: Array, b: Array) -> Array:
-    """``a/b``, and 0 where b is 0."""
+    """``a/b``, or 0 where b is 0."""
     return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))
 
 
 def _smaller(mu: Array, met: Array) -> Array:
-    """The smallest curvature so far, where 0 stands for none."""
+    """The smaller of two curvatures, where mu = 0 means that none was measured yet."""
     least = jnp.minimum(jnp.where(mu > 0, mu, jnp.inf), met)
     return jnp.where(jnp.isfinite(least), least, 0)

@@ -1,4 +1,4 @@
-"""What the methods for compositions share: phases that evaluate a level and pull a cotangent through it."""
+"""Shared by the methods for compositions: phases that evaluate a level and pull cotangents back."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from fedstrata.problems.levels import ARITHMETIC, Tracker, tracker_of
 
 
 def level_mean(fed: Fed, tracker: Tracker, phase: Phase, key: Key, *message: PyTree) -> PyTree:
-    """The clients' mean on a level's own scale, for which the logarithmic one needs every reply."""
+    """The clients' mean on the level's scale; on the logarithmic scale this needs every reply."""
     if tracker is ARITHMETIC:
         return fed.average(phase, key, *message)
     return tracker.mean(fed.gather(phase, key, *message), fed.cohort_weights)
 
 
 def revealed_by_levels(problem: Composition) -> Reveals:
-    """What `level_mean` reveals of a composition."""
+    """What `level_mean` reveals for a composition."""
     plain = all(tracker_of(level) is ARITHMETIC for level in c.chain_of(problem).inner)
     return "averages" if plain else "replies"
 
 
 class Chained:
-    """Phases that evaluate a composition's levels, and exchanges of them."""
+    """Phases that evaluate the levels of a composition, and the exchanges that average them."""
 
     def drawn(self, problem: Composition, client: Client, key: Key) -> c.Drawn:
         """The composition on samples of a client."""
         raise NotImplementedError
 
     def value_of_level(self, problem: Composition, client: Client, key: Key, at: c.Values) -> PyTree:
-        """gⁿ on a client's samples; ``at`` is z^{n−1} behind n − 1 times None."""
+        """gⁿ on a client's samples; ``at`` is z^{n−1} after n − 1 times None, so its length gives n."""
         return self.drawn(problem, client, key).value(len(at) - 1, at[-1])
 
     def pull(
@@ -42,7 +42,7 @@ class Chained:
         return self.drawn(problem, client, key).pull(values, pulled)
 
     def values_at(self, problem: Composition, fed: Fed, key: Key, phase: Phase, message: PyTree) -> c.Values:
-        """All followed values, one exchange for each level; the first is by ``phase``."""
+        """The values of all tracked levels, one exchange each; ``phase`` computes the first."""
         values: c.Values = ()
         for n, level in enumerate(c.chain_of(problem).inner):
             if n > 0:
@@ -51,7 +51,7 @@ class Chained:
         return values
 
     def cotangents(self, problem: Composition, fed: Fed, key: Key, values: c.Values) -> c.Values:
-        """The cotangents that need the clients' mean, one exchange each; none where f is known and N = 1."""
+        """The cotangents that need the clients' mean, one exchange each; empty if f is known and N = 1."""
         pulled: c.Values = ()
         for _ in range(c.chain_of(problem).pulls):
             pulled = (*pulled, fed.average(self.pull, key, values, pulled))
@@ -71,8 +71,8 @@ class Compositional(Chained, Method[Composition, StateT]):
         if c.chain_of(problem).inner:
             return None
         return (
-            f"{cls.__name__} follows an inner mean g, and this Composition has none: its levels are known to "
-            "everyone, or it is a single mean. Use Minimization."
+            f"{cls.__name__} tracks an inner mean g over clients, but this Composition does not have one: "
+            "its levels are known to the server, or it has a single mean. Use Minimization."
         )
 
     @by_options
@@ -84,5 +84,5 @@ class Compositional(Chained, Method[Composition, StateT]):
         return c.chain_of(problem).drawn(client, key, self.batch_size)
 
     def value_and_keep(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:
-        """g¹ on a client's samples; the client keeps x."""
+        """g¹ on a client's samples; the client remembers x."""
         return Remember(self.value_of_level(problem, client, key, (x,)), x)

@@ -1,8 +1,8 @@
-"""What methods of descent in x and ascent in y share: the pair, its sets, the operator, local steps.
+"""Shared by the methods of descent in x and ascent in y: the pair, its sets, the operator, local steps.
 
-As in FedAvg the server projects onto sets that all clients share, and clients take gradients at projections:
-the mean of points that clients project themselves stays off a boundary on which they disagree. With sets X_i
-of their own clients project each step in x instead.
+As in FedAvg the server projects onto sets that all clients share, and clients evaluate gradients at
+projections: if clients projected themselves and disagreed about a boundary, the mean of their points would
+stay off it. If each client has its own set X_i, clients project after every step in x instead.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class Pair(NamedTuple):
 
 
 def refused_variates(name: str, problem: Minimization | Minimax) -> str | None:
-    """Why control variates cannot be had: on a set they do not sum to zero at the solution."""
+    """Why control variates do not apply: on a set they do not sum to zero at the solution."""
     if isinstance(problem, Minimax) and (words := moving_set(name, problem)) is not None:
         return words
     if all(project.trivial for project in problem.sets.values()):
         return None
     free = "LocalSGDA or FedMSA" if isinstance(problem, Minimax) else "FedAvg or FedRZO"
-    return f"{name}'s control variates assume the whole space: use {free} with a set."
+    return f"{name}'s control variates assume that the variables have no set; with a set, use {free}."
 
 
 def descent(
     problem: Minimization | Minimax, client: Client, key: Key, batch_size: int | None, at: Pair
 ) -> Pair:
-    """A client's ∇f_i, where y is None, or the operator (∇_x f_i, −∇_y f_i), at samples drawn now."""
+    """A client's operator (∇_x f_i, −∇_y f_i) on a new minibatch; for a `Minimization`, (∇f_i, None)."""
     if isinstance(problem, Minimax):
         by_x, by_y = gradients(client.mean(problem.payoff, key, batch_size), at.x, at.y)
         return Pair(by_x, tree.scale(-1, by_y))
@@ -46,7 +46,7 @@ def descent(
 
 
 def inside(problem: Minimax, at: Pair) -> Pair:
-    """P_X and P_Y."""
+    """The projection onto X and Y, if all clients share them."""
     x = problem.project_x.common(at.x)
     return Pair(x, problem.project_y(at.y, x))
 
@@ -65,15 +65,15 @@ def local_steps(
     """Simultaneous steps from ``start``: ``x ← x − η_x ∇_x f_i(x, y, ξ)``, ``y ← y + η_y ∇_y f_i(x, y, ξ)``.
 
     Args:
-        problem: the game.
-        client: whose payoff.
-        key: of the minibatches.
+        problem: the minimax problem.
+        client: the client whose payoff it is.
+        key: the random key of the minibatches.
         start: the server's pair.
-        steps: how many.
+        steps: the number of steps.
         eta_x: the step size of x.
         eta_y: the step size of y.
-        batch_size: samples of a minibatch, or None for all.
-        snapshot: x̃, at which ∇_y f_i is taken in place of x, on the same samples; None is x itself.
+        batch_size: the minibatch size; None uses all samples.
+        snapshot: the point x̃ at which ∇_y f_i is evaluated instead of x, on the same samples; None is x.
     """
 
     def step(at: Pair, key: Key) -> Pair:

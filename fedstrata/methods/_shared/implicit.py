@@ -1,23 +1,21 @@
 """The linear system of a hypergradient, ∇²_yy g · v = ∇_y f, solved with products from the clients.
 
     series    v = (1/ℓ) Σ_{n<N} (I − ∇²_yy g/ℓ)ⁿ ∇_y f                                   N − 1 exchanges
-    neumann   v = (N/ℓ) (I − ∇²_yy g/ℓ)^{N'} ∇_y f, N' uniform in 0 … N − 1:             N' exchanges
-              the same on average
-    cg        N steps of conjugate gradients, from the last v: an inexact implicit step  N + 1 exchanges;
-              fewer steps where a direction does not curve upwards, and a warning at the end
+    neumann   v = (N/ℓ) (I − ∇²_yy g/ℓ)^{N'} ∇_y f, N' uniform in 0 … N − 1;             N' exchanges
+              has the same mean
+    cg        N steps of conjugate gradients, starting from the last v;                  N + 1 exchanges
+              stops at a direction of non-positive curvature
     none      v = 0: the hypergradient without its indirect part, ∇_x f                  no exchange
 
-Every exchange sends one vector of y's size each way, booked as a lower-level one. With minibatches every
-factor of a series has samples of its own, so that the mean of v is that of the full batch: E ∏(I − H_B/ℓ) =
-(I − H/ℓ)ⁿ, where one batch B for all would give E[H_B⁻¹] b, too long. Conjugate gradients need one matrix in
-all their steps, so they keep their samples, and that bias. Clients that sit out do so for all factors.
+Every exchange sends one vector of y's size each way and is counted as lower-level. With minibatches every
+factor of a series draws its own samples, so that v has the mean of the full batch: E ∏(I − H_B/ℓ) =
+(I − H/ℓ)ⁿ, whereas one batch B for all factors would give E[H_B⁻¹] b, which is too long. Conjugate gradients
+need the same matrix in all steps, so they keep one batch and that bias. A client that does not take part is
+left out of all factors.
 
-A series needs ℓ to be at least the lower level's largest curvature L: from L = 2ℓ on it diverges, and N
-terms of it leave (1 − μ/ℓ)^N of the solution away. Without a given ℓ, power iterations before the first round
-find L and μ at the start, ℓ = 1.25 L, and there is a warning where N terms are too few. Whether ℓ was large
-enough shows in every round at no cost: where ‖(I − H/ℓ)u‖ > ‖u‖ and ⟨u, Hu⟩ > 0, some curvature is above 2ℓ.
-There is a warning at the end where that was so in more than one round of ten, and where ℓ was found at the
-start, N seemed enough, and the last of the N terms is still long beside the first: the curvature fell since.
+A series needs an ℓ of at least the lower level's largest curvature L: it diverges if L > 2ℓ, and N terms miss
+the part (1 − μ/ℓ)^N of the solution. If ℓ is not given, power iterations before the first round estimate L
+and μ at the start, ℓ = 1.25 L, and a warning tells if N terms are too few.
 """
 
 from __future__ import annotations
@@ -50,13 +48,13 @@ from fedstrata.problems.classes import Bilevel
 
 Inverse = Literal["neumann", "series", "cg", "none"]
 
-ABOVE = 1.25  # ℓ over the largest curvature that was found: it changes along the way
-LEFT = 0.1  # the part of the solution that a series may leave away without a word
-VANISHING = 2 / 3  # power of the rounding, in parts of the largest curvature: less is none
+ABOVE = 1.25  # ℓ relative to the largest curvature at the start, because it changes as x moves
+LEFT = 0.1  # the part of the solution that a series may miss without a warning
+VANISHING = 2 / 3  # curvature below this power of eps, relative to the largest, counts as zero
 
 
 class Curvature(NamedTuple):
-    """The lower level's smallest and largest curvature, as found at the start."""
+    """The lower level's smallest and largest curvature at the start."""
 
     mu: jax.Array
     L: jax.Array
@@ -67,9 +65,9 @@ class Curvature(NamedTuple):
 
 
 class Implicit(Method[ProblemT, StateT]):
-    """Base of methods that solve the linear system with ``N`` products, ``inverse`` saying how.
+    """Base of the methods that solve the linear system with ``N`` products, by ``inverse``.
 
-    A method that uses it has the fields ``N``, ``ell``, ``inverse``, ``products`` and ``batch_size``.
+    A subclass has the fields ``N``, ``ell``, ``inverse``, ``products`` and ``batch_size``.
     """
 
     N: int
@@ -89,19 +87,19 @@ class Implicit(Method[ProblemT, StateT]):
         return refused_sets(cls.__name__, problem, cls.server_steps)
 
     def sums(self, problem: Problem) -> bool:
-        """Whether there is a series."""
+        """Whether the system is solved by a series."""
         return self.inverse in ("neumann", "series") and isinstance(problem, Bilevel)
 
     def estimates(self, problem: Problem) -> bool:
-        """Whether it needs ℓ, and nobody gave it."""
+        """Whether ℓ must be estimated."""
         return self.ell is None and self.sums(problem)
 
     def no_curvature(self, problem: Problem) -> Curvature | None:
-        """What stands in the state before the estimate."""
+        """The state's curvature before the estimate."""
         return Curvature(jnp.ones(()), jnp.ones(())) if self.estimates(problem) else None
 
     def start(self, problem: Any, fed: Fed, key: Key, state: Any) -> Any:
-        """Estimate ℓ, where it is needed."""
+        """Estimate ℓ if needed."""
         if not self.estimates(problem):
             return state
 
@@ -115,13 +113,13 @@ class Implicit(Method[ProblemT, StateT]):
         return state._replace(curvature=Curvature(mu.astype(like), (mu * kappa / 2).astype(like)))
 
     def curve(self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree, v: PyTree) -> PyTree:
-        """A phase: ``∇²_yy g · v`` over all samples, where the loss takes them one by one."""
+        """A phase: ``∇²_yy g · v``, over all samples if the loss takes one sample at a time."""
         whole_client = Term.of(problem.lower).reads == "sample"
         g = client.train.mean(problem.lower, key, None if whole_client else self.batch_size)
         return product(g, x, y, v, self.products)
 
     def cautions(self, moment: Moment) -> list[str]:
-        """Where the terms of the series are too few for the curvature that was found."""
+        """A warning if the series has too few terms for the estimated curvature."""
         state = moment.state
         if state is None or moment.ended or state.curvature is None:
             return []
@@ -130,10 +128,10 @@ class Implicit(Method[ProblemT, StateT]):
             return []
         enough = math.ceil(math.log(LEFT) / math.log(rate))
         return [
-            f"{type(self).__name__}: {self.N} terms of the series for the inverse Hessian leave up to "
-            f"{rate**self.N:.0%} of the indirect gradient away (the lower level's curvature is about "
-            f"{float(state.curvature.mu):.2g} to {float(state.curvature.L):.2g} at the start), so that x "
-            f"will be off. Give N={enough} or more, or inverse='cg'."
+            f"{type(self).__name__}: {self.N} terms of the series for the inverse Hessian miss up to "
+            f"{rate**self.N:.0%} of the indirect gradient (the lower level's curvature is about "
+            f"{float(state.curvature.mu):.2g} to {float(state.curvature.L):.2g} at the start), so x will "
+            f"be biased. Give N={enough} or more, or inverse='cg'."
         ]
 
     def upper_gradients(self, problem: Bilevel, client: Client, key: Key, x: PyTree, y: PyTree) -> PyTree:
@@ -157,7 +155,7 @@ class Implicit(Method[ProblemT, StateT]):
     def inverse_product(
         self, fed: Fed, key: Key, x: PyTree, y: PyTree, b: PyTree, v: PyTree, state: Any
     ) -> PyTree:
-        """``v ≈ [∇²_yy g]⁻¹ b``, starting from ``v`` where that helps."""
+        """``v ≈ [∇²_yy g]⁻¹ b``; conjugate gradients start from ``v``."""
         ell: Any = self.ell if state.curvature is None else state.curvature.ell
         key_products, key_length = jax.random.split(key)
 
@@ -184,14 +182,14 @@ class Implicit(Method[ProblemT, StateT]):
 
 
 class Search(NamedTuple):
-    """Conjugate gradients on their way."""
+    """The state of conjugate gradients."""
 
     v: PyTree
     residual: PyTree
     direction: PyTree
-    best: tuple[PyTree, jax.Array]  # the v of the shortest residual, and how long that is
-    steepest: jax.Array  # the largest curvature met
-    up: jax.Array  # whether the last direction curves upwards
+    best: tuple[PyTree, jax.Array]  # the v with the smallest residual, and its norm
+    steepest: jax.Array  # the largest curvature so far
+    up: jax.Array  # whether the last direction has positive curvature
 
 
 def conjugate_gradients(
@@ -199,8 +197,8 @@ def conjugate_gradients(
 ) -> PyTree:
     """``steps`` of conjugate gradients for ``A v = b``, where ``product(v) = A v`` is an exchange.
 
-    A direction that curves downwards, or upwards by no more than a tiny part of the largest curvature met,
-    ends the search at the shortest residual so far: a step along it would be of any length.
+    A direction of negative curvature, or of a tiny fraction of the largest curvature so far, ends the search
+    at the smallest residual so far: a step along it could have any length.
     """
     along, dtype = product(v), jnp.result_type(*jax.tree.leaves(v))
     residual, tiny = tree.sub(b, along), jnp.finfo(dtype).tiny
@@ -215,7 +213,7 @@ def conjugate_gradients(
         now, best = (v, norm(residual)), at.best
         best = jax.tree.map(lambda new, old: jnp.where(now[1] < best[1], new, old), now, best)
         ratio = jnp.where(up, tree.dot(residual, residual) / jnp.where(square > 0, square, 1), 0)
-        # stopped, the direction stays, and is met again
+        # after the stop the direction stays the same, and so the test fails again
         further = jax.tree.map(lambda r, d: jnp.where(up, r + ratio * d, d), residual, at.direction)
         return Search(v, residual, further, best, steepest, up)
 

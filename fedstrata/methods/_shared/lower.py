@@ -1,23 +1,24 @@
 """Federated solvers of a lower level, y(x) = argmin over Y(x) of 1/m Σ E h_i(x, ·, ζ), at several x at once.
 
-Here are the papers' rules, and what any solver needs; the default is `fedstrata.methods._shared.accurate`.
+This module has the papers' rules and what any solver needs; the default is in
+`fedstrata.methods._shared.accurate`.
 
-All points share every exchange: a message holds the iterates of all of them, stacked, so two points are one
-exchange of twice the size. Any method for `Minimization` is such a solver: its phases see one point at a
-time, as the problem ``min_y h(x, y)`` over Y(x), while its server text sees the stack.
+All points share every exchange: a message holds the stacked iterates of all points, so two points need one
+exchange of twice the size. Any method for `Minimization` can be the solver: its phases see one point at a
+time, as the problem ``min_y h(x, y)`` over Y(x), while its ``round`` sees the stack.
 
-Three have the papers' rules. With m clients, and modulus μ_h and condition number κ_h = L_h/μ_h of the lower
-level, a_r = max{m, 4κ_h, r} + 1 grows with the upper level's round r, and T = 2 a_r ln a_r is the number of
-local steps:
+Three solvers follow the papers' rules. For m clients, and modulus μ_h and condition number κ_h = L_h/μ_h of
+the lower level, a_r = max{m, 4κ_h, r} + 1 grows with the upper level's round r, and the number of local steps
+is T = 2 a_r ln a_r:
 
     "local_sgd"   Local SGD, γ = 1/(μ_h a_r), averaged every ⌈T/m⌉ steps, about m exchanges (Algorithm 3)
     "fedac"       FedAC, averaged about m^⅓ times, η = min{1/L_h, 4K ln²T/(μ_h T²)}, L_h = κ_h μ_h
     "lfd"         LFD, averaged about (mT')^⅓ times, γ = 4/(μ_h (a + t)) after t steps
 
 LFD takes a = max{m, 4κ_h} + 1 and T' = 2 a ln a (1 + (r+1)^⅔/m) steps: Theorem 1 asks for T ~ (r+1)^⅔/m,
-which is what makes Table 2's exchanges, r^{2/9} a round; Local SGD and FedAC have as many whatever T is.
+which gives Table 2's r^{2/9} exchanges per round; the exchanges of Local SGD and FedAC do not depend on T.
 
-With a number of exchanges of the user's, each has ⌈T/exchanges⌉ local steps: more of them, less drift.
+If the user gives the number of exchanges, each has ⌈T/exchanges⌉ local steps: more exchanges, less drift.
 
 A user's own solver is an object with ``solve(problem, fed, key, r, x, y) -> y``; see `LowerSolver`.
 """
@@ -48,7 +49,7 @@ from fedstrata.problems.terms import calling
 
 @runtime_checkable
 class LowerSolver(Protocol):
-    """What a user's own lower-level solver has.
+    """The interface of a user's own lower-level solver.
 
     >>> class Newton:  # the exact solution of a quadratic lower level, from averages alone
     ...     def gradient_and_hessian(self, problem, client, key, y):
@@ -68,12 +69,12 @@ class LowerSolver(Protocol):
         Args:
             problem: the whole problem.
             fed: its verbs run phases of this object, ``phase(self, problem, client, key, *message)``, at each
-                point apart: there ``problem`` is the lower level as a `Minimization`. Messages and what comes
-                back have the points on their first axis.
-            key: of this call.
-            r: the upper level's round.
-            x: the points, stacked on a first axis.
-            y: where to start, likewise.
+                point separately; there ``problem`` is the lower level as a `Minimization`. Messages and
+                replies have the points on their first axis.
+            key: the random key of this call.
+            r: the round of the upper level.
+            x: the points, stacked on the first axis.
+            y: the starts, stacked likewise.
         """
 
 
@@ -89,7 +90,7 @@ class Tuning(NamedTuple):
 
 @dataclass(frozen=True)
 class Constants:
-    """What the rules know: m clients, round r, modulus μ_h and condition number κ_h, the user's exchanges."""
+    """The rules' input: m clients, round r, modulus μ_h, condition number κ_h, and the user's exchanges."""
 
     m: int
     r: Integer
@@ -108,7 +109,7 @@ class Constants:
         return 2 * self.a * jnp.log(self.a)
 
     def split(self, local: Real, T: Real | None = None) -> tuple[Integer, Integer]:
-        """Exchanges, and local steps before each: about ``local``, unless the user chose the exchanges."""
+        """Exchanges and local steps for each: about ``local``, unless the user chose the exchanges."""
         T = self.T if T is None else T
         if self.exchanges is not None:
             return self.exchanges, whole(T / self.exchanges)
@@ -143,10 +144,10 @@ def lfd(c: Constants) -> Tuning:
 
 
 class Tuned(NamedTuple):
-    """A solver with a paper's rule, which replaces the hyper-parameters that the solver is made with."""
+    """A solver and a paper's rule, which replaces the solver's hyper-parameters."""
 
     tune: Callable[[Constants], Tuning]
-    solver: Callable[[int | None], Method]  # of the batch size
+    solver: Callable[[int | None], Method]  # from the batch size
 
 
 TUNED = {
@@ -165,15 +166,15 @@ def estimate_constants(
 ) -> tuple[jax.Array, jax.Array]:
     """μ_h and κ_h from the lower level's Hessian at one point, by power iteration on ∇²h and on L − ∇²h.
 
-    L_h is taken as twice what was found, since a client's own level may curve more than the mean, and κ_h at
-    most as twice `WORST`, since T grows with it and the estimate of μ_h is not exact; see `clipped`. A level
-    that does not curve, one linear in y, say, gets 0.1 and 10.
+    L_h is twice the estimate, because one client's level may have more curvature than the mean. κ_h is at
+    most twice `WORST`, because T grows with κ_h and the estimate of μ_h is not exact; see `clipped`. A level
+    without curvature, such as one that is linear in y, gets 0.1 and 10.
 
     Args:
-        product: applies ∇²h to directions, stacked.
+        product: applies ∇²h to stacked directions.
         repeat: the loop of ``fed``.
-        key: of the start.
-        like: a direction, stacked; only shapes matter.
+        key: the random key of the start.
+        like: a stacked direction; only its shapes matter.
     """
     keys = jax.random.split(key)
     L = power_iteration(product, repeat, POWER_STEPS, keys[0], like)[0]
@@ -188,7 +189,7 @@ def estimate_constants(
 
 
 def clipped(kappa: jax.Array) -> bool:
-    """Whether the condition number was too large to be estimated."""
+    """Whether the condition number was too large to estimate."""
     return bool(kappa >= 2 * WORST * (1 - 1e-5))
 
 
@@ -218,10 +219,10 @@ def lower_level(problem: Bilevel, x: PyTree) -> Minimization:
 
 
 def lower_levels(problem: Bilevel, x: PyTree) -> Minimization:
-    """All lower levels as the server sees them: the sets of the stacked points, no loss."""
+    """All lower levels as the server sees them: the sets of the stacked points, without a loss."""
 
     def loss(y: PyTree, sample: PyTree) -> Any:
-        raise NotImplementedError("The server knows the lower level's sets only.")
+        raise NotImplementedError("The server knows only the sets of the lower level.")
 
     if problem.project_y.trivial:
         return Minimization(loss)
@@ -232,10 +233,10 @@ def lower_levels(problem: Bilevel, x: PyTree) -> Minimization:
 
 @dataclass(frozen=True)
 class PointwiseFed:
-    """The verbs as a lower-level solver sees them: a phase is run at every point, in one exchange.
+    """The verbs of `Fed` for a lower-level solver: a phase runs at every point, in one exchange.
 
-    A phase travels as its name, and hyper-parameters that vary from round to round as ``values``, so that a
-    client needs to know the solver only.
+    A phase is sent as its name, and hyper-parameters that change from round to round as ``values``, so that
+    a client needs only the solver.
     """
 
     fed: Fed
@@ -257,7 +258,7 @@ class PointwiseFed:
 
     @property
     def verbs(self) -> Fed:
-        """This object: it has all that a round asks of a `Fed`, though it is none."""
+        """This object, typed as the `Fed` whose verbs it offers."""
         return cast(Fed, self)
 
 
@@ -270,7 +271,7 @@ def pointwise(
     message: tuple[PyTree, ...],
     common_random_numbers: bool,
 ) -> PyTree:
-    """A solver's phase at every point of ``x``, on the same samples everywhere, or on independent ones."""
+    """A solver's phase at every point of ``x``, on the same samples or on independent ones."""
     client = replace(client, memory=None)
     if common_random_numbers:
         return each(lambda x, *message: phase(lower_level(problem, x), client, key, *message), x, *message)
@@ -290,7 +291,7 @@ def solve_pointwise(
     x: PyTree,
     y: PyTree,
 ) -> PyTree:
-    """``rounds`` rounds of a method for `Minimization` at the points ``x``, from ``y``."""
+    """``rounds`` rounds of a method for `Minimization` at the points ``x``, starting from ``y``."""
     levels = lower_levels(problem, x)
 
     def body(t: Integer, state: PyTree) -> Any:

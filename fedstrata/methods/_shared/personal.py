@@ -1,4 +1,4 @@
-"""What methods share whose clients have models of their own beside the server's."""
+"""Shared by the methods whose clients have personal models beside the server's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedstrata.problems.of_clients import OwnModels
 
 
 class Personal(Method[Minimization, StateT]):
-    """A loss of one model, of which the server has one and every client has its own, the result's y."""
+    """Base of these methods: the server has one model, x, and every client its own, the result's y."""
 
     solves = (Minimization,)
     takes_sets: ClassVar[bool] = False
@@ -25,13 +25,13 @@ class Personal(Method[Minimization, StateT]):
     def refuses(cls, problem: Minimization) -> str | None:
         if cls.takes_sets or problem.project.trivial:
             return None
-        return f"{cls.__name__} assumes the whole space: with a set there are FedAvg and Ditto."
+        return f"{cls.__name__} does not take a set; with a set, use FedAvg or Ditto."
 
     def judged_as(self, problem: Minimization) -> Problem:
         return OwnModels(problem.loss, problem.project)
 
     def start_y(self, problem: Minimization, y0: PyTree, clients: int) -> PyTree:
-        return y0  # of every client; None is x0
+        return y0  # of every client; None: x0
 
     def output(self, state: Any, memory: PyTree) -> tuple[PyTree, PyTree]:
         return state.x, memory
@@ -40,7 +40,7 @@ class Personal(Method[Minimization, StateT]):
 def local_sgd(
     problem: Minimization, client: Client, key: Key, x: PyTree, steps: Integer, gamma: Real, batch: int | None
 ) -> PyTree:
-    """FedAvg's local steps: ``z ← z − γ ∇f_i(P_X(z), ξ)`` from x, by a client's own set where it has one."""
+    """FedAvg's local steps from x: ``z ← z − γ ∇f_i(P_X(z), ξ)``, projected if the client has its own set."""
 
     def step(z: PyTree, key: Key) -> PyTree:
         g = gradient(client.mean(problem.loss, key, batch), problem.project.common(z))

@@ -1,4 +1,4 @@
-"""The pull of the FedRZO family towards a set, (x − P(x))/η, and the step with which it turns into a push."""
+"""A warning of the FedRZO family: step sizes at which the pull towards a set, (x − P(x))/η, overshoots."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 
 from fedstrata.core.method import Moment
 
-LOOKS = 200  # rounds at which schedules are looked at
+LOOKS = 200  # rounds at which schedules are evaluated
 
 
 def overshooting(method: Any, moment: Moment) -> list[str]:
-    """A caution where γ > 2η and x has a set; schedules are looked at all along the run.
+    """A warning if γ > 2η and x has a set; schedules are evaluated at rounds throughout the run.
 
-    A step takes the distance from a set to |1 − γ/η| times itself, which then is more than it was.
+    A step multiplies the distance from the set by |1 − γ/η|, which then exceeds 1.
 
     Args:
         method: with ``gamma`` and ``eta``, numbers or schedules.
-        moment: nothing is said once the run has begun.
+        moment: the warning is given only before the run.
     """
     rounds = moment.rounds
     if moment.state is not None or moment.problem.set_of_x.trivial:
@@ -32,6 +32,7 @@ def overshooting(method: Any, moment: Moment) -> list[str]:
     when = f" in round {r}" if scheduled else ""
     return [
         f"{type(method).__name__}: gamma={gamma:g} is more than 2·eta={2 * eta:g}{when}, and x has a set. "
-        f"Once x is outside, the pull (x − P(x))/eta makes the distance {gamma / eta - 1:.3g} times as large "
-        "in every step, and the run diverges. Take gamma ≤ eta, or leave out a set that never holds x back."
+        f"Outside the set, every step with the pull (x − P(x))/eta multiplies the distance from it by "
+        f"{gamma / eta - 1:.3g}, and the run diverges. Take gamma ≤ eta, or leave out a set that is never "
+        "active."
     ]

@@ -1,17 +1,17 @@
-"""What the methods for `Selection` share: steps on ``h/L_h + ηf/S_f``, and the scales L_h and S_f.
+"""Shared by the methods for `Selection`: steps on ``h/L_h + ηf/S_f``, and the scales L_h and S_f.
 
-A primary loss of unscaled data would diverge under step sizes that know nothing of it, or crawl; a secondary
-one in small units would hardly count. So h is divided by its curvature L_h and f by that of its smooth parts,
-S_f, estimated before the first round by power iteration over the federation
-(`fedstrata.estimators.curvature`), at the start and at the origin. That changes nothing about argmin h, nor
-which of its points is best; η counts against the divided losses. Regularisers have no such scale: where f is
-one alone, and where h has no curvature or L_h is given, f is taken as it is, S_f = 1.
+With fixed step sizes, a primary loss on unscaled data could diverge or converge very slowly, and a secondary
+loss in small units would have almost no weight. So h is divided by its curvature L_h, and f by the curvature
+S_f of its smooth parts. Both are estimated before the first round, by power iteration over the federation
+(`fedstrata.estimators.curvature`), at the start and at the origin. Scaling changes neither argmin h nor the
+best point in it; η weighs the scaled losses. Regularisers are not scaled: S_f = 1 if f is only a regulariser,
+if h has no curvature, or if L_h is given.
 
-A nonsmooth part of h enters by its proximal map, taken by the server after averaging, and so does a set that
-all clients share: the mean of points that clients project themselves stays off a boundary on which they
-disagree. As in FedAvg clients step from points that they do not project, along gradients at their
-projections, so that no loss is evaluated outside of the set. A nonsmooth part of f enters likewise or, given
-μ, by the gradient of its Moreau envelope, in the clients' steps.
+A nonsmooth part of h enters by its proximal map, which the server applies after averaging, and so does a set
+that all clients share: if clients projected themselves and disagreed about a boundary, the mean of their
+points would stay off it. As in FedAvg, clients do not project their points but evaluate gradients at the
+projections, so no loss is evaluated outside the set. A nonsmooth part of f enters likewise or, given μ, by
+the gradient of its Moreau envelope, in the clients' steps.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from fedstrata.estimators.curvature import hessian_product, local_curvature, pow
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Objective, Selection
 
-POWER = 8  # of the mean that stands for a maximum over clients: too large by a factor of at most m^(1/8)
+POWER = 8  # of the power mean that bounds a maximum over clients, up to a factor of m^(1/8)
 
 
 class Scale(NamedTuple):
-    """Curvatures: of h, by which it is divided; of f; the largest that a client's own h_i has.
+    """The curvatures of h (its divisor) and f, and the largest curvature of one client's h_i.
 
-    ``flat`` is 1 where h was looked at and has none, as piecewise linear losses have none, else 0. ``S_f`` is
-    what f is divided by: the curvature of its smooth parts, 1 where they have none or where h is flat.
+    ``flat`` is 1 if h was measured and has no curvature, like piecewise linear losses, else 0. ``S_f`` is the
+    divisor of f: the curvature of its smooth parts, or 1 if that is zero or h is flat.
     """
 
     L_h: jax.Array
@@ -54,7 +54,7 @@ class Scale(NamedTuple):
 
     @classmethod
     def unknown(cls, x: PyTree) -> Scale:
-        """Before anything is estimated."""
+        """The scale before the estimates."""
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x)))
         return cls(one, 0 * one, one, 0 * one, one)
 
@@ -74,7 +74,7 @@ def direction(
     x: PyTree,
     mu: Real | None = None,
 ) -> PyTree:
-    """The gradient of a level's smooth parts, with μ also of its regulariser's envelope."""
+    """The gradient of a level's smooth parts and, given μ, of its regulariser's Moreau envelope."""
     g = tree.zeros_like(x)
     if level.loss is not None and samples is not None:
         g = gradient(samples.mean(level.loss, key, batch_size), x)
@@ -86,7 +86,7 @@ def direction(
 
 
 class Regularized(Method[Selection, StateT]):
-    """Base of these methods, which have the fields below, and a `Scale` in their state."""
+    """Base of these methods. A subclass has the fields below, and a `Scale` in its state."""
 
     K: int = 1
     gamma_g: Real = 1.0
@@ -104,9 +104,9 @@ class Regularized(Method[Selection, StateT]):
         proximal += [problem.f.regularizer is not None and self.mu is None, not problem.project.trivial]
         if sum(proximal) > 1:
             raise ValueError(
-                f"{name}: of a primary regulariser, a secondary one and a set, the problem has more than "
-                "one, and the proximal map of their sum is not known. Give mu, which smooths the secondary "
-                "regulariser, or write one regulariser that is their sum."
+                f"{name}: the problem has more than one of a primary regulariser, a secondary regulariser "
+                "and a set, and the proximal map of their sum is unknown. Give mu, which smooths the "
+                "secondary regulariser, or give their sum as one regulariser."
             )
 
     def start(self, problem: Selection, fed: Fed, key: Key, state: Any) -> Any:
@@ -140,9 +140,9 @@ class Regularized(Method[Selection, StateT]):
         steps: StepSizes,
         mu: Real | None,
     ) -> PyTree:
-        """A client's K steps on ``h_i/L_h + ηf_i/S_f`` from x; returns how far it came.
+        """A client's K steps on ``h_i/L_h + ηf_i/S_f`` from x; returns their sum.
 
-        The way is added up apart from x, whose rounding would be as large as short steps are.
+        The steps are summed separately, because x rounds off short ones.
         """
         project = problem.project
 
@@ -156,7 +156,7 @@ class Regularized(Method[Selection, StateT]):
     def server_step(
         self, problem: Selection, f: Objective, x: PyTree, moved: PyTree, steps: StepSizes, mu: Real | None
     ) -> PyTree:
-        """``x + γ_g · moved``, the proximal maps of what the clients' steps left out, and the set."""
+        """``x + γ_g · moved``, then the proximal maps of the nonsmooth parts, and the set."""
         x, times = tree.axpy(self.gamma_g, moved, x), self.gamma_g * self.K
         if problem.h.regularizer is not None:
             x = problem.h.regularizer.prox(x, times * steps.h)
@@ -165,7 +165,7 @@ class Regularized(Method[Selection, StateT]):
         return problem.project.common(x)
 
     def scale(self, problem: Selection, fed: Fed, key: Key, x: PyTree) -> Scale:
-        """Estimate the curvatures; the ledger has it as the level ``"scaling"``."""
+        """Estimate the curvatures; the ledger counts this as the level ``"scaling"``."""
         dtype = jnp.result_type(*jax.tree.leaves(x))
         smooth = _is_smooth(problem.f)
         if self.L_h is not None or not (smooth or _is_smooth(problem.h)):
@@ -193,7 +193,7 @@ class Regularized(Method[Selection, StateT]):
         return Scale(L_h, L_f, L_max, jnp.asarray(flat, dtype), S_f)
 
     def products(self, problem: Selection, client: Client, key: Key, x: PyTree, v: PyTree) -> PyTree:
-        """The phase of power iteration: ``∇²h_i v`` at x and at the origin, and the same of f_i."""
+        """The phase of power iteration: ``∇²h_i v`` at x and at the origin, and ``∇²f_i v`` likewise."""
         points = _points(x)
         parts = [(problem.h, client.train), (problem.f, client.valid)]
         found = []
@@ -204,17 +204,17 @@ class Regularized(Method[Selection, StateT]):
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
 
     def own_curvature(self, problem: Selection, client: Client, key: Key, x: PyTree, unit: Real) -> jax.Array:
-        """The phase of the largest L_i: (L_i/unit)^8, since the 8th root of a sum is near the maximum."""
+        """The phase for max L_i: (L_i/unit)^8, as the 8th root of a sum of these is near the maximum."""
         assert problem.h.loss is not None
         h = _full_mean(problem.h.loss, client.train)
         return (local_curvature(h, _points(x), self.power_steps, key) / unit) ** POWER
 
     def draws(self, fed: Fed) -> bool:
-        """Whether clients or samples are drawn."""
+        """Whether clients or samples are drawn at random."""
         return self.batch_size is not None or fed.participants < fed.clients
 
     def step_sizes(self, gamma: Real, eta: Real, scale: Scale, safe: bool) -> StepSizes:
-        """A client's steps, by γ̃ = γ_g γ_ℓ K and η; if ``safe``, bounded by estimated curvatures."""
+        """A client's step sizes from γ̃ = γ_g γ_ℓ K and η; if ``safe``, bounded by estimated curvatures."""
         safe, eta = safe and self.L_h is None, eta / scale.S_f
         if safe:
             gamma = jnp.minimum(gamma, 1 / (1 + eta * scale.L_f))
@@ -224,20 +224,19 @@ class Regularized(Method[Selection, StateT]):
         return StepSizes(local / scale.L_h, local * eta)
 
     def flat(self, moment: Moment) -> list[str]:
-        """Where the primary loss has no curvature that it could be scaled by, after `start`."""
+        """A warning, after `start`, if the primary loss has no curvature to scale it by."""
         if moment.state is None or moment.ended or not float(moment.state.scale.flat) > 0:
             return []
         return [
-            f"{type(self).__name__}: the primary loss has no curvature at x0 or at the origin, as "
-            "piecewise linear ones have not: nothing is known to scale it by, L_h is taken as 1, and "
-            "steps that stay as long as they are go back and forth over its kinks. For such losses "
-            "there is StRFedAvg(rule='weak_sharp', eta=…, returns='last'); or smooth the loss: square "
-            "what exceeds its tolerance."
+            f"{type(self).__name__}: the primary loss has no curvature at x0 or at the origin (piecewise "
+            "linear losses have none), so it cannot be scaled. L_h is taken as 1, and steps of constant "
+            "size oscillate around its kinks. Use StRFedAvg(rule='weak_sharp', eta=…, returns='last'), or "
+            "smooth the loss, for instance by squaring the part that exceeds a tolerance."
         ]
 
 
 def _points(x: PyTree) -> PyTree:
-    """Where curvature is measured: here and at the origin, where a logistic loss curves most."""
+    """The points at which curvature is measured: x and the origin, where a logistic loss has the most."""
     return jax.tree.map(lambda leaf: jnp.stack([leaf, jnp.zeros_like(leaf)]), x)
 
 
@@ -248,8 +247,8 @@ def _is_smooth(level: Objective) -> bool:
 def _full_mean(loss: Term, samples: Samples) -> Oracle:
     if loss.reads == "batch" and not isinstance(samples.size, int):
         raise ValueError(
-            "The curvature is estimated over all samples, where a loss marked per_batch would see padding of "
-            "clients of unequal size. Give L_h yourself, or clients of equal size."
+            "The curvature estimate uses all samples, so a loss marked per_batch would see the padding of "
+            "clients of unequal size. Give L_h, or clients of equal size."
         )
     return samples.full_mean(loss)
 

@@ -1,4 +1,4 @@
-"""Where a zeroth-order method's differences are below what numbers near x0 can tell apart."""
+"""A warning of zeroth-order methods whose differences are below the floating-point spacing near x0."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedstrata.core.types import PyTree
 
 
 def lost_in_rounding(method: Any, width: str, moment: Moment) -> list[str]:
-    """A caution where a direction's entries, about η/√n, are rounded away when they are added to x0.
+    """A warning if the entries of a direction, about η/√n, are rounded away when added to x0.
 
     Args:
-        method: with the width η of its differences, a number or a schedule, which is looked at in round 0.
+        method: with the width η of its differences, a number or a schedule (evaluated in round 0).
         width: the name of that field.
-        moment: nothing is said once the run has begun.
+        moment: the warning is given only before the run.
     """
     x0 = moment.x0
     if moment.state is not None:
@@ -31,10 +31,9 @@ def lost_in_rounding(method: Any, width: str, moment: Moment) -> list[str]:
     if eta / np.sqrt(n) >= gap:
         return []
     return [
-        f"{type(method).__name__}: {width}={eta:g} is lost in rounding: entries of its directions, about "
-        f"{eta / np.sqrt(n):.1g}, are below {gap:.1g}, the distance of neighbouring {dtype} numbers near x0. "
-        f"Take a larger {width}, scale or centre the data, or compute in float64, "
-        "jax.config.update('jax_enable_x64', True)."
+        f"{type(method).__name__}: {width}={eta:g} is lost in rounding: the entries of its directions, about "
+        f"{eta / np.sqrt(n):.1g}, are below {gap:.1g}, the spacing of {dtype} numbers near x0. Take a larger "
+        f"{width}, scale or centre the data, or use float64: jax.config.update('jax_enable_x64', True)."
     ]
 
 

@@ -1,4 +1,4 @@
-"""Steps that fall, as `jax.tree_util.Partial`: their numbers are leaves, so that others do not recompile."""
+"""Decreasing step sizes as `jax.tree_util.Partial`, whose numbers are leaves: new ones do not recompile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedstrata.core.types import Integer, Real
 
-SWEEP = 1e-4  # how far geometric steps fall, relative to the first
+SWEEP = 1e-4  # the last geometric step size, relative to the first
 
 
 def _falling(first: Real, part: Real, rounds: Real, r: Integer) -> Any:
@@ -17,7 +17,7 @@ def _falling(first: Real, part: Real, rounds: Real, r: Integer) -> Any:
 
 
 def falling(first: float, rounds: int, part: float = SWEEP) -> jax.tree_util.Partial:
-    """A step that falls geometrically to a ``part`` of the first, for kinks."""
+    """A step size that decreases geometrically to ``part`` times the first, for losses with kinks."""
     return jax.tree_util.Partial(_falling, first, part, float(max(rounds, 1)))
 
 
@@ -26,5 +26,5 @@ def _fading(first: Real, pace: Real, r: Integer) -> Any:
 
 
 def fading(first: float, pace: float) -> jax.tree_util.Partial:
-    """``first/(1 + pace·r)``: steps under which noise averages out; best with pace μ·first/2."""
+    """The step size ``first/(1 + pace·r)``, which averages noise out; the best pace is μ·first/2."""
     return jax.tree_util.Partial(_fading, first, pace)

@@ -1,4 +1,4 @@
-"""What the methods of coupled sequences share; the maps P and S are in `fedstrata.estimators.sequences`."""
+"""Shared by the methods of coupled sequences; the maps P and S are in `fedstrata.estimators.sequences`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSeque
 
 
 class Point(NamedTuple):
-    """The main variable and the sequences; also a direction of both."""
+    """The main variable and the sequences, or a direction of both."""
 
     x: PyTree
     Z: tuple[PyTree, ...]
 
 
 class Sequences(Chained, Method[Problem, StateT]):
-    """What the methods of coupled sequences share."""
+    """Base of the methods of coupled sequences."""
 
     solves = sequences.SOLVES
     needs = "gradients, in bilevel problems Hessian-vector products"
@@ -60,7 +60,7 @@ class Sequences(Chained, Method[Problem, StateT]):
         return chain_of(problem).drawn(client, key, None)
 
     def exact_start(self, problem: Problem, fed: Fed, key: Key, x: PyTree, Z: PyTree) -> PyTree:
-        """A composition's values and adjoints at x, one exchange for each; other problems keep their Z."""
+        """A composition's values and adjoints at x, one exchange each; other problems keep their Z."""
         if not isinstance(problem, Composition) or not Z:
             return Z
         values = self.values_at(problem, fed, key, self.value_of_level, (x,))
@@ -70,26 +70,26 @@ class Sequences(Chained, Method[Problem, StateT]):
 
 
 def refused_sets(name: str, problem: Problem, server: bool) -> str | None:
-    """Why a set cannot be had: implicit differentiation is wrong on it, or the server does not know it."""
+    """Why a set is refused: implicit differentiation is wrong on it, or the server does not know it."""
     if server and not problem.set_of_x.shared:
-        return f"{name}: the server makes the steps, so it cannot use a client's own project_x(x, client)."
+        return f"{name}: the server updates x, so it cannot use a client-dependent project_x(x, client)."
     if isinstance(problem, Bilevel) and not problem.project_y.trivial:
         return (
-            f"{name} takes ∇_y = 0 for the solution of the lower level, which a set of y makes false. "
+            f"{name} assumes ∇_y = 0 at the solution of the lower level, which is false if y has a set. "
             "Leave project_y out, or use a zeroth-order method (FedRZOBilevel)."
         )
     return moving_set(name, problem) if isinstance(problem, Minimax) else None
 
 
 def moving_set(name: str, problem: Minimax) -> str | None:
-    """Why a set of y that depends on x cannot be had by methods that step along ∇_x f."""
+    """Why methods that step along ∇_x f refuse a set of y that depends on x."""
     if problem.project_y.arity > 1:
-        return f"{name}: ∇_x f is not a descent direction where the set of y depends on x. Use FedRZOMinimax."
+        return f"{name}: ∇_x f is not a descent direction if the set of y depends on x. Use FedRZOMinimax."
     return None
 
 
 def needs_of(problem: Problem) -> str:
-    """What the maps of a problem evaluate."""
+    """What the maps of a problem need."""
     if isinstance(problem, Bilevel):
         return "gradients, Hessian-vector products"
     return "values of P and S" if isinstance(problem, MultiSequence) else "gradients"

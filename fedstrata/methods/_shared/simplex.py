@@ -1,4 +1,4 @@
-"""Weights of the clients as a variable."""
+"""The clients' weights as a variable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def start_weights(name: str, y0: PyTree, clients: int) -> Array:
     """The start of λ: the user's, or equal weights.
 
     Raises:
-        ValueError: where the user's are not weights.
+        ValueError: if the user's are not non-negative or do not sum to 1.
     """
     if y0 is None:
         return jnp.full((clients,), 1 / clients)

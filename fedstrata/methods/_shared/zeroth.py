@@ -1,10 +1,10 @@
-"""The practical rule of the methods that take values of F: their step, radius and directions.
+"""The practical rule of the zeroth-order methods: step size, smoothing radius and directions.
 
 b = min(n, 32) orthogonal directions, on both sides:  E‖g‖² = (n/b) ‖∇F^η‖²,  with b = n it is ∇F^η itself
-own directions of p participants     γ = 1/(L (1 + (n/b − 1)/p))
-directions that all share            γ = 1/(L n/b)
-η ≥ ε_f √n/(10⁻³ ‖∇F‖), below which a difference is lost in the rounding ε_f of F
-on a set the pull (x − P(x))/η has the curvature 1/η, and leaves x about η ‖∇F‖ outside
+separate directions, p participants  γ = 1/(L (1 + (n/b − 1)/p))
+shared directions                    γ = 1/(L n/b)
+η ≥ ε_f √n/(10⁻³ ‖∇F‖), below which differences are lost in the rounding ε_f of F
+on a set the pull (x − P(x))/η has curvature 1/η, and x ends about η ‖∇F‖ outside
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy as np
 from fedstrata.methods._shared.schedules import fading, falling
 from fedstrata.problems.measured import Conditions, Measured
 
-MOST = 32  # directions of a step
-WIDE = 1e-2  # η, relative to the way ahead
-ACCURATE = 1e-3  # of the first gradient: the error that rounding may leave
-OUTSIDE = 5e-3  # of a set, relative to the way ahead
-NARROWS = 1e-3  # how far η falls at kinks
+MOST = 32  # directions per step, at most
+WIDE = 1e-2  # η, relative to the distance to go
+ACCURATE = 1e-3  # the error that rounding may leave, relative to the first gradient
+OUTSIDE = 5e-3  # the distance from a set, relative to the distance to go
+NARROWS = 1e-3  # the last η at kinks, relative to the first
 
 
 class Values(NamedTuple):
-    """What the rule says.
+    """The rule's choice.
 
     Attributes:
-        options: of the method: the step γ, the radius η and the directions.
-        rate: of the error's fall.
-        reasons: in words.
-        fades: whether γ falls.
+        options: the method's step size γ, radius η and directions.
+        rate: the rate at which the error decreases.
+        reasons: the reasons, in words.
+        fades: whether γ decreases.
     """
 
     options: dict[str, Any]
@@ -40,12 +40,12 @@ class Values(NamedTuple):
 
 
 def by_values(at: Conditions, F: Measured, *, own: bool) -> Values:
-    """Steps along values of F.
+    """The step size, radius and directions for a function F of which only values are used.
 
     Args:
         at: the problem's constants.
-        F: of them those of the function that is made small.
-        own: whether every client draws directions of its own.
+        F: the constants of the function to minimise.
+        own: whether each client draws its own directions.
     """
     n, way = at.dimension, max(F.reach, at.constants.scale_x * np.sqrt(at.dimension)) or 1.0
     b = min(n, MOST)
