@@ -204,4 +204,6 @@ def test_scaffnew_with_certain_communication_is_descent_ascent(saddle):
 def test_sets_are_refused_by_control_variates(saddle):
     bounded = fs.Minimax(saddle.problem.payoff, project_y=fs.sets.Ball(1.0))
     for cls in (fs.Scaffnew, fs.CODASCA):
-        assert f"{cls.__name__}'s control variates assume that the variables have no set" in cls.refuses(bounded)
+        assert f"{cls.__name__}'s control variates assume that the variables have no set" in cls.refuses(
+            bounded
+        )

@@ -230,7 +230,7 @@ def test_fits_that_are_not_solved_are_told_of(x64, messages):
         method = fs.ZOHFL(0.1, 0.1, directions=N, orthogonal=True, messages=messages, **options)
         return solve(method, lower, rounds=rounds).history["lower_residual"][-1]
 
-    with pytest.warns(UserWarning, match="ZOHFL: the clients' models have not converged: about 80%"):
+    with pytest.warns(UserWarning, match="ZOHFL: the clients' models have not converged: .* about 80%"):
         assert missing(np.ones(N), gamma_client=0.1) == pytest.approx(0.8)
     with pytest.warns(UserWarning, match="models have not converged"):
         missing([1.0, 0.03, 1e-3], H=20, gamma_client=0.5)  # the second and third hardly move
