@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -74,10 +74,20 @@ def form_of(shape: Shape, platform: str) -> str | None:
 def product(form: str, u: Array, w: Array, *, params: dict[str, Any]) -> Array:
     """The convolution ``lax.conv_general_dilated_p.bind(u, w, **params)`` by products of matrices."""
     spec, groups, rank = params["dimension_numbers"], params["feature_group_count"], u.ndim - 2
-    u = u.transpose(spec.lhs_spec[0], *spec.lhs_spec[2:], spec.lhs_spec[1])  # n, space, (g c)
-    w = w.transpose(*spec.rhs_spec[2:], spec.rhs_spec[1], spec.rhs_spec[0])  # window, c, (g o)
-    u = jnp.moveaxis(u.reshape(*u.shape[:-1], groups, -1), -2, 0)  # g, n, space, c
-    w = jnp.moveaxis(w.reshape(*w.shape[:-1], groups, -1), -2, 0)  # g, window, c, o
+
+    def ordered(a: Array, grouped: int, *axes: int) -> Array:
+        """The axes in this order behind one of the groups, which is split off where it was merged.
+
+        So what `jax.vmap` merged cancels, and equal arrays are equal to the compiler.
+        """
+        a = a.reshape(*a.shape[:grouped], groups, -1, *a.shape[grouped + 1 :])
+        return a.transpose(grouped, *(axis + (axis >= grouped) for axis in axes))
+
+    n, c, *space = spec.lhs_spec
+    o, i, *over = spec.rhs_spec
+    w = ordered(w, o, *over, i, o)  # g, window, c, o
+    # By positions, channels are the batch of a forward pass, whose patches are then the same array.
+    u = ordered(u, c, c, *space, n) if form == "positions" else ordered(u, c, n, *space, c)
     dilated = zip(params["padding"], params["lhs_dilation"], strict=True)
     within = [(0, 0, 0)] * 2 + [(low, high, d - 1) for (low, high), d in dilated] + [(0, 0, 0)]
 
@@ -96,28 +106,31 @@ def product(form: str, u: Array, w: Array, *, params: dict[str, Any]) -> Array:
     def at(index: tuple[int, ...], factor: Any) -> tuple[int, ...]:
         return tuple(i * f for i, f in zip(index, factor, strict=True))
 
-    def times(rows: Array, columns: Array) -> Array:
-        dimensions = (((rows.ndim - 1,), (1,)), ((0,), (0,)))
+    def times(rows: Array, columns: Array, of_rows: Sequence[int], of_columns: Sequence[int]) -> Array:
+        dimensions = ((tuple(of_rows), tuple(of_columns)), ((0,), (0,)))
         precision, dtype = params["precision"], params["preferred_element_type"]
         return lax.dot_general(rows, columns, dimensions, precision=precision, preferred_element_type=dtype)
 
-    flat = w.reshape(groups, -1, w.shape[-1])
-    entries = list(itertools.product(*map(range, window)))
+    entries, last = list(itertools.product(*map(range, window))), rank + 2
     if form == "patches":
-        beside = [cut(at(k, dilation), out, strides) for k in entries]
-        y = times(jnp.concatenate(beside, -1), flat)
+        beside = jnp.concatenate([cut(at(k, dilation), out, strides) for k in entries], -1)
+        y = times(beside, w.reshape(groups, -1, w.shape[-1]), [last], [1])
     elif form == "sums":
         all_k = jnp.moveaxis(w, -2, 1).reshape(groups, w.shape[-2], -1)  # g, c, (window o)
-        z = jnp.split(times(raw, all_k), len(entries), -1)
+        z = jnp.split(times(raw, all_k, [last], [1]), len(entries), -1)
         found = [cut(at(k, dilation), out, strides, padded(part)) for k, part in zip(entries, z, strict=True)]
         y = sum(found[1:], found[0])
     else:
         found = [cut(at(p, strides), window, dilation) for p in itertools.product(*map(range, out))]
-        y = times(jnp.stack(found, 2).reshape(*u.shape[:2], len(found), -1), flat)
-    y = jnp.moveaxis(y.reshape(groups, u.shape[1], *out, -1), 0, -2)  # n, space, g, o
-    y = y.reshape(*y.shape[:-2], -1)
-    order = (spec.out_spec[0], *spec.out_spec[2:], spec.out_spec[1])
-    return y.transpose([order.index(axis) for axis in range(rank + 2)])
+        beside = jnp.concatenate(found, -1)  # g, c, window, (positions n)
+        y = times(beside, w, range(1, last), [last - 1, *range(1, last - 1)])
+        y = jnp.moveaxis(y.reshape(groups, *out, -1, y.shape[-1]), -2, 1)  # g, n, positions, o
+    n, o, *space = (
+        spec.out_spec
+    )  # where axes of y, which are g, n, space, o, belong: g before o, merged with it
+    order = sorted([(n, 1), (o, 0), (o, last), *((axis, 2 + k) for k, axis in enumerate(space))])
+    y = y.transpose([axis for _, axis in order])
+    return y.reshape(*y.shape[:o], -1, *y.shape[o + 2 :])
 
 
 def rewritten(
