@@ -15,7 +15,7 @@ import numpy as np
 from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.data.frames import column_of
 from fedstrata.data.preparation import Impute
-from fedstrata.data.tables import Table, federate
+from fedstrata.data.tables import ClientTable, federate
 
 MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
 
@@ -81,7 +81,7 @@ def _paths(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> 
     return found
 
 
-def read_csv(path: Path, missing: Collection[str] = MISSING, delimiter: str = ",") -> Table:
+def read_csv(path: Path, missing: Collection[str] = MISSING, delimiter: str = ",") -> ClientTable:
     """A CSV file (.gz: gzipped) with a header: columns of whole numbers (true is 1), numbers, words.
 
     Raises:
@@ -111,7 +111,7 @@ def read_csv(path: Path, missing: Collection[str] = MISSING, delimiter: str = ",
                 "Give delimiter= if it is not a comma."
             )
     columns = zip(header, zip(*body, strict=True), strict=True)
-    return Table(path.stem, {name: _column(name, entries, missing) for name, entries in columns})
+    return ClientTable(path.stem, {name: _column(name, entries, missing) for name, entries in columns})
 
 
 def _column(name: str, entries: Sequence[str], missing: Collection[str]) -> np.ndarray:

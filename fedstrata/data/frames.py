@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.data.federated import DataError, FederatedData
-from fedstrata.data.tables import Table, check_columns, federate
+from fedstrata.data.tables import ClientTable, check_columns, federate
 
 
 def from_dataframe(frames: Any, by: str | None, **options: Any) -> FederatedData:
@@ -34,7 +34,7 @@ def from_dataframe(frames: Any, by: str | None, **options: Any) -> FederatedData
     return federate(tables, **options)
 
 
-def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> Table:
+def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> ClientTable:
     """The columns of a data frame, or of a dict of sequences.
 
     Args:
@@ -54,7 +54,9 @@ def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> Table:
             raise DataError(
                 f"{name} has columns of unequal length ({lengths}): a row needs one entry of each."
             )
-        return Table(name, {key: column_of(f"{name}: {key!r}", values) for key, values in lists.items()})
+        return ClientTable(
+            name, {key: column_of(f"{name}: {key!r}", values) for key, values in lists.items()}
+        )
     try:
         eager = nw.from_native(frame, eager_only=True)
     except TypeError:
@@ -90,7 +92,7 @@ def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> Table:
             found[key] = column_of(f"{name}: {key!r}", kept)
         else:
             types[key] = str(kind)
-    return Table(name, found, types)
+    return ClientTable(name, found, types)
 
 
 def _whole(where: str, values: Any) -> type[np.integer[Any]]:
@@ -125,7 +127,7 @@ def _spread(values: np.ndarray, there: np.ndarray, dtype: Any) -> np.ndarray:
     return column
 
 
-def _divided(whole: Table, by: str) -> list[Table]:
+def _divided(whole: ClientTable, by: str) -> list[ClientTable]:
     """One table per value of a column, in sorted order."""
     check_columns(whole, [by])
     if by in whole.types:
@@ -140,6 +142,6 @@ def _divided(whole: Table, by: str) -> list[Table]:
     values = sorted(set(keys.tolist()))
     others = {name: column for name, column in whole.columns.items() if name != by}
     return [
-        Table(str(value), {name: column[keys == value] for name, column in others.items()}, whole.types)
+        ClientTable(str(value), {name: column[keys == value] for name, column in others.items()}, whole.types)
         for value in values
     ]

@@ -31,7 +31,7 @@ _DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2
 
 
 @dataclass(frozen=True)
-class Table:
+class ClientTable:
     """A client's rows.
 
     Attributes:
@@ -91,12 +91,12 @@ class Encoding:
             samples["y"] = self.labels(table)
         return samples
 
-    def matrix(self, table: Table) -> np.ndarray:
+    def matrix(self, table: ClientTable) -> np.ndarray:
         """The features of a table's rows in float64, NaN where a value is missing."""
         blocks = [self._block(table, column) for column in self.columns]
         return np.concatenate(blocks, axis=1)
 
-    def _block(self, table: Table, column: str) -> np.ndarray:
+    def _block(self, table: ClientTable, column: str) -> np.ndarray:
         values = table.columns[column]
         if column not in self.categories:
             if not _is_number(values):
@@ -137,7 +137,7 @@ class Encoding:
             "first."
         )
 
-    def labels(self, table: Table) -> np.ndarray:
+    def labels(self, table: ClientTable) -> np.ndarray:
         """Whole numbers as int32, others as float32, words as the numbers of their classes."""
         assert self.label is not None
         values = table.columns[self.label]
@@ -159,7 +159,7 @@ class Encoding:
 
 
 def federate(
-    tables: Sequence[Table],
+    tables: Sequence[ClientTable],
     *,
     label: str,
     features: Sequence[str] | None,
@@ -222,7 +222,7 @@ def federate(
     return dataclasses.replace(data, names=names, preparation=Preparation((encoding,)))
 
 
-def check_columns(table: Table, wanted: Sequence[str]) -> None:
+def check_columns(table: ClientTable, wanted: Sequence[str]) -> None:
     """Name a column that is not there."""
     for column in wanted:
         if column not in table.columns and column not in table.types:
@@ -233,7 +233,7 @@ def check_columns(table: Table, wanted: Sequence[str]) -> None:
 
 
 def _chosen(
-    tables: Sequence[Table], label: str, features: Sequence[str] | None, extra: Sequence[str] = ()
+    tables: Sequence[ClientTable], label: str, features: Sequence[str] | None, extra: Sequence[str] = ()
 ) -> list[str]:
     if not tables:
         raise DataError("There are no clients: give at least one table.")
@@ -264,7 +264,7 @@ def _chosen(
     return chosen
 
 
-def _check_same(first: Table, table: Table) -> None:
+def _check_same(first: ClientTable, table: ClientTable) -> None:
     """Name a column that one of two clients has and the other has not."""
     for one, other in ((table, first), (first, table)):
         its, others = ([*t.columns, *t.types] for t in (one, other))
@@ -275,7 +275,7 @@ def _check_same(first: Table, table: Table) -> None:
             )
 
 
-def _like_others(table: Table, tables: Sequence[Table], wanted: Sequence[str]) -> Table:
+def _like_others(table: ClientTable, tables: Sequence[ClientTable], wanted: Sequence[str]) -> ClientTable:
     """A column of which a client has no value at all is of the kind that it is of elsewhere."""
     columns = {}
     for column in wanted:
@@ -287,7 +287,7 @@ def _like_others(table: Table, tables: Sequence[Table], wanted: Sequence[str]) -
     return dataclasses.replace(table, columns={**table.columns, **columns}) if columns else table
 
 
-def _words(tables: Sequence[Table], chosen: Sequence[str], label: str, encode: bool) -> list[str]:
+def _words(tables: Sequence[ClientTable], chosen: Sequence[str], label: str, encode: bool) -> list[str]:
     """The columns that hold words, where they may."""
     found: dict[str, str] = {}
     for column in (*chosen, label):
@@ -322,7 +322,7 @@ def _words(tables: Sequence[Table], chosen: Sequence[str], label: str, encode: b
 
 
 def _categories(
-    tables: Sequence[Table], words: Sequence[str]
+    tables: Sequence[ClientTable], words: Sequence[str]
 ) -> tuple[dict[str, tuple[str, ...]], Counter[str]]:
     """The union of the clients' categories, of all their rows: a vocabulary tells nothing of the test."""
     if not words:
@@ -341,7 +341,7 @@ def _categories(
     return union, traffic
 
 
-def _doubt(tables: Sequence[Table], column: str, categories: Sequence[str]) -> None:
+def _doubt(tables: Sequence[ClientTable], column: str, categories: Sequence[str]) -> None:
     """Warn of a column that is words by accident: numbers with a few words among them, names, texts."""
     rows = sum(int((~_missing(table.columns[column])).sum()) for table in tables)
     other = [word for word in categories if not _reads_as_number(word)]
@@ -440,7 +440,7 @@ def _check_fractions(valid: float, test: float) -> None:
         raise DataError(f"valid_fraction + test_fraction is {valid + test}: nothing is left to train on.")
 
 
-def _codes(table: Table, column: str, rows: np.ndarray, known: Sequence[str]) -> np.ndarray:
+def _codes(table: ClientTable, column: str, rows: np.ndarray, known: Sequence[str]) -> np.ndarray:
     code = {word: c for c, word in enumerate(known)}
     words = [str(word) for word in table.columns[column][rows]]
     if new := sorted(set(words) - code.keys()):

@@ -32,13 +32,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.labels import count_classes
-from fedstrata.models.model import Metric, Model
+from fedstrata.models.model import Metric, Model, squares
 from fedstrata.problems import dro, prox
 from fedstrata.problems.classes import (
     MPEC,
@@ -87,7 +86,7 @@ class Inputs(NamedTuple):
         return self.model.init(self.seed)
 
 
-class Named(NamedTuple):
+class NamedProblem(NamedTuple):
     """A problem that has a name here.
 
     Attributes:
@@ -135,11 +134,6 @@ def in_y(function: Sampled) -> Callable[..., Any]:
 def lifted(function: Sampled) -> Sampled:
     """They stand in x beside a threshold."""
     return lambda x, sample: function(x.x, sample)
-
-
-def squares(x: PyTree) -> Any:
-    """‖x‖² over all leaves."""
-    return optax.tree.norm(x, squared=True)
 
 
 def client_of(sample: PyTree) -> Any:
@@ -397,15 +391,15 @@ def _standardised(model: Model, floor: float) -> tuple[MultiSequence, Place]:
 
 
 FORMS = (Composition, Minimax)
-PROBLEMS: dict[str, Named] = {
-    "minimisation": Named(minimisation, (Minimization,)),
-    "regularisation": Named(regularisation, (Bilevel,), ("weight",), "valid_fraction"),
-    "hypercleaning": Named(hypercleaned, (Bilevel,), ("found",), "valid_fraction"),
-    "loss_tuning": Named(tuned, (Bilevel,), (), "valid_fraction"),
-    "robust": Named(robust, FORMS),
-    "client_robust": Named(client_robust, FORMS, ("client_loss",)),
-    "selection": Named(selection, (Selection,)),
-    "personalised": Named(personalised, (Personalized,), ("client_accuracy",), "server_fraction"),
-    "strategic": Named(strategic, (MPEC,), models=("logistic", "linear")),
-    "standardised": Named(standardised, (MultiSequence,)),
+PROBLEMS: dict[str, NamedProblem] = {
+    "minimisation": NamedProblem(minimisation, (Minimization,)),
+    "regularisation": NamedProblem(regularisation, (Bilevel,), ("weight",), "valid_fraction"),
+    "hypercleaning": NamedProblem(hypercleaned, (Bilevel,), ("found",), "valid_fraction"),
+    "loss_tuning": NamedProblem(tuned, (Bilevel,), (), "valid_fraction"),
+    "robust": NamedProblem(robust, FORMS),
+    "client_robust": NamedProblem(client_robust, FORMS, ("client_loss",)),
+    "selection": NamedProblem(selection, (Selection,)),
+    "personalised": NamedProblem(personalised, (Personalized,), ("client_accuracy",), "server_fraction"),
+    "strategic": NamedProblem(strategic, (MPEC,), models=("logistic", "linear")),
+    "standardised": NamedProblem(standardised, (MultiSequence,)),
 }

@@ -15,7 +15,7 @@ from PIL import Image
 from fedstrata.data.federated import DataError
 from fedstrata.data.partition import ByKey, Dirichlet
 from fedstrata.lab.datasets import fetch, formats
-from fedstrata.lab.datasets.fetch import DataNotFound, Form, Remote
+from fedstrata.lab.datasets.fetch import DataNotFound, FileForm, RemoteFile
 from fedstrata.lab.datasets.formats import CorruptData
 from fedstrata.lab.datasets.loaders import (
     adult,
@@ -350,7 +350,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def publish(monkeypatch, url, checksum):
-    form = Form(("mnist.npz",), formats.read_image_npz, (Remote(url, checksum),))
+    form = FileForm(("mnist.npz",), formats.read_image_npz, (RemoteFile(url, checksum),))
     monkeypatch.setitem(fetch.FORMS, "mnist", (form,))
 
 

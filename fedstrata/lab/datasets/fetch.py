@@ -32,19 +32,19 @@ class DataNotFound(FileNotFoundError):
     """A data set is not on this machine and could not be fetched; the message says what to put where."""
 
 
-class Remote(NamedTuple):
+class RemoteFile(NamedTuple):
     """Where a file comes from, and its published checksum (None where its publisher gives none)."""
 
     url: str
     checksum: str | None
 
 
-class Form(NamedTuple):
+class FileForm(NamedTuple):
     """One of the forms in which a data set may lie in a folder; the first with all its files is read."""
 
     files: tuple[str, ...]
     read: Callable[..., dict[str, np.ndarray]]
-    remotes: tuple[Remote, ...] = ()
+    remotes: tuple[RemoteFile, ...] = ()
 
 
 # Natural federations that are not downloaded and do not come with the package: their collections are GPL.
@@ -53,43 +53,43 @@ TABLES = (
     ("indo_rct", "15fc26579dcace6eba721abd0c10e21bc59d9b3b96f54e3d2bad6017e5cce742"),
 )
 
-FORMS: dict[str, tuple[Form, ...]] = {
+FORMS: dict[str, tuple[FileForm, ...]] = {
     "mnist": (
-        Form(
+        FileForm(
             ("mnist.npz",),
             formats.read_image_npz,
             (
-                Remote(
+                RemoteFile(
                     "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz",
                     "sha256:731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1",
                 ),
             ),
         ),
-        Form(tuple(f"mnist/{name}" for name in _IDX), formats.read_idx),
+        FileForm(tuple(f"mnist/{name}" for name in _IDX), formats.read_idx),
     ),
     "fashion_mnist": (
-        Form(("fashion_mnist.npz",), formats.read_image_npz),
-        Form(
+        FileForm(("fashion_mnist.npz",), formats.read_image_npz),
+        FileForm(
             tuple(f"fashion_mnist/{name}" for name in _IDX),
             formats.read_idx,
             (
-                Remote(_FASHION + _IDX[0], "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-                Remote(_FASHION + _IDX[1], "md5:25c81989df183df01b3e8a0aad5dffbe"),
-                Remote(_FASHION + _IDX[2], "md5:bef4ecab320f06d8554ea6380940ec79"),
-                Remote(_FASHION + _IDX[3], "md5:bb300cfdad3c16e7a12a480ee83cd310"),
+                RemoteFile(_FASHION + _IDX[0], "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+                RemoteFile(_FASHION + _IDX[1], "md5:25c81989df183df01b3e8a0aad5dffbe"),
+                RemoteFile(_FASHION + _IDX[2], "md5:bef4ecab320f06d8554ea6380940ec79"),
+                RemoteFile(_FASHION + _IDX[3], "md5:bb300cfdad3c16e7a12a480ee83cd310"),
             ),
         ),
     ),
     "cifar10": (
-        Form(
+        FileForm(
             ("cifar10_labels.npz", "cifar10_test.webp", *(f"cifar10_train{i}.webp" for i in range(1, 6))),
             formats.read_cifar_grids,
         ),
-        Form(
+        FileForm(
             ("cifar-10-binary.tar.gz",),
             formats.read_cifar_binary,
             (
-                Remote(
+                RemoteFile(
                     "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
                     "md5:c32a1d4ab5d03f1284b67883e8d87530",
                 ),
@@ -97,11 +97,11 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ),
     ),
     "cifar100": (
-        Form(
+        FileForm(
             ("cifar-100-binary.tar.gz",),
             formats.read_cifar100_binary,
             (
-                Remote(
+                RemoteFile(
                     "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
                     "md5:03b5dce01913d631647c71ecec9e9cb8",
                 ),
@@ -109,16 +109,16 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ),
     ),
     "adult": (
-        Form(("adult.csv.gz",), formats.read_adult_csv),
-        Form(
+        FileForm(("adult.csv.gz",), formats.read_adult_csv),
+        FileForm(
             ("adult.data", "adult.test"),
             formats.read_adult_uci,
             (
-                Remote(
+                RemoteFile(
                     _UCI + "adult.data",
                     "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
                 ),
-                Remote(
+                RemoteFile(
                     _UCI + "adult.test",
                     "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
                 ),
@@ -126,12 +126,12 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ),
     ),
     "montevideo_bus": (
-        Form(("montevideo_bus.npz",), formats.read_bus_npz),
-        Form(
+        FileForm(("montevideo_bus.npz",), formats.read_bus_npz),
+        FileForm(
             ("montevideo_bus.json",),
             formats.read_bus_json,
             (
-                Remote(
+                RemoteFile(
                     _TEMPORAL + "montevideo_bus.json",
                     "sha256:37d9c6286d474077b5c05173c1570c4da42c387013116daa8862c7a6cab86a75",
                 ),
@@ -139,13 +139,17 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ),
     ),
     "wikimaths": (
-        Form(
+        FileForm(
             ("wikivital_mathematics.json",),
             formats.read_wikimaths_json,
-            (Remote(_TEMPORAL + "wikivital_mathematics.json", None),),  # fixed by the commit in its address
+            (
+                RemoteFile(_TEMPORAL + "wikivital_mathematics.json", None),
+            ),  # fixed by the commit in its address
         ),
     ),
-    **{name: (Form((f"{name}.csv.gz",), partial(formats.read_table, digest)),) for name, digest in TABLES},
+    **{
+        name: (FileForm((f"{name}.csv.gz",), partial(formats.read_table, digest)),) for name, digest in TABLES
+    },
 }
 
 
@@ -180,7 +184,7 @@ def read(name: str, data_dir: str | os.PathLike[str] | None = None) -> dict[str,
     return form.read(*(_download(name, *pair) for pair in zip(form.files, form.remotes, strict=True)))
 
 
-def _download(name: str, file: str, remote: Remote) -> Path:
+def _download(name: str, file: str, remote: RemoteFile) -> Path:
     with extra("lab", "A data set from elsewhere"):
         import pooch
 

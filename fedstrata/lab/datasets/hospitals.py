@@ -15,7 +15,7 @@ import numpy as np
 from fedstrata.data import preparation
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.files import read_csv
-from fedstrata.data.tables import Table, federate
+from fedstrata.data.tables import ClientTable, federate
 
 HOSPITALS = {
     "cleveland": "Cleveland",
@@ -32,7 +32,7 @@ CODES = {
 NEVER_ZERO = ("chol", "trestbps")
 
 
-def tables() -> list[Table]:
+def tables() -> list[ClientTable]:
     """The hospitals' tables as published; ``num`` is 0 without heart disease, 1 to 4 with."""
     folder = resources.files("fedstrata.lab.datasets").joinpath("heart")
     found = []
@@ -101,7 +101,7 @@ def heart(
     return preparation.standardize(data) if standardize else data
 
 
-def _coded(table: Table) -> Table:
+def _coded(table: ClientTable) -> ClientTable:
     """Codes as words, impossible zeros as missing values, ``ill`` in place of ``num``."""
     columns = {name: column.astype(np.float64) for name, column in table.columns.items() if name != "num"}
     for name in NEVER_ZERO:

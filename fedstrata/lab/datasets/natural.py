@@ -15,11 +15,11 @@ import numpy as np
 
 from fedstrata.data import preparation
 from fedstrata.data.federated import FederatedData
-from fedstrata.data.tables import Table, federate
+from fedstrata.data.tables import ClientTable, federate
 from fedstrata.lab.datasets.fetch import read
 
 
-class Options(TypedDict, total=False):
+class NaturalOptions(TypedDict, total=False):
     """Keyword arguments that these loaders take.
 
     Attributes:
@@ -38,7 +38,7 @@ class Options(TypedDict, total=False):
     standardize: bool
 
 
-def dialysis(**options: Unpack[Options]) -> FederatedData:
+def dialysis(**options: Unpack[NaturalOptions]) -> FederatedData:
     """Survival on dialysis at 67 centres of Rio de Janeiro: 6,805 patients, of whom 1,603 died.
 
     A sample has ``x``: age, month of entry (1 to 44) and the cause of renal failure, one-hot; ``y``: 1 where
@@ -51,7 +51,7 @@ def dialysis(**options: Unpack[Options]) -> FederatedData:
     )
 
 
-def indo_rct(**options: Unpack[Options]) -> FederatedData:
+def indo_rct(**options: Unpack[NaturalOptions]) -> FederatedData:
     """A trial of rectal indomethacin against pancreatitis after ERCP: 602 patients at 4 sites.
 
     A sample has ``x``: age, risk score, gender, whether there were dysfunction of the sphincter of Oddi, an
@@ -81,7 +81,7 @@ def _federated(
     used = {name: columns[name] for name in (*features, label, *extra)}
     sites = columns[site]
     tables = [
-        Table(str(name), {key: column[sites == name] for key, column in used.items()})
+        ClientTable(str(name), {key: column[sites == name] for key, column in used.items()})
         for name in np.unique(sites.astype(str) if sites.dtype == object else sites)
     ]
     data = federate(

@@ -18,7 +18,7 @@ import numpy as np
 from fedstrata.core.types import PyTree
 from fedstrata.engines.identity import host_functions
 from fedstrata.lab.experiments._display import Display, Watch
-from fedstrata.lab.experiments._store import Store
+from fedstrata.lab.experiments._store import RunStore
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.experiments.errors import ExperimentError
 from fedstrata.lab.report import ReportError, RunRecord
@@ -33,7 +33,7 @@ Pair = tuple[Setting, Task]
 Answer = TypeVar("Answer")
 
 
-class Solved(NamedTuple):
+class SolvedSetting(NamedTuple):
     """A setting's runs, and what they were made of.
 
     ``remarks`` are what was warned of; ``result`` is there where a `Task` was solved.
@@ -78,11 +78,11 @@ def _text(experiment: Experiment) -> dict[str, Any]:
 def solve_all(
     experiment: Experiment,
     settings: Sequence[Setting],
-    store: Store,
+    store: RunStore,
     display: Display,
     together: bool,
     certify: Certify = "auto",
-) -> Iterator[Solved]:
+) -> Iterator[SolvedSetting]:
     """The runs of all settings, each as soon as it is there."""
     groups: dict[Hashable, list[Pair]] = {}
     for setting in settings:
@@ -90,7 +90,7 @@ def solve_all(
         with _naming(setting, experiment):
             built = experiment.build(setting)
             if not isinstance(built, Task):
-                yield Solved(setting, _records(built), _text(experiment))
+                yield SolvedSetting(setting, _records(built), _text(experiment))
             elif together:
                 groups.setdefault(_program(built), []).append((setting, built))
             else:
@@ -107,14 +107,16 @@ def solve_all(
                 said = []
 
 
-def _solved(task: Task, setting: Setting, result: Result, certify: Certify, said: Sequence[str]) -> Solved:
+def _solved(
+    task: Task, setting: Setting, result: Result, certify: Certify, said: Sequence[str]
+) -> SolvedSetting:
     # an engine that is an object has its samples elsewhere, and a failed run has its verdict already
     with _heard(task) as more:
         if result.status != "diverged" and isinstance(task.options.get("engine", ""), str):
             certify_at_end(result, certify)
     runs = [_record(task, setting, result)]
     remarks = tuple(dict.fromkeys([*said, *more]))
-    return Solved(setting, runs, _identity(task, setting), remarks, result)
+    return SolvedSetting(setting, runs, _identity(task, setting), remarks, result)
 
 
 @contextmanager
@@ -167,7 +169,7 @@ def _arguments(task: Task) -> dict[str, Any]:
     }
 
 
-def _solve(task: Task, setting: Setting, store: Store, display: Display) -> Result:
+def _solve(task: Task, setting: Setting, store: RunStore, display: Display) -> Result:
     arguments = {**_arguments(task), "seed": setting.seed}
     arguments["callbacks"] = (Watch(display), *task.options.get("callbacks", ()))
     solver = functools.partial(solve, task.problem, task.method, task.data, task.x0, **arguments)
@@ -218,7 +220,7 @@ def _products(groups: Iterable[list[Pair]]) -> Iterator[list[Pair]]:
         yield from by_lanes.values()
 
 
-def _sweep(group: Sequence[Pair], store: Store) -> list[Result]:
+def _sweep(group: Sequence[Pair], store: RunStore) -> list[Result]:
     task = group[0][1]
     lanes = group[: len(set(map(_lane, group)))]
     methods, datasets = [each.method for _, each in group[:: len(lanes)]], [each.data for _, each in lanes]

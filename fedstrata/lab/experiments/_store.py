@@ -29,7 +29,7 @@ class Finished(NamedTuple):
     remarks: tuple[str, ...]
 
 
-class Store:
+class RunStore:
     """The finished runs of an experiment, one file for each setting."""
 
     def __init__(self, folder: Path, experiment: Experiment) -> None:

@@ -45,7 +45,7 @@ def calibrated(y: PyTree, client: Any) -> tuple[Any, Any]:
     return y[:-M], y[y.shape[0] - M + client]
 
 
-class Model(NamedTuple):
+class HospitalModel(NamedTuple):
     """A linear classifier of some form: its problems, its start, its accuracy in each hospital."""
 
     bilevel: fs.Bilevel
@@ -55,7 +55,7 @@ class Model(NamedTuple):
     right: Callable[[PyTree, PyTree], Any]
 
 
-def model(weights: Weights, shape: Callable[[int], tuple[int, ...]]) -> Model:
+def model(weights: Weights, shape: Callable[[int], tuple[int, ...]]) -> HospitalModel:
     """The model whose weights and base rate at a hospital are ``weights(y, hospital)``."""
 
     def margin(y: PyTree, sample: PyTree) -> Any:
@@ -85,7 +85,7 @@ def model(weights: Weights, shape: Callable[[int], tuple[int, ...]]) -> Model:
         return metric
 
     metrics = {name: accuracy(i) for i, name in enumerate(NAMES)}
-    return Model(fs.Bilevel(upper, lower), fair, shape, metrics, right)
+    return HospitalModel(fs.Bilevel(upper, lower), fair, shape, metrics, right)
 
 
 COMMON = model(common, lambda n: (n + 1,))

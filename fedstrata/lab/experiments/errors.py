@@ -25,7 +25,7 @@ def line_in(error: BaseException, file: Path) -> str:
     return f", line {numbers[-1]}" if numbers else ""
 
 
-def in_words(
+def warning_text(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """A warning of ours in its own words; others as Python has them."""
@@ -47,7 +47,7 @@ def messages(
         file: the user's own: whatever is wrong in it, when it is read or later, is a user's error.
         expected: further errors whose words are for users.
     """
-    before, warnings.formatwarning = warnings.formatwarning, in_words
+    before, warnings.formatwarning = warnings.formatwarning, warning_text
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:

@@ -21,7 +21,7 @@ from fedstrata.data import Preparation
 from fedstrata.data.federated import DataError
 from fedstrata.lab.experiments._display import Display
 from fedstrata.lab.experiments._solving import identity_of, solve_all
-from fedstrata.lab.experiments._store import Store
+from fedstrata.lab.experiments._store import RunStore
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.experiments.data import present
 from fedstrata.lab.experiments.errors import ExperimentError
@@ -134,7 +134,7 @@ def run_experiment(
     """
     prepared = PreparedExperiment(prepared) if isinstance(prepared, Experiment) else prepared
     experiment, folder = prepared.experiment, Path(folder)
-    store = Store(folder, experiment)
+    store = RunStore(folder, experiment)
     if fresh:
         store.clear()
     store.prepare()
@@ -192,7 +192,7 @@ def _keep(result: Result, folder: Path) -> None:
 
 
 def _stored(
-    experiment: Experiment, store: Store, models: bool
+    experiment: Experiment, store: RunStore, models: bool
 ) -> tuple[dict[int, list[RunRecord]], dict[int, tuple[str, ...]]]:
     """The runs that are there already, and what there is to say of them, by the number of their setting."""
     done, remarks = {}, {}

@@ -303,7 +303,7 @@ def offered(data: DataChoice, chosen: ProblemChoice) -> list[str]:
     return list(dict.fromkeys(m for m in every if not (numbers and "accuracy" in m)))
 
 
-def measured(form: File) -> list[str]:
+def metrics_of(form: File) -> list[str]:
     """The metrics that are asked for, or those that go with the problem."""
     if form.metrics is not None:
         return form.metrics
@@ -357,7 +357,7 @@ def define(content: Mapping[str, Any], name: str) -> Experiment:
         form = File.model_validate(content)
         build, chosen = FileBuild(form), form.problem
         series = list(SERIES[chosen.kind])
-        for metric in measured(form):  # of one by client the mean, and the worst
+        for metric in metrics_of(form):  # of one by client the mean, and the worst
             series += [metric, f"{metric}/worst"] if metric.startswith("client_") else [metric]
         columns = [Column(name, better=_better(name)) for name in series]
         columns.append(Column("bytes_up", "ledger", "uploaded", format="bytes"))
@@ -575,7 +575,7 @@ class FileBuild:
             posed.data,
             posed.x0,
             posed.y0,
-            metrics={name: metrics[name] for name in measured(form)},
+            metrics={name: metrics[name] for name in metrics_of(form)},
             options={} if form.weights == "uniform" else {"weights": form.weights},
             **parts["solve"],
         )

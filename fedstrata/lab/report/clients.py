@@ -14,7 +14,7 @@ from typing import Any
 from fedstrata.lab.report.records import RunRecord, union
 from fedstrata.lab.report.specs import Column, PlotSpec, TableSpec
 from fedstrata.lab.report.tables import Table, build_table
-from fedstrata.lab.report.words import capital, words
+from fedstrata.lab.report.typesetting import capital, readable
 
 _STATISTIC = re.compile(r"worst|best|median|spread|q\d+(\.\d+)?")
 BARS = 30  # of clients that are drawn one by one
@@ -50,14 +50,15 @@ def _of(base: str, names: Sequence[str], runs: Sequence[RunRecord], rows: Sequen
     columns = [Column(base, title="mean"), *(Column(f"{base}/{s}", title=_words(s)) for s in statistics)]
     table = build_table(runs, TableSpec(tuple(columns), tuple(rows), paper=False))
     slug = re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-")
-    look: dict[str, Any] = {"y": f"{base} of clients", "y_label": words(base), "lines": tuple(rows)}
+    metric = capital(readable(base))
+    look: dict[str, Any] = {"y": f"{base} of clients", "y_label": readable(base), "lines": tuple(rows)}
     panels = [s for s in ("worst", "median", "best") if s in statistics]
     plots = [
         PlotSpec(
             **look,
             series=tuple(f"{base}/{s}" for s in panels),
             panels="series",
-            title=f"{capital(words(base))} of the {', the '.join(panels[:-1])} and the {panels[-1]} client",
+            title=f"{metric} of the {', the '.join(panels[:-1])} and the {panels[-1]} client",
             name=f"clients-{slug}",
         )
     ]
@@ -67,7 +68,7 @@ def _of(base: str, names: Sequence[str], runs: Sequence[RunRecord], rows: Sequen
             kind="bar",
             x="series",
             series=tuple(f"{base}/{who}" for who in each),
-            title=f"{capital(words(base))} of each client at the end",
+            title=f"{metric} of each client at the end",
             x_label="client",
             name=f"each-{slug}",
         )

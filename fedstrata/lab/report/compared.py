@@ -14,7 +14,7 @@ from fedstrata.lab.report.plots import draw, to_svg
 from fedstrata.lab.report.records import ReportError, RunRecord
 from fedstrata.lab.report.specs import PlotSpec
 from fedstrata.lab.report.tables import build_table
-from fedstrata.lab.report.words import typeset
+from fedstrata.lab.report.typesetting import typeset
 from fedstrata.support.writing import write_atomically
 
 

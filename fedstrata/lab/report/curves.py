@@ -22,7 +22,7 @@ from fedstrata.lab.report.statistics import (
     show,
     t_interval,
 )
-from fedstrata.lab.report.words import capital, label_of, words
+from fedstrata.lab.report.typesetting import capital, label_of, readable
 
 SWITCH = ("round", "exchanges", "bytes_up", "oracle_calls", "seconds")  # what a line can be drawn along
 POINTS = 1000  # of a line; more cannot be told apart on a screen
@@ -61,7 +61,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Grid:
+class HeatMap:
     """A heat-map's cells; NaN where there is no run."""
 
     columns: list[str]
@@ -75,7 +75,7 @@ class Panel:
 
     title: str
     curves: list[Curve]
-    grid: Grid | None
+    grid: HeatMap | None
     references: list[Reference]
 
 
@@ -150,7 +150,7 @@ def build_plot(runs: Sequence[RunRecord], spec: PlotSpec) -> Plot:
         else:
             panels.append(Panel(title, _bars(members, spec, colours), None, references))
     x_label = spec.x_label or label_of(spec.x)
-    y_label = spec.y_label or (label_of(spec.y) if spec.kind == "line" else words(spec.column.heading))
+    y_label = spec.y_label or (label_of(spec.y) if spec.kind == "line" else readable(spec.column.heading))
     return Plot(spec, panels, _caption(spec, panels, common), x_label, y_label, along)
 
 
@@ -303,7 +303,7 @@ def _bars(runs: Sequence[RunRecord], spec: PlotSpec, colours: dict[str, int]) ->
     return curves
 
 
-def _grid(runs: Sequence[RunRecord], spec: PlotSpec) -> Grid:
+def _grid(runs: Sequence[RunRecord], spec: PlotSpec) -> HeatMap:
     columns = list(dict.fromkeys(show(run.value(spec.x)) for run in runs))
     rows = list(dict.fromkeys(show(run.value(spec.down)) for run in runs))
     means = np.full((len(rows), len(columns)), np.nan)
@@ -312,7 +312,7 @@ def _grid(runs: Sequence[RunRecord], spec: PlotSpec) -> Grid:
         means[
             rows.index(show(members[0].value(spec.down))), columns.index(show(members[0].value(spec.x)))
         ] = values.mean()
-    return Grid(columns, rows, means)
+    return HeatMap(columns, rows, means)
 
 
 def _caption(spec: PlotSpec, panels: Sequence[Panel], common: Sequence[str]) -> str:

@@ -7,15 +7,15 @@ from collections import Counter
 
 from fedstrata.lab.report.statistics import name
 from fedstrata.lab.report.tables import Table, cell_text
-from fedstrata.lab.report.words import capital, words
+from fedstrata.lab.report.typesetting import capital, readable
 
 
 def headline(table: Table) -> str:
     """What a table says, by its first column that has a better direction, or else by its first one."""
     j = next((j for j, head in enumerate(table.heads) if head.column.better), 0)
-    column, heading = table.heads[j].column, words(table.heads[j].title)
+    column, heading = table.heads[j].column, readable(table.heads[j].title)
     if column.heading not in table.heads[j].title:  # only where: the values of a setting stand side by side
-        heading = f"{words(column.heading)} with {heading}"
+        heading = f"{readable(column.heading)} with {heading}"
     cells = {
         i: row.cells[j]
         for i, row in enumerate(table.rows)

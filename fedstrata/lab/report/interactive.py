@@ -13,7 +13,7 @@ import numpy as np
 
 from fedstrata.lab.report.curves import DASHES, PALETTE, Curve, Panel, Plot
 from fedstrata.lab.report.records import ReportError
-from fedstrata.lab.report.words import label_of, typeset, words
+from fedstrata.lab.report.typesetting import label_of, readable, typeset
 
 _DASH = dict(zip(DASHES, ("solid", "dash", "dot", "dashdot"), strict=True))
 
@@ -76,7 +76,7 @@ def figure(plot: Plot) -> dict[str, Any]:
 def _axes(plot: Plot, end: str) -> tuple[dict[str, Any], dict[str, Any]]:
     spec = plot.spec
     x: dict[str, Any] = {"title": {"text": _text(plot.x_label)}, "anchor": f"y{end}"}
-    y_label = words(spec.down) if spec.kind == "heatmap" else plot.y_label
+    y_label = readable(spec.down) if spec.kind == "heatmap" else plot.y_label
     y: dict[str, Any] = {"title": {"text": _text(y_label)}, "anchor": f"x{end}"}
     if spec.kind != "line":
         x["type"] = "category"

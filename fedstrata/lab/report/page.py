@@ -36,7 +36,7 @@ from fedstrata.lab.report.tables import (
     ledger_table,
     mean_text,
 )
-from fedstrata.lab.report.words import capital, formula, label_of, typeset, words
+from fedstrata.lab.report.typesetting import capital, formula, label_of, readable, typeset
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _definitions(config: Mapping[str, Any]) -> str:
     if not config:
         return ""
     items = (
-        f"<dt>{_text(words(key))}</dt>"
+        f"<dt>{_text(readable(key))}</dt>"
         f"<dd>{formula(value) if key == 'problem' and type(value) is str else _value(value)}</dd>"
         for key, value in config.items()
     )
@@ -212,7 +212,7 @@ def _value(value: object) -> str:
     match value:
         case Mapping():
             pairs = (
-                f"<li><span>{typeset(words(k))}</span> {_value(inner)}</li>" for k, inner in value.items()
+                f"<li><span>{typeset(readable(k))}</span> {_value(inner)}</li>" for k, inner in value.items()
             )
             return f'<ul class="pairs">{"".join(pairs)}</ul>' if value else "–"
         case list() | tuple() if any(type(inner) in (dict, list, tuple) for inner in value):
@@ -248,7 +248,7 @@ def _clients(definition: Definition, runs: Sequence[RunRecord], prefix: str) -> 
     for found in by_client(runs, [*spec.rows, *filter(None, [spec.across])]):
         plots = {plot.stem: build_plot(runs, plot) for plot in found.plots}
         drawn = {stem: (plot, to_svg(draw(plot))) for stem, plot in plots.items()}
-        said = f"{capital(words(found.metric))} at the end of the runs, over the clients; "
+        said = f"{capital(readable(found.metric))} at the end of the runs, over the clients; "
         table = _table(found.table, said + "mean ± standard error over the seeds.", found.plots[-1].stem)
         parts.append(figures(drawn, prefix) + table)
     return "".join(parts)
@@ -410,7 +410,7 @@ def _not_run(claims: Sequence[Claim]) -> str:
 
 def _where(claim: Claim) -> str:
     where = ", ".join(name(key, value) for key, value in claim.where.items())
-    return f'<td class="text">{typeset(where)}</td><td class="text">{typeset(words(claim.column))}</td>'
+    return f'<td class="text">{typeset(where)}</td><td class="text">{typeset(readable(claim.column))}</td>'
 
 
 def _number(text: str, number: float) -> str:

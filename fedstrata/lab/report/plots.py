@@ -20,7 +20,7 @@ from matplotlib.ticker import EngFormatter
 from fedstrata.lab.report.curves import DASHES, PALETTE, Curve, Dash, Panel, Plot
 from fedstrata.lab.report.records import ReportError
 from fedstrata.lab.report.statistics import FEW
-from fedstrata.lab.report.words import label_of, scripted, words
+from fedstrata.lab.report.typesetting import label_of, readable, scripted
 from fedstrata.solving.result import BOOKKEEPING
 
 COLOUR_MAP = "cividis"
@@ -94,7 +94,7 @@ def draw(plot: Plot) -> Figure:
             _draw_panel(ax, plot, panel, norm)
             ax.set_title(_plain(panel.title))
             if k % columns == 0:
-                ax.set_ylabel(_plain(words(spec.down) if spec.kind == "heatmap" else plot.y_label))
+                ax.set_ylabel(_plain(readable(spec.down) if spec.kind == "heatmap" else plot.y_label))
             elif panel.grid and (left := plot.panels[k - 1].grid) and left.rows == panel.grid.rows:
                 ax.tick_params(labelleft=False)
             if k >= count - columns:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedstrata.data.samples import by_name
-from fedstrata.lab.report.curves import Curve, Grid, Panel, Plot
+from fedstrata.lab.report.curves import Curve, HeatMap, Panel, Plot
 from fedstrata.lab.report.plots import draw, inline_svg
 from fedstrata.lab.report.specs import PlotSpec, Split
 from fedstrata.lab.report.statistics import Interval
@@ -59,7 +59,7 @@ def plot_of(split: Split) -> Plot:
         counts = np.array(list(split.classes.values()), float).T
         sized = [f"{name} ({size})" for name, size in zip(names, split.sizes, strict=True)]
         return Plot(
-            spec, [Panel("", [], Grid([*split.classes], sized, counts), [])], caption, "class", "samples"
+            spec, [Panel("", [], HeatMap([*split.classes], sized, counts), [])], caption, "class", "samples"
         )
     spec = PlotSpec("samples", "client", "bar", name="split", title="Samples of each client")
     if m <= BARS:

@@ -11,12 +11,10 @@ from scipy.special import stdtr, stdtrit
 
 from fedstrata.lab.report.records import ReportError, RunRecord, Scalar, union
 from fedstrata.lab.report.specs import Column
-from fedstrata.lab.report.words import words
+from fedstrata.lab.report.typesetting import readable
 
 LEVEL = 0.95
 FEW = 3  # seeds: too few for an interval that says anything, so that their runs are shown
-
-Group = dict[tuple[Scalar, ...], list[RunRecord]]
 
 
 def check_keys(runs: Sequence[RunRecord], keys: Iterable[str]) -> None:
@@ -31,7 +29,7 @@ def check_keys(runs: Sequence[RunRecord], keys: Iterable[str]) -> None:
             raise ReportError(f"no run has a {key!r}; runs can be told apart by {known}")
 
 
-def group(runs: Sequence[RunRecord], keys: Sequence[str]) -> Group:
+def group(runs: Sequence[RunRecord], keys: Sequence[str]) -> dict[tuple[Scalar, ...], list[RunRecord]]:
     """Runs by their values of ``keys``, in order of appearance; within a group they must differ only in seed.
 
     A run without a key has None there: some lines of a plot may vary what others do not have.
@@ -39,7 +37,7 @@ def group(runs: Sequence[RunRecord], keys: Sequence[str]) -> Group:
     Raises:
         ReportError: where a group mixes settings, so that an average over it would not be one over seeds.
     """
-    groups: Group = {}
+    groups: dict[tuple[Scalar, ...], list[RunRecord]] = {}
     for run in runs:
         groups.setdefault(tuple(run.value(key) for key in keys), []).append(run)
     for values, members in groups.items():
@@ -66,7 +64,7 @@ def name(key: str, value: Scalar) -> str:
         return show(value).rpartition("/")[2]
     if key in ("label", "method"):
         return show(value)
-    return f"without {words(key)}" if value is None else f"{words(key)} = {show(value)}"
+    return f"without {readable(key)}" if value is None else f"{readable(key)} = {show(value)}"
 
 
 def show(value: Scalar) -> str:

@@ -21,7 +21,7 @@ from rich.text import Text
 from fedstrata.lab.report.records import ReportError, RunRecord, Scalar, as_dict, to_csv, union
 from fedstrata.lab.report.specs import Claim, Column, PaperClaims, TableSpec
 from fedstrata.lab.report.statistics import check_keys, group, mean_error, number, paired_p, show
-from fedstrata.lab.report.words import words
+from fedstrata.lab.report.typesetting import readable
 from fedstrata.support import html
 
 if TYPE_CHECKING:
@@ -180,9 +180,9 @@ class Table:
 
     def texts(self) -> tuple[list[str], list[list[str]], list[list[bool]]]:
         """Headings, cells as a reader wants them, and which of them are the best of their column."""
-        head, bests = [*map(words, self.keys), "seeds"], [self.best(j) for j in range(len(self.heads))]
+        head, bests = [*map(readable, self.keys), "seeds"], [self.best(j) for j in range(len(self.heads))]
         for column in self.heads:
-            head += [words(column.title), *(["paper", "deviation"] if column.claimed else [])]
+            head += [readable(column.title), *(["paper", "deviation"] if column.claimed else [])]
         lines, bold = [], []
         for i, row in enumerate(self.rows):
             line, mark = [*(show(value) for value in row.values), row.seeds], [False] * (len(self.keys) + 1)
@@ -206,13 +206,13 @@ class Table:
         rule = [":---" if j < len(self.keys) else "---:" for j in range(len(head))]
         return "".join(f"| {' | '.join(row)} |\n" for row in [list(map(_md, head)), rule, *rows])
 
-    def to_rich(self, title: str = "") -> Blocks:
+    def to_rich(self, title: str = "") -> WideTable:
         """A table for the terminal; what does not fit beside each other stands in blocks below each other."""
-        return Blocks(title, *self.texts(), keys=len(self.keys), left=len(self.keys))
+        return WideTable(title, *self.texts(), keys=len(self.keys), left=len(self.keys))
 
 
 @dataclass(frozen=True)
-class Blocks:
+class WideTable:
     """A table for the terminal, its columns in as many blocks as its width needs, each with the rows' keys.
 
     No cell is cut as long as the keys and one column fit; headings are wrapped between words. `print` shows
@@ -417,7 +417,7 @@ def history_table(
     *,
     title: str = "",
     rows: int = 11,
-) -> Blocks:
+) -> WideTable:
     """A run's history for the terminal: some rounds, evenly chosen, the first and the last among them.
 
     Args:
@@ -448,7 +448,7 @@ def history_table(
             f"{n.replace('_', ' ')} {mean_text(value, math.nan, _form(n))}" for n, value in totals.items()
         )
         caption = ", ".join(words)
-    return Blocks(title, names, lines, [[False] * len(names)] * len(lines), keys=1, caption=caption)
+    return WideTable(title, names, lines, [[False] * len(names)] * len(lines), keys=1, caption=caption)
 
 
 def cell_text(cell: Cell, column: Column) -> str:

@@ -36,11 +36,11 @@ AXES = {
 }
 
 
-def words(text: str) -> str:
+def readable(text: str) -> str:
     """A key, or a heading made of keys, as a reader wants it.
 
-    >>> words("test_loss"), words("eta"), words("gamma_client"), words("best worst_accuracy"), words("label")
-    ('test loss', 'η', 'γ_client', 'best worst accuracy', 'method')
+    >>> [readable(key) for key in ("test_loss", "eta", "gamma_client", "best worst_accuracy", "label")]
+    ['test loss', 'η', 'γ_client', 'best worst accuracy', 'method']
     """
     if text == "label":
         return "method"
@@ -66,7 +66,7 @@ def capital(text: str) -> str:
 
 def label_of(series: str) -> str:
     """A series' name on an axis."""
-    return AXES.get(series, words(series))
+    return AXES.get(series, readable(series))
 
 
 _MARKS = r"[\u0300-\u036f]*"
