@@ -281,8 +281,9 @@ def fields_of(cls: Any) -> dict[str, Field]:
 
 def check_fields(owner: object) -> None:
     """Raise where a field of a frozen dataclass is not what its annotation says."""
-    for name, field in fields_of(type(owner)).items():
-        field.check(type(owner).__name__, name, vars(owner)[name])
+    cls: Any = type(owner)
+    for name, field in fields_of(cls).items():
+        field.check(cls.__name__, name, vars(owner)[name])
 
 
 def _kinds(annotation: object) -> Iterable[Any]:

@@ -335,7 +335,7 @@ def method(cls: MethodT) -> MethodT:
     planned = f"fs.plan(problem, data, x0, method={cls.__name__!r})"
     instead = f"{planned} finds steps from measured constants{theory}."
     cls.__init__ = spelling(cls.__name__, words, missing=instead)(cls.__init__)  # type: ignore[method-assign]
-    cls.hyperparameters = fields_of(cls)
+    cls.hyperparameters = fields_of(cls)  # type: ignore[arg-type]
     if callable(own := vars(cls).get("reveals_on")):
         cls.reveals_on = by_options(own)  # type: ignore[method-assign]
     tree.register(cls, _leaves)

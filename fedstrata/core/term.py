@@ -32,8 +32,10 @@ class Applied(functools.partial[Any]):
     """A function whose first arguments are given; two are equal where these are, and share their programs."""
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Applied) and self.func == other.func
-        return same and (self.args, self.keywords) == (other.args, other.keywords)
+        match other:
+            case Applied():
+                return (self.func, self.args, self.keywords) == (other.func, other.args, other.keywords)
+        return False
 
     def __hash__(self) -> int:
         return hash((self.func, self.args))

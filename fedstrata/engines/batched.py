@@ -58,12 +58,12 @@ class Batched(Engine):
         """Simulated runs in blocks of so many clients."""
         return cls(Simulated(chunk, runs=runs), seeds, own_data)
 
-    def place(self, data: FederatedData | list[FederatedData]) -> Placed:
-        """See `Engine.place`; data of the seeds' own, which every method has, are made alike and stacked."""
-        if isinstance(data, FederatedData):
+    def place(self, data: FederatedData, *others: FederatedData) -> Placed:
+        """See `Engine.place`; data of the seeds' own, which every method has, get one structure."""
+        if not self.own_data:
             return self.inner.place(data)
-        alike_data = common_structure([self.inner.place(d) for d in data[: self.seeds]])
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike_data)
+        placed = common_structure([self.inner.place(d) for d in (data, *others)[: self.seeds]])
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *placed)
 
     def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
         return Engine.output(self, method, carry, host)  # one look-up on the device for each run is slower

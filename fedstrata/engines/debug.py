@@ -89,11 +89,10 @@ class DebugFed(Fed):
         return jax.tree.map(mean, stack), uploads[0]
 
     def _reply(self, exchange: Exchange, i: int) -> PyTree:
-        phase = getattr(exchange.phase, "__name__", exchange.phase)
-        where = f"round {int(self.round_number)}, phase {phase!r}, client {i}"
+        where = f"round {int(self.round_number)}, phase {exchange.name!r}, client {i}"
         mine = tree.row(self.memory, i)
         client = self.data.client(i, mine)
-        if outside := self._outside(exchange, client, str(phase), i):
+        if outside := self._outside(exchange, client, i):
             raise ClientError(
                 f"{where}: {outside} JAX would silently take another entry there. Labels of K classes are "
                 "0 … K−1: see fs.data.check_labels."
@@ -112,11 +111,11 @@ class DebugFed(Fed):
             self.memory = jax.tree.map(lambda old, new: old.at[i].set(new), self.memory, reply.memory)
         return reply.upload
 
-    def _outside(self, exchange: Exchange, client: Client, phase: str, i: int) -> str | None:
+    def _outside(self, exchange: Exchange, client: Client, i: int) -> str | None:
         """The first index outside of its array, in words; each phase of a client is looked at once."""
-        if not self._look or ((phase, i) in self._looked and not exchange.evaluation):
+        if not self._look or ((exchange.name, i) in self._looked and not exchange.evaluation):
             return None
-        self._looked.add((phase, i))
+        self._looked.add((exchange.name, i))
 
         def upload() -> PyTree:
             return visit(self.setup, exchange, client)[0].upload

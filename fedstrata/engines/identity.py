@@ -25,7 +25,7 @@ from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import FlatSamples, Placed, common_size, whole_group
 from fedstrata.engines.engine import Carry
-from fedstrata.engines.programs import objects
+from fedstrata.engines.programs import key_of, objects
 from fedstrata.engines.rounds import before_rounds, measure, one_round
 from fedstrata.support.digest import digest_of, tree_digest
 from fedstrata.support.frozen import lending
@@ -71,7 +71,7 @@ def programs_of(setup: Setup, method: Method, carry: Carry, data: FederatedData)
     args: tuple[Any, ...] = method, carry, outline(data), jax.random.key(0), jnp.int32(0)
     leaves, structure = jax.tree.flatten(args)
     shapes = tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    key = objects(setup), objects(structure), shapes, *configuration().values()
+    key = key_of(setup), objects(structure), shapes, *configuration().values()
     # What a function reads while it is traced counts as it was the first time, as in its compiled program.
     if key not in _known:
         with compiling():
@@ -137,16 +137,17 @@ def settings_of(name: str, value: Any) -> dict[str, Any]:
 
     Functions are in the programs: of them, and of objects, only the kind is told here.
     """
-    given = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+    given = {f.name: vars(value)[f.name] for f in fields(value) if f.init}
     own = {f"{name}.{field}": _described(one) for field, one in given.items()}
     return {name: type(value).__name__, **own}
 
 
 def _described(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic | jax.Array) and value.ndim == 0:
-        value = value.item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
+    match value:
+        case np.ndarray() | np.generic() | jax.Array() if value.ndim == 0:
+            return _described(value.item())
+        case None | bool() | int() | float() | str():
+            return value
     kinds = bool | int | float | str | np.ndarray | np.generic | jax.Array
     numbers = [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, kinds)]
     return f"contents {tree_digest(numbers)}" if numbers else type(value).__name__

@@ -18,7 +18,7 @@ import numpy as np
 from fedstrata.core import tree
 from fedstrata.core.fed import Fed, Population
 from fedstrata.core.hyperparameters import Count, Field
-from fedstrata.core.problem import Problem
+from fedstrata.core.problem import Problem, check_scalar
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Array, PyTree
 from fedstrata.data.federated import FederatedData
@@ -27,50 +27,94 @@ from fedstrata.support.shown import short
 PartName = Literal["train", "valid", "test"]
 Mode = Literal["min", "max"]
 Point = tuple[PyTree, PyTree, PyTree]  # of a run: the method's state, x and y
+Series = dict[str, Any]  # of the history: name → value
 MOST_NAMED = 100  # clients whose own numbers are kept one by one
 
 
+class UserMetric:
+    """What a user asks to see besides the problem's own metrics.
+
+    Attributes:
+        function: the user's.
+        each_client: whether it has a number for every client.
+        hosted: whether it is evaluated on the host.
+        every: of so many evaluations one is done.
+    """
+
+    function: Any
+    each_client: ClassVar[bool] = False
+    hosted: ClassVar[bool] = False
+    every: int = 1
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether it takes the data, besides the point."""
+        return positional(self.function) not in (1, 2)
+
+    def of(self, name: str, data: FederatedData) -> UserMetric:
+        """The metric for these clients, where it can be evaluated there."""
+        return self
+
+    def check(self, name: str, data: FederatedData, x: PyTree, y: PyTree) -> None:
+        """Raise where it does not fit the point and the samples (shapes only)."""
+
+    def measured(self, name: str, problem: Problem, fed: Fed, data: Population, point: Point) -> Series:
+        """Its series at a point, inside a program."""
+        raise NotImplementedError
+
+    def on(self, name: str, problem: Problem, data: FederatedData, weights: str, point: Point) -> Series:
+        """Its series at a point, on the host."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class OnHost:
+class OfPoint(UserMetric):
+    """A plain function, compiled with the rounds."""
+
+    function: Callable[..., Any]
+
+    def measured(self, name: str, problem: Problem, fed: Fed, data: Population, point: Point) -> Series:
+        try:
+            return {name: called(self.function, *point, data)}
+        except (jax.errors.JAXTypeError, jax.errors.NonConcreteBooleanIndexError) as error:
+            raise TypeError(
+                f"The metric {name!r} cannot be compiled: NumPy, scikit-learn, `if` and float() cannot look "
+                f"at values while JAX compiles ({type(error).__name__}). Mark it as one for the host, "
+                f"metrics={{{name!r}: fs.on_host(…)}}, where any Python works; or write it with jax.numpy "
+                "and jnp.where."
+            ) from error
+        except Exception as error:
+            raise TypeError(
+                f"The metric {name!r} cannot be evaluated: {type(error).__name__}: {error}\n"
+                "A metric is a function of (x, y), where y may be None, or of (x, y, data); one of a single "
+                "argument is given the method's state, whose point is state.x."
+            ) from error
+
+
+@dataclass(frozen=True)
+class OnHost(UserMetric):
     """See `on_host`."""
 
     function: Callable[..., Any]
     every: int = 1
     hosted: ClassVar[bool] = True
 
-    @property
-    def needs_data(self) -> bool:
-        """Whether it takes the data, besides the point."""
-        return takes_data(self.function)
-
-    def on(
-        self, name: str, problem: Problem, data: FederatedData, weights: str, point: Point
-    ) -> dict[str, Any]:
-        """Its value at a point."""
+    def on(self, name: str, problem: Problem, data: FederatedData, weights: str, point: Point) -> Series:
         return {name: one_number(name, called(self.function, *point, data))}
 
 
 @dataclass(frozen=True)
-class PerClient:
+class PerClient(UserMetric):
     """See `per_client`."""
 
-    function: Term | OnHost
+    function: Any
     part: PartName = "train"
     mode: Mode = "min"
     quantiles: tuple[float, ...] = (0.25, 0.5, 0.75)
     each: bool = False
     names: tuple[str, ...] | None = None
+    each_client: ClassVar[bool] = True
     needs_data: ClassVar[bool] = True
-
-    @property
-    def hosted(self) -> bool:
-        """Whether it is evaluated on the host."""
-        return isinstance(self.function, OnHost)
-
-    @property
-    def every(self) -> int:
-        """Of so many evaluations one is done."""
-        return self.function.every if isinstance(self.function, OnHost) else 1
 
     def of(self, name: str, data: FederatedData) -> PerClient:
         """The metric for these clients, where it can be evaluated there."""
@@ -105,11 +149,15 @@ class PerClient:
                 found[f"{series} (client {i})" if series in found else series] = values[i]
         return found
 
-    def measured(
-        self, name: str, problem: Problem, fed: Fed, data: Population, x: PyTree, y: PyTree
-    ) -> dict[str, Array]:
-        """Its series at a point, inside a program."""
-        assert isinstance(self.function, Term)
+    def check(self, name: str, data: FederatedData, x: PyTree, y: PyTree) -> None:
+        takes_y = positional(self.function.function) == 3
+        if not takes_y or y is not None:  # the method may have a y of its own
+            point = (x, y) if takes_y else (x,)
+            sample = data.sample_of(self.part)
+            check_scalar(f"The metric {name!r}", self.function, *point, sample, kind=np.generic)
+
+    def measured(self, name: str, problem: Problem, fed: Fed, data: Population, point: Point) -> Series:
+        _, x, y = point
         takes_y = _takes_y(name, self.function.function, y)
         own = y if takes_y and problem.personal else None
         args = (x, y) if takes_y and own is None else (x,)
@@ -120,18 +168,33 @@ class PerClient:
             values = _by_client(term, data.test, fed.clients, args, own)
         return self.series(name, values, fed.weights_of(None))
 
-    def on(
-        self, name: str, problem: Problem, data: FederatedData, weights: str, point: Point
-    ) -> dict[str, Any]:
-        """Its series at a point, on the host: each client's samples as NumPy arrays, stacked."""
-        assert isinstance(self.function, OnHost)
-        metric, values, (_, x, y) = self.function.function, [], point
-        takes_y = _takes_y(name, metric, y)
+
+@dataclass(frozen=True)
+class PerClientOnHost(PerClient):
+    """A metric of every client whose function is one for the host: it gets the samples as NumPy arrays."""
+
+    every: int = 1
+    hosted: ClassVar[bool] = True
+
+    def on(self, name: str, problem: Problem, data: FederatedData, weights: str, point: Point) -> Series:
+        values, (_, x, y) = [], point
+        takes_y = _takes_y(name, self.function, y)
         for i in range(data.clients):
             mine = tree.row(y, i) if problem.personal else y
-            values.append(one_number(name, metric(x, *([mine] * takes_y), data.client(i, self.part))))
+            values.append(one_number(name, self.function(x, *([mine] * takes_y), data.client(i, self.part))))
         shares = data.sizes if weights == "size" else np.ones(data.clients)
         return self.series(name, np.array(values), shares / shares.sum(), np)
+
+
+def metric_of(name: str, metric: Any) -> UserMetric:
+    """A user's metric, a plain function as one."""
+    if isinstance(metric, UserMetric):
+        return metric
+    if not callable(metric):
+        raise TypeError(
+            f"The metric {name!r} must be a function of (x, y) or of the state, but is {metric!r}."
+        )
+    return OfPoint(metric)
 
 
 def _takes_y(name: str, function: Callable[..., Any], y: PyTree) -> bool:
@@ -158,11 +221,6 @@ def _by_client(term: Term, test: PyTree, clients: int, args: tuple[PyTree, ...],
 
 def _as_float(value: Any) -> Array:
     return jnp.asarray(value, jnp.result_type(float))
-
-
-def takes_data(metric: Callable[..., Any]) -> bool:
-    """Whether a metric is a function of ``(x, y, data)``, not of ``(x, y)`` or of the state alone."""
-    return positional(metric) not in (1, 2)
 
 
 def called(metric: Callable[..., Any], state: PyTree, x: PyTree, y: PyTree, data: Any) -> Any:
@@ -225,16 +283,21 @@ def per_client(
     Field.of(Mode).check("per_client", "mode", mode)
     if not all(0 < q < 1 for q in quantiles):
         raise ValueError(f"per_client: quantiles are numbers in (0, 1), but are {quantiles!r}.")
-    if isinstance(metric, PerClient):
-        raise TypeError("per_client: the metric is one for each client already.")
-    function = metric if isinstance(metric, OnHost) else Term.of(metric, "per_client's metric")
-    inner = function.function
-    if positional(inner) not in (2, 3):
+    options = part, mode, tuple(map(float, quantiles)), bool(each)
+    match metric:
+        case PerClient():
+            raise TypeError("per_client: the metric is one for each client already.")
+        case OnHost(function, every):
+            made: PerClient = PerClientOnHost(function, *options, every=every)
+        case _:
+            term = Term.of(metric, "per_client's metric")
+            made, function = PerClient(term, *options), term.function
+    if (takes := positional(function)) not in (2, 3):
         raise TypeError(
             "per_client: the metric must be a function of (x, sample) or (x, y, sample), but takes "
-            f"{positional(inner)} arguments."
+            f"{takes} arguments."
         )
-    return PerClient(function, part, mode, tuple(map(float, quantiles)), bool(each))
+    return made
 
 
 def on_host(metric: Callable[..., Any], *, every: int = 1) -> OnHost:
@@ -264,13 +327,7 @@ def on_host(metric: Callable[..., Any], *, every: int = 1) -> OnHost:
     return OnHost(metric, Field.of(Count).check("on_host", "every", every))
 
 
-Hosted: TypeAlias = OnHost | PerClient
-Metric: TypeAlias = Callable[..., Any] | OnHost | PerClient
-
-
-def is_hosted(metric: object) -> bool:
-    """Whether a metric is evaluated on the host."""
-    return isinstance(metric, OnHost | PerClient) and metric.hosted
+Metric: TypeAlias = Callable[..., Any] | UserMetric
 
 
 def is_asked(name: str, asked: tuple[str, ...]) -> bool:
@@ -278,13 +335,13 @@ def is_asked(name: str, asked: tuple[str, ...]) -> bool:
     return name in asked or name.startswith(tuple(f"{one}/" for one in asked))
 
 
-def is_due(metric: Hosted, evaluation: int) -> bool:
+def is_due(metric: UserMetric, evaluation: int) -> bool:
     """Whether it is evaluated at this evaluation, counted from zero."""
     return evaluation % metric.every == 0
 
 
 def evaluate(
-    metrics: Mapping[str, Hosted],
+    metrics: Mapping[str, UserMetric],
     problem: Problem,
     data: FederatedData,
     weights: str,

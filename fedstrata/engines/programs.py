@@ -54,7 +54,7 @@ def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args:
     shapes = tuple((jax.typeof(leaf), getattr(leaf, "sharding", None)) for leaf in leaves)
     # Matrix products of another precision, or float64, are another program of the same shapes.
     config = jnp.result_type(float), jax.default_matmul_precision.value
-    key = (function, engine, objects(setup), objects(structure), shapes, config)
+    key = (function, engine, key_of(setup), objects(structure), shapes, config)
     with _lock:
         if key in _programs:
             _programs.move_to_end(key)
@@ -118,10 +118,13 @@ class _Identity:
         return id(self.value)
 
 
+def key_of(setup: Setup) -> Any:
+    """A key of the same objects in a setup, see `objects`."""
+    return objects(setup.problem), replace(setup, problem=None)  # type: ignore[arg-type]
+
+
 def objects(value: Any) -> Any:
     """A key of the same objects: what cannot be hashed counts by its identity."""
-    if isinstance(value, Setup):
-        return objects(value.problem), replace(value, problem=None)  # type: ignore[arg-type]
     try:
         hash(value)
     except TypeError:

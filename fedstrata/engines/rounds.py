@@ -15,9 +15,9 @@ from fedstrata.core import counting, tree
 from fedstrata.core.cohorts import MANY, by_weight, threshold
 from fedstrata.core.fed import Fed, Population, Setup, by_size
 from fedstrata.core.method import Method
-from fedstrata.core.types import Array, Function, Integer, Key, PyTree
+from fedstrata.core.types import Array, Integer, Key, PyTree
 from fedstrata.engines.engine import Carry, Lane
-from fedstrata.engines.metrics import PerClient, called, taken_name
+from fedstrata.engines.metrics import taken_name
 from fedstrata.support.precision import Precision, computing_in
 from fedstrata.support.shown import shapes
 
@@ -180,10 +180,7 @@ def measure(
         if setup.measure_problem:
             values.update(problem.measure(fed.mean, x, y))
         for name, metric in setup.metrics:
-            if isinstance(metric, PerClient):
-                found = metric.measured(name, problem, fed, data, x, y)
-            else:
-                found = {name: _plain_metric(name, metric, own(carry)[0], x, y, data)}
+            found = metric.measured(name, problem, fed, data, (own(carry)[0], x, y))
             for taken in found.keys() & values.keys():
                 raise ValueError(taken_name(taken))
             values.update(found)
@@ -193,24 +190,6 @@ def measure(
         if jnp.shape(value) != ():
             raise TypeError(f"The metric {name!r} must be one number, but has the shape {jnp.shape(value)}.")
     return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in values.items()}
-
-
-def _plain_metric(name: str, metric: Function, state: PyTree, x: PyTree, y: PyTree, data: Population) -> Any:
-    try:
-        return called(metric, state, x, y, data)
-    except (jax.errors.JAXTypeError, jax.errors.NonConcreteBooleanIndexError) as error:
-        raise TypeError(
-            f"The metric {name!r} cannot be compiled: NumPy, scikit-learn, `if` and float() cannot look at "
-            f"values while JAX compiles ({type(error).__name__}). Mark it as one for the host, "
-            f"metrics={{{name!r}: fs.on_host(…)}}, where any Python works; or write it with jax.numpy and "
-            "jnp.where."
-        ) from error
-    except Exception as error:
-        raise TypeError(
-            f"The metric {name!r} cannot be evaluated: {type(error).__name__}: {error}\n"
-            "A metric is a function of (x, y), where y may be None, or of (x, y, data); one of a single "
-            "argument is given the method's state, whose point is state.x."
-        ) from error
 
 
 def run_text(

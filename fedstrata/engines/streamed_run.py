@@ -22,7 +22,6 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Outline, Placed, common_size, groups_of
 from fedstrata.engines.engine import Carry, Job, need_two_threads
 from fedstrata.engines.memories import Memories, MemoriesAt
-from fedstrata.engines.metrics import PerClient, takes_data
 from fedstrata.engines.programs import program, settle
 from fedstrata.engines.remote import Call, handle_of
 from fedstrata.engines.rounds import measure
@@ -92,7 +91,7 @@ class StreamedRun:
         self._checked = True
         sampled = self.engine.sampled(setup.clients)
         for name, metric in setup.metrics:
-            if isinstance(metric, PerClient):
+            if metric.each_client:
                 # of a sample of the clients, a number says nothing about who it is
                 if metric.part == "test" or (metric.each and sampled is not None):
                     what = "of test samples" if metric.part == "test" else "kept for each client"
@@ -100,7 +99,7 @@ class StreamedRun:
                         f"The metric {name!r} is {what}, which streamed metrics cannot be: leave it out, or "
                         "give engine='simulated'; fs.per_client(fs.on_host(…)) reads clients one by one."
                     )
-            elif sampled is None and takes_data(metric):
+            elif sampled is None and metric.needs_data:
                 raise ValueError(
                     f"The metric {name!r} takes (x, y, data), but the data is read in blocks. Give a "
                     "function of (x, y) or of the state, or evaluate on some clients: "

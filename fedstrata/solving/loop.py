@@ -336,7 +336,7 @@ class Loop:
                 )
         if engine.has_data and self.round == 0 and (remark := check_values(posed)) is not None:
             warnings.warn(remark, stacklevel=4)
-        placed = engine.place(posed.data)  # type: ignore[arg-type]  # a list only where lanes differ
+        placed = engine.place(*posed.datasets)  # one, but where lanes differ
         self.job = Job(posed.setup, posed.method, posed.seed, placed)
         self.carry = engine.place_carry(carry)
         if noted is not None:
@@ -425,7 +425,7 @@ class Loop:
         points = [x for x, _ in self.engine.outputs(methods, self.carry, hosts)]
         runs = zip(methods, points, self.lanes, strict=True)
         found_at = [(m, x) for m, x, lane in runs if lane.status != "diverged"]
-        one = isinstance(self.posed.data, FederatedData) and jax.process_count() == 1
+        one = len(self.posed.datasets) == 1 and jax.process_count() == 1
         judged = one and type(self.job.data) is Placed and self.round >= FEWEST
         self._warn([ended_outside(problem, found_at, self.job.data if judged else None)])
 
@@ -539,10 +539,9 @@ class Loop:
         if not due:
             return {}
         host = self._fetch()[b]
-        data = posed.data[b] if isinstance(posed.data, list) else posed.data
         point = self.engine.output(posed.methods[b], self._own, host)
         problem = posed.methods[b].judged_as(posed.setup.problem)
-        found = evaluate(due, problem, data, posed.setup.weights, host.state, *point)
+        found = evaluate(due, problem, posed.data_of(b), posed.setup.weights, host.state, *point)
         for name in found.keys() & {*taken, *BOOKKEEPING}:
             raise ValueError(taken_name(name))
         return {name: self.engine.agree(value) for name, value in found.items()}
@@ -584,8 +583,8 @@ class Loop:
             history = {name: np.asarray(values) for name, values in lane.history.items()}
             its = self._status(lane, stopped)
             setup, ledger, compiling = self.posed.setup, lane.ledger(), self.compiling()
-            data = self.posed.data[0] if isinstance(self.posed.data, list) else self.posed.data
-            known = None if self.engine.elsewhere else self.posed.data  # nobody may judge by made-up samples
+            data = self.posed.data
+            known = None if self.engine.elsewhere else data  # nobody may judge by made-up samples
             solved = setup.problem, known, setup.weights, self.engine.measured_on(data)
             seconds = self.seconds() + compiling
             run = x, y, history, ledger, method, seconds, its, host.state, *solved, compiling

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, get_args
 
@@ -15,20 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.channels.channel import Channels, Dropouts, Poisson, check_channels
-from fedstrata.channels.channelled import Channelled, channelled, hidden, resolved
+from fedstrata.channels.channelled import channelled, hidden, resolved
 from fedstrata.channels.link import LEAST_SUM
 from fedstrata.channels.privacy import Spending, accountant
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.fed import Setup
+from fedstrata.core.hyperparameters import Whole
 from fedstrata.core.method import METHODS, Method, Moment
-from fedstrata.core.problem import Problem, check_scalar
-from fedstrata.core.term import Term, positional
+from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.identity import configuration, host_functions, programs_of, settings_of
-from fedstrata.engines.metrics import Hosted, Metric, OnHost, PerClient, is_hosted, taken_name
+from fedstrata.engines.metrics import Metric, UserMetric, metric_of, taken_name
 from fedstrata.engines.outline import outline
 from fedstrata.solving.result import BOOKKEEPING
 from fedstrata.support.digest import tree_digest
@@ -52,12 +52,13 @@ class Posed:
         seeds: of each lane.
         method: what the engine takes: the method with its channels, or the lanes' methods stacked.
         seed: likewise.
-        data: the clients' samples; a list with one for each lane where they differ.
+        datasets: the clients' samples, of all lanes or of each.
         carry: state and memory before the first round.
         rounds, eval_every: how long, and how often to look.
         x0, y0: where it starts.
         hosted: the metrics that the host evaluates.
         spending: what a round costs of clients' privacy, where there is noise and an accountant.
+        channels: what happens to uploads on their way, as plain values.
     """
 
     setup: Setup
@@ -65,24 +66,32 @@ class Posed:
     seeds: list[int]
     method: Method
     seed: Any
-    data: FederatedData | list[FederatedData]
+    datasets: list[FederatedData]
     carry: Carry
     rounds: int
     eval_every: int
     x0: PyTree
     y0: PyTree
-    hosted: dict[str, Hosted]
+    hosted: dict[str, UserMetric]
     spending: Spending | None = None
+    channels: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def data(self) -> FederatedData:
+        """The clients' samples, of several lanes the first one's: the others' have the same form."""
+        return self.datasets[0]
+
+    def data_of(self, lane: int) -> FederatedData:
+        """The clients' samples in a lane."""
+        return self.datasets[lane % len(self.datasets)]
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What makes a run this one, as plain values: a checkpoint is resumed by the same one only."""
-        setup, datasets = self.setup, self.data if isinstance(self.data, list) else [self.data]
-        alone = len(self.methods) == 1
-        # a sweep's have an axis of lanes, be it of one
-        carry = jax.tree.map(lambda leaf: leaf[0], self.carry) if np.ndim(self.seed) else self.carry
-        text = self.method if isinstance(self.method, Channelled) else self.methods[0]
-        programs = programs_of(setup, text, carry, datasets[0])
+        setup, alone, text, carry = self.setup, len(self.methods) == 1, self.method, self.carry
+        if np.ndim(self.seed):  # a sweep's have an axis of lanes, be it of one
+            text, carry = self.methods[0], tree.row(carry, 0)
+        programs = programs_of(setup, text, carry, self.datasets[0])
         found = {**configuration(), **settings_of("problem", setup.problem)}
         for b, method in enumerate(self.methods):
             found |= settings_of("method" if alone else f"methods[{b}]", method)
@@ -92,14 +101,14 @@ class Posed:
             **{f"frozen[{n}]": f"contents {one.digest}" for n, one in enumerate(setup.problem.held)},
             "metrics": [name for name, _ in setup.metrics],
             **host_functions({f"metrics[{name!r}]": metric for name, metric in self.hosted.items()}),
-            "data": " ".join(["contents", *dict.fromkeys(data.fingerprint for data in datasets)]),
+            "data": " ".join(["contents", *dict.fromkeys(data.fingerprint for data in self.datasets)]),
             "x0": f"contents {tree_digest(self.x0)}",
             "y0": f"contents {tree_digest(self.y0)}",
             "seed": self.seeds[0] if alone else self.seeds,
             "clients": setup.clients,
             "participants": setup.participants,
             **({} if setup.rate is None else {"participation": f"Poisson({setup.rate})"}),
-            **(self.method.described() if isinstance(self.method, Channelled) else {}),
+            **self.channels,
             "weights": setup.weights,
             "eval_every": self.eval_every,
             "default_metrics": setup.measure_problem,
@@ -149,7 +158,7 @@ def pose(
             "Use weights='uniform', or participation=1.0."
         )
     found = _metrics(metrics, data)
-    hosted: dict[str, Any] = {name: metric for name, metric in found.items() if is_hosted(metric)}
+    hosted = {name: metric for name, metric in found.items() if metric.hosted}
     compiled = tuple((name, metric) for name, metric in found.items() if name not in hosted)
     setup = Setup(problem, data.clients, participants, weights, compiled, bool(default_metrics))
     if isinstance(participation, Poisson):
@@ -162,7 +171,8 @@ def pose(
         if y0 is not None and not problem.has_y and type(method).start_y is Method.start_y:
             raise ValueError(f"{type(problem).__name__} has one variable: leave y0 out.")
         y0 = check_point(problem, data, x0, y0)
-    _check_per_client(compiled, data, x0, y0)
+    for name, metric in compiled:
+        metric.check(name, data, x0, y0)
     if setup.measure_problem and metrics:
         _check_names(problem, x0, y0, metrics)
     _warn_of_validation(problem, data)
@@ -171,7 +181,7 @@ def pose(
     carry = initial_carry(problem, method, x0, y0, data.clients)
     if setup.measure_problem:
         _check_output(problem, method, carry, y0, data.clients)
-    posed = Posed(setup, [method], [seed], method, seed, data, carry, rounds, eval_every, x0, y0, hosted)
+    posed = Posed(setup, [method], [seed], method, seed, [data], carry, rounds, eval_every, x0, y0, hosted)
     if channel is None and dropouts is None and setup.rate is None:
         return posed
     return _with_channels(posed, channel, dropouts)
@@ -204,7 +214,6 @@ def _with_channels(posed: Posed, channel: Channels | None, dropouts: Dropouts | 
     """The run with what happens to uploads on their way; refused before any compute where it cannot be."""
     check_channels(channel)
     setup, method, data = posed.setup, posed.methods[0], posed.data
-    assert isinstance(data, FederatedData)
     if not (dropouts is None or isinstance(dropouts, Dropouts)):
         raise TypeError(f"dropouts must be fs.Dropouts(probability), but is {dropouts!r}.")
     if dropouts is not None and method.full_participation is not None:
@@ -221,7 +230,8 @@ def _with_channels(posed: Posed, channel: Channels | None, dropouts: Dropouts | 
     spending = _spending(Spending.of(channels, found, setup, dropouts)) if real else None
     wrapped, carry = channelled(method, channels, dropouts, found, posed.carry, setup.clients, expected)
     stands_for: Any = wrapped
-    posed = replace(posed, method=stands_for, carry=Carry(*carry), spending=spending)
+    described = wrapped.described()
+    posed = replace(posed, method=stands_for, carry=Carry(*carry), spending=spending, channels=described)
     if spending is not None and posed.until < posed.rounds:
         warnings.warn(
             f"The budget epsilon={spending.budget:g} at delta={spending.delta:g} is enough for "
@@ -303,74 +313,53 @@ def _kind(data: Any) -> str:
     by_clients = "fs.FederatedData.from_clients([{'x': …, 'y': …}, …]), with the arrays of each client"
     if hasattr(data, "columns"):
         return "a data frame: fs.FederatedData.from_dataframe(df, by='hospital', label='ill') makes it of one"
-    if isinstance(data, list | tuple):
-        return f"a {type(data).__name__}: build it with {by_clients}"
-    if isinstance(data, dict):
-        return (
-            "a dict: fs.FederatedData.from_arrays(arrays, clients, partition) divides arrays over clients; "
-            f"where they are divided, {by_clients}"
-        )
+    match data:
+        case list() | tuple():
+            return f"a {type(data).__name__}: build it with {by_clients}"
+        case dict():
+            return (
+                "a dict: fs.FederatedData.from_arrays(arrays, clients, partition) divides arrays over "
+                f"clients; where they are divided, {by_clients}"
+            )
     return f"{short(data)}: build it with {by_clients}"
 
 
 def whole(name: str, value: int, low: int, high: int | None = None) -> int:
     """A whole number in a range, or an error that says so."""
-    good = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not good or value < low or (high is not None and value > high):
+    if Whole(low).fault(value) is not None or np.ndim(value) > 0 or (high is not None and value > high):
         limits = f"≥ {low}" if high is None else f"between {low} and {high}"
         raise ValueError(f"{name} must be a whole number {limits}, but is {value!r}.")
     return int(value)
 
 
-def participants_of(participation: float | int | Poisson, clients: int) -> int:
+def participants_of(participation: Any, clients: int) -> int:
     """A fraction or a number of clients, as a number."""
-    if isinstance(participation, Poisson):
-        return participation.room(clients)
-    if isinstance(participation, bool) or not isinstance(participation, int | float | np.number):
-        raise TypeError(
-            "participation must be a fraction in (0, 1], a number of clients or fs.Poisson(q), but is "
-            f"{participation!r}."
-        )
-    if isinstance(participation, int | np.integer):
-        if not 1 <= participation <= clients:
-            raise ValueError(f"participation={participation} clients is not between 1 and {clients}.")
-        return int(participation)
-    if not 0 < participation <= 1:
-        raise ValueError(f"participation must be a fraction in (0, 1], but is {participation}.")
-    return max(1, round(participation * clients))
+    match participation:
+        case Poisson():
+            return participation.room(clients)
+        case int() | np.integer() if participation is not True and participation is not False:
+            if not 1 <= participation <= clients:
+                raise ValueError(f"participation={participation} clients is not between 1 and {clients}.")
+            return int(participation)
+        case float() | np.floating():
+            if not 0 < participation <= 1:
+                raise ValueError(f"participation must be a fraction in (0, 1], but is {participation}.")
+            return max(1, round(participation * clients))
+    raise TypeError(
+        "participation must be a fraction in (0, 1], a number of clients or fs.Poisson(q), but is "
+        f"{participation!r}."
+    )
 
 
-def _metrics(metrics: Mapping[str, Any] | None, data: FederatedData) -> dict[str, Any]:
+def _metrics(metrics: Mapping[str, Any] | None, data: FederatedData) -> dict[str, UserMetric]:
     if metrics is not None and not isinstance(metrics, Mapping):
         raise TypeError(
             f"metrics must be a dict with a function under each name, {{'distance': lambda x, y: …}}, but is "
             f"{short(metrics)}."
         )
-    found = dict(metrics or {})
-    for name, metric in found.items():
-        if isinstance(metric, PerClient):
-            found[name] = metric.of(name, data)
-        elif not (callable(metric) or isinstance(metric, OnHost)):
-            raise TypeError(
-                f"The metric {name!r} must be a function of (x, y) or of the state, but is {metric!r}."
-            )
-        if name in BOOKKEEPING:
-            raise ValueError(f"The metric name {name!r} is taken by the run's own history.")
-    return found
-
-
-def _check_per_client(metrics: Iterable[tuple[str, Any]], data: FederatedData, x: PyTree, y: PyTree) -> None:
-    """A metric of every client must fit the point and its samples (shapes only)."""
-    for name, metric in metrics:
-        if not isinstance(metric, PerClient):
-            continue
-        assert isinstance(metric.function, Term)
-        takes_y = positional(metric.function.function) == 3
-        if takes_y and y is None:  # the method may have one of its own
-            continue
-        point = (x, y) if takes_y else (x,)
-        sample = data.sample_of(metric.part)
-        check_scalar(f"The metric {name!r}", metric.function, *point, sample, kind=np.generic)
+    if taken := [name for name in metrics or {} if name in BOOKKEEPING]:
+        raise ValueError(f"The metric name {taken[0]!r} is taken by the run's own history.")
+    return {name: metric_of(name, metric).of(name, data) for name, metric in (metrics or {}).items()}
 
 
 def _check_names(problem: Problem, x: PyTree, y: PyTree, metrics: Mapping[str, Any]) -> None:
@@ -476,7 +465,7 @@ def check_values(posed: Posed) -> str | None:
 
     Returns what there is to warn of.
     """
-    problem, data = posed.setup.problem, posed.data[0] if isinstance(posed.data, list) else posed.data
+    problem, data = posed.setup.problem, posed.data
     if type(problem).check_values is Problem.check_values or data.source is not None:
         return None
     few = [data.client(i) for i in range(min(FEW_CLIENTS, data.clients))]

@@ -110,7 +110,7 @@ class Result:
         return ["  Solved? result.certificate tells."] if self.problem is not None else []
 
     def _words(self) -> list[str]:
-        name = self.method["name"] if isinstance(self.method, dict) else type(self.method).__name__
+        name = describe_method(self.method)["name"]
         words = [name, f"{self.ledger.rounds} rounds"] + [self.status] * (self.status != "done")
         if self.verdict is not None:
             words.append(self.verdict)
@@ -160,7 +160,7 @@ class Result:
             "x": _describe(self.x),
             "y": _describe(self.y),
             "ledger": self.ledger.to_dict(),
-            "method": self.method if isinstance(self.method, dict) else describe_method(self.method),
+            "method": describe_method(self.method),
             "seconds": self.seconds,
             "status": self.status,
             "weights": self.weights,
@@ -207,8 +207,8 @@ BOOKKEEPING = ("round", "exchanges", "bytes_up", "bytes_down", "oracle_calls", "
 
 
 def describe_method(method: Any) -> dict[str, Any]:
-    """Name and hyper-parameters as plain values."""
-    return {"name": type(method).__name__, **method.describe()}
+    """Name and hyper-parameters as plain values, which a saved result has already."""
+    return method if isinstance(method, dict) else {"name": type(method).__name__, **method.describe()}
 
 
 def _describe(tree: PyTree) -> Any:

@@ -58,7 +58,6 @@ def _of(posed: Posed) -> list[Sent]:
     from fedstrata.channels.channelled import own
     from fedstrata.engines.engine import Carry
 
-    assert isinstance(posed.data, FederatedData)
     return outline(posed.setup, posed.methods[0], posed.data, Carry(*own(posed.carry)))
 
 

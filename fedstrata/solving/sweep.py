@@ -96,8 +96,8 @@ def sweep(
     began = time.perf_counter()
     methods = [methods] if isinstance(methods, Method) else list(methods)
     datasets = [data] if isinstance(data, FederatedData) else list(data)
-    per_seed = not isinstance(data, FederatedData)
-    _check_alike(methods, datasets, len(seeds) if per_seed else 1)
+    _check_alike(methods, datasets, len(seeds))
+    per_seed = len(datasets) > 1
     first = pose(
         problem, methods[0], datasets[0], x0, y0=y0, rounds=rounds, participation=participation,
         metrics=metrics, eval_every=eval_every, weights=weights, default_metrics=default_metrics,
@@ -140,7 +140,7 @@ def _side_by_side(
         seeds=[seeds[s] for _, s in lanes],
         method=_stack([planned[m] for m, _ in lanes]),
         seed=np.array([seeds[s] for _, s in lanes], np.uint32),
-        data=[datasets[s] for _, s in lanes] if datasets else first.data,
+        datasets=[datasets[s] for _, s in lanes] if datasets else first.datasets,
         carry=_stack([starts[m] for m, _ in lanes]),
     )
 
@@ -150,13 +150,11 @@ def _stack(trees: Sequence[PyTree]) -> PyTree:
     return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *trees)
 
 
-def _check_alike(methods: list[Method], datasets: list[FederatedData], wanted: int) -> None:
+def _check_alike(methods: list[Method], datasets: list[FederatedData], seeds: int) -> None:
     if not methods:
         raise ValueError("sweep needs at least one method.")
-    if len(datasets) != wanted:
-        raise ValueError(
-            f"There are {len(datasets)} data sets for {wanted} seeds: give one, or one per seed."
-        )
+    if len(datasets) not in (1, seeds):
+        raise ValueError(f"There are {len(datasets)} data sets for {seeds} seeds: give one, or one per seed.")
     structures = {jax.tree.structure(m) for m in methods}
     if len(structures) > 1:
         raise ValueError(

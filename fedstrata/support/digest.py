@@ -20,7 +20,7 @@ import functools
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -82,8 +82,9 @@ class Reader:
 
     def text(self, value: Any) -> str:
         """A value's text; that of a jaxpr, a function or an array is its digest."""
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-            return repr(value)
+        match value:
+            case None | bool() | int() | float() | complex() | str() | bytes():
+                return repr(value)
         if id(value) not in self._known:
             outside, self.primitives = self.primitives, set()
             self._known[id(value)] = value, "…", set()  # a function may call itself
@@ -104,25 +105,29 @@ class Reader:
         return f"{equation.primitive.name}({','.join(read)}){params}"
 
     def _look(self, value: Any) -> str:
-        if isinstance(named := getattr(value, "fingerprint", None), str):
+        if type(named := getattr(value, "fingerprint", None)) is str:
             return f"named {named}"
         if hasattr(value, "eqns"):
-            return self._jaxpr(value)
-        if isinstance(value, tuple | list):
-            return f"{type(value).__name__}({','.join(map(self.text, value))})"
-        if isinstance(value, Mapping):
-            return f"{{{','.join(sorted(f'{self.text(k)}:{self.text(v)}' for k, v in value.items()))}}}"
-        if isinstance(value, frozenset | set):
-            return f"{{{','.join(sorted(map(self.text, value)))}}}"
-        if isinstance(value, ModuleType | type):
-            return f"{getattr(value, '__module__', '')}.{value.__name__}"
+            return (
+                self._jaxpr(value.consts, value.jaxpr) if hasattr(value, "consts") else self._jaxpr((), value)
+            )
+        match value:
+            case tuple() | list():
+                return f"{type(value).__name__}({','.join(map(self.text, value))})"
+            case Mapping():
+                return f"{{{','.join(sorted(f'{self.text(k)}:{self.text(v)}' for k, v in value.items()))}}}"
+            case frozenset() | set():
+                return f"{{{','.join(sorted(map(self.text, value)))}}}"
+            case ModuleType():
+                return f".{value.__name__}"
+            case type():
+                return f"{value.__module__}.{value.__name__}"
         if hasattr(value, "__array__"):
             return _array(value)
         parts = _parts(value)
         return re.sub(r" at 0x\w+", "", repr(value)) if parts is None else _hash(self.text(parts))
 
-    def _jaxpr(self, closed: Any) -> str:
-        jaxpr = getattr(closed, "jaxpr", closed)
+    def _jaxpr(self, consts: Iterable[Any], jaxpr: Any) -> str:
         number: dict[Any, str] = {}
 
         def new(variable: Any) -> str:
@@ -130,7 +135,7 @@ class Reader:
             return self._aval(variable.aval)
 
         lines = [",".join(map(new, (*jaxpr.constvars, *jaxpr.invars)))]
-        lines += map(self.text, getattr(closed, "consts", ()))
+        lines += map(self.text, consts)
         for equation in jaxpr.eqns:
             text = self.equation(equation, number.__getitem__)
             lines.append(f"{','.join(map(new, equation.outvars))}={text}")
@@ -159,10 +164,15 @@ def _parts(value: Any) -> tuple[Any, ...] | None:
             code = value.__code__.replace(co_consts=consts)
             return code, value.__defaults__, value.__kwdefaults__, referred_to(value)
     if dataclasses.is_dataclass(value):
-        return type(value), *(getattr(value, field.name) for field in dataclasses.fields(value))
+        return type(value), *_held(value)
     if callable(value) and type(value).__module__.partition(".")[0] not in LIBRARIES:
         return type(value), getattr(value, "__dict__", None), type(value).__call__
     return None
+
+
+def _held(value: Any) -> list[Any]:
+    """What a dataclass holds."""
+    return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
 
 
 def _array(value: Any) -> str:
@@ -248,7 +258,7 @@ def _inner(value: Any) -> list[Any]:
     if isinstance(value, type | ModuleType | jax.Array):
         return []
     if dataclasses.is_dataclass(value):
-        return [getattr(value, f.name, None) for f in dataclasses.fields(value)]
+        return _held(value)
     wrapped = getattr(value, "__wrapped__", None)
     if wrapped is not None:
         return [wrapped]

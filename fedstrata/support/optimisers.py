@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import optax
 
-PLAIN = (bool, int, float, str, type(None), np.generic)
 _first: dict[Hashable, optax.GradientTransformation] = {}
 
 
@@ -30,14 +29,15 @@ def first_like(optimiser: optax.GradientTransformation) -> optax.GradientTransfo
 
 def _key(value: Any) -> Hashable:
     """Equal for what is made alike: optax's functions by their code and what they close over."""
-    if isinstance(value, FunctionType) and value.__module__.startswith("optax."):
-        return value.__code__, _key(value.__defaults__), *((n, _key(v)) for n, v in _cells(value).items())
-    if isinstance(value, tuple | list):
-        return type(value), *map(_key, value)
-    if isinstance(value, dict):
-        return dict, *((key, _key(inner)) for key, inner in value.items())
-    if isinstance(value, PLAIN):
-        return repr(value)
+    match value:
+        case FunctionType() if value.__module__.startswith("optax."):
+            return value.__code__, _key(value.__defaults__), *((n, _key(v)) for n, v in _cells(value).items())
+        case tuple() | list():
+            return type(value), *map(_key, value)
+        case dict():
+            return dict, *((key, _key(inner)) for key, inner in value.items())
+        case None | bool() | int() | float() | str() | np.generic():
+            return repr(value)
     raise LookupError  # a function or an array of the user's own
 
 
@@ -76,8 +76,11 @@ def _cells(function: Any) -> dict[str, Any]:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, optax.GradientTransformation):
-        return f"({optimiser_words(value)})"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_value(inner)}' for key, inner in value.items())}}}"
-    return f"{value!r}" if isinstance(value, PLAIN) else "..."
+    match value:
+        case optax.GradientTransformation():
+            return f"({optimiser_words(value)})"
+        case dict():
+            return f"{{{', '.join(f'{key}: {_value(inner)}' for key, inner in value.items())}}}"
+        case None | bool() | int() | float() | str() | np.generic():
+            return repr(value)
+    return "..."

@@ -29,13 +29,13 @@ from fedstrata.core.types import PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Outline, SizeGroup, common_size
 from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Unfinished, need_two_threads
-from fedstrata.engines.metrics import PerClient, takes_data
+from fedstrata.engines.metrics import PerClient
 from fedstrata.engines.network.masks import FEWEST, Fixed, met, total
 from fedstrata.engines.network.site import Place, Site
 from fedstrata.engines.network.states import States
 from fedstrata.engines.network.text import START_ROUND, Text, reads, shapes
 from fedstrata.engines.network.transport import Failure, Local, Request, Transport
-from fedstrata.engines.programs import objects
+from fedstrata.engines.programs import key_of
 from fedstrata.engines.remote import Call, Prepared, RemoteFed, handle_of, remote_text
 from fedstrata.engines.rounds import cohort_of, in_a_loop
 from fedstrata.support.tracing import compiling
@@ -295,9 +295,9 @@ class Network(Engine):
         """Before the first exchange: what cannot be run here is refused, sites in this process are made."""
         self._job, (setup, method, *_) = job, job
         for name, metric in setup.metrics:
-            if isinstance(metric, PerClient):
+            if metric.each_client:
                 self._check_per_client(name, metric, setup, method)
-            elif takes_data(metric):
+            elif metric.needs_data:
                 raise ValueError(
                     f"The metric {name!r} takes (x, y, data), but the server of a network has no data: "
                     "samples stay at the sites. Give a function of (x, y) or of the state; what is a "
@@ -457,7 +457,7 @@ class Network(Engine):
         setup, _, seed, data = self._job
         cohort = np.arange(setup.clients)
         if setup.participants < setup.clients:
-            name = ("cohort", objects(setup))
+            name = ("cohort", key_of(setup))
             if name not in self._programs:
                 drawn = jax.jit(lambda seed, r, data: cohort_of(setup, jax.random.key(seed), data, r))
                 self._programs[name] = drawn
@@ -470,7 +470,7 @@ class Network(Engine):
     def _compiled(self, program: str, setup: Setup, arguments: tuple[Any, ...]) -> Any:
         """The executable; it must not read the placeholder of the memory."""
         leaves, structure = jax.tree.flatten(arguments)
-        key = (program, objects(setup), structure, tuple(jax.typeof(leaf) for leaf in leaves))
+        key = (program, key_of(setup), structure, tuple(jax.typeof(leaf) for leaf in leaves))
         if key in self._programs:
             return self._programs[key]
 

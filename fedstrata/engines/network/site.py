@@ -27,7 +27,6 @@ from fedstrata.core.types import Array, Integer, PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Outline, Placed
 from fedstrata.engines.engine import Carry
-from fedstrata.engines.metrics import PerClient
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.masks import Asked, Fixed, Masker
 from fedstrata.engines.network.states import SiteRefused, States, first_of
@@ -363,7 +362,7 @@ def _exchanged(text: Text) -> tuple[tuple[str, Any], ...]:
     """The metrics that ask clients: those of each client, where single replies are shown anyway."""
     if text.method.reveals_on(text.setup.problem) != "replies":
         return ()
-    return tuple((name, metric) for name, metric in text.setup.metrics if isinstance(metric, PerClient))
+    return tuple((name, metric) for name, metric in text.setup.metrics if metric.each_client)
 
 
 def _fitted(exchange: Exchange, phase: str, leaves: list[Array]) -> Any:
