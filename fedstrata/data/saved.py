@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,22 +49,17 @@ def _plain(step: Step) -> dict[str, Any]:
     raise DataError(f"{type(step).__name__} cannot be written: only FedStrata's own steps can.")
 
 
-def _arrays(value: Any) -> Any:
+def _each(make: Callable[[Any], Any], value: Any) -> Any:
+    """``make`` of a value, or of each value of a mapping; None stays None."""
     if isinstance(value, Mapping):
-        return {name: _arrays(own) for name, own in value.items()}
-    return None if value is None else np.asarray(value, np.float64)
-
-
-def _words(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {column: _words(own) for column, own in value.items()}
-    return None if value is None else tuple(value)
+        return {name: _each(make, own) for name, own in value.items()}
+    return None if value is None else make(value)
 
 
 # What JSON does not tell: which of its lists are arrays, and which are words.
 MADE: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("fill", "mean", "deviation"), _arrays),
-    **dict.fromkeys(("columns", "categories", "classes"), _words),
+    **dict.fromkeys(("fill", "mean", "deviation"), partial(_each, partial(np.asarray, dtype=np.float64))),
+    **dict.fromkeys(("columns", "categories", "classes"), partial(_each, tuple)),
     "traffic": Counter,
 }
 

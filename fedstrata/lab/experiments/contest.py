@@ -53,7 +53,7 @@ def budget_from(text: str) -> dict[str, float]:
     """What ``--budget bytes=1e6`` gives; a number is rounds.
 
     Raises:
-        ExperimentError: where it is neither.
+        ExperimentError: if it is neither.
     """
     kind, equals, amount = text.partition("=")
     try:

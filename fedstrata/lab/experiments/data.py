@@ -33,7 +33,7 @@ def csv(
     """Your own files, one for each client; see `fedstrata.data.from_csv`.
 
     Raises:
-        DataError: where no files or no target are named, or they do not fit.
+        DataError: if no files or no target are named, or they do not fit.
     """
     if files is None or target is None:
         raise DataError("csv needs files, such as 'site-*.csv', and target, the column of the labels.")

@@ -100,7 +100,7 @@ def prepare(kit: Path, party: Party, say: Say) -> None:
     """Check a party, and allow the two parts of a job there.
 
     Raises:
-        ValueError: where the folder is not a kit of FLARE's provisioning, or the data does not fit.
+        ValueError: if the folder is not a kit of FLARE's provisioning, or the data does not fit.
     """
     from fedstrata.engines.network.kits import name_of
 
@@ -176,7 +176,7 @@ def submit(kit: Path, plan: PreparedExperiment, out: Path, resume: bool, say: Sa
         say: is told what happens.
 
     Raises:
-        Unfinished: where the run cannot go on.
+        Unfinished: if the run cannot go on.
     """
     sites = settings_of(kit).sites
     if (out / "report.html").exists() and not resume:

@@ -235,7 +235,7 @@ def refuse_runs(folder: Path) -> None:
     """A new run does not go where there are runs already.
 
     Raises:
-        ValueError: where there are.
+        ValueError: if there are.
     """
     if (folder / "finished").exists() or (folder / "unfinished").exists():
         raise ValueError(f"{folder} has runs already: --resume goes on with them, or give another --out.")

@@ -51,7 +51,7 @@ def task_of(experiment: Experiment, setting: Setting) -> Task:
     """What is to be solved.
 
     Raises:
-        ExperimentError: where it does not go through `fedstrata.solve`.
+        ExperimentError: if it does not go through `fedstrata.solve`.
     """
     try:
         task = experiment.build(setting)
@@ -129,7 +129,7 @@ def entry_of(where: str, label: str = "y", folder: Path | None = None, valid_fra
         valid_fraction: the part of a CSV file's rows that becomes validation data.
 
     Raises:
-        DataError: where there is no such entry, or it does not give data.
+        DataError: if there is no such entry, or it does not give data.
     """
     folder = Path.cwd() if folder is None else folder
     place = folder / where

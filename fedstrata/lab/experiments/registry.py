@@ -75,7 +75,7 @@ def defined(module: ModuleType, where: str) -> Experiment:
     """The experiment that a module defines.
 
     Raises:
-        ExperimentError: where it defines none.
+        ExperimentError: if it defines none.
     """
     from fedstrata.lab.experiments.base import Experiment
 
@@ -106,7 +106,7 @@ def headline(name: str) -> Headline:
     """An experiment's headline, read off its file: to run the file would take JAX and a second.
 
     Raises:
-        ExperimentError: where a field of the headline is computed, not written out.
+        ExperimentError: if a field of the headline is computed, not written out.
     """
     file = files()[name]
     for statement in ast.parse(file.read_bytes()).body:

@@ -263,7 +263,7 @@ def report_runs(
 
 
 def _split(experiment: Experiment) -> Split | None:
-    """How the data of the first setting lies with the clients, where it lies on this machine.
+    """How the data of the first setting is distributed, if it is on this machine.
 
     It has been built before, for its runs or to compare them with what is stored.
     """

@@ -96,7 +96,7 @@ def settings_of(folder: Path) -> Settings:
     """The federation.toml in a folder.
 
     Raises:
-        ValueError: where there is none, or an entry is missing, unknown or not what it should be.
+        ValueError: if there is none, or an entry is missing, unknown or not what it should be.
     """
     file = folder / "federation.toml"
     if not file.is_file():
@@ -111,7 +111,7 @@ def add_sites(file: Path, names: Sequence[str]) -> None:
     """Put new sites at the end of those in a federation.toml, so that clients keep their numbers.
 
     Raises:
-        ValueError: where the file has no list of sites in one place, or would not be valid.
+        ValueError: if the file has no list of sites in one place, or would not be valid.
     """
     text = file.read_text("utf-8")
     before = tomllib.loads(text).get("federation", {}).get("sites", [])

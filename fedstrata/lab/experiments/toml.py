@@ -485,7 +485,7 @@ class FileBuild:
         """A key's name in the parts to which it belongs, and these parts: one, or some methods.
 
         Raises:
-            ExperimentError: where it belongs nowhere.
+            ExperimentError: if it belongs nowhere.
         """
         for part, keys in self.common.items():
             if key in keys.known:

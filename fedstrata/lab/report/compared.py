@@ -36,7 +36,7 @@ def compare(
         The path of the page.
 
     Raises:
-        ReportError: where a folder cannot be read, or there are fewer than two.
+        ReportError: if a folder cannot be read, or there are fewer than two.
     """
     if len(folders) < 2:
         raise ReportError("a comparison needs two folders or more")

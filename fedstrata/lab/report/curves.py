@@ -128,7 +128,7 @@ def build_plot(runs: Sequence[RunRecord], spec: PlotSpec) -> Plot:
         spec: what to draw.
 
     Raises:
-        ReportError: where no run has the metric, or a line would average over more than seeds.
+        ReportError: if no run has the metric, or a line would average over more than seeds.
     """
     if why := undrawn(runs, spec):
         raise ReportError(why)

@@ -87,14 +87,14 @@ def write_report(
         findings: Markdown, what came out. Its first paragraph is the first thing on the page, above the first
             plot; where it is empty, a sentence is made of the table.
         notes: Markdown, at the end of the page.
-        split: how the samples lie with the clients (`split_of`).
+        split: how the samples are distributed over the clients (`split_of`).
         command: the exact command that does all this again.
 
     Returns:
         The path of the page.
 
     Raises:
-        ReportError: where the runs do not fit the table or the plots. A plot whose series no run has is left
+        ReportError: if the runs do not fit the table or the plots. A plot whose series no run has is left
             out, and the page says so.
     """
     versions, machine = environment()
@@ -125,7 +125,7 @@ def load_report(folder: str | os.PathLike[str]) -> Report:
     """Read a report's folder.
 
     Raises:
-        ReportError: where the folder, or a file in it, is missing, damaged or not this report's.
+        ReportError: if the folder, or a file in it, is missing, damaged or not this report's.
     """
     place = Path(folder)
     if not place.is_dir():
@@ -164,7 +164,7 @@ def rebuild(folder: str | os.PathLike[str]) -> Path:
         The path of the page.
 
     Raises:
-        ReportError: where the folder cannot be read.
+        ReportError: if the folder cannot be read.
     """
     report = load_report(folder)
     return _put(Path(folder), _derived(report.definition, report.runs))

@@ -367,7 +367,7 @@ def plot_history(
         The figure: ``figure.savefig("history.png")``.
 
     Raises:
-        ReportError: where the history lacks a series.
+        ReportError: if the history lacks a series.
     """
     chosen = [name for name in history if name not in (*BOOKKEEPING, x)] if metrics is None else list(metrics)
     if missing := [name for name in (x, *chosen) if name not in history]:

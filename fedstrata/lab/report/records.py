@@ -49,7 +49,7 @@ class RunRecord:
             ``advice``, and what it measured; a run that diverged has the verdict alone.
 
     Raises:
-        ReportError: where a field has the wrong form.
+        ReportError: if a field has the wrong form.
 
     >>> run = RunRecord("A", {"H": 5}, 0, {"round": [0, 1], "loss": [2, 1.0]}, {"bytes_up": 8}, 0.1, "FedAvg")
     >>> run.history["loss"]
@@ -175,7 +175,7 @@ def read_runs(runs: str, history: str) -> list[RunRecord]:
     """What `write_runs` and `write_history` wrote.
 
     Raises:
-        ReportError: where the two do not fit together, or hold something that is not a number.
+        ReportError: if the two do not fit together, or hold something that is not a number.
     """
     head, *lines = _rows("runs.csv", runs)
     series = _read_history(history)

@@ -240,7 +240,7 @@ class PaperClaims:
 
 @dataclass(frozen=True, config=_STRICT)
 class Split:
-    """How the samples lie with the clients; `split_of` makes it of data.
+    """How the samples are distributed over the clients; `split_of` makes it from data.
 
     Args:
         sizes: how many training samples each client has.

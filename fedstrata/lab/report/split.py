@@ -1,4 +1,4 @@
-"""How the samples lie with the clients: counts by class, or sizes, as a plot like any other."""
+"""How the samples are distributed over the clients: counts by class, or sizes, as a plot like any other."""
 
 from __future__ import annotations
 

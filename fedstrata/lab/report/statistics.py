@@ -35,7 +35,7 @@ def group(runs: Sequence[RunRecord], keys: Sequence[str]) -> dict[tuple[Scalar, 
     A run without a key has None there: some lines of a plot may vary what others do not have.
 
     Raises:
-        ReportError: where a group mixes settings, so that an average over it would not be one over seeds.
+        ReportError: if a group mixes settings, so that an average over it would not be one over seeds.
     """
     groups: dict[tuple[Scalar, ...], list[RunRecord]] = {}
     for run in runs:

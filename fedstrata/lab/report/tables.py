@@ -287,7 +287,7 @@ def build_table(runs: Sequence[RunRecord], spec: TableSpec, paper: PaperClaims |
         paper: what was printed; a claim about a row that no run belongs to is left out.
 
     Raises:
-        ReportError: where a row would average over more than seeds; where a column, a key or a claim names
+        ReportError: if a row would average over more than seeds; where a column, a key or a claim names
             nothing.
 
     >>> loss = lambda seed, last: RunRecord("A", {}, seed, {"round": [0, 1], "loss": [9, last]}, {}, 0.0, "A")
