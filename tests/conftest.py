@@ -25,8 +25,13 @@ from fedstrata.solving import certificate
 
 # Runs of tests are not judged unasked: most are a few rounds long, and some count what is compiled.
 certificate.ALLOWANCE.left = -1e9
-_few_programs_run = [0]
 MAPS = Path("/proc/self/maps")  # Linux allows 65,530 of them
+_compiled = [0]  # programs, since the maps were last counted
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **_: _compiled.__setitem__(
+        0, _compiled[0] + event.endswith("backend_compile_duration")
+    )
+)
 
 # Compiling makes the first example slow, hence no deadline.
 hypothesis.settings.register_profile("fedstrata", derandomize=True, deadline=None)
@@ -55,11 +60,15 @@ def _drop_programs() -> None:
 
 @pytest.fixture(autouse=True)
 def _few_programs() -> Iterator[None]:
-    """Thousands of programs exhaust what a process may map: now and then they are dropped."""
+    """Thousands of programs exhaust what a process may map: now and then they are dropped.
+
+    Not sooner: what is dropped is compiled again, and looking for garbage takes a second by then.
+    """
     yield
-    _few_programs_run[0] += 1
-    if _few_programs_run[0] % 10 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > 20_000:
-        _drop_programs()
+    if _compiled[0] > 200 and MAPS.exists():
+        _compiled[0] = 0
+        if MAPS.read_bytes().count(b"\n") > 30_000:
+            _drop_programs()
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ def test_auto_stops_at_its_budget_and_says_so():
     assert "budget" in result.notes[2]
 
 
+@pytest.mark.slow
 def test_auto_falls_where_the_loss_has_kinks():
     rng = np.random.default_rng(0)
     data = fs.FederatedData.from_clients([{"a": rng.normal(size=(3, 2)) + i} for i in range(3)])

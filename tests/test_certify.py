@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 ONE = fs.FederatedData.from_clients([{"a": np.array([1.0])}, {"a": np.array([3.0, 5.0])}])  # means 1 and 4
 
 
-@pytest.mark.parametrize("unit", [1.0, 1e-9])
+@pytest.mark.parametrize("unit", [pytest.param(1.0, marks=pytest.mark.slow), 1e-9])
 def test_the_excess_of_a_bilevel_answer(unit):
     """It is that of F at the solved y, whatever the loss' unit."""
     game = fs.quadratic_bilevel(clients=3, n=2, p=3)
@@ -33,6 +33,7 @@ def test_the_excess_of_a_bilevel_answer(unit):
     assert found.interval[0] <= excess * 1.001
 
 
+@pytest.mark.slow
 def test_lower_levels_without_a_minimiser():
     def certified(lower, y):
         problem = fs.Bilevel(lambda x, y, s: (x - 1) ** 2 + y**2, lower, same_samples=True)
@@ -49,6 +50,7 @@ def test_lower_levels_without_a_minimiser():
     assert not fs.diagnose(result).solved
 
 
+@pytest.mark.slow
 def test_an_equilibrium_that_is_not_unique():
     data = fs.FederatedData.from_clients([{"a": np.ones(2)}])
     box = fs.sets.Box(-1.0, 1.0)
@@ -113,6 +115,7 @@ def test_starts_at_the_solution_zero_and_far_away():
     assert not fs.certify(problem, ONE, np.array(100.0), x0=np.array(1e7)).solved
 
 
+@pytest.mark.slow
 def test_a_badly_conditioned_equilibrium():
     """y = A⁻¹(x b) with a condition number of 10⁴, which projections alone do not reach."""
     A, b = np.diag([1.0, 1e-4]), np.array([0.1, 0.1])
@@ -131,6 +134,7 @@ def test_a_set_and_a_point_outside_of_it():
     assert outside.outside == pytest.approx(0.1 / 1.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [1.0, 1e-3])
 def test_selection_in_any_unit(unit):
     game = fs.underdetermined()

@@ -46,6 +46,7 @@ def test_clients_are_drawn_by_weight_and_count_what_they_should(sizes, count, th
     np.testing.assert_allclose(counts, sizes.sum(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_few_of_many_are_drawn_evenly():
     """Every client equally likely, no one twice: against the binomial distribution."""
     clients, count, draws = MANY + 1, 20, 4_000
@@ -93,6 +94,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [m if m == "FedAvg" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
 )

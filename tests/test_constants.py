@@ -15,6 +15,7 @@ def matrices(game, name):
     return np.asarray(game.data.train[name], float)
 
 
+@pytest.mark.slow
 def test_a_quadratic_bilevel_problem():
     game = fs.quadratic_bilevel(clients=4, n=3, p=5)
     x, y = np.array([0.3, -1.0, 2.0]), np.ones(5)

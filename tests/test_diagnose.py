@@ -44,6 +44,7 @@ def test_float32_runs_are_diagnosed_in_float64(quadratic):
     np.testing.assert_allclose(found.hypergradient, quadratic.gradient(np.ones(3)), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_zeroth_order_result(quadratic):
     """The same number for a method that knows no derivatives, and for one that reached the solution."""
     problem, data, x_star, y_star = quadratic
@@ -298,6 +299,7 @@ def equation(x, s):
     return 0.5 * (s["a"] @ x - s["b"]) ** 2
 
 
+@pytest.mark.slow
 def test_selection_among_solutions_of_equations():
     """With f = ½‖x − c‖² the projection of c is x*, and ‖x − x*‖ the measure, wherever x is."""
     c, x = np.array([1.0, 0.0, -2.0, 0.5]), np.array([3.0, -1.0, 0.0, 1.0])
@@ -350,6 +352,7 @@ def test_selection_within_a_set_and_where_optima_have_a_boundary():
     assert fs.diagnose(at(ramp, data, np.array(-1.0), None)).stationarity == pytest.approx(2.0)
 
 
+@pytest.mark.slow
 def test_optima_that_are_not_there_are_told():
     """exp(−x) has no smallest value: the projections run away, and the measure says that it is not exact."""
     data = fs.FederatedData.from_clients([{"a": np.ones((1, 1)), "b": np.ones(1)}])
@@ -459,6 +462,7 @@ def _line(x, a):
     return x - jnp.maximum(a @ x, 0) * a / (a @ a)
 
 
+@pytest.mark.slow
 def test_sets_of_the_clients_own():
     """{x₁ ≤ 0} and {x₁ + x₂ ≤ 0}: (2, 1) is projected onto the corner by both, (1, −3) by the first alone."""
     data = fs.FederatedData.from_clients(
@@ -547,6 +551,7 @@ def test_constraints_are_judged_by_their_penalty():
     assert hard.objective > 10 * 0.5
 
 
+@pytest.mark.slow
 def test_entries_of_y_that_stay_zero():
     """g = ½ yᵀHy − xy₁ with y₃ decoupled: y(x) = x H⁻¹e₁, and ∇F = e₁ᵀH⁻¹y(x) for f = ½‖y‖²."""
     H = np.array([[2.0, 1.0, 0.0], [1.0, 30.0, 0.0], [0.0, 0.0, 1.0]])

@@ -145,6 +145,7 @@ def numpy_loss(x, sample):
     return float(sum(abs(float(u) - float(v)) for u, v in zip(x, sample["a"], strict=True)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "vectorized"),
     [
@@ -171,6 +172,7 @@ def test_black_box_equals_the_same_loss_in_jax(engine, vectorized):
     np.testing.assert_allclose(boxed.history["loss"], plain.history["loss"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_black_box_may_be_a_torch_function():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[bench]'")
     box = fs.black_box(lambda x, s: torch.nn.functional.l1_loss(torch.tensor(x), torch.tensor(s["a"])).item())
@@ -181,6 +183,7 @@ def test_black_box_may_be_a_torch_function():
     np.testing.assert_allclose(result.history["loss"][0], 1.0)
 
 
+@pytest.mark.slow
 def test_black_box_that_returns_nonsense_is_named():
     box = fs.black_box(lambda x, sample: "much")
     data = fs.FederatedData.from_clients([{"a": np.ones((2, 2))}])

@@ -100,7 +100,7 @@ def test_numpy_and_python_numbers_are_the_same():
         assert type(other.H) is int
         assert type(other.batch_size) is int
         assert jax.tree.structure(other) == jax.tree.structure(plain)
-        np.testing.assert_array_equal(solve(other).x, solve(plain).x)
+        assert jax.tree.leaves(other) == jax.tree.leaves(plain)
 
 
 def test_a_list_is_an_array():

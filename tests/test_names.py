@@ -25,7 +25,6 @@ def test_every_name_is_there():
     assert fs.data is import_module("fedstrata.data")
     assert fs.FedAvg is import_module("fedstrata.methods.fedavg").FedAvg
     assert run("from fedstrata import *; print(solve.__name__, FedMSA.__name__)") == ["solve", "FedMSA"]
-    assert run("from fedstrata import Bilevel, data; print(Bilevel.__name__)") == ["Bilevel"]
 
 
 def test_importing_the_package_imports_no_jax():

@@ -22,7 +22,7 @@ def ridge(seed=0, n=4):
     return problem, fs.FederatedData.from_clients(clients), np.linalg.lstsq(*pooled)[0]
 
 
-@pytest.mark.parametrize("participation", [1.0, 2])
+@pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.slow), 2])
 def test_a_plan_solves_a_ridge_regression(participation):
     problem, data, best = ridge()
     options = {"weights": "size", "participation": participation}

@@ -53,6 +53,7 @@ def test_products_are_those_of_the_hessian(point):
         np.testing.assert_allclose(found.gradient[name], slope, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_differences_of_gradients_approximate_them(point):
     samples, x, w, v = point
     exact, approximate = (curvature(samples.full_mean(g), x, w, v, p) for p in ("exact", "differences"))

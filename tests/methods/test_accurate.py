@@ -82,6 +82,7 @@ def flat(y):
     return np.append(y["w"], y["c"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kappa", "weights"),
     [
@@ -280,6 +281,7 @@ def flat_sum(y):
     return y["w"].sum() + y["c"]
 
 
+@pytest.mark.slow
 def test_a_hessian_that_vanishes_at_the_start():
     """``h = ¼Σy⁴ − (x + 2)ᵀy``, flat at y = 0, has its solution at the cubic roots of x + 2."""
     problem = fs.Bilevel(lambda x, y, s: (y**2).sum(), lambda x, y, s: (y**4).sum() / 4 - (x + s["two"]) @ y)

@@ -65,6 +65,7 @@ def test_a_step_of_fastdro_is_along_the_worst_case(problem):
         np.testing.assert_allclose(start, problem.risk.value(losses, shares), rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("engine", ["simulated", pytest.param("streamed", marks=pytest.mark.slow)])
 def test_all_samples_of_clients_of_very_unequal_size(engine):
@@ -163,6 +164,7 @@ def test_pdsgd_solves_compositions_as_epigraphs():
     np.testing.assert_allclose(result.state.t, exact.history["objective"][-1], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_gcivr_restarts_and_counts():
     data = fs.FederatedData.from_clients(regression((5, 5)))

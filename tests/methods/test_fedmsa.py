@@ -44,7 +44,10 @@ def mean_maps(q, x, w, v):
     return slope[:n] + B.T @ v, A @ w - B @ x - c, A @ v - slope[n:]
 
 
-@pytest.mark.parametrize(("K", "rounds"), [(1, 300), (5, 70), (10, 40)])
+@pytest.mark.parametrize(
+    ("K", "rounds"),
+    [pytest.param(1, 300, marks=pytest.mark.slow), (5, 70), pytest.param(10, 40, marks=pytest.mark.slow)],
+)
 def test_heterogeneous_quadratic(quadratic, K, rounds):
     result = run(quadratic, fs.FedMSA(alpha=0.1, beta=0.2, K=K), 3 * rounds)
     assert result.history["error"][: rounds + 1].min() < 1e-6
@@ -146,6 +149,7 @@ def test_algorithm_1_by_hand(quadratic):
     np.testing.assert_allclose(result.state.Z[0].v, z[13:], rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_equal_clients_make_every_local_step_a_global_one():
     """Without heterogeneity local maps are global: R rounds are 1 + K (R − 1) centralised updates."""
     q = fs.quadratic_bilevel(clients=3, heterogeneity=0.0, seed=1)
@@ -154,6 +158,7 @@ def test_equal_clients_make_every_local_step_a_global_one():
     np.testing.assert_allclose(local.x, central.x, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_same_sample_at_both_points():
     """Noise in linear terms cancels between two points: with ρ = 0 the direction's error stays."""
     q = fs.quadratic_bilevel(clients=4, heterogeneity=0.0, samples=6, noise=1.0)
@@ -356,6 +361,7 @@ def test_the_rate_in_rounds():
 # Options, costs, mistakes
 
 
+@pytest.mark.slow
 def test_first_order_products(quadratic):
     exact, approximate = (
         run(quadratic, fs.FedMSA(0.1, 0.2, K=5, products=p), 60) for p in ("exact", "differences")

@@ -42,6 +42,7 @@ def inner_solution(q, x, steps, beta):
 # FedNest
 
 
+@pytest.mark.slow
 def test_a_cohort_drawn_anew_for_every_inner_averaging():
     """One of two clients with minimisers ±1, where y would end at that of the round's own client.
 
@@ -292,6 +293,7 @@ def test_the_first_order_approximation_drops_the_indirect_part(quadratic):
     assert result.ledger.hessian_products == 0
 
 
+@pytest.mark.slow
 def test_a_set_of_x(quadratic):
     """All of them stay in a ball, and end at its boundary's best point."""
     problem = fs.Bilevel(quadratic.problem.upper, quadratic.problem.lower, project_x=fs.sets.Ball(0.3))
@@ -360,6 +362,7 @@ def test_too_few_terms_are_told():
     fs.solve(uneven, fs.FedNest(0.01, 0.01, N=57), data, np.zeros(2), **start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("low", [0.5, 0.0, -0.5])
 def test_conjugate_gradients_stop_where_nothing_curves_upwards(low):
     """Of curvature 0.5 they solve the system; of 0 what of it can be solved; of less they stay bounded."""
@@ -375,6 +378,7 @@ def test_conjugate_gradients_stop_where_nothing_curves_upwards(low):
     assert np.linalg.norm(v) < 5
 
 
+@pytest.mark.slow
 def test_an_ell_too_small_is_not_certified():
     """The curvature is 4. N terms with ℓ have the factor c = 1 − (1 − 4/ℓ)^N: x = c(1 − ā)/(c + 0.1)."""
     problem, data, x_star = steep()

@@ -61,6 +61,7 @@ def solve(method, rounds=1500, problem=problem, data=data, **more):
     return fs.solve(problem, method, data, arguments.pop("x0", x0), rounds=rounds, **arguments)
 
 
+@pytest.mark.slow
 def test_one_sided_floor_is_proportional_to_eta():
     errors = {
         eta: solve(fs.FedRZOBilevel(0.02, eta, batch_size=None, lower=EXACT)).history["error"][-1]
@@ -86,6 +87,7 @@ def test_two_sided_has_no_floor(messages):
     assert lower["floats_up"] == 1500 * 10 * 2 * (8 + 64)
 
 
+@pytest.mark.slow
 def test_federated_lower_level():
     """The accuracy that an exact lower level gives, with Local SGD averaged after every step."""
     method = fs.FedRZOBilevel(0.02, 1e-3, batch_size=None, lower=fs.FedAvg(1 / L), lower_rounds=60)
@@ -160,6 +162,7 @@ def test_without_a_lower_level_it_is_fedrzo():
     np.testing.assert_allclose(result.x, x, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* ended outside of clients. own sets:UserWarning")  # by the penalty
 def test_local_sets():
     """With n orthogonal two-sided directions there is no noise: f + mean dist²(·, X_i)/(2η) is minimised."""
@@ -213,6 +216,7 @@ def test_rules_solve_the_lower_level(lower):
     assert np.linalg.norm(result.y - same.solution(x0)) <= contraction * start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lower", "scale"),
     [
@@ -234,6 +238,7 @@ def test_rules_find_their_constants(lower, scale):
     assert np.linalg.norm(result.y - exact) <= bound * np.linalg.norm(exact)
 
 
+@pytest.mark.slow
 def test_constants_may_be_schedules():
     rule = {"batch_size": None, "lower": "local_sgd", "kappa_h": L / MU}
     method = fs.FedRZOBilevel(0.01, 0.1, mu_h=MU, **rule)

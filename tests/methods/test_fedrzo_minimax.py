@@ -30,6 +30,7 @@ def solve(problem, eta, start, lower):
     )
 
 
+@pytest.mark.slow
 def test_coupled_sets():
     """min over x ∈ [−1, 1] of max over y: (0.5, −0.5), where x² − x is least."""
     problem = fs.Minimax(payoff, project_x=fs.sets.Box(-1, 1), project_y=below)
@@ -37,6 +38,7 @@ def test_coupled_sets():
     np.testing.assert_allclose([result.x[0], result.y[0]], [0.5, -0.5], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_reversed_order():
     """max over y ∈ [−1, 1] of min over x: (−1, 1), at the edge of both sets.
 
@@ -66,6 +68,7 @@ def test_saddle_point():
     np.testing.assert_allclose(result.y, y_star, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_draws_from_the_training_samples():
     """Both levels of a minimax problem have the same data, also where there is validation data."""
     train, valid = [{"c": np.ones(2)}], [{"c": np.full(2, np.float64(1e6))}]

@@ -55,7 +55,12 @@ def curvature(game, slope=1e-3):
 @inside
 @pytest.mark.parametrize("b", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "followers", [10, *(pytest.param(n, marks=pytest.mark.long) for n in (20, 100)), 1000]
+    "followers",
+    [
+        10,
+        *(pytest.param(n, marks=pytest.mark.long) for n in (20, 100)),
+        pytest.param(1000, marks=pytest.mark.slow),
+    ],
 )
 def test_leader_optimum(followers, b):
     game = fs.cournot_game(followers, b, samples=3)
@@ -105,8 +110,7 @@ def game():
     "lower",
     [
         "projection",
-        "solution",
-        *(pytest.param(s, marks=pytest.mark.slow) for s in ("extragradient", "accelerated")),
+        *(pytest.param(s, marks=pytest.mark.slow) for s in ("solution", "extragradient", "accelerated")),
     ],
 )
 def test_every_solver(game, lower):
@@ -231,6 +235,7 @@ def test_without_followers_it_is_fedrzo(x64):
     assert one.ledger.floats_up == other.ledger.floats_up + 4 * 3 * 2  # the residual
 
 
+@pytest.mark.slow
 def test_sets_of_followers_may_move_with_x_and_sample():
     """y = the projection of 2 onto [x, ξ]; the leader wants y = 1.5 where ξ allows it."""
     problem = fs.MPEC(
@@ -336,6 +341,7 @@ def spiral(k, lower, **options):
     return fs.solve(problem, method, data, np.zeros(2), y0=np.zeros(2), progress=False, **options)
 
 
+@pytest.mark.slow
 def test_the_default_solver_needs_no_more_than_monotone():
     """F(x) is smallest where the mean of y_i is (1, 1): x + ½ = k J (1, 1) = (1, −1) for k = 1."""
     result = spiral(1.0, {}, rounds=40, eval_every=40)
@@ -376,6 +382,7 @@ def one_step(lower, rounds=1, y0=(4.0, 4.0), **options):
     return fs.solve(problem, method, data, 1.0, y0=np.array(y0), rounds=rounds, progress=False)
 
 
+@pytest.mark.slow
 @rough
 def test_the_residual_of_a_given_solution_is_measured(x64):
     """It is a quarter of LENGTH away from where G = 0, and y0 is (4, 4): a relative residual by hand."""

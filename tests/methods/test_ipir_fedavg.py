@@ -70,6 +70,7 @@ def test_warm_inner_rounds_follow_the_projection():
     assert gaps[1] < gaps[0] / 10
 
 
+@pytest.mark.slow
 def test_inner_rounds_are_counted_apart():
     ledger = run(rounds=6).ledger
     assert ledger.lower_rounds == 1 + 1 + 2 + 3 + 4 + 5
@@ -104,6 +105,7 @@ def test_it_is_algorithm_2_in_numpy():
     np.testing.assert_allclose(result.y, projection, atol=2e-5)
 
 
+@pytest.mark.slow
 @large_lam
 def test_federated_and_proximal_secondaries():
     """With f = ½‖x − c‖², F_λ has one minimiser: (c + (y − P(y))/λ-pull balanced) in closed form."""
@@ -133,6 +135,7 @@ def test_proximal_step_of_an_l1_secondary():
     np.testing.assert_allclose(again, y, atol=0.5 * rounding)
 
 
+@pytest.mark.slow
 def test_partial_participation_projects_onto_everyones_set():
     result = run(inner="warm", inner_rounds=60, rounds=400)
     sampled = fs.solve(

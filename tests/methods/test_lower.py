@@ -64,6 +64,7 @@ def test_in_a_set(method):
     np.testing.assert_allclose(result.x, np.clip(x_star, -0.2, 0.3), atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* ended outside of clients. own sets:UserWarning")  # as it should
 def test_sets_of_clients():
     """With a set of its own each client uploads a point of it."""

@@ -46,7 +46,7 @@ LIKE_LOCAL_SGDA = {
 }
 
 
-@pytest.mark.parametrize("name", LIKE_LOCAL_SGDA)
+@pytest.mark.parametrize("name", ["fessgda", pytest.param("fedsgda-plus", marks=pytest.mark.slow)])
 def test_reduces_to_local_sgda(noisy, name):
     """Without the quadratic term; and where a snapshot is always the point itself."""
     method = LIKE_LOCAL_SGDA[name]

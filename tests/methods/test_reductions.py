@@ -120,6 +120,7 @@ def test_fedprox_pulls_to_the_proximal_point():
     )
 
 
+@pytest.mark.slow
 def test_fedrzo_and_fedzo_tend_to_gradient_descent():
     # The mean over directions of the estimate at η → 0 is the gradient: many directions in one step, by
     # FedZO's b.
@@ -150,6 +151,7 @@ def test_scalars_are_refused_with_a_local_set():
         fs.solve(bounded, fs.FedRZO(gamma=0.1, eta=0.1, messages="scalars"), data, x0, rounds=1)
 
 
+@pytest.mark.slow
 def test_fedrzo_ends_in_the_intersection_of_local_sets():
     # min ½‖x − (2,2)‖² over x_0 ≤ 1 (client 0) and x_1 ≤ 0.5 (client 1): the solution is (1, 0.5); the
     # penalty

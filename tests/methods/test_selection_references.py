@@ -23,6 +23,7 @@ def error(x):
     return np.linalg.norm(np.asarray(x, float) - TOY.x_star) / np.linalg.norm(TOY.x_star)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm_start", [False, True])
 def test_the_grid_is_solved_one_after_the_other(warm_start):
     grid = (1.0, 0.1, 0.03)
@@ -32,6 +33,7 @@ def test_the_grid_is_solved_one_after_the_other(warm_start):
     np.testing.assert_array_equal(result.x, result.state.solutions[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:SequentialRegularization. its share")  # of 20 rounds
 def test_a_cold_start_forgets():
     """The second η gets the other half of the rounds, from x⁰: as if it had been alone."""
@@ -40,6 +42,7 @@ def test_a_cold_start_forgets():
     np.testing.assert_allclose(both.x, alone.x, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:BiGSAM. x is still on its way:UserWarning")  # after 300 rounds
 def test_big_sam_converges_like_one_over_k():
     errors = [error(run(fs.BiGSAM(), R).x) for R in (300, 3000)]
@@ -110,10 +113,15 @@ def test_an_eta_that_its_rounds_do_not_solve():
     "method",
     [
         fs.StRFedAvg("geometric", K=2),
-        fs.SequentialRegularization((1.0, 0.1)),
-        fs.BiGSAM(),
-        fs.RAPM(),
-        fs.IPIRFedAvg(0.05, 0.2, inner="warm", inner_rounds=2),
+        *(
+            pytest.param(method, marks=pytest.mark.slow)
+            for method in (
+                fs.SequentialRegularization((1.0, 0.1)),
+                fs.BiGSAM(),
+                fs.RAPM(),
+                fs.IPIRFedAvg(0.05, 0.2, inner="warm", inner_rounds=2),
+            )
+        ),
     ],
     ids=lambda method: type(method).__name__,
 )

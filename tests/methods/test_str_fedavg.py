@@ -65,7 +65,7 @@ def test_errors_fall_at_least_as_fast_as_the_theorems_bounds(rule, eta):
     assert (np.diff(np.log(squared)) <= np.diff(np.log(bound)) / 2).all()
 
 
-@pytest.mark.parametrize("K", [1, 5])
+@pytest.mark.parametrize("K", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_geometric_schedule_finds_the_selected_solution(K):
     """The rounding of float32 does not add up, over ten times as many rounds or short local steps."""
     for rounds in (1000, 10_000):
@@ -74,6 +74,7 @@ def test_geometric_schedule_finds_the_selected_solution(K):
         np.testing.assert_array_equal(result.x, result.state.last)
 
 
+@pytest.mark.slow
 def test_decreasing_schedule_beats_the_papers_rule():
     decreasing, paper = run(fs.StRFedAvg(rule="decreasing"), 1000), run(fs.StRFedAvg(), 1000)
     assert error(decreasing.x) < 0.05 < error(paper.x)
@@ -373,6 +374,7 @@ def test_bad_problems():
         run(fs.StRFedAvg(), 1, TOY._replace(data=fs.FederatedData.from_clients(unequal)), batch)
 
 
+@pytest.mark.slow
 def test_what_the_papers_rule_leaves():
     """By the closed form: with f = ½‖x‖² the minimiser of h + ηf is 1/(1 + η) of the solution."""
     A = np.array([[1.0, 0.0]])
@@ -428,6 +430,7 @@ def test_a_primary_without_curvature_is_told_of():
     np.testing.assert_array_equal(last.x, average.state.last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("curvature", "solved"), [(1e-1, True), (1e-4, False)])
 def test_flat_directions_that_are_not_solved_are_told_of(curvature, solved):
     """h = ½(x₀ − 1)² + ½c(x₁ − 1)²: after R steps of 1 about (1 − c)^R of x₁'s way is left; x₂ is free."""

@@ -86,6 +86,7 @@ def test_a_site_sends_one_weighted_sum():
     assert sum(shared.transport.received) < sum(alone.transport.received) / 3
 
 
+@pytest.mark.slow
 def test_headers_are_small():
     """What a message has besides the leaves: header, clients, weights, key, padding."""
     case, engine = CASES["fedavg"], Network()
@@ -499,7 +500,7 @@ class HangingNetwork(Network):
         self.transport = Hanging(self.transport.sites)
 
 
-@pytest.mark.parametrize(("signals", "grace"), [(1, 0.1), (2, 60.0)])
+@pytest.mark.parametrize(("signals", "grace"), [(1, 0.1), pytest.param(2, 60.0, marks=pytest.mark.slow)])
 def test_a_run_that_waits_for_a_site_ends_when_it_is_asked_and_is_saved(
     signals, grace, tmp_path, monkeypatch
 ):

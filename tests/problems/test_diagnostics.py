@@ -15,6 +15,7 @@ from fedstrata.advice.diagnostics import (
 )
 
 
+@pytest.mark.slow
 def test_interval_covers_as_often_as_it_says():
     """The smoothed gradient of ‖x‖₁ + ½xᵀAx inside an orthant is sign(x) + Ax."""
     A = jnp.diag(jnp.arange(1.0, 6.0))
@@ -42,6 +43,7 @@ def test_interval_shrinks_and_contains_zero_at_a_minimum():
     assert fine.high < 1e-6  # f is even, so two-sided estimates vanish at its minimum
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_stationarity_of_bilevel_and_minimax():
     for quadratic in (fs.quadratic_bilevel(clients=4, n=3, p=4), fs.quadratic_minimax(clients=4, n=3, p=4)):
@@ -54,6 +56,7 @@ def test_stationarity_of_bilevel_and_minimax():
         stationarity(problem, data, x, 0.3)
 
 
+@pytest.mark.slow
 def test_stationarity_counts_the_sets():
     """min ½‖x − a‖² over two balls: x lies where the pull of the sets and the gradient cancel."""
     data = fs.FederatedData.from_clients([{"a": np.array([[3.0, 0.0]])}] * 2)
@@ -131,6 +134,7 @@ def test_a_result_is_judged_with_its_own_weights():
     assert found == stationarity(problem, data, result.x, 1e-2, weights="size")
 
 
+@pytest.mark.slow
 def test_the_lower_residual_of_a_result():
     q = fs.quadratic_bilevel(clients=2, n=2, p=3)
     start = {"y0": q.y_star, "rounds": 1, "progress": False}

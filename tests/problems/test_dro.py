@@ -54,7 +54,13 @@ RISKS = {
         {"penalty": lambda q: 0.5 * xlogy(q, q), "lower": 1e-12, "upper": 1 / 0.3},
     ),
 }
-every_risk = pytest.mark.parametrize(("problem", "inner"), RISKS.values(), ids=RISKS)
+every_risk = pytest.mark.parametrize(
+    ("problem", "inner"),
+    [
+        pytest.param(*its, id=name, marks=() if name in ("kl", "chi2 ball", "cvar") else pytest.mark.slow)
+        for name, its in RISKS.items()
+    ],
+)
 
 
 def sample(seed):
@@ -217,12 +223,17 @@ SHARES = np.array([0.1, 0.1, 0.1, 0.1, 0.1, 0.25, 0.25])
     ("project", "bounds", "constraints"),
     [
         (Densities(SHARES), (0, None), [("eq", lambda q: SHARES @ q - 1)]),
-        (Densities(SHARES, -np.inf), (None, None), [("eq", lambda q: SHARES @ q - 1)]),
-        (Densities(SHARES, 0.0, 1.5), (0, 1.5), [("eq", lambda q: SHARES @ q - 1)]),
-        (
-            Densities(SHARES, 0.0, np.inf, 0.4),
-            (0, None),
-            [("eq", lambda q: SHARES @ q - 1), ("ineq", lambda q: 0.4 - SHARES @ (q - 1) ** 2)],
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                (Densities(SHARES, -np.inf), (None, None), [("eq", lambda q: SHARES @ q - 1)]),
+                (Densities(SHARES, 0.0, 1.5), (0, 1.5), [("eq", lambda q: SHARES @ q - 1)]),
+                (
+                    Densities(SHARES, 0.0, np.inf, 0.4),
+                    (0, None),
+                    [("eq", lambda q: SHARES @ q - 1), ("ineq", lambda q: 0.4 - SHARES @ (q - 1) ** 2)],
+                ),
+            )
         ),
         (HalfBall(SHARES), (0, None), [("ineq", lambda z: 1 - SHARES @ z**2)]),
     ],

@@ -94,6 +94,7 @@ def test_worst_violation_counts_decisions():
     np.testing.assert_allclose(metric(jnp.float32(x), None, data), exact, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_the_penalty_is_exact_in_the_limit():
     """``min (x−2)² s.t. x ≤ 1`` has the multiplier 2: with ρ = 3 the penalised minimum tends to x = 1."""
@@ -112,6 +113,7 @@ def test_the_penalty_is_exact_in_the_limit():
     assert fs.solve(problem, fs.MBSGD(0.01), data, 0.0, rounds=1, progress=False).x.shape == ()
 
 
+@pytest.mark.slow
 def test_bounded_group_loss():
     data = fs.FederatedData.from_clients(clients())
     problem = fs.fairness.bounded_group_loss(loss, 3, bound=0.5)

@@ -75,6 +75,7 @@ def test_values_and_derivatives_are_those_of_the_network(loss):
     assert not loss._in_turn
 
 
+@pytest.mark.slow
 def test_a_run_is_that_of_the_native_loss(loss):
     method = fs.FedAvg(0.3, H=2, batch_size=2)
     runs = [
@@ -163,6 +164,7 @@ def test_parameters_go_out_and_in_as_a_state_dict():
         loss.state_dict({"first.weight": jnp.ones(3)})
 
 
+@pytest.mark.slow
 def test_what_cannot_be_mapped_is_taken_in_turn():
     class Branching(torch.nn.Module):
         def __init__(self):

@@ -23,6 +23,7 @@ def as_logs(tree):
     return jax.tree.map(jnp.log, tree)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_the_rules_agree_where_both_can_be_evaluated():
     g, a, b = values(0, 3), 0.5 * values(1, 3), 2 * values(2, 3)
@@ -47,7 +48,7 @@ def test_the_rules_agree_where_both_can_be_evaluated():
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("tracker", [ARITHMETIC, LOGARITHMIC])
+@pytest.mark.parametrize("tracker", [pytest.param(ARITHMETIC, marks=pytest.mark.slow), LOGARITHMIC])
 def test_the_gap_is_zero_in_the_mean_at_the_value_with_slope_minus_one(tracker):
     outs = jnp.log(values(4, 4, 3))
     weights = jnp.asarray(WEIGHTS[:4])

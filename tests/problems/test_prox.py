@@ -57,7 +57,7 @@ def minimise_one(r, x, step):
     return best, float(objective(best))
 
 
-@pytest.mark.parametrize("step", [0.1, 0.7, 2.5])
+@pytest.mark.parametrize("step", [*(pytest.param(s, marks=pytest.mark.slow) for s in (0.1, 2.5)), 0.7])
 @pytest.mark.parametrize("name", SEPARABLE)
 def test_prox_minimises_entry_by_entry(name, step, x64):
     regulariser, r = SEPARABLE[name]
@@ -71,6 +71,7 @@ def test_prox_minimises_entry_by_entry(name, step, x64):
     np.testing.assert_allclose(regulariser.envelope(x, step), total, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEPARABLE)
 def test_no_point_of_a_fine_grid_is_better(name, x64):
     """Also between the first stationary point and the jump, where 0 is still the better one."""
@@ -106,6 +107,7 @@ def test_prox_minimises_over_vectors(name, x64):
     assert np.linalg.norm(nearest.x - ours.ravel()) <= np.sqrt(2 * step * excess) + 1e-7
 
 
+@pytest.mark.slow
 def test_group_lasso_is_certified_by_its_dual(x64):
     """x − p is step · weight times a unit vector along p_g, or within that ball where p_g = 0."""
     weights = dict(zip("abc", [0.5, 1.0, 0.2], strict=True))
@@ -130,6 +132,7 @@ def test_nuclear_norm_is_certified_by_its_dual(x64):
         assert np.linalg.matrix_rank(p) < 3
 
 
+@pytest.mark.slow
 def test_l1_envelope_is_hubers_function(x64):
     x, mu, weight = np.linspace(-2, 2, 41), 0.5, 1.5
     huber = np.where(np.abs(x) <= mu * weight, x**2 / (2 * mu), weight * np.abs(x) - mu * weight**2 / 2)
@@ -137,6 +140,7 @@ def test_l1_envelope_is_hubers_function(x64):
     np.testing.assert_allclose(envelope, huber, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_log_sum_prox_is_the_papers_formula(x64):
     """For √μ ≤ ε; also at √μ = ε."""
     x = np.linspace(-3, 3, 101)
@@ -155,6 +159,7 @@ def test_log_sum_prox_is_continuous_in_float32():
     np.testing.assert_allclose(prox.LogSum(1.0, 1.0).prox(x, 0.5), exact, rtol=3e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalty", [prox.LogSum(), prox.LHalf()], ids=repr)
 def test_no_prox_is_beyond_its_point_by_rounding(penalty):
     x = (np.random.default_rng(0).normal(size=4000) * np.logspace(-3, 4, 4000)).astype(np.float32)
@@ -170,6 +175,7 @@ def test_l_half_jumps_at_its_threshold(x64):
     np.testing.assert_allclose(above, jump, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_zero_weight_changes_nothing():
     x = jnp.array([-2.0, 0.0, 1e-30, 3.0])
     for regulariser in (
@@ -183,7 +189,9 @@ def test_a_zero_weight_changes_nothing():
         assert float(regulariser.envelope(x, 1.0)) == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name", [n if n in ("l1", "nuclear") else pytest.param(n, marks=pytest.mark.slow) for n in ALL]
+)
 def test_envelope_gradients_are_those_of_finite_differences(name, x64):
     regulariser, mu = ALL[name], 0.6
     x = point(name, 2)
@@ -216,6 +224,7 @@ def test_envelope_gradients_keep_their_digits_in_float32(name):
     np.testing.assert_allclose(by_jax, expected, rtol=1e-5, atol=scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["l1", "elastic_net", "log_sum", "log_sum_jumps", "l_half", "group_lasso", "nuclear"]
 )
@@ -343,6 +352,7 @@ def test_optax_agrees_on_indicators(x64):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0.2, 1.3])
 def test_another_library_agrees(step, x64):
     pyproximal = pytest.importorskip("pyproximal", reason="pip install pyproximal")

@@ -311,7 +311,7 @@ def test_simplex_is_exact_for_large_entries():
     np.testing.assert_allclose(np.abs(sets.L1Ball(1.0)(signed.astype(np.float32))), exact, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["l1_ball", "ball"])
+@pytest.mark.parametrize("name", [pytest.param("l1_ball", marks=pytest.mark.slow), "ball"])
 def test_balls_of_radius_zero_are_points(name):
     project = {"l1_ball": sets.L1Ball(0.0), "ball": sets.Ball(0.0)}[name]
     for x in (jnp.zeros(3), jnp.arange(3.0)):
@@ -361,6 +361,7 @@ def test_moreau_indicator_and_its_gradient(x64):
         np.testing.assert_allclose(float(smooth(x)), np.sum((x - project(x)) ** 2) / 0.6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_moreau_indicator_has_second_derivatives(x64):
     x = np.array([3.0, 4.0])
     hessian = jax.hessian(sets.moreau_indicator(sets.Ball(1.0), 2.0))(x)

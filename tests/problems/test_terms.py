@@ -104,6 +104,7 @@ def test_a_term_keeps_its_marks_and_is_equal_to_its_like():
         fs.per_batch(3.0)
 
 
+@pytest.mark.slow
 def test_terms_on_the_same_samples():
     one, other = read_alike(Term(sampled), fs.per_batch(payoff))
     assert one.reads == other.reads == "batch"
@@ -116,7 +117,8 @@ def test_terms_on_the_same_samples():
         fs.per_batch(spread).each(CLIENTS[0], X)
 
 
-@pytest.mark.parametrize("measured", [measured, pytest.param(solved, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("measured", [measured, solved])
+@pytest.mark.slow
 def test_every_class_evaluates_a_whole_batch(measured):
     assert measured(fs.Minimization(fs.per_batch(spread)), X)["loss"] == pytest.approx(
         float(over_clients(spread, X))
