@@ -1,1 +1,1 @@
-"""How a direction is obtained: gradients, two-point estimates on the sphere."""
+"""Estimators of directions: gradients, two-point estimates, hypergradients, compositions, VI solvers."""

@@ -1,14 +1,14 @@
 """Directions of compositions ``h(x) + f(g^N(… g¹(x)))``: values on a client's samples, and the chain rule.
 
-A `Chain` is a composition in the form that methods work with: the federated levels g¹ … g^N whose values
-are followed, then f, which everyone knows or which is itself a mean over clients. Functions that everyone
-knows in between belong to the level above them.
+A `Chain` is a composition in the form that methods use: the federated levels g¹ … g^N, whose values are
+tracked, then f, which is a function without data or a mean over clients. Functions without data in between
+are merged into the level above.
 
     zⁿ = gⁿ(z^{n−1}),  z⁰ = x                      `value`
-    v^N = ∇f(z^N),  v^{n−1} = ∇gⁿ(z^{n−1})ᵀ vⁿ     `pull`, one exchange each where the clients' mean is needed
+    v^N = ∇f(z^N),  v^{n−1} = ∇gⁿ(z^{n−1})ᵀ vⁿ     `pull`, one exchange each if the clients' mean is needed
     ∇Φ = ∇h(x) + ∇g¹(x)ᵀ v¹                        `direction`
 
-With N = 1 and a known f, v¹ = ∇f(z¹) is at hand and nothing but z¹ travels.
+With N = 1 and an f without data, v¹ = ∇f(z¹) needs no exchange, and only z¹ travels.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Chain(NamedTuple):
     """A composition as methods see it.
 
     Attributes:
-        inner: g¹ … g^N, means over clients, whose values are followed.
-        outer: f.
-        federated: whether f is a mean over clients, ``f(z, sample)``, or known to everyone, ``f(z)``.
-        plain: h, or None.
-        positions: which of the problem's levels the inner ones are.
+        inner: the levels g¹ … g^N, means over clients, whose values are tracked.
+        outer: the function f.
+        federated: whether f is a mean over clients, ``f(z, sample)``, or a function without data, ``f(z)``.
+        plain: the loss h, or None.
+        positions: the indices of the inner levels among the problem's levels.
     """
 
     inner: tuple[Term, ...]
@@ -50,11 +50,11 @@ class Chain(NamedTuple):
 
     @property
     def pulls(self) -> int:
-        """How many cotangents need the clients' mean."""
+        """The number of cotangents that need the clients' mean."""
         return max(len(self.inner) - 1, 0) + (self.federated and len(self.inner) > 0)
 
     def drawn(self, client: Client, key: Key, batch_size: int | None) -> Drawn:
-        """On a minibatch of a client, drawn by the key; None is all its samples."""
+        """The chain on a minibatch of a client; a batch size of None uses all samples."""
         return Drawn(self, client, key, batch_size)
 
 
@@ -76,22 +76,22 @@ def chain_of(problem: Composition) -> Chain:
 
 
 def _after(first: Term, level: Term) -> Term:
-    """A level of what a known function makes of its argument."""
+    """A level after a function without data."""
     return replace(level, function=calling(lambda z, sample: level(first(z), sample), level).function)
 
 
 def followed(problem: Composition, y: Values) -> Values:
-    """Of the inner values of all levels, those that a method follows."""
+    """The tracked values among the inner values of all levels."""
     return tuple(y[n] for n in chain_of(problem).positions)
 
 
 def cotangent(chain: Chain, values: Values, pulled: Values) -> PyTree:
-    """The lowest cotangent that is known: the last one pulled, or ∇f(z^N) where f is known to everyone."""
+    """The last cotangent: the last one pulled, or ∇f(z^N) if f is a function without data."""
     return pulled[-1] if pulled else jax.grad(chain.outer)(values[-1])
 
 
 class Drawn(NamedTuple):
-    """A chain on a client's samples, the same ones in all that is asked of it; see `Chain.drawn`."""
+    """A chain on a client's samples, the same in all evaluations; see `Chain.drawn`."""
 
     chain: Chain
     client: Client
@@ -112,7 +112,7 @@ class Drawn(NamedTuple):
         return g(before), g(now)
 
     def pull(self, values: Values, pulled: Values) -> PyTree:
-        """The next cotangent below those in ``pulled``."""
+        """The next cotangent after those in ``pulled``."""
         chain = self.chain
         if chain.federated and not pulled:
             return gradient(self.mean(chain.outer), values[-1])
@@ -120,7 +120,7 @@ class Drawn(NamedTuple):
         return self._vjp(n, values[n - 1], values[n], cotangent(chain, values, pulled))
 
     def pull_locally(self, values: Values) -> Values:
-        """All cotangents by this client's own functions."""
+        """All cotangents of this client's own functions."""
         pulled: Values = ()
         for _ in range(self.chain.pulls):
             pulled = (*pulled, self.pull(values, pulled))
@@ -138,7 +138,7 @@ class Drawn(NamedTuple):
         return total if chain.plain is None else tree.add(total, gradient(self.mean(chain.plain), x))
 
     def _vjp(self, n: int, z: PyTree, followed: PyTree, v: PyTree) -> PyTree:
-        """``∇gⁿ⁺¹(z)ᵀ v`` in the units of the followed value; booked as a gradient."""
+        """``∇gⁿ⁺¹(z)ᵀ v`` in units of the tracked value; counted as a gradient."""
         level = self.chain.inner[n]
         tracker = tracker_of(level)
 
@@ -148,7 +148,7 @@ class Drawn(NamedTuple):
         return gradient(self.mean(calling(scalar, level)), z)
 
     def jacobian(self, n: int, z: PyTree, followed: PyTree) -> jax.Array:
-        """``∇gⁿ⁺¹(z)`` as a matrix, flattened value by flattened argument, in the followed value's units."""
+        """``∇gⁿ⁺¹(z)`` as a matrix of the flattened value and argument, in units of the tracked value."""
         level = self.chain.inner[n]
         tracker = tracker_of(level)
         flat, unravel = ravel_pytree(z)

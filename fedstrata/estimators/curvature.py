@@ -1,9 +1,9 @@
-"""How much a federated loss curves: its Hessian's largest eigenvalue, by power iteration over the clients.
+"""The curvature of a federated loss: its Hessian's largest eigenvalue, by power iteration over the clients.
 
     v ← a random unit vector
     repeat:  w ← the mean of the clients' ∇²h_i(x) v  (one exchange);  L ← ‖w‖;  v ← w/L
 
-L grows to the largest curvature of h at x, of either sign. Only averages travel.
+L converges to the largest absolute curvature of h at x. Only averages travel.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def power_iteration(
     """The largest eigenvalues, in absolute value, of symmetric maps.
 
     Args:
-        product: applies the maps to stacked directions; what is not finite counts as zero.
-        repeat: a loop, ``repeat(times, body(t, carry), carry)``: that of ``fed``, if products need exchanges.
-        steps: how often the maps are applied.
-        key: of the start.
-        like: directions, stacked; only shapes matter.
+        product: applies the maps to stacked directions; entries that are not finite count as zero.
+        repeat: a loop, ``repeat(times, body(t, carry), carry)``; ``fed.repeat`` if products need exchanges.
+        steps: the number of iterations.
+        key: the random key of the start.
+        like: stacked directions; only their shapes matter.
     """
 
     def body(_: Integer, carry: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
@@ -53,14 +53,14 @@ def power_iteration(
 
 
 def norm(w: PyTree) -> jax.Array:
-    """The norm, whose squares neither overflow nor vanish: data has any units."""
+    """The norm, computed without overflow or underflow of squares, for data in any units."""
     largest = jax.tree.reduce(jnp.maximum, jax.tree.map(lambda leaf: jnp.abs(leaf).max(), w))
     unit = jnp.where(largest > 0, largest, 1)
     return unit * tree.norm(jax.tree.map(lambda leaf: leaf / unit.astype(leaf.dtype), w))
 
 
 def local_curvature(f: Oracle, points: PyTree, steps: int, key: jax.Array) -> jax.Array:
-    """The largest curvature of a client's own mean over some points (stacked), by its own power iteration."""
+    """The largest curvature of a client's mean over stacked points, by a local power iteration."""
 
     def product(v: PyTree) -> PyTree:
         return counting.each(lambda x, v: hessian_product(f, x, v), points, v)

@@ -1,4 +1,4 @@
-"""First- and second-order directions of an `Oracle`, booked as they are taken."""
+"""Gradients of an `Oracle`, counted as they are taken."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def gradients(f: Oracle, *args: PyTree) -> tuple[PyTree, ...]:
 
 
 def value_and_gradient(f: Oracle, *args: PyTree, wrt: int = 0) -> tuple[jax.Array, PyTree]:
-    """The value and the gradient in one pass; booked as a gradient."""
+    """The value and the gradient in one pass; counted as a gradient."""
     f.book("gradients")
     return jax.value_and_grad(f.silent, argnums=wrt)(*args)

@@ -1,10 +1,10 @@
-"""Hypergradients without a Hessian: second derivatives along a vector, by one pass over a gradient.
+"""Hypergradients without Hessians: second derivatives along a vector, by one pass over a gradient.
 
     F(x) = f(x, w(x)),   w(x) = argmin_w g(x, w)
     ∇F(x) = ∇_x f − ∇²_xw g · v   at w = w(x),   where  ∇²_ww g · v = ∇_w f
 
-The map ``w ↦ (∇_x g, ∇_w g)`` is differentiated along v once. That gives ∇_w g, ∇²_ww g·v and ∇²_xw g·v
-together: about the arithmetic of two gradients, and the memory of no more than three.
+Differentiating ``w ↦ (∇_x g, ∇_w g)`` along v gives ∇_w g, ∇²_ww g·v and ∇²_xw g·v together, at about the
+cost of two gradients and with the memory of at most three.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ def curvature(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: Products = "
         w: the lower variable.
         v: the direction, like w.
         products: ``"exact"``, or ``"differences"`` for the first-order approximation (∇g(w+εv) −
-            ∇g(w−εv))/2ε, which needs gradients alone and is exact for quadratics up to rounding.
+            ∇g(w−εv))/2ε, which needs only gradients and is exact for quadratics up to rounding.
     """
     g.book("gradients")
     return _curvature(g, x, w, v, products)
 
 
 def product(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: Products = "exact") -> PyTree:
-    """∇²_ww g·v alone; see `curvature`."""
+    """Only ∇²_ww g·v; see `curvature`."""
     return _curvature(g, x, w, v, products).product
 
 
 def mixed_product(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: Products = "exact") -> PyTree:
-    """∇²_xw g·v alone; see `curvature`."""
+    """Only ∇²_xw g·v; see `curvature`."""
     return _curvature(g, x, w, v, products).mixed
 
 
@@ -78,7 +78,7 @@ def _curvature(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: Products) -
 
 
 def difference_step(w: PyTree, v: PyTree) -> jax.Array:
-    """ε = ∛u (1 + ‖w‖)/‖v‖, u the roundoff: rounding and truncation of a central difference in balance."""
+    """ε = ∛u (1 + ‖w‖)/‖v‖, u the roundoff: balances the rounding and truncation errors."""
     norm = tree.norm(v)
     unit = jnp.finfo(norm.dtype).eps ** (1 / 3)
     return unit * (1 + tree.norm(w)) / jnp.where(norm > 0, norm, 1)
@@ -91,7 +91,7 @@ def bilevel_maps(
 
         P = ∇_x f − ∇²_xw g·v,   S = (∇_w g, ∇²_ww g·v − ∇_w f)
 
-    Both vanish just where w = w(x), v solves the linear system and ∇F(x) = 0.
+    Both vanish if and only if w = w(x), v solves the linear system and ∇F(x) = 0.
 
     Args:
         f: the upper level.

@@ -1,4 +1,4 @@
-"""The maps P and Sⁿ of coupled sequences, at a client's samples.
+"""The maps P and Sⁿ of coupled sequences, on a client's samples.
 
     find x, z¹ … z^N with  Σ P(x, Z) = 0  and  Σ Sⁿ(z^{n−1}, zⁿ) = 0
 
@@ -10,13 +10,13 @@
 | Composition, adjoint form | zⁿ, aⁿ | … and aⁿ − ∇g^{n+1}(zⁿ) a^{n+1}, a^N − ∇f(z^N) | ∇h + ∇g¹(x) a¹ |
 | MultiSequence | the user's | the user's | the user's |
 
-A composition is ``h(x) + f(g^N(… g¹(x)))`` as in `fedstrata.estimators.compositional`; where everyone knows
-f, a^N = ∇f(z^N) is at hand and not a sequence. With clients that differ, a mean of products of their
+A composition is ``h(x) + f(g^N(… g¹(x)))`` as in `fedstrata.estimators.compositional`; if f is a function
+without data, a^N = ∇f(z^N) is known and not a sequence. When clients differ, the mean of products of their
 Jacobians is not the product of the means, so the paper's P is biased for N ≥ 2. In the adjoint form every
 factor is averaged before it is multiplied.
 
-Z is a tuple with one entry per sequence. `draw` takes samples once and gives the maps as a function of the
-point: the same samples at two points are two calls of it.
+Z is a tuple with one entry per sequence. `draw` draws samples and returns the maps as a function of the
+point; calling it at two points uses the same samples.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Tracked(NamedTuple):
     """A composition's inner value and its adjoint, the derivative of the objective by that value."""
 
     z: PyTree
-    adjoint: PyTree  # () where it is known
+    adjoint: PyTree  # () if it is known
 
 
 @singledispatch
@@ -75,7 +75,7 @@ def _(problem: Composition) -> int:
 
 @singledispatch
 def start(problem: Problem, x: PyTree, y: PyTree, adjoint: bool = True) -> tuple[PyTree, ...]:
-    """Z before the first round: v = 0 in a bilevel problem; a composition's values are filled in later."""
+    """Z before the first round: v = 0 in a bilevel problem; a composition's values are computed later."""
     return tuple(y)
 
 
@@ -95,7 +95,7 @@ def _(problem: Composition, x: PyTree, y: PyTree, adjoint: bool = True) -> tuple
 
 
 def compose(problem: Composition, values: tuple[PyTree, ...], pulled: tuple[PyTree, ...] | None) -> Any:
-    """Z of the adjoint form from the values z¹, … and the adjoints, outermost first (None: zeros)."""
+    """Z of the adjoint form, from the values z¹, … and the adjoints, outermost first (None: zeros)."""
     count = chain_of(problem).pulls
     if pulled is None:
         pulled = tree.zeros_like(values[:count][::-1])
@@ -117,16 +117,16 @@ def second(Z: tuple[PyTree, ...]) -> PyTree:
 def draw(
     problem: Problem, client: Client, key: jax.Array, batch_size: int | None, products: Products = "exact"
 ) -> Maps:
-    """The maps ``(x, Z) ↦ (P, (S¹, …, S^N))`` at samples drawn now.
+    """The maps ``(x, Z) ↦ (P, (S¹, …, S^N))`` on a new minibatch.
 
     Args:
         problem: one of `SOLVES`.
-        client: whose samples; a bilevel problem's upper level draws from the validation samples.
-        key: of the draw.
-        batch_size: how many samples, or None for all.
-        products: how second derivatives are taken; see `fedstrata.estimators.hypergradient.curvature`.
+        client: the client; a bilevel problem's upper level draws from its validation samples.
+        key: the random key of the draw.
+        batch_size: the minibatch size; None uses all samples.
+        products: the kind of second derivatives; see `fedstrata.estimators.hypergradient.curvature`.
     """
-    raise TypeError(f"{type(problem).__name__} has no maps P and S.")
+    raise TypeError(f"{type(problem).__name__} does not define maps P and S.")
 
 
 @draw.register
@@ -176,7 +176,7 @@ def _(
 
 
 def gap(level: Term, client: Client, key: jax.Array, batch_size: int | None) -> Oracle:
-    """A composition's level as ``(z, u) ↦ E[g(z, ξ)] − u``, or its tracker's residual; zero at its value."""
+    """A composition's level as ``(z, u) ↦ E[g(z, ξ)] − u``, or its tracker's residual, zero at the value."""
     tracker = tracker_of(level)
 
     def residual(z: PyTree, u: PyTree, sample: PyTree) -> PyTree:
@@ -186,7 +186,7 @@ def gap(level: Term, client: Client, key: jax.Array, batch_size: int | None) -> 
 
 
 def linearised(g: Oracle, z: PyTree, u: PyTree) -> tuple[PyTree, Function]:
-    """The gap of a level at (z, u) and ``a ↦ ∇g(z) a``, in one pass; booked as one gradient per sample."""
+    """The gap of a level at (z, u) and ``a ↦ ∇g(z) a``, in one pass; counted as one gradient per sample."""
     g.book("gradients")
     value, pull = jax.vjp(lambda z: g.silent(z, u), z)
     return value, lambda a: pull(a)[0]

@@ -1,14 +1,14 @@
-"""Two-point estimates on the sphere: a direction from function values alone.
+"""Two-point estimates on the sphere: directions from function values only.
 
     v uniform on the sphere of radius η in Rⁿ
     one-sided   g = n/η² (f(x+v) − f(x)) v
     two-sided   g = n/(2η²) (f(x+v) − f(x−v)) v
 
-Both are unbiased for ∇f^η(x), the gradient of f smoothed over the ball of radius η. The sample is the same at
-both points. The scalar in front of v is all that has to travel where both sides can draw v.
+Both are unbiased for ∇f^η(x), the gradient of f smoothed over the ball of radius η. Both points use the same
+sample. If both sides can draw v, only the factor of v has to travel.
 
-Several directions v_1 … v_b at once: g is the mean of their estimates. Each v_j is uniform by itself, so
-orthogonal ones are unbiased too; with b = n of them and small η the estimate is the whole gradient.
+With several directions v_1 … v_b, g is the mean of their estimates. Each v_j is uniform, so orthogonal
+directions are unbiased too; with b = n of them and a small η the estimate is the full gradient.
 
     d = directions(key, x, η, b, orthogonal)       stacked
     z = points(x, d)                               x, x+v_1, …, x+v_b (or x+v_1, …, x−v_1, … two-sided)
@@ -57,20 +57,20 @@ def two_point(
 def directions(
     key: jax.Array, like: PyTree, radius: Real = 1.0, count: int = 1, orthogonal: bool = False
 ) -> PyTree:
-    """``count`` points of the sphere, stacked: independent ones, or orthogonal to each other."""
+    """``count`` points of the sphere, stacked: independent or orthogonal."""
     if count == 1:
         return jax.tree.map(lambda leaf: leaf[None], sphere(key, like, radius))
     if not orthogonal:
         return jax.vmap(lambda key: sphere(key, like, radius))(jax.random.split(key, count))
     flat, unravel = ravel_pytree(like)
     columns, triangle = jnp.linalg.qr(jax.random.normal(key, (flat.size, count), flat.dtype))
-    # without these signs the distribution would depend on how QR is computed
+    # without these signs the distribution would depend on the QR implementation
     columns = columns * jnp.sign(jnp.diagonal(triangle))
     return tree.scale(radius, jax.vmap(unravel)(columns.T))
 
 
 def points(x: PyTree, stacked: PyTree, two_sided: bool = False) -> PyTree:
-    """Where the estimate needs values, stacked: ``x, x+v_1, …``, or ``x+v_1, …, x−v_1, …`` two-sided."""
+    """The points of the estimate, stacked: ``x, x+v_1, …``, or two-sided ``x+v_1, …, x−v_1, …``."""
 
     def at(a: jax.Array, v: jax.Array) -> jax.Array:
         return jnp.concatenate([a + v, a - v] if two_sided else [a[None], a + v])
@@ -79,7 +79,7 @@ def points(x: PyTree, stacked: PyTree, two_sided: bool = False) -> PyTree:
 
 
 def scalars(values: jax.Array, n: int, radius: Real, two_sided: bool = False) -> jax.Array:
-    """The factor of every direction in the estimate, from the values at `points`."""
+    """The factors of the directions in the estimate, from the values at `points`."""
     if two_sided:
         half = values.shape[0] // 2
         return n / (2 * half * radius**2) * (values[:half] - values[half:])
@@ -89,8 +89,8 @@ def scalars(values: jax.Array, n: int, radius: Real, two_sided: bool = False) ->
 def estimate(
     f: Callable[[PyTree], jax.Array], x: PyTree, stacked: PyTree, radius: Real, two_sided: bool = False
 ) -> jax.Array:
-    """The factors of all directions for one ``f``: `scalars` of its values at `points`."""
-    if jax.tree.leaves(stacked)[0].shape[0] == 1:  # two plain calls compile to less than a vmap
+    """The factors of all directions for a function ``f``: `scalars` of its values at `points`."""
+    if jax.tree.leaves(stacked)[0].shape[0] == 1:  # two plain calls compile faster than a vmap
         v = jax.tree.map(lambda leaf: leaf[0], stacked)
         return two_point_scalar(f, x, v, radius, two_sided)[None]
     return scalars(each(f, points(x, stacked, two_sided)), tree.dimension(x), radius, two_sided)
@@ -102,7 +102,7 @@ def combine(factors: jax.Array, stacked: PyTree) -> PyTree:
 
 
 def check_directions(owner: str, count: int, orthogonal: bool, x: PyTree) -> None:
-    """Raise where there are fewer dimensions than orthogonal directions."""
+    """Raise if there are more orthogonal directions than dimensions."""
     if orthogonal and count > tree.dimension(x):
         raise ValueError(
             f"{owner}: {count} orthogonal directions need as many dimensions, but x has {tree.dimension(x)}."
@@ -110,7 +110,7 @@ def check_directions(owner: str, count: int, orthogonal: bool, x: PyTree) -> Non
 
 
 def theory_steps(K: int, clients: int) -> tuple[float, int]:
-    """γ = √(m/K) and H = ⌈(K/m³)^¼⌉, the theorems' choice for K local steps of each of m clients."""
+    """The theorems' γ = √(m/K) and H = ⌈(K/m³)^¼⌉ for K local steps of each of m clients."""
     if K < 1 or clients < 1:
-        raise ValueError(f"K and clients must be at least 1, but are {K} and {clients}.")
+        raise ValueError(f"K and clients must be at least 1, but got {K} and {clients}.")
     return math.sqrt(clients / K), math.ceil((K / clients**3) ** 0.25)

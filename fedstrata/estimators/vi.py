@@ -2,29 +2,29 @@
 
     find y ∈ Y with ⟨G(y), z − y⟩ ≥ 0 for all z ∈ Y,   or   y = P_Y(y − αG(y)) for one (and so every) α > 0
 
-With G μ-strongly monotone, L-Lipschitz and κ = L/μ:
+For a μ-strongly monotone, L-Lipschitz G, and κ = L/μ:
 
     projection      y ← P_Y(y − αG(y))                                  α = μ/L²: O(κ²) steps for each digit
     extragradient   ȳ ← P_Y(y − αG(y)),  y ← P_Y(y − αG(ȳ))             α < 1/L:  O(κ) steps, two G each
     accelerated     y⁺ ← P_Y(z − αG(z)),  z ← y⁺ + (t−1)/t⁺ (y⁺ − y)    α = 1/L:  O(√κ) steps
 
-The accelerated method restarts its sequence t where ⟨z − y⁺, y⁺ − y⟩ > 0 (O'Donoghue & Candès 2015), so
-it needs no μ. Its rate is that of convex optimisation: G must be the gradient of something (its Jacobian
-symmetric), as in a potential game; the others need no symmetry.
+The accelerated method restarts its sequence t if ⟨z − y⁺, y⁺ − y⟩ > 0 (O'Donoghue & Candès 2015), so it does
+not need μ. Its rate is that of convex optimisation: G must be a gradient (with a symmetric Jacobian), as in a
+potential game; the other methods do not need symmetry.
 
-Without a step size α they find one. Power iterations on differences of G give the first estimate: the
-smallest co-coercivity ⟨ΔG, Δy⟩/‖ΔG‖² seen, which is at least μ/L² (1/L for a gradient); 0.7 ‖Δy‖/‖ΔG‖ for
-extragradient. It is lowered on the way where it proves too large: projection halves it when the residual
-grows, which it cannot do below the co-coercivity; extragradient keeps α ‖G(y) − G(ȳ)‖ ≤ 0.7 ‖y − ȳ‖; the
-accelerated method halves it when the residual makes no progress, and when that does not help, which is for
-want of symmetry, goes on as the projection method.
+If the step size α is not given, the solvers estimate it. Power iterations on differences of G give the first
+estimate: the smallest observed co-coercivity ⟨ΔG, Δy⟩/‖ΔG‖², which is at least μ/L² (1/L for a gradient), or
+0.7 ‖Δy‖/‖ΔG‖ for extragradient. The solvers reduce it if it is too large: projection halves it when the
+residual grows, which cannot happen below the co-coercivity; extragradient keeps α ‖G(y) − G(ȳ)‖ ≤ 0.7 ‖y −
+ȳ‖; the accelerated method halves it when the residual does not decrease, and if that does not help, for
+lack of symmetry, it continues as the projection method.
 
-They take a number of steps (which may be traced), or stop by themselves when
+The solvers take a number of steps (which may be traced), or stop when
 
     ‖y − P_Y(y − αG(y))‖/α ≤ tol · scale       (scale: ‖G‖ at the start, if not given)
 
-or when the left side is as small as rounding lets it be. Several inequalities at once, stacked, are one on
-the product of their sets, with the worst μ and L among them: give the stacked map, projection and start.
+or when the left side reaches the level of rounding. Several stacked inequalities are one inequality on the
+product of their sets, with the worst μ and L: give the stacked map, projection and start.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ Map = Callable[[PyTree], PyTree]
 
 MAX_STEPS = 10_000
 POWER_STEPS = 4
-SAFETY = 0.7  # of the largest step that extragradient may take
-FAILURES = 12  # after which the accelerated method does without momentum
+SAFETY = 0.7  # of the largest stable step size of extragradient
+FAILURES = 12  # failures after which the accelerated method drops its momentum
 
 
 class Options(TypedDict, total=False):
     """Keyword arguments that all solvers take.
 
     Attributes:
-        alpha: the step size; None finds one.
-        steps: how many steps, possibly traced; None stops by ``tol``.
+        alpha: the step size; None estimates it.
+        steps: the number of steps, possibly traced; None stops by ``tol``.
         tol: the residual to reach, relative to ``scale``. Default 1e-6.
-        max_steps: the most steps without a given number.
-        scale: what the residual is compared with; None is ‖G‖ at the start.
-        probe: the direction in which a step size is first looked for; None takes one without symmetry.
+        max_steps: the largest number of steps if ``steps`` is None.
+        scale: the scale of the residual; None: ‖G‖ at the start.
+        probe: the first direction of the step size estimate; None takes one without symmetry.
     """
 
     alpha: Real | None
@@ -67,14 +67,14 @@ class Options(TypedDict, total=False):
 
 
 class Solution(NamedTuple):
-    """What a solver returns.
+    """The result of a solver.
 
     Attributes:
         y: the point.
-        steps: how many steps were taken.
-        values: how often G was evaluated.
-        residual: ``‖y − P_Y(y − αG(y))‖/α``, at ``y`` or one step before it.
-        alpha: the step size at the end.
+        steps: the number of steps taken.
+        values: the number of evaluations of G.
+        residual: ``‖y − P_Y(y − αG(y))‖/α``, at ``y`` or one step before.
+        alpha: the final step size.
     """
 
     y: PyTree
@@ -85,18 +85,18 @@ class Solution(NamedTuple):
 
 
 def residual(G: Map, project: Map, y: PyTree, alpha: Real = 1.0) -> jax.Array:
-    """The natural residual ``‖y − P_Y(y − αG(y))‖``; zero exactly at the solution."""
+    """The natural residual ``‖y − P_Y(y − αG(y))‖``; zero only at the solution."""
     return _norm(tree.sub(y, project(tree.axpy(-alpha, G(y), y))))
 
 
 def projection(G: Map, project: Map, y: PyTree, **options: Unpack[Options]) -> Solution:
-    """The projection method: from ``y``, with a map ``G`` of y and the projection ``project`` onto Y."""
+    """The projection method, from ``y``, with the map ``G`` and the projection ``project`` onto Y."""
 
     def step(run: _Run, first: Real | None) -> _Run:
         y = project(tree.axpy(-run.alpha, G(run.y), run.y))
         moved = _norm(tree.sub(y, run.y))
         alpha = run.alpha if first is None else jnp.where(moved >= run.moved, run.alpha / 2, run.alpha)
-        # A smaller step moves less: what was moved is scaled to be comparable with the next.
+        # A smaller step moves less: the distance is scaled to be comparable with the next one.
         return _Run(y, run.k + 1, moved * (alpha / run.alpha), alpha)
 
     return _solve(step, G, y, _cocoercivity, **options)
@@ -114,7 +114,7 @@ def extragradient(G: Map, project: Map, y: PyTree, **options: Unpack[Options]) -
         alpha, moved = run.alpha, _norm(dy)
         if first is not None:
             dG = tree.sub(at_middle, at_y)
-            # Differences of the size of rounding errors say nothing.
+            # Differences of the size of rounding errors carry no information.
             telling = _norm(dG) > jnp.sqrt(_epsilon(y)) * _norm(at_y)
             alpha = jnp.where(telling, jnp.minimum(alpha, _lipschitz(dy, dG)), alpha)
         return _Run(y, run.k + 1, moved * (alpha / run.alpha), alpha)
@@ -126,7 +126,7 @@ class _Momentum(NamedTuple):
     z: PyTree
     t: jax.Array
     last: jax.Array  # the residual at the last restart
-    best: jax.Array  # the smallest since the last failure,
+    best: jax.Array  # the smallest residual since the last failure,
     when: jax.Array  # and its step
     failures: jax.Array
 
@@ -195,7 +195,7 @@ def _solve(
 ) -> Solution:
     """The loop of all solvers: a given number of steps, or until the residual is small.
 
-    A step is told the ``rule``'s step size, which it then adapts; None where the user gave one.
+    A step gets the step size of ``rule``, which it adapts, or None if the user gave one.
     """
     dtype, eps = _dtype(y), _epsilon(y)
     first, before = None, 0
@@ -218,7 +218,7 @@ def _solve(
         end = jax.lax.while_loop(unfinished, step, start)
     elif first is not None:
         end = jax.lax.fori_loop(0, steps, lambda _, run: step(run), start)
-    else:  # nothing depends on the residual: it is not computed in the loop
+    else:  # nothing depends on the residual, so the loop does not compute it
         end = jax.lax.fori_loop(0, steps, lambda _, run: step(run)._replace(moved=run.moved), start)
         end = end._replace(moved=step(end).moved)
     return Solution(end.y, end.k, before + values_per_step * end.k, end.moved / end.alpha, end.alpha)
@@ -229,7 +229,7 @@ def step_size(
 ) -> jax.Array:
     """The smallest value of ``rule`` on `POWER_STEPS` power iterations with differences of G around ``y``."""
     at_y = G(y)
-    # Wide enough that rounding errors do not show in the differences.
+    # Large enough that rounding errors are negligible in the differences.
     radius = _epsilon(y) ** 0.25 * (1 + _norm(y))
 
     def step(carry: tuple[PyTree, jax.Array], _: None) -> tuple[tuple[PyTree, jax.Array], None]:
@@ -246,14 +246,14 @@ def step_size(
 
 
 def secant_step(dy: PyTree, dG: PyTree) -> jax.Array:
-    """``‖Δy‖/‖ΔG‖``, between 1/L and 1/μ; 1 where either is zero."""
+    """``‖Δy‖/‖ΔG‖``, between 1/L and 1/μ; 1 if either is zero."""
     dy_size, dG_size = _norm(dy), _norm(dG)
     known = (dy_size > 0) & (dG_size > 0)
     return jnp.where(known, dy_size / jnp.where(known, dG_size, 1), 1)
 
 
 def uneven(leaf: jax.Array) -> jax.Array:
-    """A direction without symmetry, lest it be orthogonal to the eigenvector that matters."""
+    """A direction without symmetry, so that it is not orthogonal to the dominant eigenvector."""
     return 1 + jnp.cos(jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape) / 2
 
 
@@ -270,7 +270,7 @@ def _lipschitz(dy: PyTree, dG: PyTree) -> jax.Array:
 
 
 def _dot(x: PyTree, y: PyTree) -> jax.Array:
-    """``⟨x, y⟩`` as products of matrices, which CPUs do several times faster than sums."""
+    """``⟨x, y⟩`` as matrix products, which CPUs compute several times faster than sums."""
     precision = jax.lax.Precision.HIGHEST
     products = jax.tree.map(lambda a, b: jnp.vdot(a, b, precision=precision), x, y)
     return jax.tree.reduce(jnp.add, products)

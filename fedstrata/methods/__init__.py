@@ -104,5 +104,5 @@ __all__ = [
     "StRFedAvg",
 ]
 
-if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+if not TYPE_CHECKING:  # for type checkers, a module with __getattr__ has every name
     __getattr__ = misspelt(__name__)

@@ -1,4 +1,4 @@
-"""What is to be solved: problem classes, sets and projections, regularisers."""
+"""Problem classes, sets and their projections, regularisers."""
 
 from typing import TYPE_CHECKING
 
@@ -44,5 +44,5 @@ __all__ = [
     "sets",
 ]
 
-if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+if not TYPE_CHECKING:  # for type checkers, a module with __getattr__ has every name
     __getattr__ = misspelt(__name__)

@@ -1,4 +1,4 @@
-"""Proofs that sets have no common point, from what each of them implies."""
+"""Proofs that the intersection of sets is empty, from conditions that each set implies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedstrata.problems._parameters import vector
 class Implied:
     """Bounds, linear (in)equalities and balls that a common point of some sets in R^n must satisfy.
 
-    All is loosened by 1e-6, relatively: sets that touch are not empty because of rounding.
+    All conditions are relaxed by a relative 1e-6, so that rounding does not make sets that touch infeasible.
     """
 
     def __init__(self, n: int) -> None:
@@ -27,7 +27,7 @@ class Implied:
         self.upper = np.minimum(self.upper, high + _loose(high))
 
     def at_most(self, rows: PyTree, bounds: PyTree) -> None:
-        """``rows · x ≤ bounds``, the rows not zero."""
+        """``rows · x ≤ bounds``, with nonzero rows."""
         rows = np.asarray(rows, np.float64).reshape(-1, self.n)
         length = np.linalg.norm(rows, axis=1)
         bounds = vector(bounds, len(rows)) / length
@@ -41,7 +41,7 @@ class Implied:
         self.balls.append((center, radius + 1e-6 * (1 + radius + float(np.linalg.norm(center)))))
 
     def contradiction(self) -> str | None:
-        """Why no point satisfies all; None where that could not be shown."""
+        """Why no point satisfies all conditions; None if that could not be shown."""
         if (self.lower > self.upper).any():
             return "their bounds exclude each other"
         for i, (center, radius) in enumerate(self.balls):

@@ -1,4 +1,4 @@
-"""Real parameters of sets and regularisers: checked when an object is built, fitted to a point when used."""
+"""Real parameters of sets and regularisers: checked when built, broadcast to a point when used."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 def static(**options: Any) -> Any:
-    """A static field: a new value recompiles."""
+    """A static field: a new value triggers a recompilation."""
     return field(metadata={"static": True}, **options)
 
 
 def entries(*, default: Any = MISSING, **bounds: Any) -> Any:
-    """A field for a real parameter, one number or one for each entry of a point; see `real`."""
+    """A field for a real parameter: one number, or one per entry of a point; see `real`."""
     return field(default=default, metadata={"check": partial(real, **bounds)})
 
 
@@ -33,7 +33,7 @@ def number(*, default: Any = MISSING, **bounds: Any) -> Any:
 
 
 class Checked:
-    """A dataclass that checks its `entries` and `number` when it is built, and fits them to points."""
+    """A dataclass that checks its `entries` and `number` fields when built, and broadcasts them to points."""
 
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ class Checked:
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field, static, entries, number))
 def pytree(cls: type[T]) -> type[T]:
-    """A frozen dataclass registered as a pytree; equal only to itself, since arrays do not compare."""
+    """A frozen dataclass registered as a pytree; compared by identity, because arrays do not compare."""
     cls = dataclass(frozen=True, eq=False)(cls)
     leaves = [f.name for f in fields(cls) if not f.metadata.get("static")]  # type: ignore[arg-type]
     tree.register(cls, lambda _: leaves)
@@ -56,7 +56,7 @@ def pytree(cls: type[T]) -> type[T]:
 
 
 def concrete(tree: PyTree) -> bool:
-    """Whether every leaf has a value now, rather than when the program runs."""
+    """Whether no leaf is traced."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
@@ -71,18 +71,18 @@ def real(
     """Check a real parameter: a number, an array, a list of numbers (read as an array) or a pytree of these.
 
     Args:
-        value: the parameter; what is being traced is not checked.
-        name: how an error calls it.
-        minimum: the least value allowed.
-        above: a bound that every value must exceed.
+        value: the parameter; traced values are not checked.
+        name: its name in error messages.
+        minimum: the smallest allowed value.
+        above: a strict lower bound.
         infinite: whether ±∞ is allowed.
 
     Returns:
         The parameter with floats as leaves.
 
     Raises:
-        TypeError: a leaf is not real.
-        ValueError: a NaN, an infinity, or a value out of range.
+        TypeError: if a leaf is not real.
+        ValueError: for a NaN, an infinity, or a value out of range.
     """
     if isinstance(value, list | tuple) and all(isinstance(entry, Real) for entry in value):
         value = np.asarray(value)
@@ -94,7 +94,7 @@ def real(
         if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
             raise TypeError(f"{name} must be real, but is {leaf!r}.")
         if np.isnan(array).any():
-            raise ValueError(f"{name} has a NaN.")
+            raise ValueError(f"{name} contains NaN.")
         if not infinite and np.isinf(array).any():
             raise ValueError(f"{name} must be finite, but is {leaf!r}.")
         if minimum is not None and (array < minimum).any():
@@ -119,15 +119,15 @@ def scalar(value: Any, name: str, **bounds: Any) -> Any:
 
 
 def spread(value: PyTree, x: PyTree, name: str) -> PyTree:
-    """Fit a parameter to a point: a pytree like ``x``, in its shapes and dtypes.
+    """Broadcast a parameter to a point: a pytree with the structure, shapes and dtypes of ``x``.
 
     Args:
         value: a number (for every entry), a pytree like ``x``, or one vector of all the entries.
         x: the point.
-        name: how an error calls the parameter.
+        name: the parameter's name in error messages.
 
     Raises:
-        ValueError: the parameter does not fit.
+        ValueError: if the parameter does not fit the point.
     """
     leaves, structure = jax.tree.flatten(x)
     parts = jax.tree.leaves(value)
@@ -154,12 +154,12 @@ def spread(value: PyTree, x: PyTree, name: str) -> PyTree:
 
 
 def dimension(value: PyTree) -> int | None:
-    """The number of entries that a parameter prescribes to a point; None where a number stands for many."""
+    """The number of entries that a parameter requires of a point; None if it has a scalar leaf."""
     leaves = jax.tree.leaves(value)
     return None if any(np.shape(leaf) == () for leaf in leaves) else sum(np.size(leaf) for leaf in leaves)
 
 
 def vector(value: PyTree, n: int) -> np.ndarray:
-    """A parameter of known values as a vector of ``n`` float64 entries."""
+    """A concrete parameter as a vector of ``n`` float64 entries."""
     flat = [np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(value)]
     return np.broadcast_to(np.concatenate(flat), (n,))

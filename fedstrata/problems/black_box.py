@@ -1,7 +1,7 @@
 """Losses that are ordinary programs: Python, NumPy, PyTorch, a simulator, a solver.
 
-A zeroth-order method needs values only, so a loss may be anything that takes arrays and returns a number. The
-program calls back to the host for each value; everything else stays compiled.
+A zeroth-order method needs only values, so a loss may be any function that takes arrays and returns a number.
+The compiled program calls back to the host for each value.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ class BlackBoxError(RuntimeError):
 
 
 def black_box(function: Function, *, like: Function | None = None, vectorized: bool = False) -> Function:
-    """Make a plain function usable as a loss in the zeroth-order methods, in every engine.
+    """Make a plain Python function usable as a loss of zeroth-order methods, in every engine.
 
-    It has values and no derivatives: `fedstrata.solve` refuses methods that would take them, and
-    `fedstrata.applicable` leaves those out, also where other functions are written around it.
+    The result has values but no derivatives: `fedstrata.solve` refuses methods that need derivatives, and
+    `fedstrata.applicable` leaves them out, also if other functions wrap it.
 
     Args:
-        function: ``function(x, …, sample)`` of NumPy arrays (pytrees of them); returns a number.
-        like: for a function that returns arrays, the value's shape: a function of the same (traced) arguments
-            that returns something of the same shape and dtype, e.g. ``lambda x, y, sample: y``. Default: one
-            number.
+        function: ``function(x, …, sample)`` of NumPy arrays (or pytrees of them) that returns a number.
+        like: for a function that returns arrays, a function of the same (traced) arguments that returns
+            arrays of the same shape and dtype, e.g. ``lambda x, y, sample: y``. By default, one number.
         vectorized: whether ``function`` takes a batch of calls at once: every argument then has leading batch
-            axes (of length one, where an argument is the same for all calls) and the value has them too.
+            axes (of length one if an argument is the same for all calls), and so has the value.
 
     >>> import numpy as np, fedstrata as fs
     >>> loss = fs.black_box(lambda x, sample: np.abs(sample["a"] @ x - sample["b"]).item())

@@ -1,4 +1,4 @@
-"""The problem classes. Functions take ``(x, …, sample)``, and ``frozen`` where it is given; sets project."""
+"""The problem classes. Functions take ``(x, …, sample)``, and ``frozen`` if it is given; sets project."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedstrata.problems.prox import Indicator, Regularizer
 from fedstrata.problems.terms import known, per_sample
 from fedstrata.support.shown import shapes
 
-NOTHING = 0.01  # below this a solution is small rather than off
+NOTHING = 0.01  # added to ‖y‖, so that an error is not judged relative to a solution near 0
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,10 @@ class Minimization(Problem):
     """``min_x 1/m Σ_i E f_i(x, ξ)`` over ``∩ X_i``.
 
     Args:
-        loss: ``loss(x, sample)``, one real number.
-        project: ``project(x)``, or ``project(x, client)`` for a client's own set X_i.
-        frozen: arrays that no method changes, see `fedstrata.with_frozen`.
+        loss: ``loss(x, sample)``, a real number.
+        project: the projection onto the set of x: ``project(x)``, or ``project(x, client)`` for a client's
+            own set X_i.
+        frozen: arrays that are held constant, see `fedstrata.with_frozen`.
 
     >>> import fedstrata as fs
     >>> problem = fs.Minimization(lambda x, s: (s["a"] @ x - s["b"]) ** 2, project=fs.sets.Ball(1.0))
@@ -58,20 +59,21 @@ class Minimization(Problem):
 class Bilevel(Problem):
     """``min_x 1/m Σ E f_i(x, y(x), ξ)`` with ``y(x) = argmin_{y ∈ Y(x)} 1/m Σ E h_i(x, y, ζ)``.
 
-    With ``local=True`` every client has a lower level of its own, ``1/m Σ E f_i(x, y_i(x), ξ)`` with
+    With ``local=True`` every client has its own lower level, ``1/m Σ E f_i(x, y_i(x), ξ)`` with
     ``y_i(x) = argmin_{y ∈ Y_i(x)} E h_i(x, y, ζ)``: personal heads on a common representation, meta-learning.
     A result's y then has a leading client axis.
 
     Args:
-        upper: ``upper(x, y, sample)``, on validation samples where the data has them.
-        lower: ``lower(x, y, sample)``, on training samples.
-        project_x: the set of x, ``project_x(x)`` or ``project_x(x, client)``.
-        project_y: the set of y, ``project_y(y)``, ``project_y(y, x)`` or ``project_y(y, x, client)``.
-        made_for: the clients' weights that are part of the functions, see `fedstrata.dro`.
-        same_samples: say that both levels are to see the same samples, where the data has no validation part;
-            otherwise `fedstrata.solve` warns there.
-        local: whether every client has a lower level, and a y, of its own.
-        frozen: arrays that no method changes, see `fedstrata.with_frozen`.
+        upper: the loss ``upper(x, y, sample)``, on validation samples if the data has them.
+        lower: the loss ``lower(x, y, sample)``, on training samples.
+        project_x: the projection onto the set of x, ``project_x(x)`` or ``project_x(x, client)``.
+        project_y: the projection onto the set of y, ``project_y(y)``, ``project_y(y, x)`` or
+            ``project_y(y, x, client)``.
+        made_for: the clients' weights that the functions contain, see `fedstrata.dro`.
+        same_samples: whether both levels deliberately use the same samples; otherwise `fedstrata.solve` warns
+            if the data has no validation part.
+        local: whether every client has its own lower level and its own y.
+        frozen: arrays that are held constant, see `fedstrata.with_frozen`.
     """
 
     upper: Function = field(metadata=FUNCTION)
@@ -105,11 +107,11 @@ class Minimax(Problem):
     """``min_x max_{y ∈ Y(x)} 1/m Σ E f_i(x, y, ξ)``.
 
     Args:
-        payoff: ``payoff(x, y, sample)``; x makes it small, y makes it large.
-        project_x: the set of x, ``project_x(x)`` or ``project_x(x, client)``.
-        project_y: the set of y, ``project_y(y)`` or ``project_y(y, x)``.
-        made_for: the clients' weights that are part of the payoff, see `fedstrata.dro`.
-        frozen: arrays that no method changes, see `fedstrata.with_frozen`.
+        payoff: ``payoff(x, y, sample)``, which x minimises and y maximises.
+        project_x: the projection onto the set of x, ``project_x(x)`` or ``project_x(x, client)``.
+        project_y: the projection onto the set of y, ``project_y(y)`` or ``project_y(y, x)``.
+        made_for: the clients' weights that the payoff contains, see `fedstrata.dro`.
+        frozen: arrays that are held constant, see `fedstrata.with_frozen`.
     """
 
     payoff: Function = field(metadata=FUNCTION)
@@ -135,14 +137,15 @@ class MPEC(Problem):
     """``min_x 1/m Σ E f_i(x, y(x, ξ), ξ)`` where ``y(x, ξ)`` solves VI(Y(x, ξ), G(x, ·, ξ)).
 
     Args:
-        leader: ``leader(x, y, sample)``.
-        follower: the map ``G(x, y, sample)``, of the structure of y.
-        project_x: the set of x, ``project_x(x)`` or ``project_x(x, client)``.
-        project_y: the set of y, ``project_y(y)``, ``project_y(y, x)`` or ``project_y(y, x, sample)``.
-        solution: ``solution(x, sample)``, y(x, ξ) itself, where it is known or another program computes it.
-            The default metric, the leader's loss at equilibrium, is measured with it; without it there is
-            none, because a variational inequality for each sample would have to be solved.
-        frozen: arrays that no method changes, see `fedstrata.with_frozen`.
+        leader: the leader's loss ``leader(x, y, sample)``.
+        follower: the followers' map ``G(x, y, sample)``, which returns a pytree like y.
+        project_x: the projection onto the set of x, ``project_x(x)`` or ``project_x(x, client)``.
+        project_y: the projection onto the set of y, ``project_y(y)``, ``project_y(y, x)`` or
+            ``project_y(y, x, sample)``.
+        solution: ``solution(x, sample)`` returns y(x, ξ), if it is known or another program computes it. The
+            default metric, the leader's loss at equilibrium, needs it; without it the problem has no default
+            metric, because every sample's variational inequality would have to be solved.
+        frozen: arrays that are held constant, see `fedstrata.with_frozen`.
 
     >>> import fedstrata as fs
     >>> problem = fs.MPEC(  # y(x, ξ) = max(0, x − ξ)
@@ -177,7 +180,7 @@ class MPEC(Problem):
                 continue
             if per_sample(function, f"MPEC.{name}", "every sample has its own equilibrium").draws:
                 raise TypeError(
-                    f"MPEC.{name} cannot be marked fs.stochastic: every sample has one equilibrium."
+                    f"MPEC.{name} cannot be marked fs.stochastic, because every sample has one equilibrium."
                 )
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
@@ -192,23 +195,24 @@ class MPEC(Problem):
             check_like("solution(x, sample)", y, self.solution, x, sample)
 
     def check_values(self, x: PyTree, samples: list[PyTree]) -> str | None:
-        """Whether ``solution`` solves the variational inequalities of these samples."""
+        """A warning if ``solution`` does not solve the variational inequalities of these samples."""
         if self.solution is None:
             return None
         at = self.project_x.common(x)
         found = [tuple(map(float, self._gap(at, sample))) for sample in samples]
         y, gap = max(found, key=lambda each: each[1] / (each[0] + NOTHING))
         words = (
-            f"MPEC.solution is {gap:.3g} off at x0, where ‖y‖ = {y:.3g}: that is ‖y − P_Y(y − s G(x, y))‖ of "
-            "MPEC.follower at a client's first sample, s = 1/L with G's Lipschitz constant L, and a solution "
-            "has 0. The metric 'leader' is measured with it. Is a sign wrong in one of the two?"
+            f"MPEC.solution is {gap:.3g} off at x0, where ‖y‖ = {y:.3g}: this is the residual ‖y − P_Y(y − s "
+            "G(x, y))‖ of MPEC.follower at a client's first sample, with s = 1/L for G's Lipschitz "
+            "constant L, which should be 0. The metric 'leader' uses solution. Check the signs of both "
+            "functions."
         )
         if gap > 0.5 * (y + NOTHING):
             raise ValueError(f"{words} Correct it, or leave solution out.")
         return words if gap > 0.01 * (y + NOTHING) else None
 
     def _gap(self, x: PyTree, sample: PyTree) -> tuple[Any, Any]:
-        """‖y‖ and ‖y − P_Y(y − s G(x, y))‖ at the claimed solution y, s = 1/L, L measured across a step."""
+        """‖y‖ and ‖y − P_Y(y − s G(x, y))‖ at the given solution y, s = 1/L with L from one difference."""
         assert self.solution is not None
         y = self.solution(x, sample)
         away = jax.tree.map(lambda leaf: 0.1 * (1 + jnp.abs(leaf)), y)
@@ -218,18 +222,18 @@ class MPEC(Problem):
         return tree.norm(y), tree.norm(tree.sub(y, self.project_y(moved, x, sample)))
 
 
-# What a user gives for a level of a selection: a function, a regulariser, or a pair of both.
+# The user's form of a level of a selection: a function, a regulariser, or a pair of both.
 Parts: TypeAlias = Function | Regularizer | Sequence[Function | Regularizer]
 
 
 @dataclass(frozen=True)
 class Objective:
-    """One level of a `Selection`, a sum of up to three parts; None is a part that is not there.
+    """One level of a `Selection`: the sum of up to three parts, each of which may be None.
 
     Args:
-        loss: ``loss(x, sample)``, the clients' mean.
-        known: ``known(x)``, a smooth function that everyone knows.
-        regularizer: with a proximal map, known to everyone.
+        loss: ``loss(x, sample)``, averaged over the clients.
+        known: ``known(x)``, a smooth function without data.
+        regularizer: a nonsmooth function with a proximal map, without data.
     """
 
     loss: Term | None = None
@@ -238,7 +242,7 @@ class Objective:
 
     @classmethod
     def of(cls, given: Parts, name: str, term_of: Callable[..., Term]) -> Objective:
-        """Read a user's argument: a function, a regulariser, or a pair of both."""
+        """From the user's argument: a function, a regulariser, or a pair of both."""
         parts = given if isinstance(given, tuple | list) else (given,)
         regularizers = [part for part in parts if isinstance(part, Regularizer)]
         functions = [part for part in parts if not isinstance(part, Regularizer)]
@@ -256,7 +260,7 @@ class Objective:
         return cls(term, regularizer=regularizer)
 
     def measure(self, mean: Mean, x: PyTree, part: str = "train") -> Any:
-        """The value at x. A set counts nothing: outside it the value would be infinite."""
+        """The value at x, without the indicator of a set, which is infinite outside it."""
         total: Any = 0.0
         if self.loss is not None:
             total = mean(self.loss, x, part=part)
@@ -267,7 +271,7 @@ class Objective:
         return total
 
     def check(self, name: str, x: PyTree, sample: PyTree) -> None:
-        """Raise where a part does not fit the point or the sample (shapes only)."""
+        """Raise if the shapes of a part do not fit the point or the sample."""
         if self.loss is not None:
             check_scalar(f"{name}(x, sample)", self.loss, x, sample)
         if self.known is not None:
@@ -280,16 +284,16 @@ class Objective:
 class Selection(Problem):
     """``min_x f(x)`` over ``x ∈ argmin h``: among the optima of the primary h, the best by the secondary f.
 
-    Each of the two is a function, a regulariser (nonsmooth, with a proximal map), or the pair ``(function,
-    regulariser)``, which stands for their sum. A function of one argument is known to everyone.
+    Each of the two is a function, a regulariser (nonsmooth, with a proximal map), or a pair ``(function,
+    regulariser)``, which stands for their sum. A function of x alone does not depend on data.
 
     Args:
-        primary: h: ``primary(x, sample)``, on training samples.
-        secondary: f: ``secondary(x, sample)``, on validation samples where the data has them, or
-            ``secondary(x)``.
-        project: a set of x, ``project(x)`` or ``project(x, client)``.
+        primary: the primary loss h: ``primary(x, sample)``, on training samples.
+        secondary: the secondary loss f: ``secondary(x, sample)``, on validation samples if the data has them,
+            or ``secondary(x)``.
+        project: the projection onto a set of x, ``project(x)`` or ``project(x, client)``.
         same_samples: as in `Bilevel`.
-        frozen: arrays that no method changes, see `fedstrata.with_frozen`.
+        frozen: arrays that are held constant, see `fedstrata.with_frozen`.
 
     Attributes:
         h: the primary level.
@@ -320,7 +324,7 @@ class Selection(Problem):
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """f, which selects among the optima of h, and h; known functions and regularisers are not shown."""
+        """The losses f and h; functions without data and regularisers are left out."""
         secondary = () if self.f.loss is None else (Level.named("secondary", self.f.loss, samples="valid"),)
         return (
             *secondary,
@@ -344,12 +348,13 @@ class Personalized(Problem):
     """``min_x E f₁(x, ξ) + 1/m Σ f₂(x, y_i(x))``, ``y_i(x) = argmin_{Y_i(x)} E h_i(x, y, ζ)``.
 
     Args:
-        server: ``server(x, sample)``, f₁, on the server's own data.
-        coupling: ``coupling(x, y)``, f₂, or ``coupling(x, y, client)`` where it depends on the client (its
-            ``index``, its ``fraction`` of the samples).
-        client: ``client(x, y, sample)``, h_i, on the client's data.
-        project_y: the set Y_i(x), ``project_y(y)``, ``project_y(y, x)`` or ``project_y(y, x, client)``.
-        frozen: arrays that no method changes, see `fedstrata.with_frozen`.
+        server: the server's loss f₁, ``server(x, sample)``, on the server's data.
+        coupling: the coupling f₂, ``coupling(x, y)``, or ``coupling(x, y, client)`` if it depends on the
+            client (its ``index``, its ``fraction`` of the samples).
+        client: the clients' loss h_i, ``client(x, y, sample)``, on the client's data.
+        project_y: the projection onto Y_i(x), ``project_y(y)``, ``project_y(y, x)`` or
+            ``project_y(y, x, client)``.
+        frozen: arrays that are held constant, see `fedstrata.with_frozen`.
 
     >>> import fedstrata as fs, jax.numpy as jnp
     >>> problem = fs.Personalized(
@@ -382,7 +387,7 @@ class Personalized(Problem):
         super().__post_init__()
         if not callable(self.coupling) or isinstance(self.coupling, Term):
             raise TypeError(
-                "Personalized.coupling must be a function of (x, y) or (x, y, client), which sees no sample, "
+                "Personalized.coupling must be a function of (x, y) or (x, y, client), without a sample, "
                 f"but is {self.coupling!r}."
             )
 
@@ -391,7 +396,7 @@ class Personalized(Problem):
         return self.coupling(x, y, client) if positional(self.coupling) == 3 else self.coupling(x, y)
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        """f₁, the mean of f₂ and of h_i at the clients' models, and the objective f₁ + f₂."""
+        """The means of f₁, of f₂ and of h_i at the clients' models, and the objective f₁ + f₂."""
         found = super().measure(mean, x, y)
         return {**found, "objective": found["server"] + found["coupling"]}
 
@@ -409,8 +414,8 @@ class Personalized(Problem):
     def check_server(self, x: PyTree, sample: PyTree) -> None:
         if sample is None:
             raise ValueError(
-                "Personalized trains on data of the server's own: FederatedData.from_clients(…, server=…), "
-                "or a loader's server_fraction."
+                "Personalized needs data at the server: give FederatedData.from_clients(…, server=…), or a "
+                "loader's server_fraction."
             )
         check_scalar("server(x, sample)", self.server, x, sample)
 
@@ -419,22 +424,22 @@ class Personalized(Problem):
 class Composition(Problem):
     """``min_x h(x) + f^N(… f^1(f^0(x)))``, where levels are federated means and the outermost is scalar.
 
-    The inner values z^n = f^{n−1}(z^{n−1}) are not a second variable: methods track them. With ``local=True``
-    every client has inner values of its own, means over its samples alone, and the sum is one of the clients'
-    compositions, ``1/m Σ f_i^N(… f_i^0(x))``: meta-learning, AUPRC, invariant risks.
+    Methods track the inner values z^n = f^{n−1}(z^{n−1}), which are not a second variable. With
+    ``local=True`` the inner means are over each client's own samples, and the objective is the mean of the
+    clients' compositions, ``1/m Σ f_i^N(… f_i^0(x))``: meta-learning, AUPRC, invariant risks.
 
     Args:
-        levels: from the innermost to the outermost: ``f(z, sample)`` for a federated mean, ``f(z)`` for a
-            function that everyone knows. A `LogMeanExp` as the outermost gets the identity above it.
-        plain: ``plain(x, sample)``, h, or None.
+        levels: the levels, innermost first: ``f(z, sample)`` for a federated mean, ``f(z)`` for a function
+            without data. If the outermost is a `LogMeanExp`, the identity is added after it.
+        plain: the loss h, ``plain(x, sample)``, or None.
         local: whether means are over each client's own samples.
-        frozen: arrays that no method changes, see `fedstrata.with_frozen`.
+        frozen: arrays that are held constant, see `fedstrata.with_frozen`.
 
     >>> import fedstrata as fs, jax.numpy as jnp
     >>> problem = fs.Composition([lambda x, s: jnp.exp(s["a"] @ x), jnp.log])  # log E exp(aᵀx)
     """
 
-    levels: Any = ()  # as given a sequence of functions; kept are a tuple of `Level`s
+    levels: Any = ()  # given as a sequence of functions, stored as a tuple of `Level`s
     plain: Function | None = field(default=None, metadata=FUNCTION)
     local: bool = field(default=False, kw_only=True)
     frozen: PyTree = field(default=None, kw_only=True)
@@ -446,18 +451,18 @@ class Composition(Problem):
         super().__post_init__()
         levels = (self.levels,) if callable(self.levels) else tuple(self.levels)
         if not levels or not all(callable(level) for level in levels):
-            raise TypeError(
-                f"Composition.levels must be functions, from the innermost on, but is {self.levels!r}."
-            )
+            raise TypeError(f"Composition.levels must be functions, innermost first, but is {self.levels!r}.")
         terms = tuple(self.term(f, f"levels[{n}]", known=True) for n, f in enumerate(levels))
-        if terms[-1].mean is not None:  # it is followed as the inner ones are: its slope is not clients' mean
+        if (
+            terms[-1].mean is not None
+        ):  # its gradient is not a mean over clients, so it is tracked like the inner levels
             terms = (*terms, Term(_identity, "nothing"))
         names = [f"levels[{n}]" for n in range(len(terms))]
         levels = tuple(Level.named(name, f, seeks="value") for name, f in zip(names, terms, strict=True))
         object.__setattr__(self, "levels", levels)
 
     def own(self, x: PyTree, client: Client) -> Any:
-        """A client's composition of its own means."""
+        """The composition of one client's own means."""
         z = x
         for level in self.levels:
             z = level(z) if known(level) else client.train.full_mean(level).silent(z)
@@ -470,7 +475,7 @@ class Composition(Problem):
         return {"objective": z if self.plain is None else z + mean(self.plain, x)}
 
     def start_y(self, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
-        """Zeros of the shapes of the inner values z¹, …, z^N, innermost first."""
+        """Zeros with the shapes of the inner values z¹, …, z^N, innermost first."""
         shapes, z = [], x
         for n, level in enumerate(self.levels[:-1]):
             z = shape_of(f"levels[{n}]", level, _arguments(level, z, sample))
@@ -480,7 +485,7 @@ class Composition(Problem):
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
         if y is not None:
             raise ValueError(
-                "A Composition has one variable: its inner values belong to the method. Leave y0 out."
+                "A Composition has one variable; its inner values are computed by the method. Leave y0 out."
             )
         z = x
         for n, level in enumerate(self.levels):
@@ -505,13 +510,13 @@ def _arguments(level: Function, z: PyTree, sample: PyTree) -> tuple[PyTree, ...]
 class MultiSequence(Problem):
     """Find x, z¹ … z^N with ``Σ_m P^m(x, Z) = 0`` and ``Σ_m S^{m,n}(z^{n−1}, z^n) = 0``, where z⁰ = x.
 
-    The second variable is the tuple Z = (z¹, …, z^N), also where N = 1. `Bilevel`, `Minimax` and
-    `Composition` become one by `fedstrata.as_multisequence`.
+    The second variable is the tuple Z = (z¹, …, z^N), also for N = 1. `fedstrata.as_multisequence` converts
+    `Bilevel`, `Minimax` and `Composition`.
 
     Args:
-        P: ``P(x, Z, sample)``, of the structure of x.
-        S: functions ``S_n(z_before, z, sample)``, of the structure of zⁿ, one per sequence.
-        frozen: arrays that no method changes, see `fedstrata.with_frozen`.
+        P: the map ``P(x, Z, sample)``, which returns a pytree like x.
+        S: the maps ``S_n(z_before, z, sample)``, one per sequence, each of which returns a pytree like zⁿ.
+        frozen: arrays that are held constant, see `fedstrata.with_frozen`.
 
     >>> import fedstrata as fs
     >>> problem = fs.MultiSequence(
@@ -539,7 +544,7 @@ class MultiSequence(Problem):
         object.__setattr__(self, "S", tuple(self.term(s, f"S[{n}]") for n, s in enumerate(sequences)))
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        """The norm of P, and of all S together."""
+        """The norms of P and of all S together."""
         S = [mean(s, before, z) for s, before, z in zip(self.S, (x, *y), y, strict=False)]
         return {"P": tree.norm(mean(self.P, x, y)), "S": tree.norm(S)}
 
@@ -548,7 +553,9 @@ class MultiSequence(Problem):
         if not isinstance(y, tuple) or len(y) != len(self.S):
             found = f"a tuple of {len(y)}" if isinstance(y, tuple) else shapes(y)
             wanted = ", ".join(f"z{n + 1}" for n in range(len(self.S))) + "," * (len(self.S) == 1)
-            raise ValueError(f"y0 must be a tuple ({wanted}), a start for each sequence, but is {found}.")
+            raise ValueError(
+                f"y0 must be a tuple ({wanted}) with the start of each sequence, but is {found}."
+            )
         check_like("P(x, Z, sample)", x, self.P, x, y, sample)
         for n, S in enumerate(self.S):
             check_like(f"S[{n}](z_before, z, sample)", y[n], S, (x, *y)[n], y[n], sample)

@@ -1,12 +1,12 @@
-"""One problem in another's form, so that it can be given to methods of the other class.
+"""Conversions between problem classes, for methods of another class.
 
     as_multisequence   Bilevel, Minimax, Composition → MultiSequence
     as_bilevel         Minimax, two-level Composition → Bilevel
 
-Methods that list a class among those they solve take it as it is, and draw each level's samples apart; a
-converted problem is for methods (and questions) that know one form only. Equal problems convert to equal
-problems, so compiled programs are shared. Where one of a problem's functions is marked per_batch, all of
-them are evaluated on batches: every map is linear in them, so that means over samples may be taken first.
+Methods that list a class among those they solve take such problems directly, and draw independent samples for
+each level; conversions are for methods of one class. Equal problems convert to equal problems, so compiled
+programs are shared. If one of a problem's functions is marked per_batch, all of them are evaluated on
+batches: every map is linear in them, so means over samples may be taken first.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from fedstrata.problems.terms import read_alike, together
 
 
 def as_multisequence(problem: Problem) -> MultiSequence:
-    """The maps P and S of a problem, each for one sample.
+    """Convert a problem to a `MultiSequence`: its maps P and S, each for one sample.
 
     Args:
         problem: `Bilevel` (one sequence, the pair ``(w, v)``), `Minimax` (one sequence, y), `Composition`
             (one sequence, the pair of tuples ``(z, a)`` of its values and adjoints), or `MultiSequence`,
-            returned as it is.
+            which is returned unchanged.
 
     Raises:
         TypeError: for other classes.
-        ValueError: for a set of x or y, which a system of equations has no place for.
+        ValueError: if x or y has a set, because a system of equations has none.
 
-    A composition's product of Jacobians has a factor from each level, and one sample for all of them would
-    bias it; with adjoints every map is linear in means over samples. Both levels of a `Bilevel` see the same
-    sample here. Where the data has validation samples, give the method the `Bilevel` itself.
+    The gradient of a composition is a product of Jacobians, one per level, and using the same sample for all
+    of them would be biased; with adjoints every map is linear in means over samples. Both levels of a
+    `Bilevel` use the same sample here. If the data has validation samples, give the method the `Bilevel`.
 
     >>> import fedstrata as fs
     >>> sequences = fs.as_multisequence(fs.quadratic_bilevel(clients=3, n=2, p=4).problem)
@@ -51,15 +51,15 @@ def as_multisequence(problem: Problem) -> MultiSequence:
         return problem
     if bound := [field for field, projection in problem.sets.items() if not projection.trivial]:
         kind = type(problem).__name__
-        raise ValueError(f"A MultiSequence has no sets, but this {kind} has {bound[0]}. Leave it out.")
+        raise ValueError(f"A MultiSequence does not take sets, but this {kind} has {bound[0]}. Leave it out.")
     if problem.local:
         raise ValueError(
-            f"A MultiSequence has no sequences of clients' own, as {type(problem).__name__}(…, "
-            "local=True) has."
+            f"A MultiSequence does not take local levels, but this is {type(problem).__name__}(…, "
+            "local=True)."
         )
     if without := problem.without_derivatives:
         raise TypeError(
-            f"The maps of a MultiSequence are gradients, and {', '.join(without)} has values only."
+            f"The maps of a MultiSequence are gradients, but {', '.join(without)} has only values."
         )
     return _sequences_of(problem)
 
@@ -67,7 +67,8 @@ def as_multisequence(problem: Problem) -> MultiSequence:
 @singledispatch
 def _sequences_of(problem: Problem) -> MultiSequence:
     raise TypeError(
-        f"{type(problem).__name__} is not a MultiSequence; Bilevel, Minimax and Composition can be."
+        f"{type(problem).__name__} cannot be converted to MultiSequence; Bilevel, Minimax and Composition "
+        "can."
     )
 
 
@@ -86,13 +87,13 @@ def _(problem: Minimax) -> MultiSequence:
 
 
 def as_bilevel(problem: Problem) -> Bilevel:
-    """A minimax problem or a two-level composition as a bilevel problem.
+    """Convert a minimax problem or a two-level composition to a bilevel problem.
 
         min_x max_y f(x, y):   upper f,   lower −f
         min_x h(x) + f(g(x)):  upper h(x) + f(y),   lower ½‖y − g(x)‖²
 
     Args:
-        problem: `Minimax` or a `Composition` of two levels, or `Bilevel`, returned as it is.
+        problem: `Minimax`, a `Composition` of two levels, or `Bilevel`, which is returned unchanged.
 
     Raises:
         TypeError: for other classes.
@@ -107,7 +108,9 @@ def as_bilevel(problem: Problem) -> Bilevel:
 
 @singledispatch
 def _levels_of(problem: Problem) -> Bilevel:
-    raise TypeError(f"{type(problem).__name__} is not bilevel: Minimax and two-level Composition are.")
+    raise TypeError(
+        f"{type(problem).__name__} cannot be converted to Bilevel; Minimax and two-level Composition can."
+    )
 
 
 @_levels_of.register
@@ -125,9 +128,14 @@ def _(problem: Minimax) -> Bilevel:
 @_levels_of.register
 def _(problem: Composition) -> Bilevel:
     if len(problem.levels) != 2:
-        raise ValueError(f"A composition of {len(problem.levels)} levels is not bilevel: two levels are.")
+        raise ValueError(
+            f"A composition of {len(problem.levels)} levels cannot be converted to Bilevel; only two "
+            "levels can."
+        )
     if tracker_of(problem.levels[0]) is not ARITHMETIC:
-        raise ValueError("A level that is tracked by its logarithm does not solve a least-squares problem.")
+        raise ValueError(
+            "A LogMeanExp level does not solve a least-squares problem, so it cannot be a lower level."
+        )
     inner, outer = map(Term.of, problem.levels)
     upper = (outer,) if problem.plain is None else read_alike(outer, Term.of(problem.plain))
     terms = Term(Applied(_outer, upper), together(*upper)), Term(Applied(_tracking, inner), together(inner))
@@ -162,7 +170,7 @@ def _minimax_S(payoff: Term, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
 def _(problem: Composition) -> MultiSequence:
     levels = tuple(map(Term.of, problem.levels))
     if len(levels) == 1:
-        raise ValueError("A composition of one level has no inner sequence: use Minimization.")
+        raise ValueError("A composition of one level has no inner sequence. Use Minimization.")
     *inner, outer = levels
     gaps = [Term(Applied(_gap, level), level.reads) for level in inner]
     plain = () if problem.plain is None else (Term.of(problem.plain),)
@@ -179,7 +187,7 @@ def _gap(level: Term, z: PyTree, u: PyTree, *sample: PyTree) -> PyTree:
 
 
 class _Chain(NamedTuple):
-    """A composition's levels, all for use on the same samples."""
+    """A composition's levels, evaluated on the same samples."""
 
     gaps: tuple[Term, ...]
     outer: Term

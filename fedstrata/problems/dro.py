@@ -1,13 +1,13 @@
-"""Distributionally robust learning in one line: problems that weigh the samples by their worst case.
+"""Distributionally robust learning in one line: the worst case over weights of the samples.
 
-    problem = fs.dro.kl(loss, lam=1.0)                        # in place of fs.Minimization(loss)
+    problem = fs.dro.kl(loss, lam=1.0)                        # instead of fs.Minimization(loss)
     result  = fs.solve(problem, fs.FedDRO(eta=0.1, beta=0.5, I=4), data, x0, rounds=100)
 
     min_x  max_q  E[q ℓ(x, ξ)] − penalty(q)   over densities q of the samples
 
-Each returns a `Composition` ``h(x) + f(g(x))``, for FedDRO, DSFedDRO, GCIVR, MBSGD, FedMSA and PDSGD (as an
-epigraph); FastDRO uses its `Risk`. ``problem.minimax(data)`` is the same problem as a `Minimax`, for
-methods of that class; ``problem.minimax(data, weights="size")`` where `fedstrata.solve` has those weights.
+Each function returns a `Composition` ``h(x) + f(g(x))``, for FedDRO, DSFedDRO, GCIVR, MBSGD, FedMSA and
+PDSGD (in epigraph form); FastDRO uses its `Risk`. ``problem.minimax(data)`` is the same problem as a
+`Minimax`; give it ``weights="size"`` if `fedstrata.solve` gets these weights.
 
 | | h | g | f | variables |
 |---|---|---|---|---|
@@ -18,8 +18,8 @@ methods of that class; ``problem.minimax(data, weights="size")`` where `fedstrat
 | `mean_semideviation` | | two levels: ℓ̄; (ℓ − ℓ̄)₊² | ℓ̄ + λ√(g + δ) | x |
 | `group` | | ℓ·1_j, 1_j of each group j | λ log mean_j exp(g_j/(λ·1̄_j)) | x |
 
-Where there is an η, the main variable is `Lifted` (x, η): start from a plain x0 (η is then 0) or from
-``Lifted(x0, eta)``.
+If the risk has a threshold η, the main variable is `Lifted` (x, η): start from a plain x0, with η = 0, or
+from ``Lifted(x0, eta)``.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Lifted(NamedTuple):
 
 
 class Dual(NamedTuple):
-    """A minimax form: ``fs.solve(problem, method, data, x0, y0=y0, …)``.
+    """A minimax form, for ``fs.solve(problem, method, data, x0, y0=y0, …)``.
 
     Attributes:
-        problem: the `Minimax`; it knows the clients' weights that it was made for.
-        data: the data whose samples know their place in y.
+        problem: the `Minimax`, which records the clients' weights it was made for.
+        data: the data, with the index in y of each sample.
         y0: the dual variable of equal weights.
     """
 
@@ -67,11 +67,11 @@ class Dual(NamedTuple):
 
 @dataclass(frozen=True)
 class DRO(Composition):
-    """A composition that is the worst case of a loss over weights of the samples.
+    """A composition for the worst case of a loss over weights of the samples.
 
     Attributes:
-        loss: ``loss(x, sample)``, x without η.
-        risk: the risk of the sample of losses, see `fedstrata.problems.risks`.
+        loss: ``loss(x, sample)``, with x without η.
+        risk: the risk of a sample of losses, see `fedstrata.problems.risks`.
     """
 
     loss: Function = field(metadata=FUNCTION, kw_only=True)
@@ -87,11 +87,11 @@ class DRO(Composition):
         return self.risk.lifted
 
     def start_x(self, x: PyTree) -> PyTree:
-        """Add η = 0 where it is missing."""
+        """Add η = 0 if it is missing."""
         return x if isinstance(x, Lifted) or not self.lifted else Lifted(x, 0.0)
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        """The objective; of χ² by the centred variance, which loses no digits where losses are large."""
+        """The objective; for χ² with the centred variance, which is accurate for large losses too."""
         if type(self.risk) is not risks.Chi2:
             return super().measure(mean, x, y)
         loss = self.loss
@@ -104,11 +104,11 @@ class DRO(Composition):
         return self.risk.weights(losses)
 
     def minimax(self, data: FederatedData, weights: Weights = "uniform") -> Dual:
-        """``min_x max_y``, where y has an entry for every sample: its density q (of a semideviation, ζ).
+        """``min_x max_y``, where y has one entry per sample: its density q (for a semideviation, ζ).
 
         Args:
             data: the clients' samples.
-            weights: of the clients, as given to `fedstrata.solve`: they are the samples' shares in y's set.
+            weights: the clients' weights, as given to `fedstrata.solve`; they define the set of y.
         """
         data, shares = _indexed(data, weights)
         risk, loss = self.risk, self.loss
@@ -133,7 +133,7 @@ class DRO(Composition):
 def kl(loss: Function, lam: float) -> DRO:
     """``min_x λ log E exp(ℓ(x, ξ)/λ)``: KL-regularised; λ → ∞ is the mean loss, λ → 0 the largest.
 
-    g is followed as its logarithm, so that losses of 1e3 with λ = 1e-2 overflow nowhere, in float32 either.
+    g is tracked as its logarithm, so that losses of 1e3 with λ = 1e-2 do not overflow, even in float32.
 
     >>> import fedstrata as fs
     >>> problem = fs.dro.kl(lambda x, s: (s["a"] @ x - s["b"]) ** 2, lam=0.5)
@@ -145,9 +145,9 @@ def kl(loss: Function, lam: float) -> DRO:
 def chi2(loss: Function, lam: float, nonnegative: bool = False) -> DRO:
     """``min_x E ℓ + Var ℓ/(2λ)``: χ²-regularised.
 
-    That is the worst case over weights as long as none of them would be negative, i.e. while the mean loss
-    exceeds no loss by more than λ. ``nonnegative=True`` keeps them so, with a threshold η as a further
-    variable. (The paper's (5) has the sign wrong and lacks the mean.)
+    This is the worst case over weights as long as none of them is negative, i.e. while no loss is below the
+    mean by more than λ. ``nonnegative=True`` enforces it, with a threshold η as another variable. (The
+    paper's (5) has the wrong sign and lacks the mean.)
     """
     if nonnegative:
         return _threshold(loss, risks.Chi2Penalty(lam))
@@ -184,7 +184,7 @@ def chi2_ball(loss: Function, rho: float) -> DRO:
 
 
 def mean_semideviation(loss: Function, lam: float, delta: float = 1e-6) -> DRO:
-    """``min_x E ℓ + λ √(E(ℓ − E ℓ)₊² + δ)``; three levels, of which the first passes x on."""
+    """``min_x E ℓ + λ √(E(ℓ − E ℓ)₊² + δ)``; three levels; the first passes x on."""
     levels = (
         Applied(_mean, loss),
         Applied(_deviation, loss),
@@ -198,12 +198,12 @@ def risk_averse(U: Function, lam: float = 1.0, delta: float = 1e-3) -> DRO:
 
         min_x  E U(x, ξ) + λ √(E max(0, U(x, ξ) − E U)² + δ)
 
-    (FedMSA's text leaves out the square of the max, without which the root would be that of a mean.)
+    (The FedMSA paper omits the square of the max, without which this would be the root of a mean.)
 
     Args:
         U: ``U(x, sample)``, the loss.
-        lam: λ ≥ 0, the aversion; 1 keeps the objective convex and monotone in U where U is convex.
-        delta: δ > 0, which keeps the root differentiable.
+        lam: the risk aversion λ ≥ 0; up to 1 the objective is monotone in U, and convex if U is convex.
+        delta: the smoothing δ > 0, which keeps the root differentiable.
 
     >>> import fedstrata as fs
     >>> problem = fs.risk_averse(lambda x, s: (s["a"] @ x - s["b"]) ** 2, lam=0.5)
@@ -225,7 +225,7 @@ def _deviation(loss: Function, z: tuple[Any, PyTree], sample: PyTree) -> tuple[A
 
 
 def _mean_and_root(lam: float, delta: float, z: tuple[Any, Any]) -> Any:
-    """``ℓ̄ + λ √(s + δ)``; a followed mean of squares may fall a little below zero."""
+    """``ℓ̄ + λ √(s + δ)``; a tracked mean of squares may become slightly negative."""
     return z[0] + lam * jnp.sqrt(jax.nn.relu(z[1]) + delta)
 
 
@@ -256,7 +256,7 @@ class GroupDRO(Composition):
 
         Args:
             data: the clients' samples.
-            weights: of the clients, as given to `fedstrata.solve`: the groups' sizes depend on them.
+            weights: the clients' weights, as given to `fedstrata.solve`; the groups' sizes depend on them.
         """
         loss, group_of, lam, G = self.loss, self.group_of, self.lam, self.groups
         sizes = group_sizes(data, G, group_of, weights)
@@ -278,13 +278,13 @@ def group(
 
     Args:
         loss: ``loss(x, sample)``.
-        groups: how many there are.
-        lam: λ, the price of weighing groups unequally.
-        group_of: a sample's group, 0 … groups − 1; its entry ``"group"`` where it is left out.
+        groups: the number of groups.
+        lam: the penalty λ on unequal weights of the groups.
+        group_of: a sample's group, 0 … groups − 1; by default its entry ``"group"``.
     """
     if groups < 1 or lam <= 0:
         raise ValueError(
-            f"group: groups must be at least 1 and lam positive, but they are {groups!r} and {lam!r}."
+            f"group: groups must be at least 1 and lam positive, but got {groups!r} and {lam!r}."
         )
 
     def f(z: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -309,15 +309,15 @@ def by_group(
 
 
 def group_sizes(data: FederatedData, groups: int, group_of: Function, weights: Weights) -> np.ndarray:
-    """The groups' parts of the samples, in the clients' mean."""
+    """The groups' fractions of the samples, averaged over the clients."""
     sizes = clients_mean(data, lambda sample: jax.nn.one_hot(group_of(sample), groups), weights)
     if (sizes <= 0).any():
-        raise DataError(f"There are groups without samples: {np.flatnonzero(sizes <= 0).tolist()}.")
+        raise DataError(f"These groups have no samples: {np.flatnonzero(sizes <= 0).tolist()}.")
     return sizes
 
 
 def ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
-    """Their quotient, and 0 where a group has not been seen."""
+    """The quotient, or 0 for a group without samples so far."""
     seen = denominator > 0
     return jnp.where(seen, numerator / jnp.where(seen, denominator, 1), 0)
 
@@ -330,15 +330,17 @@ def clients_mean(data: FederatedData, function: Function, weights: Weights) -> n
 
 
 def _indexed(data: FederatedData, weights: Weights) -> tuple[FederatedData, np.ndarray]:
-    """The data with a number for every sample, and the samples' shares in the clients' mean of means."""
+    """The data with an index for every sample, and the samples' weights in the clients' mean of means."""
     known_weights(weights)
     if data.source is not None:
         raise DataError(
-            "The minimax form numbers the samples, and this data comes from a source, which gives them "
-            "without. Where it fits into memory, give it loaded: problem.minimax(data.load())."
+            "The minimax form needs an index for every sample, which data from a source does not have. If "
+            "the data fits into memory, load it: problem.minimax(data.load())."
         )
     if not isinstance(data.train, dict):
-        raise DataError("The minimax form numbers the samples: they must be dicts, e.g. {'x': …, 'y': …}.")
+        raise DataError(
+            "The minimax form adds an index to every sample: samples must be dicts, e.g. {'x': …, 'y': …}."
+        )
     own = 1 / data.clients if weights == "uniform" else data.sizes / data.sizes.sum()
     shares = np.repeat(own / data.sizes, data.sizes)
     return replace(data, train={**data.train, "index": np.arange(len(shares), dtype=np.int32)}), shares
@@ -346,7 +348,7 @@ def _indexed(data: FederatedData, weights: Weights) -> tuple[FederatedData, np.n
 
 @pytree
 class Densities(Set):
-    """``{q : Σ w q = 1, lower ≤ q ≤ upper, Σ w (q − 1)² ≤ radius}``, w the samples' shares."""
+    """``{q : Σ w q = 1, lower ≤ q ≤ upper, Σ w (q − 1)² ≤ radius}``, with the samples' weights w."""
 
     shares: Any
     lower: Any = 0.0
@@ -357,7 +359,7 @@ class Densities(Set):
         w = jnp.asarray(self.shares, v.dtype)
 
         def at(theta: Real) -> jax.Array:
-            """The nearest point for a multiplier θ of the ball."""
+            """The projection for a multiplier θ of the ball."""
 
             def q(mu: Real) -> jax.Array:
                 return jnp.clip((v + (theta - mu) * w) / (1 + theta * w), self.lower, self.upper)
@@ -378,7 +380,7 @@ class Densities(Set):
 
 @pytree
 class HalfBall(Set):
-    """``{ζ ≥ 0 : Σ w ζ² ≤ 1}``, w the samples' shares."""
+    """``{ζ ≥ 0 : Σ w ζ² ≤ 1}``, with the samples' weights w."""
 
     shares: Any
 
@@ -395,7 +397,7 @@ class HalfBall(Set):
 
 @pytree
 class Floored(Set):
-    """``{q ≥ floor, Σ q = 1}``: the simplex without its faces, where an entropy has no derivative."""
+    """``{q ≥ floor, Σ q = 1}``: the simplex without its boundary, where the entropy is not differentiable."""
 
     floor: Real
 
@@ -404,5 +406,5 @@ class Floored(Set):
         return floor + Simplex(1 - v.size * self.floor)(v - floor)
 
 
-if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+if not TYPE_CHECKING:  # for type checkers, a module with __getattr__ has every name
     __getattr__ = misspelt(__name__)

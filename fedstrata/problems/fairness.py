@@ -1,12 +1,12 @@
 """Learning under fairness constraints: ``min_x h(x)  s.t.  c(g(x)) ≤ 0``, h and g means over clients.
 
-As a composition, the constraints are a penalty, the largest violation smoothed:
+As a composition, the constraints enter as a penalty on the largest violation, smoothed:
 
     h(x) + ρ λ log(1 + Σ_j exp(c_j/λ)),   which tends to h + ρ max(0, max_j c_j) as λ → 0
 
-That limit is exact for ρ above the sum of the constraints' multipliers. PDSGD takes the constraints
-themselves. The minimax form weighs them, ``min_x max_q h + ρ Σ_j q_j c_j − ρλ Σ_j q_j log q_j`` over the
-simplex, whose entry 0 belongs to no constraint.
+That limit is an exact penalty for ρ above the sum of the constraints' multipliers. PDSGD uses the constraints
+directly. The minimax form weighs them, ``min_x max_q h + ρ Σ_j q_j c_j − ρλ Σ_j q_j log q_j``, over the
+simplex with one extra entry, q_0, for c_0 = 0.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from fedstrata.support.words import misspelt
 
 @dataclass(frozen=True)
 class Constrained(Composition):
-    """``min_x E h(x, ξ)  s.t.  c(E g(x, ξ)) ≤ 0``, as the composition that `penalised` makes of it.
+    """``min_x E h(x, ξ)  s.t.  c(E g(x, ξ)) ≤ 0``, as a penalised composition; see `penalised`.
 
     Attributes:
-        inner: ``inner(x, sample)``, g.
-        constraints: ``constraints(g)``, a vector, each entry to be at most 0.
-        count: how many constraints there are.
-        rho: ρ, the penalty.
-        lam: λ, its smoothing.
-        linear: for the minimax form, ``linear(data, weights)`` gives ``c(x, sample)`` whose mean over clients
-            of these weights is c(g(x)); or None.
+        inner: the inner function g, ``inner(x, sample)``.
+        constraints: ``constraints(g)`` returns a vector whose entries must be at most 0.
+        count: the number of constraints.
+        rho: the penalty parameter ρ.
+        lam: the smoothing λ of the penalty.
+        linear: for the minimax form, ``linear(data, weights)`` returns a function ``c(x, sample)`` whose mean
+            over clients with these weights is c(g(x)); or None.
     """
 
     inner: Function = field(metadata=FUNCTION, kw_only=True)
@@ -50,29 +50,29 @@ class Constrained(Composition):
     lam: float = field(default=0.01, kw_only=True)
     linear: Function | None = field(default=None, kw_only=True)
 
-    objective = None  # may have to rise where the start violates the constraints
+    objective = None  # it may increase if the start violates the constraints
     settling = ("objective",)
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        """The objective, h alone, and the largest violation."""
+        """The objective, h, and the largest violation."""
         g, loss = mean(self.inner, x), mean(Term.of(self.plain), x)
         violation = jnp.max(jax.nn.relu(self.constraints(g)))
         return {"objective": loss + self.levels[-1](g), "loss": loss, "violation": violation}
 
     def exact(self) -> Hard:
-        """The problem with the constraints themselves in place of their penalty, as `PDSGD` takes it."""
+        """The problem with constraints instead of the penalty, as `PDSGD` solves it."""
         return Hard(**{f.name: getattr(self, f.name) for f in fields(self)})
 
     def minimax(self, data: FederatedData, weights: Weights = "uniform") -> Dual:
-        """The form that has weights of the constraints for its second variable.
+        """The minimax form, whose second variable is the weights of the constraints.
 
         Args:
             data: the clients' samples.
-            weights: of the clients, as given to `fedstrata.solve`: the groups' sizes depend on them.
+            weights: the clients' weights, as given to `fedstrata.solve`; the groups' sizes depend on them.
         """
         rho, lam = self.rho, self.lam
         if self.linear is None:
-            raise TypeError("These constraints are not means of samples, so they have no minimax form.")
+            raise TypeError("These constraints are not means over samples, so they have no minimax form.")
         plain, violation = read_alike(Term.of(self.plain), Term.of(self.linear(data, weights)))
 
         def payoff(x: PyTree, q: jax.Array, sample: PyTree) -> jax.Array:
@@ -85,7 +85,7 @@ class Constrained(Composition):
 
 
 class Hard(Constrained):
-    """``min_x E h(x, ξ)  s.t.  c(E g(x, ξ)) ≤ 0`` itself."""
+    """``min_x E h(x, ξ)  s.t.  c(E g(x, ξ)) ≤ 0``, without a penalty."""
 
 
 def penalised(
@@ -98,7 +98,7 @@ def penalised(
     lam: float = 0.01,
     linear: Function | None = None,
 ) -> Constrained:
-    """The composition of a constrained problem; the arguments are those of `Constrained`.
+    """The penalised composition of a constrained problem; for the arguments see `Constrained`.
 
     >>> import fedstrata as fs
     >>> problem = fs.fairness.penalised(  # min E(x − a)² s.t. E(x·b) ≤ 1
@@ -107,7 +107,7 @@ def penalised(
     """
     if rho <= 0 or lam <= 0:
         raise ValueError(
-            f"The penalty rho and its smoothing lam must be positive, but are {rho!r} and {lam!r}."
+            f"The penalty rho and its smoothing lam must be positive, but got {rho!r} and {lam!r}."
         )
 
     def penalty(g: PyTree) -> jax.Array:
@@ -132,7 +132,7 @@ def label_of(sample: PyTree) -> Any:
 
 
 def groups_of(sample: PyTree) -> Any:
-    """A sample's proxy groups where it has them (see `noisy_groups`), else its group."""
+    """A sample's proxy groups if it has them (see `noisy_groups`), else its group."""
     return sample["proxy"] if "proxy" in sample else sample["group"]
 
 
@@ -150,24 +150,24 @@ def equal_opportunity(
 ) -> Constrained:
     """``min E ℓ  s.t.  tpr(group j) ≥ tpr(all) − ε`` for all groups, or all proxy groups, j.
 
-    The true positive rate of a group is that of its positives, E[σ(score) | y = 1, j], a ratio of two
-    means; σ makes it differentiable.
+    The true positive rate of a group is E[σ(score) | y = 1, j], a ratio of two means; the sigmoid σ makes it
+    differentiable.
 
     Args:
-        score: ``score(x, sample)``, positive where the label 1 is predicted.
+        score: ``score(x, sample)``, positive if the label 1 is predicted.
         loss: ``loss(x, sample)``.
-        groups: how many groups.
-        epsilon: ε, the difference that is allowed.
-        rho: the penalty of the largest violation.
+        groups: the number of groups.
+        epsilon: the allowed difference ε.
+        rho: the penalty parameter of the largest violation.
         lam: the smoothing of the maximum.
-        proxies: how many proxy groups each sample has; see `noisy_groups`.
+        proxies: the number of proxy groups of each sample; see `noisy_groups`.
         label_of: a sample's label, 0 or 1.
         groups_of: a sample's group, or the vector of its ``proxies`` proxy groups.
     """
     if groups < 1 or proxies < 1 or epsilon < 0:
         raise ValueError(
             f"equal_opportunity: groups and proxies must be at least 1 and epsilon at least 0, "
-            f"but they are {groups!r}, {proxies!r} and {epsilon!r}."
+            f"but got {groups!r}, {proxies!r} and {epsilon!r}."
         )
 
     score = per_sample(score, "equal_opportunity: score", "every sample counts in its own groups")
@@ -179,7 +179,7 @@ def equal_opportunity(
 
 @dataclass(frozen=True)
 class _Rates:
-    """True positive rates of all samples and of the groups, as ratios of means."""
+    """The true positive rates of all samples and of the groups, as ratios of means."""
 
     score: Function
     groups: int
@@ -188,7 +188,7 @@ class _Rates:
     groups_of: Function
 
     def positives(self, sample: PyTree, dtype: DType) -> tuple[jax.Array, jax.Array]:
-        """Whether the sample is positive, and that for each proxy and group it is in."""
+        """Whether the sample is positive, and the same for each proxy and group it belongs to."""
         positive = jnp.asarray(self.label_of(sample) == 1, dtype)
         members = jax.nn.one_hot(self.groups_of(sample), self.groups, dtype=dtype).reshape(-1)
         return positive, positive * members
@@ -212,7 +212,7 @@ class _Rates:
         positive = clients_mean(data, lambda sample: self.positives(sample, dtype)[0], weights)
         members = clients_mean(data, lambda sample: self.positives(sample, dtype)[1], weights)
         if positive <= 0 or (members <= 0).any():
-            raise DataError("The minimax form needs positive samples in every group.")
+            raise DataError("The minimax form needs samples with label 1 in every group.")
 
         def violation(x: PyTree, sample: PyTree) -> jax.Array:
             hit = jax.nn.sigmoid(self.score(x, sample))
@@ -253,20 +253,20 @@ def bounded_group_loss(
 def noisy_groups(
     data: FederatedData, groups: int, noise: float = 0.3, proxies: int = 10, seed: int = 0
 ) -> FederatedData:
-    """Training data with noisy group labels, and proxy groups drawn from what the noise leaves possible.
+    """Replace training groups by noisy ones, and draw proxy groups given the noisy group.
 
-    With probability ``noise`` a training sample's ``group`` becomes another one. What is then known is
-    P(group | noisy group); from it each sample gets ``proxies`` groups, its entry ``proxy``. A constraint
-    that holds for the groups of every proxy is robust to the noise. The test data keeps its true groups.
+    With probability ``noise`` a training sample's ``group`` is replaced by another one. From
+    P(group | noisy group) each sample then draws ``proxies`` groups, its entry ``proxy``. A constraint that
+    holds for the groups of every proxy is robust to the noise. The test data keeps its true groups.
 
     Raises:
-        DataError: where samples have no ``group``.
+        DataError: if the samples have no ``group``.
     """
     if not isinstance(data.train, dict) or "group" not in data.train:
         raise DataError("noisy_groups needs samples that are dicts with an entry 'group'.")
     if not 0 <= noise < 1 or groups < 2:
         raise ValueError(
-            f"noisy_groups: noise must be in [0, 1) and groups at least 2, but are {noise!r} and {groups!r}."
+            f"noisy_groups: noise must be in [0, 1) and groups at least 2, but got {noise!r} and {groups!r}."
         )
     rng = np.random.default_rng(seed)
     true = np.asarray(data.train["group"])
@@ -285,7 +285,7 @@ def noisy_groups(
 def worst_violation(
     score: Function, groups: int, epsilon: float = 0.05, *, label_of: Function = label_of
 ) -> Callable[[PyTree, PyTree, FederatedData], jax.Array]:
-    """A metric: the largest ``(tpr(all) − ε − tpr(group))₊`` on the test data, of decisions ``score > 0``."""
+    """A metric: the largest ``(tpr(all) − ε − tpr(group))₊`` on the test data, with ``score > 0``."""
     score = per_sample(score, "worst_violation: score", "every sample is decided by itself")
 
     def metric(x: PyTree, y: PyTree, data: FederatedData) -> jax.Array:
@@ -299,5 +299,5 @@ def worst_violation(
     return metric
 
 
-if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+if not TYPE_CHECKING:  # for type checkers, a module with __getattr__ has every name
     __getattr__ = misspelt(__name__)

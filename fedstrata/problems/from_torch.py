@@ -9,8 +9,8 @@ The compiled program calls back to the host for
     V(x, ξ) = the samples' losses                     W(x, ξ, c) = Σ_b c_b ∇ℓ_b(x)
     J(x, ξ, v) = ∇ℓ_b(x)ᵀ v, its derivative along v   H(x, ξ, c, v) = Σ_b c_b ∇²ℓ_b(x) v, that of W
 
-and JAX differentiates through them: reverse mode takes W, forward mode over it H, which is all that the
-methods here do. Third derivatives, or Hessians by two reverse passes, are an error.
+and JAX differentiates through them: reverse mode uses W, and forward mode over reverse mode uses H, which
+covers all methods here. Third derivatives, and Hessians by two reverse passes, raise an error.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ from fedstrata.core.types import Array, Function, PyTree
 from fedstrata.support.lazy import extra
 from fedstrata.support.points import is_torch_module
 
-SEEDS = "\0seeds"  # the name under which a batch's seeds travel with its samples
+SEEDS = "\0seeds"  # the key of a batch's seeds among its samples
 
 
 class TorchError(RuntimeError):
-    """A PyTorch module that cannot serve as a loss; the message says why and what to do."""
+    """A PyTorch module cannot be used as a loss."""
 
 
 def from_torch(module: Any, loss: Function, *, inputs: str = "x", label: str | None = "y") -> TorchLoss:
-    """Make a loss ``f(x, sample)`` of a PyTorch module, for all methods, in every engine.
+    """Make a loss ``f(x, sample)`` from a PyTorch module, for all methods, in every engine.
 
-    The module is copied, with its mode (train or eval), frozen parameters and buffers as they are now.
+    The module is copied, including its mode (train or eval), frozen parameters and buffers.
 
     Args:
-        module: a `torch.nn.Module` that maps a batch of inputs to a batch of outputs, each by itself:
-            no batch normalisation in training mode. One with dropout in training mode draws by the run's
-            seed, see `fedstrata.stochastic`, and runs for one client at a time; evaluations take its values
-            in evaluation mode.
-        loss: ``loss(outputs, labels)`` of a batch, as in `torch.nn.functional`, or an `nn.CrossEntropyLoss`
-            and its like, without its mean over the batch (weights of classes multiply a sample's loss); any
-            other function is called with one sample at a time, as a batch of one.
-        inputs: the sample's array that the module is called with.
-        label: the sample's array that the loss is called with; None for all of them, a dict of tensors.
+        module: a `torch.nn.Module` that maps a batch of inputs to a batch of outputs, sample by sample: it
+            must not contain batch normalisation in training mode. Dropout in training mode uses the run's
+            seed, see `fedstrata.stochastic`, and then clients run one at a time; evaluations use evaluation
+            mode.
+        loss: ``loss(outputs, labels)`` of a batch, as in `torch.nn.functional`, or a module such as
+            `nn.CrossEntropyLoss`; its mean over the batch is left out (class weights multiply a sample's
+            loss). Any other function is called with one sample at a time, as a batch of one.
+        inputs: the name of the sample's array that the module takes.
+        label: the name of the sample's array that the loss takes; None passes all of them, as a dict.
 
     Returns:
-        the loss; ``x0`` are the parameters to start from, a dict by their names in PyTorch.
+        The loss. Its ``x0`` has the initial parameters, a dict with their PyTorch names.
 
     Raises:
-        ImportError: without PyTorch; ``pip install fedstrata[torch]``.
-        TorchError: for a module whose outputs depend on other samples of a batch, or, without dropout, on
-            chance.
+        ImportError: if PyTorch is not installed; ``pip install fedstrata[torch]``.
+        TorchError: if the module's outputs depend on the other samples of a batch or, without dropout, are
+            random.
     """
     with extra("torch", "fs.from_torch"):
         import torch
@@ -69,8 +69,8 @@ def from_torch(module: Any, loss: Function, *, inputs: str = "x", label: str | N
         raise TypeError(f"from_torch takes a torch.nn.Module, but module is {module!r}.")
     if not callable(loss):
         raise TypeError(
-            "from_torch takes a loss of (outputs, labels) such as torch.nn.functional.cross_entropy, but it "
-            f"is {loss!r}."
+            "from_torch takes a loss of (outputs, labels) such as torch.nn.functional.cross_entropy, but "
+            f"loss is {loss!r}."
         )
     for name, part in module.named_modules():
         if part.training and isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
@@ -84,11 +84,11 @@ def from_torch(module: Any, loss: Function, *, inputs: str = "x", label: str | N
 
 @dataclass(eq=False)
 class TorchLoss:
-    """What `from_torch` returns: ``loss(x, sample)`` with derivatives from PyTorch.
+    """The result of `from_torch`: ``loss(x, sample)`` with derivatives from PyTorch.
 
     Attributes:
         module, loss, inputs, label: as given, the module as a copy.
-        x0: the module's parameters that are trained, name → array.
+        x0: the module's trainable parameters, name → array.
     """
 
     module: Any
@@ -101,14 +101,14 @@ class TorchLoss:
         self._unreduced = _without_mean(self.loss)
         self._training = [part for part in self.module.modules() if part.training]
         self.draws = any(map(_drops_out, self._training))
-        # whether clients are taken one after the other: torch.func.vmap has failed, or each has its own seed
+        # whether clients run one after another: torch.func.vmap failed, or each has its own seed
         self._in_turn = self.draws
         self._tried: set[Any] = set()
         self._lock = threading.Lock()
         named = dict(self.module.named_parameters())
         trained = {name: p for name, p in named.items() if p.requires_grad}
         if not trained:
-            raise TorchError("The module has no parameters that are trained (requires_grad).")
+            raise TorchError("The module has no trainable parameters (requires_grad).")
         self.x0 = {name: jnp.asarray(_numpy(p)) for name, p in trained.items()}
         self._fixed = {
             **{name: p.detach() for name, p in named.items() if not p.requires_grad},
@@ -122,7 +122,7 @@ class TorchLoss:
         return self.each_sample(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], sample), x)[0]
 
     def each_sample(self, samples: PyTree, x: PyTree) -> Array:
-        """The losses of stacked samples, in one call of PyTorch, whose gradient is one as well."""
+        """The losses of stacked samples, in one call of PyTorch, as is their gradient."""
         plain = unseeded(samples)
         self._check(x, plain)
         if isinstance(samples, Seeded):
@@ -131,14 +131,14 @@ class TorchLoss:
         return self._each(x, plain)
 
     def then(self, function: Function, of: Function | None = None) -> Function:
-        """A loss around this one, as quick: PyTorch still sees whole batches.
+        """A function of this loss that is as fast: PyTorch still gets whole batches.
 
-        A plain function around it, ``lambda x, sample: loss(x, sample) + …``, has the same values, but
-        takes every sample's gradient by itself.
+        A plain function, ``lambda x, sample: loss(x, sample) + …``, has the same values, but computes the
+        gradient of each sample separately.
 
         Args:
             function: ``function(value, *variables)`` of a sample's loss and the variables, in JAX.
-            of: ``of(*variables)``, the module's parameters among them; by default the first.
+            of: ``of(*variables)`` returns the module's parameters; by default the first variable.
         """
         return _Then(self, function, of or _first)
 
@@ -155,7 +155,7 @@ class TorchLoss:
         return found
 
     def from_state_dict(self, state_dict: Mapping[str, Any]) -> PyTree:
-        """The parameters x of a ``state_dict``; what is not trained is not among them."""
+        """The trainable parameters x of a ``state_dict``."""
         if missing := [name for name in self.x0 if name not in state_dict]:
             raise KeyError(f"The state_dict has no {missing[0]!r}; it has {', '.join(state_dict)}.")
         return {name: jnp.asarray(_numpy(state_dict[name])) for name in self.x0}
@@ -168,7 +168,7 @@ class TorchLoss:
             raise TypeError(f"x must be like loss.x0, {shapes}, but is {what}. Start from loss.x0.")
 
     def _check(self, x: PyTree, samples: PyTree) -> None:
-        """Try the module on samples of these shapes, once, before anything is computed."""
+        """Try the module once on samples of these shapes, before the run."""
         self._check_names(x)
         names = (self.inputs, self.label)
         for name in (n for n in names if n is not None):
@@ -177,8 +177,8 @@ class TorchLoss:
                     ", ".join(map(repr, samples)) if isinstance(samples, Mapping) else type(samples).__name__
                 )
                 raise TypeError(
-                    f"The sample has no {name!r} but {has}: give from_torch(…, inputs=…, label=…), the names "
-                    "of its arrays."
+                    f"The sample has no array {name!r}, only {has}. Give the names of its arrays: "
+                    "from_torch(…, inputs=…, label=…)."
                 )
         leaves, structure = jax.tree.flatten(samples)
         form = structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
@@ -214,13 +214,13 @@ class TorchLoss:
             ) from error
         if not np.allclose(both, np.concatenate(alone), rtol=1e-3, atol=1e-5, equal_nan=True):
             raise TorchError(
-                "The module's outputs depend on the other samples of a batch, or on chance: the losses of "
-                f"two samples are {both.tolist()} together and {[float(v[0]) for v in alone]} one by one. A "
-                "loss is a function of the parameters and one sample."
+                "The module's outputs depend on the other samples of a batch, or are random: the losses "
+                f"of two samples are {both.tolist()} in one batch and {[float(v[0]) for v in alone]} "
+                "separately. A loss must be a function of the parameters and one sample."
             )
 
     def _tensors(self, arrays: PyTree) -> Any:
-        """Tensors that PyTorch may write to; whole numbers but bytes as int64, which its losses want."""
+        """Writable tensors; integers other than uint8 become int64, which PyTorch's losses need."""
         import torch
 
         def tensor(leaf: np.ndarray) -> Any:
@@ -232,7 +232,7 @@ class TorchLoss:
         return jax.tree.map(tensor, arrays)
 
     def _losses(self, x: Any, samples: Any) -> Any:
-        """The samples' losses, as tensors; where they come with seeds, the first one's is the batch's."""
+        """The samples' losses, as tensors; if they have seeds, the first seed is used for the batch."""
         import torch
 
         seeds = samples.get(SEEDS)
@@ -251,7 +251,7 @@ class TorchLoss:
             and isinstance(labels, torch.Tensor)
         ):
             found = self._unreduced(outputs, labels)
-            if found.shape == labels.shape:  # else two shapes were broadcast, which mixes samples
+            if found.shape == labels.shape:  # otherwise two shapes were broadcast, which mixes samples
                 return found.flatten(1).mean(1) if found.ndim > 1 else found
 
         def one(output: Any, label: Any) -> Any:
@@ -259,26 +259,26 @@ class TorchLoss:
             value = self.loss(alone(output), alone(label))
             if value.numel() != 1:
                 raise TorchError(
-                    f"The loss must return one number for one sample, but returns {tuple(value.shape)}."
+                    f"The loss must return one number for one sample, but returns shape {tuple(value.shape)}."
                 )
             return value.reshape(())
 
         return torch.func.vmap(one)(outputs, labels)
 
     def _run(self, function: Callable[..., Any], axes: int, arguments: list[Any]) -> Any:
-        """``function`` over leading axes (clients, directions, …): by torch.func.vmap, else in turn."""
+        """``function`` over leading axes (clients, directions, …): by torch.func.vmap, else in a loop."""
         if not self._in_turn:
             try:
                 return _over(function, axes, arguments, in_turn=False)
             except TorchError:
                 raise
             except Exception:
-                self._in_turn = True  # some operations cannot be mapped; errors of the module come again
+                self._in_turn = True  # vmap lacks some operations; a module's own error recurs below
         return _over(function, axes, arguments, in_turn=True)
 
 
 def _drops_out(part: Any) -> bool:
-    """Whether a module draws in training mode: a dropout, or one that has its rate (attention, an LSTM)."""
+    """Whether a module is random in training mode: dropout, or a module with a dropout rate."""
     import torch
 
     rate = part.p if isinstance(part, torch.nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
@@ -309,7 +309,7 @@ class _Then:
 
 
 def _over(function: Callable[..., Any], axes: int, arguments: list[Any], in_turn: bool) -> Any:
-    """Map over leading axes, where an axis of length one stands for what is the same for all."""
+    """Map over leading axes; an axis of length one is broadcast."""
     import torch
 
     if axes == 0:
@@ -334,7 +334,7 @@ def _over(function: Callable[..., Any], axes: int, arguments: list[Any], in_turn
 
 
 class _Passes(NamedTuple):
-    """What PyTorch computes, of tensors: the losses V, W = Σ c ∇ℓ, and their derivatives along v."""
+    """The functions that PyTorch computes: the losses V, W = Σ c ∇ℓ, and their derivatives along v."""
 
     values: Function
     weighted: Function
@@ -359,7 +359,7 @@ def _passes(loss: TorchLoss) -> _Passes:
         import torch
 
         c = torch.zeros(len(next(iter(samples.values()))), dtype=next(iter(x.values())).dtype)
-        # W is linear in c, and J its derivative by c: two reverse passes serve where forward mode does not
+        # W is linear in c, and J its derivative in c: two reverse passes replace a forward pass
         return torch.func.grad(lambda c: product(x, samples, c, v))(c.to(loss._device))
 
     def curved(x: Any, samples: Any, c: Any, v: Any) -> Any:
@@ -371,7 +371,7 @@ def _passes(loss: TorchLoss) -> _Passes:
 
 
 def _call(loss: TorchLoss, function: Function, shape: PyTree, *args: PyTree, graph: bool = True) -> Any:
-    """A pass as a callback; whatever axes JAX puts in front are mapped over in PyTorch."""
+    """A pass as a callback; PyTorch maps over the leading axes that JAX adds."""
     axes = [leaf.ndim for leaf in jax.tree.leaves(args)]
 
     def host(*given: PyTree) -> Any:
@@ -380,7 +380,7 @@ def _call(loss: TorchLoss, function: Function, shape: PyTree, *args: PyTree, gra
         arrays = jax.tree.map(np.asarray, given)
         leaves = jax.tree.leaves(arrays)
         front = leaves[0].ndim - axes[0]
-        # Programs call from several threads, and a functional call puts its parameters into the module.
+        # Programs call from several threads, and functional_call swaps the module's parameters.
         with loss._lock, torch.set_grad_enabled(graph):
             found = loss._run(function, front, list(loss._tensors(arrays)))
         lead = np.broadcast_shapes(*(leaf.shape[:front] for leaf in leaves))
@@ -392,7 +392,7 @@ def _call(loss: TorchLoss, function: Function, shape: PyTree, *args: PyTree, gra
 
 
 def _differentiable(loss: TorchLoss) -> Function:
-    """``each(x, samples)`` with the derivatives that the module's docstring names."""
+    """``each(x, samples)`` with the derivatives in the module's docstring."""
     passes, call = _passes(loss), functools.partial(_call, loss)
 
     def like(x: PyTree) -> PyTree:
@@ -450,7 +450,7 @@ def _differentiable(loss: TorchLoss) -> Function:
 
 
 def _without_mean(loss: Function) -> Function | None:
-    """A loss that takes means as one that gives every sample's, where PyTorch's ``reduction`` says so."""
+    """The loss with ``reduction="none"``, if its default reduction is the mean; else None."""
     if getattr(loss, "reduction", None) == "mean" and is_torch_module(loss):
         found: Any = copy.deepcopy(loss)
         found.reduction = "none"
@@ -491,8 +491,8 @@ def _refuse(tangents: PyTree) -> None:
 
 def _refuse_now() -> None:
     raise TypeError(
-        "A loss of from_torch has derivatives by the module's parameters, not by the sample: where samples "
-        "are variables too, write the model in JAX."
+        "A loss of from_torch has derivatives with respect to the module's parameters, not the sample. To "
+        "differentiate with respect to samples, write the model in JAX."
     )
 
 

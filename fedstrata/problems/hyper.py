@@ -1,7 +1,7 @@
-"""Learning problems whose hyper-parameters are the upper variable, for any model ``predict(y, features)``.
+"""Learning problems with hyper-parameters as the upper variable, for any model ``predict(y, features)``.
 
-A sample is ``{"x": features, "y": label}``, with what a problem adds. All have the cross-entropy
-ℓ(scores, label) = log Σ exp(scores) − scores[label] at both levels.
+A sample is ``{"x": features, "y": label}``, plus entries that a problem adds. All problems use the
+cross-entropy ℓ(scores, label) = log Σ exp(scores) − scores[label] at both levels.
 
     loss_tuning          upper Σ_c mean of ℓ in class c,   lower ℓ(σ(Δ)·scores + b)
     hypercleaning        upper ℓ on clean samples,         lower σ(x_i) ℓ of sample i + λ‖y‖²
@@ -27,18 +27,18 @@ from fedstrata.problems.terms import per_sample
 def loss_tuning(predict: Function) -> Bilevel:
     """Tune a loss for unbalanced classes (Li et al. 2021; the experiment of FedNest and FedMSA).
 
-    ``x = {"delta": Δ, "shift": b}``, one number each per class, from zero. Validation samples carry
-    ``"weight"``, which makes all classes count alike; see `balance`.
+    ``x = {"delta": Δ, "shift": b}`` has one number per class in each, and starts at zero. Validation samples
+    have a ``"weight"`` that gives all classes equal weight; see `balance`.
 
     Args:
-        predict: ``predict(y, features)``, the scores.
+        predict: ``predict(y, features)`` returns the scores.
     """
     per_sample(predict, "loss_tuning: predict", "it sees one sample's features")
     return Bilevel(Applied(_weighted, predict), Applied(_tuned, predict))
 
 
 def balance(labels: np.ndarray, classes: int) -> np.ndarray:
-    """Weights N/(C N_c) of samples, with which the mean of losses is the mean over classes of their means.
+    """Weights N/(C N_c) of samples, so that the weighted mean of losses is the mean of the class means.
 
     >>> balance(np.array([0, 0, 0, 1]), 2)
     array([0.66666667, 0.66666667, 0.66666667, 2.        ])
@@ -50,11 +50,11 @@ def balance(labels: np.ndarray, classes: int) -> np.ndarray:
 def hypercleaning(predict: Function, lam: float) -> Bilevel:
     """Learn which training samples to trust: one weight σ(x_i) each (Franceschi et al. 2017).
 
-    ``x`` has one number per training sample of all clients; samples carry ``"index"``, their place in it.
+    ``x`` has one number per training sample of all clients; samples have an ``"index"`` into it.
 
     Args:
-        predict: ``predict(y, features)``, the scores.
-        lam: λ > 0, which makes the lower level strongly convex where the scores are linear in y.
+        predict: ``predict(y, features)`` returns the scores.
+        lam: the ℓ2 weight λ > 0; the lower level is strongly convex if the scores are linear in y.
     """
     if lam <= 0:
         raise ValueError(f"hypercleaning needs lam > 0, but it is {lam!r}.")
@@ -63,15 +63,15 @@ def hypercleaning(predict: Function, lam: float) -> Bilevel:
 
 
 def hyperrepresentation(features: Function, lam: float) -> Bilevel:
-    """A representation shared by all, and a linear head for each client.
+    """A representation shared by all clients, and a linear head for each client.
 
-    ``x`` are the parameters of the representation; ``y`` has the heads on a leading client axis,
-    ``{"W": (clients, features, classes), "b": (clients, classes)}``; samples carry ``"client"``
+    ``x`` has the parameters of the representation, and ``y`` the heads on a leading client axis,
+    ``{"W": (clients, features, classes), "b": (clients, classes)}``; samples have an entry ``"client"``
     (`FederatedData.with_client_index`).
 
     Args:
         features: ``features(x, inputs)``, the representation φ.
-        lam: λ > 0, which makes the lower level strongly convex.
+        lam: the ℓ2 weight λ > 0, which makes the lower level strongly convex.
     """
     if lam <= 0:
         raise ValueError(f"hyperrepresentation needs lam > 0, but it is {lam!r}.")

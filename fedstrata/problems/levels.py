@@ -1,26 +1,26 @@
-"""How a level of a composition takes its mean, and how a method follows it.
+"""How a level of a composition is averaged, and how a method tracks its value.
 
-A level's value g(z) is a mean over samples and clients. Usually that is the arithmetic mean of ``level(z,
-sample)``. Where such values overflow, as KL's exp(ℓ/λ) does, a level is written with its exponent and
-marked `LogMeanExp`: its value is then ``u = log mean exp level(z, sample)``, and all that methods do with g
-they do with log g. A `Tracker` says how:
+A level's value g(z) is a mean over samples and clients, usually the arithmetic mean of ``level(z,
+sample)``. If such values overflow, like KL's exp(ℓ/λ), the level is given by its exponent and marked
+`LogMeanExp`: its value is then ``u = log mean exp level(z, sample)``, and methods work with log g instead
+of g. A `Tracker` defines the operations:
 
 | | arithmetic | logarithmic, g = exp u |
 |---|---|---|
 | ``mean(values, weights)`` | Σ w v | log Σ w exp v |
 | ``gap(out, u)``, of mean zero at the level's value | out − u | exp(out − u) − 1 |
-| ``change(β, a, b)``, what a client sends to be followed | b − (1−β) a | (a, b) |
+| ``change(β, a, b)``, a client's upload for ``follow`` | b − (1−β) a | (a, b) |
 | ``follow(β, u, change)``: g ← (1−β)(g − a) + b | (1−β) u + change | the same of exponentials |
 | ``blend(β, u, b)``: g ← (1−β) g + β b | the same | the same of exponentials |
 | ``report(u, b)``, ``step(γ, u, report)``: g ← g + γ (ū − g) | | the same of exponentials |
 | ``guard(u, b, floor)``: g ← max(g, floor·b) | u | the same of exponentials |
-| ``ratio(u, u⁺)``: of units, for a Jacobian kept in units of u | 1 | exp(u − u⁺), or 0 |
+| ``ratio(u, u⁺)`` of units, for a Jacobian stored in units of u | 1 | exp(u − u⁺), or 0 |
 
-The derivative of ``gap`` by the level's argument, at a followed u, is that of g in the units in which u is
-kept: both have d gap/du = −1 in the mean at the level's value, so the chain rule of g and u is the
-same formula. On the logarithmic scale nothing overflows: exponents are cut at log(1/ε), ε the float's
-precision, beyond which weights count for nothing, and a followed value stays above ``floor`` times the
-newest estimate, so that it can be taken the logarithm of.
+The derivative of ``gap`` with respect to the level's argument, at a tracked u, is that of g in units of u:
+both trackers have d gap/du = −1 on average at the level's value, so the chain rule has the same form for g
+and u. The logarithmic scale does not overflow: exponents are cut at log(1/ε), where ε is the float's
+precision and other weights are negligible, and a tracked value stays above ``floor`` times the newest
+estimate, so that its logarithm exists.
 """
 
 from __future__ import annotations
@@ -39,36 +39,36 @@ from fedstrata.problems.terms import per_sample
 
 
 class Tracker(Protocol):
-    """How a level's values are averaged and followed; see the module's table."""
+    """How a level's values are averaged and tracked; see the module's table."""
 
     def mean(self, values: PyTree, weights: jax.Array) -> PyTree:
         """The level's value from samples' or clients' values, stacked; ``weights`` sum to one."""
 
     def gap(self, out: PyTree, value: PyTree) -> PyTree:
-        """A residual whose mean over samples is zero exactly where ``value`` is the level's."""
+        """A residual whose mean over samples is zero if and only if ``value`` is the level's value."""
 
     def change(self, beta: Real, before: PyTree, now: PyTree) -> PyTree:
-        """What a client sends so that `follow` can be done with the clients' mean of it."""
+        """A client's upload, whose mean over the clients `follow` takes."""
 
     def follow(self, beta: Real, value: PyTree, change: PyTree, floor: Real | None = None) -> PyTree:
-        """``g ← (1−β)(g − a) + b``, with a and b the level's values at the last and the new point."""
+        """``g ← (1−β)(g − a) + b``, with the level's values a and b at the previous and the new point."""
 
     def blend(self, beta: Real, value: PyTree, new: PyTree) -> PyTree:
         """``g ← (1−β) g + β b``, β ≤ 1."""
 
     def report(self, value: PyTree, newest: PyTree) -> PyTree:
-        """What a client sends so that `step` can be done with the clients' mean of it."""
+        """A client's upload, whose mean over the clients `step` takes."""
 
     def step(self, gamma: Real, value: PyTree, report: PyTree, floor: Real) -> PyTree:
         """``g ← g + γ (ū − g)`` with the clients' mean ū; γ may exceed 1."""
 
     def guard(self, value: PyTree, newest: PyTree, floor: Real) -> PyTree:
-        """A followed value that may be behind, for use as a unit: no weight in it exceeds 1/floor."""
+        """A tracked value that may lag behind, bounded so that no weight relative to it exceeds 1/floor."""
 
     def ratio(self, value: PyTree, new: PyTree) -> PyTree:
-        """By what a Jacobian's rows are multiplied when the units change from ``value`` to ``new``.
+        """The factors of a Jacobian's rows when the units change from ``value`` to ``new``.
 
-        Zero where g has fallen to less than a tenth: what was known of the rows is noise beside what is new.
+        Zero where g has decreased to less than a tenth: the old rows would be noise relative to the new ones.
         """
 
 
@@ -106,12 +106,12 @@ class Arithmetic:
 
 @dataclass(frozen=True)
 class Logarithmic:
-    """The mean of exponentials, kept as its logarithm."""
+    """The mean of exponentials, stored as its logarithm."""
 
     def mean(self, values: PyTree, weights: jax.Array) -> PyTree:  # noqa: D102
         def one(v: jax.Array) -> jax.Array:
             w = weights.astype(v.dtype).reshape(-1, *[1] * (v.ndim - 1))
-            # a weight of zero belongs to padding, whose value may be anything
+            # padding has weight zero, and any value
             return jax.nn.logsumexp(jnp.where(w > 0, v, -jnp.inf), axis=0, b=w)
 
         return jax.tree.map(one, values)
@@ -126,7 +126,7 @@ class Logarithmic:
         lowest = beta if floor is None else floor
 
         def one(u: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-            # Where both exceed b by more than the float can tell from 1, they are taken as equal.
+            # Both are capped; if both exceed b by more than 1/ε, they count as equal.
             rest = _exp(u - b) - _exp(a - b)
             return b + jnp.log(jnp.maximum(1 + jnp.asarray(1 - beta, b.dtype) * rest, lowest)).astype(b.dtype)
 
@@ -169,14 +169,14 @@ def _exp(t: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def _expm1(t: jax.Array) -> jax.Array:
-    """``exp(t) − 1``, continued by its tangent beyond the limit, so that its derivative is bounded."""
+    """``exp(t) − 1``, continued linearly beyond the limit, so that its derivative is bounded."""
     cut = jnp.minimum(t, _limit(t))
     return jnp.expm1(cut) + math.exp(_limit(t)) * (t - cut)
 
 
 @_expm1.defjvp
 def _expm1_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    # by rule: the derivative of the tangent's branch would cancel only in exact arithmetic
+    # an explicit rule: terms of the linear branch would cancel only in exact arithmetic
     (t,), (dt,) = primals, tangents
     return _expm1(t), _exp(t) * dt
 
@@ -187,7 +187,7 @@ LOGARITHMIC = Logarithmic()
 
 @dataclass(frozen=True, repr=False)
 class LogMeanExp(Term):
-    """A level whose value is ``log mean exp function(z, sample)``, followed on the logarithmic scale.
+    """A level with the value ``log mean exp function(z, sample)``, tracked on the logarithmic scale.
 
     Args:
         function: the exponent, ``function(z, sample)``.
@@ -204,10 +204,10 @@ class LogMeanExp(Term):
 
 
 def tracker_of(level: Function) -> Tracker:
-    """How a level is averaged and followed."""
+    """The tracker of a level."""
     term = Term.of(level)
     if term.mean == LOGARITHMIC.mean:
         return LOGARITHMIC
     if term.mean is not None:
-        raise TypeError(f"No method knows how to follow the mean of {term!r}; LogMeanExp's is known.")
+        raise TypeError(f"Methods cannot track the mean of {term!r}; use a plain function or LogMeanExp.")
     return ARITHMETIC

@@ -1,24 +1,24 @@
-"""Problems by name, each posed from a model, data and a few options: what files without Python choose from.
+"""Problems by name, each built from a model, data and a few options, for experiments in TOML files.
 
-ℓ is the model's loss, w its parameters, u and v a sample's features and label; a mean over client i's
-samples is E_i, and over clients 1/m Σ.
+ℓ is the model's loss, w its parameters, u and v a sample's features and label; E_i is the mean over client
+i's samples, and 1/m Σ the mean over clients.
 
     minimisation    min_w 1/m Σ E_i ℓ(w)
     regularisation  min_x 1/m Σ E_i ℓ(w(x)) on validation samples,
                     w(x) = argmin 1/m Σ (E_i ℓ(w) + exp(x_i)/2 ‖w‖²)
-    hypercleaning   as `fedstrata.hypercleaning`: a trust σ(x_j) in each training sample
-    loss_tuning     as `fedstrata.loss_tuning`: a scale and a shift of each class's score
+    hypercleaning   see `fedstrata.hypercleaning`: a weight σ(x_j) of each training sample
+    loss_tuning     see `fedstrata.loss_tuning`: a scale and a shift of each class's score
     robust          min_w risk of the losses ℓ(w) of all samples, see `fedstrata.dro`
     client_robust   min_w λ log 1/m Σ exp(E_i ℓ(w)/λ), which tends to the worst client's loss as λ → 0
-    selection       among the minimisers of 1/m Σ E_i ℓ(w), the sparsest, the smallest, or the best validated
+    selection       of the minimisers of 1/m Σ E_i ℓ(w), the sparsest, the smallest, or the best on validation
     personalised    min_w E ℓ(w) on the server's samples + μ/2 · 1/m Σ ‖w − y_i(w)‖²,
                     y_i(w) = argmin E_i ℓ(y) + λ/2 ‖y − w‖²
     strategic       min_w 1/m Σ E_i ℓ(w) at features u + y(w), y(w) = argmax score(w, u + y) − c/2 ‖y‖²
     standardised    min_w 1/m Σ E_i ℓ(w) at features (u − z¹)/√z², with z¹ = 1/m Σ E_i u and
-                    z² = 1/m Σ E_i (u − z¹)², all three at once
+                    z² = 1/m Σ E_i (u − z¹)², all three simultaneously
 
-The keyword arguments of each function are the problem's options. The same options give the same functions,
-so that a compiled program is used again.
+The keyword arguments of each function are the problem's options. The same options give the same functions, so
+that compiled programs are reused.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ from fedstrata.problems.classes import (
 from fedstrata.problems.hyper import balance, hypercleaning, loss_tuning
 
 Sampled = Callable[[PyTree, Any], Any]  # a function of the model's parameters and one sample
-Place = Callable[[Sampled], Callable[..., Any]]  # makes of it one of x, or of x and y, and the sample
+Place = Callable[[Sampled], Callable[..., Any]]  # makes it a function of x, or x and y, and the sample
 Form = Literal["composition", "minimax"]
 
 
 class SolveArguments(NamedTuple):
-    """What `fedstrata.solve` is given, but for the method.
+    """The arguments of `fedstrata.solve` except the method.
 
-    ``place`` says where the model's parameters are in the answer, ``own`` where a client's own are, if
-    elsewhere; ``metrics`` are the problem's own.
+    ``place`` says where the result has the model's parameters, and ``own`` where it has a client's own, if
+    elsewhere; ``metrics`` are the problem's own metrics.
     """
 
     problem: Problem
@@ -73,7 +73,7 @@ class SolveArguments(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a problem is posed from, beside its options."""
+    """The input of a problem, besides its options."""
 
     model: Model
     data: FederatedData
@@ -82,19 +82,19 @@ class Inputs(NamedTuple):
 
     @property
     def start(self) -> PyTree:
-        """The model's parameters of this seed."""
+        """The model's initial parameters for this seed."""
         return self.model.init(self.seed)
 
 
 class NamedProblem(NamedTuple):
-    """A problem that has a name here.
+    """A problem with a name.
 
     Attributes:
-        pose: makes it of `Inputs`; its keyword arguments are the options.
-        kinds: its classes: several where the option ``form`` chooses.
-        metrics: what is worth measuring beside accuracy and test loss.
-        needs: the part of the samples without which it cannot be posed, an option of loaders.
-        models: the models that it takes; all where there are none.
+        pose: builds the problem from `Inputs`; its keyword arguments are the options.
+        kinds: its problem classes; several if the option ``form`` selects one.
+        metrics: metrics to measure besides accuracy and test loss.
+        needs: the required part of the samples, an option of loaders.
+        models: the models that it accepts; all if empty.
     """
 
     pose: Callable[..., SolveArguments]
@@ -104,11 +104,11 @@ class NamedProblem(NamedTuple):
     models: tuple[str, ...] = ()
 
     def kind(self, form: str = "composition") -> type[Problem]:
-        """The class that it has in this form."""
+        """The problem class in this form."""
         return next((kind for kind in self.kinds if kind.__name__.lower() == form), self.kinds[0])
 
 
-# What histories have of each class, the objective first.
+# The default metrics of each class, the objective first.
 SERIES: dict[type[Problem], tuple[str, ...]] = {
     Minimization: ("loss",),
     Bilevel: ("upper", "lower"),
@@ -127,12 +127,12 @@ def in_x(function: Sampled) -> Sampled:
 
 
 def in_y(function: Sampled) -> Callable[..., Any]:
-    """They are y, or each client's own y."""
+    """The model's parameters are y, or each client's own y."""
     return lambda x, y, sample: function(y, sample)
 
 
 def lifted(function: Sampled) -> Sampled:
-    """They stand in x beside a threshold."""
+    """The model's parameters are the part x of a `Lifted` variable."""
     return lambda x, sample: function(x.x, sample)
 
 
@@ -150,7 +150,7 @@ def _positive(**options: float) -> None:
 def _need_classes(problem: str, model: Model) -> None:
     if model.labels != "classes":
         raise ValueError(
-            f"{problem} needs a model with the cross-entropy of classes, such as softmax or mlp."
+            f"{problem} needs a classification model with cross-entropy, such as softmax or mlp."
         )
 
 
@@ -167,7 +167,7 @@ def _minimization(model: Model) -> Minimization:
 def regularisation(
     of: Inputs, *, per: Literal["client", "all"] = "client", start: float = 0.1
 ) -> SolveArguments:
-    """An ℓ2 weight, for each client or for all, that does best on validation samples; x is its logarithm."""
+    """The ℓ2 weight, per client or for all, with the lowest validation loss; x is its logarithm."""
     _positive(start=start)
     data = _indexed(of.data)
     x0 = jnp.full((data.clients,) if per == "client" else (), math.log(start))
@@ -193,7 +193,7 @@ def _weight(x: PyTree, y: PyTree, data: Any) -> Any:
 
 
 def hypercleaned(of: Inputs, *, noise: float = 0.3, lam: float = 1e-3) -> SolveArguments:
-    """A trust in each training sample, where a part ``noise`` of the training labels is made wrong."""
+    """A weight of each training sample, when a fraction ``noise`` of the training labels is wrong."""
     _need_classes("hypercleaning", of.model)
     if isinstance(noise, bool) or not 0 <= noise < 1:
         raise ValueError(f"noise must be a number in [0, 1), but is {noise!r}.")
@@ -205,7 +205,7 @@ def hypercleaned(of: Inputs, *, noise: float = 0.3, lam: float = 1e-3) -> SolveA
 
 @functools.lru_cache(maxsize=8)
 def _noisy(data: FederatedData, noise: float, seed: int) -> FederatedData:
-    """Training samples that know their place, and some of whose labels are replaced by other ones."""
+    """Training samples with an index, and with some labels replaced by wrong ones."""
     rng, labels, classes = np.random.default_rng((seed, 2)), np.asarray(data.train["y"]), _classes(data)
     clean = rng.uniform(size=labels.size) >= noise
     wrong = (labels + rng.integers(1, classes, labels.size)) % classes
@@ -256,7 +256,7 @@ def robust(
     delta: float | None = None,
     nonnegative: bool | None = None,
 ) -> SolveArguments:
-    """The worst case over weights of the samples; which of λ, ρ, … there are depends on the risk."""
+    """The worst case over weights of the samples; the risk determines which of λ, ρ, … it takes."""
     every = {"lam": lam, "level": level, "rho": rho, "delta": delta, "nonnegative": nonnegative}
     given = tuple((name, value) for name, value in every.items() if value is not None)
     problem = _risk(of.model, risk, given)
@@ -270,7 +270,7 @@ def _risk(model: Model, risk: str, options: tuple[tuple[str, Any], ...]) -> dro.
 
 
 def _in_form(form: Form, problem: Any, of: Inputs, data: FederatedData, place: Place) -> SolveArguments:
-    """A robust problem as a composition, or as the minimax problem that it is."""
+    """A robust problem as a composition or as a minimax problem."""
     if form == "composition":
         return SolveArguments(problem, data, of.start, None, place)
     dual = _dual(problem, data, of.weights)
@@ -284,7 +284,7 @@ def _dual(problem: Any, data: FederatedData, weights: Weights) -> dro.Dual:
 
 
 def client_robust(of: Inputs, *, lam: float = 0.1, form: Form = "composition") -> SolveArguments:
-    """The worst client's loss, smoothed; the smaller λ, the nearer to it."""
+    """The worst client's loss, smoothed by λ."""
     _positive(lam=lam)
     data = _indexed(of.data)
     return _in_form(form, _worst_client(of.model, data.clients, lam), of, data, in_x)
@@ -298,7 +298,7 @@ def _worst_client(model: Model, clients: int, lam: float) -> dro.GroupDRO:
 def selection(
     of: Inputs, *, prefer: Literal["smallest", "sparse", "validation"] = "smallest"
 ) -> SolveArguments:
-    """Among the optima the one of least ½‖w‖², ‖w‖₁, or loss on validation samples."""
+    """The optimum with the smallest ½‖w‖², ‖w‖₁, or validation loss."""
     return SolveArguments(_selected(of.model, prefer), of.data, of.start, None, in_x)
 
 
@@ -313,7 +313,7 @@ def _selected(model: Model, prefer: str) -> Selection:
 
 
 def personalised(of: Inputs, *, mu: float = 0.1, lam: float = 1.0) -> SolveArguments:
-    """A model for each client and the server's: μ weighs their distance at the server, λ at a client."""
+    """A model of the server and one of each client; μ weighs their distance at the server, λ at a client."""
     _positive(mu=mu, lam=lam)
     return SolveArguments(_personal(of.model, mu, lam), of.data, of.start, of.start, in_x, own=in_y)
 
@@ -330,10 +330,10 @@ def _personal(model: Model, mu: float, lam: float) -> Personalized:
 
 
 def strategic(of: Inputs, *, cost: float = 10.0) -> SolveArguments:
-    """All move their features, at a cost c, to be given the label 1; the model foresees it."""
+    """People change their features, at a cost c, to get the label 1; the model anticipates it."""
     if of.model.labels != "two":
         raise ValueError(
-            'strategic needs one score, positive for the label 1: model = "logistic", or '
+            'strategic needs a model with one score, positive for the label 1: model = "logistic", or '
             '{ name = "linear", loss = "logistic" }.'
         )
     _positive(cost=cost)

@@ -1,8 +1,7 @@
-"""What methods minimise in place of the clients' mean loss, and losses of the clients' own models.
+"""Objectives other than the clients' mean loss: fair losses, and losses of personal models.
 
-A method returns one of these in `Method.judged_as`: the run is then measured by it, so that the history has
-its ``objective`` and the ``personal`` loss beside the loss of x, and `fedstrata.certify` and
-`fedstrata.diagnose` judge by it.
+A method that minimises one of these returns it in `Method.judged_as`. The history then has its ``objective``
+and the ``personal`` loss beside the loss of x, and `fedstrata.certify` and `fedstrata.diagnose` use it.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from fedstrata.problems.classes import Bilevel, Minimization
 
 @dataclass(frozen=True)
 class WorstClient(Minimization):
-    """``min_x max_i E f_i(x, ξ)``: the largest of the clients' losses in place of their mean."""
+    """``min_x max_i E f_i(x, ξ)``: the largest of the clients' losses instead of their mean."""
 
 
 @dataclass(frozen=True)
 class OwnModels(Minimization):
-    """``min_x`` of the clients' mean loss, beside which every client has a model y_i of its own."""
+    """``min_x`` of the clients' mean loss; every client also has a personal model y_i."""
 
     personal = True
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        """The loss at x, and each client's at its own model."""
+        """The loss at x, and the mean of the clients' losses at their own models."""
         found = super().measure(mean, x, y)
         return found if y is None else {**found, "personal": mean(self.loss, each=y)}
 
@@ -53,7 +52,7 @@ class Envelopes(Bilevel):
         return cls(both, both, loss=loss, same_samples=True, local=True)
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        """The loss at x, at the clients' models, and with the distance to x."""
+        """The loss at x, at the clients' models, and at these with the distance to x."""
         personal, objective = mean(self.loss, each=y), mean(self.lower, x, each=y)
         return {"loss": mean(self.loss, x), "personal": personal, "objective": objective}
 
@@ -70,11 +69,11 @@ class OfClients(OwnModels):
     objective: ClassVar[str] = "objective"
 
     def own(self, x: PyTree, client: Client) -> Any:
-        """A client's term."""
+        """One client's term of the mean."""
         raise NotImplementedError
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        """The mean loss, and what is minimised."""
+        """The mean loss, and the objective."""
         return {**super().measure(mean, x, y), "objective": mean(self.own, x, part="client")}
 
 
@@ -92,7 +91,7 @@ class PowerOfLosses(OfClients):
 
 @dataclass(frozen=True)
 class Adapted(OfClients):
-    """``min_x 1/m Σ_i f_i(x − α ∇f_i(x))``: every client takes a gradient step of its own first."""
+    """``min_x 1/m Σ_i f_i(x − α ∇f_i(x))``: the loss after one gradient step of each client."""
 
     alpha: Any = 0.0
 

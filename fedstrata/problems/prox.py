@@ -3,9 +3,9 @@
     prox(x, step) = argmin_y r(y) + ‖x − y‖²/(2 step)
     envelope(x, μ) =  min_y  r(y) + ‖x − y‖²/(2μ),      its gradient (x − prox(x, μ))/μ
 
-`jax.grad` of an envelope is that formula, by a rule of its own, for nonconvex regularisers too; there it
-holds wherever the minimiser is unique. Every regulariser here computes it without that difference, which
-would lose all digits where μ is small against x. A point may be a pytree; weights follow the rules of
+`jax.grad` of an envelope uses that formula, also for nonconvex regularisers, where it holds if the
+minimiser is unique. The regularisers here compute it without the difference x − prox(x, μ), which would
+lose all digits if μ is small relative to x. A point may be a pytree; weights follow the rules of
 `fedstrata.problems.sets`, and are leaves.
 
 >>> from fedstrata.problems import prox
@@ -47,10 +47,10 @@ class Regularizer(Checked, abc.ABC):
 
         Args:
             x: the point.
-            step: greater than 0.
+            step: the step size, greater than 0.
 
         Raises:
-            ValueError: a step that is not positive and finite.
+            ValueError: if the step is not positive and finite.
         """
         return self._prox(as_floats(x, "x"), scalar(step, "step", above=0))
 
@@ -58,7 +58,7 @@ class Regularizer(Checked, abc.ABC):
     def _prox(self, x: PyTree, step: Real) -> PyTree: ...
 
     def _pull(self, x: PyTree, mu: Real) -> PyTree:
-        """``(x − prox(x, μ))/μ``, a subgradient at prox(x, μ); by the difference, where no form is better."""
+        """``(x − prox(x, μ))/μ``, a subgradient at prox(x, μ); subclasses may avoid the difference."""
         return jax.tree.map(lambda a, p: (a - p) / jnp.asarray(mu, a.dtype), x, self._prox(x, mu))
 
     def envelope(self, x: PyTree, mu: Real) -> jax.Array:
@@ -69,7 +69,7 @@ class Regularizer(Checked, abc.ABC):
             mu: the smoothing parameter μ > 0.
 
         Raises:
-            ValueError: a μ that is not positive and finite.
+            ValueError: if μ is not positive and finite.
         """
         return _envelope(self, as_floats(x, "x"), scalar(mu, "mu", above=0))
 
@@ -97,7 +97,7 @@ def _envelope_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[
 
 
 def _abs(x: jax.Array) -> jax.Array:
-    """|x| with the derivative 0 at 0: `jnp.abs` has 1, which would push a sparse point off its zeros."""
+    """|x| with the derivative 0 at 0; that of `jnp.abs` is 1, which would move zeros of a sparse point."""
     return x * jnp.sign(x)
 
 
@@ -112,7 +112,7 @@ def _up_to(x: jax.Array, most: jax.Array) -> jax.Array:
 class _Entrywise(Regularizer):
     """A sum over all entries; each parameter is one number, or has one for every entry.
 
-    A subclass says what an entry x with its own parameters adds, what its prox is, and (x − prox)/μ.
+    A subclass gives the value of one entry, its prox, and (x − prox)/μ.
     """
 
     _added: Callable[..., jax.Array]  # (x, *parameters)
@@ -147,10 +147,10 @@ class L1(_Entrywise):
         prox: sign(x) · max(|x| − step · weight, 0)
 
     Args:
-        weight: at least 0; one per entry is possible.
+        weight: a number ≥ 0, or one per entry.
 
     Raises:
-        ValueError: a negative weight, a NaN or an infinity.
+        ValueError: for a negative weight, a NaN or an infinity.
     """
 
     weight: PyTree = entries(default=1.0, minimum=0)
@@ -172,10 +172,10 @@ class L2Squared(_Entrywise):
         prox: x/(1 + step · weight)
 
     Args:
-        weight: at least 0; one per entry is possible.
+        weight: a number ≥ 0, or one per entry.
 
     Raises:
-        ValueError: a negative weight, a NaN or an infinity.
+        ValueError: for a negative weight, a NaN or an infinity.
     """
 
     weight: PyTree = entries(default=1.0, minimum=0)
@@ -201,7 +201,7 @@ class ElasticNet(_Entrywise):
         l2: at least 0; one per entry is possible.
 
     Raises:
-        ValueError: a negative weight, a NaN or an infinity.
+        ValueError: for a negative weight, a NaN or an infinity.
     """
 
     l1: PyTree = entries(default=1.0, minimum=0)
@@ -214,7 +214,7 @@ class ElasticNet(_Entrywise):
         return _soft(x, step * l1) / (1 + step * l2)
 
     def _slope(self, x: jax.Array, mu: jax.Array, l1: jax.Array, l2: jax.Array) -> jax.Array:
-        # of both parts at the prox; where that is 0 the second is none
+        # the slopes of both parts at the prox
         return _up_to(x / mu, l1) + l2 * self._nearest(x, mu, l1, l2)
 
 
@@ -222,20 +222,20 @@ class ElasticNet(_Entrywise):
 class LogSum(_Entrywise):
     """``weight · Σ log(1 + |x|/ε)``, the log-sum penalty (nonconvex).
 
-    With λ = step · weight, the larger stationary point beside 0 is ``t = (|x| − ε + √((|x| + ε)² − 4λ))/2``:
+    With λ = step · weight, the larger nonzero stationary point is ``t = (|x| − ε + √((|x| + ε)² − 4λ))/2``:
 
-        √λ ≤ ε:   prox = 0 where |x| ≤ λ/ε, else sign(x) · t; the problem is convex, the envelope smooth
-        √λ > ε:   prox = sign(x) · t where t is real, positive and better than 0 (the smaller stationary point
-                  is a local maximum), else 0; it jumps, and the envelope has a kink there
+        √λ ≤ ε:   prox = 0 if |x| ≤ λ/ε, else sign(x) · t; the problem is convex, the envelope smooth
+        √λ > ε:   prox = sign(x) · t if t is real, positive and better than 0 (the smaller stationary point is
+                  a local maximum), else 0; prox jumps, and the envelope has a kink there
 
     (Prater-Bennette, Shen, Tripp: The proximity operator of the log-sum penalty, 2022.)
 
     Args:
-        weight: at least 0; one per entry is possible.
-        epsilon: ε > 0; one per entry is possible.
+        weight: a number ≥ 0, or one per entry.
+        epsilon: a number ε > 0, or one per entry.
 
     Raises:
-        ValueError: a negative weight, an ε that is not positive, a NaN or an infinity.
+        ValueError: for a negative weight, an ε that is not positive, a NaN or an infinity.
     """
 
     weight: PyTree = entries(default=1.0, minimum=0)
@@ -258,7 +258,7 @@ def _log_threshold(x: jax.Array, lam: jax.Array, epsilon: jax.Array) -> jax.Arra
     discriminant = (size - epsilon) ** 2 + 4 * excess  # (|x| + ε)² − 4λ, without its cancellation
     solvable = discriminant > 0
     root = jnp.sqrt(jnp.where(solvable, discriminant, 1))
-    # Two forms of one root of t² + (ε − |x|)t = |x|ε − λ: each is exact where the other cancels.
+    # Two forms of the same root of t² + (ε − |x|)t = |x|ε − λ: each is accurate where the other cancels.
     large = size >= epsilon
     t = jnp.where(large, (size - epsilon + root) / 2, 2 * excess / jnp.where(large, 1, epsilon - size + root))
     gain = lam * jnp.log1p(jax.nn.relu(t) / epsilon) + t * (t / 2 - size)
@@ -275,20 +275,20 @@ class LHalf(_Entrywise):
 
         prox: 2x/3 · (1 + cos(2π/3 − 2φ/3)),  cos φ = λ/4 · (3/|x|)^{3/2},  where |x| > 3/2 · λ^{2/3};  else 0
 
-    It jumps from 0 to λ^{2/3} at the threshold, where the envelope has a kink.
+    The prox jumps from 0 to λ^{2/3} at the threshold, where the envelope has a kink.
     (Xu, Chang, Xu, Zhang: L½ regularization: a thresholding representation theory and a fast solver, 2012.)
 
     Args:
-        weight: at least 0; one per entry is possible.
+        weight: a number ≥ 0, or one per entry.
 
     Raises:
-        ValueError: a negative weight, a NaN or an infinity.
+        ValueError: for a negative weight, a NaN or an infinity.
     """
 
     weight: PyTree = entries(default=1.0, minimum=0)
 
     def _added(self, x: jax.Array, weight: jax.Array) -> jax.Array:
-        # The derivative is infinite at 0; it is taken as 0 there, as that of |x| is, and never as NaN.
+        # The derivative is infinite at 0; it is set to 0 there, like that of |x|, so that it is never NaN.
         return weight * jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, jnp.abs(x))))
 
     def _nearest(self, x: jax.Array, step: jax.Array, weight: jax.Array) -> jax.Array:
@@ -316,12 +316,12 @@ class GroupLasso(Regularizer):
         prox: x_g · max(1 − step · weight_g/‖x_g‖, 0)
 
     Args:
-        weight: at least 0; one number, or one per group in the sorted order of the labels. (For weights √|g|:
+        weight: a number ≥ 0, or one per group in the sorted order of the labels. (For weights √|g|:
             ``np.sqrt(np.unique(groups, return_counts=True)[1])``.)
-        groups: a label per entry of x, or a pytree like x of labels.
+        groups: a label per entry of x, or a pytree of labels like x.
 
     Raises:
-        ValueError: a negative weight, a NaN or an infinity, no labels, or not a weight per group.
+        ValueError: for a negative weight, a NaN or an infinity, no labels, or a wrong number of weights.
 
     >>> GroupLasso(1.0, groups=[0, 0, 1]).prox(jnp.array([3.0, 4.0, 0.5]), 1.0)
     Array([2.4, 3.2, 0. ], dtype=float32)
@@ -335,12 +335,12 @@ class GroupLasso(Regularizer):
         weight = real(weight, "GroupLasso: weight", minimum=0)
         labels = [np.ravel(leaf) for leaf in jax.tree.leaves(groups)]
         if sum(map(len, labels)) == 0:
-            raise ValueError("GroupLasso: groups needs a label per entry of x, but is empty.")
+            raise ValueError("GroupLasso: groups must have a label per entry of x, but is empty.")
         names, labels_of = np.unique(np.concatenate(labels), return_inverse=True)
         if isinstance(groups, list | tuple) and np.ndim(groups[0]) and len(names) == len(labels_of):
             raise ValueError(
-                "GroupLasso: groups has a label for each entry of x, as in groups=[0, 0, 1, 1], and not the "
-                f"entries of each group, {groups!r}: no two entries would be in the same one."
+                "GroupLasso: groups must have a label for each entry of x, as in groups=[0, 0, 1, 1], but "
+                f"lists the entries of each group, {groups!r}."
             )
         groups = labels_of
         if np.shape(weight) not in ((), (len(names),)):
@@ -387,14 +387,14 @@ class NuclearNorm(Regularizer):
 
         prox: U · max(Σ − step · weight, 0) · Vᵀ   with x = U Σ Vᵀ
 
-    The matrices are the last two axes of every leaf; a pytree, or leading axes, mean a sum over all matrices.
-    The derivative of prox (not of the envelope) needs distinct singular values.
+    The matrices are the last two axes of every leaf; the value is the sum over leaves and leading axes. The
+    derivative of prox (not of the envelope) needs distinct singular values.
 
     Args:
-        weight: at least 0; one number.
+        weight: a number ≥ 0.
 
     Raises:
-        ValueError: a negative weight, a NaN or an infinity; a leaf that is not a matrix.
+        ValueError: for a negative weight, a NaN or an infinity, or a leaf that is not a matrix.
     """
 
     weight: Real = number(default=1.0, minimum=0)
@@ -420,7 +420,7 @@ class NuclearNorm(Regularizer):
 
     def _matrix(self, leaf: jax.Array) -> jax.Array:
         if leaf.ndim < 2:
-            raise ValueError(f"NuclearNorm: a matrix is needed, but the point has shape {leaf.shape}.")
+            raise ValueError(f"NuclearNorm needs a matrix, but the point has shape {leaf.shape}.")
         return leaf
 
 
@@ -432,10 +432,10 @@ class Indicator(Regularizer):
 
     Args:
         set: the set X.
-        tolerance: how far outside a point still counts as inside, relative to max(1, ‖x‖).
+        tolerance: the distance at which a point still counts as inside, relative to max(1, ‖x‖).
 
     Raises:
-        TypeError: not a set.
+        TypeError: if ``set`` is not a set.
     """
 
     set: Set
@@ -443,7 +443,7 @@ class Indicator(Regularizer):
 
     def __init__(self, set: Set, tolerance: float = 1e-5) -> None:
         if not isinstance(set, Set):
-            raise TypeError(f"Indicator needs a set, e.g. fs.sets.Box(0, 1), but got {set!r}.")
+            raise TypeError(f"Indicator takes a set, e.g. fs.sets.Box(0, 1), but got {set!r}.")
         object.__setattr__(self, "set", set)
         object.__setattr__(self, "tolerance", tolerance)
 
@@ -460,5 +460,5 @@ class Indicator(Regularizer):
         return MoreauIndicator(self.set, mu)(x)
 
 
-if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+if not TYPE_CHECKING:  # for type checkers, a module with __getattr__ has every name
     __getattr__ = misspelt(__name__)

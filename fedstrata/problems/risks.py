@@ -1,10 +1,10 @@
-"""Risks of a finite sample: the inner maximisation of distributionally robust problems, solved.
+"""Risks of a finite sample: the inner maximum of distributionally robust problems.
 
     R(ℓ) = max_q  mean(q ℓ) − penalty(q)   over densities q, mean(q) = 1
 
-A density q_i = p_i·m weighs sample i; means are taken with the samples' own weights. A risk's maximiser is
-written with a few numbers, its *dual*: ``q_i = density(ℓ_i, dual)``, so that a client that is told the dual
-can weigh its own samples.
+A density q_i = p_i·m weighs sample i; means use the samples' own weights. A few numbers, the *dual*,
+describe the maximiser of a risk: ``q_i = density(ℓ_i, dual)``, so that a client which knows the dual can
+weigh its samples.
 
 | risk | penalty or set | density | dual |
 |---|---|---|---|
@@ -16,8 +16,8 @@ can weigh its own samples.
 | `KLCVaR` (α, λ) | λ mean(q log q), q ≤ 1/α | min(exp((ℓ − η)/λ), 1/α) | η |
 | `Semideviation` (λ) | q = 1 + λ(ζ − mean ζ), ζ ≥ 0, mean ζ² ≤ 1 | 1 + λ((ℓ − ℓ̄)₊ − c)/s | ℓ̄, s, c |
 
-The rows with η are also minima: R(ℓ) = min_η η + excess, which is how compositions take them in, with η a
-variable. Everything is stable for large losses: nothing is exponentiated or squared before it is shifted.
+The rows with η are also minima, R(ℓ) = min_η η + excess, the form that compositions use with η as a variable.
+All formulas are stable for large losses: values are shifted before they are exponentiated or squared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _mean(values: Array, weights: Array) -> Array:
 
 
 def bisect(decreasing: Callable[[Array], Array], low: Array, high: Array) -> Array:
-    """The root of a decreasing function between two points, to the float's precision."""
+    """The root of a decreasing function in an interval, to floating-point precision."""
 
     def halve(_: Integer, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bracket
@@ -54,12 +54,11 @@ def bisect(decreasing: Callable[[Array], Array], low: Array, high: Array) -> Arr
 
 @dataclass(frozen=True)
 class Risk:
-    """Base of the risks: the maximiser on a sample of losses and the value there.
+    """Base of the risks: the maximiser for a sample of losses, and the value.
 
     Attributes:
         lifted: whether the composition's main variable is (x, η).
-        low, high, radius: of the densities q over which it is a maximum: entries between them, and
-            ``mean((q − 1)²)`` at most the last.
+        low, high, radius: the set of densities q: ``low ≤ q ≤ high`` and ``mean((q − 1)²) ≤ radius``.
     """
 
     lifted: ClassVar[bool] = False
@@ -82,11 +81,11 @@ class Risk:
                 raise ValueError(f"{type(self).__name__}: {f.name} must be {words}, but is {value!r}.")
             if f.name == "level" and value > 1:
                 raise ValueError(
-                    f"{type(self).__name__}: level is a part of the samples, in (0, 1], but is {value!r}."
+                    f"{type(self).__name__}: level is a fraction of the samples, in (0, 1], but is {value!r}."
                 )
 
     def dual(self, losses: Array, weights: Array) -> PyTree:
-        """The numbers that describe the maximiser; ``weights`` sum to one, padding has zero."""
+        """The numbers that describe the maximiser; ``weights`` sum to one, and are zero for padding."""
         raise NotImplementedError
 
     def density(self, loss: Array, dual: PyTree) -> Array:
@@ -101,18 +100,18 @@ class Risk:
         """R(ℓ)."""
         losses, weights = _sample(losses, weights)
         q = self.density(losses, self.dual(losses, weights))
-        centre = _mean(losses, weights)  # mean(qℓ) = ℓ̄ + mean(q(ℓ − ℓ̄)) loses no digits where ℓ̄ is large
+        centre = _mean(losses, weights)  # mean(qℓ) = ℓ̄ + mean(q(ℓ − ℓ̄)), which is accurate for large ℓ̄
         return centre + _mean(q * (losses - centre) - self.penalty(q), weights)
 
     def _at_threshold(self, losses: Array, weights: Array | None, excess: Callable[[Array], Array]) -> Array:
-        """``η + mean(excess(ℓ − η))`` at the dual's η, where an error of η is of second order."""
+        """``η + mean(excess(ℓ − η))`` at the dual's η; an error in η has a second-order effect."""
         losses, weights = _sample(losses, weights)
         dual = self.dual(losses, weights)
         eta = threshold_of(dual)
         return eta + _mean(excess(losses - eta), weights)
 
     def weights(self, losses: Array, weights: Array | None = None) -> Array:
-        """The worst-case weights p of the samples, of sum one."""
+        """The worst-case weights p of the samples; they sum to one."""
         losses, weights = _sample(losses, weights)
         return weights * self.density(losses, self.dual(losses, weights))
 
@@ -152,7 +151,7 @@ class KL(Risk):
 
 @dataclass(frozen=True)
 class Chi2(Risk):
-    """``mean ℓ + var ℓ/(2λ)``, the maximum where q may be negative; `Chi2Penalty`'s as long as it is not."""
+    """``mean ℓ + var ℓ/(2λ)``, the maximum over q of any sign; equals `Chi2Penalty` if q ≥ 0."""
 
     lam: float  # λ
 
@@ -185,12 +184,12 @@ class Chi2Penalty(Chi2):
         return self._at_threshold(losses, weights, self.excess)
 
     def excess(self, s: Array) -> Array:
-        """What a loss of η + s adds: the risk is ``min_η η + mean(excess(ℓ − η))``."""
+        """The function in ``risk = min_η η + mean(excess(ℓ − η))``."""
         return jax.nn.relu(s + self.lam) ** 2 / (2 * self.lam) - self.lam / 2
 
 
 class Threshold(NamedTuple):
-    """A dual with a threshold and a further number."""
+    """A dual with a threshold and one more number."""
 
     eta: Array
     more: Array
@@ -219,17 +218,17 @@ class Chi2Ball(Risk):
         target = 1 + 2 * self.rho
 
         def concentration(eta: Array) -> Array:
-            """mean(q²) of the density above η: it grows with η, from 1 to that of the maxima alone."""
+            """mean(q²) of the density above η; it increases with η, from 1 to that of the maxima alone."""
             above = jax.nn.relu(losses - eta)
             return _mean(above**2, weights) / jnp.maximum(
                 _mean(above, weights) ** 2, jnp.finfo(losses.dtype).tiny
             )
 
-        # As η → −∞ mean(q²) − 1 ~ var/(ℓ̄ − η)², which is below 2ρ from here on.
+        # As η → −∞, mean(q²) − 1 ~ var/(ℓ̄ − η)², which is below 2ρ for all η ≤ low.
         low = most - spread * (1 + 1 / math.sqrt(2 * self.rho)) - 1e-6 * jnp.abs(most)
         eta = bisect(lambda eta: target - concentration(eta), low, most)
         scale = _mean(jax.nn.relu(losses - eta), weights)
-        # With few samples, or equal losses, even the maxima alone are within the ball.
+        # With few samples, or equal losses, the maxima alone are inside the ball.
         at_most = _mean(losses >= most, weights)
         alone = (1 / jnp.maximum(at_most, jnp.finfo(losses.dtype).tiny) <= target) | (scale <= 0)
         tie = jnp.where(alone, 1 / at_most, 0.0)
@@ -295,8 +294,10 @@ class KLCVaR(Risk):
         return 1 / self.level
 
     def dual(self, losses: Array, weights: Array) -> Array:  # noqa: D102
-        high = self.lam * jax.nn.logsumexp(losses / self.lam, b=weights)  # no weight is cut
-        low = jnp.min(losses, where=weights > 0, initial=jnp.inf) + self.lam * math.log(self.level)  # all are
+        high = self.lam * jax.nn.logsumexp(losses / self.lam, b=weights)  # no weight is capped
+        low = jnp.min(losses, where=weights > 0, initial=jnp.inf) + self.lam * math.log(
+            self.level
+        )  # all weights are
         return bisect(lambda eta: _mean(self.density(losses, eta), weights) - 1, low, high)
 
     def density(self, loss: Array, dual: Array) -> Array:  # noqa: D102
@@ -343,5 +344,5 @@ class Semideviation(Risk):
 
 
 def _tolerance(eta: Array) -> Array:
-    """Losses this near are the same: another program may round a loss differently."""
+    """Losses this close count as equal, because programs may round a loss differently."""
     return 8 * jnp.finfo(jnp.asarray(eta).dtype).eps * jnp.abs(eta)

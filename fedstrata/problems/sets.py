@@ -3,8 +3,8 @@
     P_X(x) = argmin_{z ∈ X} ‖x − z‖
 
 A point may be a pytree; it then stands for the vector of all its entries, and the projection has its
-structure and dtypes. A parameter may be a number (for every entry), a pytree like the point, or one vector of
-all its entries. Parameters are checked when a set is built, and are leaves of a pytree: a set may be built
+structure and dtypes. A parameter may be a number (for every entry), a pytree like the point, or one vector
+of all entries. Parameters are checked when a set is built, and are leaves of a pytree: a set may be built
 inside a traced function, ``project_y=lambda y, x: Box(-1, -x)(y)``, and `jax.vmap` over stacked sets gives
 each client its own.
 
@@ -50,12 +50,12 @@ HIGHEST = jax.lax.Precision.HIGHEST
 
 
 class Set(Checked, abc.ABC):
-    """A closed convex set; calling it projects."""
+    """A closed convex set; calling it projects a point."""
 
     def __call__(self, x: PyTree) -> PyTree:
         """The point of the set nearest to ``x``, with the structure and dtypes of ``x``."""
         x = as_floats(x, "x")
-        # Bounds in float64 must neither promote a float32 point nor be refused beside it.
+        # Float64 bounds must neither promote a float32 point nor raise under strict promotion.
         with jax.numpy_dtype_promotion("standard"):
             return jax.tree.map(lambda p, leaf: p.astype(leaf.dtype), self._project(x), x)
 
@@ -63,11 +63,11 @@ class Set(Checked, abc.ABC):
     def _project(self, x: PyTree) -> PyTree: ...
 
     def _points(self) -> tuple[PyTree, ...]:
-        """The parameters that have an entry per entry of a point."""
+        """The parameters with one entry per entry of a point."""
         return ()
 
     def _imply(self, common: Implied) -> None:
-        """State what every point of the set satisfies."""
+        """Add conditions that every point of the set satisfies."""
 
 
 @pytree
@@ -87,7 +87,7 @@ class Box(Set):
         upper: the upper bounds.
 
     Raises:
-        ValueError: a bound is NaN, or the box is empty.
+        ValueError: if a bound is NaN, or the box is empty.
 
     >>> Box(0.0, [1.0, np.inf])(jnp.array([2.0, 2.0]))
     Array([1., 2.], dtype=float32)
@@ -102,13 +102,9 @@ class Box(Set):
             if not concrete((low, high)):
                 continue
             if np.any(np.greater(low, high)):
-                raise ValueError(
-                    f"Box: lower = {low} exceeds upper = {high}, so that no point is in the set."
-                )
+                raise ValueError(f"Box: lower = {low} exceeds upper = {high}, so the set is empty.")
             if np.any(np.isposinf(low)) or np.any(np.isneginf(high)):
-                raise ValueError(
-                    "Box: a lower bound of +∞ or an upper bound of −∞ leaves no point in the set."
-                )
+                raise ValueError("Box: a lower bound of +∞ or an upper bound of −∞ makes the set empty.")
 
     def _project(self, x: PyTree) -> PyTree:
         return optax.projections.projection_box(x, self.fitted("lower", x), self.fitted("upper", x))
@@ -136,11 +132,11 @@ class Ball(Set):
     """``{x : ‖x − center‖₂ ≤ radius}``.
 
     Args:
-        radius: at least 0.
+        radius: the radius, at least 0.
         center: the centre.
 
     Raises:
-        ValueError: a negative radius, a NaN or an infinity.
+        ValueError: for a negative radius, a NaN or an infinity.
     """
 
     radius: Real = number(minimum=0)
@@ -151,7 +147,7 @@ class Ball(Set):
         step = tree.sub(x, center)
         radius = jnp.asarray(self.radius, _dtype(x))
         inside = tree.norm(step) <= radius
-        # Where x is inside, the branch not taken must stay finite: its derivative would spoil the other's.
+        # Inside, the branch not taken must stay finite: its derivative is multiplied by zero.
         safe = jax.tree.map(lambda leaf: jnp.where(inside, 1, leaf), step)
         on_sphere = tree.add(center, optax.projections.projection_l2_sphere(safe, radius))
         return jax.tree.map(lambda leaf, p: jnp.where(inside, leaf, p), x, on_sphere)
@@ -171,7 +167,7 @@ class Simplex(Set):
         scale: the sum, greater than 0.
 
     Raises:
-        ValueError: a scale that is not positive and finite.
+        ValueError: if the scale is not positive and finite.
 
     >>> Simplex()(jnp.array([2.0, 1.5, -1.0]))
     Array([0.75, 0.25, 0.  ], dtype=float32)
@@ -193,10 +189,10 @@ class L1Ball(Set):
     """``{x : ‖x‖₁ ≤ radius}``.
 
     Args:
-        radius: at least 0.
+        radius: the radius, at least 0.
 
     Raises:
-        ValueError: a negative radius, a NaN or an infinity.
+        ValueError: for a negative radius, a NaN or an infinity.
     """
 
     radius: Real = number(minimum=0)
@@ -218,11 +214,11 @@ class HalfSpace(Set):
     """``{x : ⟨a, x⟩ ≤ b}``.
 
     Args:
-        a: the normal, not zero.
-        b: the bound; +∞ leaves the whole space.
+        a: the normal vector, not zero.
+        b: the bound; +∞ gives the whole space.
 
     Raises:
-        ValueError: a zero normal, a NaN, or b = −∞.
+        ValueError: for a zero normal, a NaN, or b = −∞.
     """
 
     a: PyTree = entries()
@@ -231,7 +227,7 @@ class HalfSpace(Set):
     def __post_init__(self) -> None:
         super().__post_init__()
         if concrete(self.a) and not any(np.any(leaf) for leaf in jax.tree.leaves(self.a)):
-            raise ValueError("HalfSpace: a is zero, so that every point is in the set (use Whole()) or none.")
+            raise ValueError("HalfSpace: a is zero. Give a nonzero a, or use Whole().")
 
     def _project(self, x: PyTree) -> PyTree:
         a = self.fitted("a", x)
@@ -249,17 +245,18 @@ class HalfSpace(Set):
 class Affine(Set):
     """``{x : A x = b}``, with x the vector of all entries; A may have dependent rows.
 
-    The system is replaced by an equivalent ``Q x = c`` with orthonormal rows (a singular value decomposition,
-    once, in float64 where A is known), so that ``P(x) = x − Qᵀ(Q x − c)``. Where A or b is being traced the
-    system cannot be checked, and the set is that of its least-squares solutions.
+    The system is replaced by an equivalent ``Q x = c`` with orthonormal rows (one singular value
+    decomposition, in float64 if A is concrete), so that ``P(x) = x − Qᵀ(Q x − c)``. If A or b is traced the
+    system cannot be checked, and the set is the set of its least-squares solutions.
 
     Args:
         A: a matrix with a column per entry of x, or one row as a vector.
         b: a number per row.
-        tolerance: how far b may be from the range of A, relative to ‖b‖; None for a few rounding errors.
+        tolerance: the allowed distance of b from the range of A, relative to ‖b‖; None allows a few rounding
+            errors.
 
     Raises:
-        ValueError: the shapes do not fit, a NaN or an infinity, or no x solves the system.
+        ValueError: if the shapes do not fit, for a NaN or an infinity, or if no x solves the system.
 
     >>> Affine([[1.0, 1.0], [2.0, 2.0]], [2.0, 4.0])(jnp.array([3.0, 1.0]))
     Array([2., 0.], dtype=float32)
@@ -273,8 +270,8 @@ class Affine(Set):
         b = real(jnp.atleast_1d(b) if isinstance(b, jax.core.Tracer) else np.atleast_1d(b), "Affine: b")
         if A.ndim != 2 or A.size == 0 or b.shape != A.shape[:1]:
             raise ValueError(
-                "Affine: A must be a matrix, with a column per entry of x, and b have a number per row; "
-                f"their shapes are {A.shape} and {b.shape}."
+                "Affine: A must be a matrix with a column per entry of x, and b must have an entry per "
+                f"row, but their shapes are {A.shape} and {b.shape}."
             )
         rounding = max(A.shape) * float(jnp.finfo(A.dtype).eps)
         W, Q = _pseudoinverse_factors(A, rounding)
@@ -311,13 +308,13 @@ class Affine(Set):
 
 @pytree
 class Product(Set):
-    """``X₁ × X₂ × …``: a pytree of sets, each for the part of the point at its place.
+    """``X₁ × X₂ × …``: a pytree of sets, one for each part of the point.
 
     Args:
         sets: a dict, tuple or other pytree with sets as leaves; the point has the same outer structure.
 
     Raises:
-        TypeError: a leaf is not a set.
+        TypeError: if a leaf is not a set.
 
     >>> Product({"w": Whole(), "b": NonNegative()})({"w": jnp.array([-1.0]), "b": jnp.array([-1.0])})
     {'b': Array([0.], dtype=float32), 'w': Array([-1.], dtype=float32)}
@@ -329,7 +326,7 @@ class Product(Set):
         leaves = jax.tree.leaves(self.sets, is_leaf=_is_set)
         if not leaves or not all(map(_is_set, leaves)):
             raise TypeError(
-                f"Product needs a pytree of sets, Whole() where nothing binds; got {self.sets!r}."
+                f"Product takes a pytree of sets, with Whole() for a part without a set; got {self.sets!r}."
             )
 
     def _project(self, x: PyTree) -> PyTree:
@@ -354,21 +351,21 @@ class Intersection(Set):
         4  q ← p + (t − 1)/t⁺ · (p − p⁻),  t ← t⁺ = (1 + √(1 + 4t²))/2
 
     Lines 1 and 2 with q = p⁻ are Dykstra's sweep, coordinate descent on the dual problem; line 4 is its
-    acceleration (Chambolle, Tan & Vaiter 2017), line 3 the restart (O'Donoghue & Candès 2015). It stops when
-    ‖p − q‖ ≤ tolerance · max(‖x‖, ‖y‖) (Birgin & Raydan 2005: the change of y alone can stall far from the
-    solution) or after the given number of sweeps. Convergence is linear for polyhedra, and slow where
-    boundaries meet at a small angle: `contains` tells. It can be differentiated in forward mode only,
-    `distance` and `moreau_indicator` in both.
+    acceleration (Chambolle, Tan & Vaiter 2017), line 3 the restart (O'Donoghue & Candès 2015). The iteration
+    stops when ‖p − q‖ ≤ tolerance · max(‖x‖, ‖y‖) (Birgin & Raydan 2005: the change of y alone can stall far
+    from the solution), or after the given number of sweeps. It converges linearly for polyhedra, and slowly
+    if boundaries meet at a small angle; check the result with `contains`. The projection is differentiable
+    in forward mode only; `distance` and `moreau_indicator` in both modes.
 
     Args:
         *sets: the sets.
-        iterations: the most sweeps.
-        tolerance: relative to the size of the point; None for max(16 rounding errors, 1e-12).
+        iterations: the largest number of sweeps.
+        tolerance: the tolerance, relative to the norm of the point; None: max(16 eps, 1e-12).
 
     Raises:
-        TypeError: an argument is not a set.
-        ValueError: a bad option, sets for points of different sizes, or sets that provably have no common
-            point: bounds that exclude each other, unsolvable linear constraints, a ball too far from these.
+        TypeError: if an argument is not a set.
+        ValueError: for an invalid option, sets for points of different sizes, or sets that provably have an
+            empty intersection: contradictory bounds, infeasible linear constraints, or a ball too far away.
 
     >>> Intersection(Box(-1.0, 1.0), HalfSpace(1.0, 1.0))(jnp.array([2.0, 2.0]))
     Array([0.5, 0.5], dtype=float32)
@@ -380,7 +377,7 @@ class Intersection(Set):
 
     def __init__(self, *sets: Set, iterations: int = 1000, tolerance: float | None = None) -> None:
         if not sets or not all(map(_is_set, sets)):
-            raise TypeError(f"Intersection needs sets, as in Intersection(Box(0, 1), Ball(2)); got {sets!r}.")
+            raise TypeError(f"Intersection takes sets, as in Intersection(Box(0, 1), Ball(2)); got {sets!r}.")
         if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
             raise ValueError(f"Intersection: iterations must be a whole number ≥ 1, but is {iterations!r}.")
         if tolerance is not None and not 0 <= tolerance < np.inf:
@@ -429,7 +426,7 @@ class Intersection(Set):
             each._imply(common)
 
     def _contradiction(self, n: int | None = None) -> str | None:
-        """Why the sets have no common point; None where that cannot be shown, or only for a known point."""
+        """Why the intersection is empty; None if that cannot be shown without a point."""
         ragged = any(dimension(p) is None and len(jax.tree.leaves(p)) > 1 for p in self._points())
         if ragged or (n is None and not all(isinstance(each, Box | NonNegative) for each in self.sets)):
             return None
@@ -470,7 +467,7 @@ def moreau_indicator(set: Set, eta: Real) -> MoreauIndicator:
         A function of x, with its gradient as ``.gradient(x)``; `jax.grad` of it is the same.
 
     Raises:
-        ValueError: η is not positive and finite.
+        ValueError: if η is not positive and finite.
 
     >>> smooth = moreau_indicator(NonNegative(), eta=0.5)
     >>> smooth(jnp.array([-1.0, 2.0])), smooth.gradient(jnp.array([-1.0, 2.0]))
@@ -480,7 +477,7 @@ def moreau_indicator(set: Set, eta: Real) -> MoreauIndicator:
 
 
 def distance(set: Set, x: PyTree) -> jax.Array:
-    """``‖x − P_X(x)‖``; its gradient is ``(x − P_X(x))/distance``, and 0 in the set."""
+    """``‖x − P_X(x)‖``; its gradient is ``(x − P_X(x))/distance``, or 0 inside the set."""
     squared = 2 * _half_squared_distance(set, as_floats(x, "x"))
     outside = squared > 0
     return jnp.where(outside, jnp.sqrt(jnp.where(outside, squared, 1)), squared)
@@ -497,7 +494,7 @@ def _half_squared_distance(set: Set, x: PyTree) -> jax.Array:
 
 
 def _half_squared_distance_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-    """∂/∂x is x − P(x), without differentiating P; a set that moves is differentiated at fixed x."""
+    """∂/∂x is x − P(x), without differentiating P; the set's parameters are differentiated at fixed x."""
     set, x = primals
     set_dot, x_dot = jax.tree.map(_instantiate, tangents, is_leaf=_is_zero)
     residual = tree.sub(x, set(x))
@@ -527,12 +524,12 @@ def _dtype(x: PyTree) -> Any:
 
 
 def _simplex(x: jax.Array, scale: jax.Array) -> jax.Array:
-    # Adding a number to every entry moves no projection; the largest entry at 0 keeps the partial sums exact.
+    # Shifting all entries does not change the projection; a maximum of 0 keeps partial sums accurate.
     return optax.projections.projection_simplex(x - jax.lax.stop_gradient(x.max()), scale)
 
 
 def _pseudoinverse_factors(A: Any, rounding: float) -> tuple[Any, Any]:
-    """``W, Q`` with A⁺ = QᵀWᵀ, the rows of Q orthonormal (or zero, where A is traced: its shape is fixed)."""
+    """``W, Q`` with A⁺ = QᵀWᵀ and orthonormal rows of Q (or zero rows if A is traced, to keep the shape)."""
     if concrete(A):
         U, sigma, Q = np.linalg.svd(np.asarray(A, np.float64), full_matrices=False)
         rank = int(np.sum(sigma > rounding * sigma[0]))
@@ -543,7 +540,7 @@ def _pseudoinverse_factors(A: Any, rounding: float) -> tuple[Any, Any]:
 
 
 def _pairs(lower: PyTree, upper: PyTree) -> list[tuple[Any, Any]]:
-    """Corresponding leaves of two bounds; none where only a point would tell what corresponds."""
+    """Corresponding leaves of two bounds; empty if the correspondence depends on the point."""
     low, high = jax.tree.leaves(lower), jax.tree.leaves(upper)
     structures: list[Any] = [jax.tree.structure(lower), jax.tree.structure(upper)]
     if structures[0] == structures[1]:
@@ -558,5 +555,5 @@ def _pairs(lower: PyTree, upper: PyTree) -> list[tuple[Any, Any]]:
     return []
 
 
-if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+if not TYPE_CHECKING:  # for type checkers, a module with __getattr__ has every name
     __getattr__ = misspelt(__name__)

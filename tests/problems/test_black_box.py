@@ -117,7 +117,7 @@ def test_each_level_by_itself():
     with pytest.raises(TypeError, match=r"differentiates lower.*none for this class"):
         fs.solve(below, fs.FedRZOBilevel(0.1, 0.1), data, A[0], y0=A[0], rounds=1)
     assert fs.applicable(fs.Minimax(program)).names == []
-    with pytest.raises(TypeError, match="payoff has values only"):
+    with pytest.raises(TypeError, match="payoff has only values"):
         fs.as_multisequence(fs.Minimax(program))
     coupled = fs.Personalized(smooth, fs.black_box(lambda x, y: 0.0), two)
     assert fs.applicable(coupled).names == ["ZOHFL"]

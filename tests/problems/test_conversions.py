@@ -51,9 +51,9 @@ def test_what_is_already_of_the_class_stays():
 
 def test_refusals():
     loss = fs.Minimization(lambda x, s: x.sum())
-    with pytest.raises(TypeError, match="Minimization is not a MultiSequence"):
+    with pytest.raises(TypeError, match="Minimization cannot be converted to MultiSequence"):
         fs.as_multisequence(loss)
-    with pytest.raises(TypeError, match="Minimization is not bilevel"):
+    with pytest.raises(TypeError, match="Minimization cannot be converted to Bilevel"):
         fs.as_bilevel(loss)
     with pytest.raises(ValueError, match="project_y"):
         fs.as_multisequence(fs.Minimax(lambda x, y, s: x @ y, project_y=fs.sets.Box(-1, 1)))
@@ -61,7 +61,7 @@ def test_refusals():
         fs.as_bilevel(fs.Composition([lambda x, s: x, lambda z, s: z, lambda z: z.sum()]))
     with pytest.raises(ValueError, match="one level"):
         fs.as_multisequence(fs.Composition([lambda x, s: x.sum()]))
-    with pytest.raises(ValueError, match="logarithm"):
+    with pytest.raises(ValueError, match="LogMeanExp"):
         fs.as_bilevel(fs.Composition([fs.LogMeanExp(lambda x, s: x.sum()), lambda z: z]))
 
 

@@ -209,7 +209,7 @@ def test_refuses_bad_arguments():
     for build in (fs.dro.kl, fs.dro.chi2, fs.dro.cvar, fs.dro.chi2_ball):
         with pytest.raises(ValueError, match="positive"):
             build(squared, 0.0)
-    with pytest.raises(ValueError, match="part of the samples"):
+    with pytest.raises(ValueError, match="fraction of the samples"):
         fs.dro.cvar(squared, 1.5)
     with pytest.raises(ValueError, match="groups"):
         fs.dro.group(squared, 0, 1.0)

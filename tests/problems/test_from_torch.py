@@ -227,7 +227,7 @@ CE = torch.nn.functional.cross_entropy
     ("make", "message"),
     [
         (lambda: torch.nn.BatchNorm1d(4), r"BatchNorm1d in training mode.*GroupNorm.*module\.eval\(\)"),
-        (lambda: torch.nn.Tanh(), "no parameters that are trained"),
+        (lambda: torch.nn.Tanh(), "no trainable parameters"),
     ],
 )
 def test_modules_that_are_no_function_of_a_sample_are_refused(make, message):
@@ -240,7 +240,7 @@ def test_modules_that_are_no_function_of_a_sample_are_refused(make, message):
     [
         (lambda: fs.from_torch(Centred(), CE), None, "depend on the other samples of a batch"),
         (lambda: fs.from_torch(torch.nn.Linear(5, 3), CE), None, r"fails on a batch.*float32\[2, 4\]"),
-        (lambda: fs.from_torch(network(), CE, label="z"), None, "The sample has no 'z' but 'x', 'y'"),
+        (lambda: fs.from_torch(network(), CE, label="z"), None, "The sample has no array 'z', only 'x', 'y'"),
         (lambda: fs.from_torch(network(), CE), {"w": np.zeros(2)}, r"x must be like loss\.x0"),
         (lambda: lambda x, s: CE(network()(s["x"]), s["y"]), np.zeros(2), r"fs\.from_torch\(module, loss\)"),
         (network, np.zeros(2), r"fs\.from_torch\(module, loss\)"),
@@ -263,7 +263,7 @@ def test_a_run_that_cannot_be_is_refused_before_it_begins(loss, x0, message):
 
 def test_samples_are_no_variables(loss):
     sample = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), SAMPLES)
-    with pytest.raises(TypeError, match="by the module's parameters, not by the sample"):
+    with pytest.raises(TypeError, match="module's parameters, not the sample"):
         jax.grad(lambda u: loss(loss.x0, {**sample, "x": u}))(sample["x"])
 
 

@@ -379,15 +379,15 @@ def test_another_library_agrees(step, x64):
     ("build", "message"),
     [
         (lambda: prox.L1(-1.0), "L1: weight must be at least 0"),
-        (lambda: prox.L1(np.nan), "has a NaN"),
+        (lambda: prox.L1(np.nan), "contains NaN"),
         (lambda: prox.L1([1.0, np.inf]), "must be finite"),
         (lambda: prox.L2Squared(-1.0), "at least 0"),
         (lambda: prox.ElasticNet(1.0, -1.0), "ElasticNet: l2"),
         (lambda: prox.LogSum(1.0, 0.0), "epsilon must be greater than 0"),
         (lambda: prox.LHalf(-1.0), "at least 0"),
         (lambda: prox.NuclearNorm([1.0, 2.0]), "one number"),
-        (lambda: prox.NuclearNorm().prox(jnp.zeros(3), 1.0), "a matrix is needed"),
-        (lambda: prox.NuclearNorm().value(jnp.zeros(3)), "a matrix is needed"),
+        (lambda: prox.NuclearNorm().prox(jnp.zeros(3), 1.0), "needs a matrix"),
+        (lambda: prox.NuclearNorm().value(jnp.zeros(3)), "needs a matrix"),
         (lambda: prox.GroupLasso(1.0, []), "is empty"),
         (lambda: prox.GroupLasso([1.0, 2.0, 3.0], [0, 0, 1]), "one per group, 2, but has shape"),
         (lambda: prox.GroupLasso(1.0, [0, 0, 1]).prox(jnp.zeros(4), 1.0), "3 labels, but the point has 4"),
@@ -404,5 +404,5 @@ def test_bad_values_are_refused(build, message):
 
 
 def test_an_indicator_needs_a_set():
-    with pytest.raises(TypeError, match="Indicator needs a set"):
+    with pytest.raises(TypeError, match="Indicator takes a set"):
         prox.Indicator(jnp.abs)
