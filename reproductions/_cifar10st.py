@@ -38,9 +38,9 @@ def federated(arrays: dict[str, np.ndarray], clients: int, seed: int) -> fs.Fede
 
 
 @functools.cache
-def network(name: str, conv: str = "lax", classes: int = 10) -> Model:
+def network(name: str, classes: int = 10) -> Model:
     """``resnet20``, or ``cnn`` for trials."""
-    return (resnet20 if name == "resnet20" else cnn)(outputs=classes, conv=conv)
+    return (resnet20 if name == "resnet20" else cnn)(outputs=classes)
 
 
 @functools.cache

@@ -49,7 +49,7 @@ def data_of(name: str, clients: int, seed: int, limit: int | None) -> fs.Federat
 def build(s: Setting) -> Task:
     """One method on CIFAR10-ST or CIFAR100-ST."""
     classes = st.CLASSES.get(s.data, 10)
-    data, model = data_of(s.data, s.clients, s.seed, s.limit), st.network(s.network, s.conv, classes)
+    data, model = data_of(s.data, s.clients, s.seed, s.limit), st.network(s.network, classes)
     rounds = s.steps // s.I
     return Task(
         st.problems(model, s.lam, s.bound, classes)[s.method],
@@ -78,7 +78,6 @@ EXPERIMENT = Experiment(
     parameters={
         "data": "cifar10",
         "network": "resnet20",
-        "conv": "lax",
         "clients": 8,
         "batch_size": 16,
         "lam": 1.0,

@@ -6,10 +6,6 @@ belong to a batch and not to a sample, and which averages badly over clients tha
 
 Images of whole numbers 0 … 255 are scaled to about mean 0 and deviation 1 (with CIFAR-10's where there are
 three channels); floats are taken as they are.
-
-Where every client has weights of its own, a convolution becomes one with groups, for which GPUs have no
-fast kernels. ``conv="patches"`` writes it as a product of matrices instead, which stays one when it is
-batched.
 """
 
 from __future__ import annotations
@@ -26,20 +22,14 @@ from fedstrata.models.losses import Loss
 from fedstrata.models.model import Model, check, he, model, scalar_if_one, weight_decay
 
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10's training images
-CONVOLUTIONS = ("lax", "patches")
 
 
-def convolve(u: Array, w: Array, stride: int = 1, conv: str = "lax") -> Array:
+def convolve(u: Array, w: Array, stride: int = 1) -> Array:
     """A padded 3×3 convolution of an image (height, width, channels) with weights (3, 3, in, out)."""
-    if conv == "lax":
-        dimensions = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(
-            u[None], w, (stride, stride), ((1, 1), (1, 1)), dimension_numbers=dimensions
-        )[0]
-    height, width, _ = u.shape
-    padded = jnp.pad(u, ((1, 1), (1, 1), (0, 0)))
-    shifts = [padded[i : i + height : stride, j : j + width : stride] for i in range(3) for j in range(3)]
-    return jnp.concatenate(shifts, axis=-1) @ w.reshape(-1, w.shape[-1])
+    dimensions = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(
+        u[None], w, (stride, stride), ((1, 1), (1, 1)), dimension_numbers=dimensions
+    )[0]
 
 
 def normalise(u: Array, p: PyTree, groups: int) -> Array:
@@ -60,7 +50,6 @@ def resnet(
     blocks: int = 3,
     width: int = 16,
     outputs: int = 10,
-    conv: str = "lax",
     groups: int = 8,
     *,
     channels: int = 3,
@@ -74,7 +63,6 @@ def resnet(
         blocks: in each stage.
         width: the channels of the first stage.
         outputs: the number of scores.
-        conv: ``"lax"``, or ``"patches"``, see above.
         groups: of the normalisation; they divide ``width``.
         channels: of an image.
         shape: ``(height, width, channels)`` of inputs that come flat.
@@ -85,7 +73,7 @@ def resnet(
     269722
     """
     check("resnet", loss, blocks=blocks, width=width, outputs=outputs, groups=groups, lam=lam)
-    _check_image("resnet", channels, shape, conv)
+    _check_image("resnet", channels, shape)
     if width % groups:
         raise ValueError(f"resnet: groups must divide width={width}, but is {groups}.")
     plan = [(stage, block) for stage in range(3) for block in range(blocks)]
@@ -108,12 +96,12 @@ def resnet(
         return {"stem": stem, "stem norm": _norm(width), "blocks": layers, "head": head}
 
     def apply(x: PyTree, image: Array) -> Array:
-        u = convolve(_pixels(image, shape, x["stem"].dtype), x["stem"], 1, conv)
+        u = convolve(_pixels(image, shape, x["stem"].dtype), x["stem"], 1)
         u = jax.nn.relu(normalise(u, x["stem norm"], groups))
         for (stage, block), p in zip(plan, x["blocks"], strict=True):
             stride = 2 if stage > 0 and block == 0 else 1
-            v = jax.nn.relu(normalise(convolve(u, p["first"], stride, conv), p["first norm"], groups))
-            v = normalise(convolve(v, p["second"], 1, conv), p["second norm"], groups)
+            v = jax.nn.relu(normalise(convolve(u, p["first"], stride), p["first norm"], groups))
+            v = normalise(convolve(v, p["second"], 1), p["second norm"], groups)
             if stride == 2:  # the shortcut has no weights: every second pixel, and channels of zeros
                 u = jnp.pad(u[::2, ::2], ((0, 0), (0, 0), (0, v.shape[-1] - u.shape[-1])))
             u = jax.nn.relu(u + v)
@@ -129,7 +117,6 @@ def resnet20(
     shape: tuple[int, ...] | None = None,
     lam: float = 0.0,
     loss: str | Loss | Function = "cross_entropy",
-    conv: str = "lax",
 ) -> Model:
     """ResNet20 (He et al. 2016) with group normalisation: 269,722 parameters for CIFAR-10.
 
@@ -139,9 +126,8 @@ def resnet20(
         shape: ``(height, width, channels)`` of inputs that come flat.
         lam: λ of λ/2 ‖x‖².
         loss: a name of `LOSSES`, or a function of ``(scores, label)``.
-        conv: ``"lax"``, or ``"patches"``, see above.
     """
-    return resnet(3, 16, outputs, conv, channels=channels, shape=shape, lam=lam, loss=loss)
+    return resnet(3, 16, outputs, channels=channels, shape=shape, lam=lam, loss=loss)
 
 
 @functools.cache
@@ -153,7 +139,6 @@ def cnn(
     shape: tuple[int, ...] | None = None,
     lam: float = 0.0,
     loss: str | Loss | Function = "cross_entropy",
-    conv: str = "lax",
 ) -> Model:
     """Two convolutions of stride 2, and a mean over what is left; a few thousand parameters.
 
@@ -164,10 +149,9 @@ def cnn(
         shape: ``(height, width, channels)`` of inputs that come flat.
         lam: λ of λ/2 ‖x‖².
         loss: a name of `LOSSES`, or a function of ``(scores, label)``.
-        conv: ``"lax"``, or ``"patches"``, see above.
     """
     check("cnn", loss, outputs=outputs, width=width, lam=lam)
-    _check_image("cnn", channels, shape, conv)
+    _check_image("cnn", channels, shape)
 
     def init(rng: np.random.Generator) -> PyTree:
         head = {"W": he(rng, 2 * width, outputs), "b": jnp.zeros(outputs)}
@@ -175,17 +159,15 @@ def cnn(
         return {"first": first, "second": second, "head": head}
 
     def apply(x: PyTree, image: Array) -> Array:
-        u = jax.nn.relu(convolve(_pixels(image, shape, x["first"].dtype), x["first"], 2, conv))
-        u = jax.nn.relu(convolve(u, x["second"], 2, conv))
+        u = jax.nn.relu(convolve(_pixels(image, shape, x["first"].dtype), x["first"], 2))
+        u = jax.nn.relu(convolve(u, x["second"], 2))
         return scalar_if_one(u.mean((0, 1)) @ x["head"]["W"] + x["head"]["b"])
 
     return model(init, apply, loss, weight_decay(lam))
 
 
-def _check_image(name: str, channels: int, shape: tuple[int, ...] | None, conv: str) -> None:
+def _check_image(name: str, channels: int, shape: tuple[int, ...] | None) -> None:
     check(name, channels=channels)
-    if conv not in CONVOLUTIONS:
-        raise ValueError(f"{name}: conv must be one of {', '.join(CONVOLUTIONS)}, but is {conv!r}.")
     if shape is not None and (len(shape) != 3 or shape[-1] != channels):
         raise ValueError(f"{name}: shape must be (height, width, {channels}), but is {shape}.")
 

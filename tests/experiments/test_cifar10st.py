@@ -1,11 +1,9 @@
 """CIFAR10-ST's counts, its split, and the two ways to write a convolution."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedstrata.models.images import convolve
 from reproductions import _cifar10st as st
 
 
@@ -37,14 +35,6 @@ def test_clients_have_equal_parts_and_share_no_image():
     data = st.federated(arrays, 8, seed=0)
     np.testing.assert_array_equal(data.sizes, 10)
     assert len(np.unique(data.train["x"])) == 80
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-def test_patches_are_the_same_convolution(stride):
-    rng = np.random.default_rng(1)
-    image, weights = jnp.asarray(rng.normal(size=(8, 8, 3))), jnp.asarray(rng.normal(size=(3, 3, 3, 4)))
-    both = [convolve(image, weights, stride, conv) for conv in ("lax", "patches")]
-    np.testing.assert_allclose(both[0], both[1], rtol=1e-4, atol=1e-4)
 
 
 def test_accuracies_are_those_counted():

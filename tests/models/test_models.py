@@ -211,7 +211,6 @@ def test_sizes_come_from_the_data():
         (lambda: models.mlp(3, 1), ValueError, "an output for each class"),
         (lambda: models.mlp(3, 2, activation="rel"), ValueError, "Did you mean 'relu'"),
         (lambda: models.resnet(width=12), ValueError, "groups must divide width=12"),
-        (lambda: models.cnn(conv="fft"), ValueError, "conv must be one of lax, patches"),
         (lambda: models.cnn(3, shape=(8, 8)), ValueError, r"shape must be \(height, width, 3\)"),
     ]:
         with pytest.raises(error, match=message):
