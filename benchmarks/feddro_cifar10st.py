@@ -2,8 +2,9 @@
 
     python -m benchmarks.feddro_cifar10st run runs.json            # CIFAR-10 in FEDSTRATA_DATA
 
-FedStrata's ways of writing a round (clients side by side or one by one, convolutions as products or as they are) and the same rounds
-in plain PyTorch, where that is installed: all are compiled side by side, then timed one at a time.
+FedStrata's ways of computing a round (clients side by side or one by one, convolutions as products or as they
+are) and the same rounds in plain PyTorch, where that is installed: all are compiled side by side, then timed
+one at a time.
 """
 
 from __future__ import annotations

@@ -248,10 +248,13 @@ def end(processes):
 
 
 SHARE = """
-import sys, jax, numpy as np
+import os, sys, jax, numpy as np
 import fedstrata as fs
-processes = int(sys.argv[4])
-fs.engines.connect(sys.argv[2], processes, int(sys.argv[1]))
+number, address, _, processes = sys.argv[1:5]
+host, port = address.split(":")  # as SLURM would say it, whose job decides the port
+slurm = dict(JOB_ID=port, STEP_NODELIST=host, NTASKS=processes, PROCID=number, LOCALID=number)
+os.environ.update({f"SLURM_{name}": value for name, value in slurm.items()})
+fs.engines.connect()
 sizes = np.arange(13) % 4 + 2
 mine = fs.engines.Sharded().clients_here(13)
 def own(i):

@@ -49,10 +49,11 @@ class PeerLost(RuntimeError):
     """Another process of the run ended or cannot be reached; the message says which, and what to do."""
 
 
-def connect(address: str, processes: int, number: int) -> None:
+def connect(address: str | None = None, processes: int | None = None, number: int | None = None) -> None:
     """Join the processes of a run, before JAX is used otherwise.
 
-    It is `jax.distributed.initialize` with settings by which the loss of a process is noticed, and told.
+    It is `jax.distributed.initialize` with settings by which the loss of a process is noticed, and told. What
+    is not given, JAX finds out where SLURM, Open MPI or Kubernetes started the processes.
 
     Args:
         address: ``host:port`` of the first process, the same in all.
@@ -63,6 +64,8 @@ def connect(address: str, processes: int, number: int) -> None:
     jax.distributed.initialize(
         address, processes, number, heartbeat_timeout_seconds=NOTICED, shutdown_timeout_seconds=NOTICED
     )
+    joined = coordination()
+    number, processes, address = joined.process_id, joined.num_processes, joined.coordinator_address
     if number:
         hold_aborts(address, _lost, lambda: _words([0], number, processes))
     threading.Thread(target=_beat, args=(number,), name="fedstrata-beat", daemon=True).start()
