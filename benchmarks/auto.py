@@ -521,7 +521,7 @@ def outcome(drawn: Drawn, who: str, seconds: float | None) -> dict[str, Any]:
         return line | {"key": "none"}
     took, truth, certificate = _since(began), trial.truth(result.x), result.certificate
     at, best = flat(getattr(result.x, "x", result.x)), flat(trial.x_star)
-    value = None if trial.F is None else abs(trial.F(at) / trial.F(best) - 1)
+    value = None if trial.F is None or trial.F(best) == 0 else abs(trial.F(at) / trial.F(best) - 1)
     away = float(np.linalg.norm(at - best) / np.linalg.norm(best))
     key = "right" if truth == "right" else "told" if not certificate.solved else "missed"
     return line | {

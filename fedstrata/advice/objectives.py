@@ -499,7 +499,7 @@ def _envelope(problem: Problem, case: Case) -> Objective:
         raise NotCertifiable("the payoff is linear in some direction of y, and y has no set")
     starts = _starts(project, case)
     if concave:  # where no ascent ends at another height than any other
-        starts = jax.tree.map(lambda leaf: leaf[:2], starts)
+        starts = jax.tree.map(lambda leaf: leaf[:3], starts)
     ascend = partial(_highest, level, data, starts, abs(high))
 
     def highest(x: PyTree) -> tuple[Any, PyTree]:
@@ -520,10 +520,11 @@ def strongly_concave(problem: Minimax, case: Case) -> bool:
 
 
 def _starts(project: Projection, case: Case) -> PyTree:
-    """Points of the set of y, from far away: corners, where it has any."""
+    """The point, and others of the set from far away, corners if it has any; the first two lie opposite."""
     flat, unravel = ravel_pytree(case.y)
-    away = jax.random.normal(jax.random.key(2), (ASCENTS - 1, flat.size), flat.dtype)
-    far = jnp.concatenate([flat[None], 1e3 * (1 + jnp.abs(flat).max()) * away])
+    away = jax.random.normal(jax.random.key(2), (ASCENTS // 2, flat.size), flat.dtype)
+    away = 1e3 * (1 + jnp.abs(flat).max()) * jnp.stack([away, -away], 1).reshape(-1, flat.size)
+    far = jnp.concatenate([flat[None], away])
     return jax.vmap(lambda y: project(unravel(y), case.x))(far)
 
 
