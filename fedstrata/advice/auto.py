@@ -22,13 +22,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from fedstrata.advice.applicable import Fit
-from fedstrata.advice.certify import certify
+from fedstrata.advice.certify import DISTURBED, certify
 from fedstrata.advice.constants import constants
 from fedstrata.advice.plan import BEFORE, FEWEST, TARGET
 from fedstrata.advice.recommend import Advice, advice, conditions, expected, ranked, start
+from fedstrata.core import tree
 from fedstrata.core.counting import Ledger
 from fedstrata.core.method import Reveals
 from fedstrata.core.problem import Problem
@@ -43,10 +46,11 @@ Unit: TypeAlias = Literal["rounds", "bytes", "seconds", "oracle_calls"]
 UNITS: tuple[Unit, ...] = ("rounds", "bytes", "seconds", "oracle_calls")
 MOST = 200_000  # rounds, where no budget is given
 HORIZON = 1_000  # rounds of a first stage of which no rate is known
-LONGEST = 50_000  # rounds of one stage
+LONGEST = MOST  # rounds of one stage
 STAGES = 12
 SHORTER = 4.0  # times, a step at fault
 MOST_SHORTER = 64.0  # in all, where it is not that F rose
+STILL = 1e-6  # of the way to the best point: what has moved less has not
 FAILURES = 3  # of one method in a row
 HALF = 0.5  # of the excess: a stage that leaves more has stopped
 KINK = 1.0
@@ -135,11 +139,13 @@ class Budget:
 
 @dataclass
 class Stage:
-    """One run, and how it ended."""
+    """One run, and how it ended; how far x moved, and how long it is."""
 
     result: Result
     certificate: Certificate
     F: float
+    moved: float
+    size: float
 
 
 def checked_budget(budget: Mapping[str, float] | None, rounds: int | None) -> dict[str, float]:
@@ -175,18 +181,26 @@ def auto(
     if data.source is not None:
         raise ValueError("'auto' measures the problem on all samples: give data=data.load().")
     at = conditions(problem, data, x0, y0, participation=participation, weights=weights, rounds=HORIZON)
-    first = [its for its in ranked(at, reveals) if its.practical is not None and not its.avoid]
+    every = ranked(at, reveals)
+    first = [its for its in every if can_run(its)] or [its for its in every if can_run(its, doubted=True)]
     if not first:
-        reasons = "; ".join(f"{its.name}: {', '.join(its.reasons)}" for its in ranked(at, reveals))
+        reasons = "; ".join(f"{its.name}: {', '.join(its.reasons)}" for its in every)
         raise NoRule(f"'auto' has no method for this {type(problem).__name__}. {reasons}")
     measured = cost_of(at.constants)
     run = Run(
         problem, data, start(problem, data, x0, y0), at, {its.name: its.fit for its in first},
         {"seed": seed, "participation": participation, "weights": weights, **options},
-        Budget(limits, began, measured), reveals,
+        Budget(limits, began, measured), reveals, all(its.avoid for its in first),
     )  # fmt: skip
     run.go()
     return run.result()
+
+
+def can_run(its: Advice, doubted: bool = False) -> bool:
+    """Whether a method has steps, and nothing speaks against it; or nothing but its own rule's doubts."""
+    if its.practical is None:
+        return False
+    return not its.avoid or (doubted and set(its.reasons) <= set(its.practical.doubts))
 
 
 class Run:
@@ -202,9 +216,11 @@ class Run:
         options: dict[str, Any],
         budget: Budget,
         reveals: Reveals,
+        doubted: bool,
     ) -> None:
         self.problem, self.data, self.begun, self.at = problem, data, begun, at
         self.fits, self.options, self.budget, self.reveals = fits, options, budget, reveals
+        self.doubted = doubted
         self.stages: list[Stage] = []
         self.best: Stage | None = None
         self.ended = ""
@@ -215,7 +231,14 @@ class Run:
         if self.best is None:
             return self.begun
         shared = all(level.solved_by == "all" for level in self.problem.levels)
-        return self.best.result.x, self.best.result.y if shared and self.problem.has_y else self.begun[1]
+        x, y = self.best.result.x, self.best.result.y if shared and self.problem.has_y else self.begun[1]
+        return beside(x) if self.stuck else x, y
+
+    @property
+    def stuck(self) -> bool:
+        """Whether x stays at a point that is not solved: a saddle point, a maximiser, a plain."""
+        best = self.best
+        return best is not None and best.moved <= STILL * best.certificate.distance * best.size
 
     def go(self) -> None:
         """All stages."""
@@ -256,13 +279,15 @@ class Run:
 
     def planned(self, name: str, belief: Belief) -> Advice | None:
         """The method with its steps; None where it has none under these constants."""
-        at = belief.of(self.at)
-        its = advice(self.fits[name], at, self.reveals)
-        if its.practical is None or its.avoid:
-            return None
-        needed = expected(its.practical.rate, 0.1 * BEFORE * TARGET)
-        count = max(math.ceil(needed), FEWEST) if math.isfinite(needed) else belief.horizon
-        return replace(its, rounds=float(count))
+        while True:
+            its = advice(self.fits[name], belief.of(self.at), self.reveals)
+            if its.practical is None or not can_run(its, self.doubted):
+                return None
+            needed = expected(its.practical.rate, 0.1 * BEFORE * TARGET)
+            count = max(math.ceil(needed), FEWEST) if math.isfinite(needed) else belief.horizon
+            if min(count, LONGEST) <= belief.horizon:
+                return replace(its, rounds=float(count))
+            belief = replace(belief, horizon=min(count, LONGEST))  # of what falls with the rounds there are
 
     def stage(self, its: Advice, count: int) -> Stage:
         """Run and certify."""
@@ -282,7 +307,8 @@ class Run:
         F = found.objective if finite and found.verdict != "diverging" else math.inf
         if found.verdict == "not certifiable" and found.objective != found.objective:
             F = math.nan
-        stage = Stage(result, found, F)
+        moved, size = (float(tree.norm(each)) for each in (tree.sub(result.x, x), result.x))
+        stage = Stage(result, found, F, moved, size or 1.0)
         self.budget.used = self.budget.used + result.ledger
         self.stages.append(stage)
         return stage
@@ -356,6 +382,14 @@ class Run:
             f"stages, in rounds: {tried}",
             f"ended: {ended}",
         )
+
+
+def beside(x: PyTree) -> PyTree:
+    """A point a little beside x, always the same."""
+    flat, unravel = ravel_pytree(x)
+    away = np.random.default_rng(0).normal(size=flat.size)
+    size = float(np.abs(flat).max(initial=0.0)) or 1.0
+    return unravel(flat + jnp.asarray(DISTURBED * size * away, flat.dtype))
 
 
 def cost_of(found: Constants) -> Ledger:

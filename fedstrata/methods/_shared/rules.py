@@ -205,8 +205,8 @@ def biased_where_partial(at: Conditions) -> tuple[str, ...]:
 
 
 def largest(its: Measured) -> float:
-    """The largest curvature of a client's own function; the mean's where there are values only."""
-    return float(its.client_L.max(initial=its.L))
+    """The largest curvature of a client's own function, up or down; the mean's where there are values only."""
+    return float(max(its.client_L.max(initial=its.L), -its.client_mu.min(initial=its.mu)))
 
 
 def scale(its: Measured) -> float:
