@@ -19,7 +19,7 @@ def test_auto_solves_and_says_what_it_did():
     assert result.certificate.solved
     assert len(result.notes) == 3
     assert result.notes[0] in repr(result)
-    assert isinstance(result.method, fs.Scaffnew | fs.FedAvg)
+    assert repr(result.method) in result.notes[0]  # an ordinary method
     assert len(result.history["round"]) == len(result.history["loss"])
     assert result.history["round"][-1] == result.ledger.rounds
     again = fs.solve(problem, "auto", data, np.zeros(4), **options)

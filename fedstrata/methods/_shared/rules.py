@@ -205,7 +205,7 @@ def biased_where_partial(at: Conditions) -> tuple[str, ...]:
 
 
 def largest(its: Measured) -> float:
-    """The largest curvature of a client's own function, up or down; the mean's where there are values only."""
+    """The largest curvature of a client's function, up or down; the mean's where there are values only."""
     return float(max(its.client_L.max(initial=its.L), -its.client_mu.min(initial=its.mu)))
 
 
