@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.channels.compression import RandK as RandK
     from fedstrata.channels.compression import Sign as Sign
     from fedstrata.channels.compression import TopK as TopK
+    from fedstrata.channels.examples import Examples as Examples
     from fedstrata.channels.means import CenteredClipping as CenteredClipping
     from fedstrata.channels.means import GeometricMedian as GeometricMedian
     from fedstrata.channels.means import Krum as Krum

@@ -11,6 +11,7 @@ import numpy as np
 from fedstrata.channels.attacks import Attack
 from fedstrata.channels.clipping import Adaptive
 from fedstrata.channels.compression import Compressor
+from fedstrata.channels.examples import Examples
 from fedstrata.channels.means import Robust
 from fedstrata.core import tree
 
@@ -42,7 +43,9 @@ class Channel:
         secure: over a network, sites mask what they send so that the server learns sums alone, of uploads,
             metrics and counts; for every exchange of a run. It needs three sites, methods that average, and
             the policy ``"wait"``. The other engines, where nothing travels, compute the same sum plainly.
-        delta: δ of the (ε, δ) in the history, where there is noise; None is 1/(10 · clients).
+        examples: bounds and noise for single samples, at each client: `Examples`.
+        delta: δ of the (ε, δ) in the history, where there is noise; None is 1/(10 · clients), for single
+            samples 1/(10 · the samples of the largest client).
         epsilon: the budget: the run ends before the round that would exceed it; None is no budget.
     """
 
@@ -53,15 +56,13 @@ class Channel:
     feedback: Feedback | None = "auto"
     mean: Robust | Attack | None = None
     secure: bool = False
-    examples: None = None
+    examples: Examples | None = None
     delta: float | None = None
     epsilon: float | None = None
 
     def __post_init__(self) -> None:
-        if self.examples is not None:
-            raise NotImplementedError(
-                "Channel: examples= (bounds per sample) is not part of this version; see docs/channels.md."
-            )
+        if not (self.examples is None or isinstance(self.examples, Examples)):
+            raise TypeError(f"Channel: examples must be fs.Examples(clip, noise), but is {self.examples!r}.")
         for name in ("clip", "noise"):
             value = getattr(self, name)
             number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
@@ -81,9 +82,16 @@ class Channel:
                 raise ValueError(f"Channel: {refused}")
 
     def _noise_refused(self) -> str | None:
-        if self.noise is None:
+        if self.examples is not None and self.noise is not None:
+            return (
+                "noise hides clients, examples= single samples, and a run has one ε. Give one of them; "
+                "noise_at='each' hides samples as well as clients."
+            )
+        if self.noise is None and self.examples is None:
             given = "delta" if self.delta is not None else "epsilon" if self.epsilon is not None else None
-            return given and f"{given} is about privacy, which needs clip and noise."
+            return given and f"{given} is about privacy, which needs clip and noise, or examples."
+        if self.noise is None:
+            return None
         if self.clip is None:
             return "noise needs clip, the bound that it is a multiple of."
         if isinstance(self.clip, Adaptive) and self.noise > 0 and self.clip.noise <= 0:
@@ -122,10 +130,10 @@ class Channel:
     @property
     def trivial(self) -> bool:
         """Whether it changes nothing."""
-        return self.clip is None and self.compress is None and self.mean is None
+        return self.clip is None and self.compress is None and self.mean is None and self.examples is None
 
 
-tree.register(Channel, lambda c: {n for n in ("clip", "noise") if getattr(c, n) is not None})
+tree.register(Channel, lambda c: {n for n in ("clip", "noise", "examples") if getattr(c, n) is not None})
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,9 @@ def resolved(channels: Channels | None, method: Method, found: Sequence[Sent]) -
         channel = chosen(channels, one.level, one.phase)
         if one.program == "start":  # sent once: whole
             channel = replace(channel, compress=None, feedback=None)
-        if channel.trivial or not one.floats:
+        if not one.floats:  # but what a client remembers may be of its samples
+            channel = Channel(examples=channel.examples)
+        if channel.trivial:
             continue
         if (reason := _refused(channel, method, one)) is not None:
             raise ValueError(f"channel, phase {one.phase!r} of {type(method).__name__}: {reason}")
@@ -176,6 +178,13 @@ def _refused(channel: Channel, method: Method, one: Sent) -> str | None:
         return (
             "it sends a number for every sample of a client, which no channel bounds or compresses. Give the "
             "method a batch_size."
+        )
+    # said by the class itself: one that inherits may take more of the samples
+    if channel.examples is not None and not vars(type(method)).get("private_samples", False):
+        return (
+            "it is not among the methods that can hide single samples: all that a client takes of its "
+            "samples must be means by Oracle.apply, see docs/channels.md. clip= and noise= hide whole "
+            "clients with every method."
         )
     if channel.compress is not None and not channel.compress.unbiased and one.level in method.linear:
         return (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,17 @@ def clipped(u: PyTree, bound: Real) -> tuple[PyTree, Array]:
     """U in the ball of a radius, and the norm that it had."""
     size = tree.norm(u)
     return tree.scale(jnp.minimum(1.0, bound / jnp.where(size > 0, size, 1)), u), size
+
+
+def bounded(u: PyTree, bound: Real) -> PyTree:
+    """`clipped`; what is not finite has no bound, and becomes zero."""
+    found, size = clipped(u, bound)
+    return jax.tree.map(lambda a: jnp.where(jnp.isfinite(size), a, 0), found)
+
+
+def deviation_of(noise: Any, bound: Real) -> Real:
+    """Noise in units of a bound, which may be infinite where there is none."""
+    return jnp.where(noise == 0, 0.0, noise * bound)
 
 
 def noised(key: Key, u: PyTree, deviation: Real) -> PyTree:

@@ -22,8 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.channels.channel import Channel, Dropouts
-from fedstrata.channels.clipping import Adaptive, clipped, noised
+from fedstrata.channels.clipping import Adaptive, clipped, deviation_of, noised
 from fedstrata.channels.compression import read
+from fedstrata.channels.examples import private, releases
 from fedstrata.core import counting, tree
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Exchange, Fed, Remember
@@ -200,7 +201,7 @@ class Link:
         numbers = Floats(arrived)
         found = numbers.list
         if channel.noise is not None and channel.noise_at == "server" and not exchange.stacked:
-            found = noised(jax.random.fold_in(turn, 3), found, _times(channel.noise, bound) * weight)
+            found = noised(jax.random.fold_in(turn, 3), found, deviation_of(channel.noise, bound) * weight)
         if reference is not None and self._differs(channel, fed):
             around = reference.arrays(exchange.message, numbers.where)
             found = [u + jnp.asarray(a, u.dtype) for u, a in zip(found, around, strict=True)]
@@ -245,7 +246,13 @@ class Link:
         """What a client runs in place of a method's phase."""
         kept = client.memory if self.remembers else None
         inner = client if kept is None else replace(client, memory=kept.own)
+        turn = jax.random.wrap_key_data(sides.words)
+        secret = turn if sides.own is None else jax.random.wrap_key_data(sides.own)
+        secret = jax.random.fold_in(secret, client.index)
+        if channel.examples is not None:
+            phase = private(phase, channel.examples, jax.random.fold_in(secret, 3))
         reply, tally = counting.counted(phase)(problem, inner, key, *message)
+        _, tally = releases(tally)
         reply = reply if isinstance(reply, Remember) else Remember(reply, None)
         here = None if sides.here is None else sides.here[client.index]
         counting.book(tally if here is None else _if_there(tally, self._works(sides, client, here)))
@@ -259,12 +266,10 @@ class Link:
         if bound is not None:
             delta, size = clipped(delta, bound)
             below = (size <= bound).astype(jnp.result_type(float))
-        turn = jax.random.wrap_key_data(sides.words)
         mine = jax.random.fold_in(turn, client.index)
         if noisy:
-            secret = turn if sides.own is None else jax.random.wrap_key_data(sides.own)
-            deviation = _times(channel.noise, bound) * (1.0 if sides.part is None else sides.part)
-            delta = noised(jax.random.fold_in(jax.random.fold_in(secret, client.index), 1), delta, deviation)
+            deviation = deviation_of(channel.noise, bound) * (1.0 if sides.part is None else sides.part)
+            delta = noised(jax.random.fold_in(secret, 1), delta, deviation)
         rest = None if kept is None else kept.rest.get(place)
         if channel.compress is not None:
             delta, rest = _compressed(channel, turn, jax.random.fold_in(mine, 2), delta, rest)
@@ -369,10 +374,6 @@ def _going(fed: Fed, exchange: Exchange, phase: Callable[..., Any], sides: Sides
     going.__name__ = exchange.name
     going.__qualname__ = str(getattr(exchange.phase, "__qualname__", going.__name__))
     return exchange._replace(phase=going, message=message)
-
-
-def _times(noise: Any, bound: Any) -> Any:
-    return jnp.where(noise == 0, 0.0, noise * bound)  # a bound may be infinite where there is no noise
 
 
 def _extent(fed: Fed, exchange: Exchange, number: int) -> tuple[Any, Any]:

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from scipy.optimize import brentq
@@ -39,90 +39,30 @@ INTERVAL = 1e-3  # of the discretised privacy losses; the error of ε is of this
 
 
 @dataclass(frozen=True)
-class Spending:
-    """What the start and each round of a run cost; see the module.
+class Budget:
+    """What a run costs, and may cost.
 
     Attributes:
-        start: Σ 1/z² of the exchanges before the first round.
-        sampled, everyone: Σ 1/z² of a round's exchanges with a cohort drawn by `Poisson`, and of the others.
-        rate, room, clients: of the draw; room is how many of the clients there is room for.
         delta: δ. budget: the ε that is not exceeded, or None.
         bare: why there is no ε, in words, or None.
     """
 
-    start: float
-    sampled: float
-    everyone: float
-    rate: float
-    room: int
-    clients: int
     delta: float
-    budget: float | None = None
-    bare: str | None = None
-
-    @classmethod
-    def of(
-        cls, channels: Mapping[str, Channel], found: Sequence[Sent], setup: Setup, drops: Dropouts | None
-    ) -> Spending:
-        """Of the channels of a run.
-
-        Raises:
-            ValueError: for noise that does not do what it is for, with the reason.
-        """
-        start = sampled = everyone = 0.0
-        bare = None
-        for one in (s for s in found if s.shapes):
-            channel = channels.get(one.place)
-            if channel is None or not channel.noise or len(one.floats) < len(one.shapes):
-                bare = f"{one.phase!r} sends numbers without noise"
-                continue
-            absent = setup.rate is not None or drops is not None
-            if absent and channel.noise_at == "clients":
-                raise ValueError(
-                    "channel: with noise_at='clients' who is absent adds no noise, and the others' is too "
-                    "small. "
-                    "Use noise_at='server' with fs.Poisson or fs.Dropouts."
-                )
-            if setup.rate is not None and one.gathered:
-                raise ValueError(
-                    f"channel: {one.phase!r} sends single replies, which tell who was drawn, so that "
-                    f"fs.Poisson "
-                    "makes nothing private. Take a variant that averages, or participation=1.0."
-                )
-            if one.times is None and one.program == "round":
-                bare = f"how often {one.phase!r} is called in a round is not known beforehand"
-                continue
-            times = (1 if one.times is None else one.times) * _inverse(channel)
-            if one.program == "start":
-                start += times
-            elif setup.rate is not None and one.asked == "cohort" and channel.noise_at == "server":
-                sampled += times
-            else:
-                everyone += times
-        given = [c.delta for c in channels.values() if c.delta is not None]
-        budgets = [c.epsilon for c in channels.values() if c.epsilon is not None]
-        budget = min(budgets, default=None)
-        if budget is not None and bare is not None:
-            raise ValueError(f"channel: epsilon={budget:g} cannot be kept: {bare}.")
-        delta = min(given, default=0.1 / setup.clients)
-        if not 0 < delta < 1:
-            raise ValueError(f"channel: delta must be in (0, 1), but is {delta!r}.")
-        rate = 1.0 if setup.rate is None else setup.rate
-        room = setup.participants
-        return cls(start, sampled, everyone, rate, room, setup.clients, delta, budget, bare)
+    budget: float | None
+    bare: str | None
 
     @property
     def drawn(self) -> bool:
-        """Whether clients are drawn, so that ε needs the accountant."""
-        return self.sampled > 0 and self.rate < 1
+        """Whether there are draws that hide who took part, so that ε needs the accountant."""
+        raise NotImplementedError
 
     def epsilon(self, rounds: int) -> float:
         """ε after so many rounds; infinite where something goes without noise."""
-        if self.bare is not None:
-            return math.inf
-        return _epsilon(
-            self.start, self.sampled, self.everyone, self.rate, self.room, self.clients, self.delta, rounds
-        )
+        raise NotImplementedError
+
+    def times_noise(self, factor: float) -> Self:
+        """The same run with so many times the noise, and bounds that do not move."""
+        raise NotImplementedError
 
     def curve(self, rounds: np.ndarray) -> np.ndarray:
         """An upper bound of ε after each of these rounds, exact at the last.
@@ -152,6 +92,97 @@ class Spending:
             middle = (low + high) // 2
             low, high = (middle, high) if self.epsilon(middle) <= budget else (low, middle)
         return low
+
+
+@dataclass(frozen=True)
+class OfClients(Budget):
+    """What the start and each round of a run cost; see the module.
+
+    Attributes:
+        start: Σ 1/z² of the exchanges before the first round.
+        sampled, everyone: Σ 1/z² of a round's exchanges with a cohort drawn by `Poisson`, and of the others.
+        rate, room, clients: of the draw; room is how many of the clients there is room for.
+    """
+
+    start: float
+    sampled: float
+    everyone: float
+    rate: float
+    room: int
+    clients: int
+
+    @classmethod
+    def of(
+        cls, channels: Mapping[str, Channel], found: Sequence[Sent], setup: Setup, drops: Dropouts | None
+    ) -> OfClients:
+        """Of the channels of a run.
+
+        Raises:
+            ValueError: for noise that does not do what it is for, with the reason.
+        """
+        start = sampled = everyone = 0.0
+        bare = None
+        for one in (s for s in found if s.shapes):
+            channel = channels.get(one.place)
+            if channel is None or not channel.noise or len(one.floats) < len(one.shapes):
+                bare = f"{one.phase!r} sends numbers without noise"
+                continue
+            absent = setup.rate is not None or drops is not None
+            if absent and channel.noise_at == "clients":
+                raise ValueError(
+                    "channel: with noise_at='clients' who is absent adds no noise, and the others' is too "
+                    "small. "
+                    "Use noise_at='server' with fs.Poisson or fs.Dropouts."
+                )
+            if setup.rate is not None and one.gathered:
+                raise ValueError(
+                    f"channel: {one.phase!r} sends single replies, which tell who was drawn, so that "
+                    f"fs.Poisson "
+                    "makes nothing private. Take a variant that averages, or participation=1.0."
+                )
+            if one.times is None:
+                bare = f"how often {one.phase!r} is called is not known beforehand"
+                continue
+            times = one.times * _inverse(channel)
+            if one.program == "start":
+                start += times
+            elif setup.rate is not None and one.asked == "cohort" and channel.noise_at == "server":
+                sampled += times
+            else:
+                everyone += times
+        delta, budget = asked(channels, bare, 0.1 / setup.clients)
+        rate = 1.0 if setup.rate is None else setup.rate
+        room = setup.participants
+        return cls(delta, budget, bare, start, sampled, everyone, rate, room, setup.clients)
+
+    @property
+    def drawn(self) -> bool:
+        """Whether clients are drawn, so that ε needs the accountant."""
+        return self.sampled > 0 and self.rate < 1
+
+    def epsilon(self, rounds: int) -> float:
+        """ε after so many rounds; infinite where something goes without noise."""
+        if self.bare is not None:
+            return math.inf
+        return _epsilon(
+            self.start, self.sampled, self.everyone, self.rate, self.room, self.clients, self.delta, rounds
+        )
+
+    def times_noise(self, factor: float) -> Self:
+        """See `Budget.times_noise`."""
+        costs = {name: getattr(self, name) / factor**2 for name in ("start", "sampled", "everyone")}
+        return replace(self, **costs)
+
+
+def asked(channels: Mapping[str, Channel], bare: str | None, delta: float) -> tuple[float, float | None]:
+    """δ, by default this one, and the budget or None, as the channels of a run say."""
+    budget = min((c.epsilon for c in channels.values() if c.epsilon is not None), default=None)
+    if budget is not None and bare is not None:
+        raise ValueError(f"channel: epsilon={budget:g} cannot be kept: {bare}.")
+    delta = min((c.delta for c in channels.values() if c.delta is not None), default=delta)
+    if not 0 < delta < 1:
+        raise ValueError(f"channel: delta must be in (0, 1), but is {delta!r}.")
+    return delta, budget
 
 
 def _inverse(channel: Channel) -> float:
@@ -186,8 +217,6 @@ def _epsilon(
     if sampled == 0 or rounds == 0:
         return gaussian_epsilon(math.sqrt(plain), delta)
     dp = accountant()
-    from dp_accounting import pld
-
     one = (
         dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(sampled**-0.5))
         if room >= clients
@@ -196,11 +225,17 @@ def _epsilon(
     events: list[Any] = [dp.SelfComposedDpEvent(one, rounds)]
     if plain > 0:
         events.append(dp.GaussianDpEvent(plain**-0.5))
+    return epsilon_of(events, plain + rounds * sampled, delta, interval)
+
+
+def epsilon_of(events: list[Any], mu2: float, delta: float, interval: float) -> float:
+    """ε of mechanisms together; without a draw they would be one Gaussian of μ²."""
+    dp = accountant()
+    from dp_accounting import pld
+
     # Losses as large as those without a draw need no finer grid than they have digits.
-    largest = gaussian_epsilon(math.sqrt(plain + rounds * sampled), delta)
-    relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
-    grid = interval * max(1.0, largest / COARSE)
-    keeper = pld.PLDAccountant(relation, value_discretization_interval=grid)
+    grid = interval * max(1.0, gaussian_epsilon(math.sqrt(mu2), delta) / COARSE)
+    keeper = pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=grid)
     keeper.compose(dp.ComposedDpEvent(events))
     return float(keeper.get_epsilon(delta))
 

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedstrata.channels.examples import Release
+
 
 class Sent(NamedTuple):
     """One exchange of a method's text.
@@ -21,6 +23,8 @@ class Sent(NamedTuple):
         asked: ``"everyone"``, the round's ``"cohort"``, or ``"some"`` that the method chooses.
         times: how often in a round; None where that depends on what happens.
         per_sample: whether an upload has a number for every sample of a client.
+        releases: the means over samples that a client takes for it, where they are private; None where their
+            number depends on what happens.
     """
 
     program: str
@@ -33,6 +37,7 @@ class Sent(NamedTuple):
     asked: str
     times: int | None
     per_sample: bool
+    releases: tuple[Release, ...] | None = ()
 
     @property
     def place(self) -> str:

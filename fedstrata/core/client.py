@@ -61,6 +61,10 @@ class Oracle:
         """The mean, not booked."""
         return self.term.over(self.samples, self.weights, *args)
 
+    def apply(self, op: Function, of: str = "derivatives") -> Any:
+        """``op(f)``, not booked; of an ``op`` linear in f, so that channels can bound it sample by sample."""
+        return op(self.silent)
+
     def each(self, *args: PyTree) -> Any:
         """Every sample's value, stacked; weigh them with `weigh`."""
         self.book("values")
@@ -77,7 +81,7 @@ class Oracle:
     def __call__(self, *args: PyTree) -> Any:
         """The mean, booked as function values."""
         self.book("values")
-        return _undifferentiated(self.silent(*_undifferentiated(args)))
+        return _undifferentiated(self.apply(lambda f: f(*_undifferentiated(args)), "values"))
 
 
 @jax.custom_jvp

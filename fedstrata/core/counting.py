@@ -28,6 +28,7 @@ from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.support import html
 from fedstrata.support.private_jax import trace_of
 from fedstrata.support.shown import line
+from fedstrata.support.spots import turning
 from fedstrata.support.tracing import traced
 
 T = TypeVar("T")
@@ -141,6 +142,7 @@ def repeat(times: Integer, body: Body, carry: PyTree, until: Until | None = None
 
     It ends before a turn at which ``until(carry)`` holds.
     """
+    body = turning(body)
     if until is None and not isinstance(times, jax.core.Tracer):
         return _scan(lambda carry, t: body(t, carry), carry, jnp.arange(max(int(times), 0)))
     step = counted(lambda carry, t: body(t, carry))
@@ -227,6 +229,7 @@ def loop(
     if isinstance(times, jax.core.Tracer) or not 0 < times <= AT_ONCE:
         return repeat(times, body, carry)
     numbers = jnp.arange(int(times))  # all keys in one pass: at each step of a GPU they were a kernel more
+    body = turning(body)
     return _scan(lambda carry, turn: body(turn[0], carry, turn[1]), carry, (numbers, jax.vmap(fold)(numbers)))
 
 
@@ -234,13 +237,13 @@ def each(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
     """`jax.vmap` over the leading axis of all arguments, with the counts of every slice added up."""
     times, constant = jax.tree.leaves(args)[0].shape[0], Tally()
 
-    def one(*own: PyTree) -> tuple[PyTree, Tally]:
+    def one(j: jax.Array, *own: PyTree) -> tuple[PyTree, Tally]:
         nonlocal constant
-        value, tally = counted(function)(*own)
+        value, tally = counted(turning(lambda _, own: function(*own)))(j, own)
         tally, constant = _parted(tally, own)
         return value, tally
 
-    value, tallies = jax.vmap(one)(*args)
+    value, tallies = jax.vmap(one)(jnp.arange(times), *args)
     book(summed(tallies), times)
     _book_constant(constant, times)
     return value

@@ -368,15 +368,9 @@ class Fed(abc.ABC):
         return self._exchanged(phase, key, message, of, None, True, around)
 
     def _exchanged(
-        self,
-        phase: Phase,
-        key: Key,
-        message: tuple[PyTree, ...],
-        of: Array | None,
-        weights: Array | None,
-        stacked: bool,
-        around: PyTree,
-    ) -> PyTree:
+        self, phase: Phase, key: Key, message: tuple[PyTree, ...], of: Array | None, weights: Array | None,
+        stacked: bool, around: PyTree,
+    ) -> PyTree:  # fmt: skip
         if not jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key):
             verb = "gather" if stacked else "average"
             raise TypeError(

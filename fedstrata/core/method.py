@@ -112,6 +112,7 @@ class Method(Generic[ProblemT, StateT]):
         drifts: likewise, where clients count alike however many steps they take.
         feedback: which error feedback its uploads bear, see `fedstrata.channels`.
         linear: the levels in the ledger whose exchanges are a recursion that a biased compressor breaks.
+        private_samples: whether its phases take of samples means by `Oracle.apply` alone, see `channels`.
         hyperparameters: what each of its fields may be; `method` sets it.
     """
 
@@ -123,6 +124,7 @@ class Method(Generic[ProblemT, StateT]):
     drifts: ClassVar[str | None] = None
     feedback: ClassVar[Literal["ef", "ef21"]] = "ef21"
     linear: ClassVar[frozenset[str]] = frozenset()
+    private_samples: ClassVar[bool] = False
     hyperparameters: ClassVar[dict[str, Field]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

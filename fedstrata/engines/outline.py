@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.channels.examples import Examples, private, releases
 from fedstrata.channels.sent import Sent
 from fedstrata.core import counting
 from fedstrata.core.fed import Exchange, Fed, Setup, visit
@@ -25,27 +27,35 @@ from fedstrata.support.tracing import compiling
 class OutlineFed(Fed):
     """Verbs that write down what they are asked."""
 
-    def __init__(self, program: str, form: Placed, found: list[Sent], *args: Any) -> None:
+    def __init__(
+        self, program: str, form: Placed, found: list[Sent], examples: Mapping[str, Examples], *args: Any
+    ) -> None:
         super().__init__(*args)
         self.program, self.form, self.found, self.position = program, form, found, 0
+        self.examples = examples
 
     def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
         """Made-up replies of the right form."""
+        name = exchange.name
+        if (own := self.examples.get(f"{self.program} {self.position}")) is not None:
+            exchange = exchange._replace(phase=private(exchange.phase, own, jax.random.key(0)))
 
         def one(samples: int, memory: PyTree) -> PyTree:
             group = SizeGroup(1, samples, samples)
             client = self.form.client(0, jax.tree.map(lambda leaf: leaf[0], memory), group)
-            return visit(self.setup, exchange, client)[0].upload
+            reply, tally = visit(self.setup, exchange, client)
+            return reply.upload, tally
 
-        upload, other = (jax.eval_shape(partial(one, n), self.memory) for n in (1, 2))
+        (upload, tally), (other, _) = (jax.eval_shape(partial(one, n), self.memory) for n in (1, 2))
         number = self.clients if exchange.of is None else exchange.of.shape[0]
         asked = "everyone" if exchange.of is None else "some"
         if exchange.of is not None and exchange.of is self._chosen:
             asked = "cohort"
         sent = Sent(
-            self.program, self.position, self._level, exchange.name,
+            self.program, self.position, self._level, name,
             tuple((u.shape, u.dtype) for u in jax.tree.leaves(upload)), exchange.stacked,
             exchange.around is not None, asked, None, str(upload) != str(other),
+            releases(tally)[0],
         )  # fmt: skip
         if all(one.place != sent.place for one in self.found):
             self.found.append(sent)
@@ -75,8 +85,18 @@ class OutlineFed(Fed):
         return super().turns(times, turn, carry, until)
 
 
-def outline(setup: Setup, method: Method, data: FederatedData, carry: Carry) -> list[Sent]:
-    """The exchanges before the first round and of a round."""
+def outline(
+    setup: Setup,
+    method: Method,
+    data: FederatedData,
+    carry: Carry,
+    examples: Mapping[str, Examples] | None = None,
+) -> list[Sent]:
+    """The exchanges before the first round and of a round; where samples are private, the means of them.
+
+    Raises:
+        TypeError: where a phase takes something else of samples that are private.
+    """
 
     def blank(part: str) -> PyTree:
         return jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape), leaf.dtype), data.sample_of(part))
@@ -91,15 +111,17 @@ def outline(setup: Setup, method: Method, data: FederatedData, carry: Carry) -> 
     shell = Outline(cast(Any, sizes), server, None, common_size(data.sizes))
     args = (method, Carry(carry.state, memory), jax.random.key(0), shell, jnp.int32(0))
     programs = ("start", "round") if method.starts() else ("round",)
-    return [one for program in programs for one in _of_program(program, form, setup, args)]
+    return [one for program in programs for one in _of_program(program, form, examples or {}, setup, args)]
 
 
-def _of_program(program: str, form: Placed, setup: Setup, args: tuple[Any, ...]) -> list[Sent]:
+def _of_program(
+    program: str, form: Placed, examples: Mapping[str, Examples], setup: Setup, args: tuple[Any, ...]
+) -> list[Sent]:
     found: list[Sent] = []
     tallies: list[counting.Tally] = []
 
     def text(*args: Any) -> Any:
-        make = partial(OutlineFed, program, form, found)
+        make = partial(OutlineFed, program, form, found, examples)
         out, tally = counting.counted(partial(run_text, program, make, setup))(*args)
         tallies.append(tally)
         return out

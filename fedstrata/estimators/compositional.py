@@ -22,7 +22,7 @@ from jax.flatten_util import ravel_pytree
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Oracle
 from fedstrata.core.term import Term
-from fedstrata.core.types import Function, Key, PyTree
+from fedstrata.core.types import Function, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.levels import tracker_of
@@ -106,10 +106,11 @@ class Drawn(NamedTuple):
         """gⁿ⁺¹(z)."""
         return self.mean(self.chain.inner[n])(z)
 
-    def at_two(self, n: int, before: PyTree, now: PyTree) -> tuple[PyTree, PyTree]:
-        """gⁿ⁺¹ at two points."""
-        g = self.mean(self.chain.inner[n])
-        return g(before), g(now)
+    def change(self, n: int, beta: Real, before: PyTree, now: PyTree) -> PyTree:
+        """What a tracker of gⁿ⁺¹ is sent of its values at two points."""
+        g, tracker = self.mean(self.chain.inner[n]), tracker_of(self.chain.inner[n])
+        g.book("values", 2)
+        return g.apply(lambda mean: tracker.change(beta, mean(before), mean(now)), "values")
 
     def pull(self, values: Values, pulled: Values) -> PyTree:
         """The next cotangent after those in ``pulled``."""

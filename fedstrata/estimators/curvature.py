@@ -23,7 +23,7 @@ from fedstrata.estimators.sphere import sphere
 def hessian_product(f: Oracle, x: PyTree, v: PyTree) -> PyTree:
     """``∇²f(x) v``, one product for each sample."""
     f.book("products")
-    return jax.jvp(jax.grad(f.silent), (x,), (v,))[1]
+    return f.apply(lambda mean: jax.jvp(jax.grad(mean), (x,), (v,))[1])
 
 
 def power_iteration(

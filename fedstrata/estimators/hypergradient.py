@@ -9,14 +9,14 @@ cost of two gradients and with the memory of at most three.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedstrata.core import tree
 from fedstrata.core.client import Oracle
-from fedstrata.core.types import PyTree
+from fedstrata.core.types import Function, PyTree
 from fedstrata.estimators.gradients import gradients
 
 Products = Literal["exact", "differences"]
@@ -63,13 +63,17 @@ def mixed_product(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: Products
 
 
 def _curvature(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: Products) -> Curvature:
-    def slopes(w: PyTree) -> tuple[PyTree, PyTree]:
-        return jax.grad(g.silent, argnums=(0, 1))(x, w)
+    def linearised(f: Function) -> Curvature:
+        (_, gradient), (mixed, along) = jax.jvp(lambda w: jax.grad(f, argnums=(0, 1))(x, w), (w,), (v,))
+        return Curvature(gradient, along, mixed)
+
+    def slopes(w: PyTree) -> Any:
+        return g.apply(lambda f: jax.grad(f, argnums=(0, 1))(x, w))
 
     if products == "exact":
         g.book("products")
-        (_, gradient), (mixed, along) = jax.jvp(slopes, (w,), (v,))
-        return Curvature(gradient, along, mixed)
+        found: Curvature = g.apply(linearised)
+        return found
     g.book("gradients", 2)
     epsilon = difference_step(w, v)
     ahead, behind = slopes(tree.axpy(epsilon, v, w)), slopes(tree.axpy(-epsilon, v, w))

@@ -27,6 +27,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
+from fedstrata.core.client import Oracle
 from fedstrata.core.counting import each
 from fedstrata.core.types import PyTree, Real
 
@@ -86,14 +87,39 @@ def scalars(values: jax.Array, n: int, radius: Real, two_sided: bool = False) ->
     return n / ((values.shape[0] - 1) * radius**2) * (values[1:] - values[0])
 
 
+def differences(
+    f: Callable[[PyTree], jax.Array], x: PyTree, stacked: PyTree, two_sided: bool = False
+) -> jax.Array:
+    """``f(x+v_j) − f(x)``, or ``f(x+v_j) − f(x−v_j)`` two-sided, of all directions."""
+    if jax.tree.leaves(stacked)[0].shape[0] == 1:  # two plain calls compile faster than a vmap
+        v = jax.tree.map(lambda leaf: leaf[0], stacked)
+        return (f(tree.add(x, v)) - f(tree.sub(x, v) if two_sided else x))[None]
+    values = each(f, points(x, stacked, two_sided))
+    half = values.shape[0] // 2
+    return values[:half] - values[half:] if two_sided else values[1:] - values[0]
+
+
 def estimate(
     f: Callable[[PyTree], jax.Array], x: PyTree, stacked: PyTree, radius: Real, two_sided: bool = False
 ) -> jax.Array:
     """The factors of all directions for a function ``f``: `scalars` of its values at `points`."""
-    if jax.tree.leaves(stacked)[0].shape[0] == 1:  # two plain calls compile faster than a vmap
-        v = jax.tree.map(lambda leaf: leaf[0], stacked)
-        return two_point_scalar(f, x, v, radius, two_sided)[None]
-    return scalars(each(f, points(x, stacked, two_sided)), tree.dimension(x), radius, two_sided)
+    return _factor(x, stacked, radius, two_sided) * differences(f, x, stacked, two_sided)
+
+
+def estimate_of_mean(
+    f: Oracle, x: PyTree, stacked: PyTree, radius: Real, two_sided: bool = False
+) -> jax.Array:
+    """`estimate` of an oracle, whose differences are taken sample by sample."""
+    count = jax.tree.leaves(stacked)[0].shape[0]
+    f.book("values", 2 * count if two_sided else count + 1)
+    found = f.apply(lambda mean: differences(mean, x, stacked, two_sided), "values")
+    return _factor(x, stacked, radius, two_sided) * found
+
+
+def _factor(x: PyTree, stacked: PyTree, radius: Real, two_sided: bool) -> Real:
+    """N/(bη²), half of it two-sided."""
+    count = jax.tree.leaves(stacked)[0].shape[0]
+    return tree.dimension(x) / ((2 if two_sided else 1) * count * radius**2)
 
 
 def combine(factors: jax.Array, stacked: PyTree) -> PyTree:

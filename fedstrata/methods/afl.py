@@ -55,6 +55,7 @@ class AFL(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
+    private_samples = True
     sums_steps = "H"
     full_participation = "every client's loss moves its weight."
 

@@ -71,6 +71,7 @@ class APFL(Personal[State]):
     H: LocalSteps = 1
     batch_size: BatchSize = None
 
+    private_samples = True
     sums_steps = "H"
 
     @classmethod

@@ -72,6 +72,7 @@ class CODASCA(Method[Minimax, State]):
     batch_size: BatchSize = None
 
     solves = (Minimax,)
+    private_samples = True
 
     @classmethod
     def refuses(cls, problem: Minimax) -> str | None:

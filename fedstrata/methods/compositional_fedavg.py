@@ -65,6 +65,8 @@ class CompositionalFedAvg(Compositional[State]):
     case: Literal[1, 2] = 1
     batch_size: BatchSize = None
 
+    private_samples = True
+
     @by_options
     def reveals_on(self, problem: Composition) -> Reveals:
         return "averages" if self.case == 1 else super().reveals_on(problem)

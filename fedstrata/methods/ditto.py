@@ -60,6 +60,7 @@ class Ditto(Personal[State]):
     s: Count = 1
     batch_size: BatchSize = None
 
+    private_samples = True
     sums_steps = "H"
     takes_sets = True
 

@@ -62,6 +62,7 @@ class DRFA(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
+    private_samples = True
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:

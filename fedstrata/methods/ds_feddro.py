@@ -89,6 +89,7 @@ class DSFedDRO(Compositional[State]):
     embedding: Literal["server", "anchored", "local"] = "server"
     batch_size: BatchSize = None
 
+    private_samples = True
     sums_steps = "I"
 
     @classmethod

@@ -67,6 +67,7 @@ class FedAC(Method[Minimization, State]):
     variant: Literal["I", "II"] = "I"
 
     solves = (Minimization,)
+    private_samples = True
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:

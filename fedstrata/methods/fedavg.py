@@ -54,6 +54,7 @@ class FedAvg(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
+    private_samples = True
     sums_steps = "H"
 
     @classmethod

@@ -75,6 +75,7 @@ class FedDRO(Compositional[State]):
     I: Count = 1
     batch_size: BatchSize = None
 
+    private_samples = True
     sums_steps = "I"
 
     @classmethod
@@ -165,8 +166,7 @@ class FedDRO(Compositional[State]):
         self, problem: Composition, client: Client, key: Key, n: int, before: PyTree, now: PyTree
     ) -> PyTree:
         """Line 3 without ȳ, at level n + 1."""
-        drawn = self.drawn(problem, client, key)
-        return tracker_of(drawn.chain.inner[n]).change(self.beta, *drawn.at_two(n, before, now))
+        return self.drawn(problem, client, key).change(n, self.beta, before, now)
 
     def move(self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree) -> PyTree:
         """Line 5."""

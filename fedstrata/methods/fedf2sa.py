@@ -76,6 +76,7 @@ class FedF2SA(Method[Bilevel, State]):
     batch_size: BatchSize = None
 
     solves = (Bilevel,)
+    private_samples = True
     local = True
     sums_steps = "H"
 

@@ -108,6 +108,8 @@ class FedMSA(Sequences[State]):
     batch_size: BatchSize = None
     full_start: bool = False
 
+    private_samples = True
+
     @classmethod
     def from_theory(
         cls,

@@ -55,6 +55,7 @@ class FedMSPP(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
+    private_samples = True
     sums_steps = "H"
 
     @classmethod

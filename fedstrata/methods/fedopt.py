@@ -102,6 +102,7 @@ class FedOpt(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
+    private_samples = True
     sums_steps = "H"
 
     def __post_init__(self) -> None:

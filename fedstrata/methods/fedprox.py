@@ -53,6 +53,7 @@ class FedProx(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
+    private_samples = True
     sums_steps = "H"
 
     @classmethod

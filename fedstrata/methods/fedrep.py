@@ -62,6 +62,7 @@ class FedRep(Method[Bilevel, State]):
     batch_size: BatchSize = None
 
     solves = (Bilevel,)
+    private_samples = True
     local = True
     sums_steps = "H"
 

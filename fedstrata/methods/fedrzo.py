@@ -50,7 +50,7 @@ from fedstrata.core.method import (
     method,
 )
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.estimators.sphere import check_directions, combine, directions, estimate, theory_steps
+from fedstrata.estimators.sphere import check_directions, combine, directions, estimate_of_mean, theory_steps
 from fedstrata.methods._shared.pull import overshooting
 from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.methods._shared.zeroth import by_values
@@ -99,6 +99,7 @@ class FedRZO(Method[Minimization, State]):
     shared_directions: bool = False
 
     solves = (Minimization,)
+    private_samples = True
     sums_steps = "H"
     needs = "function values"
 
@@ -190,7 +191,7 @@ class FedRZO(Method[Minimization, State]):
         key_v = shared_key(words[0], k) if words else key_v
         f = client.mean(problem.loss, key_xi, self.batch_size)  # line 3
         v = directions(key_v, x, self.eta, self.directions, self.orthogonal)
-        s = estimate(f, x, v, self.eta, self.two_sided)  # line 4
+        s = estimate_of_mean(f, x, v, self.eta, self.two_sided)  # line 4
         pull = tree.scale(1 / self.eta, tree.sub(x, problem.project(x, client)))
         return s, v, tree.axpy(-self.gamma, tree.add(combine(s, v), pull), x)  # line 5
 

@@ -64,6 +64,7 @@ class FedSGDAPlus(Method[Minimax, State]):
     batch_size: BatchSize = None
 
     solves = (Minimax,)
+    private_samples = True
     sums_steps = "K"
 
     @classmethod

@@ -93,6 +93,7 @@ class FedSTORM(Sequences[State]):
     products: Products = "exact"
     batch_size: BatchSize = None
 
+    private_samples = True
     local = True
 
     @classmethod

@@ -69,6 +69,7 @@ class FESSGDA(Method[Minimax, State]):
     batch_size: BatchSize = None
 
     solves = (Minimax,)
+    private_samples = True
     sums_steps = "K"
 
     @classmethod

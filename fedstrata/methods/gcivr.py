@@ -96,8 +96,7 @@ class GCIVR(Compositional[State]):
         self, problem: Composition, client: Client, key: Key, n: int, before: PyTree, now: PyTree
     ) -> PyTree:
         """A client's change of level n + 1 from the argument ``before`` to ``now``."""
-        drawn = self.drawn(problem, client, key)
-        return tracker_of(drawn.chain.inner[n]).change(0.0, *drawn.at_two(n, before, now))
+        return self.drawn(problem, client, key).change(n, 0.0, before, now)
 
     def keep(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:
         """The change of g_B from x⁻ to x; the client remembers x."""

@@ -68,6 +68,7 @@ class HypergradientDescent(Implicit[Bilevel, State]):
     batch_size: BatchSize = None
 
     solves = (Bilevel,)
+    private_samples = True
     needs = "gradients, Hessian-vector products"
     linear = frozenset({"lower"})
     server_steps = True

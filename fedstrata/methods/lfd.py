@@ -59,6 +59,7 @@ class LFD(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
+    private_samples = True
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:

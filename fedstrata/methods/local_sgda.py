@@ -43,6 +43,7 @@ class LocalSGDA(Method[Minimax, Pair]):
     batch_size: BatchSize = None
 
     solves = (Minimax,)
+    private_samples = True
     sums_steps = "tau"
 
     @classmethod

@@ -46,6 +46,8 @@ class MBSGD(Compositional[State]):
     eta: Positive  # η
     batch_size: BatchSize = None
 
+    private_samples = True
+
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """η = 1/L_Φ, with all samples."""

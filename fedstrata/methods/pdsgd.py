@@ -66,6 +66,8 @@ class PDSGD(Compositional[State]):
     constraints: Literal["sampled", "all"] = "sampled"
     batch_size: BatchSize = None
 
+    private_samples = True
+
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """With c = f_j: β ‖∇c‖² = L M, α = 1/(2L + λ L_c), ρ = β/2, λ ≈ ‖∇h‖/‖∇c‖, all M in a round.

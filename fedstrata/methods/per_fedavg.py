@@ -62,6 +62,7 @@ class PerFedAvg(Personal[State]):
     order: Literal["first", "second"] = "first"
     batch_size: BatchSize = None
 
+    private_samples = True
     sums_steps = "H"
     needs = "gradients; products with order='second'"
 

@@ -65,6 +65,7 @@ class PFedMe(Personal[State]):
     K: Count = 5
     batch_size: BatchSize = None
 
+    private_samples = True
     sums_steps = "R"
 
     def judged_as(self, problem: Minimization) -> Envelopes:

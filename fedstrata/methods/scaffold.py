@@ -59,6 +59,7 @@ class SCAFFOLD(Method[Minimization, State]):
     batch_size: BatchSize = None
 
     solves = (Minimization,)
+    private_samples = True
     feedback = "ef"  # the server sums increments, so what a channel drops must be sent later
 
     @classmethod

@@ -81,6 +81,7 @@ class SimFBO(Method[Bilevel, State]):
     batch_size: BatchSize = None
 
     solves = (Bilevel,)
+    private_samples = True
     needs = "gradients, Hessian-vector products"
     drifts = "tau"
 

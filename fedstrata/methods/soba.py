@@ -56,6 +56,8 @@ class SOBA(Sequences[State]):
 
     server_steps = True
 
+    private_samples = True
+
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """By `fedstrata.methods._shared.rules.coupled`."""

@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.channels.channel import Channels, Dropouts, Poisson, check_channels
+from fedstrata.channels.channel import Channel, Channels, Dropouts, Poisson, check_channels
 from fedstrata.channels.channelled import channelled, hidden, resolved
 from fedstrata.channels.link import LEAST_SUM
-from fedstrata.channels.privacy import Spending, accountant
+from fedstrata.channels.privacy import Budget, OfClients, accountant
+from fedstrata.channels.privacy_of_samples import OfSamples
+from fedstrata.channels.sent import Sent
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.fed import Setup
@@ -57,7 +59,7 @@ class Posed:
         rounds, eval_every: how long, and how often to look.
         x0, y0: where it starts.
         hosted: the metrics that the host evaluates.
-        spending: what a round costs of clients' privacy, where there is noise and an accountant.
+        spending: what rounds cost of clients' or samples' privacy, where there is noise and an accountant.
         channels: what happens to uploads on their way, as plain values.
     """
 
@@ -73,7 +75,7 @@ class Posed:
     x0: PyTree
     y0: PyTree
     hosted: dict[str, UserMetric]
-    spending: Spending | None = None
+    spending: Budget | None = None
     channels: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -226,8 +228,7 @@ def _with_channels(posed: Posed, channel: Channels | None, dropouts: Dropouts | 
         posed = replace(posed, setup=setup)
     noisy = any(one.noise is not None for one in channels.values())
     expected = setup.rate * setup.clients if setup.rate is not None and noisy else None
-    real = any(one.noise for one in channels.values())
-    spending = _spending(Spending.of(channels, found, setup, dropouts)) if real else None
+    spending = _spending(_costs(posed, channels, found, dropouts))
     wrapped, carry = channelled(method, channels, dropouts, found, posed.carry, setup.clients, expected)
     stands_for: Any = wrapped
     described = wrapped.described()
@@ -256,8 +257,24 @@ def _check_secure(setup: Setup, dropouts: Dropouts | None) -> None:
         )
 
 
-def _spending(found: Spending) -> Spending | None:
+def _costs(
+    posed: Posed, channels: dict[str, Channel], found: list[Sent], dropouts: Dropouts | None
+) -> Budget | None:
+    """What the run costs of privacy: of single samples, where these are private, else of clients."""
+    data = posed.data
+    if examples := {place: one.examples for place, one in channels.items() if one.examples is not None}:
+        found = outline(posed.setup, posed.methods[0], data, posed.carry, examples)
+        sizes = {"train": data.sizes, **({} if data.valid is None else {"valid": data.valid_sizes})}
+        return OfSamples.of(channels, found, sizes)
+    if any(one.noise for one in channels.values()):
+        return OfClients.of(channels, found, posed.setup, dropouts)
+    return None
+
+
+def _spending(found: Budget | None) -> Budget | None:
     """What there is to account; a warning where there is no ε to tell."""
+    if found is None:
+        return None
     if found.bare is None:
         try:
             if found.drawn:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
+from typing import Any
 
 from fedstrata.channels.channel import Channel, Poisson
+from fedstrata.channels.examples import Examples
 from fedstrata.channels.sent import Sent
 from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
@@ -70,7 +72,8 @@ def plan_privacy(
     epsilon: float,
     delta: float,
     rounds: int,
-    clip: float,
+    clip: float | None = None,
+    examples: Examples | None = None,
     y0: PyTree = None,
     participation: float | int | Poisson = 1.0,
 ) -> Channel:
@@ -81,31 +84,41 @@ def plan_privacy(
         method: how: all exchanges of its text are counted.
         data: the clients' samples, of which only shapes count.
         x0: where the main variable starts.
-        epsilon: the budget, for one client that is there or not.
-        delta: δ, well below one by the number of clients.
+        epsilon: the budget, for one client that is there or not; with ``examples`` for one sample.
+        delta: δ, well below one by the number of clients, or of samples.
         rounds: how many.
-        clip: the bound of an upload, as a difference to its reference.
+        clip: the bound of an upload, as a difference to its reference: to hide clients.
+        examples: the bounds of single samples, to hide these; its own noise does not count.
         y0: where the second variable starts.
         participation: as in `solve`; with `Poisson` rounds cost much less.
 
     Returns:
-        ``Channel(clip, noise, delta=, epsilon=)``, which also ends a longer run when the budget is spent.
+        ``Channel(clip, noise, delta=, epsilon=)``, or one with ``examples=``, which also ends a longer run
+        when the budget is spent.
     """
     if not (epsilon > 0 and 0 < delta < 1 and rounds >= 1):
         raise ValueError("plan_privacy needs epsilon > 0, delta in (0, 1) and rounds ≥ 1.")
+    if (clip is None) == (examples is None):
+        raise ValueError(
+            "plan_privacy hides clients (clip=) or single samples (examples=): give one of them."
+        )
+
+    def channel(noise: float, budget: float | None = None) -> Channel:
+        if examples is None:
+            return Channel(clip=clip, noise=noise, delta=delta, epsilon=budget)
+        return Channel(examples=replace(examples, noise=noise), delta=delta, epsilon=budget)
+
+    arguments: dict[str, Any] = {"y0": y0, "rounds": rounds, "participation": participation}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        once = pose(problem, method, data, x0, channel=channel(1.0), **arguments).spending
+    if once is None:  # the same with a budget says why there is no ε
+        once = pose(problem, method, data, x0, channel=channel(1.0, epsilon), **arguments).spending
+    assert once is not None
+    costs = once
 
     def spent(noise: float) -> float:
-        channel = Channel(clip=clip, noise=noise, delta=delta)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            posed = pose(
-                problem, method, data, x0, y0=y0, rounds=rounds, participation=participation, channel=channel
-            )
-        if posed.spending is None:
-            pose(problem, method, data, x0, y0=y0, rounds=rounds, participation=participation,
-                 channel=replace(channel, epsilon=epsilon))  # fmt: skip
-            return math.inf
-        return posed.spending.epsilon(rounds)
+        return costs.times_noise(noise).epsilon(rounds)
 
     low, high = 0.05, 1.0
     while spent(high) > epsilon:
@@ -115,4 +128,4 @@ def plan_privacy(
     while high / low > 1.01:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if spent(middle) > epsilon else (low, middle)
-    return Channel(clip=clip, noise=round(high, 6), delta=delta, epsilon=epsilon)
+    return channel(round(high, 6), epsilon)

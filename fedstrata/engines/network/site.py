@@ -151,6 +151,7 @@ class Site:
         self.states = States(
             first_of(text.memory, len(place.clients)), folder, "" if folder is None else data.fingerprint
         )
+        self.fingerprint = "" if secret is None else data.fingerprint
         self.last: tuple[int, tuple[Header, Arrays]] | None = None
         self._programs: dict[Any, _Compiled] = {} if programs is None else programs
         words = jax.random.key_data(jax.random.key(0))
@@ -185,7 +186,7 @@ class Site:
         leaves = leaves if asked is None else leaves[1:]
         places = self._places(clients, weights)
         before = self.states.at(states[0])  # nothing is forgotten yet: the phase may still fail
-        own = self._own_words([*wanted, r], arrays)
+        own = self._own_words([*wanted, r], arrays, before)
         r = max(r, 0)
         compiled, arguments = self._prepare(wanted, r, clients, places, weights, key, leaves, before, own)
         if asked is not None:
@@ -232,12 +233,16 @@ class Site:
         vector = fixed.encode(uploads, asked.shares[self.masker.index])
         return self.masker.mask(vector, np.array([counts[name] for name in counting.ORACLES]), asked)
 
-    def _own_words(self, about: list[Any], arrays: Arrays) -> np.ndarray | None:
-        """The words of a key for noise: the same for the same message, and unknown to the server."""
+    def _own_words(self, about: list[Any], arrays: Arrays, memory: PyTree) -> np.ndarray | None:
+        """The words of a key for noise, unknown to the server: the same for the same question.
+
+        A question is a message, what clients remember and their samples: were the noise the same with another
+        of these, the difference of two answers would be without it.
+        """
         if self.secret is None:
             return None
-        code = hmac.new(self.secret, json.dumps(about).encode(), "sha256")
-        for array in arrays:
+        code = hmac.new(self.secret, json.dumps([*about, self.fingerprint]).encode(), "sha256")
+        for array in (*arrays, *jax.tree.leaves(memory)):
             code.update(np.ascontiguousarray(array).tobytes())
         shape, dtype = self._key
         return np.frombuffer(code.digest(), dtype)[: math.prod(shape)].reshape(shape)

@@ -1,0 +1,73 @@
+"""Names for the points of a program: for random keys that are used once, also in loops.
+
+A loop's body is traced once, however often it runs, or more than once for a single run. So a number that is
+counted while tracing is neither unique nor reproducible. A `Spot` is both: which call it is among those of
+the innermost loop's body, the same of every loop around it, and the turns of these loops, which are traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+
+class Spot(NamedTuple):
+    """A point of a program: which call it is, in the loops around it too, and which turns of these."""
+
+    path: tuple[int, ...]
+    turns: tuple[Any, ...]
+
+    def fold(self, key: jax.Array) -> jax.Array:
+        """A key of this point alone."""
+        for word in (*self.path, *self.turns):
+            key = jax.random.fold_in(key, word)
+        return key
+
+
+@dataclass
+class _Counter:
+    inside: Spot
+    number: int = 0
+
+
+_spot: ContextVar[_Counter | None] = ContextVar("where in its loops a program is", default=None)
+
+
+@contextmanager
+def spots(inside: Spot | None = None) -> Iterator[None]:
+    """Number the points of the program inside, see `spot`."""
+    token = _spot.set(_Counter(Spot((), ()) if inside is None else inside))
+    try:
+        yield
+    finally:
+        _spot.reset(token)
+
+
+def spot() -> Spot:
+    """The next point of the program inside `spots`: no other call, and no other turn of a loop, has it.
+
+    A random key folded with it is used once, and is the same however often a loop's body is traced.
+    """
+    here = _spot.get()
+    if here is None:
+        raise RuntimeError("spot() outside of spots().")
+    here.number += 1
+    return Spot((*here.inside.path, here.number - 1), here.inside.turns)
+
+
+def turning(body: Callable[..., Any]) -> Callable[..., Any]:
+    """The body of a loop, whose turns are numbered where anybody asks."""
+    if _spot.get() is None:
+        return body
+    at = spot()
+
+    def turn(t: Any, *rest: Any) -> Any:
+        with spots(Spot(at.path, (*at.turns, t))):
+            return body(t, *rest)
+
+    return turn
