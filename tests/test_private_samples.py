@@ -46,9 +46,9 @@ def linear(*sizes, d=3):
 # ---- nothing passes by
 
 
-def read(case, monkeypatch, **changes):
+def read(case, monkeypatch):
     """Which arrays of the data a round depends on, where all that is bounded is replaced by zeros."""
-    options = {"rounds": 1, "y0": case.y0, **case.solve, "channel": PRIVATE, **changes}
+    options = {"rounds": 1, "y0": case.y0, **case.solve, "channel": fs.Channel(examples=fs.Examples(1.0))}
     posed = pose(case.problem, case.method, case.data, case.x0, **options)
     monkeypatch.setattr(module, "_bounded", lambda op, bound, s: jax.tree.map(jnp.zeros_like, op(s)))
     make_fed, key, placed = Simulated().make_fed(), jax.random.key(0), case.data.placed()
