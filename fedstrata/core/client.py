@@ -94,8 +94,7 @@ def _undifferentiated(value: PyTree) -> PyTree:
 def _refuse(primals: tuple[PyTree], tangents: tuple[PyTree]) -> tuple[PyTree, PyTree]:
     raise TypeError(
         "An oracle was differentiated by JAX, so that a gradient would be counted as a function value. Use "
-        "fedstrata.estimators.gradients.gradient(f, x), or f.silent(x), which counts nothing, and "
-        'f.book("gradients").'
+        'fedstrata.estimators.gradients.gradient(f, x), or f.silent(x), not counted, and f.book("gradients").'
     )
 
 

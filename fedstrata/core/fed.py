@@ -374,8 +374,7 @@ class Fed(abc.ABC):
         if not jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key):
             verb = "gather" if stacked else "average"
             raise TypeError(
-                f"fed.{verb}(phase, key, *message): a random key comes after the phase, the round's own or "
-                "one that was split from it."
+                f"fed.{verb}(phase, key, *message) takes the round's random key, or one split from it."
             )
         of = self._chosen if of is None else of
         of = None if any(of is everyone for everyone in self._everyone) else of
