@@ -269,16 +269,22 @@ def test_warnings_are_kept(invoke, tmp_path):
 
 def test_run_a_file(invoke, tmp_path):
     (tmp_path / "a file.toml").write_text(FILE)
-    output = invoke("run", "a file.toml", "--set", "gamma=0.1,0.5", "--seeds", "2").output
+    asked, page = ("run", "a file.toml", "--set", "gamma=0.1,0.5", "--seeds", "2"), "runs/a-file/report.html"
+    page = tmp_path / page
+    for part in ("1/3", "2/3"):  # of an array job: two of four settings, then one
+        assert f"Part {part[0]} of 3 is stored" in invoke(*asked, "--shard", part).output
+    assert not page.exists()
+    assert "--shard takes I/N" in invoke(*asked, "--shard", "3/2", code=2).output
+    output = invoke(*asked).output
     assert "A file" in output
-    assert "[4/4] FedAvg, gamma=0.5, seed 1" in output
-    page = tmp_path / "runs" / "a-file" / "report.html"
+    assert "3 of 4 runs are already done." in output
+    assert "[4/4] FedAvg, gamma=" in output
     assert output.splitlines()[-1] == f"Report: {page}"
     config = json.loads((page.parent / "config.json").read_text())
     assert config["command"] == "fedstrata run 'a file.toml' --seeds 2 --set gamma=0.1,0.5"
-    again = invoke("run", "a file.toml", "--set", "gamma=0.1,0.5", "--seeds", "2").output
+    again = invoke(*asked).output
     assert "4 of 4 runs are already done." in again
-    fresh = invoke("run", "a file.toml", "--set", "gamma=0.1,0.5", "--seeds", "2", "--fresh").output
+    fresh = invoke(*asked, "--fresh").output
     assert "[4/4]" in fresh
 
 

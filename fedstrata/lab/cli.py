@@ -89,6 +89,10 @@ Together = Annotated[
         show_default=False,
     ),
 ]
+Shard = Annotated[
+    str | None,
+    typer.Option("--shard", metavar="I/N", help="The I-th of N parts, for array jobs that share a folder."),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Models = Annotated[
     bool, typer.Option("--models", help="Keep the model of each run, for fs.Result.load, in models/.")
@@ -181,10 +185,14 @@ def run(
     together: Together = None,
     models: Models = False,
     certify: Judge = None,
+    shard: Shard = None,
     json_: Json = False,
     debug: Debug = False,
 ) -> None:
     """Run an experiment, or what is missing of it, and write its report.
+
+    With --shard 2/8 the second of eight parts is run and no report is written: start all parts with the same
+    --out, and then the same command without --shard.
 
     The exit code is 4 where a run is known not to be solved, unless it is a --quick one.
     """
@@ -197,6 +205,9 @@ def run(
         words += [] if seeds is None else ["--seeds", str(seeds)]
         words += [word for change in set_ or [] for word in ("--set", change)]
         folder = out or Path("runs") / (definition.name + "-quick" * quick)
+        if shard is not None:
+            _run_shard(prepared, folder, _part(shard), fresh, together, models, certify)
+            return
         written = _run_and_show(prepared, words, folder, fresh, together, json_, models, certify)
         unsolved = [run for run in written.runs if run.verdict not in KNOWN_GOOD]
         if unsolved and not quick:
@@ -330,6 +341,39 @@ def demo(out: Out = None, seeds: Seeds = None) -> None:
 
         words = ["demo"] if seeds is None else ["demo", "--seeds", str(seeds)]
         _run_and_show(prepare(find("demo"), seeds=seeds), words, out or Path("runs") / "demo", fresh=True)
+
+
+def _part(shard: str) -> tuple[int, int]:
+    """``2/8`` as numbers."""
+    i, _, n = shard.partition("/")
+    if not (i.isdigit() and n.isdigit() and 1 <= int(i) <= int(n)):
+        raise ExperimentError(f"--shard takes I/N, such as 2/8 with I from 1 to N, but is {shard!r}.")
+    return int(i), int(n)
+
+
+def _run_shard(
+    prepared: PreparedExperiment,
+    folder: Path,
+    shard: tuple[int, int],
+    fresh: bool,
+    together: bool | None,
+    models: bool,
+    certify: bool | None,
+) -> None:
+    from rich.console import Console
+
+    from fedstrata.lab.experiments.runner import run_experiment
+    from fedstrata.support.compiled import keep_compiled
+
+    if fresh:
+        raise ExperimentError("--fresh would discard what the other parts have stored: leave it out.")
+    keep_compiled()
+    run_experiment(
+        prepared, folder, shard=shard, together=together, console=Console(), models=models,
+        certify="auto" if certify is None else certify,
+    )  # fmt: skip
+    typer.echo(f"Part {shard[0]} of {shard[1]} is stored in {folder}. The same command without --shard "
+               "writes the report once all parts are there.")  # fmt: skip
 
 
 def _run_and_show(

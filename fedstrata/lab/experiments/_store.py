@@ -36,13 +36,16 @@ class RunStore:
         self.folder = folder
         self._origin = [experiment.name, fedstrata.__version__, VERSION]
 
-    def prepare(self) -> None:
+    def prepare(self, alone: bool = True) -> None:
         """Find out before anything is computed whether runs can be kept, and tidy up after a kill.
+
+        Args:
+            alone: whether no process of another machine may be writing, whose files must stay.
 
         Raises:
             CheckpointError: if the folder cannot be written.
         """
-        for name in ("finished", "unfinished"):
+        for name in ("finished", "unfinished") if alone else ():
             clear_strays(self.folder / name)
         try_to_write(self.folder / "finished" / "a.json")
 

@@ -104,6 +104,7 @@ def run_experiment(
     console: Console | None = None,
     models: bool = False,
     certify: Certify = "auto",
+    shard: tuple[int, int] | None = None,
     again: str = "the same command goes on there",
     notes: Callable[[], str] = str,
 ) -> Path:
@@ -121,11 +122,13 @@ def run_experiment(
         models: keep what each run has found, for `fedstrata.Result.load`, in a folder of ``models/``, with
             the preparation of its data, for `fedstrata.data.Preparation.load`, as ``prepared.json``.
         certify: whether each run is judged at its end (`fedstrata.certify`), as in `fedstrata.solve`.
+        shard: ``(i, n)``, to run the i-th of n parts of what there is to run, and write no report: array jobs
+            share a folder so, and the same call without a shard writes the report.
         again: what an interrupted user is told to do.
         notes: further Markdown for the page, when the runs have ended.
 
     Returns:
-        The path of the page.
+        The path of the page; of a shard the folder.
 
     Raises:
         ExperimentError: if a setting cannot be built.
@@ -137,14 +140,16 @@ def run_experiment(
     store = RunStore(folder, experiment)
     if fresh:
         store.clear()
-    store.prepare()
+    store.prepare(alone=shard is None)
     settings, (done, remarks) = experiment.settings, _stored(experiment, store, models)
     numbers = {id(setting): i for i, setting in enumerate(settings)}
     # Seed by seed: an interrupted experiment has something of every setting, and data is split once a seed.
-    missing = sorted((s for i, s in enumerate(settings) if i not in done), key=lambda s: s.seed)
+    first, step = (1, 1) if shard is None else shard
+    mine = range(first - 1, len(settings), step)
+    missing = sorted((settings[i] for i in mine if i not in done), key=lambda s: s.seed)
     side_by_side = jax.default_backend() != "cpu" if together is None else together
     metrics = [column.metric for column in experiment.table.columns if column.reduce not in ("ledger", "run")]
-    with Display(len(settings), len(done), metrics, console, progress) as display:
+    with Display(len(mine), len(done.keys() & mine), metrics, console, progress) as display:
         try:
             for solved in solve_all(experiment, missing, store, display, side_by_side, certify):
                 number = numbers[id(solved.setting)]
@@ -155,11 +160,13 @@ def run_experiment(
                 display.finished(solved.setting, solved.runs)
         except KeyboardInterrupt:
             so_far = f"{len(done)} of {len(settings)} runs"
-            if done:
+            if done and shard is None:
                 part = replace(prepared, remarks=(*prepared.remarks, f"Interrupted: {so_far}."))
                 with contextlib.suppress(ReportError):
                     report_runs(part, folder, _in_order(done), command)
             raise ExperimentInterrupted(f"{so_far} are stored in {folder}; {again}.") from None
+    if shard is not None:
+        return folder
     store.tidy()
     said = _merged([(settings[i], remark) for i in sorted(remarks) for remark in remarks[i]])
     if console is not None:
