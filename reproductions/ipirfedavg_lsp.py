@@ -24,15 +24,7 @@ from fedstrata.core.types import PyTree
 from fedstrata.data.storage import Placed
 from fedstrata.lab.experiments.base import Experiment, Setting, Task, record
 from fedstrata.lab.report import Column, PlotSpec, RunRecord, TableSpec
-from reproductions._regression import (
-    Regression,
-    change,
-    envelope,
-    held_out,
-    nonzeros,
-    regression,
-    residual,
-)
+from reproductions._regression import Regression, change, envelope, held_out, nonzeros, regression, residual
 
 
 @functools.cache

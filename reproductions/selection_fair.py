@@ -249,9 +249,7 @@ EXPERIMENT = Experiment(
     ),
     plots=(
         PlotSpec(
-            "parity_gap",
-            title="Demographic parity gap (test)",
-            y_label="how much oftener men get a yes",
+            "parity_gap", title="Demographic parity gap (test)", y_label="how much oftener men get a yes"
         ),
         PlotSpec(
             "opportunity_gap",

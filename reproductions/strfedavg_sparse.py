@@ -21,15 +21,7 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.lab.experiments.base import Experiment, Setting, Task, record
 from fedstrata.lab.report import Column, PlotSpec, RunRecord, TableSpec
-from reproductions._regression import (
-    Regression,
-    change,
-    envelope,
-    held_out,
-    nonzeros,
-    regression,
-    residual,
-)
+from reproductions._regression import Regression, change, envelope, held_out, nonzeros, regression, residual
 
 L1 = fs.prox.L1()
 SPARSEST = fs.Selection(residual, L1)

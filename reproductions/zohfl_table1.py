@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from fedstrata.lab.experiments.base import Experiment
 from fedstrata.lab.report import Claim, PaperClaims, PlotSpec, Statement, TableSpec
-from reproductions._zohfl import (
-    ACCURACIES,
-    BASELINES,
-    DATA,
-    LEVELS,
-    PARAMETERS,
-    PROBLEM,
-    SHARED,
-    build,
-)
+from reproductions._zohfl import ACCURACIES, BASELINES, DATA, LEVELS, PARAMETERS, PROBLEM, SHARED, build
 
 PRINTED = {
     "FedAvg": ((87.17, 77.52, 68.36), (77.33, 59.64, 37.20), (39.19, 45.50, 27.43)),
@@ -79,11 +70,7 @@ EXPERIMENT = Experiment(
     },
     build=build,
     seeds=3,
-    table=TableSpec(
-        ACCURACIES,
-        rows=("level", "label"),
-        across="data",
-    ),
+    table=TableSpec(ACCURACIES, rows=("level", "label"), across="data"),
     plots=(
         PlotSpec(
             "accuracy",

@@ -12,24 +12,10 @@ import numpy as np
 
 from fedstrata.core.types import Array, Function, Integer, PyTree
 from fedstrata.models.losses import Loss
-from fedstrata.models.model import (
-    Model,
-    check,
-    he,
-    model,
-    of_functions,
-    scalar_if_one,
-    squares,
-    weight_decay,
-)
+from fedstrata.models.model import Model, check, he, model, of_functions, scalar_if_one, squares, weight_decay
 from fedstrata.support.words import suggest
 
-ACTIVATIONS = {
-    "relu": jax.nn.relu,
-    "gelu": jax.nn.gelu,
-    "softplus": jax.nn.softplus,
-    "tanh": jnp.tanh,
-}
+ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "softplus": jax.nn.softplus, "tanh": jnp.tanh}
 
 
 @functools.cache

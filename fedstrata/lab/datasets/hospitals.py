@@ -17,12 +17,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.data.files import read_csv
 from fedstrata.data.tables import ClientTable, federate
 
-HOSPITALS = {
-    "cleveland": "Cleveland",
-    "hungary": "Hungary",
-    "long-beach": "Long Beach",
-    "zurich": "Zurich",
-}
+HOSPITALS = {"cleveland": "Cleveland", "hungary": "Hungary", "long-beach": "Long Beach", "zurich": "Zurich"}
 CODES = {
     "cp": {1: "typical", 2: "atypical", 3: "non-anginal", 4: "none"},
     "restecg": {0: "normal", 1: "ST-T", 2: "hypertrophy"},

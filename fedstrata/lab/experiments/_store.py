@@ -72,11 +72,7 @@ class RunStore:
         return self.folder / "models" / f"{words[:100]}-{_digest([self.digest(setting), identity])[:8]}"
 
     def save(
-        self,
-        setting: Setting,
-        runs: Sequence[RunRecord],
-        identity: Identity,
-        remarks: Sequence[str] = (),
+        self, setting: Setting, runs: Sequence[RunRecord], identity: Identity, remarks: Sequence[str] = ()
     ) -> None:
         """Keep a setting's runs: all of them or, if this is interrupted, none."""
         content = {

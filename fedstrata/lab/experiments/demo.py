@@ -310,12 +310,7 @@ EXPERIMENT = Experiment(
     build=build,
     seeds=FOLDS,
     findings=findings,
-    table=TableSpec(
-        (
-            *(Column(name, format=".1%") for name in NAMES),
-            Column("uploaded", format="bytes"),
-        )
-    ),
+    table=TableSpec((*(Column(name, format=".1%") for name in NAMES), Column("uploaded", format="bytes"))),
     plots=(
         PlotSpec(
             "accuracy",

@@ -25,15 +25,7 @@ from fedstrata.lab.experiments._store import RunStore
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.experiments.data import present
 from fedstrata.lab.experiments.errors import ExperimentError
-from fedstrata.lab.report import (
-    PlotSpec,
-    ReportError,
-    RunRecord,
-    Split,
-    TableSpec,
-    split_of,
-    write_report,
-)
+from fedstrata.lab.report import PlotSpec, ReportError, RunRecord, Split, TableSpec, split_of, write_report
 from fedstrata.lab.report.records import Scalar
 from fedstrata.solving.certificate import Certify
 from fedstrata.solving.result import Result
