@@ -267,6 +267,16 @@ def test_warnings_are_kept(invoke, tmp_path):
     assert "<dt>methods</dt><dd>" in (tmp_path / "out" / "report.html").read_text("utf-8")
 
 
+@pytest.mark.slow
+def test_a_learnt_weight_that_ran_away_is_told_of(invoke, tmp_path):
+    """Its logarithm is x, which a step of 5000 sends to where float32's exponential is 0."""
+    example = Path(__file__).parents[1] / "examples" / "toml" / "bilevel.toml"
+    words = ("--set", "alpha=5000", "--set", "method=FedMSA", "--out", "out")
+    invoke("run", str(example), "--quick", *words)
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert re.search("not finite: FedMSA, seed 0: weight", page)
+
+
 def test_run_a_file(invoke, tmp_path):
     (tmp_path / "a file.toml").write_text(FILE)
     asked, page = ("run", "a file.toml", "--set", "gamma=0.1,0.5", "--seeds", "2"), "runs/a-file/report.html"

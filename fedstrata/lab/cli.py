@@ -69,6 +69,8 @@ def _complete(incomplete: str) -> list[str]:
     return [name for name in names() if name.startswith(incomplete)]
 
 
+FILE_HELP = "A name, a .toml or a .py file."
+Definition = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help=FILE_HELP, autocompletion=_complete)]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="The folder for runs and report; default runs/NAME.")
 ]
@@ -128,7 +130,7 @@ def _main(version: Version = False) -> None:
 def list_(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="A name, a .toml or a .py file.", autocompletion=_complete),
+        typer.Argument(metavar="NAME", help=FILE_HELP, autocompletion=_complete),
     ] = None,
     json_: Json = False,
     debug: Debug = False,
@@ -171,12 +173,7 @@ def list_(
 
 @app.command()
 def run(
-    experiment: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME_OR_FILE", help="A name, a .toml or a .py file.", autocompletion=_complete
-        ),
-    ],
+    experiment: Definition,
     quick: Quick = False,
     seeds: Seeds = None,
     set_: Set = None,
@@ -201,9 +198,7 @@ def run(
 
         definition = load(experiment)
         prepared = prepare(definition, quick=quick, seeds=seeds, changes=parse(set_ or []))
-        words = ["run", experiment, *["--quick"] * quick]
-        words += [] if seeds is None else ["--seeds", str(seeds)]
-        words += [word for change in set_ or [] for word in ("--set", change)]
+        words = ["run", experiment, *options(quick, seeds, set_)]
         folder = out or Path("runs") / (definition.name + "-quick" * quick)
         if shard is not None:
             _run_shard(prepared, folder, _part(shard), fresh, together, models, certify)
@@ -233,7 +228,7 @@ def reproduce(
         from fedstrata.lab.experiments.registry import find
         from fedstrata.lab.experiments.runner import prepare
 
-        words = ["reproduce", name] if seeds is None else ["reproduce", name, "--seeds", str(seeds)]
+        words = ["reproduce", name, *options(seeds=seeds)]
         definition = find(name)
         folder = out or Path("runs") / definition.name
         _run_and_show(prepare(definition, seeds=seeds), words, folder, fresh, together, json_)
@@ -241,12 +236,7 @@ def reproduce(
 
 @app.command("compare")
 def compare_(
-    experiment: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME_OR_FILE", help="A name, a .toml or a .py file.", autocompletion=_complete
-        ),
-    ],
+    experiment: Definition,
     budget: Annotated[
         str,
         typer.Option(
@@ -274,8 +264,7 @@ def compare_(
         definition, number = prepared.experiment, seeds or 10
         found = contest(definition, budget_from(budget), number, steps, target)  # type: ignore[arg-type]
         words = ["compare", experiment, "--budget", budget, "--steps", steps, "--target", f"{target:g}"]
-        words += ["--quick"] * quick + ["--seeds", str(number)]
-        words += [word for change in set_ or [] for word in ("--set", change)]
+        words += options(quick, number, set_)
         folder = out or Path("runs") / f"{definition.name}-compared"
         page = write(found, folder, definition, shlex.join(["fedstrata", *words]))
         typer.echo(found)
@@ -339,7 +328,7 @@ def demo(out: Out = None, seeds: Seeds = None) -> None:
         from fedstrata.lab.experiments.registry import find
         from fedstrata.lab.experiments.runner import prepare
 
-        words = ["demo"] if seeds is None else ["demo", "--seeds", str(seeds)]
+        words = ["demo", *options(seeds=seeds)]
         _run_and_show(prepare(find("demo"), seeds=seeds), words, out or Path("runs") / "demo", fresh=True)
 
 
@@ -446,6 +435,12 @@ def _finite(value: Any) -> Any:
         case float() if not math.isfinite(value):
             return None
     return value
+
+
+def options(quick: bool = False, seeds: int | None = None, set_: list[str] | None = None) -> list[str]:
+    """The words of a command that give these options."""
+    words = ["--quick"] * quick + ([] if seeds is None else ["--seeds", str(seeds)])
+    return words + [word for change in set_ or [] for word in ("--set", change)]
 
 
 def load(name: str) -> Experiment:

@@ -189,7 +189,8 @@ def _regularised(model: Model, per: str) -> Bilevel:
 
 
 def _weight(x: PyTree, y: PyTree, data: Any) -> Any:
-    return jnp.exp(x).mean()
+    """NaN where a logarithm went to −∞: 0 would look like a weight."""
+    return jnp.where(jnp.all(jnp.exp(x) > 0), jnp.exp(x).mean(), jnp.nan)
 
 
 def hypercleaned(of: Inputs, *, noise: float = 0.3, lam: float = 1e-3) -> SolveArguments:

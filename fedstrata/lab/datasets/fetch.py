@@ -53,18 +53,37 @@ TABLES = (
     ("indo_rct", "15fc26579dcace6eba721abd0c10e21bc59d9b3b96f54e3d2bad6017e5cce742"),
 )
 
+_MNIST = RemoteFile(
+    "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz",
+    "sha256:731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1",
+)
+_SUMS = (
+    "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "md5:25c81989df183df01b3e8a0aad5dffbe",
+    "md5:bef4ecab320f06d8554ea6380940ec79",
+    "md5:bb300cfdad3c16e7a12a480ee83cd310",
+)
+_CIFAR = "https://www.cs.toronto.edu/~kriz/cifar-"
+_CIFAR10 = RemoteFile(f"{_CIFAR}10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530")
+_CIFAR100 = RemoteFile(f"{_CIFAR}100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8")
+_ADULT = (
+    RemoteFile(
+        f"{_UCI}adult.data", "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"
+    ),
+    RemoteFile(
+        f"{_UCI}adult.test", "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"
+    ),
+)
+_BUS = RemoteFile(
+    f"{_TEMPORAL}montevideo_bus.json",
+    "sha256:37d9c6286d474077b5c05173c1570c4da42c387013116daa8862c7a6cab86a75",
+)
+_WIKI = RemoteFile(f"{_TEMPORAL}wikivital_mathematics.json", None)  # fixed by the commit in its address
+_GRIDS = ("cifar10_labels.npz", "cifar10_test.webp", *(f"cifar10_train{i}.webp" for i in range(1, 6)))
+
 FORMS: dict[str, tuple[FileForm, ...]] = {
     "mnist": (
-        FileForm(
-            ("mnist.npz",),
-            formats.read_image_npz,
-            (
-                RemoteFile(
-                    "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz",
-                    "sha256:731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1",
-                ),
-            ),
-        ),
+        FileForm(("mnist.npz",), formats.read_image_npz, (_MNIST,)),
         FileForm(tuple(f"mnist/{name}" for name in _IDX), formats.read_idx),
     ),
     "fashion_mnist": (
@@ -72,81 +91,23 @@ FORMS: dict[str, tuple[FileForm, ...]] = {
         FileForm(
             tuple(f"fashion_mnist/{name}" for name in _IDX),
             formats.read_idx,
-            (
-                RemoteFile(_FASHION + _IDX[0], "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-                RemoteFile(_FASHION + _IDX[1], "md5:25c81989df183df01b3e8a0aad5dffbe"),
-                RemoteFile(_FASHION + _IDX[2], "md5:bef4ecab320f06d8554ea6380940ec79"),
-                RemoteFile(_FASHION + _IDX[3], "md5:bb300cfdad3c16e7a12a480ee83cd310"),
-            ),
+            tuple(RemoteFile(_FASHION + name, digest) for name, digest in zip(_IDX, _SUMS, strict=True)),
         ),
     ),
     "cifar10": (
-        FileForm(
-            ("cifar10_labels.npz", "cifar10_test.webp", *(f"cifar10_train{i}.webp" for i in range(1, 6))),
-            formats.read_cifar_grids,
-        ),
-        FileForm(
-            ("cifar-10-binary.tar.gz",),
-            formats.read_cifar_binary,
-            (
-                RemoteFile(
-                    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-                    "md5:c32a1d4ab5d03f1284b67883e8d87530",
-                ),
-            ),
-        ),
+        FileForm(_GRIDS, formats.read_cifar_grids),
+        FileForm(("cifar-10-binary.tar.gz",), formats.read_cifar_binary, (_CIFAR10,)),
     ),
-    "cifar100": (
-        FileForm(
-            ("cifar-100-binary.tar.gz",),
-            formats.read_cifar100_binary,
-            (
-                RemoteFile(
-                    "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-                    "md5:03b5dce01913d631647c71ecec9e9cb8",
-                ),
-            ),
-        ),
-    ),
+    "cifar100": (FileForm(("cifar-100-binary.tar.gz",), formats.read_cifar100_binary, (_CIFAR100,)),),
     "adult": (
         FileForm(("adult.csv.gz",), formats.read_adult_csv),
-        FileForm(
-            ("adult.data", "adult.test"),
-            formats.read_adult_uci,
-            (
-                RemoteFile(
-                    _UCI + "adult.data",
-                    "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-                ),
-                RemoteFile(
-                    _UCI + "adult.test",
-                    "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-                ),
-            ),
-        ),
+        FileForm(("adult.data", "adult.test"), formats.read_adult_uci, _ADULT),
     ),
     "montevideo_bus": (
         FileForm(("montevideo_bus.npz",), formats.read_bus_npz),
-        FileForm(
-            ("montevideo_bus.json",),
-            formats.read_bus_json,
-            (
-                RemoteFile(
-                    _TEMPORAL + "montevideo_bus.json",
-                    "sha256:37d9c6286d474077b5c05173c1570c4da42c387013116daa8862c7a6cab86a75",
-                ),
-            ),
-        ),
+        FileForm(("montevideo_bus.json",), formats.read_bus_json, (_BUS,)),
     ),
-    "wikimaths": (
-        FileForm(
-            ("wikivital_mathematics.json",),
-            formats.read_wikimaths_json,
-            (
-                RemoteFile(_TEMPORAL + "wikivital_mathematics.json", None),
-            ),  # fixed by the commit in its address
-        ),
-    ),
+    "wikimaths": (FileForm(("wikivital_mathematics.json",), formats.read_wikimaths_json, (_WIKI,)),),
     **{
         name: (FileForm((f"{name}.csv.gz",), partial(formats.read_table, digest)),) for name, digest in TABLES
     },

@@ -83,16 +83,9 @@ def heart(
     (('Cleveland', 'Hungary', 'Long Beach', 'Zurich'), [181, 176, 120, 73], 22)
     """
     data = federate(
-        [_coded(table) for table in tables()],
-        label="ill",
-        features=None,
-        valid_fraction=valid_fraction,
-        test_fraction=test_fraction,
-        seed=seed,
-        encode=True,
-        impute="mean",
-        fold=fold,
-    )
+        [_coded(table) for table in tables()], label="ill", valid_fraction=valid_fraction,
+        test_fraction=test_fraction, seed=seed, encode=True, impute="mean", fold=fold,
+    )  # fmt: skip
     return preparation.standardize(data) if standardize else data
 
 

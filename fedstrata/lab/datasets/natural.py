@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -73,10 +73,9 @@ def _federated(
     extra: Sequence[str],
     *,
     data_dir: object = None,
-    valid_fraction: float = 0.0,
     test_fraction: float = 0.2,
-    seed: int = 0,
     standardize: bool = True,
+    **options: Any,
 ) -> FederatedData:
     used = {name: columns[name] for name in (*features, label, *extra)}
     sites = columns[site]
@@ -85,14 +84,7 @@ def _federated(
         for name in np.unique(sites.astype(str) if sites.dtype == object else sites)
     ]
     data = federate(
-        tables,
-        label=label,
-        features=features,
-        extra=extra,
-        valid_fraction=valid_fraction,
-        test_fraction=test_fraction,
-        seed=seed,
-        encode=True,
-        impute=None,
-    )
+        tables, label=label, features=features, extra=extra, test_fraction=test_fraction, encode=True,
+        **options,
+    )  # fmt: skip
     return preparation.standardize(data) if standardize else data

@@ -24,7 +24,7 @@ from fedstrata.engines.network.engine import RoundFailed
 from fedstrata.engines.network.host import Host
 from fedstrata.engines.network.kits import Identity, read
 from fedstrata.lab.experiments.net import execute, plan_of, refuse_runs, run_name
-from fedstrata.lab.experiments.networked import Server, check, entry_of, opener, terms_of
+from fedstrata.lab.experiments.networked import Server, opener_of_site, terms_of
 from fedstrata.lab.experiments.runner import PreparedExperiment
 from fedstrata.lab.experiments.settings import settings_of
 
@@ -80,16 +80,9 @@ class Party:
 
     def host(self, kit: Path, name: str) -> Host:
         """The site, whose data has been checked."""
-        names = settings_of(kit).sites
-        if name not in names:
-            raise ValueError(f"{name!r} is none of the sites {names}.")
-        if (self.data is None) == (not self.simulated):
-            raise ValueError("Give --data, or --simulated for a share of the experiment's own data.")
-        definition = self.plan(kit).experiment
-        place = Path(self.folder)
-        entry = None if self.data is None else entry_of(self.data, self.label, place, self.valid_fraction)
-        opens = opener(definition, entry, (names.index(name), len(names)) if self.simulated else None)
-        check(opens)
+        names, definition = settings_of(kit).sites, self.plan(kit).experiment
+        own = self.data, self.label, self.valid_fraction, self.simulated, Path(self.folder)
+        opens, _ = opener_of_site(definition, names, name, *own)
         identity, secret = Identity(kit, names), read(kit)[2]
         return Host(
             terms_of(definition), opens, kit / "fedstrata", self.share, secret=secret, identity=identity

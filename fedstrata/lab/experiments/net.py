@@ -5,6 +5,7 @@ Nothing heavy is imported before it is needed.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,9 +74,8 @@ Quick = Annotated[bool, typer.Option("--quick", help="A small version.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a parameter.")]
 
 
-def messages() -> AbstractContextManager[None]:
-    """User errors as one message and exit code 2, Ctrl-C as 130, a network that cannot go on as 3."""
-    return errors.messages(expected=(ValueError,))
+# User errors as one message and exit code 2, Ctrl-C as 130, a network that cannot go on as 3.
+messages = functools.partial(errors.messages, expected=(ValueError,))
 
 
 def _log(file: Path | None = None) -> None:
@@ -157,21 +157,15 @@ def site(
         from fedstrata.engines.network.host import Host
         from fedstrata.engines.network.kits import Identity, days_left, name_of, read
         from fedstrata.engines.network.watching import Gauge, served
-        from fedstrata.lab.experiments.networked import check, entry_of, opener, terms_of
+        from fedstrata.lab.experiments.networked import opener_of_site, terms_of
         from fedstrata.lab.experiments.settings import settings_of
         from fedstrata.support.compiled import keep_compiled
 
         keep_compiled()  # runs of one method, and sites on one machine, have the same phases
         settings, name = settings_of(kit), name_of(kit)
         names, folder = settings.sites, folder or kit / "state"
-        if name not in names:
-            raise ValueError(f"{kit} is the kit of {name!r}, which is none of the sites {names}.")
         definition = plan_of(experiment or settings.experiment, kit, quick, seeds, set_).experiment
-        if (data is None) == (not simulated):
-            raise ValueError("Give --data, or --simulated for a share of the experiment's own data.")
-        entry = None if data is None else entry_of(data, label, valid_fraction=valid_fraction)
-        opens = opener(definition, entry, (names.index(name), len(names)) if simulated else None)
-        own = check(opens)
+        opens, own = opener_of_site(definition, names, name, data, label, valid_fraction, simulated)
         typer.echo(f"{name}: {own!r} fits {definition.name}")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         audit = Audit(folder / AUDIT, name)
@@ -586,6 +580,7 @@ def try_(
     """All of it on this machine: certificates, a process for each client, the run, the report."""
     with messages():
         from fedstrata.engines.engine import need_two_threads
+        from fedstrata.lab.cli import options
         from fedstrata.lab.experiments.networked import task_of
 
         need_two_threads("The exchanges of a network")
@@ -602,12 +597,13 @@ def try_(
 
         write_settings(base, names, where, "127.0.0.1:8443", "localhost:8443")
         make_all(base)
-        words = ["--quick"] * quick + ([] if seeds is None else ["--seeds", str(seeds)])
-        words += [word for change in set_ or [] for word in ("--set", change)]
         _log(out / "logs" / "server.log")
         with _served(base / "kits" / "server", plan, out, "127.0.0.1:0") as server:
             address = f"localhost:{server.transport.inner.port}"  # type: ignore[attr-defined]
-            started = [_start(base / "kits" / name, out, address, where, words) for name in names]
+            started = [
+                _start(base / "kits" / name, out, address, where, options(quick, seeds, set_))
+                for name in names
+            ]
             typer.echo(
                 f"{len(names)} sites, processes {', '.join(str(p.pid) for p in started)}. The first run of a "
                 "method waits for each of them to compile its part."

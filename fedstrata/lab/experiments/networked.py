@@ -179,6 +179,30 @@ def _own(where: str, error: Exception, file: Path) -> DataError:
     return DataError(f"--data {where}{line_in(error, file)}: {words}")
 
 
+def opener_of_site(
+    experiment: Experiment,
+    names: Sequence[str],
+    name: str,
+    data: str | None,
+    label: str,
+    valid_fraction: float,
+    simulated: bool,
+    folder: Path | None = None,
+) -> tuple[Callable[[int], SiteRun], FederatedData]:
+    """Opens the runs of one of the sites, whose samples have been checked, and these samples.
+
+    Raises:
+        ValueError: if the site does not belong to the federation, or has no samples that fit.
+    """
+    if name not in names:
+        raise ValueError(f"{name!r} is none of the sites {names}.")
+    if (data is None) == (not simulated):
+        raise ValueError("Give --data, or --simulated for a share of the experiment's own data.")
+    entry = None if data is None else entry_of(data, label, folder, valid_fraction)
+    opens = opener(experiment, entry, (names.index(name), len(names)) if simulated else None)
+    return opens, check(opens)
+
+
 @dataclass
 class Server:
     """The experiment as the server runs it.
