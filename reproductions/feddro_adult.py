@@ -7,6 +7,7 @@ from typing import Any
 from fedstrata.lab.experiments.base import Experiment
 from fedstrata.lab.report import PlotSpec, Reference, TableSpec
 from reproductions._adult import COLUMNS, PARAMETERS, QUICK, build
+from reproductions._pages import claims
 
 LOOK: dict[str, Any] = {"lines": ("I",), "panels": "label"}
 ACCURACY = {**LOOK, "y_label": "test accuracy"}
@@ -49,6 +50,7 @@ EXPERIMENT = Experiment(
             **VIOLATION,
         ),
     ),
+    claims=claims("feddro-adult", "Figures 3 and 5 and the text on them"),
     needs=("adult",),
     fallback={"data": "made up"},
     quick={**QUICK, "clients": 2, "I": [1], "method": ["FedDRO", "unconstrained"]},

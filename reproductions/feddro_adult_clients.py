@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedstrata.lab.experiments.base import Experiment
 from fedstrata.lab.report import PlotSpec, TableSpec
 from reproductions._adult import COLUMNS, PARAMETERS, QUICK, build
+from reproductions._pages import claims
 
 EXPERIMENT = Experiment(
     name="feddro-adult-clients",
@@ -17,6 +18,7 @@ EXPERIMENT = Experiment(
     seeds=5,
     table=TableSpec(COLUMNS[:3], rows=("clients",), across="I"),
     plots=(PlotSpec("accuracy", lines=("clients",), panels="I"),),
+    claims=claims("feddro-adult", "Figure 6 and the text on it", 1),
     needs=("adult",),
     fallback={"data": "made up"},
     quick={**QUICK, "clients": [1, 2], "I": [1]},

@@ -6,7 +6,6 @@ The right halves of Figures 1, 2 and 4 of the paper. What it leaves open is sett
 from __future__ import annotations
 
 from fedstrata.lab.experiments.base import Experiment
-from fedstrata.lab.report import PaperClaims, Statement
 from reproductions import feddro_cifar10st as ten
 
 EXPERIMENT = Experiment(
@@ -24,14 +23,6 @@ EXPERIMENT = Experiment(
     seeds=3,
     table=ten.EXPERIMENT.table,
     plots=ten.EXPERIMENT.plots,
-    claims=PaperClaims(
-        "Figures 1, 2 and 4 and their text; the data was not at hand, and nothing was run",
-        statements=(
-            Statement("FedDRO and DS-FedDRO provide superior training accuracy.", "", "not tested"),
-            Statement("And comparable test accuracy.", "", "not tested"),
-            Statement("As I increases the performance improves.", "", "not tested"),
-        ),
-    ),
     needs=("cifar100",),
     fallback={"data": "digits"},
     quick=ten.EXPERIMENT.quick,

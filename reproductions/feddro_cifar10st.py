@@ -15,8 +15,9 @@ import numpy as np
 
 import fedstrata as fs
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
-from fedstrata.lab.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
+from fedstrata.lab.report import Column, PlotSpec, TableSpec
 from reproductions import _cifar10st as st
+from reproductions._pages import claims
 from reproductions._schedules import dropped
 
 
@@ -109,42 +110,7 @@ EXPERIMENT = Experiment(
         PlotSpec("accuracy", x="exchanges", title="Test accuracy by exchanges", **LOOK),
         PlotSpec("accuracy", x="bytes_up", title="Test accuracy by bytes", name="by-bytes", **LOOK),
     ),
-    claims=PaperClaims(
-        "Figures 1, 2 and 4 and their text; found with 4000 steps, four η and three seeds",
-        statements=(
-            Statement(
-                "FedDRO and DS-FedDRO provide superior training accuracy.",
-                "Each at the best of four steps: average loss 86.4 %, MBSGD 82.1 %, PDSGD 81.6 %, FedDRO "
-                "78.4 %, FastDRO 77.6 %, with standard errors of 0.4 to 0.8, DS-FedDRO 67.2 % ± 3.9 %.",
-                "not reproduced",
-            ),
-            Statement(
-                "And comparable test accuracy.",
-                "FedDRO 39.1 %, FastDRO 39.6 %, but MBSGD 40.9 %, average loss 42.5 % and PDSGD 50.6 %; "
-                "DS-FedDRO 34.1 %. On the rare classes PDSGD has 27.8 % and all others below 2 %.",
-                "partly",
-            ),
-            Statement(
-                "DS-FedDRO performs even better than FedDRO.",
-                "With η = 0.001 in all nine pairs of runs, by 2.4 to 4.0 points in training; with longer "
-                "steps it is lower in all 27, and learns next to nothing with η ≥ 0.05 and I = 4 or 16.",
-                "partly",
-            ),
-            Statement(
-                "As I increases the performance improves.",
-                "By rounds and bytes with η = 0.001, yes: FedDRO has 16.7 % and 25.5 % after 500 rounds with "
-                "I = 1 and 4, 16.3 % and 25.5 % after 125 with 4 and 16. With longer steps FedDRO gains from "
-                "1 to 4 in all nine pairs, from 4 to 16 clearly with η = 0.05 alone; DS-FedDRO shows nothing "
-                "clear. After the same number of local steps more I does not help.",
-                "partly",
-            ),
-            Statement(
-                "Beyond a certain I it does not.",
-                "By rounds I = 16 is not clearly worse than 4; larger ones were not run.",
-                "not tested",
-            ),
-        ),
-    ),
+    claims=claims("feddro-cifar10st", "Figures 1, 2 and 4; 4000 steps, four η and three seeds"),
     needs=("cifar10",),
     fallback={"data": "digits"},
     quick={

@@ -13,7 +13,8 @@ import numpy as np
 
 import fedstrata as fs
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
-from fedstrata.lab.report import Column, PaperClaims, PlotSpec, Reference, Statement, TableSpec
+from fedstrata.lab.report import Column, PlotSpec, Reference, TableSpec
+from reproductions._pages import claims
 
 PROBLEM = fs.Composition([lambda x, s: s["a"] * x + s["b"], lambda y: jnp.sqrt(y**2 + 4)])
 METRICS = {"x": lambda x, y: x, "distance": lambda x, y: jnp.abs(x)}
@@ -83,29 +84,7 @@ EXPERIMENT = Experiment(
         ),
         PlotSpec("distance", lines=("label", "eta"), panels="I", log_y=True, y_label="|x − x*|"),
     ),
-    claims=PaperClaims(
-        "Theorems 4.1 and 4.2, for I = 2 and η < 1/22",
-        statements=(
-            Statement(
-                "Started at ½, both cases of vanilla FedAvg stay at ½ or above.",
-                "They tend to 1.1913 and 1.1174, the fixed points that root finding gives.",
-                "reproduced",
-            ),
-            Statement(
-                "With the embedding shared in every step the iterates converge to the solution.",
-                "FedDRO: |x| is 1.4e-7 after 600 rounds, which is rounding in float32.",
-                "reproduced",
-            ),
-            Statement(
-                "DS-FedDRO needs no such sharing (Theorem 5.2).",
-                "With I = 2 it converges if the steps use the server's embedding; with I = 8 these steps "
-                "are too large for it, and it jumps between 0.185 and −0.185. With the clients' own "
-                "embedding, which the pseudo-code also allows, it tends to 0.8230, the fixed point that root "
-                "finding gives.",
-                "partly",
-            ),
-        ),
-    ),
+    claims=claims("feddro-counterexample", "Theorems 4.1 and 4.2, for I = 2 and η < 1/22"),
     quick={"rounds": 100, "I": [2], "eta": [0.04]},
     quick_seconds=4,
     full_time="10 s on two cores",

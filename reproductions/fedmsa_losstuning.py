@@ -35,10 +35,11 @@ import fedstrata as fs
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.experiments.images import falling, images, long_tail
 from fedstrata.lab.experiments.metrics import of_second
-from fedstrata.lab.report import Column, PaperClaims, Statement, TableSpec
+from fedstrata.lab.report import Column, TableSpec
 from fedstrata.models import Metric, mlp
 from fedstrata.problems.hyper import balance
 from reproductions._bilevel import along, method_of, traffic
+from reproductions._pages import claims
 
 
 @functools.lru_cache(maxsize=4)
@@ -216,37 +217,7 @@ EXPERIMENT = Experiment(
         *along(AXES, "accuracy", "Test accuracy", **LOOK),
         *along(AXES, "upper", "Balanced validation loss", log_y=True, **LOOK),
     ),
-    claims=PaperClaims(
-        "Figures 1, 3 and 4 and the text on them; few numbers are printed",
-        statements=(
-            Statement(
-                "FedMSA reaches 90 % in about 250 rounds, FedNest needs over 2000 (K = 12).",
-                "The paper's rounds are exchanges, 2 an iteration of FedMSA and 2K + 6 of FedNest. With the "
-                "authors' settings 80 to 100 against 1090 to 1210, means over three seeds; with FedMSA's "
-                "steps FedNest needs 498 to 589. By iterations of each method 40 to 50 against 70 to 83.",
-                "partly",
-            ),
-            Statement(
-                "A tenth of the communication rounds of FedNest.",
-                "By exchanges an eleventh to a fourteenth of FedNest's as run (K = 12), a fifth to a sixth "
-                "for K = 4; a fifth to a seventh with FedMSA's steps. By bytes FedMSA needs 11.7 to 14.6 GB, "
-                "FedNest as run 17.3 to 19.2, with FedMSA's steps 7.7 to 9.1, SimFBO 4.0 to 8.8 (K = 12).",
-                "reproduced",
-            ),
-            Statement(
-                "FedMSA ends at a higher accuracy.",
-                "After 2000 exchanges by 0.7 to 1.6 points for K = 12 and 1.2 to 2.0 for K = 4, against "
-                "FedNest as run. With FedMSA's steps FedNest is within 0.5 points for K = 12.",
-                "reproduced",
-            ),
-            Statement(
-                "FedMSA gains from a larger K, FedNest does not.",
-                "From K = 4 to 12 FedMSA needs 2.6 to 3 times fewer exchanges to 90 %, FedNest as run 1.2 to "
-                "1.4 times fewer, nearly all of that from 4 to 8.",
-                "partly",
-            ),
-        ),
-    ),
+    claims=claims("fedmsa-losstuning", "Figures 1, 3 and 4 and the text on them; few numbers are printed"),
     needs=("mnist",),
     full_time="8 minutes on one NVIDIA H200",
     fallback={"data": "digits", "clients": 20},

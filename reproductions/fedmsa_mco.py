@@ -26,6 +26,7 @@ from fedstrata.data.storage import Placed
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.report import Column, PlotSpec, TableSpec
 from fedstrata.models import Metric
+from reproductions._pages import claims
 
 LAM, DELTA = 1.0, 1e-3
 
@@ -138,5 +139,6 @@ EXPERIMENT = Experiment(
         PlotSpec("objective", x="bytes_up", log_x=True, title="By bytes uploaded", **LOOK),
         PlotSpec("relative", x="updates", title="‖∇F‖, relative to the start, by updates", **LOOK),
     ),
+    claims=claims("fedmsa-mco", "Figure 2 and the text on it"),
     quick={"rounds": 20, "alpha": [1e-4], "split": ["alike"], "seeds": 1},
 )

@@ -26,6 +26,7 @@ from fedstrata.core.types import PyTree, Schedule
 from fedstrata.data.storage import Placed
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.report import Column, PlotSpec, TableSpec
+from reproductions._pages import claims
 from reproductions.fedmsa_mco import U, by_updates, slope
 
 LAM = DELTA = 0.1
@@ -128,6 +129,7 @@ EXPERIMENT = Experiment(
         PlotSpec("distance", x="updates", log_y=True, title="By updates"),
         PlotSpec("distance", x="exchanges", log_y=True, log_x=True, title="By exchanges"),
     ),
+    claims=claims("fedmsa-mco", "Figure 2 and the text on it", 1),
     quick={"rounds": 20, "alpha": 1e-4, "method": ["FedMSA as run", "centralised as run"], "seeds": 1},
     quick_seconds=10,
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fedstrata.lab.experiments.base import Experiment
-from fedstrata.lab.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
+from fedstrata.lab.report import Column, PlotSpec, TableSpec
+from reproductions._pages import claims
 from reproductions._relu import PROBLEM, build
 
 EXPERIMENT = Experiment(
@@ -40,28 +41,7 @@ EXPERIMENT = Experiment(
         PlotSpec("loss", lines=("eta", "H"), panels="neurons"),
         PlotSpec("fit", lines=("eta", "H"), panels="neurons", title="The loss without its regulariser"),
     ),
-    claims=PaperClaims(
-        "Figure 3 and its caption; no numbers are printed",
-        statements=(
-            Statement(
-                "The method performs better with a smaller number of neurons.",
-                "The loss falls from 0.74 to 0.541 with 4 neurons, from 0.81 to 0.698 with 20 and from "
-                "1.67 to 1.506 with 100 (H = 20), but most of the difference is the regulariser, about λN₁ "
-                "at the start: without it they end at 0.496, 0.493 and 0.497.",
-                "partly",
-            ),
-            Statement(
-                "It performs better with less communication frequency, given the rounds.",
-                "With 20 neurons 0.738, 0.710 and 0.698 for H = 1, 5 and 20; likewise with 4 and 100.",
-                "reproduced",
-            ),
-            Statement(
-                "The smaller η, the longer it takes to converge.",
-                "For a seed the losses with η = 0.1, 0.01 and 0.001 never differ by more than 0.0007.",
-                "not reproduced",
-            ),
-        ),
-    ),
+    claims=claims("fedrzo-relu", "Figure 3 and its caption; no numbers are printed", 1),
     needs=("cifar10",),
     fallback={"data": "digits"},
     quick_seconds=10,

@@ -25,6 +25,7 @@ from fedstrata.lab.experiments.data import federated
 from fedstrata.lab.experiments.metrics import TILE, mean_by_class
 from fedstrata.lab.report import Column, PlotSpec, TableSpec
 from fedstrata.models import Metric, Model, relu_network
+from reproductions._pages import claims
 
 CLASSES = 10
 
@@ -146,6 +147,7 @@ EXPERIMENT = Experiment(
         PlotSpec("worst_loss", lines=("H",), panels="label", y_label="test loss of the worst digit"),
         PlotSpec("worst_accuracy", lines=("H",), panels="label", y_label="test accuracy of the worst digit"),
     ),
+    claims=claims("fedrzo-fair", "the figure on test results; no numbers are printed"),
     notes=(
         "`tracking` is one exchange per round: a gradient step of 0.2/λ in y from where it was. `local_sgd` "
         "is the paper's rule, whose number of local steps grows with the round, to 6,200 at round 500, where "

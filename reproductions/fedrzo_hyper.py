@@ -27,6 +27,7 @@ from fedstrata.lab.experiments.metrics import of_second
 from fedstrata.lab.report import Column, PlotSpec, TableSpec
 from fedstrata.models.model import test_mean
 from fedstrata.models.networks import sign
+from reproductions._pages import claims
 from reproductions._regularised import Exact
 
 L = 3.0  # of a client's lower level on centred pixels: a quarter of the largest eigenvalue, which is 2.7 here
@@ -170,6 +171,7 @@ EXPERIMENT = Experiment(
         PlotSpec("gap", x="exchanges", lines=("H", "lower"), log_x=True, log_y=True, caption=GAP),
         PlotSpec("weight", lines=("H",), panels="lower", log_y=True, y_label="mean weight x̄"),
     ),
+    claims=claims("fedrzo-hyper", "Figure 4 (left); no numbers are printed"),
     notes=(
         f"{GAP} `parallel` is FedAC with an average after every step; `local_sgd`, `fedac` and `lfd` are the "
         "paper's rules: T = 2a ln a local steps a round, a > 4κ: some 17,000 here, and few averages. "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fedstrata.lab.experiments.base import Experiment
-from fedstrata.lab.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
+from fedstrata.lab.report import Column, PlotSpec, TableSpec
+from reproductions._pages import claims
 from reproductions._relu import PROBLEM, build
 
 EXPERIMENT = Experiment(
@@ -46,28 +47,7 @@ EXPERIMENT = Experiment(
         ),
         PlotSpec("accuracy", lines=("H",), panels="eta", title="Test accuracy by rounds"),
     ),
-    claims=PaperClaims(
-        "Figure 1 and the text on it; no numbers are printed",
-        statements=(
-            Statement(
-                "The performance improves by using a larger number of local steps.",
-                "By rounds, yes: 0.529, 0.462, 0.393 and 0.349 after 10 000 rounds with H = 1, 5, 10 and "
-                "20. By local steps H makes no difference: 0.529, 0.529, 0.529 and 0.530 after 10 000.",
-                "reproduced",
-            ),
-            Statement(
-                "The scheme is robust in η, in terms of the original loss.",
-                "For a seed and an H the losses with η = 0.1, 0.01 and 0.001 differ by 0.0024 at most.",
-                "reproduced",
-            ),
-            Statement(
-                "A slight improvement in the early steps as η increases.",
-                "None: after 1000 rounds with H = 20 the loss with η = 0.1 is higher than with 0.001 by "
-                "0.00005 ± 0.00004.",
-                "not reproduced",
-            ),
-        ),
-    ),
+    claims=claims("fedrzo-relu", "Figure 1 and the text on it; no numbers are printed"),
     needs=("mnist",),
     fallback={"data": "digits"},
     quick_seconds=13,

@@ -28,8 +28,9 @@ from fedstrata.core.types import PyTree
 from fedstrata.data.storage import Placed
 from fedstrata.estimators import vi
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
-from fedstrata.lab.report import Claim, Column, PaperClaims, PlotSpec, TableSpec
+from fedstrata.lab.report import Claim, Column, PlotSpec, TableSpec
 from fedstrata.testing.cournot import Cournot
+from reproductions._pages import claims
 
 LOWER = {10: (1e-4, 20.0), 20: (1e-6, 35.0), 100: (1e-7, 55.0), 1000: (1e-8, 80.0)}  # ñ: α, τ
 TOGETHER = "as printed with k of all clients"
@@ -121,7 +122,7 @@ def build(s: Setting) -> Task:
     )
 
 
-def claims() -> tuple[Claim, ...]:
+def printed() -> tuple[Claim, ...]:
     """The 72 printed values, for both readings of k."""
     return tuple(
         Claim({"label": label, "followers": n, "b": b, "eta": eta, "H": H}, "f", value)
@@ -200,7 +201,7 @@ EXPERIMENT = Experiment(
             y_label="f at the followers' equilibrium",
         ),
     ),
-    claims=PaperClaims("Table 4", claims()),
+    claims=claims("fedrzo-snce", "Table 4", printed=printed()),
     quick_seconds=11,
     full_time="4 minutes on one core",
     quick={

@@ -15,8 +15,9 @@ from typing import Any
 import fedstrata as fs
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.experiments.metrics import train_mean
-from fedstrata.lab.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
+from fedstrata.lab.report import Column, PlotSpec, TableSpec
 from fedstrata.models import relu_network
+from reproductions._pages import claims
 from reproductions._relu import PROBLEM, network
 
 METHODS: dict[str, Callable[[Setting], fs.Method]] = {
@@ -89,23 +90,7 @@ EXPERIMENT = Experiment(
         PlotSpec("relu_loss", lines=("beta",), panels="label", y_label="training loss as a ReLU network"),
         PlotSpec("accuracy", lines=("beta",), panels="label", y_label="test accuracy as a ReLU network"),
     ),
-    claims=PaperClaims(
-        "Figure 2 and the text on it; no numbers are printed",
-        statements=(
-            Statement(
-                "The performance of the standard methods is sensitive to the choice of β.",
-                "β = 1 costs each of them 0.03 ± 0.01 against β = 10; between 10 and 100 there is no "
-                "difference (0.0004 at most).",
-                "partly",
-            ),
-            Statement(
-                "(Figure 2 sets FedRZO beside them.)",
-                "At the same step size FedRZO does as well as they do with β = 1, and worse by 0.03 ± 0.01 "
-                "than with β ≥ 10: its directions are noisier.",
-                "not tested",
-            ),
-        ),
-    ),
+    claims=claims("fedrzo-softplus", "Figure 2 and the text on it; no numbers are printed"),
     needs=("mnist",),
     fallback={"data": "digits"},
     quick_seconds=15,

@@ -24,6 +24,7 @@ from fedstrata.core.types import PyTree
 from fedstrata.data.storage import Placed
 from fedstrata.lab.experiments.base import Experiment, Setting, Task, record
 from fedstrata.lab.report import Column, PlotSpec, RunRecord, TableSpec
+from reproductions._pages import claims
 from reproductions._regression import Regression, change, envelope, held_out, nonzeros, regression, residual
 
 
@@ -200,6 +201,7 @@ EXPERIMENT = Experiment(
         PlotSpec("primary", title="The training loss", y_label="h", **LOOK),
         PlotSpec("change", title="How far the envelope still moves", y_label="|f(y^t) − f(y^{t−1})|", **LOOK),
     ),
+    claims=claims("ipirfedavg-lsp", "the figures and the text on them"),
     needs=("montevideo_bus", "wikimaths"),
     fallback={"data": "synthetic"},
     quick={"rounds": 20, "inner_rounds": 10, "K": [5], "seeds": 1},

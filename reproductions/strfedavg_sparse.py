@@ -21,6 +21,7 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.lab.experiments.base import Experiment, Setting, Task, record
 from fedstrata.lab.report import Column, PlotSpec, RunRecord, TableSpec
+from reproductions._pages import claims
 from reproductions._regression import Regression, change, envelope, held_out, nonzeros, regression, residual
 
 L1 = fs.prox.L1()
@@ -116,6 +117,7 @@ EXPERIMENT = Experiment(
         PlotSpec("primary", title="h, the training loss", **LOOK),
         PlotSpec("change", title="|f(x̂_r) − f(x̂_{r−1})|", **LOOK),
     ),
+    claims=claims("strfedavg-sparse", "the figures and the text on them"),
     needs=("montevideo_bus", "wikimaths"),
     fallback={"data": "synthetic"},
     quick={

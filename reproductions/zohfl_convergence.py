@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fedstrata.lab.experiments.base import Experiment
-from fedstrata.lab.report import Column, PaperClaims, PlotSpec, Statement, TableSpec
+from fedstrata.lab.report import Column, PlotSpec, TableSpec
+from reproductions._pages import claims
 from reproductions._zohfl import DATA, LEVELS, PARAMETERS, PROBLEM, build
 
 LOOK: dict[str, Any] = {"lines": ("tau", "mu", "data"), "panels": "level"}
@@ -45,33 +46,7 @@ EXPERIMENT = Experiment(
             "coupling", log_x=True, log_y=True, title="Its part of the clients' models", y_label="f₂", **LOOK
         ),
     ),
-    claims=PaperClaims(
-        "Figure 2 and the text on it; no numbers are printed",
-        statements=(
-            Statement(
-                "The global loss converges faster with more local steps under homogeneous and moderately "
-                "heterogeneous environments.",
-                "On CIFAR-10 it does: with τ = 50 f₁ + f₂ needs 80 (mild) and 70 rounds (moderate) for what "
-                "takes 200 with τ = 5. On Fashion-MNIST the three end within 0.004. What falls is f₂, at the "
-                "models that the clients have; f₁ changes by 0.011 at most, and rises on Fashion-MNIST.",
-                "partly",
-            ),
-            Statement(
-                "Under extreme heterogeneity local steps do not contribute to faster convergence.",
-                "With μ = 1 they do, for both data sets and all seeds: f₁ + f₂ is 1.101, 1.058, 1.047 on "
-                "Fashion-MNIST and 2.86, 2.18, 2.08 on CIFAR-10 for τ = 5, 20, 50. With μ = 10 they do not: "
-                "0.9865, 0.9857, 0.9858 on Fashion-MNIST, 1.892, 1.890, 1.889 on CIFAR-10.",
-                "partly",
-            ),
-            Statement(
-                "There a larger μ can help.",
-                "On Fashion-MNIST f₁ + f₂ after 200 rounds is 0.986 with μ = 10 against 1.047 to 1.101 with "
-                "μ = 1, and the accuracy 72.2 % against 68.6 % to 71.4 %; on CIFAR-10 1.89 against 2.08 to "
-                "2.86, and 35 % against 27 % to 32 %.",
-                "reproduced",
-            ),
-        ),
-    ),
+    claims=claims("zohfl-convergence", "Figure 2 and the text on it; no numbers are printed"),
     needs=("fashion_mnist", "cifar10"),
     fallback={"data": "digits"},
     full_time="90 s on one NVIDIA H200, by three processes",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fedstrata.lab.experiments.base import Experiment
-from fedstrata.lab.report import Claim, PaperClaims, PlotSpec, Statement, TableSpec
+from fedstrata.lab.report import Claim, PlotSpec, TableSpec
+from reproductions._pages import claims
 from reproductions._zohfl import ACCURACIES, BASELINES, DATA, LEVELS, PARAMETERS, PROBLEM, SHARED, build
 
 PRINTED = {
@@ -14,7 +15,7 @@ PRINTED = {
 }
 
 
-def claims() -> tuple[Claim, ...]:
+def printed() -> tuple[Claim, ...]:
     """The paper's 36 numbers."""
     return tuple(
         Claim({"label": row, "level": level, "data": data}, "accuracy", value / 100)
@@ -23,33 +24,6 @@ def claims() -> tuple[Claim, ...]:
         for data, value in zip(DATA, values, strict=True)
     )
 
-
-STATEMENTS = (
-    Statement(
-        "ZO-HFL has the best test accuracy in 5 out of 6 heterogeneous environments.",
-        "In none: SCAFFOLD is better than ZO-HFL in all 18 runs, at the moderate level FedAvg is as well.",
-        "not reproduced",
-    ),
-    Statement(
-        "ZO-HFL demonstrates robust performance under various settings.",
-        "From mild to extreme it loses 1.5, 1.8 and 5.1 points (MNIST, Fashion-MNIST, CIFAR-10), FedAvg 6.0, "
-        "10.5 and 13.0, SCAFFOLD 0.0, 0.1 and 0.5. Its server alone loses none, and at the extreme level is "
-        "better than ZO-HFL in eight of nine runs.",
-        "partly",
-    ),
-    Statement(
-        "ZO-HFL stays competitive in the homogeneous setting.",
-        "It is 6.8, 10.4 and 2.5 points below the best of the other three, and 0.9, 1.3 and 0.4 above its "
-        "server alone.",
-        "not reproduced",
-    ),
-    Statement(
-        "(Table I: under heterogeneity FedAvg and FedProx fall far behind SCAFFOLD.)",
-        "At the extreme level yes, by 6.0, 10.5 and 12.7 points; at the moderate level by 0.1, 0.4 and 1.1. "
-        "FedProx is within 0.06 points of FedAvg.",
-        "partly",
-    ),
-)
 
 EXPERIMENT = Experiment(
     name="zohfl-table1",
@@ -82,7 +56,7 @@ EXPERIMENT = Experiment(
             y_label="test accuracy",
         ),
     ),
-    claims=PaperClaims("Qiu, Kim, Yousefian 2025, Table I", claims(), STATEMENTS),
+    claims=claims("zohfl-table1", "Qiu, Kim, Yousefian 2025, Table I", printed=printed()),
     needs=("mnist", "fashion_mnist", "cifar10"),
     fallback={"data": "digits"},
     full_time="3 minutes on one NVIDIA H200, by three processes",
