@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.channels.channelled import own
 from fedstrata.channels.compression import read
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.network import Network
@@ -36,7 +35,7 @@ def rounds_of(case, **changes):
         carry = Carry(state, memory)
         if method.starts():
             carry = before_rounds(make_fed, posed.setup, method, carry, key, data)
-        return own(one_round(make_fed, posed.setup, method, carry, key, data, r))
+        return method.own(one_round(make_fed, posed.setup, method, carry, key, data, r))
 
     jaxpr = jax.make_jaxpr(text)(posed.method, *posed.carry, placed, jnp.int32(0)).jaxpr
     return str(dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])

@@ -2,6 +2,8 @@
 
 import re
 import runpy
+import sys
+import types
 from pathlib import Path
 
 import jax
@@ -51,6 +53,33 @@ def test_the_walks_name_files_that_there_are():
     assert len(files) > 15
     for name in files:
         assert (ROOT / "fedstrata" / name).exists() or (ROOT / name).exists(), name
+
+
+def test_the_walk_through_a_solve_names_what_runs():
+    walk = (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("**`fs.solve(")[1].split("**`fedstrata run")[0]
+    named, others = set(re.findall(r"`([\w/]+\.py)`", walk)), walk.split("by rooms:")[1]
+    for room, names in re.findall(r"`([\w/]+/)` ([^`]+)", others):
+        words = re.sub(r"\(.*?\)| with| and|[;.]", "", names, flags=re.DOTALL)
+        named |= {f"{room}{name.strip()}.py" for name in words.split(",") if name.strip()}
+
+    ran: set[str] = set()
+
+    def note(frame: types.FrameType, event: str, _: object) -> None:
+        ran.add(frame.f_code.co_filename)
+
+    h = lambda x, y, s: ((y - x - s["a"]) ** 2).sum()  # noqa: E731
+    problem = fs.Bilevel(lambda x, y, s: (x**2 + y**2).sum(), h, same_samples=True)
+    data = fs.FederatedData.from_clients([{"a": np.ones((4, 3))}, {"a": np.zeros((4, 3))}])
+    solve, method = fs.solve, fs.FedMSA(alpha=0.1, beta=0.1, K=2)
+    fs.engines.Simulated()  # loaded: what runs is meant
+    sys.setprofile(note)
+    try:
+        solve(problem, method, data, np.ones(3), y0=np.ones(3), rounds=1, progress=False, certify=False)
+    finally:
+        sys.setprofile(None)
+    package = ROOT / "fedstrata"
+    assert {str(Path(f).relative_to(package)) for f in ran if Path(f).is_relative_to(package)} == named
+    assert f"code of {len(named)} files" in walk
 
 
 @pytest.mark.slow

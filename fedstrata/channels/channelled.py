@@ -101,6 +101,11 @@ class Channelled:
         found = {f"channel, {place}": str(channel) for place, channel in self.channels.items()}
         return found if self.drops is None else {**found, "dropouts": str(self.drops)}
 
+    def own(self, carry: Any) -> Any:
+        """See `Method.own`."""
+        memory = carry.memory.own if self.remembers else carry.memory
+        return carry._replace(state=carry.state.own, memory=memory)
+
     def output(self, state: Joined, memory: PyTree) -> tuple[PyTree, PyTree]:
         """See `Method.output`."""
         found: tuple[PyTree, PyTree] = self.plain.output(state.own, memory.own if self.remembers else memory)
@@ -117,15 +122,6 @@ class Channelled:
     def reveals_on(self, problem: Any) -> str:
         """See `Method.reveals_on`."""
         return str(self.plain.reveals_on(problem))
-
-
-def own(carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-    """State and memory of the method itself."""
-    state, memory = carry
-    return (
-        state.own if isinstance(state, Joined) else state,
-        memory.own if isinstance(memory, Kept) else memory,
-    )
 
 
 def resolved(channels: Channels | None, method: Method, found: Sequence[Sent]) -> dict[str, Channel]:

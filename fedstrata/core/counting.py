@@ -195,6 +195,8 @@ def _parted(tally: Tally, inside: PyTree) -> tuple[Tally, Tally]:
 
     Those are the same at every turn. Where the body is not traced, none is known to be.
     """
+    if not tally.scaled:
+        return tally, Tally()
     here = trace_of(jax.tree.leaves(inside)[0])
     changing = [here is None or trace_of(factor) is here for _, factor in tally.scaled]
     constant = [entry for entry, changes in zip(tally.scaled, changing, strict=True) if not changes]

@@ -28,9 +28,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from fedstrata.support.optimisers import optimiser_words
+from fedstrata.support.optimisers import misplaced
 from fedstrata.support.words import listed, suggest
 
 Fault = type[TypeError] | type[ValueError] | None
@@ -202,14 +201,9 @@ class Field:
         fitting = [kind for kind, fault in faults.items() if fault is None]
         if faults and not fitting:
             options = [str(option) for kind in self.kinds for option in kind.options]
-            end = suggest(str(value), options)
             error = ValueError if ValueError in faults.values() else TypeError
-            if isinstance(value, optax.GradientTransformation):
-                raise TypeError(
-                    f"{owner}: {name} must be {self.words}, but is an optimiser, {optimiser_words(value)}. "
-                    "Optimisers are for fs.FedOpt(client=optax.sgd(0.1), server=optax.adam(1e-2), H=5)."
-                )
-            raise error(f"{owner}: {name} must be {self.words}, but is {value!r}{end}")
+            found = misplaced(value) or f"{value!r}{suggest(str(value), options)}"
+            raise error(f"{owner}: {name} must be {self.words}, but is {found}")
         if not any(kind.real or kind.counts for kind in fitting):
             return value
         if np.ndim(value) > (self.axis is not None):

@@ -64,6 +64,7 @@ LOOKED = 256  # rounds at which a schedule is looked at, always as many: they ar
 # mypy: disable-error-code="misc"
 ProblemT = TypeVar("ProblemT", bound=Problem, covariant=True, default=Any)
 StateT = TypeVar("StateT", covariant=True, default=Any)
+CarryT = TypeVar("CarryT")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -284,6 +285,10 @@ class Method(Generic[ProblemT, StateT]):
     def memory(self, problem: ProblemT, x0: PyTree, y0: PyTree) -> PyTree:
         """What every client remembers before the first round; None where clients remember nothing."""
         return None
+
+    def own(self, carry: CarryT) -> CarryT:
+        """A run's state and memory without what channels keep there."""
+        return carry
 
     def output(self, state: StateT, memory: PyTree) -> tuple[PyTree, PyTree]:
         """``(x, y)`` as the result and the metrics see them; ``memory`` has a leading client axis."""

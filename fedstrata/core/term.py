@@ -32,10 +32,8 @@ class Applied(functools.partial[Any]):
     """A function whose first arguments are given; two are equal where these are, and share their programs."""
 
     def __eq__(self, other: object) -> bool:
-        match other:
-            case Applied():
-                return (self.func, self.args, self.keywords) == (other.func, other.args, other.keywords)
-        return False
+        its = (other.func, other.args, other.keywords) if isinstance(other, Applied) else None
+        return (self.func, self.args, self.keywords) == its
 
     def __hash__(self) -> int:
         return hash((self.func, self.args))

@@ -24,7 +24,7 @@ from fedstrata.core.types import Function, PyTree
 from fedstrata.data.samples import DataError as DataError
 from fedstrata.data.samples import array_of, by_name, finite, flattened, held, length_of, sizes_of, unwrapped
 from fedstrata.data.scaled import scaled
-from fedstrata.data.source import ScaledSource, Source, offsets_of, rows_of, source_digest, taken
+from fedstrata.data.source import ScaledSource, Source, rows_of, source_digest, taken
 from fedstrata.data.storage import (
     NOBODY,
     FlatSamples,
@@ -35,6 +35,7 @@ from fedstrata.data.storage import (
     device_dtype,
     groups_of,
     launch_rows,
+    offsets_of,
     on_device,
     padded,
     put,

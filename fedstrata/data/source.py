@@ -15,7 +15,7 @@ import numpy as np
 
 from fedstrata.core.types import PyTree
 from fedstrata.data.scaled import Scales, scaled
-from fedstrata.data.storage import by_rows
+from fedstrata.data.storage import by_rows, offsets_of
 from fedstrata.support.digest import tree_digest
 
 
@@ -69,11 +69,6 @@ class ScaledSource:
 def rows_of(sizes: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """The positions of clients' samples in flat arrays, client after client."""
     return np.arange(sizes.sum()) + np.repeat(offsets - offsets_of(sizes), sizes)
-
-
-def offsets_of(sizes: np.ndarray) -> np.ndarray:
-    """Where each client's samples begin in flat arrays."""
-    return np.cumsum(sizes) - sizes
 
 
 def taken(array: np.ndarray, rows: np.ndarray) -> np.ndarray:

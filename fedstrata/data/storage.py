@@ -101,6 +101,11 @@ class FlatSamples:
         return jax.tree.map(lambda leaf: leaf[rows], self.leaves)
 
 
+def offsets_of(sizes: np.ndarray) -> np.ndarray:
+    """Where each client's samples begin in flat arrays."""
+    return np.cumsum(sizes) - sizes
+
+
 def common_size(sizes: np.ndarray | None) -> int | None:
     """The size of every client, where it is the same for all."""
     return None if sizes is None or (sizes != sizes[0]).any() else int(sizes[0])

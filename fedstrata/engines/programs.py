@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
@@ -16,7 +17,6 @@ import numpy as np
 from fedstrata.core import counting, tree
 from fedstrata.core.fed import Setup
 from fedstrata.core.types import Array, Integer, PyTree
-from fedstrata.engines.convolutions import rewritten
 from fedstrata.engines.engine import Engine, Lane
 from fedstrata.support.digest import Reader
 from fedstrata.support.frozen import lending
@@ -63,7 +63,7 @@ def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args:
 
     def flat(*leaves: Any) -> PyTree:
         args = jax.tree.unflatten(structure, leaves)
-        with lending(held, args[len(given) :]):
+        with lending(held, args[len(given) :]) if held else nullcontext():
             return function(engine, setup, *args[: len(given)])
 
     with compiling():
@@ -74,7 +74,8 @@ def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args:
             with _lock:
                 found = _programs.get(same)
             if found is None:
-                lowered, remarks = lowered_by(traced, tuple(leaves), engine.rewrite)
+                convolves = "conv_general_dilated" in reader.primitives
+                lowered, remarks = lowered_by(traced, tuple(leaves), engine.rewrite and convolves)
         if found is None:
             found = Program(lowered.compile(), reader.calls_host, remarks)
     remark(*found.remarks)
@@ -87,11 +88,15 @@ def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args:
 
 def lowered_by(traced: Any, args: tuple[Any, ...], rewrite: bool) -> tuple[Any, tuple[str, ...]]:
     """A traced program, lowered, with its clients' convolutions as products; and what is said of it."""
-    jaxpr, number = rewritten(traced.jaxpr, jax.default_backend()) if rewrite else (None, 0)
-    if not number:
+    if not rewrite:
         return traced.lower(), ()
     from jax.extend.core import jaxpr_as_fun
 
+    from fedstrata.engines.convolutions import rewritten
+
+    jaxpr, number = rewritten(traced.jaxpr, jax.default_backend())
+    if not number:
+        return traced.lower(), ()
     flat, structure = jaxpr_as_fun(jaxpr), jax.tree.structure(traced.out_info)
     lowered = jax.jit(lambda *args: jax.tree.unflatten(structure, flat(*jax.tree.leaves(args)))).lower(*args)
     return lowered, (

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.channels.channelled import own
 from fedstrata.core import counting, tree
 from fedstrata.core.cohorts import MANY, by_weight, threshold
 from fedstrata.core.fed import Fed, Population, Setup, by_size
@@ -180,7 +179,7 @@ def measure(
         if setup.measure_problem:
             values.update(problem.measure(fed.mean, x, y))
         for name, metric in setup.metrics:
-            found = metric.measured(name, problem, fed, data, (own(carry)[0], x, y))
+            found = metric.measured(name, problem, fed, data, (method.own(carry).state, x, y))
             for taken in found.keys() & values.keys():
                 raise ValueError(taken_name(taken))
             values.update(found)

@@ -105,12 +105,6 @@ class Allowance:
 ALLOWANCE = Allowance()
 
 
-def check_certify(certify: Any) -> None:
-    """Raise where it is none of the three."""
-    if not (isinstance(certify, bool) or certify == "auto"):
-        raise ValueError(f"certify must be 'auto', True or False, but is {certify!r}.")
-
-
 def certify_at_end(result: Result, certify: Certify) -> None:
     """Certify a result of `solve`: where it was asked for, or where it is cheap."""
     if certify is True:

@@ -33,9 +33,9 @@ class Checkpoint:
             raise ValueError(f"Checkpoint: every_seconds must be ≥ 0, but is {self.every_seconds}.")
 
     @classmethod
-    def of(cls, given: str | os.PathLike[str] | Checkpoint | None) -> Checkpoint | None:
-        """A user's argument: a path, a checkpoint, or none."""
-        return given if given is None or isinstance(given, Checkpoint) else cls(given)
+    def of(cls, given: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
+        """A user's argument: a path, or a checkpoint."""
+        return given if isinstance(given, Checkpoint) else cls(given)
 
     def due(self, rounds: int, seconds: float) -> bool:
         """Whether to save so many rounds and seconds after the last time."""

@@ -19,7 +19,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Literal
@@ -28,7 +28,6 @@ import jax
 import numpy as np
 
 from fedstrata.channels.channel import Channels, Dropouts, Poisson
-from fedstrata.channels.channelled import own
 from fedstrata.core.counting import ORACLES, Ledger
 from fedstrata.core.method import Method, Moment
 from fedstrata.core.problem import Problem
@@ -38,7 +37,7 @@ from fedstrata.data.storage import Placed
 from fedstrata.engines.engine import Advanced, Carry, Engine, Job, Lane, Unfinished, engine_of
 from fedstrata.engines.identity import differences
 from fedstrata.engines.metrics import Metric, evaluate, is_asked, is_due, taken_name
-from fedstrata.solving.certificate import Certify, certify_at_end, check_certify
+from fedstrata.solving.certificate import Certify, certify_at_end
 from fedstrata.solving.checkpoint import Checkpoint, try_to_write
 from fedstrata.solving.endings import FEWEST, ended_outside, in_words, runaway, steps_in_words
 from fedstrata.solving.pose import Posed, check_values, checked_callbacks, pose
@@ -200,7 +199,8 @@ def solve(
         TypeError, ValueError: for arguments that do not fit together, before anything is computed.
     """
     began = time.perf_counter()
-    check_certify(certify)
+    if certify not in ("auto", True, False):
+        raise ValueError(f"certify must be 'auto', True or False, but is {certify!r}.")
     if isinstance(method, str):
         return _auto(
             method, problem, data, x0, y0, checkpoint, resume, rounds=rounds, budget=budget, seed=seed,
@@ -216,14 +216,15 @@ def solve(
         metrics=metrics, eval_every=eval_every, weights=weights, default_metrics=default_metrics,
         channel=channel, dropouts=dropouts, precision=precision,
     )  # fmt: skip
-    loop = Loop(posed, engine, began, Checkpoint.of(checkpoint), resume, checked_callbacks(callbacks))
-    stopped = loop.run(Progress(rounds, loop.round, enabled=progress))
+    saving = None if checkpoint is None else Checkpoint.of(checkpoint)
+    loop = Loop(posed, engine, began, saving, resume, checked_callbacks(callbacks))
+    stopped = loop.run(Progress(rounds, loop.round) if progress else None)
     (result,) = loop.results(stopped)
     if loop.trouble is not None:
         raise Diverged(loop.trouble, result)
     if stopped is not None:
         raise interruption(stopped, loop, result)
-    if engine.has_data and jax.process_count() == 1:
+    if certify is not False and engine.has_data and jax.process_count() == 1:
         certify_at_end(result, certify)
     return result
 
@@ -354,10 +355,10 @@ class Loop:
         if self.engine.agree(trouble is not None):
             raise trouble or CheckpointError(f"The first process cannot write {saving.file}.")
 
-    def run(self, bar: Progress) -> int | None:
+    def run(self, bar: Progress | None) -> int | None:
         """To the end, or until something stops it; returns the signal that asked for an end, if one did."""
-        with Tracking(self.trackers, self._runs()) as tracking:
-            with bar, _signals() as asked:
+        with Tracking(self.trackers, self._runs()) if self.trackers else nullcontext() as tracking:
+            with bar or nullcontext(), _signals() as asked:
                 self.engine.heed(lambda: bool(asked) and time.monotonic() > asked[0][1] + GRACE)
                 try:
                     self._begin()
@@ -372,7 +373,8 @@ class Loop:
                     self._save()
                     if self.round == self.posed.until < self.posed.rounds:  # the budget of privacy is spent
                         self.lanes[0].status = "stopped"
-            tracking.statuses = [self._status(lane, stopped) for lane in self.lanes]
+            if tracking is not None:
+                tracking.statuses = [self._status(lane, stopped) for lane in self.lanes]
         self._close()
         return stopped
 
@@ -434,7 +436,9 @@ class Loop:
         for remark in dict.fromkeys(itertools.chain(*remarks)):
             warnings.warn(remark, stacklevel=6)
 
-    def _advance(self, bar: Progress, asked: list[tuple[int, float]], tracking: Tracking) -> int | None:
+    def _advance(
+        self, bar: Progress | None, asked: list[tuple[int, float]], tracking: Tracking | None
+    ) -> int | None:
         """Chunk after chunk; the signal that asked for an end, if one did."""
         saved_round, saved_at = self.round, time.perf_counter()
         evaluations = 2  # the start, and what comes first: one call of the program
@@ -444,8 +448,10 @@ class Loop:
             happened = self._chunk(np.array(these, np.int32))
             now = started + agree(time.perf_counter() - started)
             self._record(these, happened, before, self.seconds())
-            bar.update(self.round, self._latest())
-            tracking.update([lane.history for lane in self.lanes])
+            if bar is not None:
+                bar.update(self.round, self._latest())
+            if tracking is not None:
+                tracking.update([lane.history for lane in self.lanes])
             evaluations = self._next_length(evaluations, now - started)
             if saving is not None and agree(saving.due(self.round - saved_round, now - saved_at)):
                 self._save()
@@ -566,13 +572,13 @@ class Loop:
 
     def _fetch(self) -> list[Carry]:
         """Every lane's state and memory on the host, brought there at once."""
-        host = Carry(*own(self.engine.fetch(self.carry, self.posed.setup.clients)))
+        host = self.posed.method.own(self.engine.fetch(self.carry, self.posed.setup.clients))
         return [self.engine.lane(host, b) for b in range(len(self.lanes))]
 
     @property
     def _own(self) -> Carry:
         """The method's own state and memory, without what channels keep."""
-        return Carry(*own(self.carry))
+        return self.posed.method.own(self.carry)
 
     def results(self, stopped: int | None = None) -> list[Result]:
         """What there is, on the host; ``stopped`` is what `run` returned."""

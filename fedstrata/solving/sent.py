@@ -57,10 +57,7 @@ def exchanges(
 
 
 def _of(posed: Posed) -> list[Sent]:
-    from fedstrata.channels.channelled import own
-    from fedstrata.engines.engine import Carry
-
-    return outline(posed.setup, posed.methods[0], posed.data, Carry(*own(posed.carry)))
+    return outline(posed.setup, posed.methods[0], posed.data, posed.method.own(posed.carry))
 
 
 def plan_privacy(

@@ -106,9 +106,10 @@ def sweep(
         first, methods, [whole("seed", seed, 0, MOST_SEEDS) for seed in seeds], datasets if per_seed else []
     )
     engine = Batched.of(chunk, len(methods) * len(seeds), len(seeds), own_data=per_seed)
-    loop = Loop(posed, engine, began, Checkpoint.of(checkpoint), resume, checked_callbacks(callbacks))
+    saving = None if checkpoint is None else Checkpoint.of(checkpoint)
+    loop = Loop(posed, engine, began, saving, resume, checked_callbacks(callbacks))
     label = f"{len(posed.methods)} runs"
-    stopped = loop.run(Progress(rounds, loop.round, enabled=progress, label=label))
+    stopped = loop.run(Progress(rounds, loop.round, label=label) if progress else None)
     own = [d for _ in methods for d in (datasets if per_seed else datasets * len(seeds))]
     results = [replace(result, data=d) for result, d in zip(loop.results(stopped), own, strict=True)]
     if stopped is not None:

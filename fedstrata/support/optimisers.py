@@ -52,6 +52,16 @@ def optimiser_words(optimiser: optax.GradientTransformation) -> str:
     return ", ".join(_parts(optimiser.init, optimiser.update)) or "identity"
 
 
+def misplaced(value: Any) -> str:
+    """What to say of an optimiser where a number belongs; nothing of other values."""
+    if not isinstance(value, optax.GradientTransformation):
+        return ""
+    return (
+        f"an optimiser, {optimiser_words(value)}. "
+        "Optimisers are for fs.FedOpt(client=optax.sgd(0.1), server=optax.adam(1e-2), H=5)."
+    )
+
+
 def _parts(init: Any, update: Any) -> list[str]:
     name = getattr(update, "__qualname__", type(update).__name__).partition(".<locals>")[0]
     cells = _cells(update)
