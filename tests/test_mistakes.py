@@ -102,7 +102,7 @@ def test_an_honest_one_runs_in_every_engine(made):
     [
         ({"solves": ()}, "does not say what it is for"),
         ({"slope": remembers}, r"begin with None.*memory\(problem, x0"),
-        ({"round": without_key}, "a random key comes after"),
+        ({"round": without_key}, "takes the round's random key"),
         ({"round": lambda self, p, fed, key, r, s: None}, r"Own.round must return a state .*returns None"),
     ],
     ids=["solves", "memory", "key", "state"],

@@ -15,7 +15,8 @@ from fedstrata.channels.privacy import gaussian_epsilon
 from fedstrata.core import counting
 from fedstrata.core.method import METHODS
 from fedstrata.engines.engine import Carry
-from fedstrata.engines.network import Network
+from fedstrata.engines.network import Network, RoundFailed
+from fedstrata.engines.network.allowance import Allowance
 from fedstrata.engines.network.site import Site
 from fedstrata.engines.rounds import before_rounds, one_round
 from fedstrata.engines.simulated import Simulated
@@ -269,6 +270,32 @@ def test_a_site_answers_another_question_with_other_noise(monkeypatch):
     assert (sent(b"one") == first).all()
     for other in (sent(b"two"), sent(None), sent(b"one", "b")):
         assert not np.isclose(other, first).any()
+
+
+def test_a_site_keeps_a_budget_of_its_own(tmp_path, monkeypatch):
+    """It is spent over runs, and what has no noise is refused: enough for three rounds here, not for four."""
+    problem, data, _ = linear(4, 4)
+    made, init = [], Site.__init__
+
+    def with_allowance(self, *args, **options):
+        init(self, *args, **options)
+        file = tmp_path / f"{self.place.clients[0]}.json"
+        self.allowance = Allowance(file, gaussian_epsilon(np.sqrt(3.5), 1e-3), 1e-3)
+        made.append(self)
+
+    monkeypatch.setattr(Site, "__init__", with_allowance)
+    arguments = problem, fs.FedAvg(gamma=0.1), data, np.zeros(3)
+    options = {**QUIET, "engine": "network", "channel": PRIVATE}
+    fs.solve(*arguments, rounds=2, **options)
+    with pytest.raises(RoundFailed, match="would exceed the site's budget"):
+        fs.solve(*arguments, rounds=2, **options)
+    assert made[-1].allowance.spent == {"train": {(1.0, 1.0): 3}}
+    for changed in ({"default_metrics": True}, {"channel": fs.Channel(clip=1.0, noise=9.0)}):
+        with pytest.raises(RoundFailed, match="without noise of its own"):
+            fs.solve(*arguments, rounds=1, **{**options, **changed})
+    each = fs.Channel(clip=1.0, noise=9.0, noise_at="each")
+    fs.solve(*arguments, rounds=1, **{**options, "channel": each})
+    assert made[-1].allowance.spent["clients"].total() == 1
 
 
 # ---- what it costs

@@ -24,7 +24,7 @@ import numpy as np
 from fedstrata.channels.channel import Channel, Dropouts
 from fedstrata.channels.clipping import Adaptive, clipped, deviation_of, noised
 from fedstrata.channels.compression import read
-from fedstrata.channels.examples import private, releases
+from fedstrata.channels.examples import Release, private, releases
 from fedstrata.core import counting, tree
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Exchange, Fed, Remember
@@ -147,6 +147,7 @@ class Link:
         self.drops, self.remembers = drops, remembers
         self.turning = Turning(jnp.zeros((), jnp.int32) if channels else None, bounds)
         self.position = 0
+        self.released: dict[str, tuple[Release, ...] | None] = {}  # what clients take of samples, by place
 
     def repeat(
         self, loop: Callable[..., PyTree], times: Integer, body: counting.Body, carry: PyTree, until: Any
@@ -252,7 +253,7 @@ class Link:
         if channel.examples is not None:
             phase = private(phase, channel.examples, jax.random.fold_in(secret, 3))
         reply, tally = counting.counted(phase)(problem, inner, key, *message)
-        _, tally = releases(tally)
+        self.released[place], tally = releases(tally)
         reply = reply if isinstance(reply, Remember) else Remember(reply, None)
         here = None if sides.here is None else sides.here[client.index]
         counting.book(tally if here is None else _if_there(tally, self._works(sides, client, here)))

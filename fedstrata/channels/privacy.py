@@ -143,7 +143,7 @@ class OfClients(Budget):
             if one.times is None:
                 bare = f"how often {one.phase!r} is called is not known beforehand"
                 continue
-            times = one.times * _inverse(channel)
+            times = one.times * inverse(channel)
             if one.program == "start":
                 start += times
             elif setup.rate is not None and one.asked == "cohort" and channel.noise_at == "server":
@@ -185,7 +185,7 @@ def asked(channels: Mapping[str, Channel], bare: str | None, delta: float) -> tu
     return delta, budget
 
 
-def _inverse(channel: Channel) -> float:
+def inverse(channel: Channel) -> float:
     """Σ 1/z² of one exchange: of its noise, and of the count by which a bound moves."""
     assert channel.noise is not None
     found = 1 / float(channel.noise) ** 2

@@ -29,6 +29,7 @@ from fedstrata.core.types import PyTree
 from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.engines.identity import differences
 from fedstrata.engines.network import wire
+from fedstrata.engines.network.allowance import Allowance
 from fedstrata.engines.network.audit import Audit, described, numbers
 from fedstrata.engines.network.kits import Identity, KitError
 from fedstrata.engines.network.masks import Masker
@@ -71,6 +72,7 @@ class Host:
         once: whether it ends when the server says that nothing more will be asked.
         audit: the site's account of what it was asked.
         identity: its certificate, by which other sites know it in secure runs.
+        allowance: what may be learnt of its samples in all runs; None is no bound.
     """
 
     def __init__(
@@ -83,10 +85,11 @@ class Host:
         secret: bytes = b"",
         audit: Audit | None = None,
         identity: Identity | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         self.terms, self.opens, self.folder = terms, opens, folder
         self.share, self.once, self.secret = share, once, secret
-        self.audit, self.identity = audit, identity
+        self.audit, self.identity, self.allowance = audit, identity, allowance
         self.run: str | None = None
         self.number = -1
         self.opened: Opened | None = None
@@ -211,7 +214,8 @@ class Host:
         if site is None or site.place.total != place.total or not np.array_equal(site.place.clients, own):
             masker = self._masker(self.run, arrays[1:]) if text.setup.secure else None
             folder = self.folder / self.run
-            site = Site(text, self.opened.data, place, folder, secret=self.secret, masker=masker)
+            its, whose = (text, self.opened.data, place, folder), (self.secret, masker, self.allowance)
+            site = Site(*its, None, *whose)
         anew = False
         if wire.value(header, "fresh", bool):
             self._remove_finished()
@@ -240,6 +244,8 @@ class Host:
         return False
 
     def _memory(self, header: Header) -> tuple[Header, Arrays]:
+        if self.allowance is not None:
+            raise SiteRefused("This site has a budget of privacy, and what clients remember may lack noise.")
         if not self.share:
             raise SiteRefused("This site does not give away what its clients remember (`--share`).")
         if self.site is None or header.get("run") != self.run:

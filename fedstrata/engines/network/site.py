@@ -28,6 +28,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Outline, Placed
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.network import wire
+from fedstrata.engines.network.allowance import Allowance, costs_of
 from fedstrata.engines.network.masks import Asked, Fixed, Masker
 from fedstrata.engines.network.states import SiteRefused, States, first_of
 from fedstrata.engines.network.text import PROGRAMS, START_ROUND, Text, made_up, reads
@@ -42,9 +43,9 @@ from fedstrata.support.frozen import lending
 class Reached(Exception):
     """The replay came to the exchange that is wanted."""
 
-    def __init__(self, exchange: Exchange, memory: PyTree) -> None:
+    def __init__(self, exchange: Exchange, memory: PyTree, channel: Any) -> None:
         super().__init__()
-        self.exchange, self.memory = exchange, memory
+        self.exchange, self.memory, self.channel = exchange, memory, channel
 
 
 class SiteFed(Positioned):
@@ -60,7 +61,7 @@ class SiteFed(Positioned):
     def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
         """Made-up replies, or the end of the replay."""
         if self.next_position() == self.wanted:
-            raise Reached(exchange, self.memory)
+            raise Reached(exchange, self.memory, self.channel)
 
         def one(memory: PyTree) -> PyTree:
             client = self.own.client(0, tree.row(memory, 0))
@@ -100,6 +101,8 @@ class _Compiled(NamedTuple):
     evaluation: bool
     everyone: bool
     place: str
+    floating: bool
+    releases: Any
 
 
 @dataclass
@@ -131,6 +134,7 @@ class Site:
         secret: what noise is drawn from besides the message, so that the server cannot draw it too, and the
             same message has the same noise; None draws what the simulated engine draws.
         masker: its part in secure sums, where the text asks for them.
+        allowance: what may be learnt of its samples; None is no bound.
     """
 
     def __init__(
@@ -142,8 +146,13 @@ class Site:
         programs: dict[Any, Any] | None = None,
         secret: bytes | None = None,
         masker: Masker | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
-        self.secret, self.masker = secret, masker
+        self.secret, self.masker, self.allowance = secret, masker, allowance
+        self.sizes = {
+            "train": data.sizes,
+            **({} if data.valid_sizes is None else {"valid": data.valid_sizes}),
+        }
         self.text, self.place = text, place
         self.setup = replace(text.setup, metrics=_exchanged(text))
         self.data = data.placed()
@@ -191,6 +200,7 @@ class Site:
         compiled, arguments = self._prepare(wanted, r, clients, places, weights, key, leaves, before, own)
         if asked is not None:
             self._admit(asked, compiled, weights)
+        self._spend(compiled)
         uploads, memory, tally = compiled.run(*arguments)
         uploads = [np.asarray(u) for u in uploads]
         if compiled.stacked:
@@ -232,6 +242,13 @@ class Site:
         fixed = Fixed(*method.bound(place), asked.shares)
         vector = fixed.encode(uploads, asked.shares[self.masker.index])
         return self.masker.mask(vector, np.array([counts[name] for name in counting.ORACLES]), asked)
+
+    def _spend(self, compiled: _Compiled) -> None:
+        if self.allowance is None:
+            return
+        method: Any = self.text.method
+        channel = None if compiled.evaluation else getattr(method, "channels", {}).get(compiled.place)
+        self.allowance.spend(costs_of(channel, compiled.releases, self.sizes, compiled.floating))
 
     def _own_words(self, about: list[Any], arrays: Arrays, memory: PyTree) -> np.ndarray | None:
         """The words of a key for noise, unknown to the server: the same for the same question.
@@ -283,7 +300,7 @@ class Site:
         return self._programs[name], arguments
 
     def _compile(self, wanted: Wanted, arguments: tuple[Any, ...]) -> _Compiled:
-        found: list[Exchange] = []
+        found: list[tuple[Exchange, Any]] = []
 
         def answer(frozen: list[PyTree], *arguments: Any) -> Any:
             with lending(self.setup.problem.held, frozen):
@@ -296,18 +313,22 @@ class Site:
                 "a phase may close over the round's number and what is fixed, and over nothing else."
             )
         lowered, _ = lowered_by(traced, arguments, True)
-        one = found[-1]
-        return _Compiled(lowered.compile(), one.stacked, one.evaluation, one.of is None, one.place)
+        one, channel = found[-1]
+        floating = all(jnp.issubdtype(u.dtype, jnp.inexact) for u in traced.out_info[0])
+        released = () if channel is None else channel.released.get(one.place, ())
+        return _Compiled(
+            lowered.compile(), one.stacked, one.evaluation, one.of is None, one.place, floating, released
+        )
 
     def _answer(
-        self, wanted: Wanted, found: list[Exchange], method: Any, key: Array, r: Array, total: Array,
-        clients: Array, places: Array, weights: Array, leaves: list[Array], memory: PyTree,
+        self, wanted: Wanted, found: list[tuple[Exchange, Any]], method: Any, key: Array, r: Array,
+        total: Array, clients: Array, places: Array, weights: Array, leaves: list[Array], memory: PyTree,
         data: Placed, own_words: Array | None, fake: Array,
     ) -> tuple[list[Array], PyTree, counting.Tally]:  # fmt: skip
         """What the site computes for an exchange, as one traced function."""
         setup = replace(self.setup, participants=wanted.participants)
-        exchange, memory_there = self._replay(setup, wanted, method, r, memory, data, fake)
-        found.append(exchange)  # what is static of it, for whoever traces this
+        exchange, memory_there, channel = self._replay(setup, wanted, method, r, memory, data, fake)
+        found.append((exchange, channel))  # what is static of it, for whoever traces this
         message = _fitted(exchange, wanted.phase, leaves)
         message = message if own_words is None else with_own_words(message, own_words)
         exchange = exchange._replace(key=jax.random.wrap_key_data(key), message=message)
@@ -343,7 +364,7 @@ class Site:
     def _replay(
         self, setup: Setup, wanted: Wanted, method: Any, r: Array, memory: PyTree, data: Placed,
         fake: Array,
-    ) -> tuple[Exchange, PyTree]:  # fmt: skip
+    ) -> tuple[Exchange, PyTree, Any]:  # fmt: skip
         sizes = made_up(jax.ShapeDtypeStruct((self.setup.clients,), jnp.int32), fake)
         outline = Outline(sizes, made_up(self.text.server, fake))
         carry = Carry(made_up(self.text.state, fake), memory)
@@ -359,7 +380,7 @@ class Site:
                     f"Exchange {wanted.k} of {wanted.program!r} is {mine!r} in this site's text, not "
                     f"{wanted.phase!r}: the server runs another text."
                 ) from None
-            return reached.exchange, reached.memory
+            return reached.exchange, reached.memory, reached.channel
         raise SiteRefused(f"{wanted.program!r} has no exchange {wanted.k} in this site's text.")
 
 

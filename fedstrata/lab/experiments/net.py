@@ -143,6 +143,10 @@ def site(
     share: Share = False,
     simulated: Simulated = False,
     once: Annotated[bool, typer.Option("--once", help="End when the server's run ends.")] = False,
+    epsilon: Annotated[
+        float | None, typer.Option(help="A budget of privacy for this site's samples, in all runs together.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="δ of that budget.")] = 1e-5,
     log: Annotated[Path | None, typer.Option(help="A file for the log.")] = None,
     watch: Watch = None,
     quick: Quick = False,
@@ -152,6 +156,7 @@ def site(
     """Take part: check this site's data, dial the server, answer it, and dial again for ever."""
     _log(log)
     with messages():
+        from fedstrata.engines.network.allowance import Allowance
         from fedstrata.engines.network.audit import Audit
         from fedstrata.engines.network.grpc_site import serve
         from fedstrata.engines.network.host import Host
@@ -170,9 +175,11 @@ def site(
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         audit = Audit(folder / AUDIT, name)
         audit.note("started", experiment=definition.name, terms=terms_of(definition))
+        allowance = None if epsilon is None else Allowance(folder / "privacy.json", epsilon, delta)
         host = Host(
-            terms_of(definition), opens, folder, share, once, read(kit)[2], audit, Identity(kit, names)
-        )
+            terms_of(definition), opens, folder, share, once, read(kit)[2], audit, Identity(kit, names),
+            allowance,
+        )  # fmt: skip
         _warn_of_expiry(kit, name)
 
         def tells() -> list[Gauge]:
