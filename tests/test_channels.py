@@ -490,17 +490,17 @@ def test_the_noise_for_a_budget():
 REFUSED = {
     "noise needs clip": lambda: fs.Channel(noise=1.0),
     "feedback": lambda: fs.Channel(clip=1.0, noise=1.0, compress=fs.TopK(0.1), feedback="ef"),
-    "robust mean looks at single uploads": lambda: fs.Channel(clip=1.0, noise=1.0, mean=fs.Median()),
-    "the count needs noise too": lambda: fs.Channel(clip=fs.Adaptive(), noise=1.0),
-    "is about privacy": lambda: fs.Channel(epsilon=1.0),
+    "robust mean depends on single uploads": lambda: fs.Channel(clip=1.0, noise=1.0, mean=fs.Median()),
+    "this count needs noise too": lambda: fs.Channel(clip=fs.Adaptive(), noise=1.0),
+    "is a privacy parameter": lambda: fs.Channel(epsilon=1.0),
     "must be a positive number": lambda: fs.Channel(clip=-1.0),
-    "share is the part": lambda: fs.TopK(10),
+    "share is the fraction": lambda: fs.TopK(10),
     "bits must be 2, 4 or 8": lambda: fs.QSGD(3),
-    "who is absent adds no noise": lambda: run_on(
+    "absent clients add no noise": lambda: run_on(
         SLOPES, dropouts=fs.Dropouts(0.1), channel=fs.Channel(clip=1.0, noise=1.0, noise_at="clients")
     ),
     "same probability": lambda: run_on(SLOPES, weights="size", participation=fs.Poisson(0.5)),
-    "no phase or level 'man'": lambda: run_on(SLOPES, channel={"man": fs.Channel(clip=1.0)}),
+    "unknown phase or level 'man'": lambda: run_on(SLOPES, channel={"man": fs.Channel(clip=1.0)}),
     "single replies": lambda: CASES["fedrzo-scalars"].run(
         participation=fs.Poisson(0.5), channel=fs.Channel(clip=1.0, noise=1.0)
     ),

@@ -1,4 +1,4 @@
-"""What happens to uploads on their way: bounds, noise, compression, robust means, dropouts."""
+"""Channels, which transform uploads: clipping, noise, compression, robust means, dropouts."""
 
 from fedstrata.channels.attacks import ALIE as ALIE
 from fedstrata.channels.attacks import InnerProduct as InnerProduct

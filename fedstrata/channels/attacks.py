@@ -1,9 +1,9 @@
-"""Hostile clients, for experiments: an attack goes around the mean that it is to be tried on.
+"""Hostile clients, for experiments: an attack wraps the robust mean that it attacks.
 
     fs.Channel(mean=SignFlip(fs.TrimmedMean(0.2), clients=2))
 
-It replaces the uploads of the first clients, and sees all of them, as an omniscient adversary does. `Mean` is
-the plain mean.
+It replaces the uploads of the first clients and sees all uploads, like an omniscient adversary. `Mean` is the
+plain mean.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fedstrata.core.types import Array, Key
 
 @dataclass(frozen=True)
 class Attack:
-    """What the attacks share.
+    """Base of the attacks.
 
     Args:
-        mean: what it is tried on.
-        clients: how many are hostile: the first ones.
+        mean: the mean under attack.
+        clients: the number of hostile clients, which are the first ones.
     """
 
     mean: Robust
@@ -40,7 +40,7 @@ class Attack:
         return self.mean(key, rows, here, index)
 
     def upload(self, rows: Array, mean: Array, spread: Array, here: Array) -> Array:
-        """What hostile clients send, by the honest ones' mean and standard deviation."""
+        """The uploads of hostile clients, from the honest clients' mean and standard deviation."""
         raise NotImplementedError
 
 
@@ -57,7 +57,7 @@ class SignFlip(Attack):
 
 @dataclass(frozen=True)
 class ALIE(Attack):
-    """A little is enough (Baruch et al. 2019): mean − z · standard deviation; None is the paper's z."""
+    """A little is enough (Baruch et al. 2019): mean − z · standard deviation; None takes the paper's z."""
 
     z: float | None = None
 
@@ -85,7 +85,7 @@ class InnerProduct(Attack):
 
 @dataclass(frozen=True)
 class Mimic(Attack):
-    """All send what the last client sends (Karimireddy et al. 2022)."""
+    """All hostile clients send the upload of the last client (Karimireddy et al. 2022)."""
 
     def upload(self, rows: Array, mean: Array, spread: Array, here: Array) -> Array:
         """See `Attack.upload`."""

@@ -1,4 +1,4 @@
-"""What a user says of uploads on their way, and of who answers."""
+"""The user's options for uploads, participation and dropouts."""
 
 from __future__ import annotations
 
@@ -21,32 +21,34 @@ EVERYWHERE = "*"
 
 @dataclass(frozen=True)
 class Channel:
-    """What happens to each upload, as a difference to the reference that its method names.
+    """How each upload is transformed, as a difference to the reference point of its method.
 
-    At a client: clip, add noise, compress. At the server: take the mean, add noise. See ``docs/channels.md``.
+    The client clips, adds noise and compresses; the server takes the mean and adds noise. See
+    ``docs/channels.md``.
 
     Args:
-        clip: the bound C of an upload's norm; a number, or `Adaptive`.
+        clip: the bound C on an upload's norm: a number, or `Adaptive`.
         noise: the noise multiplier z: the mean gets Gaussian noise of standard deviation z · C · (largest
             weight).
-        noise_at: ``"server"`` adds it to the mean. ``"clients"`` adds a part of it to each upload, so that
-            the mean has as much: nobody sees an upload without noise, and a single one has √m times less than
-            it needs by itself. ``"each"`` adds all of it to each upload: no one needs to be trusted.
-        compress: what is sent in its place: `TopK`, `RandK`, `QSGD`, `Sign`, `Cast`. The ledger counts that;
-            the network engine sends decoded numbers in this version, so that more bytes travel there.
-        feedback: what becomes of what a compressor leaves out: ``"ef"`` adds it to the next upload (Seide et
-            al. 2014). ``"ef21"`` sends differences to what the server has of this client (Richtárik et al.
-            2021; for an unbiased compressor DIANA, Mishchenko et al. 2019). ``"auto"`` is the one that the
-            method bears, None drops it.
-        mean: a robust mean in place of the weighted one: `TrimmedMean`, `Median`, `GeometricMedian`, `Krum`,
+        noise_at: ``"server"`` adds the noise to the mean. ``"clients"`` adds a part of it to each upload, so
+            that the mean has the same noise: the server sees no upload without noise, but a single upload has
+            √m times less noise than it needs. ``"each"`` adds the full noise to each upload, so that no party
+            has to be trusted.
+        compress: the compressor: `TopK`, `RandK`, `QSGD`, `Sign` or `Cast`. The ledger counts the compressed
+            size; in this version the network engine sends decoded numbers, so more bytes travel there.
+        feedback: how compression errors are corrected: ``"ef"`` adds them to the next upload (Seide et al.
+            2014). ``"ef21"`` sends differences to the server's copy of the client's last upload (Richtárik et
+            al. 2021; with an unbiased compressor DIANA, Mishchenko et al. 2019). ``"auto"`` takes the one
+            that suits the method; None does not correct them.
+        mean: a robust mean instead of the weighted mean: `TrimmedMean`, `Median`, `GeometricMedian`, `Krum`,
             `MultiKrum`, `CenteredClipping`.
-        secure: over a network, sites mask what they send so that the server learns sums alone, of uploads,
-            metrics and counts; for every exchange of a run. It needs three sites, methods that average, and
-            the policy ``"wait"``. The other engines, where nothing travels, compute the same sum plainly.
-        examples: bounds and noise for single samples, at each client: `Examples`.
-        delta: δ of the (ε, δ) in the history, where there is noise; None is 1/(10 · clients), for single
-            samples 1/(10 · the samples of the largest client).
-        epsilon: the budget: the run ends before the round that would exceed it; None is no budget.
+        secure: over a network, sites mask what they send, so that the server learns only sums of uploads,
+            metrics and counts, in every exchange of a run. It needs three sites, a method that averages, and
+            the policy ``"wait"``. The other engines compute the same sum without masks.
+        examples: clipping and noise for single samples, at each client: `Examples`.
+        delta: δ of the (ε, δ) in the history, if there is noise; None: 1/(10 · clients), for single samples
+            1/(10 · the samples of the largest client).
+        epsilon: the privacy budget: the run ends before the round that would exceed it; None: unlimited.
     """
 
     clip: float | Adaptive | None = None
@@ -89,18 +91,17 @@ class Channel:
             )
         if self.noise is None and self.examples is None:
             given = "delta" if self.delta is not None else "epsilon" if self.epsilon is not None else None
-            return given and f"{given} is about privacy, which needs clip and noise, or examples."
+            return given and f"{given} is a privacy parameter, which needs clip and noise, or examples."
         if self.noise is None:
             return None
         if self.clip is None:
-            return "noise needs clip, the bound that it is a multiple of."
+            return "noise needs clip, because its standard deviation is a multiple of it."
         if isinstance(self.clip, Adaptive) and self.noise > 0 and self.clip.noise <= 0:
-            return "an adaptive clip counts uploads, and the count needs noise too: Adaptive(noise=…)."
+            return "an adaptive clip counts uploads, and this count needs noise too: give Adaptive(noise=…)."
         if self.compress is not None and self.feedback in ("ef", "ef21"):
             return (
-                "what feedback adds to an upload comes from earlier rounds, without a bound, so that noise "
-                "does "
-                "not hide it. Give feedback=None with noise."
+                "error feedback adds unbounded terms from earlier rounds, which the noise does not hide. "
+                "Give feedback=None with noise."
             )
         return None
 
@@ -109,27 +110,30 @@ class Channel:
             return None
         if self.noise is not None and self.noise_at != "each":
             return (
-                "a robust mean looks at single uploads, and one client may move it further than noise for a "
-                "mean "
-                "hides. Give noise_at='each', or the plain mean."
+                "a robust mean depends on single uploads, and one client may move it further than the noise "
+                "of a mean hides. Give noise_at='each', or leave mean= out."
             )
-        return "an adaptive clip counts uploads in a plain mean." if isinstance(self.clip, Adaptive) else None
+        return (
+            "an adaptive clip needs the plain mean: leave mean= out."
+            if isinstance(self.clip, Adaptive)
+            else None
+        )
 
     def _secure_refused(self) -> str | None:
         if not self.secure:
             return None
         if self.mean is not None:
-            return "a robust mean looks at single uploads, which secure=True hides: give one of them."
+            return "a robust mean needs single uploads, which secure=True hides: give only one of them."
         if self.compress is not None:
             return (
-                "a masked upload has as many bits as one that is not compressed, since masks look random: "
-                "leave compress= or secure=True out."
+                "a masked upload cannot be compressed, because masks are random: leave compress= or "
+                "secure=True out."
             )
         return None
 
     @property
     def trivial(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether uploads are left unchanged."""
         return self.clip is None and self.compress is None and self.mean is None and self.examples is None
 
 
@@ -138,14 +142,14 @@ tree.register(Channel, lambda c: {n for n in ("clip", "noise", "examples") if ge
 
 @dataclass(frozen=True)
 class Dropouts:
-    """Clients that do not answer in a round, each by itself.
+    """Clients that drop out of a round, independently.
 
-    The others' weights are scaled up. Where nobody answers, nothing moves.
+    The others' weights are scaled up. If all clients drop out, the state does not change.
 
     Args:
-        probability: of each client in each round.
-        when: ``"before"`` it computes, or ``"after"``: its upload is lost, and it has changed what it
-            remembers, of which the server knows nothing.
+        probability: the probability that a client drops out of a round.
+        when: ``"before"`` the client computes, or ``"after"``: its upload is lost, but its memory has
+            changed, which the server does not know.
     """
 
     probability: float
@@ -163,15 +167,15 @@ tree.register(Dropouts, lambda d: {"probability"})
 
 @dataclass(frozen=True)
 class Poisson:
-    """Participation of each client in each round with a probability, by itself.
+    """Poisson sampling: each client takes part in each round with a probability, independently.
 
-    It is what privacy accounting asks for: cohorts of a fixed size are hardly amplified. Programs need a
-    fixed size, so a round has room for ``capacity`` clients; where more are drawn, which almost never
-    happens, some of them are left out.
+    Privacy accounting needs it: cohorts of a fixed size have almost no amplification. Programs need a fixed
+    size, so a round has room for ``capacity`` clients; if more are drawn, which almost never happens, some
+    are left out.
 
     Args:
         q: the probability.
-        capacity: None is q·m plus six standard deviations, at most m.
+        capacity: the largest cohort; None: q·m plus six standard deviations, at most m.
     """
 
     q: float
@@ -179,10 +183,10 @@ class Poisson:
 
     def __post_init__(self) -> None:
         if not 0 < self.q <= 1:
-            raise ValueError(f"Poisson: q is a probability in (0, 1], but is {self.q!r}.")
+            raise ValueError(f"Poisson: q must be a probability in (0, 1], but is {self.q!r}.")
 
     def room(self, clients: int) -> int:
-        """How many clients of a round there is room for."""
+        """The largest cohort."""
         if self.capacity is not None:
             return min(self.capacity, clients)
         return min(clients, int(np.ceil(self.q * clients + 6 * np.sqrt(self.q * (1 - self.q) * clients))) + 1)
@@ -194,7 +198,7 @@ Channels = Channel | Mapping[str, Channel]
 def chosen(channels: Channels | None, level: str, phase: str) -> Channel:
     """The channel of an exchange: by its phase's name, else its level's, else ``"*"``.
 
-    One channel is for all exchanges; what it compresses are those of the level "main".
+    A single channel applies to all exchanges, but compresses only those of the level "main".
     """
     if isinstance(channels, Channel):
         return channels if level == "main" or channels.compress is None else _whole(channels)
@@ -209,7 +213,7 @@ def _whole(channel: Channel) -> Channel:
 
 
 def check_channels(channels: object) -> None:
-    """Raise where this is neither a channel nor channels by name."""
+    """Raise if this is neither a channel nor a mapping of channels by name."""
     if isinstance(channels, Mapping):
         for name, one in channels.items():
             if not (isinstance(name, str) and isinstance(one, Channel)):

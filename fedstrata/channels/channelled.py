@@ -1,4 +1,4 @@
-"""A method whose uploads go through channels: what engines run in its place."""
+"""A method whose uploads pass through channels; engines run it instead of the method."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ MARK = 0x6368  # folded into a round's key for what channels draw
 )
 @dataclass(frozen=True)
 class Channelled:
-    """A method's text with a link in the verbs of every round.
+    """A method with a link in the verbs of every round.
 
     Attributes:
         plain: the method.
-        channels: by place, where they do anything.
-        drops: who does not answer, or None.
+        channels: the channels that are not trivial, by place.
+        drops: the dropouts, or None.
         levels: place and level of every exchange.
-        expected: how many clients a mean is divided by, where that is fixed; see `Fed.expected`.
-        remembers: whether what clients remember is `Kept`.
+        expected: the fixed number of clients that divides a mean, or None; see `Fed.expected`.
+        remembers: whether the clients' memory is `Kept`.
     """
 
     plain: Any
@@ -50,7 +50,7 @@ class Channelled:
 
     @property
     def name(self) -> str:
-        """The method's."""
+        """The name of the method."""
         return type(self.plain).__name__
 
     @property
@@ -90,14 +90,14 @@ class Channelled:
         return link
 
     def bound(self, place: str) -> tuple[float | None, float]:
-        """What is known of the numbers of an upload there: C, and the deviation of its own noise over C."""
+        """The bound C of an upload at a place, and the standard deviation of the client's noise over C."""
         channel = self.channels.get(place)
         if channel is None or channel.clip is None or isinstance(channel.clip, Adaptive):
             return None, 0.0
         return float(channel.clip), 0.0 if channel.noise_at == "server" else float(channel.noise or 0.0)
 
     def described(self) -> dict[str, str]:
-        """What a checkpoint and the parties of a network compare."""
+        """The description that checkpoints and the parties of a network compare."""
         found = {f"channel, {place}": str(channel) for place, channel in self.channels.items()}
         return found if self.drops is None else {**found, "dropouts": str(self.drops)}
 
@@ -112,7 +112,7 @@ class Channelled:
         return found
 
     def metrics(self, state: Joined) -> dict[str, Any]:
-        """See `Method.metrics`; and the bounds that move."""
+        """See `Method.metrics`; also the adaptive bounds."""
         return {**self.plain.metrics(state.own), **{f"clip/{k}": b for k, b in state.bounds.items()}}
 
     def judged_as(self, problem: Any) -> Any:
@@ -125,19 +125,19 @@ class Channelled:
 
 
 def resolved(channels: Channels | None, method: Method, found: Sequence[Sent]) -> dict[str, Channel]:
-    """The channel of every place that has one, checked against what is sent there.
+    """The channel of every place that has one, checked against the upload there.
 
     Raises:
-        ValueError: for what cannot be combined, with the reason.
+        ValueError: for combinations that are not possible, with the reason.
     """
     names = {name for one in found for name in (one.level, one.phase, "*")}
     if isinstance(channels, Mapping) and (unknown := sorted(set(channels) - names)):
         known = sorted(names)
-        raise ValueError(f"channel: there is no phase or level {unknown[0]!r}; there are {known}.")
+        raise ValueError(f"channel: unknown phase or level {unknown[0]!r}; known are {known}.")
     its = {}
     for one in found:
         channel = chosen(channels, one.level, one.phase)
-        if one.program == "start":  # sent once: whole
+        if one.program == "start":  # sent once, so not compressed
             channel = replace(channel, compress=None, feedback=None)
         if not one.floats:  # but what a client remembers may be of its samples
             channel = Channel(examples=channel.examples)
@@ -150,21 +150,23 @@ def resolved(channels: Channels | None, method: Method, found: Sequence[Sent]) -
 
 
 def hidden(channels: Channels | None, found: Sequence[Sent]) -> bool:
-    """Whether the server is to learn sums alone: of all exchanges, or of none.
+    """Whether the server learns only sums, which holds for all exchanges or for none.
 
     Raises:
-        ValueError: for some of them alone, or where a method needs single replies.
+        ValueError: if only some exchanges are secure, or if the method needs single replies.
     """
     asked = {chosen(channels, one.level, one.phase).secure for one in found}
     if True not in asked:
         return False
     if False in asked:
-        raise ValueError("channel: secure=True is for a whole run: give it to every channel of the mapping.")
+        raise ValueError(
+            "channel: secure=True applies to a whole run: give it to every channel of the mapping."
+        )
     for one in found:
         if one.gathered or one.per_sample:
             raise ValueError(
-                f"channel: {one.phase!r} sends single replies, and secure=True hides all but sums. "
-                "Take a variant of the method that averages; `fs.exchanges` lists what each sends."
+                f"channel: {one.phase!r} needs single replies, but with secure=True the server learns only "
+                "sums. Use a variant of the method that averages; `fs.exchanges` lists what each sends."
             )
     return True
 
@@ -172,8 +174,8 @@ def hidden(channels: Channels | None, found: Sequence[Sent]) -> bool:
 def _refused(channel: Channel, method: Method, one: Sent) -> str | None:
     if one.per_sample:
         return (
-            "it sends a number for every sample of a client, which no channel bounds or compresses. Give the "
-            "method a batch_size."
+            "it sends a number for every sample of a client, which channels cannot clip or compress. Give "
+            "the method a batch_size."
         )
     # said by the class itself: one that inherits may take more of the samples
     if channel.examples is not None and not vars(type(method)).get("private_samples", False):
@@ -184,19 +186,19 @@ def _refused(channel: Channel, method: Method, one: Sent) -> str | None:
         )
     if channel.compress is not None and not channel.compress.unbiased and one.level in method.linear:
         return (
-            f"the exchanges of the level {one.level!r} are a linear recursion, which a biased compressor "
-            f"breaks "
-            "(it diverges). Compress the level 'main' alone, or take fs.QSGD, which is unbiased."
+            f"the exchanges of the level {one.level!r} are a linear recursion, which diverges with a biased "
+            "compressor. Compress only the level 'main', or use fs.QSGD, which is unbiased."
         )
     if isinstance(channel.clip, Adaptive) and one.gathered:
         return (
-            "an adaptive clip counts uploads in a mean, and here the server gets each of them. Give a number."
+            "an adaptive clip needs the mean of the uploads, but here the server gets each of them. Give a "
+            "number."
         )
     return None
 
 
 def _with_feedback(channel: Channel, method: Method, one: Sent) -> Channel:
-    """What becomes of what a compressor leaves out, where the user does not say; see `Method.feedback`."""
+    """The channel with its error feedback chosen, if it is "auto"; see `Method.feedback`."""
     if channel.feedback != "auto":
         return channel
     compress = channel.compress
@@ -222,7 +224,7 @@ def channelled(
     clients: int,
     expected: float | None = None,
 ) -> tuple[Channelled, tuple[PyTree, PyTree]]:
-    """The method with its channels, and the state and memory with what these keep."""
+    """The method with its channels, and the state and memory extended by those of the channels."""
     state, memory = carry
     keeps: dict[str, Any] = {}
     bounds: dict[str, Any] = {}

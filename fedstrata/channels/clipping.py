@@ -1,6 +1,6 @@
-"""Bounds on uploads, and noise in proportion to them.
+"""Clipping of uploads, and Gaussian noise.
 
-clip(u, C) = u · min(1, C/‖u‖),    ‖u‖ over all arrays of an upload together
+clip(u, C) = u · min(1, C/‖u‖),    with ‖u‖ over all arrays of an upload
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from fedstrata.core.types import Array, Key, PyTree, Real
 @partial(jax.tree_util.register_dataclass, data_fields=("start", "quantile", "rate", "noise"), meta_fields=())
 @dataclass(frozen=True)
 class Adaptive:
-    """A bound that follows a quantile of the uploads' norms (Andrew et al. 2021, Algorithm 1).
+    """A bound that tracks a quantile of the uploads' norms (Andrew et al. 2021, Algorithm 1).
 
-        C ← C · exp(−rate · (b − quantile)),    b: the part of the uploads with ‖u‖ ≤ C, with noise
+        C ← C · exp(−rate · (b − quantile)),    b: the fraction of uploads with ‖u‖ ≤ C, with noise
 
     Args:
-        start: the first bound.
-        quantile: the part of the uploads that stays as it is.
-        rate: of the geometric steps.
-        noise: standard deviation of the noise on the number of clients below the bound. With noise on the
-            uploads it must be positive: the number itself tells who took part.
+        start: the initial bound.
+        quantile: the fraction of uploads that are not clipped.
+        rate: the step size of the geometric update.
+        noise: the standard deviation of the noise on the number of clients below the bound. With noise on the
+            uploads it must be positive, because the number reveals who took part.
     """
 
     start: float = 1.0
@@ -37,13 +37,13 @@ class Adaptive:
     noise: float = 0.0
 
     def follow(self, key: Key, bound: Array, below: Array, weight: Real) -> Array:
-        """The next bound, where ``below`` is the weighted mean of who is below and ``weight`` the largest."""
+        """The next bound, from the weighted fraction ``below`` the bound and the largest weight."""
         seen = below + self.noise * weight * jax.random.normal(key)
         return bound * jnp.exp(-self.rate * (seen - self.quantile))
 
 
 def clipped(u: PyTree, bound: Real) -> tuple[PyTree, Array]:
-    """U in the ball of a radius, and the norm that it had."""
+    """The upload projected onto a ball, and its norm before."""
     size = tree.norm(u)
     return tree.scale(jnp.minimum(1.0, bound / jnp.where(size > 0, size, 1)), u), size
 
@@ -55,12 +55,12 @@ def bounded(u: PyTree, bound: Real) -> PyTree:
 
 
 def deviation_of(noise: Any, bound: Real) -> Real:
-    """Noise in units of a bound, which may be infinite where there is none."""
+    """The standard deviation of noise in units of a bound, which may be infinite without noise."""
     return jnp.where(noise == 0, 0.0, noise * bound)
 
 
 def noised(key: Key, u: PyTree, deviation: Real) -> PyTree:
-    """U with Gaussian noise of a standard deviation on every number."""
+    """The upload with Gaussian noise on every number."""
     leaves, form = jax.tree.flatten(u)
     keys = jax.random.split(key, max(len(leaves), 1))
     noisy = [

@@ -1,9 +1,9 @@
-"""Compressors: what is sent in place of a vector, and what the other side makes of it.
+"""Compressors: the payload that replaces a vector, and its reconstruction.
 
-    payload = encode(key, v)      arrays: what travels, which the ledger counts
+    payload = encode(key, v)      arrays that travel, which the ledger counts
     v̂ = decode(key, payload, d)   the same on both sides; ``key`` is shared and does not travel
 
-A contractive one has E‖v̂ − v‖² ≤ (1 − δ)‖v‖²; an unbiased one has E v̂ = v and E‖v̂ − v‖² ≤ ω‖v‖².
+Contractive compressors have E‖v̂ − v‖² ≤ (1 − δ)‖v‖²; unbiased ones have E v̂ = v and E‖v̂ − v‖² ≤ ω‖v‖².
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fedstrata.core.types import Array, Key, PyTree
 LONG = (
     4096  # numbers from which the largest are found by a threshold: a sort takes ten times as long on a CPU
 )
-BUCKET = 512  # numbers that share a norm in `QSGD`: the error then does not grow with d
+BUCKET = 512  # numbers that share a norm in `QSGD`, so that the error does not grow with d
 
 
 class Compressor(Protocol):
-    """See the module.
+    """The interface of compressors; see the module.
 
     Attributes:
-        unbiased: whether E v̂ = v; then `omega` of d numbers is ω, a bound of E‖v̂ − v‖²/‖v‖².
-        shared: whether all clients draw the same.
+        unbiased: whether E v̂ = v; then `omega` of d numbers is ω, a bound on E‖v̂ − v‖²/‖v‖².
+        shared: whether all clients use the same random numbers.
     """
 
     @property
@@ -41,38 +41,38 @@ class Compressor(Protocol):
 
 
 def read(compressor: Compressor, key: Key, v: Array) -> Array:
-    """What the server makes of v; without the arrays in between, where that is another computation."""
+    """The server's reconstruction of v; for some compressors by a faster computation."""
     if isinstance(compressor, TopK | RandK):
         return compressor.kept(key, v)
     return compressor.decode(key, compressor.encode(key, v), v.size).astype(v.dtype)
 
 
 def entries(share: float, d: int) -> int:
-    """K of d numbers, at least one."""
+    """The number k of d entries that are sent, at least one."""
     return max(1, min(d, math.ceil(share * d - 1e-9)))
 
 
 @dataclass(frozen=True)
 class Biased:
-    """Those that are not unbiased."""
+    """Base of the biased compressors."""
 
     unbiased: ClassVar[bool] = False
     shared: ClassVar[bool] = False
 
     def omega(self, d: int) -> float:
-        """Of no meaning where v̂ is biased."""
+        """Infinite, because v̂ is biased."""
         return math.inf
 
 
 def _check_share(name: str, share: float) -> None:
     if not 0 < share <= 1:
         raise ValueError(
-            f"{name}: share is the part of the numbers that is sent, in (0, 1], but is {share!r}."
+            f"{name}: share is the fraction of numbers that is sent, in (0, 1], but is {share!r}."
         )
 
 
 def _threshold(size: Array, k: int) -> Array:
-    """A number that at most k of these exceed, by bisection."""
+    """A threshold that at most k of the numbers exceed, by bisection."""
 
     def step(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         middle = (ends[0] + ends[1]) / 2
@@ -84,10 +84,10 @@ def _threshold(size: Array, k: int) -> Array:
 
 @dataclass(frozen=True)
 class TopK(Biased):
-    """The largest numbers of each array, with their places: δ = k/d.
+    """The largest numbers of each array, with their indices: δ = k/d.
 
     Args:
-        share: the part k/d of the numbers that is sent.
+        share: the fraction k/d of the numbers that is sent.
 
     >>> TopK(0.5).decode(None, TopK(0.5).encode(None, jnp.array([1.0, -3.0, 2.0, 0.5])), 4).tolist()
     [0.0, -3.0, 2.0, 0.0]
@@ -99,7 +99,7 @@ class TopK(Biased):
         _check_share("TopK", self.share)
 
     def encode(self, key: Key, v: Array) -> Any:
-        """Values and places; all values where that is all of them."""
+        """Values and indices; only values if all are sent."""
         k = entries(self.share, v.size)
         if k == v.size:
             return v
@@ -111,7 +111,7 @@ class TopK(Biased):
         return v.at[places].get(mode="fill", fill_value=0), places.astype(_index(v.size))
 
     def kept(self, key: Key, v: Array) -> Array:
-        """``decode(encode(v))``: of long arrays scattering takes five times as long on a CPU."""
+        """``decode(encode(v))``, five times as fast for long arrays on a CPU."""
         k, size = entries(self.share, v.size), jnp.abs(v)
         if v.size < LONG or k == v.size:
             return self.decode(key, self.encode(key, v), v.size)
@@ -131,11 +131,11 @@ def _index(d: int) -> Any:
 
 @dataclass(frozen=True)
 class RandK:
-    """Numbers at random places, the same for all clients, which a shared seed tells.
+    """Numbers at random indices, the same for all clients, from a shared seed.
 
     Args:
-        share: the part k/d of the numbers that is sent.
-        scaled: times d/k, which makes it unbiased, ω = d/k − 1; else δ = k/d.
+        share: the fraction k/d of the numbers that is sent.
+        scaled: whether to multiply by d/k, which makes it unbiased with ω = d/k − 1; otherwise δ = k/d.
     """
 
     share: float
@@ -158,7 +158,7 @@ class RandK:
         return jax.random.permutation(key, d)[: entries(self.share, d)]
 
     def encode(self, key: Key, v: Array) -> Array:
-        """Values alone."""
+        """The values; the indices follow from the key."""
         return v if entries(self.share, v.size) == v.size else v[self._places(key, v.size)]
 
     def kept(self, key: Key, v: Array) -> Array:
@@ -177,12 +177,12 @@ class RandK:
 
 @dataclass(frozen=True)
 class QSGD:
-    """Each number in units of the norm, rounded at random so that the mean is right (Alistarh et al. 2017).
+    """Stochastic rounding of each number in units of the norm (Alistarh et al. 2017).
 
-    The norm is that of 512 numbers: ω ≤ min(512/s², √512/s) with s = 2^(bits−1) − 1 levels.
+    Each 512 numbers share a norm: ω ≤ min(512/s², √512/s) with s = 2^(bits−1) − 1 levels.
 
     Args:
-        bits: 2, 4 or 8 for each number, its sign included.
+        bits: 2, 4 or 8 bits per number, including the sign.
     """
 
     bits: int = 8
@@ -195,7 +195,7 @@ class QSGD:
 
     @property
     def levels(self) -> int:
-        """How many sizes there are besides zero, s."""
+        """The number s of positive levels."""
         return 2 ** (self.bits - 1) - 1
 
     def omega(self, d: int) -> float:
@@ -204,7 +204,7 @@ class QSGD:
         return min(together / self.levels**2, math.sqrt(together) / self.levels)
 
     def encode(self, key: Key, v: Array) -> tuple[Array, Array]:
-        """Packed levels, and the norm of every bucket."""
+        """The packed levels, and the norm of every bucket."""
         rows = jnp.pad(v, (0, -v.size % BUCKET)).reshape(-1, BUCKET) if v.size > BUCKET else v[None]
         norms = jnp.linalg.norm(rows, axis=1)
         scaled = jnp.abs(rows) / jnp.where(norms > 0, norms, 1)[:, None] * self.levels
@@ -228,14 +228,14 @@ class QSGD:
 
 @dataclass(frozen=True)
 class Sign(Biased):
-    """One bit for each number, and their mean size: δ = ‖v‖₁²/(d‖v‖²)."""
+    """The signs, one bit each, and the mean absolute value: δ = ‖v‖₁²/(d‖v‖²)."""
 
     def encode(self, key: Key, v: Array) -> tuple[Array, Array]:
-        """Packed signs, and the mean size."""
+        """The packed signs, and the mean absolute value."""
         return jnp.packbits(v >= 0), jnp.abs(v).mean()
 
     def decode(self, key: Key, payload: tuple[Array, Array], d: int) -> Array:
-        """The mean size with these signs."""
+        """The signs times the mean absolute value."""
         bits, size = payload
         return jnp.where(jnp.unpackbits(bits, count=d) > 0, size, -size)
 
@@ -259,5 +259,5 @@ class Cast(Biased):
         return v.astype(self.dtype)
 
     def decode(self, key: Key, payload: Array, d: int) -> Array:
-        """As they are."""
+        """The same numbers in the default float type."""
         return payload.astype(jnp.result_type(float))

@@ -1,14 +1,13 @@
-"""Bounds and noise for single samples, at the one place where they enter: means over a client's samples.
+"""Clipping and noise for single samples, in the means over a client's samples.
 
     mean_s op(f(·, s))   →   1/b Σ_{s drawn} clip(op(f(·, s)), C) + N(0, (z C/b)²)
 
 for an ``op`` that is linear in f: the value, a gradient, a product with the Hessian (`Oracle.apply`). A
-minibatch takes each sample with the probability b/n by itself; a full batch takes all, with b = n. The noise
-is drawn from a key of the exchange, at a real site from one that only the site has, and from the place of the
-call in the phase and the turns of its loops, so that no two means have the same.
+minibatch takes each sample with probability b/n, independently; a full batch takes all, with b = n. The noise
+uses a key of the exchange (at a real site, a key that only the site has), the place of the call in the
+phase and the turns of its loops, so that no two means share their noise.
 
-What asks for samples in another way is refused: their values one by one, a mean without bounds, the arrays
-themselves. So nothing passes by.
+Every other access to samples is refused: single values, means without clipping, and the arrays themselves.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ MARK = "sample means"  # before the names under which they are counted
 
 @dataclass(frozen=True)
 class Examples:
-    """Differential privacy of a client's single samples, which needs no trust in the server.
+    """Differential privacy of a client's single samples, without trust in the server.
 
-    Every mean over samples that a method takes is bounded sample by sample, and gets noise at the client.
+    In every mean over samples, each sample's term is clipped, and the client adds noise.
 
     Args:
-        clip: C, the bound of the norm of what one sample adds to a gradient or a product.
+        clip: the bound C on the norm of one sample's term in a gradient or a product.
         noise: the noise multiplier z: a mean over b samples gets noise of standard deviation z · C/b.
-        share: the part of the noise that a client adds. Below 1 only the sum over clients is private.
-        values: the bound C of a sample's values, and of differences of them in zeroth-order methods.
+        share: the fraction of the noise that a client adds. Below 1, only the sum over clients is private.
+        values: the bound C on a sample's values, and on their differences in zeroth-order methods.
     """
 
     clip: float

@@ -1,12 +1,12 @@
-"""How a channel is applied to the phase that clients run and to the mean that arrives, once for all engines.
+"""How a channel wraps the clients' phase and the server's mean, for all engines.
 
-    client   Δ = upload − around;  clip;  noise;  compress Δ and what was left out before;  remember the rest
+    client   Δ = upload − around;  clip;  noise;  compress Δ plus earlier errors;  remember the error
     server   the mean, or a robust one;  noise;  + around
 
-An exchange is known by its place in the text: the program, and how many exchanges come before it there; the
-body of a loop has the same ones at every turn. What a client keeps for a place lies beside what its method
-remembers (`Kept`), what the server keeps beside the method's state (`Joined`), so that engines, checkpoints
-and results need know nothing of channels.
+The place of an exchange in the text identifies it: the program, and the number of exchanges before it; the
+body of a loop has the same places in every turn. A client stores a channel's state beside its method's
+memory (`Kept`), and the server beside the method's state (`Joined`), so that engines, checkpoints and
+results do not depend on channels.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from fedstrata.core.fed import Exchange, Fed, Remember
 from fedstrata.core.types import Array, Integer, Key, Phase, PyTree, Real
 
 NOTHING = Channel()
-LEAST_SUM = 3  # clients, where sums are to hide what is in them
+LEAST_SUM = 3  # clients in a sum that hides its terms
 
 
 class Kept(NamedTuple):
-    """What a client remembers: its method's memory, and what channels keep, by place."""
+    """A client's memory: its method's, and that of the channels, by place."""
 
     own: PyTree
     rest: dict[str, PyTree]
@@ -49,21 +49,22 @@ class Joined(NamedTuple):
 
 
 class Turning(NamedTuple):
-    """What goes along through loops: how many exchanges there were in this round, and the bounds."""
+    """The carry of loops: the number of exchanges in this round so far, and the adaptive bounds."""
 
     turn: Array | None
     bounds: dict[str, Array]
 
 
 class Sides(NamedTuple):
-    """What clients are told besides the message; where they have no values of the program, it is sent.
+    """What clients get besides the message; remote clients get it as a message.
 
     Attributes:
-        words: the words of a random key of this exchange, for what channels draw.
-        bound: of the norm, where it moves; else a client takes that of its own text.
-        part: of the mean's noise, where clients add it together.
-        here: of all clients, who answers; asked: who is asked at all.
-        own: the words of a key that the server does not know, for noise; None takes those of the exchange.
+        words: the data of a random key of this exchange, for the channel's random numbers.
+        bound: an adaptive bound on the norm; otherwise a client takes the channel's constant.
+        part: the client's part of the mean's noise, if clients share it.
+        here: of all clients, which ones answer.
+        asked: of all clients, which ones are asked.
+        own: the data of a key that the server does not know, for noise; None takes that of the exchange.
     """
 
     words: Array
@@ -75,14 +76,14 @@ class Sides(NamedTuple):
 
 
 def with_own_words(message: tuple[PyTree, ...], own: Array) -> tuple[PyTree, ...]:
-    """A message whose client draws its noise from a key of its own."""
+    """A message whose client draws its noise from its own key."""
     if message and isinstance(message[-1], Sides):
         return (*message[:-1], message[-1]._replace(own=own))
     return message
 
 
 class Floats:
-    """The numbers of an upload that a channel acts on, as a list of arrays; the others stay as they are."""
+    """The float arrays of an upload, which a channel transforms; it leaves the others unchanged."""
 
     def __init__(self, upload: PyTree) -> None:
         self.leaves, self.form = jax.tree.flatten(upload)
@@ -90,7 +91,7 @@ class Floats:
         self.list = [self.leaves[j] for j in self.where]
 
     def put(self, new: list[Any]) -> PyTree:
-        """The upload with these in their place."""
+        """The upload with new float arrays."""
         leaves = list(self.leaves)
         for j, u in zip(self.where, new, strict=True):
             leaves[j] = u
@@ -98,13 +99,13 @@ class Floats:
 
 
 class Reference(NamedTuple):
-    """The point that an upload is a difference to: places in the message, or constants, by array."""
+    """The reference point of an upload: for each array, its index in the message or a constant."""
 
     parts: list[int | np.ndarray]
 
     @classmethod
     def of(cls, exchange: Exchange) -> Reference | None:
-        """Of an exchange; None where it names none."""
+        """The reference of an exchange, or None."""
         if exchange.around is None:
             return None
         sent = {id(leaf): j for j, leaf in enumerate(jax.tree.leaves(exchange.message))}
@@ -112,16 +113,15 @@ class Reference(NamedTuple):
         for leaf in jax.tree.leaves(exchange.around):
             if not (isinstance(leaf, np.ndarray) or id(leaf) in sent):
                 raise TypeError(
-                    f"{exchange.name!r}: around= names a point that is not in the message, so "
-                    "that clients do not know it, and nothing can be done to the difference to it. Send it, "
-                    "or let the phase return the difference."
+                    f"{exchange.name!r}: around= is a point that is not in the message, so clients do not "
+                    "know it. Send it, or let the phase return the difference to it."
                 )
             place = sent.get(id(leaf))
             parts.append(leaf if place is None else place)
         return cls(parts)
 
     def arrays(self, message: PyTree, where: list[int]) -> list[Any]:
-        """Those of some of the upload's arrays."""
+        """The reference of some of the upload's arrays."""
         leaves = jax.tree.leaves(message)
         return [leaves[p] if isinstance(p, int) else p for p in (self.parts[j] for j in where)]
 
@@ -131,12 +131,12 @@ class Link:
 
     Args:
         program: ``"start"`` or ``"round"``.
-        key: of what channels draw in this round.
-        channels: by place, where they do anything.
-        levels: by place.
-        bounds: of adaptive clipping, by place.
-        drops: who does not answer.
-        remembers: whether what clients remember is `Kept`.
+        key: the random key of the channels in this round.
+        channels: the channels that are not trivial, by place.
+        levels: the level of every exchange, by place.
+        bounds: the bounds of adaptive clipping, by place.
+        drops: the dropouts, or None.
+        remembers: whether the clients' memory is `Kept`.
     """
 
     def __init__(
@@ -173,8 +173,8 @@ class Link:
         number = fed.clients if exchange.of is None else exchange.of.shape[0]
         if fed.setup.secure and number < LEAST_SUM:
             raise ValueError(
-                f"{exchange.name!r} asks {number} of the clients, and secure=True needs at least "
-                f"{LEAST_SUM}: of two, each knows the other's part from the sum."
+                f"{exchange.name!r} asks {number} of the clients, but secure=True needs at least "
+                f"{LEAST_SUM}: with two, each learns the other's upload from the sum."
             )
         exchange = exchange._replace(place=place)
         reference = Reference.of(exchange)
@@ -209,7 +209,7 @@ class Link:
         return numbers.put(found)
 
     def _turn(self) -> Key:
-        """A key of this very exchange: its own may come again in a loop."""
+        """A random key of this exchange; the key of the exchange itself may repeat in a loop."""
         if self.turning.turn is None:
             return self.key
         turn = jax.random.fold_in(self.key, self.turning.turn)
@@ -217,13 +217,13 @@ class Link:
         return turn
 
     def _differs(self, channel: Channel, fed: Fed) -> bool:
-        """Whether differences travel: also where weights need not sum to one."""
+        """Whether differences travel, which is needed too if the weights do not sum to one."""
         return not channel.trivial or fed.present is not None or fed.drawn is not None
 
     def _sides(
         self, fed: Fed, exchange: Exchange, turn: Key, channel: Channel, bound: Any, part: Real
     ) -> Sides:
-        """What clients are told; ``part`` of the mean's noise is each one's, where they add it together."""
+        """What clients get; ``part`` is each one's part of the mean's noise, if they share it."""
         here = asked = None
         if fed.answering(exchange.of) is not None:
             here = fed.present
@@ -244,7 +244,7 @@ class Link:
         self, phase: Phase, channel: Channel, place: str, reference: Reference | None, adaptive: bool,
         noisy: bool, sides: Sides, problem: Any, client: Client, key: Key, *message: PyTree,
     ) -> Any:  # fmt: skip
-        """What a client runs in place of a method's phase."""
+        """The phase that a client runs instead of the method's phase."""
         kept = client.memory if self.remembers else None
         inner = client if kept is None else replace(client, memory=kept.own)
         turn = jax.random.wrap_key_data(sides.words)
@@ -275,27 +275,27 @@ class Link:
         if channel.compress is not None:
             delta, rest = _compressed(channel, turn, jax.random.fold_in(mine, 2), delta, rest)
             if bound is not None and channel.noise is not None and channel.noise_at == "server":
-                delta, _ = clipped(delta, bound)  # a rounded vector may be longer than what it stands for
+                delta, _ = clipped(delta, bound)  # rounding may have lengthened the vector
         upload = (numbers.put(delta), below) if adaptive else numbers.put(delta)
         new = self._kept_where(here, reply.memory, inner.memory)
         if kept is None:
             return upload if new is None else Remember(upload, new)
         if rest is None and new is None:
             return upload
-        if rest is not None and here is not None:  # of an upload that did not arrive, nothing is kept
+        if rest is not None and here is not None:  # the error of a lost upload is not stored
             rest = jax.tree.map(partial(jnp.where, here), rest, kept.rest[place])
         others = kept.rest if rest is None else {**kept.rest, place: rest}
         return Remember(upload, Kept(kept.own if new is None else new, others))
 
     def _kept_where(self, here: Array | None, new: PyTree, old: PyTree) -> PyTree:
-        """What a method's client remembers: who drops out before it computes remembers nothing new."""
+        """The memory of the method's client, unchanged if it drops out before it computes."""
         after = self.drops is not None and self.drops.when == "after"
         if here is None or after or new is None or not tree.same_structure(new, old):  # refused by `visit`
             return new
         return jax.tree.map(partial(jnp.where, here), new, old)
 
     def _works(self, sides: Sides, client: Client, here: Array) -> Array:
-        """Whether a client computes, be its upload lost."""
+        """Whether a client computes, even if its upload is lost."""
         if self.drops is None or self.drops.when == "before":
             return here
         return jnp.asarray(True) if sides.asked is None else sides.asked[client.index]
@@ -303,7 +303,7 @@ class Link:
     def _book(
         self, fed: Fed, exchange: Exchange, place: str, channel: Channel, form: PyTree, number: int
     ) -> None:
-        """What travels: the message to those who are asked, and the payload of those who answer."""
+        """Count the message to the clients that are asked, and the payload of those that answer."""
         if channel.compress is not None:
             form = payload(channel, form)
         answers = fed.answering(exchange.of)
@@ -325,7 +325,7 @@ class Link:
 
 
 def payload(channel: Channel, upload: PyTree) -> PyTree:
-    """The form of what travels in place of an upload."""
+    """The shapes of what travels instead of an upload."""
     assert channel.compress is not None
     numbers, compress = Floats(upload), channel.compress
     sent = [
@@ -340,7 +340,7 @@ def payload(channel: Channel, upload: PyTree) -> PyTree:
 def _compressed(
     channel: Channel, shared: Key, mine: Key, delta: list[Array], rest: list[Array] | None
 ) -> tuple[list[Array], list[Array] | None]:
-    """What the server makes of a difference, and what the client keeps."""
+    """The server's reconstruction of a difference, and the client's new state."""
     assert channel.compress is not None
     compress, now = channel.compress, delta
     keys = jax.random.split(shared if compress.shared else mine, max(len(delta), 1))
@@ -354,12 +354,12 @@ def _compressed(
     whole = tree.add(rest, found)
     if not compress.unbiased:
         return whole, whole
-    parts = [1 / (1 + compress.omega(u.size)) for u in delta]  # DIANA: a whole step would not contract
+    parts = [1 / (1 + compress.omega(u.size)) for u in delta]  # DIANA: a full step would not contract
     return whole, [a + jnp.asarray(p, a.dtype) * u for a, p, u in zip(rest, parts, found, strict=True)]
 
 
 def _going(fed: Fed, exchange: Exchange, phase: Callable[..., Any], sides: Sides) -> Exchange:
-    """The exchange with a channel's phase: it closes over what clients are told, or is sent it."""
+    """The exchange with a channel's phase, which closes over `Sides`, or gets it as a message."""
     if fed.remote:
 
         def sent(problem: Any, client: Client, key: Key, *message: PyTree) -> Any:
@@ -378,8 +378,8 @@ def _going(fed: Fed, exchange: Exchange, phase: Callable[..., Any], sides: Sides
 
 
 def _extent(fed: Fed, exchange: Exchange, number: int) -> tuple[Any, Any]:
-    """The largest weight of an upload, and the root of the sum of the squares."""
-    if fed.expected is not None and exchange.of is not None:  # whoever is there
+    """The largest weight of an upload, and the root of the sum of the squared weights."""
+    if fed.expected is not None and exchange.of is not None:  # for any cohort
         return 1 / fed.expected, fed.expected**-0.5
     if exchange.weights is None:
         return 1 / number, number**-0.5
@@ -387,19 +387,19 @@ def _extent(fed: Fed, exchange: Exchange, number: int) -> tuple[Any, Any]:
 
 
 def _if_there(tally: counting.Tally, here: Array) -> counting.Tally:
-    """The counts of a client, if it is there."""
+    """The counts of a client, or zero if it is absent."""
     factor = here.astype(jnp.int32)
     scaled = [(counts, f * factor) for counts, f in tally.scaled]
     return counting.Tally(scaled=[*scaled, (tally.fixed, factor)] if tally.fixed else scaled)
 
 
 def _robust(mean: Any, key: Key, fed: Fed, exchange: Exchange, stack: PyTree) -> PyTree:
-    """A robust mean of those who answer; of what is no float, the plain one."""
+    """A robust mean of the uploads that arrived; the plain mean of arrays that are not floats."""
     numbers = Floats(stack)
     number = jax.tree.leaves(stack)[0].shape[0]
     here = fed.answering(exchange.of)
     here = jnp.ones(number, bool) if here is None else here
-    if exchange.weights is not None:  # without local steps, say
+    if exchange.weights is not None:  # zero for clients without local steps
         here = here & (exchange.weights > 0)
     index = jnp.arange(number) if exchange.of is None else exchange.of
     flat = jnp.concatenate([u.reshape(number, -1) for u in numbers.list], axis=1)

@@ -1,10 +1,10 @@
-"""Means that a few hostile uploads cannot move far.
+"""Robust means, which a few hostile uploads cannot move far.
 
-Each is a function of a stack of uploads (n, d) and of who answers, n booleans. ``share`` is the part f/n of
-the clients that may be hostile. Two steps before it make unlike clients more alike:
+Each is a function of stacked uploads (n, d) and of n booleans, which uploads arrived. ``share`` is the
+fraction f/n of clients that may be hostile. Two optional steps before the mean reduce heterogeneity:
 
     mixing      every upload becomes the mean of its n − f nearest ones, itself included (Allouah et al. 2023)
-    bucketing   uploads are averaged in random groups of s before (Karimireddy et al. 2022)
+    bucketing   uploads are first averaged in random groups of s (Karimireddy et al. 2022)
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fedstrata.core.types import Array, Key
 
 
 def hostile(share: float, here: Array) -> Array:
-    """F of those who answer."""
+    """The number f of hostile clients among those that answer."""
     return jnp.ceil(share * here.sum() - 1e-6).astype(jnp.int32)
 
 
 def distances(rows: Array, here: Array) -> Array:
-    """Squared distances between those who answer, infinite elsewhere."""
+    """Squared distances between uploads that arrived, infinite for others."""
     squares = (rows**2).sum(1)
     far = jnp.maximum(squares[:, None] + squares[None] - 2 * rows @ rows.T, 0)
     return jnp.where(here[:, None] & here[None], far, jnp.inf)
@@ -32,12 +32,12 @@ def distances(rows: Array, here: Array) -> Array:
 
 @dataclass(frozen=True)
 class Robust:
-    """What the means share.
+    """Base of the robust means.
 
     Args:
-        share: the part of the clients that may be hostile, below one half.
-        mixing: whether uploads are mixed with their nearest ones before.
-        bucketing: s, how many uploads are averaged before, in random groups; None is no groups.
+        share: the fraction of clients that may be hostile, below one half.
+        mixing: whether each upload is first averaged with its nearest ones.
+        bucketing: the size s of the random groups that are averaged first; None leaves this out.
     """
 
     share: float = 0.2
@@ -47,18 +47,18 @@ class Robust:
     def __post_init__(self) -> None:
         if not 0 <= self.share < 0.5:
             raise ValueError(
-                f"{type(self).__name__}: share is the part of hostile clients, in [0, 0.5), but is "
+                f"{type(self).__name__}: share is the fraction of hostile clients, in [0, 0.5), but is "
                 f"{self.share!r}."
             )
         if self.bucketing is not None and not (isinstance(self.bucketing, int) and self.bucketing >= 1):
             raise ValueError(f"{type(self).__name__}: bucketing must be a whole number ≥ 1 or None.")
 
     def __call__(self, key: Key, rows: Array, here: Array, index: Array) -> Array:
-        """The mean of the rows that are here; ``index`` are the clients' numbers."""
+        """The robust mean of the rows that arrived; ``index`` has the clients' indices."""
         share = self.share
         if self.bucketing is not None and self.bucketing > 1:
             rows, here = self._buckets(key, rows, here)
-            share = min(share * self.bucketing, 0.49)  # a hostile upload spoils its group
+            share = min(share * self.bucketing, 0.49)  # a hostile upload corrupts its group
         if self.mixing:
             near = jnp.argsort(distances(rows, here), axis=1)
             count = here.sum() - hostile(share, here)
@@ -77,13 +77,13 @@ class Robust:
         return sums / jnp.maximum(there.sum(1), 1)[:, None], there.any(1)
 
     def mean(self, rows: Array, here: Array, f: Array) -> Array:
-        """The mean itself, where f may be hostile."""
+        """The mean, given that f uploads may be hostile."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Mean(Robust):
-    """The plain mean, which a single upload can move anywhere: to see what an attack does to it."""
+    """The plain mean, which a single upload can move anywhere, to show the effect of an attack."""
 
     def mean(self, rows: Array, here: Array, f: Array) -> Array:
         """See `Robust.mean`."""
@@ -91,13 +91,13 @@ class Mean(Robust):
 
 
 def _ascending(rows: Array, here: Array) -> Array:
-    """Each coordinate in ascending order, the absent last."""
+    """Each coordinate in ascending order, missing uploads last."""
     return jnp.sort(jnp.where(here[:, None], rows, jnp.inf), axis=0)
 
 
 @dataclass(frozen=True)
 class TrimmedMean(Robust):
-    """Without the f smallest and the f largest numbers of each coordinate (Yin et al. 2018)."""
+    """The mean without the f smallest and f largest values of each coordinate (Yin et al. 2018)."""
 
     def mean(self, rows: Array, here: Array, f: Array) -> Array:
         """See `Robust.mean`."""
@@ -108,7 +108,7 @@ class TrimmedMean(Robust):
 
 @dataclass(frozen=True)
 class Median(Robust):
-    """The middle of each coordinate, whatever the share."""
+    """The median of each coordinate, for any share."""
 
     def mean(self, rows: Array, here: Array, f: Array) -> Array:
         """See `Robust.mean`."""
@@ -122,8 +122,8 @@ class GeometricMedian(Robust):
     """The point with the least sum of distances, by smoothed Weiszfeld steps (Pillutla et al. 2022).
 
     Args:
-        steps: of Weiszfeld.
-        smoothing: the least distance.
+        steps: the number of Weiszfeld steps.
+        smoothing: the lower bound on distances.
     """
 
     steps: int = 32
@@ -143,10 +143,10 @@ class GeometricMedian(Robust):
 
 @dataclass(frozen=True)
 class Krum(Robust):
-    """The upload nearest to its n − f − 1 neighbours (Blanchard et al. 2017, neighbours as in byzfl)."""
+    """The upload closest to its n − f − 1 neighbours (Blanchard et al. 2017, neighbours as in byzfl)."""
 
     def kept(self, n: Array, f: Array) -> Any:
-        """How many uploads are averaged."""
+        """The number of uploads that are averaged."""
         return 1
 
     def mean(self, rows: Array, here: Array, f: Array) -> Array:
@@ -162,7 +162,7 @@ class Krum(Robust):
 
 @dataclass(frozen=True)
 class MultiKrum(Krum):
-    """The mean of the n − f uploads that are nearest to their neighbours."""
+    """The mean of the n − f uploads that are closest to their neighbours."""
 
     def kept(self, n: Array, f: Array) -> Any:
         """See `Krum.kept`."""
@@ -171,11 +171,11 @@ class MultiKrum(Krum):
 
 @dataclass(frozen=True)
 class CenteredClipping(Robust):
-    """v ← v + mean clip(u − v, radius), some steps from the reference (Karimireddy et al. 2021).
+    """v ← v + mean clip(u − v, radius), iterated from the reference (Karimireddy et al. 2021).
 
     Args:
-        radius: how far one upload counts, in the units of an upload's difference to its reference.
-        steps: of this iteration.
+        radius: the clipping radius, in units of an upload's difference to its reference.
+        steps: the number of iterations.
     """
 
     radius: float = 1.0

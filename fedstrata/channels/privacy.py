@@ -1,19 +1,20 @@
-"""What a run costs of a client's privacy: ε at a δ, for a client that is there or not.
+"""The privacy accounting of a run: ε at a given δ, for adding or removing one client.
 
-All exchanges of a round see the same draw of clients, so that a round is *one* subsampled mechanism: the
-Gaussians of its exchanges compose to one,
+All exchanges of a round use the same cohort, so a round is *one* subsampled mechanism: the Gaussian
+mechanisms of its exchanges compose to one,
 
     1/z² = Σ_k 1/z_k²,
 
-and that one is subsampled. Exchanges that ask everyone, or send single replies, are not. Only the draw of
-`Poisson` is counted as one: cohorts of a fixed size are hardly amplified, and are accounted as if everyone
-took part in each round.
+and that one is subsampled. Exchanges with all clients, and exchanges of single replies, are not subsampled.
+Only `Poisson` counts as subsampling: cohorts of a fixed size have almost no amplification, and are
+accounted for as if all clients took part in each round.
 
-Without a draw, all Gaussians of a run compose to one with μ² = Σ 1/z², whose ε is exact (Balle & Wang 2018),
+Without subsampling, all Gaussian mechanisms of a run compose to one with μ² = Σ 1/z², whose ε is exact
+(Balle & Wang 2018),
 
     δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ).
 
-With one, the accountant is that of ``dp-accounting`` (privacy loss distributions, add or remove one).
+With subsampling, ``dp-accounting`` computes ε (privacy loss distributions, add or remove one client).
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ from fedstrata.channels.clipping import Adaptive
 from fedstrata.channels.sent import Sent
 from fedstrata.core.fed import Setup
 
-CURVE = 16  # values of ε along a run's history, where each takes long
-COARSE = 100.0  # an ε from which the grid of losses grows with it
-INTERVAL = 1e-3  # of the discretised privacy losses; the error of ε is of this order times √rounds, upwards
+CURVE = 16  # values of ε along a run's history, if each takes long
+COARSE = 100.0  # the ε above which the grid of losses grows with it
+INTERVAL = 1e-3  # the grid of privacy losses; ε is overestimated by about this times √rounds
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run costs, and may cost.
+    """The privacy cost of a run, and its budget.
 
     Attributes:
-        delta: δ. budget: the ε that is not exceeded, or None.
-        bare: why there is no ε, in words, or None.
+        delta: the δ of the guarantee.
+        budget: the largest allowed ε, or None.
+        bare: why ε is infinite, in words, or None.
     """
 
     delta: float
@@ -53,22 +55,22 @@ class Budget:
 
     @property
     def drawn(self) -> bool:
-        """Whether there are draws that hide who took part, so that ε needs the accountant."""
+        """Whether clients or samples are subsampled, so that ε needs dp-accounting."""
         raise NotImplementedError
 
     def epsilon(self, rounds: int) -> float:
-        """ε after so many rounds; infinite where something goes without noise."""
+        """The ε after some rounds; infinite if an upload has no noise."""
         raise NotImplementedError
 
     def times_noise(self, factor: float) -> Self:
-        """The same run with so many times the noise, and bounds that do not move."""
+        """The same run with the noise multiplied by a factor, and constant bounds."""
         raise NotImplementedError
 
     def curve(self, rounds: np.ndarray) -> np.ndarray:
-        """An upper bound of ε after each of these rounds, exact at the last.
+        """An upper bound on ε after each of these rounds, exact at the last.
 
-        With a draw an ε takes up to seconds. So it is computed at about twenty rounds in all, and a round in
-        between has that of the next of them, since ε never falls.
+        With subsampling, one ε takes up to seconds. So it is computed at about twenty rounds, and a round in
+        between has the ε of the next of them, because ε never decreases.
         """
         known = np.unique(np.asarray(rounds, int))
         if self.drawn and len(known) > 2 * CURVE:
@@ -80,13 +82,13 @@ class Budget:
         return values[np.searchsorted(computed, rounds)]
 
     def rounds_within(self, budget: float, most: int) -> int:
-        """How many of so many rounds the budget is enough for."""
+        """The number of rounds, at most ``most``, within the budget."""
         if self.epsilon(most) <= budget:
             return most
-        low, high = 0, most  # ε(low) ≤ budget < ε(high), if anything is
+        low, high = 0, most  # ε(low) ≤ budget < ε(high)
         if self.epsilon(0) > budget:
             raise ValueError(
-                f"channel: the exchanges before the first round alone exceed epsilon={budget:g}."
+                f"channel: the exchanges before the first round already exceed epsilon={budget:g}."
             )
         while high - low > 1:
             middle = (low + high) // 2
@@ -96,12 +98,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class OfClients(Budget):
-    """What the start and each round of a run cost; see the module.
+    """The privacy cost of the start and of each round of a run; see the module.
 
     Attributes:
         start: Σ 1/z² of the exchanges before the first round.
-        sampled, everyone: Σ 1/z² of a round's exchanges with a cohort drawn by `Poisson`, and of the others.
-        rate, room, clients: of the draw; room is how many of the clients there is room for.
+        sampled, everyone: Σ 1/z² of a round's exchanges with a `Poisson` cohort, and of its other exchanges.
+        rate, room, clients: the sampling rate, the largest cohort, and the number of clients.
     """
 
     start: float
@@ -115,10 +117,10 @@ class OfClients(Budget):
     def of(
         cls, channels: Mapping[str, Channel], found: Sequence[Sent], setup: Setup, drops: Dropouts | None
     ) -> OfClients:
-        """Of the channels of a run.
+        """The cost for the channels of a run.
 
         Raises:
-            ValueError: for noise that does not do what it is for, with the reason.
+            ValueError: if the noise does not protect the uploads, with the reason.
         """
         start = sampled = everyone = 0.0
         bare = None
@@ -130,15 +132,14 @@ class OfClients(Budget):
             absent = setup.rate is not None or drops is not None
             if absent and channel.noise_at == "clients":
                 raise ValueError(
-                    "channel: with noise_at='clients' who is absent adds no noise, and the others' is too "
-                    "small. "
-                    "Use noise_at='server' with fs.Poisson or fs.Dropouts."
+                    "channel: with noise_at='clients', absent clients add no noise, and the noise of the "
+                    "others is too small. Use noise_at='server' with fs.Poisson or fs.Dropouts."
                 )
             if setup.rate is not None and one.gathered:
                 raise ValueError(
-                    f"channel: {one.phase!r} sends single replies, which tell who was drawn, so that "
-                    f"fs.Poisson "
-                    "makes nothing private. Take a variant that averages, or participation=1.0."
+                    f"channel: {one.phase!r} sends single replies, which reveal who was drawn, so "
+                    "fs.Poisson does not amplify privacy. Use a variant that averages, or "
+                    "participation=1.0."
                 )
             if one.times is None:
                 bare = f"how often {one.phase!r} is called is not known beforehand"
@@ -157,11 +158,11 @@ class OfClients(Budget):
 
     @property
     def drawn(self) -> bool:
-        """Whether clients are drawn, so that ε needs the accountant."""
+        """Whether clients are subsampled, so that ε needs dp-accounting."""
         return self.sampled > 0 and self.rate < 1
 
     def epsilon(self, rounds: int) -> float:
-        """ε after so many rounds; infinite where something goes without noise."""
+        """The ε after some rounds; infinite if an upload has no noise."""
         if self.bare is not None:
             return math.inf
         return _epsilon(
@@ -186,7 +187,7 @@ def asked(channels: Mapping[str, Channel], bare: str | None, delta: float) -> tu
 
 
 def inverse(channel: Channel) -> float:
-    """Σ 1/z² of one exchange: of its noise, and of the count by which a bound moves."""
+    """Σ 1/z² of one exchange: of its noise and, for an adaptive clip, of its count."""
     assert channel.noise is not None
     found = 1 / float(channel.noise) ** 2
     if isinstance(channel.clip, Adaptive):
@@ -195,12 +196,12 @@ def inverse(channel: Channel) -> float:
 
 
 def accountant() -> Any:
-    """``dp_accounting``, or an error that says how to get it."""
+    """The module ``dp_accounting``, or an error that says how to install it."""
     try:
         import dp_accounting
     except ImportError as error:
         raise ImportError(
-            "The accountant of privacy is in the package dp-accounting: pip install 'fedstrata[privacy]'."
+            "Privacy accounting needs the package dp-accounting: pip install 'fedstrata[privacy]'."
         ) from error
     return dp_accounting
 
@@ -233,7 +234,7 @@ def epsilon_of(events: list[Any], mu2: float, delta: float, interval: float) -> 
     dp = accountant()
     from dp_accounting import pld
 
-    # Losses as large as those without a draw need no finer grid than they have digits.
+    # The ε without subsampling bounds the losses; a large one allows a coarser grid.
     grid = interval * max(1.0, gaussian_epsilon(math.sqrt(mu2), delta) / COARSE)
     keeper = pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=grid)
     keeper.compose(dp.ComposedDpEvent(events))
@@ -241,7 +242,7 @@ def epsilon_of(events: list[Any], mu2: float, delta: float, interval: float) -> 
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """ε of one Gaussian mechanism with sensitivity over deviation μ; see the module.
+    """The ε of a Gaussian mechanism with μ = sensitivity/standard deviation; see the module.
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 4)
     4.3772
@@ -250,7 +251,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
 
     def excess(eps: float) -> float:
-        # e^ε Φ(−…) as a logarithm: neither factor is a number of its own where ε is large
+        # e^ε Φ(−…) as a logarithm: for large ε the factors overflow and underflow
         low, high = log_ndtr(mu / 2 - eps / mu), eps + log_ndtr(-mu / 2 - eps / mu)
         return float(np.exp(low) * -np.expm1(min(high - low, 0.0))) - delta
 

@@ -1,4 +1,4 @@
-"""What a method's text sends, as data: see `fedstrata.solving.exchanges`."""
+"""The exchanges of a method, as data; see `fedstrata.solving.exchanges`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fedstrata.channels.examples import Release
 
 
 class Sent(NamedTuple):
-    """One exchange of a method's text.
+    """One exchange of a method.
 
     Attributes:
         program: ``"start"``, before the first round, or ``"round"``.
-        number: which exchange of the program it is; the body of a loop has the same ones at every turn.
-        level: under which the ledger books it: ``"main"``, ``"lower"``, ``"step"``.
-        phase: what clients run.
+        number: the index of the exchange in the program; the body of a loop has the same ones in every turn.
+        level: the level in the ledger: ``"main"``, ``"lower"``, ``"step"``.
+        phase: the name of the clients' phase.
         shapes: shape and dtype of each array of an upload.
-        gathered: whether the server gets every upload, or their mean.
-        reference: whether the method names a point to which the upload is a difference.
+        gathered: whether the server gets every upload instead of their mean.
+        reference: whether the method names a reference point, to which the upload is a difference.
         asked: ``"everyone"``, the round's ``"cohort"``, or ``"some"`` that the method chooses.
-        times: how often in a round; None where that depends on what happens.
+        times: the number of times per round; None if it is not known beforehand.
         per_sample: whether an upload has a number for every sample of a client.
         releases: the means over samples that a client takes for it, where they are private; None where their
             number depends on what happens.
@@ -41,10 +41,10 @@ class Sent(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Program and number."""
+        """The program and the number, as a string."""
         return f"{self.program} {self.number}"
 
     @property
     def floats(self) -> tuple[tuple[tuple[int, ...], np.dtype], ...]:
-        """Those arrays that a channel acts on."""
+        """The arrays that a channel transforms."""
         return tuple((s, d) for s, d in self.shapes if np.issubdtype(d, np.inexact) and np.prod(s) > 0)

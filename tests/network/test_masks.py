@@ -209,9 +209,9 @@ REFUSED = {
     "asks 2 of the clients": lambda: run(name="fedmsa"),
     "policy 'wait'": lambda: run(engine=Network(policy=Policy("drop"))),
     "there are 2": lambda: run(engine=Network(clients_per_site=3)),
-    "masks look random": lambda: fs.Channel(secure=True, compress=fs.Sign()),
-    "looks at single uploads": lambda: fs.Channel(secure=True, mean=fs.Median()),
-    "for a whole run": lambda: run(name="fednest", channel={"main": fs.Channel(secure=True)}),
+    "masks are random": lambda: fs.Channel(secure=True, compress=fs.Sign()),
+    "needs single uploads": lambda: fs.Channel(secure=True, mean=fs.Median()),
+    "applies to a whole run": lambda: run(name="fednest", channel={"main": fs.Channel(secure=True)}),
 }
 
 
