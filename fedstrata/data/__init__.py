@@ -41,5 +41,6 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.lab.datasets.loaders import wikimaths as wikimaths
     from fedstrata.lab.datasets.natural import dialysis as dialysis
     from fedstrata.lab.datasets.natural import indo_rct as indo_rct
+    from fedstrata.lab.datasets.natural import schools as schools
 else:
     __getattr__, __dir__ = lazy(__name__)

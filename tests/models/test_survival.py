@@ -105,6 +105,8 @@ def test_natural_clients(data_dir):
     assert (data.clients, int(data.sizes.sum()), int(data.train["y"].sum())) == (67, 6805, 1603)
     assert data.train["x"].shape == (6805, 7)
     assert {int(data.train["time"].min()), int(data.train["time"].max())} == {1, 44}
+    schools = fs.data.schools(data_dir=data_dir, test_fraction=0.0)
+    assert (schools.clients, int(schools.sizes.sum()), int(schools.sizes.max())) == (2410, 31022, 188)
     trial = fs.data.indo_rct(data_dir=data_dir)
     assert trial.names == ("1_UM", "2_IU", "3_UK", "4_Case")
     assert len(trial.train["y"]) + len(trial.test["y"]) == 602

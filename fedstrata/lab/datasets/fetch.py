@@ -49,8 +49,9 @@ class FileForm(NamedTuple):
 
 # Natural federations that are not downloaded and do not come with the package: their collections are GPL.
 TABLES = (
-    ("dialysis", "012642dbae140f028ba9d2e617ecde74e925a6531a2ef5d955cd43fe4d687e21"),
-    ("indo_rct", "15fc26579dcace6eba721abd0c10e21bc59d9b3b96f54e3d2bad6017e5cce742"),
+    ("dialysis", "dialysis.csv.gz", "012642dbae140f028ba9d2e617ecde74e925a6531a2ef5d955cd43fe4d687e21"),
+    ("schools", "chem97.csv.gz", "b1e7e626fe1a2d24629eb40f0a85b159653118905c9905898d9f3e6db9cf6b70"),
+    ("indo_rct", "indo_rct.csv.gz", "15fc26579dcace6eba721abd0c10e21bc59d9b3b96f54e3d2bad6017e5cce742"),
 )
 
 _MNIST = RemoteFile(
@@ -108,9 +109,7 @@ FORMS: dict[str, tuple[FileForm, ...]] = {
         FileForm(("montevideo_bus.json",), formats.read_bus_json, (_BUS,)),
     ),
     "wikimaths": (FileForm(("wikivital_mathematics.json",), formats.read_wikimaths_json, (_WIKI,)),),
-    **{
-        name: (FileForm((f"{name}.csv.gz",), partial(formats.read_table, digest)),) for name, digest in TABLES
-    },
+    **{name: (FileForm((file,), partial(formats.read_table, digest)),) for name, file, digest in TABLES},
 }
 
 

@@ -75,7 +75,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Arrays:
     | digits, breast_cancer | `x`, `y` |
     | mnist, fashion_mnist, cifar10, cifar100 | `x_train`, `y_train`, `x_test`, `y_test` |
     | heart | `x` (NaN where a value is missing), `y`, `num`, `site`, `feature_names` |
-    | dialysis, indo_rct | the columns of the table, by name |
+    | dialysis, schools, indo_rct | the columns of the table, by name |
     | adult | the same, `group_train`, `sex_train`, `group_test`, `sex_test`, `feature_names` |
     | montevideo_bus | `visits` (stops × hours), `edges`, `weights`, `bus_stop`, `lon`, `lat` |
     | wikimaths | `visits` (pages × days), `edges`, `weights`, `page` |

@@ -48,7 +48,7 @@ LOADERS: dict[str, Callable[..., FederatedData]] = {
     **{name: getattr(loaders, name) for name in ("digits", "breast_cancer", "heart", *FORMS)},
     "csv": csv,
 }
-NATURAL = ("heart", "csv", "dialysis", "indo_rct")  # whose clients are not drawn
+NATURAL = ("heart", "csv", "dialysis", "schools", "indo_rct")  # whose clients are not drawn
 PARTITIONS: dict[str, type[Partitioner]] = {
     name: getattr(loaders, name)
     for name in ("IID", "Dirichlet", "OneClass", "ByKey", "QuantitySkew", "Shards", "FeatureShift")
