@@ -1,15 +1,7 @@
-"""FedDRO under fairness constraints: equal opportunity on Adult with noisy groups.
+"""FedDRO under fairness constraints: equal opportunity on Adult with noisy groups (Figures 3, 5 and 6).
 
-Figures 3, 5 and 6 of the paper. Logistic regression; the true positive rate of every group (white, black,
-other) may be below that of all by ε = 0.05 at most. Group labels in training are wrong with probability 0.3,
-so the constraint is put on proxy groups drawn from P(group | noisy group). Not printed: the number of
-proxies, how constraints enter the objective, β, τ. Here: 10 proxies, so 30 constraints; the largest violation
-with a penalty of 2, smoothed with λ = 0.01, which keeps a distance of λ log 31 = 0.034 to the bound; β is
-0.01, and 1/(r+1) in the first 100 rounds r, as one minibatch has few positives of a small group. Steps are
-those of 0.01, 0.05, 0.1, 0.5 (the paper's, with a larger one in place of 0.001, for which 1000 rounds are
-too few) whose objective on the training data was lowest after 1000 rounds (without constraints: whose loss
-was), with a seed that is not used here, once for I = 1 and once for I = 16; they fall to a tenth after three
-quarters of the rounds.
+The page `feddro-adult` says what the paper leaves open. Steps fall to a tenth after three quarters of the
+rounds; β is 1/(r+1) in the first 100 rounds r, as one minibatch has few positives of a small group.
 """
 
 from __future__ import annotations

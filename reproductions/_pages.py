@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 from fedstrata.lab.report import Claim, PaperClaims, Statement
+from fedstrata.lab.report.specs import Outcome
 
 _TABLE = re.compile(r"\n\| the paper says[^|\n]*\| here[^|\n]*\|\n\|[-|]+\|\n((?:\|.*\n)+)")
 _ROW = re.compile(r"\| (.+?) \| \*\*(.+?)\*\*(.*?) \|")
@@ -28,9 +30,9 @@ def claims(page: str, source: str, table: int = 0, printed: tuple[Claim, ...] = 
     return PaperClaims(source, printed, statements)
 
 
-def _found(verdict: str, rest: str) -> tuple[str, str]:
+def _found(verdict: str, rest: str) -> tuple[str, Outcome]:
     """What was found, and the verdict in one of the words that reports have."""
-    for known in ("not reproduced", "not tested", "partly", "reproduced"):
+    for known in get_args(Outcome):
         if verdict.startswith(known):
             return _plain(rest.lstrip(":;,. ")), known
     return _plain(f"{verdict}{rest}"), "partly"

@@ -1,9 +1,6 @@
 """Networks of one layer of ReLUs for even against odd classes: section 6.1 of the FedRZO paper.
 
-The printed objective sums over a client's samples where Algorithm 1 draws one at a time; here it is their
-mean, as in the definition of f_i. The paper leaves open what the labels ±1 are, how the data is split, the
-start, the number of rounds and the batch: here the parity of the digit (or the class), an even random split
-by seed, He's initialisation by seed, one sample a step, and as many rounds as show the descent.
+The page `fedrzo-relu` says what the paper leaves open; a client's sum over samples is their mean here.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """ZO-HFL on images: data, problems and methods of `zohfl-table1` and `zohfl-convergence`.
 
-Settings of the paper: softmax regression without bias, 90 % of the images for training, of which 30 % stay
-with the server and the rest go to m = 10 clients by Dirichlet(α); γ_r = 0.01/√(r+1), γ̃ = 0.1/(t+1), η = 0.1,
-H = ⌈τ√(r+1)⌉ steps a round, R = 500. Its λ, μ and batch size are not printed: see `PARAMETERS`.
-
-A run is 149,000 small local steps (τ = 20), which leave a GPU idle. Side by side (`--together`, the default
-there) one program solves both data sets of 28×28 pixels, all seeds, FedAvg and FedProx, with and without the
-server's data.
+The pages of the two have the paper's settings, and say what it leaves open. A run is 149,000 small local
+steps (τ = 20), which leave a GPU idle: side by side (`--together`, the default there) one program solves
+both data sets of 28×28 pixels, all seeds, FedAvg and FedProx, with and without the server's data.
 """
 
 from __future__ import annotations

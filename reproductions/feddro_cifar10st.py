@@ -1,9 +1,7 @@
 """FedDRO on CIFAR10-ST, images of ten classes of which five are rare: ResNet20 on eight clients.
 
-Figures 1, 2 and 4 of the paper. Not printed: the divergence, λ, β, how long was trained, and what PDSGD
-constrains. Here: KL with λ = 1 for FedDRO, DS-FedDRO and MBSGD; FastDRO's χ² ball with ρ = 1; for PDSGD no
-class may have a loss above 0.5; β = 0.2; every method makes the same number of local steps, and the step
-falls to a tenth after three quarters of them.
+Figures 1, 2 and 4 of the paper; the page `feddro-cifar10st` says what it leaves open. Every method makes the
+same number of local steps, and the step falls to a tenth after three quarters of them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,7 @@
 """FedMSA against FedNest and SimFBO: tuning the loss of a network on long-tail MNIST.
 
-Section 4 of the paper, Figures 1, 3 and 4. The upper variable (Δ, b) ∈ R²⁰ shapes the training loss
-CE(σ(Δ)·scores + b) of an MLP 784-200-10; the validation loss counts all classes alike. Class c has ⌊6000 ·
-0.01^{c/9}⌋ + 1 training images, a fifth of each client's is held out, 100 clients of one dominant class each
-to the degree q, ten of which do local steps. α = 0.05, β = 0.1, ρ = 0.5, full local batches, a few rounds of
-FedAvg as warm-up (``warm_up``; their bytes are not counted).
-
-FedMSA gathers its maps from all clients and sends three vectors, the others hear ten clients: fewer rounds
-need not be fewer bytes. α and β are the lengths of one local step (`_bilevel`). Neumann's series has five
-terms at ℓ = 20. The paper's axis "round" counts exchanges: FedMSA has 2 an iteration.
+Section 4 of the paper, Figures 1, 3 and 4; the page `fedmsa-losstuning` says what it leaves open. α and β are
+the lengths of one local step (`_bilevel`).
 
 ``FedNest as run`` is FedNest as the authors' program has it (repository ucr-optml/FedMSA): K inner
 averagings a round, each over ten clients drawn again, an epoch of SVRG in steps of 0.01; four terms of the
@@ -16,8 +9,8 @@ series at 1/ℓ = 0.02, one exchange for each product; K upper steps of 0.02 alo
 series' factor 1/ℓ, so K steps of 1 with it. 2K + 6 exchanges a round. Its SVRG has batches of ten, here as
 many steps on all of a client's samples: less noise at ten times the computing.
 
-Seconds are rounds times the time of a round of this method alone, measured apart: without compiling and
-evaluations, and whatever else is solved side by side. ``timing=0`` measures none, and they are the run's.
+Seconds are rounds times the time of a round of this method alone, measured apart; ``timing=0`` measures none,
+and they are the run's.
 """
 
 from __future__ import annotations

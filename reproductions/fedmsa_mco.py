@@ -1,14 +1,8 @@
 """FedMSA on a composition of three levels: risk-averse phase retrieval, against the centralised method.
 
-Section 4 of the paper, Figure 2: U(x, ξ) = (b − (aᵀx)²)², a normal with a random covariance, b = (aᵀx*)² plus
-noise of variance 0.001, d = 10, 1000 samples, R = 200 rounds of K = 5 local steps. The covariance printed as
-"Σ_ij normal" is taken as ΣΣᵀ/d, which is one. Not printed: clients (here 10), λ = 1, δ, step sizes, the start
-(here normal).
-
-The paper compares 200 rounds of 5 steps with 1000 centralised steps and finds FedMSA faster, at step sizes
-that it does not print (`fedmsa_mco_as_run` has those of their program). Here every method runs at every step
-size, and is judged by rounds, updates, exchanges and bytes. Batches are full and all clients are heard, so
-that ρ cancels.
+Section 4 of the paper, Figure 2; the page `fedmsa-mco` says what it leaves open. Every method runs at every
+step size, and is judged by rounds, updates, exchanges and bytes. Batches are full and all clients are heard,
+so that ρ cancels.
 """
 
 from __future__ import annotations

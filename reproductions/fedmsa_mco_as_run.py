@@ -1,16 +1,14 @@
 """FedMSA on the composition of `fedmsa_mco`, with the settings of the authors' own program, and minibatches.
 
-The paper prints no step sizes; the authors' notebook (repository ucr-optml/FedMSA) has them: d = 10, 1000
-samples on 2 clients, λ = δ = 0.1, x₀ = 0.1·1, batches of 100, ρ = 0.5, K = 5, one client doing local steps,
-α = 3e-4·0.999^r, β = 3e-4·0.9^r, and as the metric ‖x − x*‖. The centralised method there is SGD on the
-composition of a batch's means with a step of 0.01 on a gradient that is divided by the batch's size once
-more: 1e-4 in effect. Features are what NumPy makes of normal numbers whose matrix is not a covariance, C =
-USVᵀ: normal with the covariance VSVᵀ. (x and −x fit alike, so the distance is to the nearer of ±x*. The
-notebook keeps one batch for all K local steps of a round; here every step draws its own.)
+The settings are those of the authors' notebook (repository ucr-optml/FedMSA), see the page `fedmsa-mco`.
+The centralised method there is SGD on the composition of a batch's means with a step of 0.01 on a gradient
+that is divided by the batch's size once more: 1e-4 in effect. Features are what NumPy makes of normal
+numbers whose matrix is not a covariance, C = USVᵀ: normal with the covariance VSVᵀ. (x and −x fit alike, so
+the distance is to the nearer of ±x*. The notebook keeps one batch for all K local steps of a round; here
+every step draws its own.)
 
 The second part has noise of deviation 1 in b, so that samples disagree at the solution too, a constant α =
 1e-4, β = 0.9, and a full start: what ``rho`` and ``batch`` do to the limit are Theorem 3.1's terms with σ.
-With full batches of all clients ρ cancels, and there are none.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """FedRZO for minimax problems: fair classification with a ReLU network and a weight for every class.
 
-Section 6.3 of the paper, Figure 4 (right). The printed objective lost the weights y; what is meant is
-Σ_c y_c Σ_{ℓ ∈ D_{i,c}} loss − λ/2 ‖y‖². Here sums over a client's samples are means, classes are the ten
-digits, and the labels ±1 their parity, as in section 6.1. Not printed: λ, γ, η, m, the number of rounds, the
-batch.
+Section 6.3 of the paper, Figure 4 (right); the page `fedrzo-fair` says how its objective is read and what it
+leaves open.
 
 The best weights are known: y_c = (the mean over clients of class c's part of the loss)/λ. So is then the
 implicit objective, ‖λy‖²/(2λ), by which the runs are judged.

@@ -1,10 +1,7 @@
 """FedRZO for bilevel problems: how strongly each client should regularise.
 
-Section 6.2 of the paper, Figure 4 (left). The printed sums over a client's samples are kept: x_i is a weight
-against the sum of the N losses of its training data. Not printed: what the labels ±1 are, how many clients
-and samples, μ, γ, η, the start, the batch. Here: the parity of the digit, five clients with 20 training and
-200 validation samples each (with many more training samples the best weight is nearly zero), inputs less
-their mean, and the parameters below.
+Section 6.2 of the paper, Figure 4 (left); the page `fedrzo-hyper` says what it leaves open. The printed sums
+over a client's samples are kept: x_i is a weight against the sum of the N losses of its training data.
 
 The trained model depends on the mean of the x_i alone, so the exact objective is known (`_regularised`), by
 which the methods are judged.

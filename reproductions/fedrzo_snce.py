@@ -1,15 +1,11 @@
 """FedRZO_2s on a Stackelberg–Nash–Cournot game: Table 4 as it was printed, and with the game really solved.
 
-Section 6.4 of the paper. Its step sizes α ∈ {1e-4, 1e-6, 1e-7, 1e-8} and τ ∈ {20, 35, 55, 80} hardly move
-the followers from y = 0 (Theorem 2 asks for α = μ/L² and τ ≥ −1/ln(1 − 1/κ²)), so that the printed values
-are those of a leader almost without competition. ``as printed`` follows the paper, from x = 0 and y = 0,
-with one sample a step; f is then the leader's loss with the followers where Algorithm 5 leaves them. The
-columns beside it are the loss of the same x when the followers are at their equilibrium, and the smallest
-there is, both exact for the clients' samples. With ten clients and a k that counts the steps of all of them,
-t_k = ⌈τ ln(10k + 1)⌉, the followers make more steps: a row of its own. ``solved`` finds the followers'
-equilibrium in every step, with the paper's γ = 1e-3 and with a γ that arrives. Not printed: the number of
-clients (here 5), their samples (100 each, drawn by the seed), the costs and caps (drawn once from the printed
-ranges).
+Section 6.4 of the paper; the page `fedrzo-snce` says what it leaves open. ``as printed`` follows the paper,
+from x = 0 and y = 0, with one sample a step; f is then the leader's loss with the followers where Algorithm 5
+leaves them. The columns beside it are the loss of the same x when the followers are at their equilibrium, and
+the smallest there is, both exact for the clients' samples. With ten clients and a k that counts the steps of
+all of them, t_k = ⌈τ ln(10k + 1)⌉, the followers make more steps: a row of its own. ``solved`` finds the
+followers' equilibrium in every step, with the paper's γ = 1e-3 and with a γ that arrives.
 """
 
 from __future__ import annotations

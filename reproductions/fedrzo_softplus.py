@@ -1,9 +1,7 @@
 """FedRZO on a ReLU network against gradient methods on its smoothed form, by the loss of the ReLU network.
 
 Section 6.1 of the paper, Figure 2. FedAvg, FedProx, FedMSPP and Scaffnew train with the softplus
-ln(1 + exp(βt))/β in place of max(0, t); whatever they find is judged as a ReLU network. The paper prints
-neither the β nor the step sizes and other hyper-parameters of these methods: here all have the same step γ, H
-local steps (in the mean, for Scaffnew) and one sample a step (FedMSPP: H a round), and β is 1, 10 or 100.
+ln(1 + exp(βt))/β in place of max(0, t). The page `fedrzo-softplus` says what the paper leaves open.
 """
 
 from __future__ import annotations

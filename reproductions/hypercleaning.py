@@ -1,14 +1,9 @@
 """Data hypercleaning on Fashion-MNIST: which labels are wrong, found by a weight for each training sample.
 
-The standard benchmark of bilevel methods (Franceschi et al. 2017; FedNest's and SimFBO's papers among many),
-federated: ten clients hold 500 training images each, half of whose labels are replaced at random, and 100
-clean validation images. The upper variable has one number per training image, σ(x_i) its weight in the loss
-of a linear softmax model with λ = 0.001. Nothing of x but its own entries depends on a client, so ∇_x is as
-small as one sample's share: α is large.
-
-α and β are the lengths of one local step (`_bilevel`); every method runs at all pairs of the same grid.
-FedNest sums its whole series of 10 terms. Beside the methods stand the model trained on all labels and the
-one trained on the right ones alone.
+The standard benchmark of bilevel methods (Franceschi et al. 2017), federated; the page `hypercleaning` has
+its settings. The upper variable has one number per training image, σ(x_i) its weight in the loss of a
+linear softmax model. Nothing of x but its own entries depends on a client, so ∇_x is as small as one
+sample's share: α is large. α and β are the lengths of one local step (`_bilevel`).
 """
 
 from __future__ import annotations

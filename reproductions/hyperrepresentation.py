@@ -1,13 +1,8 @@
 """Hyperrepresentation: a representation shared by all clients, a head for each.
 
-Every client names the classes in its own way (its labels are permuted), so no single model fits all, but one
-representation does. The upper variable is a layer of ReLUs x, trained on the clients' validation samples; the
-lower one the clients' linear heads y_m, trained on their training samples with λ = 0.01. The heads are one
-array with a client axis: a client's part of it has the share 1/m in the mean, so β is m times that of one
-client's problem. α and β are the lengths of one local step (`_bilevel`); every method runs at all pairs of
-the same grid. FedNest sums its whole series of 10 terms.
-
-References: heads on the random representation that the methods start from, and FedAvg of one model for all.
+The page `hyperrepresentation` has the settings. The heads are one array with a client axis: a client's part
+of it has the share 1/m in the mean, so β is m times that of one client's problem. α and β are the lengths
+of one local step (`_bilevel`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Sparse interpolation with a nonconvex penalty: IPIR-FedAvg on problem (16), with three inner rules.
 
-Section 5.2 of the paper, Figure 2. The paper leaves open λ, γ, μ, ε, the number of outer steps, the inner
-steps and the start. F_λ is read with the factor 1/(2λ), whose gradient the paper's step uses.
+Section 5.2 of the paper, Figure 2; the page `ipirfedavg-lsp` says what it leaves open.
 
 In Algorithm 2 the inner step is γ_ℓ = t^{−7/12}/(γ_g K), the same γ̃ for all K, and h has to be divided by its
 curvature. In section 5.1 γ_ℓ is the same for all K, and h is as it is; so the second inner rule has

@@ -1,13 +1,8 @@
 """The sparsest of all interpolating regressions: StR-FedAvg on problem (15), and what its local steps do.
 
-Section 5.1 of the paper, Figure 1. The paper leaves open the smoothing μ, the shift Γ, the number of rounds
-and the start. Its steps γ_ℓ = (R + Γ)^{−1/2} diverge on this data unless Γ is of the order of the squared
-curvature, so Γ is taken from that: (5 max_i L_i)². The envelope of ℓ1 in (15) is printed with ‖x‖₁ inside the
-minimum; it must be ‖y‖₁.
-
-With so large a Γ the number of rounds does not enter the steps, and self-tuning is not seen. ``self-tuned``
-is Algorithm 1 on the loss divided by its curvature, which needs no Γ: γ̃ = R^{−1/2} and η = R^{−1/4} for the
-horizons R.
+Section 5.1 of the paper, Figure 1; the page `strfedavg-sparse` says what it leaves open. With so large a Γ
+the number of rounds does not enter the steps, and self-tuning is not seen. ``self-tuned`` is Algorithm 1 on
+the loss divided by its curvature, which needs no Γ: γ̃ = R^{−1/2} and η = R^{−1/4} for the horizons R.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from fedstrata.lab.report.records import Scalar
 
 _STRICT = ConfigDict(extra="forbid", defer_build=True)
 
+Outcome = Literal["reproduced", "partly", "not reproduced", "not tested"]
 Reduce = Literal["final", "first", "min", "max", "best", "mean_last", "reach", "ledger", "run", "certificate"]
 
 
@@ -220,7 +221,7 @@ class Statement:
 
     text: str
     found: str
-    verdict: Literal["reproduced", "partly", "not reproduced", "not tested"]
+    verdict: Outcome
 
 
 @dataclass(frozen=True, config=_STRICT)
