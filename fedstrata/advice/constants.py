@@ -55,7 +55,7 @@ MOST_MAPS = 200  # numbers in (x, Z) of a `MultiSequence` whose Jacobian is take
 FEWER = 4  # of them, where a function takes long
 
 
-class Part(NamedTuple):
+class Measurand(NamedTuple):
     """A function of a problem whose constants are measured.
 
     Attributes:
@@ -71,7 +71,7 @@ class Part(NamedTuple):
     personal: bool = False
 
 
-def parts_of(problem: Problem) -> dict[str, Part]:
+def parts_of(problem: Problem) -> dict[str, Measurand]:
     """The functions of a problem that have constants, by name: of its levels those on clients' samples.
 
     Where y is a client's or a sample's own, only its own level is measured.
@@ -84,14 +84,14 @@ def parts_of(problem: Problem) -> dict[str, Part]:
         function = _of_x(level.minimised()) if level.arguments == "x" else level.minimised()
         part, own = "valid" if level.samples == "valid" else "train", level.solved_by == "client"
         if shared or own:
-            found[level.name] = Part(function, 0 if level.variable == "x" else 1, part, own)  # type: ignore[arg-type]
+            found[level.name] = Measurand(function, 0 if level.variable == "x" else 1, part, own)  # type: ignore[arg-type]
     if isinstance(problem, Constrained) and problem.plain is not None:
-        found["plain"] = Part(_of_x(problem.plain))
+        found["plain"] = Measurand(_of_x(problem.plain))
     return found
 
 
 @kept
-def _parts(problem: Problem, weights: Weights) -> dict[str, Part]:
+def _parts(problem: Problem, weights: Weights) -> dict[str, Measurand]:
     """The same, made once, so that programs are compiled once."""
     return parts_of(problem)
 
@@ -191,7 +191,7 @@ class _Meter:
         part = self.case.data.validation if samples == "valid" else None
         self.calls[kind] += passes * (part or self.case.data.training).samples
 
-    def level(self, part: Part) -> Measured:
+    def level(self, part: Measurand) -> Measured:
         """All constants of a function."""
         case, data = self.case, self.case.data
         moving = _split(part, case.x, case.y)[1]
@@ -224,7 +224,7 @@ class _Meter:
             reach=_least(found.down, float(found.unit)),
         )
 
-    def coupling(self, part: Part) -> float:
+    def coupling(self, part: Measurand) -> float:
         """The largest singular value of ∇²_xy h, by Lanczos' method on its square.
 
         Where clients have a y of their own it is the root of the mean square of the clients'.
@@ -356,7 +356,7 @@ class _Meter:
         )
 
 
-def _split(part: Part, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:
+def _split(part: Measurand, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:
     """The argument that is kept, and the one that is differentiated by."""
     return (x, y) if part.variable else (y, x)
 
@@ -392,7 +392,7 @@ class _Found(NamedTuple):
 class _Program:
     """One compiled program for all that is measured of a function; equal ones are compiled once."""
 
-    part: Part
+    part: Measurand
     weights: Weights
     steps: int
 
@@ -465,7 +465,7 @@ def _measured(program: _Program, data: Placed, x: PyTree, y: PyTree) -> _Found:
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _coupled(
-    part: Part, weights: Weights, steps: int, local: bool, x: PyTree, y: PyTree, data: Placed
+    part: Measurand, weights: Weights, steps: int, local: bool, x: PyTree, y: PyTree, data: Placed
 ) -> Any:
     flat, unravel = ravel_pytree(x)
 
@@ -488,7 +488,7 @@ def _coupled(
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _directly(
-    part: Part, weights: Weights, local: bool, v: Array, x: PyTree, y: PyTree, data: Placed
+    part: Measurand, weights: Weights, local: bool, v: Array, x: PyTree, y: PyTree, data: Placed
 ) -> Array:
     flat, unravel = ravel_pytree(x)
 

@@ -188,9 +188,9 @@ class Field:
     @classmethod
     def of(cls, annotation: object) -> Field:
         """From a field's annotation."""
-        found = list(_kinds(annotation))
-        axes = [one for one in found if one.is_axis]
-        return cls(tuple(one for one in found if not one.is_axis), axes[0] if axes else None)
+        notes = list(_kinds(annotation))
+        axes = [one for one in notes if one.is_axis]
+        return cls(tuple(one for one in notes if not one.is_axis), axes[0] if axes else None)
 
     def check(self, owner: str, name: str, value: Any) -> Any:
         """The value in the form that methods see, or an error that says what it must be."""
@@ -202,8 +202,8 @@ class Field:
         if faults and not fitting:
             options = [str(option) for kind in self.kinds for option in kind.options]
             error = ValueError if ValueError in faults.values() else TypeError
-            found = misplaced(value) or f"{value!r}{suggest(str(value), options)}"
-            raise error(f"{owner}: {name} must be {self.words}, but is {found}")
+            instead = misplaced(value) or f"{value!r}{suggest(str(value), options)}"
+            raise error(f"{owner}: {name} must be {self.words}, but is {instead}")
         if not any(kind.real or kind.counts for kind in fitting):
             return value
         if np.ndim(value) > (self.axis is not None):
@@ -254,15 +254,15 @@ class Field:
 
     def check_schedule(self, owner: str, name: str, value: Any, rounds: np.ndarray) -> None:
         """Raise where a schedule returns at one of these rounds what the hyper-parameter may not be."""
-        found = np.asarray(jax.vmap(lambda r: jnp.asarray(value(r)))(jnp.asarray(rounds, jnp.int32)))
+        returned = np.asarray(jax.vmap(lambda r: jnp.asarray(value(r)))(jnp.asarray(rounds, jnp.int32)))
         good = np.zeros(len(rounds), bool)
         for kind in self.kinds:
-            good |= kind.fits(found).reshape(len(rounds), -1).all(axis=1)
+            good |= kind.fits(returned).reshape(len(rounds), -1).all(axis=1)
         if not good.all():
             first = int(np.argmin(good))
             raise ValueError(
-                f"{owner}: {name} must be {self.words}, but this one returns {found[first]} "
-                f"({found.dtype}) at round {rounds[first]}."
+                f"{owner}: {name} must be {self.words}, but this one returns {returned[first]} "
+                f"({returned.dtype}) at round {rounds[first]}."
             )
 
 

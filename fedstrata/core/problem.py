@@ -339,15 +339,15 @@ def check_scalar(name: str, function: Function, *args: PyTree, kind: type = jnp.
     leaves, bare = jax.tree.leaves(value), jax.tree_util.all_leaves([value])
     if not bare or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, kind):
         shapes = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
-        found = shapes if bare or not leaves else f"a {type(value).__name__} of {shapes}"
+        returned = shapes if bare or not leaves else f"a {type(value).__name__} of {shapes}"
         real = "real " if kind is jnp.floating else ""
-        raise TypeError(f"{name} must return one {real}number for one sample, but returns {found}.")
+        raise TypeError(f"{name} must return one {real}number for one sample, but returns {returned}.")
 
 
 def check_like(name: str, like: PyTree, function: Function, *args: PyTree) -> None:
     """The value must have the structure and shapes of ``like``."""
     value = shape_of(name, function, args)
     wanted = [(jax.tree.structure(like), [jnp.shape(leaf) for leaf in jax.tree.leaves(like)])]
-    found = [(jax.tree.structure(value), [leaf.shape for leaf in jax.tree.leaves(value)])]
-    if wanted != found:
-        raise TypeError(f"{name} must have the structure and shapes {wanted}, but has {found}.")
+    returned = [(jax.tree.structure(value), [leaf.shape for leaf in jax.tree.leaves(value)])]
+    if wanted != returned:
+        raise TypeError(f"{name} must have the structure and shapes {wanted}, but has {returned}.")

@@ -89,12 +89,12 @@ class Batched(Engine):
         setup, slots = strided(job.setup, rounds), self.inner.slots(first, rounds)
         parts, calls = self._parts(len(seeds)), []  # equal parts share one program
         for engine, lanes in parts:
-            own: tuple[Any, ...] = job.method, carry, seeds, active
+            inputs: tuple[Any, ...] = job.method, carry, seeds, active
             data = job.data
             if len(parts) > 1:
-                own = _some(lanes, own)
+                inputs = _some(lanes, inputs)
                 data = _some(lanes[: engine.seeds] % self.seeds, data) if self.own_data else data
-            args = (*own[:3], data, own[3], *slots)
+            args = (*inputs[:3], data, inputs[3], *slots)
             calls.append((program(_trace_advance, engine, setup, args), args))
         if len(parts) == 1:
             run, args = calls[0]
@@ -103,8 +103,8 @@ class Batched(Engine):
             history, words, bad = jax.device_get(happened)
         else:
             back = np.argsort(np.concatenate([lanes for _, lanes in parts]))
-            found = jax.tree.map(lambda *own: np.concatenate(own)[back], *_at_once(calls))
-            carry, history, words, bad = found
+            fetched = jax.tree.map(lambda *parts: np.concatenate(parts)[back], *_at_once(calls))
+            carry, history, words, bad = fetched
         return Advanced(carry, lanes_of(rounds, history.tree(), words.tree(), bad))
 
     def _parts(self, runs: int) -> list[tuple[Batched, np.ndarray]]:
@@ -158,10 +158,10 @@ def _nested(
     # The seed is mapped over in the inner vmap alone: what only it decides is computed once for all methods.
     over_seeds = jax.vmap(one, (None, 0, 0, 0 if engine.own_data else None, *[0] * len(own)))
     over_all = jax.vmap(over_seeds, (0, 0, None, None, *[0] * len(own)))
-    found = over_all(
+    stacked = over_all(
         first, *jax.tree.map(by_method, (carry,)), by_method(seed)[0], data, *map(by_method, own)
     )
-    return jax.tree.map(lambda leaf: leaf.reshape(len(seed), *leaf.shape[2:]), found)
+    return jax.tree.map(lambda leaf: leaf.reshape(len(seed), *leaf.shape[2:]), stacked)
 
 
 def _trace_begin(

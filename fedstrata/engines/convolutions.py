@@ -118,11 +118,13 @@ def product(form: str, u: Array, w: Array, *, params: dict[str, Any]) -> Array:
     elif form == "sums":
         all_k = jnp.moveaxis(w, -2, 1).reshape(groups, w.shape[-2], -1)  # g, c, (window o)
         z = jnp.split(times(raw, all_k, [last], [1]), len(entries), -1)
-        found = [cut(at(k, dilation), out, strides, padded(part)) for k, part in zip(entries, z, strict=True)]
-        y = sum(found[1:], found[0])
+        pieces = [
+            cut(at(k, dilation), out, strides, padded(part)) for k, part in zip(entries, z, strict=True)
+        ]
+        y = sum(pieces[1:], pieces[0])
     else:
-        found = [cut(at(p, strides), window, dilation) for p in itertools.product(*map(range, out))]
-        beside = jnp.concatenate(found, -1)  # g, c, window, (positions n)
+        pieces = [cut(at(p, strides), window, dilation) for p in itertools.product(*map(range, out))]
+        beside = jnp.concatenate(pieces, -1)  # g, c, window, (positions n)
         y = times(beside, w, range(1, last), [last - 1, *range(1, last - 1)])
         y = jnp.moveaxis(y.reshape(groups, *out, -1, y.shape[-1]), -2, 1)  # g, n, positions, o
     n, o, *space = (

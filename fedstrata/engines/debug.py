@@ -127,5 +127,5 @@ class DebugFed(Fed):
             return None
         finally:
             one_by_one.reset(before)
-        found = error.get()
-        return None if found is None else found.strip()
+        words = error.get()
+        return None if words is None else words.strip()

@@ -95,8 +95,8 @@ def _traced(setup: Setup, method: Method, carry: Carry, data: Placed, key: Key, 
         with counting.collect():
             return digest_of(jax.make_jaxpr(lent)([one.arrays for one in held], method, carry, *args))
 
-    found = {"start": digest(before_rounds, key, data)} if method.starts() else {}
-    return {**found, "round": digest(one_round, key, data, r), "measure": digest(measure, data)}
+    digests = {"start": digest(before_rounds, key, data)} if method.starts() else {}
+    return {**digests, "round": digest(one_round, key, data, r), "measure": digest(measure, data)}
 
 
 def outline(data: FederatedData) -> Placed:
@@ -138,8 +138,8 @@ def settings_of(name: str, value: Any) -> dict[str, Any]:
     Functions are in the programs: of them, and of objects, only the kind is told here.
     """
     given = {f.name: vars(value)[f.name] for f in fields(value) if f.init}
-    own = {f"{name}.{field}": _described(one) for field, one in given.items()}
-    return {name: type(value).__name__, **own}
+    settings = {f"{name}.{field}": _described(one) for field, one in given.items()}
+    return {name: type(value).__name__, **settings}
 
 
 def _described(value: Any) -> Any:
@@ -163,13 +163,13 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
 
     Under another configuration of JAX everything may differ, so that only this is told.
     """
-    found = {}
+    differing = {}
     for key in dict.fromkeys([*here, *there]):
         if key not in there or key not in here:
-            found[key] = f"only {'here' if key in here else 'there'}"
+            differing[key] = f"only {'here' if key in here else 'there'}"
         elif there[key] != here[key]:
             kinds = [str(value).partition(" ")[0] for value in (there[key], here[key])]
             alike = kinds[0] == kinds[1] and kinds[0] in _WORDS
-            found[key] = _WORDS[kinds[0]] if alike else f"{there[key]!r} there, {here[key]!r} here"
-    first = {key: words for key, words in found.items() if key in configuration()}
-    return [f"{key}: {words}" for key, words in (first or found).items()]
+            differing[key] = _WORDS[kinds[0]] if alike else f"{there[key]!r} there, {here[key]!r} here"
+    first = {key: words for key, words in differing.items() if key in configuration()}
+    return [f"{key}: {words}" for key, words in (first or differing).items()]

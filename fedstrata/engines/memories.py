@@ -58,13 +58,13 @@ class Memories:
         return jax.tree.unflatten(self.structure, self._take(clients, rows or len(clients)))
 
     def _take(self, clients: np.ndarray, rows: int) -> list[np.ndarray]:
-        number, written, found = len(clients), self.written[clients], []
+        number, written, taken = len(clients), self.written[clients], []
         for leaf, first in zip(self.leaves, self.first, strict=True):
-            own = np.empty((rows, *first.shape), first.dtype)
-            own[:number], own[number:] = leaf[clients], first
-            own[:number][~written] = first
-            found.append(own)
-        return found
+            filled = np.empty((rows, *first.shape), first.dtype)
+            filled[:number], filled[number:] = leaf[clients], first
+            filled[:number][~written] = first
+            taken.append(filled)
+        return taken
 
     def put(self, clients: np.ndarray, rows: PyTree) -> None:
         """Write the rows of these clients; there may be more rows than clients."""

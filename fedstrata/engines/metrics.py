@@ -138,16 +138,20 @@ class PerClient(UserMetric):
         """What enters the history of the clients' values: ``name`` itself is their mean by ``shares``."""
         low, high = ("best", "worst") if self.mode == "min" else ("worst", "best")
         values = xp.asarray(values)
-        found = {name: (values * shares).sum(), f"{name}/{low}": values.min(), f"{name}/{high}": values.max()}
+        entries = {
+            name: (values * shares).sum(),
+            f"{name}/{low}": values.min(),
+            f"{name}/{high}": values.max(),
+        }
         for q in self.quantiles:
-            found[f"{name}/{'median' if q == 0.5 else f'q{100 * q:g}'}"] = xp.quantile(values, q)
-        found[f"{name}/spread"] = values.std()
+            entries[f"{name}/{'median' if q == 0.5 else f'q{100 * q:g}'}"] = xp.quantile(values, q)
+        entries[f"{name}/spread"] = values.std()
         if self.each:
             names = self.names or [str(i) for i in range(len(values))]
             for i, who in enumerate(names):
                 series = f"{name}/{who}"  # with its number where it is called "worst", or like another
-                found[f"{series} (client {i})" if series in found else series] = values[i]
-        return found
+                entries[f"{series} (client {i})" if series in entries else series] = values[i]
+        return entries
 
     def check(self, name: str, data: FederatedData, x: PyTree, y: PyTree) -> None:
         takes_y = positional(self.function.function) == 3
@@ -350,7 +354,7 @@ def evaluate(
     y: PyTree,
 ) -> dict[str, float]:
     """The values of metrics on the host, as series of the history."""
-    found: dict[str, float] = {}
+    history: dict[str, float] = {}
     point = jax.tree.map(np.asarray, (state, x, y))
     for name, metric in metrics.items():
         try:
@@ -361,5 +365,5 @@ def evaluate(
             raise TypeError(
                 f"The metric {name!r} cannot be evaluated on the host: {type(error).__name__}: {error}"
             ) from error
-        found |= {key: float(value) for key, value in values.items()}
-    return found
+        history |= {key: float(value) for key, value in values.items()}
+    return history

@@ -117,11 +117,11 @@ def outline(
 def _of_program(
     program: str, form: Placed, examples: Mapping[str, Examples], setup: Setup, args: tuple[Any, ...]
 ) -> list[Sent]:
-    found: list[Sent] = []
+    exchanges: list[Sent] = []
     tallies: list[counting.Tally] = []
 
     def text(*args: Any) -> Any:
-        make = partial(OutlineFed, program, form, found, examples)
+        make = partial(OutlineFed, program, form, exchanges, examples)
         out, tally = counting.counted(partial(run_text, program, make, setup))(*args)
         tallies.append(tally)
         return out
@@ -130,4 +130,4 @@ def _of_program(
         jax.eval_shape(text, *args)
     tally = tallies[-1]
     unknown = {name for counts, _ in tally.scaled for name in counts}
-    return [one if one.place in unknown else one._replace(times=tally.fixed[one.place]) for one in found]
+    return [one if one.place in unknown else one._replace(times=tally.fixed[one.place]) for one in exchanges]

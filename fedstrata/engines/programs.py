@@ -72,18 +72,18 @@ def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args:
             digest = reader.text(traced.jaxpr), objects(jax.tree.structure(traced.out_info)), shapes, config
             same: Any = key if reader.calls_host else (digest, engine.rewrite)
             with _lock:
-                found = _programs.get(same)
-            if found is None:
+                executable = _programs.get(same)
+            if executable is None:
                 convolves = "conv_general_dilated" in reader.primitives
                 lowered, remarks = lowered_by(traced, tuple(leaves), engine.rewrite and convolves)
-        if found is None:
-            found = Program(lowered.compile(), reader.calls_host, remarks)
-    remark(*found.remarks)
+        if executable is None:
+            executable = Program(lowered.compile(), reader.calls_host, remarks)
+    remark(*executable.remarks)
     with _lock:  # twice: the same objects need not be traced again, equal equations not compiled
-        _programs.update({key: found, same: found})
+        _programs.update({key: executable, same: executable})
         while len(_programs) > 2 * MOST_KEPT:
             _programs.popitem(last=False)
-    return replace(found, frozen=frozen)
+    return replace(executable, frozen=frozen)
 
 
 def lowered_by(traced: Any, args: tuple[Any, ...], rewrite: bool) -> tuple[Any, tuple[str, ...]]:

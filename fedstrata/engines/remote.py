@@ -162,7 +162,7 @@ class RemoteFed(Positioned):
             len(tally.scaled), run, exchange.place,
         )  # fmt: skip
         # Ordered: exchanges of a round happen one after the other, at the server as at the sites.
-        found, factors = io_callback(
+        replies, factors = io_callback(
             partial(_called, call), (uploads, jax.ShapeDtypeStruct((call.factors,), jnp.int32)), self.handle,
             exchange.of, exchange.weights, jax.random.key_data(exchange.key),
             jax.tree.leaves(exchange.message), *values, ordered=True,
@@ -170,7 +170,7 @@ class RemoteFed(Positioned):
         # How often a client's counts apply (its size, its steps) is known where the samples are.
         scaled = [(counts, factors[j]) for j, (counts, _) in enumerate(tally.scaled)]
         counting.book(counting.Tally(Counter(tally.fixed), scaled), number)
-        return jax.tree.unflatten(structure, found), upload
+        return jax.tree.unflatten(structure, replies), upload
 
 
 def remote_text(
@@ -194,8 +194,8 @@ def remote_text(
     @counting.counted
     def text() -> tuple[PyTree, Array]:
         make_fed: Any = partial(RemoteFed, clients, program, handle)
-        found = run_text(program, make_fed, setup, method, carry, jax.random.key(seed), data, r, cohort)
-        found = found if program == "measure" else found.state
-        return found, finite(found)
+        after = run_text(program, make_fed, setup, method, carry, jax.random.key(seed), data, r, cohort)
+        after = after if program == "measure" else after.state
+        return after, finite(after)
 
     return text()

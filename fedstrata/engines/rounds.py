@@ -179,10 +179,10 @@ def measure(
         if setup.measure_problem:
             values.update(problem.measure(fed.mean, x, y))
         for name, metric in setup.metrics:
-            found = metric.measured(name, problem, fed, data, (method.own(carry).state, x, y))
-            for taken in found.keys() & values.keys():
+            series = metric.measured(name, problem, fed, data, (method.own(carry).state, x, y))
+            for taken in series.keys() & values.keys():
                 raise ValueError(taken_name(taken))
-            values.update(found)
+            values.update(series)
     for name, value in values.items():
         if not isinstance(value, int | float | np.number | np.bool_ | np.ndarray | jax.Array):
             raise TypeError(f"The metric {name!r} must be one number, but is a {type(value).__name__}.")

@@ -91,8 +91,8 @@ def _missing(number: int) -> list[int]:
         return [0]  # who keeps the signs; JAX's client, held in its abort, would not return from asking
 
     def signs() -> dict[int, str]:
-        found = client.key_value_dir_get(_SIGNS)
-        return {int(key.rpartition("/")[2]): value for key, value in found}
+        entries = client.key_value_dir_get(_SIGNS)
+        return {int(key.rpartition("/")[2]): value for key, value in entries}
 
     try:
         before = signs()
@@ -100,10 +100,10 @@ def _missing(number: int) -> list[int]:
         with suppress(jax.errors.JaxRuntimeError):  # nobody was told yet
             return json.loads(client.key_value_try_get(told))
         after = signs()
-        found = [i for i in before if i != number and after.get(i) == before[i]]
-        if found:
-            client.key_value_set(told, json.dumps(found), allow_overwrite=True)
-        return found
+        gone = [i for i in before if i != number and after.get(i) == before[i]]
+        if gone:
+            client.key_value_set(told, json.dumps(gone), allow_overwrite=True)
+        return gone
     except jax.errors.JaxRuntimeError as error:
         return [0] if number and _LOST.search(str(error)) else []  # the first one keeps the signs
 

@@ -361,7 +361,7 @@ class SimulatedFed(Fed):
         """
 
         @cache
-        def found() -> dict[str, int]:
+        def gone_through() -> dict[str, int]:
             data = self.data
             if len(data.groups) == 1 and tree.dimension((data.train, data.valid)) <= CACHED:
                 return {}
@@ -383,7 +383,7 @@ class SimulatedFed(Fed):
             jax.eval_shape(one, jnp.zeros((), jnp.int32), self.memory)  # for its side effects on `taken`
             return taken
 
-        return found
+        return gone_through
 
     @property
     def _stacks(self) -> list[PyTree] | None:
@@ -431,7 +431,7 @@ class SimulatedFed(Fed):
         self, exchange: Exchange, whole: dict[str, int], fetched: tuple[str, ...]
     ) -> tuple[PyTree, PyTree]:
         """Everyone, one group of like sizes after the other, each with its own capacity."""
-        data, weights, found, start = self.data, self._weights(exchange), [], 0
+        data, weights, parts, start = self.data, self._weights(exchange), [], 0
         assert data.order is not None
         rows = tree.dimension(data.training.leaves) // jax.tree.leaves(data.training.leaves)[0].shape[0]
         shape: PyTree = None
@@ -441,11 +441,11 @@ class SimulatedFed(Fed):
             numbers = rows * sum({"train": group.train, "valid": group.valid}[part] for part in whole)
             block = self.engine.block(group.clients, exchange.message, partial(int, numbers))
             replies, shape = self._in_blocks(exchange, members, weights[members], block, (group,), fetched)
-            found.append(replies)
+            parts.append(replies)
         if exchange.stacked:
-            replies = jax.tree.map(lambda *u: jnp.concatenate(u), *found)
+            replies = jax.tree.map(lambda *u: jnp.concatenate(u), *parts)
             return tree.row(replies, jnp.argsort(data.order)), shape
-        return jax.tree.map(lambda *u: sum(u[1:], u[0]), *found), shape
+        return jax.tree.map(lambda *u: sum(u[1:], u[0]), *parts), shape
 
     def _in_blocks(
         self,

@@ -168,15 +168,15 @@ class StreamedRun:
             return self._window
         self._put_back()
         self._window = None  # its arrays go before the next ones are placed
-        found = self._coming.popleft().result() if self._coming else None
-        if found is None or not found.start <= r < found.stop:  # the run went back, or jumped
+        window = self._coming.popleft().result() if self._coming else None
+        if window is None or not window.start <= r < window.stop:  # the run went back, or jumped
             self._coming.clear()
-            found = self._reader.submit(self._read, r).result()
-        self._window = found
+            window = self._reader.submit(self._read, r).result()
+        self._window = window
         while len(self._coming) < self._windows:
             last = self._coming[-1] if self._coming else None
-            self._coming.append(self._reader.submit(self._read_after, last, found.stop))
-        return found
+            self._coming.append(self._reader.submit(self._read_after, last, window.stop))
+        return window
 
     def _read_after(self, last: Future[Window] | None, r: int) -> Window:
         """The window after the last one, which this thread has read; the one from ``r`` if there is none."""
@@ -287,10 +287,10 @@ class StreamedRun:
         self.failure = None
         args = (self.method, carry, np.uint32(self.seed), self._outline, self.handle, np.int32(r))
         compiled = program(trace_everyone, replace(self._blocks, program=what), setup, args)
-        found = jax.block_until_ready(compiled(*args))
+        result = jax.block_until_ready(compiled(*args))
         if self.failure is not None:
             raise self.failure
-        return found
+        return result
 
     def answer(
         self, call: Call, of: Any, weights: Any, key: np.ndarray, message: list[np.ndarray],
@@ -313,8 +313,8 @@ class StreamedRun:
                     memory = [_filled(leaf[clients_now], room) for leaf in own]
                 elif self.memories is not None and not call.evaluation:
                     memory = jax.tree.leaves(self.memories.take(clients_now, room))
-                found = call.run(constants, key, message, share, placed, memory)
-                uploads, rest = found[: len(totals)], found[len(totals) :]
+                returned = call.run(constants, key, message, share, placed, memory)
+                uploads, rest = returned[: len(totals)], returned[len(totals) :]
                 for total, upload in zip(totals, uploads, strict=True):
                     if call.stacked:
                         total[at:stop] = np.asarray(upload)[: len(clients_now)]

@@ -122,7 +122,7 @@ def certify_at_end(result: Result, certify: Certify) -> None:
     began = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = certified_within(result, ALLOWANCE.left)
+        certificate = certified_within(result, ALLOWANCE.left)
     ALLOWANCE.left -= time.perf_counter() - began
-    if found is not None:
-        vars(result)["certificate"] = found
+    if certificate is not None:
+        vars(result)["certificate"] = certificate

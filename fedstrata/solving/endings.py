@@ -82,12 +82,12 @@ def _inside(problem: Problem, x0: PyTree) -> bool:
     return bool(tree.norm(tree.sub(x0, project(x0))) <= 1e-5 * (1 + tree.norm(x0)))
 
 
-def in_words(found: Sequence[tuple[Method, Runaway]], runs: int) -> list[str]:
+def in_words(ended: Sequence[tuple[Method, Runaway]], runs: int) -> list[str]:
     """One warning about all runs that ran away; none where none did."""
-    if not found:
+    if not ended:
         return []
-    method, its = found[0]
-    others = f" In all, {len(found)} of the {runs} runs did." if len(found) > 1 else ""
+    method, its = ended[0]
+    others = f" In all, {len(ended)} of the {runs} runs did." if len(ended) > 1 else ""
     return [
         f"{type(method).__name__} ran away: {its.metric} ended far above where it began, {its.start:.4g} → "
         f"{its.end:.4g}, though all numbers are finite. Lower the step size{steps_in_words(method)}, or "
@@ -104,20 +104,20 @@ def steps_in_words(method: Method) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def ended_outside(problem: Problem, found: Sequence[tuple[Method, PyTree]], data: Placed | None) -> list[str]:
+def ended_outside(problem: Problem, ended: Sequence[tuple[Method, PyTree]], data: Placed | None) -> list[str]:
     """One warning about all runs whose x is outside; none where none is.
 
     Clients' own sets are looked at where their ``data`` is at hand.
     """
     shared = problem.set_of_x.shared
-    if not found or problem.set_of_x.trivial or (data is None and not shared):
+    if not ended or problem.set_of_x.trivial or (data is None and not shared):
         return []
-    away = [(*_outside(problem, x, data), method) for method, x in found]
+    away = [(*_outside(problem, x, data), method) for method, x in ended]
     far = [each for each in away if each[0] > ROUNDING * (each[1] + ROUNDING)]
     if not far:
         return []
     distance, length, whose, method = max(far, key=lambda each: each[0] / (each[1] + ROUNDING))
-    others = f" In all, {len(far)} of the {len(found)} runs did." if len(far) > 1 else ""
+    others = f" In all, {len(far)} of the {len(ended)} runs did." if len(far) > 1 else ""
     eta = method.describe().get("eta")
     nearer = f" A smaller eta (it is {eta:g}) ends nearer to the set." if isinstance(eta, float) else ""
     if not shared:

@@ -382,12 +382,12 @@ class Loop:
         """What trackers are told of the lanes."""
         setup, common = self.posed.setup, {"rounds": self.posed.rounds, "eval_every": self.posed.eval_every}
         common |= {"clients": setup.clients, "participants": setup.participants}
-        found = []
+        runs = []
         for method, seed in zip(self.posed.methods, self.posed.seeds, strict=True):
             name, problem = type(method).__name__, type(setup.problem).__name__
-            own = {"method": name, "problem": problem, "seed": seed, "weights": setup.weights}
-            found.append(Run(f"{name}-seed{seed}", {**own, **common, **method.describe()}, self.round > 0))
-        return found
+            facts = {"method": name, "problem": problem, "seed": seed, "weights": setup.weights}
+            runs.append(Run(f"{name}-seed{seed}", {**facts, **common, **method.describe()}, self.round > 0))
+        return runs
 
     def _status(self, lane: Trajectory, stopped: int | None) -> str:
         return "interrupted" if stopped is not None and lane.status == "done" else lane.status
@@ -420,16 +420,16 @@ class Loop:
         self._warn(self._cautions(ended=True))
         problem, x0 = self.posed.setup.problem, self.posed.x0
         ended = [(m, lane) for m, lane in zip(self.posed.methods, self.lanes, strict=True) if lane.history]
-        found = [(m, runaway(problem, m, x0, lane.history)) for m, lane in ended if lane.status != "diverged"]
-        self._warn([in_words([(m, its) for m, its in found if its is not None], len(self.lanes))])
+        away = [(m, runaway(problem, m, x0, lane.history)) for m, lane in ended if lane.status != "diverged"]
+        self._warn([in_words([(m, its) for m, its in away if its is not None], len(self.lanes))])
         if problem.set_of_x.trivial or self.round == 0:
             return  # what clients hold may be large: it is fetched where it is looked at
         points = [x for x, _ in self.engine.outputs(methods, self.carry, hosts)]
         runs = zip(methods, points, self.lanes, strict=True)
-        found_at = [(m, x) for m, x, lane in runs if lane.status != "diverged"]
+        at_end = [(m, x) for m, x, lane in runs if lane.status != "diverged"]
         one = len(self.posed.datasets) == 1 and jax.process_count() == 1
         judged = one and type(self.job.data) is Placed and self.round >= FEWEST
-        self._warn([ended_outside(problem, found_at, self.job.data if judged else None)])
+        self._warn([ended_outside(problem, at_end, self.job.data if judged else None)])
 
     def _warn(self, remarks: list[list[str]]) -> None:
         """Once for each thing to say, whichever lanes it is about."""
@@ -443,11 +443,11 @@ class Loop:
         saved_round, saved_at = self.round, time.perf_counter()
         evaluations = 2  # the start, and what comes first: one call of the program
         agree, saving = self.engine.agree, self.saving
-        while these := self._next(evaluations, saved_round):
+        while lengths := self._next(evaluations, saved_round):
             started, before = time.perf_counter(), self.seconds()
-            happened = self._chunk(np.array(these, np.int32))
+            happened = self._chunk(np.array(lengths, np.int32))
             now = started + agree(time.perf_counter() - started)
-            self._record(these, happened, before, self.seconds())
+            self._record(lengths, happened, before, self.seconds())
             if bar is not None:
                 bar.update(self.round, self._latest())
             if tracking is not None:
@@ -469,15 +469,15 @@ class Loop:
             evaluations = 1
         evaluations = min(evaluations, self._until_host())
         first = not self.lanes[0].history
-        these, at = [0] * first, self.round
+        lengths, at = [0] * first, self.round
         due = None if self.saving is None or self.saving.every_rounds is None else self.saving.every_rounds
-        while len(these) < evaluations and at < self.posed.until:
+        while len(lengths) < evaluations and at < self.posed.until:
             if due is not None and at - saved_round >= due:
                 break
             stop = min(at - at % self.posed.eval_every + self.posed.eval_every, self.posed.until)
-            these.append(stop - at)
+            lengths.append(stop - at)
             at = stop
-        return these
+        return lengths
 
     def _until_host(self) -> int:
         """How many evaluations there are up to the next one at which the host has something to evaluate."""
@@ -517,18 +517,18 @@ class Loop:
             happened[b] = lanes[b].until(good) if good else None  # several stay finite in the engine
         return happened
 
-    def _record(self, these: list[int], happened: list[Lane | None], before: float, after: float) -> None:
+    def _record(self, lengths: list[int], happened: list[Lane | None], before: float, after: float) -> None:
         shared: dict[Any, tuple[dict[str, list[float]], Counter[str]]] = {}  # lanes mostly count the same
         for b, (lane, its) in enumerate(zip(self.lanes, happened, strict=True)):
             if its is None or not its.counts:
                 continue
             key = id(its.counts), lane.round, tuple(lane.counts.items())
             if key not in shared:
-                shared[key] = _counted(lane, these, its.counts)
+                shared[key] = _counted(lane, lengths, its.counts)
             columns, counts = shared[key]
             lane.round, lane.counts = int(columns["round"][-1]), counts.copy()
             number = len(its.counts)
-            seconds = [before + (after - before) * (j + 1) / len(these) for j in range(number)]
+            seconds = [before + (after - before) * (j + 1) / len(lengths) for j in range(number)]
             columns = {**columns, "seconds": seconds, **{n: v.tolist() for n, v in its.history.items()}}
             if (spending := self.posed.spending) is not None:
                 columns["epsilon"] = list(spending.curve(np.asarray(columns["round"])))
@@ -547,10 +547,10 @@ class Loop:
         host = self._fetch()[b]
         point = self.engine.output(posed.methods[b], self._own, host)
         problem = posed.methods[b].judged_as(posed.setup.problem)
-        found = evaluate(due, problem, posed.data_of(b), posed.setup.weights, host.state, *point)
-        for name in found.keys() & {*taken, *BOOKKEEPING}:
+        values = evaluate(due, problem, posed.data_of(b), posed.setup.weights, host.state, *point)
+        for name in values.keys() & {*taken, *BOOKKEEPING}:
             raise ValueError(taken_name(name))
-        return {name: self.engine.agree(value) for name, value in found.items()}
+        return {name: self.engine.agree(value) for name, value in values.items()}
 
     def _latest(self) -> dict[str, float]:
         """The last values of the metrics, of several lanes their mean."""
@@ -582,7 +582,7 @@ class Loop:
 
     def results(self, stopped: int | None = None) -> list[Result]:
         """What there is, on the host; ``stopped`` is what `run` returned."""
-        found, hosts, said = [], self._fetch(), remarks()
+        made, hosts, said = [], self._fetch(), remarks()
         points = self.engine.outputs(self.posed.methods, self._own, hosts)
         lanes = zip(self.lanes, self.posed.methods, self.posed.seeds, hosts, points, strict=True)
         for lane, method, seed, host, (x, y) in lanes:
@@ -602,8 +602,8 @@ class Loop:
                 "participation": taking_part,
                 "notes": said,
             }
-            found.append(Result(*run, **more))
-        return found
+            made.append(Result(*run, **more))
+        return made
 
     def _save(self) -> None:
         if self.saving is None:
@@ -678,14 +678,14 @@ class Loop:
 
 
 def _counted(
-    lane: Trajectory, these: list[int], counts: list[Counter[str]]
+    lane: Trajectory, lengths: list[int], counts: list[Counter[str]]
 ) -> tuple[dict[str, list[float]], Counter[str]]:
     """The columns of rounds and of what was sent up to each evaluation, and the counts after the last."""
     total, rows = lane.counts.copy(), []
     for its in counts:
         total.update(its)
         rows.append(_sent(total))
-    rounds = (lane.round + np.cumsum(these[: len(counts)])).tolist()
+    rounds = (lane.round + np.cumsum(lengths[: len(counts)])).tolist()
     return {"round": rounds, **{name: [row[name] for row in rows] for name in rows[0]}}, total
 
 
@@ -704,7 +704,7 @@ def _column(name: str, values: np.ndarray) -> list[float]:
     return [int(v) for v in values] if name in BOOKKEEPING and name != "seconds" else values.tolist()
 
 
-def _first_bad(lane: Lane, asked: tuple[str, ...], first: int, these: np.ndarray) -> tuple[int, str] | None:
+def _first_bad(lane: Lane, asked: tuple[str, ...], first: int, lengths: np.ndarray) -> tuple[int, str] | None:
     """The round and the quantity of the first trouble in a chunk.
 
     Metrics may be NaN; only iterates are checked.
@@ -716,7 +716,7 @@ def _first_bad(lane: Lane, asked: tuple[str, ...], first: int, these: np.ndarray
         good = np.isfinite(values)
         if good.all() or is_asked(name, asked):
             continue
-        end = first + int(these[: int(good.argmin()) + 1].sum())
+        end = first + int(lengths[: int(good.argmin()) + 1].sum())
         troubles.append((end - 1, f"metric {name!r}"))
     return min(troubles, default=None)
 

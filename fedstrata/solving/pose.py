@@ -94,11 +94,11 @@ class Posed:
         if np.ndim(self.seed):  # a sweep's have an axis of lanes, be it of one
             text, carry = self.methods[0], tree.row(carry, 0)
         programs = programs_of(setup, text, carry, self.datasets[0])
-        found = {**configuration(), **settings_of("problem", setup.problem)}
+        settings = {**configuration(), **settings_of("problem", setup.problem)}
         for b, method in enumerate(self.methods):
-            found |= settings_of("method" if alone else f"methods[{b}]", method)
+            settings |= settings_of("method" if alone else f"methods[{b}]", method)
         return {
-            **found,
+            **settings,
             **{name: f"program {digest}" for name, digest in programs.items()},
             **{f"frozen[{n}]": f"contents {one.digest}" for n, one in enumerate(setup.problem.held)},
             "metrics": [name for name, _ in setup.metrics],
@@ -159,9 +159,9 @@ def pose(
             "weights='size' draws clients by whole numbers of 32 bits, and there are 2³¹ samples or more. "
             "Use weights='uniform', or participation=1.0."
         )
-    found = _metrics(metrics, data)
-    hosted = {name: metric for name, metric in found.items() if metric.hosted}
-    compiled = tuple((name, metric) for name, metric in found.items() if name not in hosted)
+    asked = _metrics(metrics, data)
+    hosted = {name: metric for name, metric in asked.items() if metric.hosted}
+    compiled = tuple((name, metric) for name, metric in asked.items() if name not in hosted)
     setup = Setup(problem, data.clients, participants, weights, compiled, bool(default_metrics))
     if isinstance(participation, Poisson):
         _check_poisson(weights, method)
@@ -220,16 +220,16 @@ def _with_channels(posed: Posed, channel: Channels | None, dropouts: Dropouts | 
         raise TypeError(f"dropouts must be fs.Dropouts(probability), but is {dropouts!r}.")
     if dropouts is not None and method.full_participation is not None:
         raise ValueError(f"{type(method).__name__} cannot do without a client: {method.full_participation}")
-    found = outline(setup, method, data, posed.carry)
-    channels = resolved(channel, method, found)
-    if hidden(channel, found):
+    sent = outline(setup, method, data, posed.carry)
+    channels = resolved(channel, method, sent)
+    if hidden(channel, sent):
         _check_secure(setup, dropouts)
         setup = replace(setup, secure=True)
         posed = replace(posed, setup=setup)
     noisy = any(one.noise is not None for one in channels.values())
     expected = setup.rate * setup.clients if setup.rate is not None and noisy else None
-    spending = _spending(_costs(posed, channels, found, dropouts))
-    wrapped, carry = channelled(method, channels, dropouts, found, posed.carry, setup.clients, expected)
+    spending = _spending(_costs(posed, channels, sent, dropouts))
+    wrapped, carry = channelled(method, channels, dropouts, sent, posed.carry, setup.clients, expected)
     stands_for: Any = wrapped
     described = wrapped.described()
     posed = replace(posed, method=stands_for, carry=Carry(*carry), spending=spending, channels=described)
@@ -258,34 +258,34 @@ def _check_secure(setup: Setup, dropouts: Dropouts | None) -> None:
 
 
 def _costs(
-    posed: Posed, channels: dict[str, Channel], found: list[Sent], dropouts: Dropouts | None
+    posed: Posed, channels: dict[str, Channel], sent: list[Sent], dropouts: Dropouts | None
 ) -> Budget | None:
     """What the run costs of privacy: of single samples, where these are private, else of clients."""
     data = posed.data
     if examples := {place: one.examples for place, one in channels.items() if one.examples is not None}:
-        found = outline(posed.setup, posed.methods[0], data, posed.carry, examples)
+        sent = outline(posed.setup, posed.methods[0], data, posed.carry, examples)
         sizes = {"train": data.sizes, **({} if data.valid is None else {"valid": data.valid_sizes})}
-        return OfSamples.of(channels, found, sizes)
+        return OfSamples.of(channels, sent, sizes)
     if any(one.noise for one in channels.values()):
-        return OfClients.of(channels, found, posed.setup, dropouts)
+        return OfClients.of(channels, sent, posed.setup, dropouts)
     return None
 
 
-def _spending(found: Budget | None) -> Budget | None:
+def _spending(costs: Budget | None) -> Budget | None:
     """What there is to account; a warning where there is no ε to tell."""
-    if found is None:
+    if costs is None:
         return None
-    if found.bare is None:
+    if costs.bare is None:
         try:
-            if found.drawn:
+            if costs.drawn:
                 accountant()
-            return found
+            return costs
         except ImportError as error:
-            if found.budget is not None:
+            if costs.budget is not None:
                 raise
             reason = str(error)
     else:
-        reason = f"{found.bare[0].upper()}{found.bare[1:]}."
+        reason = f"{costs.bare[0].upper()}{costs.bare[1:]}."
     warnings.warn(f"There is noise, but the history has no epsilon. {reason}", stacklevel=6)
     return None
 
@@ -385,24 +385,24 @@ def _check_names(problem: Problem, x: PyTree, y: PyTree, metrics: Mapping[str, A
     Some problems cannot tell their metrics' names without data; the engine looks again.
     """
     try:
-        own = jax.eval_shape(lambda: dict(problem.measure(lambda *args, **options: 0.0, x, y)))
+        names = jax.eval_shape(lambda: dict(problem.measure(lambda *args, **options: 0.0, x, y)))
     except Exception:
         return
-    if taken := [name for name in metrics if name in own]:
+    if taken := [name for name in metrics if name in names]:
         raise ValueError(taken_name(taken[0]))
 
 
 def checked_callbacks(callbacks: Any) -> tuple[Any, ...]:
     """The callbacks as a tuple; one alone is meant as a list of one."""
-    found = (callbacks,) if callable(callbacks) else tuple(callbacks)
-    for callback in found:
+    several = (callbacks,) if callable(callbacks) else tuple(callbacks)
+    for callback in several:
         if isinstance(callback, type):
             raise TypeError(f"callbacks has the class {callback.__name__}: make one, {callback.__name__}(…).")
         if not callable(callback):
             raise TypeError(
                 f"callbacks must be functions of what a run has so far, but has {short(callback)}."
             )
-    return found
+    return several
 
 
 def _warn_of_validation(problem: Problem, data: FederatedData) -> None:
@@ -457,7 +457,7 @@ def check_sets(problem: Problem, x: PyTree, y: PyTree, sample: PyTree) -> None:
             continue
         what, shape = f"{type(problem).__name__}.{name}", _shapes(given)
         try:
-            found = _shapes(jax.eval_shape(projected, given, x, sample))
+            returned = _shapes(jax.eval_shape(projected, given, x, sample))
         except Exception as error:
             if project.arity == most:  # a client's set may need what only a run has
                 continue
@@ -467,9 +467,9 @@ def check_sets(problem: Problem, x: PyTree, y: PyTree, sample: PyTree) -> None:
                 f"{what} cannot project a point like {letter}0, of shape {shape}: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if found != shape:
+        if returned != shape:
             raise TypeError(
-                f"{what} must return a point like {letter}, of shape {shape}, but returns {found}."
+                f"{what} must return a point like {letter}, of shape {shape}, but returns {returned}."
             )
 
 

@@ -179,7 +179,7 @@ class Result:
         file = Path(folder) / "result.safetensors"
         arrays, facts = load_arrays(file)
         try:
-            found = cls(
+            result = cls(
                 x=_rebuild(facts["x"], "x", arrays),
                 y=_rebuild(facts["y"], "y", arrays),
                 history={
@@ -198,8 +198,8 @@ class Result:
         except KeyError as error:
             raise CheckpointError(f"{file} is not a saved result: it has no {error}.") from error
         if (known := facts.get("certificate")) is not None:
-            vars(found)["certificate"] = Certificate.from_dict(known)
-        return found
+            vars(result)["certificate"] = Certificate.from_dict(known)
+        return result
 
 
 MOST_CURVES = 4  # that a notebook's small plot shows

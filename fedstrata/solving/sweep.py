@@ -110,8 +110,8 @@ def sweep(
     loop = Loop(posed, engine, began, saving, resume, checked_callbacks(callbacks))
     label = f"{len(posed.methods)} runs"
     stopped = loop.run(Progress(rounds, loop.round, label=label) if progress else None)
-    own = [d for _ in methods for d in (datasets if per_seed else datasets * len(seeds))]
-    results = [replace(result, data=d) for result, d in zip(loop.results(stopped), own, strict=True)]
+    data_of = [d for _ in methods for d in (datasets if per_seed else datasets * len(seeds))]
+    results = [replace(result, data=d) for result, d in zip(loop.results(stopped), data_of, strict=True)]
     if stopped is not None:
         raise interruption(stopped, loop, results)
     if diverged := [result for result in results if result.status == "diverged"]:

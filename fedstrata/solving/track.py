@@ -236,8 +236,8 @@ class MLflow(Tracker):
         mlflow = _module("mlflow", "MLflow", "mlflow")
         self._entities = mlflow.entities
         self._client = mlflow.MlflowClient(tracking_uri=self.uri)
-        found = self._client.get_experiment_by_name(self.experiment)
-        place = self._client.create_experiment(self.experiment) if found is None else found.experiment_id
+        known = self._client.get_experiment_by_name(self.experiment)
+        place = self._client.create_experiment(self.experiment) if known is None else known.experiment_id
         self.run_ids = []
         for run, name in zip(runs, _names(runs, self.name), strict=True):
             made = self._client.create_run(place, run_name=name, tags=self.tags)

@@ -206,14 +206,14 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 
 def referred_to(function: FunctionType) -> list[Any]:
     """What a function closes over and, in a user's own, the globals that it names."""
-    found = []
+    objects = []
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # not assigned yet
-            found.append(cell.cell_contents)
+            objects.append(cell.cell_contents)
     if not is_library(function):
         names = sorted({name for code in codes_of(function.__code__) for name in code.co_names})
-        found += [function.__globals__[name] for name in names if name in function.__globals__]
-    return found
+        objects += [function.__globals__[name] for name in names if name in function.__globals__]
+    return objects
 
 
 def values_only(function: Any) -> bool:

@@ -24,8 +24,8 @@ def replaced(jaxpr: Jaxpr, instead: Callable[[Equation], Callable[..., Any] | No
 
     def inner(value: Any) -> Any:
         if hasattr(value, "jaxpr"):  # closed: it has its constants with it
-            found = one(value.jaxpr)
-            return value if found is value.jaxpr else value.replace(jaxpr=found)
+            new = one(value.jaxpr)
+            return value if new is value.jaxpr else value.replace(jaxpr=new)
         if hasattr(value, "eqns"):
             return one(value)
         if isinstance(value, tuple):
@@ -45,8 +45,8 @@ def replaced(jaxpr: Jaxpr, instead: Callable[[Equation], Callable[..., Any] | No
         return eqn.replace(params=params) if changed else eqn
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
-        found = [equation(eqn) for eqn in jaxpr.eqns]
-        same = all(a is b for a, b in zip(found, jaxpr.eqns, strict=True))
-        return jaxpr if same else jaxpr.replace(eqns=found)
+        equations = [equation(eqn) for eqn in jaxpr.eqns]
+        same = all(a is b for a, b in zip(equations, jaxpr.eqns, strict=True))
+        return jaxpr if same else jaxpr.replace(eqns=equations)
 
     return inner(jaxpr)

@@ -72,8 +72,8 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
         return value
 
     def names() -> list[str]:
-        own = (name for name in vars(sys.modules[package]) if name.startswith("__"))
-        return sorted({*own, *get("__all__")})  # and no module that happens to be imported
+        special = (name for name in vars(sys.modules[package]) if name.startswith("__"))
+        return sorted({*special, *get("__all__")})  # and no module that happens to be imported
 
     return get, names
 

@@ -78,11 +78,11 @@ def _parts(init: Any, update: Any) -> list[str]:
 def _cells(function: Any) -> dict[str, Any]:
     if not isinstance(function, FunctionType):
         return {}
-    found = {}
+    cells = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # an empty cell: optax assigns some variables on one branch only
-            found[name] = cell.cell_contents
-    return found
+            cells[name] = cell.cell_contents
+    return cells
 
 
 def _value(value: Any) -> str:

@@ -63,8 +63,10 @@ def as_floats(tree: PyTree, name: str) -> PyTree:
         try:
             if type(leaf) in (np.ndarray, bool, int) or isinstance(leaf, np.generic):
                 # a copy: `jnp.asarray` takes longer, compiles something for each shape, and wraps integers
-                own = np.array(leaf)
-                array = jax.device_put(own.astype(jnp.result_type(float)) if own.dtype.kind in "biu" else own)
+                copied = np.array(leaf)
+                array = jax.device_put(
+                    copied.astype(jnp.result_type(float)) if copied.dtype.kind in "biu" else copied
+                )
             else:
                 array = jnp.asarray(leaf)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -114,9 +116,9 @@ def _is_equinox(tree: PyTree) -> bool:
 
 def nonfinite_leaves(tree: PyTree) -> list[str]:
     """The paths of leaves that hold a NaN or an infinity."""
-    found = []
+    paths = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         # on the host: on a device each leaf would be two small programs
         if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(np.isfinite(np.asarray(leaf)).all()):
-            found.append(jax.tree_util.keystr(path) or "(value)")
-    return found
+            paths.append(jax.tree_util.keystr(path) or "(value)")
+    return paths

@@ -48,8 +48,8 @@ def in_precision(function: Callable[..., Any]) -> Callable[..., Any]:
     def rounded(*args: Any) -> Any:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
         new = replaced(closed, _in_bfloat16)
-        found = jax.core.eval_jaxpr(new.jaxpr, new.consts, *jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shape), found)
+        leaves = jax.core.eval_jaxpr(new.jaxpr, new.consts, *jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shape), leaves)
 
     return rounded
 
@@ -65,7 +65,7 @@ def _in_bfloat16(eqn: Equation) -> Callable[..., Any] | None:
 
     def product(*args: Any) -> Any:
         params = {**eqn.params, "precision": None, "preferred_element_type": jnp.dtype("bfloat16")}
-        found = eqn.primitive.bind(*(arg.astype("bfloat16") for arg in args), **params)
-        return found.astype(dtype)
+        result = eqn.primitive.bind(*(arg.astype("bfloat16") for arg in args), **params)
+        return result.astype(dtype)
 
     return product

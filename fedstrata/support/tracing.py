@@ -52,8 +52,8 @@ def remark(*words: str) -> None:
 
 def remarks() -> tuple[str, ...]:
     """What was said since this was last asked."""
-    found, _clock.remarks = _clock.remarks, ()
-    return found
+    said, _clock.remarks = _clock.remarks, ()
+    return said
 
 
 @contextmanager
@@ -81,8 +81,8 @@ def traced(function: Callable[..., Any], *args: PyTree) -> tuple[Any, Callable[.
     jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
 
     def again(*args: PyTree) -> Any:
-        found = jax.core.eval_jaxpr(jaxpr, closed.consts, *jax.tree.leaves(args))
-        return jax.tree.unflatten(structure, found)
+        leaves = jax.core.eval_jaxpr(jaxpr, closed.consts, *jax.tree.leaves(args))
+        return jax.tree.unflatten(structure, leaves)
 
     return shapes, again
 

@@ -37,9 +37,9 @@ def misspelt(module: str) -> Callable[[str], NoReturn]:
     """
 
     def get(name: str) -> NoReturn:
-        own = vars(sys.modules[module])
-        defined = [n for n, value in own.items() if getattr(value, "__module__", None) == module]
-        known = [n for n in own.get("__all__", defined) if not n.startswith("_")]
+        names = vars(sys.modules[module])
+        defined = [n for n, value in names.items() if getattr(value, "__module__", None) == module]
+        known = [n for n in names.get("__all__", defined) if not n.startswith("_")]
         close = "." if name.startswith("_") else suggest(name, known)
         raise AttributeError(f"module {module!r} has no attribute {name!r}{close}", name=name)
 
