@@ -564,6 +564,10 @@ def test_tables_of_ones_own(tmp_path):
     text += 'encode = true\n[[methods]]\nname = "FedAvg"\ngamma = 0.1\n'
     e = read(written(tmp_path, text))  # wherever it is read from
     assert e.build(e.settings[0]).data.names == ("north", "south")
+    own = text.replace('"logistic"', '"personalised"').replace('"FedAvg"\n', '"ZOHFL"\neta = 0.1\n')
+    own = own.replace("encode", 'server = "south.csv"\nencode')
+    e = read(written(tmp_path, own.replace('"*.csv"', '["north.csv"]')))
+    assert first_task(e).data.server["y"].tolist() == [0, 1]
     with pytest.raises(ExperimentError, match=r"rounds: .*\n.*no 'titel'"):  # both, at once
         read(written(tmp_path, 'titel = "x"\nrounds = "many"\n' + text))
     del data["target"]

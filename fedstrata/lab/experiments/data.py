@@ -28,6 +28,7 @@ def csv(
     standardize: bool = True,
     valid_fraction: float = 0.0,
     test_fraction: float = 0.2,
+    server: str | None = None,
     seed: int = 0,
 ) -> FederatedData:
     """Your own files, one for each client; see `fedstrata.data.from_csv`.
@@ -39,7 +40,7 @@ def csv(
         raise DataError("csv needs files, such as 'site-*.csv', and target, the column of the labels.")
     made = loaders.from_csv(
         files, label=target, features=features, encode=encode, impute=impute,
-        valid_fraction=valid_fraction, test_fraction=test_fraction, seed=seed,
+        valid_fraction=valid_fraction, test_fraction=test_fraction, server=server, seed=seed,
     )  # fmt: skip
     return loaders.standardize(made) if standardize else made
 

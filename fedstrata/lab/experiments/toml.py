@@ -245,7 +245,8 @@ def _grid_faults(grid: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[
         needed = (
             "valid_fraction" if "validation" in chosen.parameters.values() else PROBLEMS[chosen.name].needs
         )
-        if needed and not given.get(needed) and needed not in grid:
+        has = given.get(needed) or (needed == "server_fraction" and given.get("server"))
+        if needed and not has and needed not in grid:
             whose = "validation samples" if needed == "valid_fraction" else "samples of the server's own"
             yield f"data: {chosen.name} needs {whose}: give {needed}, such as {needed} = 0.2."
 
@@ -335,11 +336,12 @@ def read(file: str | Path) -> Experiment:
     name = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "experiment"
     try:
         content = tomllib.loads(path.read_text("utf-8"))
-        match content:  # files of data are found from the file's own folder
-            case {"data": {"files": str(one)}}:
-                content["data"]["files"] = str(path.parent / one)
-            case {"data": {"files": [*files]}}:
-                content["data"]["files"] = [str(path.parent / str(one)) for one in files]
+        for key in ("files", "server"):  # tables are found from the file's own folder
+            match content.get("data"):
+                case {**data} if type(data.get(key)) is str:
+                    content["data"][key] = str(path.parent / data[key])
+                case {**data} if type(data.get(key)) is list:
+                    content["data"][key] = [str(path.parent / str(one)) for one in data[key]]
         return define(content, name)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         twice = "('methods',) twice" in str(error)
