@@ -35,7 +35,7 @@ class Channel:
             √m times less noise than it needs. ``"each"`` adds the full noise to each upload, so that no party
             has to be trusted.
         compress: the compressor: `TopK`, `RandK`, `QSGD`, `Sign` or `Cast`. The ledger counts the compressed
-            size; in this version the network engine sends decoded numbers, so more bytes travel there.
+            size, and over a network that is what travels, of each client by itself.
         feedback: how compression errors are corrected: ``"ef"`` adds them to the next upload (Seide et al.
             2014). ``"ef21"`` sends differences to the server's copy of the client's last upload (Richtárik et
             al. 2021; with an unbiased compressor DIANA, Mishchenko et al. 2019). ``"auto"`` takes the one

@@ -71,7 +71,7 @@ class Channelled:
         """See `Method.start`."""
         link = self._link(fed, "start", key, state)
         own = self.plain.start(problem, fed, key, state.own)
-        return Joined(own, link.turning.bounds)
+        return Joined(own, link.turning.bounds, link.turning.heard)
 
     def round(self, problem: Any, fed: Fed, key: Key, r: Integer, state: Joined) -> Joined:
         """See `Method.round`."""
@@ -81,11 +81,11 @@ class Channelled:
         fed.expected = self.expected
         link = self._link(fed, "round", key, state)
         own = self.plain.round(problem, fed, key, r, state.own)
-        return Joined(own, link.turning.bounds)
+        return Joined(own, link.turning.bounds, link.turning.heard)
 
     def _link(self, fed: Fed, program: str, key: Key, state: Joined) -> Link:
         key, levels = jax.random.fold_in(key, MARK), dict(self.levels)
-        link = Link(program, key, self.channels, levels, state.bounds, self.drops, self.remembers)
+        link = Link(program, key, self.channels, levels, state, self.drops, self.remembers)
         fed.channel = link
         return link
 
@@ -122,6 +122,16 @@ class Channelled:
     def reveals_on(self, problem: Any) -> str:
         """See `Method.reveals_on`."""
         return str(self.plain.reveals_on(problem))
+
+
+def with_heard(method: Any, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+    """State and memory where uploads travel encoded: the server keeps its copy of what clients remember."""
+    state, memory = carry
+    if not (isinstance(state, Joined) and isinstance(memory, Kept)):
+        return carry
+    follows = {place for place, channel in method.channels.items() if channel.feedback == "ef21"}
+    heard = {place: kept for place, kept in memory.rest.items() if place in follows}
+    return state._replace(heard=heard), memory
 
 
 def resolved(channels: Channels | None, method: Method, found: Sequence[Sent]) -> dict[str, Channel]:

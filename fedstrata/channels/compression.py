@@ -17,9 +17,7 @@ import jax.numpy as jnp
 
 from fedstrata.core.types import Array, Key, PyTree
 
-LONG = (
-    4096  # numbers from which the largest are found by a threshold: a sort takes ten times as long on a CPU
-)
+LONG = 512  # numbers from which the largest are found by bisection: a sort takes longer on a CPU
 BUCKET = 512  # numbers that share a norm in `QSGD`, so that the error does not grow with d
 
 
@@ -71,15 +69,38 @@ def _check_share(name: str, share: float) -> None:
         )
 
 
-def _threshold(size: Array, k: int) -> Array:
-    """A threshold that at most k of the numbers exceed, by bisection."""
+def largest(size: Array, k: int) -> Array:
+    """Which k of these numbers ≥ 0 are the largest, by bisection; of equal ones the first.
 
-    def step(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        middle = (ends[0] + ends[1]) / 2
-        many = (size > middle).sum() > k
-        return jnp.where(many, middle, ends[0]), jnp.where(many, ends[1], middle)
+    Numbers that differ by less than 2⁻²⁴ of the largest count as equal.
+    """
+    d = size.size
+    exact = jnp.float32 if d < 2**24 else jnp.int32  # float32 is summed faster, and is exact below
 
-    return jax.lax.fori_loop(0, 24, step, (jnp.zeros((), size.dtype), size.max()))[1]
+    def count(those: Array) -> Array:
+        return those.astype(exact).sum()
+
+    def halve(ends: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        low, high, above, j = ends
+        middle = (low + high) / 2
+        many = count(size > middle)
+        return (
+            jnp.where(many > k, middle, low), jnp.where(many > k, high, middle),
+            jnp.where(many > k, above, many), j + 1,
+        )  # fmt: skip
+
+    first = jnp.zeros((), size.dtype), size.max(), jnp.zeros((), exact), jnp.int32(0)
+    low, high, above, _ = jax.lax.while_loop(lambda e: (e[3] < 24) & (e[2] < k), halve, first)
+    equal, place = (size > low) & (size <= high), jax.lax.iota(jnp.int32, d)
+
+    def lengthen(now: tuple[Array, Array]) -> tuple[Array, Array]:
+        until, step = now[0] + now[1], now[1] // 2
+        return jnp.where(count(equal & (place < until)) <= k - above, until, now[0]), step
+
+    until, _ = jax.lax.while_loop(
+        lambda now: (now[1] > 0) & (above < k), lengthen, (jnp.int32(0), jnp.int32(1 << (d.bit_length() - 1)))
+    )
+    return (size > high) | (equal & (place < until))
 
 
 @dataclass(frozen=True)
@@ -107,7 +128,7 @@ class TopK(Biased):
         if v.size < LONG:
             places = jax.lax.top_k(size, k)[1]
         else:
-            places = jnp.nonzero(size > _threshold(size, k), size=k, fill_value=v.size)[0]
+            places = jnp.nonzero(largest(size, k), size=k, fill_value=v.size)[0]
         return v.at[places].get(mode="fill", fill_value=0), places.astype(_index(v.size))
 
     def kept(self, key: Key, v: Array) -> Array:
@@ -115,7 +136,7 @@ class TopK(Biased):
         k, size = entries(self.share, v.size), jnp.abs(v)
         if v.size < LONG or k == v.size:
             return self.decode(key, self.encode(key, v), v.size)
-        return jnp.where(size > _threshold(size, k), v, 0)
+        return jnp.where(largest(size, k), v, 0)
 
     def decode(self, key: Key, payload: Any, d: int) -> Array:
         """Zero elsewhere."""
@@ -154,8 +175,12 @@ class RandK:
         """See `Compressor`."""
         return d / entries(self.share, d) - 1 if self.scaled else math.inf
 
+    def _drawn(self, key: Key, d: int) -> Array:
+        """Which are sent: those with the largest random numbers, without a sort."""
+        return largest(jax.random.uniform(key, (d,)), entries(self.share, d))
+
     def _places(self, key: Key, d: int) -> Array:
-        return jax.random.permutation(key, d)[: entries(self.share, d)]
+        return jnp.nonzero(self._drawn(key, d), size=entries(self.share, d))[0]
 
     def encode(self, key: Key, v: Array) -> Array:
         """The values; the indices follow from the key."""
@@ -164,8 +189,9 @@ class RandK:
     def kept(self, key: Key, v: Array) -> Array:
         """``decode(encode(v))``, with a mask that is the same for all clients."""
         k = entries(self.share, v.size)
-        mask = jnp.zeros((v.size,), v.dtype).at[self._places(key, v.size)].set(1)
-        return v if k == v.size else v * mask * (v.size / k if self.scaled else 1)
+        if k == v.size:
+            return v
+        return jnp.where(self._drawn(key, v.size), v * (v.size / k if self.scaled else 1), 0)
 
     def decode(self, key: Key, payload: Array, d: int) -> Array:
         """Zero elsewhere."""
@@ -208,8 +234,7 @@ class QSGD:
         rows = jnp.pad(v, (0, -v.size % BUCKET)).reshape(-1, BUCKET) if v.size > BUCKET else v[None]
         norms = jnp.linalg.norm(rows, axis=1)
         scaled = jnp.abs(rows) / jnp.where(norms > 0, norms, 1)[:, None] * self.levels
-        up = jax.random.uniform(key, rows.shape, rows.dtype) < scaled - jnp.floor(scaled)
-        levels = jnp.sign(rows) * jnp.minimum(jnp.floor(scaled) + up, self.levels)
+        levels = jnp.sign(rows) * jnp.minimum(jnp.floor(scaled + _fractions(key, rows)), self.levels)
         codes = (levels.reshape(-1)[: v.size] + self.levels).astype(jnp.uint8)
         each = 8 // self.bits
         together = jnp.pad(codes, (0, -v.size % each)).reshape(-1, each)
@@ -224,6 +249,14 @@ class QSGD:
         levels = codes.astype(norms.dtype) - self.levels
         rows = jnp.pad(levels, (0, -d % BUCKET)).reshape(-1, BUCKET) if d > BUCKET else levels[None]
         return (rows * (norms[:, None] / self.levels)).reshape(-1)[:d]
+
+
+def _fractions(key: Key, rows: Array) -> Array:
+    """A random number in [0, 1) for each, of 16 bits: finer ones would be lost in the norm's rounding."""
+    half = -(-rows.shape[1] // 2)
+    words = jax.random.bits(key, (rows.shape[0], half), jnp.uint32)
+    both = jnp.concatenate([words & 0xFFFF, words >> 16], axis=1)[:, : rows.shape[1]]
+    return both.astype(rows.dtype) / 2**16
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedstrata.channels.channel import Channel, Dropouts
 from fedstrata.channels.clipping import Adaptive, clipped, deviation_of, noised
-from fedstrata.channels.compression import read
+from fedstrata.channels.compression import Compressor, read
 from fedstrata.channels.examples import Release, private, releases
 from fedstrata.core import counting, tree
 from fedstrata.core.client import Client
@@ -42,17 +42,25 @@ class Kept(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A state: the method's, and the bounds of adaptive clipping, by place."""
+    """A state: the method's, and what channels keep at the server, by place.
+
+    Attributes:
+        own: the method's.
+        bounds: of adaptive clipping.
+        heard: where uploads travel encoded, what the server has of each client, as that client has it.
+    """
 
     own: PyTree
     bounds: dict[str, Array]
+    heard: dict[str, list[Array]] = {}  # noqa: RUF012 (never written to)
 
 
 class Turning(NamedTuple):
-    """The carry of loops: the number of exchanges in this round so far, and the adaptive bounds."""
+    """The carry of loops: the number of exchanges in this round so far; the rest as of `Joined`."""
 
     turn: Array | None
     bounds: dict[str, Array]
+    heard: dict[str, list[Array]]
 
 
 class Sides(NamedTuple):
@@ -134,18 +142,19 @@ class Link:
         key: the random key of the channels in this round.
         channels: the channels that are not trivial, by place.
         levels: the level of every exchange, by place.
-        bounds: the bounds of adaptive clipping, by place.
+        state: what the server keeps.
         drops: the dropouts, or None.
         remembers: whether the clients' memory is `Kept`.
     """
 
     def __init__(
         self, program: str, key: Key, channels: Mapping[str, Channel], levels: Mapping[str, str],
-        bounds: dict[str, Array], drops: Dropouts | None, remembers: bool,
+        state: Joined, drops: Dropouts | None, remembers: bool,
     ) -> None:  # fmt: skip
         self.program, self.key, self.channels, self.levels = program, key, channels, levels
         self.drops, self.remembers = drops, remembers
-        self.turning = Turning(jnp.zeros((), jnp.int32) if channels else None, bounds)
+        turn = jnp.zeros((), jnp.int32) if channels else None
+        self.turning = Turning(turn, state.bounds, state.heard)
         self.position = 0
         self.released: dict[str, tuple[Release, ...] | None] = {}  # what clients take of samples, by place
 
@@ -184,20 +193,28 @@ class Link:
         bound = self.turning.bounds[place] if adaptive else bound
         sides = self._sides(fed, exchange, turn, channel, bound, weight / spread)
         noisy = channel.noise is not None and (exchange.stacked or channel.noise_at != "server")
-        phase = partial(self._phase, exchange.phase, channel, place, reference, adaptive, noisy)
+        encoded = fed.encodes and channel.compress is not None
+        seen: list[Floats] | None = [] if encoded else None
+        phase = partial(self._phase, exchange.phase, channel, place, reference, adaptive, noisy, seen)
         going = _going(fed, exchange, phase, sides)
-        if channel.mean is not None and not exchange.stacked:
+        if (channel.mean is not None or encoded) and not exchange.stacked:
             going = going._replace(stacked=True, weights=None)
         arrived, form = fed.exchange(going)
-        sent = going._replace(message=exchange.message)
-        self._book(fed, sent, place, channel, form, number)
+        stacked = exchange.stacked or channel.mean is not None
+        sent = going._replace(message=exchange.message, stacked=stacked)
+        if channel.compress is not None and not encoded:
+            form = payload(channel, form)
+        self._book(fed, sent, place, form, number)
+        if seen:
+            arrived = self._decoded(fed, exchange, channel, turn, seen[0], arrived)
+            if not stacked:
+                arrived = _weighted(fed, exchange, arrived)
         if adaptive:
             arrived, below = arrived
             assert isinstance(channel.clip, Adaptive)
             new = channel.clip.follow(jax.random.fold_in(turn, 1), bound, below, weight)
             self.turning = self.turning._replace(bounds={**self.turning.bounds, place: new})
-        if going.stacked and not exchange.stacked:
-            assert channel.mean is not None
+        if channel.mean is not None and not exchange.stacked:
             arrived = _robust(channel.mean, jax.random.fold_in(turn, 2), fed, exchange, arrived)
         numbers = Floats(arrived)
         found = numbers.list
@@ -207,6 +224,39 @@ class Link:
             around = reference.arrays(exchange.message, numbers.where)
             found = [u + jnp.asarray(a, u.dtype) for u, a in zip(found, around, strict=True)]
         return numbers.put(found)
+
+    def _decoded(
+        self, fed: Fed, exchange: Exchange, channel: Channel, turn: Key, form: Floats, arrived: Any
+    ) -> PyTree:
+        """The stack of uploads that a stack of payloads stands for."""
+        adaptive = isinstance(channel.clip, Adaptive)
+        (payloads, others), below = arrived if adaptive else (arrived, None)
+        compress, clients, place = channel.compress, exchange.of, exchange.place
+        assert compress is not None
+        keys = jax.random.split(turn, max(len(form.list), 1))  # as in `_compressed`, where they are shared
+        found = []
+        for key, one, like in zip(keys, payloads, form.list, strict=False):
+            decode = partial(compress.decode, key, d=like.size)
+            flat = jax.vmap(lambda sent, decode=decode: decode(sent))(one)
+            found.append(flat.astype(like.dtype).reshape(-1, *like.shape))
+        if channel.feedback == "ef21":
+            old = [u if clients is None else u[clients] for u in self.turning.heard[place]]
+            found, new = _followed(compress, old, found, [u.size for u in form.list])
+            if (here := fed.answering(clients)) is not None:
+                new = [_where(here, a, b) for a, b in zip(new, old, strict=True)]
+            every = self.turning.heard[place]
+            if clients is not None:
+                new = [u.at[clients].set(v) for u, v in zip(every, new, strict=True)]
+            self.turning = self.turning._replace(heard={**self.turning.heard, place: new})
+        if channel.clip is not None and channel.noise is not None and channel.noise_at == "server":
+            found, _ = jax.vmap(lambda *u: clipped(list(u), self._bound(channel, place)))(*found)
+        parts = iter(found), iter(others)
+        leaves = [next(parts[j not in form.where]) for j in range(len(form.leaves))]
+        uploads = jax.tree.unflatten(form.form, leaves)
+        return (uploads, below) if adaptive else uploads
+
+    def _bound(self, channel: Channel, place: str) -> Any:
+        return self.turning.bounds[place] if isinstance(channel.clip, Adaptive) else channel.clip
 
     def _turn(self) -> Key:
         """A random key of this exchange; the key of the exchange itself may repeat in a loop."""
@@ -242,7 +292,8 @@ class Link:
 
     def _phase(
         self, phase: Phase, channel: Channel, place: str, reference: Reference | None, adaptive: bool,
-        noisy: bool, sides: Sides, problem: Any, client: Client, key: Key, *message: PyTree,
+        noisy: bool, seen: list[Floats] | None, sides: Sides, problem: Any, client: Client, key: Key,
+        *message: PyTree,
     ) -> Any:  # fmt: skip
         """The phase that a client runs instead of the method's phase."""
         kept = client.memory if self.remembers else None
@@ -272,11 +323,16 @@ class Link:
             deviation = deviation_of(channel.noise, bound) * (1.0 if sides.part is None else sides.part)
             delta = noised(jax.random.fold_in(secret, 1), delta, deviation)
         rest = None if kept is None else kept.rest.get(place)
+        travels = None
         if channel.compress is not None:
-            delta, rest = _compressed(channel, turn, jax.random.fold_in(mine, 2), delta, rest)
+            travels, delta, rest = _compressed(channel, turn, jax.random.fold_in(mine, 2), delta, rest)
             if bound is not None and channel.noise is not None and channel.noise_at == "server":
                 delta, _ = clipped(delta, bound)  # rounding may have lengthened the vector
-        upload = (numbers.put(delta), below) if adaptive else numbers.put(delta)
+        upload = numbers.put(delta)
+        if seen is not None:
+            seen.append(Floats(jax.tree.map(lambda u: jax.ShapeDtypeStruct(u.shape, u.dtype), upload)))
+            upload = travels, [u for j, u in enumerate(numbers.leaves) if j not in numbers.where]
+        upload = (upload, below) if adaptive else upload
         new = self._kept_where(here, reply.memory, inner.memory)
         if kept is None:
             return upload if new is None else Remember(upload, new)
@@ -300,12 +356,8 @@ class Link:
             return here
         return jnp.asarray(True) if sides.asked is None else sides.asked[client.index]
 
-    def _book(
-        self, fed: Fed, exchange: Exchange, place: str, channel: Channel, form: PyTree, number: int
-    ) -> None:
+    def _book(self, fed: Fed, exchange: Exchange, place: str, form: PyTree, number: int) -> None:
         """Count the message to the clients that are asked, and the payload of those that answer."""
-        if channel.compress is not None:
-            form = payload(channel, form)
         answers = fed.answering(exchange.of)
         if answers is None:
             single = exchange.stacked or (number == 1 < fed.clients)
@@ -339,23 +391,41 @@ def payload(channel: Channel, upload: PyTree) -> PyTree:
 
 def _compressed(
     channel: Channel, shared: Key, mine: Key, delta: list[Array], rest: list[Array] | None
-) -> tuple[list[Array], list[Array] | None]:
-    """The server's reconstruction of a difference, and the client's new state."""
+) -> tuple[list[PyTree], list[Array], list[Array] | None]:
+    """The payload of a difference, the server's reconstruction of it, and the client's new state."""
     assert channel.compress is not None
     compress, now = channel.compress, delta
     keys = jax.random.split(shared if compress.shared else mine, max(len(delta), 1))
     if rest is not None:
         now = tree.add(delta, rest) if channel.feedback == "ef" else tree.sub(delta, rest)
+    sent = [compress.encode(k, u.reshape(-1)) for k, u in zip(keys, now, strict=False)]
     found = [read(compress, k, u.reshape(-1)).reshape(u.shape) for k, u in zip(keys, now, strict=False)]
     if rest is None:
-        return found, None
+        return sent, found, None
     if channel.feedback == "ef":
-        return found, tree.sub(now, found)
-    whole = tree.add(rest, found)
+        return sent, found, tree.sub(now, found)
+    return sent, *_followed(compress, rest, found, [u.size for u in delta])
+
+
+def _followed(
+    compress: Compressor, old: list[Array], found: list[Array], sizes: list[int]
+) -> tuple[list[Array], list[Array]]:
+    """Of differences to what the server has of a client: what it makes of the upload, and then has."""
+    whole = tree.add(old, found)
     if not compress.unbiased:
         return whole, whole
-    parts = [1 / (1 + compress.omega(u.size)) for u in delta]  # DIANA: a full step would not contract
-    return whole, [a + jnp.asarray(p, a.dtype) * u for a, p, u in zip(rest, parts, found, strict=True)]
+    parts = [1 / (1 + compress.omega(d)) for d in sizes]  # DIANA: a full step would not contract
+    return whole, [a + jnp.asarray(p, a.dtype) * u for a, p, u in zip(old, parts, found, strict=True)]
+
+
+def _where(here: Array, new: Array, old: Array) -> Array:
+    return jnp.where(here.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+def _weighted(fed: Fed, exchange: Exchange, stack: PyTree) -> PyTree:
+    """The mean of a stack by the exchange's weights."""
+    shares = fed.weights_of(exchange.of, exchange.weights)
+    return jax.tree.map(lambda u: jnp.tensordot(shares.astype(u.dtype), u, 1), stack)
 
 
 def _going(fed: Fed, exchange: Exchange, phase: Callable[..., Any], sides: Sides) -> Exchange:

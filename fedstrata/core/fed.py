@@ -156,9 +156,11 @@ class Fed(abc.ABC):
         drawn: of all clients, whom a draw of independent clients took: the others of the cohort fill it up.
         expected: how many of these a mean is divided by; None divides by those who answer.
         remote: whether clients have no values of this program but those that they are sent.
+        encodes: whether uploads travel as bytes, so that what compresses them must encode them.
     """
 
     remote: ClassVar[bool] = False
+    encodes: bool = False
 
     def __init__(
         self, setup: Setup, data: Population, memory: PyTree, chosen: Array | None, round_number: Integer = 0

@@ -117,6 +117,10 @@ class Engine(abc.ABC):
         """Put the data where the phases run: once, and kept with the object."""
         return data.placed()
 
+    def carried(self, method: Any, carry: Carry) -> Carry:
+        """What state and memory before the first round are here."""
+        return carry
+
     def place_carry(self, carry: Carry) -> Carry:
         """Put state and memory where they belong."""
         return jax.device_put(carry)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -19,6 +21,7 @@ from fedstrata.core.types import Array, Integer, PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Outline, Placed, SizeGroup, common_size
 from fedstrata.engines.engine import Carry
+from fedstrata.engines.programs import objects
 from fedstrata.engines.rounds import run_text
 from fedstrata.engines.simulated import mean_dtype
 from fedstrata.support.tracing import compiling
@@ -85,6 +88,10 @@ class OutlineFed(Fed):
         return super().turns(times, turn, carry, until)
 
 
+_known: OrderedDict[Any, list[Sent]] = OrderedDict()
+MOST_KNOWN = 64
+
+
 def outline(
     setup: Setup,
     method: Method,
@@ -94,10 +101,26 @@ def outline(
 ) -> list[Sent]:
     """The exchanges before the first round and of a round; where samples are private, the means of them.
 
+    They are kept, as a trace is most of a small call.
+
     Raises:
         TypeError: where a phase takes something else of samples that are private.
     """
+    samples = [data.sample_of(part) for part in ("train", "valid", "server")]
+    leaves, structure = jax.tree.flatten((method, carry, samples, data.server))
+    forms = tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+    its = tuple(sorted((examples or {}).items()))
+    name = objects(replace(setup, metrics=())), structure, forms, data.clients, common_size(data.sizes), its
+    if name not in _known:
+        _known[name] = _traced(setup, method, data, carry, examples)
+        while len(_known) > MOST_KNOWN:
+            _known.popitem(last=False)
+    return _known[name]
 
+
+def _traced(
+    setup: Setup, method: Method, data: FederatedData, carry: Carry, examples: Mapping[str, Examples] | None
+) -> list[Sent]:
     def blank(part: str) -> PyTree:
         return jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape), leaf.dtype), data.sample_of(part))
 

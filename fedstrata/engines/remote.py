@@ -72,7 +72,13 @@ class Prepared(NamedTuple):
 
 
 class Prepares(Protocol):
-    """What knows a client's form, so that an exchange can be traced without samples."""
+    """What knows a client's form, so that an exchange can be traced without samples.
+
+    Attributes:
+        encodes: see `Fed`.
+    """
+
+    encodes: bool
 
     def prepare(self, fed: RemoteFed, exchange: Exchange) -> Prepared:
         """What the exchange takes along."""
@@ -146,6 +152,7 @@ class RemoteFed(Positioned):
     def __init__(self, clients: Prepares, program: str, handle: Any, *args: Any) -> None:
         super().__init__(*args)
         self.prepares, self.program, self.handle = clients, program, handle
+        self.encodes = clients.encodes
 
     def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
         """See `Fed.exchange`: out of the program, to the host, and back."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +92,7 @@ class Blocks(Simulated):
     leaves: tuple[Any, ...] = ()
     structure: Any = None
     program: str = "round"
+    encodes: ClassVar[bool] = False  # nothing travels
 
     def form(self) -> tuple[Placed, PyTree]:
         """Shapes of a block's samples and memories."""

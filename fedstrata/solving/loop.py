@@ -20,7 +20,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Literal
 
@@ -308,6 +308,7 @@ class Loop:
         resume: bool = False,
         callbacks: tuple[Callback, ...] = (),
     ) -> None:
+        posed = replace(posed, carry=engine.carried(posed.method, posed.carry))
         self.posed, self.engine, self.saving = posed, engine, saving
         self.trackers = [c for c in callbacks if isinstance(c, Tracker) and jax.process_index() == 0]
         self.callbacks = [c for c in callbacks if not isinstance(c, Tracker)]

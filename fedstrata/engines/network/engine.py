@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.channels.channelled import with_heard
 from fedstrata.core import counting, tree
 from fedstrata.core.client import opened
 from fedstrata.core.fed import Exchange, Setup, visit
@@ -132,6 +133,7 @@ class Network(Engine):
     """
 
     has_data = False
+    encodes = True
 
     def __init__(
         self, remote: Remote | None = None, *, clients_per_site: int = 1, policy: Policy | None = None
@@ -192,6 +194,9 @@ class Network(Engine):
         self._sites = None
         self._begins, self._saved = {}, []
         return Outline(jnp.asarray(self.sizes), server, equal=common_size(self.sizes))
+
+    def carried(self, method: Any, carry: Carry) -> Carry:
+        return Carry(*with_heard(method, carry))
 
     def place_carry(self, carry: Carry) -> Carry:
         """The state; of the memory, which clients keep, one client's placeholder stands in the programs.

@@ -54,6 +54,8 @@ class SiteFed(Positioned):
     ``memory`` has a leading axis of the site's own clients.
     """
 
+    encodes = True
+
     def __init__(self, wanted: int, fake: Array, data: Placed, *args: Any) -> None:
         super().__init__(*args)
         self.wanted, self.fake, self.own = wanted, fake, data

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.channels.channelled import with_heard
 from fedstrata.core.fed import Setup
 from fedstrata.core.method import Method
 from fedstrata.core.types import Array, PyTree
@@ -45,6 +46,7 @@ class Text:
     @classmethod
     def of(cls, setup: Setup, method: Method, carry: Carry, server: PyTree = None) -> Text:
         """From state and memory before the first round."""
+        carry = Carry(*with_heard(method, carry))
         first = jax.tree.map(lambda leaf: np.asarray(leaf[0]), carry.memory)
         return cls(setup, method, shapes(carry.state), first, shapes(server))
 

@@ -31,9 +31,10 @@ Arrays = list[np.ndarray]
 
 _NAMES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
           "float16", "float32", "float64", "complex64", "complex128")  # fmt: skip
-DTYPES = {name: np.dtype(name) for name in _NAMES} | {"bfloat16": np.dtype(jnp.bfloat16)}
-CODES = {dtype.str[1:]: dtype for name, dtype in DTYPES.items() if name != "bfloat16"}  # f4, i8, b1, …
-CODES["bf2"] = DTYPES["bfloat16"]
+_SHORT = {"bf2": jnp.bfloat16, "e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2}
+_OTHERS = {code: np.dtype(dtype) for code, dtype in _SHORT.items()}
+DTYPES = {name: np.dtype(name) for name in _NAMES} | {dtype.name: dtype for dtype in _OTHERS.values()}
+CODES = {np.dtype(name).str[1:]: np.dtype(name) for name in _NAMES} | _OTHERS  # f4, i8, b1, …
 _CODE_OF = {dtype: code for code, dtype in CODES.items()}
 
 
