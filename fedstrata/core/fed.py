@@ -111,8 +111,7 @@ class Exchange(NamedTuple):
         stacked: whether the server gets every upload, or their mean.
         around: a point that both sides know, like the upload, to which a channel may send the difference:
             arrays of the message, or constants; or None.
-        evaluation: whether it measures, in place of being a step of the method.
-        place: by which a channel knows it; empty where there is no channel.
+        evaluation, place: whether it measures, in place of being a step; by which a channel knows it, or "".
     """
 
     phase: Phase
@@ -156,11 +155,10 @@ class Fed(abc.ABC):
         drawn: of all clients, whom a draw of independent clients took: the others of the cohort fill it up.
         expected: how many of these a mean is divided by; None divides by those who answer.
         remote: whether clients have no values of this program but those that they are sent.
-        encodes: whether uploads travel as bytes, so that what compresses them must encode them.
     """
 
     remote: ClassVar[bool] = False
-    encodes: bool = False
+    encodes: bool = False  # whether uploads travel, so that channels encode them
 
     def __init__(
         self, setup: Setup, data: Population, memory: PyTree, chosen: Array | None, round_number: Integer = 0
