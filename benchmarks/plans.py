@@ -7,6 +7,8 @@ the rounds that the plan expects (2,000, where it expects none). *Solved* is an 
 or an excess within 10⁻⁴ of the start's; of a method for another objective the certificate says it. *Measured*
 is the first round at which x is within 1 %, *predicted* what the plan says for that. The first of
 `fedstrata.recommend` is *right* where no more than one other method comes within 1 % in fewer exchanges.
+Numbers are medians over the problems, in brackets the 10 % and 90 % quantiles; *theory* is what the method's
+theorem promises for the same accuracy.
 
 The problems are those of `benchmarks.verdicts` and `benchmarks.auto`, with all clients in a round.
 ``--cases`` takes those of `fedstrata.testing.cases`, whose solutions "auto" finds and a certificate confirms.
@@ -28,13 +30,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
-from benchmarks.auto import EVERY
-from benchmarks.verdicts import Trial, flat
+from benchmarks.auto import CLASSES
+from benchmarks.verdicts import FAMILIES, Trial, flat
 from fedstrata.advice.recommend import ANOTHER, Advice, conditions, expected, ranked
+from fedstrata.advice.theorems import Theory, theory
 
 CLOSE = 1e-2
 LONGER = 4  # times the expected rounds
 MOST, UNKNOWN, FEWEST = 20_000, 2_000, 50  # rounds
+EVERY = FAMILIES | {build.__name__: build for both in CLASSES.values() for build in both}
 
 
 @dataclass
@@ -44,6 +48,7 @@ class Ran:
     Attributes:
         name: the method's.
         predicted, measured: rounds to within 1 %; infinite where not known, or not reached.
+        theory: rounds that its theorem promises for 1 %; infinite where it promises none.
         exchanges: until then.
         solved: whether it is, at the end.
         own: whether the method solves the problem, not another.
@@ -55,6 +60,7 @@ class Ran:
     exchanges: float
     solved: bool
     own: bool
+    theory: float
 
 
 def distance(trial: Trial) -> Any:
@@ -69,7 +75,7 @@ def distance(trial: Trial) -> Any:
     return away
 
 
-def run(trial: Trial, its: Advice, away: Any, seed: int) -> Ran:
+def run(trial: Trial, its: Advice, away: Any, seed: int, promised: Theory | None) -> Ran:
     """For as long as the plan says, and longer."""
     assert its.practical is not None
     needed = expected(its.practical.rate, CLOSE)
@@ -88,7 +94,8 @@ def run(trial: Trial, its: Advice, away: Any, seed: int) -> Ran:
     at = float(result.history["round"][within[0]]) if len(within) else math.inf
     each = result.ledger.exchanges / max(result.ledger.rounds, 1)
     solved = trial.truth(result.x) == "right" if own else fs.certify(result).solved
-    return Ran(its.name, needed if known else math.inf, at, at * each, solved, own)
+    return Ran(its.name, needed if known else math.inf, at, at * each, solved, own,
+               math.inf if promised is None else promised.rounds)  # fmt: skip
 
 
 def trials(names: list[str], seeds: range) -> Iterator[tuple[str, int, Trial]]:
@@ -125,7 +132,12 @@ def compared(trial: Trial, seed: int) -> tuple[list[Ran], list[Advice]]:
     at = conditions(trial.problem, trial.data, trial.x0, trial.y0, weights=weights, rounds=UNKNOWN)
     order = ranked(at)
     away = distance(trial)
-    return [run(trial, its, away, seed) for its in order if its.practical is not None], order
+    ran = [
+        run(trial, its, away, seed, theory(its.fit.method, at, CLOSE))
+        for its in order
+        if its.practical is not None
+    ]
+    return ran, order
 
 
 def is_right(order: list[Advice], runs: list[Ran]) -> bool | None:
@@ -140,8 +152,8 @@ def is_right(order: list[Advice], runs: list[Ran]) -> bool | None:
 def table(rows: dict[str, list[Ran]]) -> str:
     """One line for each method."""
     lines = [
-        "| method | problems | solved | rounds predicted, in the middle | measured | measured/predicted |",
-        "|---|---|---|---|---|---|",
+        "| method | problems | solved | rounds predicted | measured | measured/predicted | theory/measured |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name in sorted(rows, key=str.lower):
         runs = rows[name]
@@ -156,7 +168,11 @@ def table(rows: dict[str, list[Ran]]) -> str:
         spread = f"{middle:.2g} ({low:.2g} to {high:.2g})" if both else "–"
         shown = [f"{value:.3g}" if value == value else "–" for value in (predicted, measured)]
         solved = sum(r.solved for r in runs)
-        lines.append(f"| {name} | {len(runs)} | {solved} | {' | '.join(shown)} | {spread} |")
+        promised = [
+            r.theory / r.measured for r in runs if math.isfinite(r.theory) and 0 < r.measured < math.inf
+        ]
+        factor = f"{np.median(promised):.2g}" if promised else "–"
+        lines.append(f"| {name} | {len(runs)} | {solved} | {' | '.join(shown)} | {spread} | {factor} |")
     return "\n".join(lines)
 
 

@@ -34,6 +34,33 @@ def test_a_plan_solves_a_ridge_regression(participation):
     np.testing.assert_allclose(result.x, best, atol=1e-2 * np.linalg.norm(best))
 
 
+def test_gradient_descent_keeps_what_its_theorem_promises():
+    """From the worst start, along the two extreme eigenvectors, in just so many rounds."""
+    problem, data, best = ridge()
+    theory = fs.plan(problem, data, np.zeros(4), method=fs.FedAvg, weights="size").theory
+    assert all(condition.holds for condition in theory.conditions)
+    values, vectors = np.linalg.eigh(sum(c["a"].T @ c["a"] for c in map(data.client, range(3))) / 34)
+    assert theory.method.gamma == pytest.approx(2 / (values[0] + values[-1]), rel=1e-4)
+    start, rounds = best + vectors[:, 0] + vectors[:, -1], int(np.ceil(theory.rounds))
+    options = {"weights": "size", "progress": False, "default_metrics": False}
+    result = fs.solve(problem, theory.method, data, start, rounds=rounds, **options)
+    away = np.linalg.norm(result.x - best) / np.sqrt(2)
+    assert away == pytest.approx((1 - theory.method.gamma * values[0]) ** rounds, rel=1e-2)
+    assert away <= 1e-2
+
+
+@pytest.mark.slow
+def test_a_diverged_run_names_the_step_at_fault():
+    game = fs.quadratic_bilevel(clients=3, n=2, p=3)
+    found = fs.plan(game.problem, game.data, np.zeros(2), np.zeros(3), method=fs.SOBA).method
+    for alpha, beta, words in (
+        (100 * found.alpha, found.beta, "Lower alpha alone, .*, to 0.05"),
+        (found.alpha, 100 * found.beta, "Lower beta alone, .*, to 0.55"),
+    ):
+        with pytest.raises(fs.Diverged, match=words):
+            fs.solve(game.problem, fs.SOBA(alpha, beta), game.data, np.zeros(2), y0=np.zeros(3), rounds=3000)
+
+
 @pytest.mark.slow
 def test_a_plan_says_what_its_rounds_cost():
     game = fs.quadratic_bilevel(clients=3, n=2, p=3)

@@ -224,7 +224,7 @@ def test_divergence_names_round_quantity_and_hint(tmp_path):
     # Each round multiplies the distance by (1 − 1000)², so float32 overflows in the seventh round (10⁶ each).
     fast = fs.FedAvg(gamma=1000.0, H=2)
     with pytest.raises(
-        fs.Diverged, match=r"not finite after round \d+.*Lower the step size \(gamma=1000\)"
+        fs.Diverged, match=r"not finite after round \d+.*Lower gamma alone, 1e\+03, to "
     ) as caught:
         solve(method=fast, rounds=50, checkpoint=tmp_path)
     assert np.isfinite(np.asarray(caught.value.result.x)).all()

@@ -37,7 +37,7 @@ class Fit:
 
 
 class Fits(tuple[Fit, ...]):
-    """The methods that fit, in order of their names; printed as a table."""
+    """The methods that fit, in the order that `fedstrata.recommend` has for typical constants."""
 
     @property
     def names(self) -> list[str]:
@@ -84,7 +84,10 @@ def applicable(problem: Problem) -> Fits:
     Args:
         problem: any problem object.
 
-    Where a conversion (`as_bilevel`, `as_multisequence`) opens further methods, they are listed with it.
+    The order is that of `fedstrata.recommend`, which measures the problem, for made-up constants: first
+    those that need few exchanges, in the end those that are there for comparison or solve another problem,
+    and those that a conversion (`as_bilevel`, `as_multisequence`) opens, which is named.
+
     Methods that would refuse the problem (its sets, its number of levels) are left out, and so are those that
     differentiate a function that has values only (`fedstrata.black_box`).
 
@@ -106,7 +109,9 @@ def applicable(problem: Problem) -> Fits:
         for name, cls in METHODS.items():
             if name not in found and cls.fits(converted):
                 found[name] = _fit(cls, converted, convert.__name__)
-    return Fits(found[name] for name in sorted(found, key=str.lower))
+    from fedstrata.advice.recommend import typical_order  # which asks here what fits
+
+    return Fits(typical_order(problem, [found[name] for name in sorted(found, key=str.lower)]))
 
 
 def _fit(cls: type[Method], problem: Problem, via: str) -> Fit:

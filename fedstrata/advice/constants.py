@@ -155,9 +155,10 @@ def constants(
         if F is not None:
             levels["objective"], through = meter.objective(F)
         jacobian = meter.jacobian(problem) if isinstance(problem, MultiSequence) else None
+        slope_y = meter.slope_y()
     scale_y = None if y is None else _scale(y)
     calls = {ORACLES[kind]: count for kind, count in meter.calls.items()}
-    return Constants(levels, coupling, through, _scale(x), scale_y, meter.exchanges, calls, jacobian)
+    return Constants(levels, coupling, through, _scale(x), scale_y, meter.exchanges, calls, jacobian, slope_y)
 
 
 def _objective(problem: Problem, case: Case) -> Objective | None:
@@ -311,6 +312,20 @@ class _Meter:
         size, bend, none = float(sizes.max()), float(jnp.stack(bends).max()), np.zeros(0)
         value = float(c(flat).max())
         return Measured(bend, -bend, none, none, size, 0.0, 0.0, 0.0, 0.0, value, self.epsilon * abs(value))
+
+    def slope_y(self) -> float | None:
+        """‖∇_y f‖ of the upper level, where all clients share y."""
+        parts = _parts(self.case.problem, self.case.weights)
+        if "upper" not in parts or "lower" not in parts or self.case.problem.local:
+            return None
+        part, x, weights, data = parts["upper"], self.case.x, self.case.weights, self.case.data
+        self.book("gradients", 1, part.samples)
+        self.exchanges += 1
+
+        def f(y: PyTree) -> Any:
+            return mean_over(data, weights, part.function, x, y, part=part.samples)
+
+        return float(tree.norm(jax.grad(f)(self.case.y)))
 
     def follower(self, problem: MPEC) -> Measured:
         """Of the followers' map: ‖∇_y G‖ and the least eigenvalue of its symmetric part, over all samples."""

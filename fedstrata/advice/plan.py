@@ -15,6 +15,7 @@ from typing import Any
 
 from fedstrata.advice.applicable import applicable
 from fedstrata.advice.recommend import HORIZON, Advice, advice, conditions, expected, ranked, start
+from fedstrata.advice.theorems import Theory, theory
 from fedstrata.core.counting import Ledger
 from fedstrata.core.method import METHODS, Method, Reveals
 from fedstrata.core.problem import Problem
@@ -40,6 +41,7 @@ class Plan:
         reasons: where the steps come from, in words.
         known: whether ``rounds`` is a prediction; else a horizon, to which falling steps are fitted.
         seconds: how long measuring took.
+        theory: what the method's theorem prescribes, condition by condition; None where there is none here.
     """
 
     method: Method
@@ -53,6 +55,7 @@ class Plan:
     x0: PyTree
     y0: PyTree
     options: dict[str, Any]
+    theory: Theory | None = None
 
     @cached_property
     def one_round(self) -> Ledger:
@@ -91,6 +94,8 @@ class Plan:
             *self.reasons,
             f"measured with {self.constants.exchanges} exchanges in {self.seconds:.2g} s",
         ]
+        if self.theory is not None:
+            lines.append(f"in theory: {self.theory}")
         return "Plan(\n  " + ",\n  ".join(lines) + ",\n)"
 
 
@@ -151,8 +156,9 @@ def plan(
     seconds = time.perf_counter() - began
     known = math.isfinite(needed) and not found.fades
     return Plan(
-        found.method, number, at.constants, found.reasons, known, seconds, problem, data, x, y, options
-    )
+        found.method, number, at.constants, found.reasons, known, seconds, problem, data, x, y, options,
+        theory(type(found.method), at, target),
+    )  # fmt: skip
 
 
 def chosen(at: Conditions, method: str | type[Method] | None, reveals: Reveals = "replies") -> Advice:

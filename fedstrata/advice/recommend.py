@@ -3,9 +3,9 @@
     exchanges ≈ cost · ln(1/accuracy) / rate        cost, rate: what `Method.practical` says of a round
 
 Methods whose rule knows a rate come first, by the exchanges that they are expected to need, of equals the one
-with fewer hyper-parameters; then those whose steps fall, then those of which something speaks against them
-(they are there for comparison, they solve another problem, their limit is off, they reveal more than is
-allowed), and in the end those without a rule.
+with fewer hyper-parameters; then those whose steps are fitted to a horizon, those that fall at a pace of
+their own, those of which something speaks against them (they are there for comparison, they solve another
+problem, their limit is off, they reveal more than is allowed), and in the end those without a rule.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedstrata.advice.applicable import Fit, applicable
 from fedstrata.advice.constants import constants
 from fedstrata.core import tree
@@ -21,8 +23,9 @@ from fedstrata.core.method import Method, Reveals
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
+from fedstrata.problems.classes import MultiSequence
 from fedstrata.problems.fairness import Hard
-from fedstrata.problems.measured import Conditions, Constants, NoRule, Practical
+from fedstrata.problems.measured import Conditions, Constants, Measured, NoRule, Practical
 from fedstrata.solving.pose import check_point, participants_of
 from fedstrata.support import html
 from fedstrata.support.points import as_floats
@@ -152,8 +155,21 @@ def ranked(at: Conditions, reveals: Reveals = "replies") -> list[Advice]:
     return sorted((advice(fit, at, reveals) for fit in fits), key=_order)
 
 
-def _order(its: Advice) -> tuple[bool, bool, float, int]:
-    return its.method is None, its.avoid, its.exchanges, len(its.fit.method.hyperparameters)
+def typical_order(problem: Problem, fits: Sequence[Fit]) -> list[Fit]:
+    """Methods in the order that they would have on a problem of a condition number of ten, clients unlike."""
+    one = np.ones(5)
+    typical = Measured(1.0, 0.1, one, 0.1 * one, 1.0, 0.5, 0.2, 0.5, 0.0, 1.0, 1e-7, 1.0)
+    names = {level.name for level in problem.levels} | {"objective", "loss", "plain", "constraints"}
+    exact = np.diag([1.0, 2.0]) if isinstance(problem, MultiSequence) else None
+    found = Constants(dict.fromkeys(names, typical), 0.5, 0.5, 1.0, 1.0, 0, jacobian=exact)
+    at = Conditions(problem, found, 5, 5, 1 if exact is not None else 10, HORIZON)
+    own = [fit for fit in fits if not fit.via]
+    return sorted(own, key=lambda fit: _order(advice(fit, at))) + [fit for fit in fits if fit.via]
+
+
+def _order(its: Advice) -> tuple[bool, bool, float, bool, int]:
+    paced = its.practical is None or not its.practical.fades
+    return its.method is None, its.avoid, its.exchanges, paced, len(its.fit.method.hyperparameters)
 
 
 def advice(fit: Fit, at: Conditions, reveals: Reveals = "replies") -> Advice:

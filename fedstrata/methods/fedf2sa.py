@@ -90,11 +90,11 @@ class FedF2SA(Method[Bilevel, State]):
     def practical(cls, at: Conditions) -> Practical:
         """Order 2, λ = 30 times f's curvature in y over h's, for a bias of 10⁻³; η = 1/L_h, H = 1.
 
-        f's curvature in y is about that of F through y over ‖y'‖², ‖y'‖ ≤ ‖∇²_xy h‖/μ_h.
+        f's curvature in y is about that of F through y over ‖y'‖², ‖y'‖ about ‖∇²_xy h‖/√(μ_h L_h).
         """
         pair, h, coupling = two_levels(at, slower=2), at["lower"], at.constants.coupling or 0.0
         through = curvature_through(at)
-        in_y = through * (h.mu / coupling) ** 2 if coupling > 0 else at.F.L
+        in_y = through * h.mu * h.L / coupling**2 if coupling > 0 else at.F.L
         lam = PENALTY * max(in_y / h.mu, scale(at.F) / h.L * BIAS) or 1.0
         its = cls(pair.alpha, pair.beta, lam, order=2)
         off = f"its limit is off by about {1 / PENALTY**2:.1g}, where those of second order are exact"

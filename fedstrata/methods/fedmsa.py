@@ -155,7 +155,7 @@ class FedMSA(Sequences[State]):
         pair = coupled(at, drift=drift, steady=True)
         options: dict[str, Any] = {"rho": 1 / at.rounds, "full_start": True} if at.partial else {}
         its = cls(pair.alpha, pair.beta, K=K, clients=min(at.participants, CHOSEN), **options)
-        return pair.of(its, rate=K * pair.rate, cost=2.0)
+        return pair.of(its, rate=K**0.5 * pair.rate, cost=2.0)
 
     @by_options
     def reveals_on(self, problem: Problem) -> Reveals:

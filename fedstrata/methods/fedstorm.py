@@ -109,7 +109,7 @@ class FedSTORM(Sequences[State]):
         steps, drift = unlike(at) if shared else (1, 0.0)
         pair = coupled(at, drift=drift, steady=True)
         c = 1 / at.rounds if at.partial else 0.0
-        return pair.of(cls(pair.alpha, pair.beta, c, steps), rate=steps * pair.rate, cost=2.0)
+        return pair.of(cls(pair.alpha, pair.beta, c, steps), rate=steps**0.5 * pair.rate, cost=2.0)
 
     def init(self, problem: Problem, x0: PyTree, y0: PyTree) -> State:
         Z = () if problem.local else sequences.start(problem, x0, y0, self.adjoint)

@@ -53,8 +53,9 @@ class Measured:
 
     @property
     def kinked(self) -> bool:
-        """Whether steps must fall, since the gradient does not."""
-        return self.kink > KINK
+        """Whether steps must fall, since the gradient does not: at kinks, or where nothing else bends f."""
+        straight = max(self.L, -self.mu) * self.reach <= WELL * self.gradient
+        return self.kink > KINK or (straight and self.gradient > 0)
 
     @property
     def step(self) -> float:
@@ -91,6 +92,7 @@ class Constants:
         exchanges: how many exchanges of vectors a federation needs for it.
         oracle_calls: what it cost, in samples, like `Ledger.oracle_calls`.
         jacobian: of the maps of a `MultiSequence` by (x, Z), where they are few.
+        slope_y: ‖∇_y f‖ of the upper level at (x, y(x)); None where there is none that all clients share.
     """
 
     levels: dict[str, Measured]
@@ -101,6 +103,7 @@ class Constants:
     exchanges: int
     oracle_calls: dict[str, int] = field(default_factory=dict)
     jacobian: np.ndarray | None = None
+    slope_y: float | None = None
 
     def __repr__(self) -> str:
         lines = [

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import FrameType
 from typing import Any, Literal
 
@@ -56,11 +57,29 @@ GRACE = 3.0  # seconds after a signal in which an engine may come to the next lo
 
 
 class Diverged(FloatingPointError):
-    """The iterates are no longer finite. ``result`` is what there was at the last finite evaluation."""
+    """The iterates are no longer finite. ``result`` is what there was at the last finite evaluation.
+
+    Its words name the step at fault, for which constants are measured when they are first asked for.
+    """
 
     def __init__(self, message: str, result: Result) -> None:
         super().__init__(message)
         self.result = result
+
+    @cached_property
+    def fault(self) -> str:
+        """Which step to lower, and to what; empty where that could not be measured."""
+        from fedstrata.advice.fault import at_fault
+
+        try:
+            return at_fault(self.result)
+        except Exception:  # the words on why a run diverged must not fail
+            return ""
+
+    def __str__(self) -> str:
+        words = str(self.args[0])
+        general = _shorter(self.result.method)
+        return words.replace(general, self.fault or general) if general in words else words
 
 
 class Interrupted(KeyboardInterrupt):
@@ -722,6 +741,14 @@ def _first_bad(lane: Lane, asked: tuple[str, ...], first: int, lengths: np.ndarr
     return min(troubles, default=None)
 
 
+def _shorter(method: Method) -> str:
+    """What to do where nothing was measured."""
+    return (
+        f"Lower the step size{steps_in_words(method)}: fs.plan(problem, data, x0, method="
+        f"{type(method).__name__!r}) finds steps from measured constants."
+    )
+
+
 def _explain(method: Method, round_number: int, quantity: str, carry: Carry) -> str:
     if round_number < 0:
         return (
@@ -734,9 +761,7 @@ def _explain(method: Method, round_number: int, quantity: str, carry: Carry) -> 
         quantity = f"state ({', '.join(leaves[:4])}{more})" if leaves else "state"
     return (
         f"{type(method).__name__} diverged: the {quantity} is not finite after round {round_number}. "
-        f"Lower the step size{steps_in_words(method)}: fs.plan(problem, data, x0, method="
-        f"{type(method).__name__!r}) finds steps from measured constants. Or scale the data, or look closer "
-        "with engine='debug'. "
+        f"{_shorter(method)} Or scale the data, or look closer with engine='debug'. "
         "The exception's .result holds the last finite point."
     )
 

@@ -153,6 +153,10 @@ def two_levels(
     why = "alpha = 0.9/L_F"
     if through > 0 and APART * speed / through / slower < alpha:
         alpha, why = APART * speed / through / slower, "alpha keeps x slower than y"
+    # until y and the solution of its linear system are there, x goes astray by about this far for each α
+    astray = 0.0 if y_steps > 1 else (at.constants.coupling or 0.0) * (at.constants.slope_y or 0.0) / h.L
+    if F.reach > 0 and alpha * astray > speed * F.reach:
+        alpha, why = speed * F.reach / astray, "alpha waits for y, which is not solved at the start"
     rate = min(alpha * max(F.mu, 0.0), speed / 2)
     found = Pair(alpha, beta, rate, ("beta = 1/L of the lower level", why))
     return found if steady else found.faded(at)
@@ -240,9 +244,10 @@ class Worst(NamedTuple):
 
 
 def worst_client(at: Conditions) -> Worst:
-    """γ = 1/L, η_λ = ½ μ/‖J‖², J the losses' derivative, ‖J‖² ≤ m ζ².
+    """γ = 1/L, η_λ = μ/‖J‖², J the losses' derivative, ‖J‖² ≤ m ζ².
 
-    Around the solution the pair moves by [[1 − γμ, −γJᵀ], [ηJ, 1]], which turns outwards where γη‖J‖² > γμ.
+    Around the solution the pair moves by [[1 − γμ, −γJᵀ], [ηJ, 1]], which turns outwards where η‖J‖² > μ.
+    Weights of clients whose losses are nearly the largest are slow to be found: the rate is a guess.
     """
     its = at["loss"]
     steps = descent(at, its, largest(its))
@@ -250,12 +255,12 @@ def worst_client(at: Conditions) -> Worst:
     spread = at.clients * max(its.heterogeneity, LEFT * its.gradient) ** 2
     if not spread > 0:
         raise NoRule("the clients' losses do not differ at the start, so that no weights can be learned")
-    eta = mu / (2 * spread)
-    why = "eta_lam = mu/2 over the spread of clients' gradients"
+    eta = mu / spread
+    why = "eta_lam = mu over the spread of clients' gradients"
     if steps.fades:
         falls = falling(eta, at.rounds) if its.kinked else fading(eta, max(its.mu, 0) / scale(its) / 2)
         return Worst(steps.gamma, falls, steps._replace(why=f"{steps.why}; {why}"))
-    return Worst(steps.gamma, eta, Steps(steps.gamma, steps.rate / 4, f"gamma = 1/L; {why}"))
+    return Worst(steps.gamma, eta, Steps(steps.gamma, steps.rate / 20, f"gamma = 1/L; {why}"))
 
 
 # Coupled sequences
@@ -266,10 +271,15 @@ DAMPED = 1.5  # times longer steps must still contract
 
 
 def unlike(at: Conditions) -> tuple[int, float]:
-    """Local steps K that clients' unlike Hessians τ leave, K β τ ≤ ½, and the 2τ that they add to L_h."""
+    """Local steps K that clients' unlike Hessians τ leave, K β τ ≤ ½, and the 2τ that they add to L_h.
+
+    On sets one: means of points that clients project drift. What else clients differ in is not measured, so
+    that a round of K steps is taken for √K.
+    """
     h = strongly_convex(at)
     tau = h.curvature_heterogeneity
-    K = 1 if at.partial else int(np.clip(h.L / (2 * max(tau, 1e-3 * h.L)), 1, LONGEST))
+    free = all(project.trivial for project in at.problem.sets.values())
+    K = 1 if at.partial or not free else int(np.clip(h.L / (2 * max(tau, 1e-3 * h.L)), 1, LONGEST))
     return K, 2 * tau if K > 1 else 0.0
 
 

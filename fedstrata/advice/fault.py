@@ -1,0 +1,61 @@
+"""Which step made a run diverge: those of the run beside those that the constants at its start allow.
+
+a step longer than 1.5 times the planned one is at fault
+else, of two levels, x's where it is 1.5 times as long beside y's as planned: x is then faster than y
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedstrata.advice.recommend import conditions
+from fedstrata.core.method import Method
+from fedstrata.problems.measured import NoRule
+from fedstrata.solving.endings import NO_STEPS
+from fedstrata.solving.result import Result
+
+TOO_LONG = 1.5
+MOST_SAMPLES = 100_000  # of which a message is worth measuring
+
+
+def at_fault(result: Result) -> str:
+    """The step to lower, and to what, in a sentence; empty where constants do not tell."""
+    method, data = result.method, result.data
+    if not isinstance(method, Method) or result.problem is None or result.start is None:
+        return ""
+    if data is None or isinstance(data, list) or data.source is not None or data.sizes.sum() > MOST_SAMPLES:
+        return ""
+    try:
+        part = 1.0 if result.participation is None else result.participation
+        at = conditions(
+            result.problem, data, *result.start, weights=result.weights or "uniform", participation=part
+        )
+        its = type(method).practical(at)
+    except NoRule:
+        return ""
+    mine, planned = _steps(method), _steps(its.method)
+    both = [(name, mine[name], planned[name]) for name in planned if name in mine]
+    reasons, over = "; ".join(its.reasons), [each for each in both if each[1] > TOO_LONG * each[2]]
+    if over:
+        alone = "" if len(over) > 1 else " alone"
+        words = " and ".join(f"{name}{alone}, {now:.3g}, to {to:.3g}" for name, now, to in over)
+        return f"Lower {words}: that is what the constants at the start allow ({reasons})."
+    if "lower" in at.constants.levels and len(both) > 1:
+        (x, x_now, x_planned), (y, y_now, y_planned) = both[:2]
+        allowed = x_planned / y_planned * y_now
+        if x_now > TOO_LONG * allowed:
+            return (
+                f"Lower {x} alone, {x_now:.3g}, to {allowed:.3g}: beside {y}={y_now:.3g} it is too long, "
+                "as x must be slower than y."
+            )
+    return ""
+
+
+def _steps(method: Method) -> dict[str, float]:
+    """The real hyper-parameters that are steps, in the first round."""
+    found = method.at(0).describe()
+    return {
+        name: float(np.max(value))
+        for name, value in found.items()
+        if name not in NO_STEPS and isinstance(value, float | list)
+    }
