@@ -92,6 +92,7 @@ def _traced(setup: Setup, method: Method, carry: Carry, data: Placed, key: Key, 
             with lending(held, frozen):
                 return program(OneClient, setup, *args)
 
+        # Frozen arrays are arguments, as in the compiled program: they count by a digest of their own.
         with counting.collect():
             return digest_of(jax.make_jaxpr(lent)([one.arrays for one in held], method, carry, *args))
 

@@ -166,6 +166,7 @@ class PerClient(UserMetric):
         own = y if takes_y and problem.personal else None
         args = (x, y) if takes_y and own is None else (x,)
         term = self.function.then(_as_float)  # of truth values, a mean would be one
+        # Test samples are pooled, and belong to clients by a column: no phase sees them.
         if self.part != "test":
             values = fed.means(term, *args, part=self.part, each=own)
         else:
@@ -181,6 +182,7 @@ class PerClientOnHost(PerClient):
     hosted: ClassVar[bool] = True
 
     def on(self, name: str, problem: Problem, data: FederatedData, weights: str, point: Point) -> Series:
+        # One client at a time: a function of the host gets arrays of each client's own length.
         values, (_, x, y) = [], point
         takes_y = _takes_y(name, self.function, y)
         for i in range(data.clients):

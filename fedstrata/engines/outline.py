@@ -49,6 +49,7 @@ class OutlineFed(Fed):
             reply, tally = visit(self.setup, exchange, client)
             return reply.upload, tally
 
+        # An upload whose shape follows the number of samples differs between one sample and two.
         (upload, tally), (other, _) = (jax.eval_shape(partial(one, n), self.memory) for n in (1, 2))
         number = self.clients if exchange.of is None else exchange.of.shape[0]
         asked = "everyone" if exchange.of is None else "some"
@@ -60,6 +61,7 @@ class OutlineFed(Fed):
             exchange.around is not None, asked, None, str(upload) != str(other),
             releases(tally)[0],
         )  # fmt: skip
+        # A loop's body is traced more than once: its exchanges are counted there, and written down once.
         if all(one.place != sent.place for one in self.found):
             self.found.append(sent)
         counting.count(sent.place, 1)
@@ -124,6 +126,7 @@ def _traced(
     def blank(part: str) -> PyTree:
         return jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape), leaf.dtype), data.sample_of(part))
 
+    # One blank sample stands for the data: shapes are all that is looked at, and nothing is read.
     valid = None if data.valid is None else [blank("valid")]
     form = FederatedData.from_clients([blank("train")], valid=valid).placed()
     server = jax.tree.map(
@@ -152,5 +155,6 @@ def _of_program(
     with compiling():
         jax.eval_shape(text, *args)
     tally = tallies[-1]
+    # What a traced number multiplies (a client's own number of steps) is not known before the run.
     unknown = {name for counts, _ in tally.scaled for name in counts}
     return [one if one.place in unknown else one._replace(times=tally.fixed[one.place]) for one in exchanges]

@@ -158,6 +158,7 @@ class RemoteFed(Positioned):
         """See `Fed.exchange`: out of the program, to the host, and back."""
         k, number = self.next_position(), self.clients if exchange.of is None else exchange.of.shape[0]
         upload, values, run, tally = self.prepares.prepare(self, exchange)
+        # A callback's results have fixed shapes: a stack has a row for each client, a mean has none.
         lead = (number,) if exchange.stacked else ()
         leaves, structure = jax.tree.flatten(upload)
         uploads = [
@@ -202,6 +203,7 @@ def remote_text(
     def text() -> tuple[PyTree, Array]:
         make_fed: Any = partial(RemoteFed, clients, program, handle)
         after = run_text(program, make_fed, setup, method, carry, jax.random.key(seed), data, r, cohort)
+        # Memories are where the clients are, so that only the state comes back.
         after = after if program == "measure" else after.state
         return after, finite(after)
 

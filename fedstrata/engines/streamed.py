@@ -73,12 +73,14 @@ class Streamed(Engine):
 
     def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
         """See `Engine.output`; what clients remember stays on the host."""
+        # Personal models of a million clients would not fit on the device that ran them.
         return method.output(carry.state, host.memory)
 
     def sampled(self, clients: int) -> int | None:
         """How many clients the metrics are means over; None is all."""
         if self.metrics == "exact" or (self.metrics == "auto" and clients <= MANY):
             return None
+        # Drawn once: the same clients at every evaluation, so that a curve does not jump with the draw.
         count = SAMPLED if self.metrics == "auto" else int(self.metrics)
         return None if count >= clients else count
 
