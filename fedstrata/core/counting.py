@@ -29,7 +29,7 @@ from fedstrata.support import html
 from fedstrata.support.private_jax import trace_of
 from fedstrata.support.shown import line
 from fedstrata.support.spots import turning
-from fedstrata.support.tracing import traced
+from fedstrata.support.tracing import is_traced, traced
 
 T = TypeVar("T")
 ORACLES = {"values": "function_values", "gradients": "gradients", "products": "hessian_products"}
@@ -143,7 +143,7 @@ def repeat(times: Integer, body: Body, carry: PyTree, until: Until | None = None
     It ends before a turn at which ``until(carry)`` holds.
     """
     body = turning(body)
-    if until is None and not isinstance(times, jax.core.Tracer):
+    if until is None and not is_traced(times):
         return _scan(lambda carry, t: body(t, carry), carry, jnp.arange(max(int(times), 0)))
     step = counted(lambda carry, t: body(t, carry))
 
@@ -228,7 +228,7 @@ def loop(
         key_k = fold(k) if key_k is None else key_k
         return step(carry, key_k, k) if indexed else step(carry, key_k)
 
-    if isinstance(times, jax.core.Tracer) or not 0 < times <= AT_ONCE:
+    if is_traced(times) or not 0 < times <= AT_ONCE:
         return repeat(times, body, carry)
     numbers = jnp.arange(int(times))  # all keys in one pass: at each step of a GPU they were a kernel more
     body = turning(body)

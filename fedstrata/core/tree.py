@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from fedstrata.core.types import PyTree, Real
+from fedstrata.support.tracing import is_traced
 
 add = optax.tree.add
 sub = optax.tree.sub
@@ -26,7 +27,7 @@ def zeros_like(tree: PyTree) -> PyTree:
     """Zeros of the same shapes and dtypes; outside of a trace on the host, where they need no program."""
 
     def zeros(leaf: Any) -> Any:
-        return (jnp if isinstance(leaf, jax.core.Tracer) else np).zeros_like(leaf)
+        return (jnp if is_traced(leaf) else np).zeros_like(leaf)
 
     return jax.tree.map(zeros, tree)
 

@@ -123,29 +123,31 @@ class FedNest(Implicit[Nested, State]):
 
     def lower_direction(self, problem: Nested, client: Client, key: Key, x: PyTree) -> Direction:
         """``y ↦ ∇_y g_i(x, y)`` on a new minibatch."""
-        if isinstance(problem, Composition):
-            residual = gap(chain_of(problem).inner[0], client, key, self.batch_size)
-            return lambda y: tree.scale(-1, residual(x, y))
-        if isinstance(problem, Minimax):
-            f = client.train.mean(problem.payoff, key, self.batch_size)
-            return lambda y: tree.scale(-1, gradient(f, x, y, wrt=1))
+        match problem:
+            case Composition():
+                residual = gap(chain_of(problem).inner[0], client, key, self.batch_size)
+                return lambda y: tree.scale(-1, residual(x, y))
+            case Minimax():
+                f = client.train.mean(problem.payoff, key, self.batch_size)
+                return lambda y: tree.scale(-1, gradient(f, x, y, wrt=1))
         g = client.train.mean(problem.lower, key, self.batch_size)
         return lambda y: gradient(g, x, y, wrt=1)
 
     def upper_direction(self, problem: Nested, client: Client, key: Key, y: PyTree, p: PyTree) -> Direction:
         """``x ↦ ∇_x f_i(x, y)`` on a new minibatch; in a composition ∇h_i(x) + ∇g_i(x) p."""
-        if isinstance(problem, Composition):
-            chain = chain_of(problem)
-            key_g, key_h = jax.random.split(key)
-            g = gap(chain.inner[0], client, key_g, self.batch_size)
-            if chain.plain is None:
-                return lambda x: linearised(g, x, y)[1](p)
-            h = client.train.mean(chain.plain, key_h, self.batch_size)
-            return lambda x: tree.add(linearised(g, x, y)[1](p), gradient(h, x))
-        if isinstance(problem, Minimax):
-            mean = client.train.mean(problem.payoff, key, self.batch_size)
-        else:
-            mean = client.valid.mean(problem.upper, key, self.batch_size)
+        match problem:
+            case Composition():
+                chain = chain_of(problem)
+                key_g, key_h = jax.random.split(key)
+                g = gap(chain.inner[0], client, key_g, self.batch_size)
+                if chain.plain is None:
+                    return lambda x: linearised(g, x, y)[1](p)
+                h = client.train.mean(chain.plain, key_h, self.batch_size)
+                return lambda x: tree.add(linearised(g, x, y)[1](p), gradient(h, x))
+            case Minimax():
+                mean = client.train.mean(problem.payoff, key, self.batch_size)
+            case _:
+                mean = client.valid.mean(problem.upper, key, self.batch_size)
         return lambda x: gradient(mean, x, y)
 
     def local_svrg(
@@ -183,7 +185,8 @@ class FedNest(Implicit[Nested, State]):
             return self.lower_direction(problem, client, key, x)
 
         def project(y: PyTree) -> PyTree:
-            return problem.project_y(y) if isinstance(problem, Minimax) else y
+            # a bilevel problem with a set of y is refused; a composition has none
+            return problem.sets["project_y"](y) if "project_y" in problem.sets else y
 
         return self.local_svrg(client, key, draw, y, q, self.beta, project)
 
@@ -233,16 +236,18 @@ class FedNest(Implicit[Nested, State]):
         with fed.level("lower"):
             y = fed.repeat(self.T, inner, state.y)  # line 1
         p = state.p
-        if isinstance(problem, Bilevel):
-            with fed.level("lower"):
-                direct, b = fed.average(self.upper_gradients, key_slope, x, y)  # line 5
-            p = self.inverse_product(fed, key_system, x, y, b, p, state)  # line 6
-            h = direct
-            if self.inverse != "none":
-                h = tree.sub(direct, fed.average(self.mixed_product, key_h, x, y, p))  # line 7
-        else:
-            if isinstance(problem, Composition):
+        match problem:
+            case Bilevel():
+                with fed.level("lower"):
+                    direct, b = fed.average(self.upper_gradients, key_slope, x, y)  # line 5
+                p = self.inverse_product(fed, key_system, x, y, b, p, state)  # line 6
+                h = direct
+                if self.inverse != "none":
+                    h = tree.sub(direct, fed.average(self.mixed_product, key_h, x, y, p))  # line 7
+            case Composition():
                 p = self.slope(problem, fed, key_slope, y)
-            h = fed.average(self.outer_mean, key_h, x, y, p)
+                h = fed.average(self.outer_mean, key_h, x, y, p)
+            case _:
+                h = fed.average(self.outer_mean, key_h, x, y, p)
         x = fed.average(self.outer_steps, key_outer, x, y, p, h, weights=at_work, around=x)  # lines 8, 9
         return State(x, y, p, state.curvature)

@@ -108,7 +108,7 @@ class FedOpt(Method[Minimization, State]):
     def __post_init__(self) -> None:
         super().__post_init__()
         for side in ("client", "server"):
-            object.__setattr__(self, side, first_like(getattr(self, side)))
+            object.__setattr__(self, side, first_like(vars(self)[side]))
 
     def cautions(self, moment: Moment) -> list[str]:
         if moment.state is not None:
@@ -162,7 +162,7 @@ class FedOpt(Method[Minimization, State]):
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         for side in ("client", "server"):
-            _try_out(side, getattr(self, side), x0)
+            _try_out(side, vars(self)[side], x0)
         return State(x0, self.server.init(x0))
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:

@@ -222,10 +222,11 @@ class FedRZOBilevel(Method[Implicit, State]):
 
     @by_options
     def reveals_on(self, problem: Implicit) -> Reveals:
-        if isinstance(self.lower, str):
-            return "averages"
-        if isinstance(self.lower, Method):
-            return self.lower.reveals_on(Minimization(lambda y, sample: 0.0))
+        match self.lower:
+            case str():
+                return "averages"
+            case Method():
+                return self.lower.reveals_on(Minimization(lambda y, sample: 0.0))
         return "replies"  # a solver of the user's may gather
 
     def cautions(self, moment: Moment) -> list[str]:
@@ -252,10 +253,13 @@ class FedRZOBilevel(Method[Implicit, State]):
                 f"{name}: lower='accurate' needs one set of y for all clients, but here the set depends on "
                 "the client. Use lower='lfd', 'local_sgd' or 'fedac', which average the clients' projections."
             )
-        if isinstance(self.lower, Method):
-            self._check_method(name, self.lower, clients)
-        elif not isinstance(self.lower, str) and self.lower_rounds is not None:
-            raise ValueError(f"{name}: lower_rounds has no effect with your own solver; leave it out.")
+        match self.lower:
+            case str():
+                pass
+            case Method():
+                self._check_method(name, self.lower, clients)
+            case _ if self.lower_rounds is not None:
+                raise ValueError(f"{name}: lower_rounds has no effect with your own solver; leave it out.")
 
     def _check_method(self, name: str, lower: Method, clients: int) -> None:
         solver = type(lower).__name__
@@ -288,13 +292,13 @@ class FedRZOBilevel(Method[Implicit, State]):
     @property
     def solver(self) -> Any:
         """The lower level's solver; a paper's rule replaces its hyper-parameters in every round."""
-        if not isinstance(self.lower, str):
-            return self.lower
         size: Any = self.lower_batch_size
-        if self.accurate:
-            size = {"rule": None, "same": self.batch_size}.get(size, size)
-            return Accurate(self.lower_tol, size)
-        return TUNED[self.lower].solver(self.batch_size if size in ("rule", "same") else size)
+        match self.lower:
+            case "accurate":
+                return Accurate(self.lower_tol, {"rule": None, "same": self.batch_size}.get(size, size))
+            case str(rule):
+                return TUNED[rule].solver(self.batch_size if size in ("rule", "same") else size)
+        return self.lower
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
@@ -358,7 +362,7 @@ class FedRZOBilevel(Method[Implicit, State]):
         if not moment.ended or state.report is None or 100 * state.report.short <= state.report.rounds:
             return []
         most = BUDGET if self.lower_rounds is None else self.lower_rounds
-        within = f" within lower_rounds={most} exchanges" if isinstance(most, int) else ""
+        within = "" if callable(most) else f" within lower_rounds={most} exchanges"
         return [
             f"{type(self).__name__}: in {int(state.report.short)} of {int(state.report.rounds)} rounds the "
             f"lower level was not solved to lower_tol={self.lower_tol:g}{within}; its residual was "
@@ -437,13 +441,14 @@ class FedRZOBilevel(Method[Implicit, State]):
         if state.report is not None:
             levels, budget = lower_levels(self.bilevel(problem), x), BUDGET if rounds is None else rounds
             return self.solver.solve(levels, pointwise_fed.verbs, key, y, state.report, budget)
-        if isinstance(self.lower, str):
-            mu_h, kappa_h = state.constants or (self.mu_h, self.kappa_h)
-            rounds, values = TUNED[self.lower].tune(Constants(fed.participants, r, mu_h, kappa_h, rounds))
-        elif isinstance(self.lower, Method):
-            values = self.lower.scheduled
-        else:
-            return self.lower.solve(problem, pointwise_fed.verbs, key, r, x, y), None
+        match self.lower:
+            case str(rule):
+                mu_h, kappa_h = state.constants or (self.mu_h, self.kappa_h)
+                rounds, values = TUNED[rule].tune(Constants(fed.participants, r, mu_h, kappa_h, rounds))
+            case Method():
+                values = self.lower.scheduled
+            case own_solver:
+                return own_solver.solve(problem, pointwise_fed.verbs, key, r, x, y), None
         bilevel = self.bilevel(problem)
         return solve_pointwise(self.solver, rounds, values, bilevel, pointwise_fed, key, x, y), None
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.types import Array, PyTree
+from fedstrata.support.tracing import is_traced
 
 T = TypeVar("T")
 
@@ -38,12 +39,12 @@ class Checked:
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]
             if "check" in f.metadata:
-                checked = f.metadata["check"](getattr(self, f.name), f"{type(self).__name__}: {f.name}")
+                checked = f.metadata["check"](vars(self)[f.name], f"{type(self).__name__}: {f.name}")
                 object.__setattr__(self, f.name, checked)
 
     def fitted(self, name: str, x: PyTree) -> PyTree:
         """The parameter of this name as a pytree like ``x``, see `spread`."""
-        return spread(getattr(self, name), x, f"{type(self).__name__}: {name}")
+        return spread(vars(self)[name], x, f"{type(self).__name__}: {name}")
 
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field, static, entries, number))
@@ -57,7 +58,7 @@ def pytree(cls: type[T]) -> type[T]:
 
 def concrete(tree: PyTree) -> bool:
     """Whether no leaf is traced."""
-    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+    return not any(map(is_traced, jax.tree.leaves(tree)))
 
 
 def real(
@@ -88,7 +89,7 @@ def real(
         value = np.asarray(value)
 
     def check(leaf: Array) -> Any:
-        if isinstance(leaf, jax.core.Tracer):
+        if is_traced(leaf):
             return leaf
         array = np.asarray(leaf)
         if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):

@@ -23,7 +23,7 @@ from fedstrata.core.problem import (
 )
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Function, Integer, PyTree, Real, Weights
-from fedstrata.problems.prox import Indicator, Regularizer
+from fedstrata.problems.prox import Regularizer
 from fedstrata.problems.terms import known, per_sample
 from fedstrata.support.shown import shapes
 
@@ -176,7 +176,7 @@ class MPEC(Problem):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("leader", "follower", "solution"):
-            if (function := getattr(self, name)) is None:
+            if (function := vars(self)[name]) is None:
                 continue
             if per_sample(function, f"MPEC.{name}", "every sample has its own equilibrium").draws:
                 raise TypeError(
@@ -244,8 +244,10 @@ class Objective:
     def of(cls, given: Parts, name: str, term_of: Callable[..., Term]) -> Objective:
         """From the user's argument: a function, a regulariser, or a pair of both."""
         parts = given if isinstance(given, tuple | list) else (given,)
-        regularizers = [part for part in parts if isinstance(part, Regularizer)]
-        functions = [part for part in parts if not isinstance(part, Regularizer)]
+        sides: dict[bool, list[Any]] = {True: [], False: []}
+        for part in parts:
+            sides[isinstance(part, Regularizer)].append(part)
+        regularizers, functions = sides[True], sides[False]
         if len(regularizers) > 1 or len(functions) > 1 or not all(map(callable, functions)) or not parts:
             raise TypeError(
                 f"{name} must be a function of (x, sample), a regulariser such as fs.prox.L1(), or a pair of "
@@ -266,7 +268,7 @@ class Objective:
             total = mean(self.loss, x, part=part)
         if self.known is not None:
             total = total + self.known(x)
-        if self.regularizer is not None and not isinstance(self.regularizer, Indicator):
+        if self.regularizer is not None and self.regularizer.finite:
             total = total + self.regularizer.value(x)
         return total
 

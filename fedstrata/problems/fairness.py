@@ -61,7 +61,7 @@ class Constrained(Composition):
 
     def exact(self) -> Hard:
         """The problem with constraints instead of the penalty, as `PDSGD` solves it."""
-        return Hard(**{f.name: getattr(self, f.name) for f in fields(self)})
+        return Hard(**{f.name: vars(self)[f.name] for f in fields(self)})
 
     def minimax(self, data: FederatedData, weights: Weights = "uniform") -> Dual:
         """The minimax form, whose second variable is the weights of the constraints.

@@ -171,11 +171,10 @@ class TorchLoss:
         """Try the module once on samples of these shapes, before the run."""
         self._check_names(x)
         names = (self.inputs, self.label)
+        arrays = list(samples) if isinstance(samples, Mapping) else []
         for name in (n for n in names if n is not None):
-            if not isinstance(samples, Mapping) or name not in samples:
-                has = (
-                    ", ".join(map(repr, samples)) if isinstance(samples, Mapping) else type(samples).__name__
-                )
+            if name not in arrays:
+                has = ", ".join(map(repr, arrays)) or type(samples).__name__
                 raise TypeError(
                     f"The sample has no array {name!r}, only {has}. Give the names of its arrays: "
                     "from_torch(…, inputs=…, label=…)."
@@ -245,11 +244,8 @@ class TorchLoss:
                 part.training = seeds is not None
             outputs = torch.func.functional_call(self.module, {**x, **self._fixed}, (samples[self.inputs],))
         labels = samples if self.label is None else samples[self.label]
-        if (
-            self._unreduced is not None
-            and isinstance(outputs, torch.Tensor)
-            and isinstance(labels, torch.Tensor)
-        ):
+        tensors = all(isinstance(value, torch.Tensor) for value in (outputs, labels))
+        if self._unreduced is not None and tensors:
             found = self._unreduced(outputs, labels)
             if found.shape == labels.shape:  # otherwise two shapes were broadcast, which mixes samples
                 return found.flatten(1).mean(1) if found.ndim > 1 else found

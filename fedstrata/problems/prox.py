@@ -20,7 +20,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,8 @@ from fedstrata.support.words import misspelt
 
 class Regularizer(Checked, abc.ABC):
     """A function r with a proximal map."""
+
+    finite: ClassVar[bool] = True  # or the indicator of a set
 
     @abc.abstractmethod
     def value(self, x: PyTree) -> jax.Array:
@@ -440,6 +442,7 @@ class Indicator(Regularizer):
 
     set: Set
     tolerance: float = static()
+    finite: ClassVar[bool] = False
 
     def __init__(self, set: Set, tolerance: float = 1e-5) -> None:
         if not isinstance(set, Set):

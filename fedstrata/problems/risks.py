@@ -29,8 +29,12 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fedstrata.core.hyperparameters import POSITIVE, Number
 from fedstrata.core.types import Array, Integer, PyTree
+
+ZERO_OR_MORE = Number("a number ≥ 0", 0.0)
 
 
 def _mean(values: Array, weights: Array) -> Array:
@@ -74,11 +78,9 @@ class Risk:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            value = getattr(self, f.name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 <= value < math.inf or (value == 0 and not f.metadata.get("zero", False)):
-                words = "a number ≥ 0" if f.metadata.get("zero", False) else "a positive number"
-                raise ValueError(f"{type(self).__name__}: {f.name} must be {words}, but is {value!r}.")
+            value, kind = vars(self)[f.name], ZERO_OR_MORE if f.metadata.get("zero", False) else POSITIVE
+            if kind.fault(value) is not None or np.ndim(value) > 0:
+                raise ValueError(f"{type(self).__name__}: {f.name} must be {kind.words}, but is {value!r}.")
             if f.name == "level" and value > 1:
                 raise ValueError(
                     f"{type(self).__name__}: level is a fraction of the samples, in (0, 1], but is {value!r}."

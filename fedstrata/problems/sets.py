@@ -29,6 +29,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
+from fedstrata.core.hyperparameters import Count, Field
 from fedstrata.core.types import PyTree, Real
 from fedstrata.problems._feasibility import Implied
 from fedstrata.problems._parameters import (
@@ -44,6 +45,7 @@ from fedstrata.problems._parameters import (
     vector,
 )
 from fedstrata.support.points import as_floats
+from fedstrata.support.tracing import is_traced
 from fedstrata.support.words import misspelt
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -266,8 +268,8 @@ class Affine(Set):
     c: Any
 
     def __init__(self, A: Any, b: Any, *, tolerance: float | None = None) -> None:
-        A = real(jnp.atleast_2d(A) if isinstance(A, jax.core.Tracer) else np.atleast_2d(A), "Affine: A")
-        b = real(jnp.atleast_1d(b) if isinstance(b, jax.core.Tracer) else np.atleast_1d(b), "Affine: b")
+        A = real((jnp if is_traced(A) else np).atleast_2d(A), "Affine: A")
+        b = real((jnp if is_traced(b) else np).atleast_1d(b), "Affine: b")
         if A.ndim != 2 or A.size == 0 or b.shape != A.shape[:1]:
             raise ValueError(
                 "Affine: A must be a matrix with a column per entry of x, and b must have an entry per "
@@ -378,8 +380,7 @@ class Intersection(Set):
     def __init__(self, *sets: Set, iterations: int = 1000, tolerance: float | None = None) -> None:
         if not sets or not all(map(_is_set, sets)):
             raise TypeError(f"Intersection takes sets, as in Intersection(Box(0, 1), Ball(2)); got {sets!r}.")
-        if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
-            raise ValueError(f"Intersection: iterations must be a whole number ≥ 1, but is {iterations!r}.")
+        Field.of(Count).check("Intersection", "iterations", iterations)
         if tolerance is not None and not 0 <= tolerance < np.inf:
             raise ValueError(f"Intersection: tolerance must be finite and at least 0, but is {tolerance!r}.")
         object.__setattr__(self, "sets", sets)

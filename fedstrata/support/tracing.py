@@ -22,6 +22,11 @@ PyTree: TypeAlias = Any
 Jaxpr: TypeAlias = Any  # of jax.extend.core, which takes 20 ms to load
 
 
+def is_traced(value: Any) -> bool:
+    """Whether a value is known only when the program runs."""
+    return isinstance(value, jax.core.Tracer)
+
+
 class _Clock(local):  # threads may solve at the same time
     seconds = 0.0
     remarks: tuple[str, ...] = ()

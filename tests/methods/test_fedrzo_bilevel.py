@@ -320,7 +320,7 @@ def test_bad_arguments():
     for method, match in [
         (fs.FedRZOBilevel(0.1, 0.1, messages="scalars"), "local sets"),
         (fs.FedRZOBilevel(0.1, 0.1, lower=fs.FedAvg(0.1)), "lower_rounds"),
-        (fs.FedRZOBilevel(0.1, 0.1, lower=fs.SCAFFOLD(0.1), lower_rounds=2), "remember"),
+        (fs.FedRZOBilevel(0.1, 0.1, lower=fs.SCAFFOLD(0.1), lower_rounds=2), "clients with memory"),
         (fs.FedRZOBilevel(0.1, 0.1, lower=fs.FedRZOBilevel(0.1, 0.1), lower_rounds=2), "Minimization"),
         (fs.FedRZOBilevel(0.1, 0.1, lower=fs.LFD(0.1, devices=11), lower_rounds=2), "11 is more than the 10"),
         (fs.FedRZOBilevel(0.1, 0.1, lower=EXACT, lower_rounds=2), "leave it out"),

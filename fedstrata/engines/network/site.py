@@ -38,6 +38,7 @@ from fedstrata.engines.remote import Positioned
 from fedstrata.engines.rounds import run_text
 from fedstrata.engines.simulated import mean_dtype
 from fedstrata.support.frozen import lending
+from fedstrata.support.tracing import is_traced
 
 
 class Reached(Exception):
@@ -83,7 +84,7 @@ class SiteFed(Positioned):
         self, times: Integer, body: counting.Body, carry: PyTree, until: counting.Until | None
     ) -> PyTree:
         """One turn: every turn has the same exchanges."""
-        if not isinstance(times, jax.core.Tracer) and int(times) <= 0:
+        if not is_traced(times) and int(times) <= 0:
             return carry  # known to have no turn, at the server as well
         return body(self.fake.astype(jnp.int32), carry)
 

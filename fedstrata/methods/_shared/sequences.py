@@ -73,12 +73,15 @@ def refused_sets(name: str, problem: Problem, server: bool) -> str | None:
     """Why a set is refused: implicit differentiation is wrong on it, or the server does not know it."""
     if server and not problem.set_of_x.shared:
         return f"{name}: the server updates x, so it cannot use a client-dependent project_x(x, client)."
-    if isinstance(problem, Bilevel) and not problem.project_y.trivial:
-        return (
-            f"{name} assumes ∇_y = 0 at the solution of the lower level, which is false if y has a set. "
-            "Leave project_y out, or use a zeroth-order method (FedRZOBilevel)."
-        )
-    return moving_set(name, problem) if isinstance(problem, Minimax) else None
+    match problem:
+        case Bilevel() if not problem.project_y.trivial:
+            return (
+                f"{name} assumes ∇_y = 0 at the solution of the lower level, which is false if y has a set. "
+                "Leave project_y out, or use a zeroth-order method (FedRZOBilevel)."
+            )
+        case Minimax():
+            return moving_set(name, problem)
+    return None
 
 
 def moving_set(name: str, problem: Minimax) -> str | None:
@@ -90,9 +93,12 @@ def moving_set(name: str, problem: Minimax) -> str | None:
 
 def needs_of(problem: Problem) -> str:
     """What the maps of a problem need."""
-    if isinstance(problem, Bilevel):
-        return "gradients, Hessian-vector products"
-    return "values of P and S" if isinstance(problem, MultiSequence) else "gradients"
+    match problem:
+        case Bilevel():
+            return "gradients, Hessian-vector products"
+        case MultiSequence():
+            return "values of P and S"
+    return "gradients"
 
 
 def step(problem: Problem, alpha: Real, beta: Real, at: Point, direction: Point, *client: Client) -> Point:
