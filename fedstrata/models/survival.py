@@ -92,7 +92,7 @@ def _hazard(features: int, ends: tuple[float, ...], lam: float) -> Model:
 def interval(ends: Sequence[float], time: Any, event: Any) -> tuple[Array, Array]:
     """The index of a time's interval, and whether the event was in it."""
     bounds = jnp.asarray(ends)
-    k = jnp.searchsorted(bounds, time, side="left")
+    k = jnp.sum(bounds < time)
     return jnp.minimum(k, len(bounds) - 1), (jnp.asarray(event) > 0) & (k < len(bounds))
 
 
