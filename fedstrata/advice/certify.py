@@ -163,13 +163,11 @@ def case_of(
     method = None
     if isinstance(result, Result):
         problem, data = problem or result.problem, result.data if data is None else data
-        if isinstance(data, list):
-            raise ValueError("The runs of this sweep have data of their own: give data=.")
         x, y = result.x, result.y
         begun = result.start if result.start is not None else (None, None)
         x0, y0 = begun[0] if x0 is None else x0, begun[1] if y0 is None else y0
         weights = result.weights if weights is None else weights
-        method = None if isinstance(result.method, dict) else result.method
+        method = result.known_method
     elif isinstance(result, Problem):
         problem, weights = result, "uniform" if weights is None else weights
     if problem is None or data is None or x is None:

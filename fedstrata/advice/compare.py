@@ -26,7 +26,7 @@ from scipy import stats
 from fedstrata.advice.certify import certify
 from fedstrata.advice.plan import plan
 from fedstrata.advice.score import By, Score, score_of
-from fedstrata.advice.tune import COUNTED, spent, tune
+from fedstrata.advice.tune import COUNTED, seeds_of, spent, tune
 from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
@@ -57,6 +57,11 @@ class Case(NamedTuple):
     data: FederatedData | Sequence[FederatedData]
     x0: PyTree
     y0: PyTree = None
+
+    @property
+    def datasets(self) -> list[FederatedData]:
+        """The data of all seeds, or of each."""
+        return [self.data] if isinstance(self.data, FederatedData) else list(self.data)
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +256,7 @@ def compare(
     if not 0 < target < 1:
         raise ValueError(f"target must be in (0, 1), but is {target!r}.")
     kind, amount = _budget(budget)
-    drawn = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    drawn = seeds_of(seeds)
     options = {"participation": participation, "weights": weights}
     entries: list[Entry] = []
     chosen: dict[str, dict[str, Method]] = {name: {} for name in named}
@@ -283,14 +288,21 @@ def _cases(problems: Any, data: Any, x0: PyTree, y0: PyTree) -> dict[str, Case]:
 def _named(methods: Any) -> dict[str, Entrant]:
     if isinstance(methods, Mapping):
         return {str(name): method for name, method in methods.items()}
-    names = [
-        m if isinstance(m, str) else m.__name__ if isinstance(m, type) else type(m).__name__ for m in methods
-    ]
+    names = [_name(method) for method in methods]
     if len(set(names)) < len(names):
         raise ValueError("Two methods are of one class: give them names, {'short': fs.FedAvg(0.1), …}.")
     if not names:
         raise ValueError("compare needs at least one method.")
     return dict(zip(names, methods, strict=True))
+
+
+def _name(entrant: Entrant) -> str:
+    match entrant:
+        case str():
+            return entrant
+        case type():
+            return entrant.__name__
+    return type(entrant).__name__
 
 
 def _budget(budget: Any) -> tuple[str, float]:
@@ -300,32 +312,29 @@ def _budget(budget: Any) -> tuple[str, float]:
     return next(iter(given.items()))
 
 
-def _first(case: Case) -> FederatedData:
-    return case.data if isinstance(case.data, FederatedData) else case.data[0]
-
-
 def _with_steps(
     entrant: Entrant, case: Case, steps: Steps, kind: str, amount: float, options: dict[str, Any], by: By
 ) -> Method:
     """The method with its steps."""
-    if isinstance(entrant, Method) and steps == "given":
-        return entrant
-    its = type(entrant) if isinstance(entrant, Method) else entrant
+    its: Any = entrant
+    if isinstance(entrant, Method):
+        if steps == "given":
+            return entrant
+        its = type(entrant)
     problem, _, x0, y0 = case
-    data = _first(case)
+    data = case.datasets[0]
     if steps != "tuned":
         return plan(problem, data, x0, y0, its, **options).method
-    begin = entrant if isinstance(entrant, Method) else its
     searching = {kind: SEARCH * amount} if kind in COUNTED else None
     return tune(
-        problem, begin, data, x0, budget=searching, y0=y0, seeds=2, by=by, progress=False, **options
+        problem, entrant, data, x0, budget=searching, y0=y0, seeds=2, by=by, progress=False, **options
     ).method
 
 
 def _takes(case: Case, method: Method, options: dict[str, Any], kind: str) -> dict[str, float]:
     """What one round takes."""
     problem, _, x0, y0 = case
-    data = _first(case)
+    data = case.datasets[0]
     takes = spent(problem, method, data, x0, y0, options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -347,7 +356,8 @@ def _traced(
 ) -> _Traced:
     """Run all seeds, and judge their points on the way."""
     problem, data, x0, y0 = case
-    per_seed = [data] * len(seeds) if isinstance(data, FederatedData) else list(data)
+    shared = len(case.datasets) == 1
+    per_seed = case.datasets * len(seeds) if shared else case.datasets
     judged, weights = method.judged_as(problem), options["weights"]
     scores: dict[int, Score] = {}
     for own in per_seed:
@@ -377,7 +387,7 @@ def _traced(
     best = min(float(own.min()) for own in values)
     if by == "certificate":
         last = min(range(len(results)), key=lambda lane: values[lane][-1])
-        found = certify(results[last]) if isinstance(data, FederatedData) else None
+        found = certify(results[last]) if shared else None
         if found is not None and math.isfinite(found.value):
             best = min(best, found.objective - found.interval[0])
     return _Traced(at, values, [float(own[0]) for own in values], best, results)

@@ -203,7 +203,7 @@ def tune(
     >>> found.method.gamma
     1.0
     """
-    drawn = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    drawn = seeds_of(seeds)
     if not drawn:
         raise ValueError("tune needs at least one seed.")
     options = {"participation": participation, "weights": weights}
@@ -284,8 +284,8 @@ def _around(begin: Method) -> dict[str, list[float]]:
     """Powers of three around the real numbers without a default: the steps."""
     steps = {
         name: float(value)
-        for name, value in begin.describe().items()
-        if isinstance(value, float) and value > 0 and not hasattr(type(begin), name)
+        for name, value in _numbers(begin.describe()).items()
+        if value > 0 and not hasattr(type(begin), name)
     }
     if not steps:
         raise ValueError(f"{begin!r} has no step that is one number: give space={{name: values}}.")
@@ -374,7 +374,7 @@ def _real(values: Sequence[Any]) -> bool:
 
 def _told(trying: _Trying, best: Trial, found: list[Trial], space: Space, rounds: int, start: float) -> Tuned:
     """The best one, and what it costs to be wrong by a factor."""
-    names = [name for name in best.values if isinstance(best.values[name], float)]
+    names = list(_numbers(best.values))
     beside: list[Trial] = []
     for _ in range(MOVES):
         known = {_key(trial.values): trial for trial in found if trial.rounds == rounds}
@@ -409,7 +409,7 @@ def _told(trying: _Trying, best: Trial, found: list[Trial], space: Space, rounds
 
 def _key(values: Values) -> str:
     """The values, up to rounding."""
-    return repr([f"{v:.6g}" if isinstance(v, float) else v for v in values.values()])
+    return repr([*{**values, **{name: f"{v:.6g}" for name, v in _numbers(values).items()}}.values()])
 
 
 def _neighbours(best: Trial, names: list[str]) -> Iterator[tuple[Values, Method]]:
@@ -438,7 +438,7 @@ def _affordable(
     total = amount / spent(problem, begin, data, x0, y0, options)[kind]
     # rungs: lanes/9 + lanes/9 + lanes/9 of the rounds each, and at the end two for each number and one
     shares = sum(math.ceil(lanes / 3**k) / part for k, part in enumerate(RUNGS)) + 1
-    shares += 2 * len([1 for v in begin.describe().values() if isinstance(v, float)])
+    shares += 2 * len(_numbers(begin.describe()))
     rounds = int(total / (shares * seeds))
     if rounds < 1:
         raise ValueError(
@@ -446,6 +446,16 @@ def _affordable(
             f"least, and it allows {total:.0f}. Give a smaller space, fewer seeds or more."
         )
     return rounds
+
+
+def seeds_of(seeds: int | Sequence[int]) -> list[int]:
+    """The seeds of runs; a number is that of the first ones."""
+    return list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Those of them that are real numbers."""
+    return {name: value for name, value in values.items() if isinstance(value, float)}
 
 
 def budget_of(budget: int | float | Mapping[str, float]) -> tuple[str, float]:

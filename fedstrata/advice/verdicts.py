@@ -47,7 +47,7 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
         return "on its way", (
             f"x is {found.outside:.2g} of its length outside of its set: project it, or take a smaller eta."
         )
-    method = run.method if run is not None and isinstance(run.method, Method) else None
+    method = None if run is None else run.known_method
     drawn = run is not None and _is_random(run, method)
     if found.behind > BEHIND and (close or not drawn):
         return "on its way", (
@@ -72,7 +72,7 @@ def _of_trace(
     few = len(values) < (2 * FEW if drawn else FEW)
     if few or np.ptp(values) <= ROUNDED * np.abs(values).max():
         return "on its way", f"Give about {_more(_over(relative, target), run)} more rounds."
-    method = run.method if isinstance(run.method, Method) else None
+    method = run.known_method
     quarters = np.array_split(values, 4)
     reach = [float(np.abs(q - values[0]).max()) for q in quarters]
     if reach[0] > 0 and all(b > 1.5 * a for a, b in itertools.pairwise(reach)) and values[-1] > values[0]:
@@ -152,7 +152,7 @@ def _local(method: Method | None) -> str | None:
     name = method.drifts or method.sums_steps
     if name is None:
         return None
-    return name if np.max(np.asarray(getattr(method.at(0), name))) > 1 else None
+    return name if np.max(np.asarray(vars(method.at(0))[name])) > 1 else None
 
 
 def _step(method: Method | None) -> str:

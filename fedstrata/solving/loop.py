@@ -229,12 +229,12 @@ def solve(
         )  # fmt: skip
     if rounds is None or budget is not None:
         raise TypeError("solve needs rounds=, a number; budget= is for method 'auto'.")
-    engine = engine_of(engine, streamed=isinstance(data, FederatedData) and data.source is not None)
     posed = pose(
         problem, method, data, x0, y0=y0, rounds=rounds, seed=seed, participation=participation,
         metrics=metrics, eval_every=eval_every, weights=weights, default_metrics=default_metrics,
         channel=channel, dropouts=dropouts, precision=precision,
     )  # fmt: skip
+    engine = engine_of(engine, streamed=data.source is not None)
     saving = None if checkpoint is None else Checkpoint.of(checkpoint)
     loop = Loop(posed, engine, began, saving, resume, checked_callbacks(callbacks))
     stopped = loop.run(Progress(rounds, loop.round) if progress else None)

@@ -83,6 +83,11 @@ class Result:
         return remembered(self)
 
     @property
+    def known_method(self) -> Any:
+        """The method as an object; None where the result was loaded, and has a description of it."""
+        return None if isinstance(self.method, dict) else self.method
+
+    @property
     def verdict(self) -> Verdict | None:
         """The certificate's, where there is one already; None where it was not computed."""
         known: Certificate | None = vars(self).get("certificate")

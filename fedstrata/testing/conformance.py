@@ -88,7 +88,7 @@ def assert_same(a: Result, b: Result, name: str, exact: bool = False) -> None:
     """Raise where points, metrics or ledgers of two runs differ, by more than rounding or at all."""
     rtol, atol = (0.0, 0.0) if exact else DOUBLE if jax.config.read("jax_enable_x64") else SINGLE
     for what in ("x", "y"):
-        one, other = jax.tree.leaves(getattr(a, what)), jax.tree.leaves(getattr(b, what))
+        one, other = jax.tree.leaves(vars(a)[what]), jax.tree.leaves(vars(b)[what])
         for u, v in zip(one, other, strict=True):
             assert u.dtype == v.dtype, f"{name}: {what} is {u.dtype}, not {v.dtype}"
             np.testing.assert_allclose(u, v, rtol, atol, err_msg=f"{name}: {what}")
@@ -104,10 +104,11 @@ def adds_up(case: Case, result: Result) -> None:
     ledger, width = result.ledger, jnp.dtype(jnp.result_type(float)).itemsize
     assert ledger.rounds == case.rounds <= ledger.exchanges
     assert ledger.oracle_calls > 0
+    totals = vars(ledger)
     for way in ("up", "down"):
-        assert getattr(ledger, f"bytes_{way}") == width * getattr(ledger, f"floats_{way}"), way
+        assert totals[f"bytes_{way}"] == width * totals[f"floats_{way}"], way
     for entry in ("exchanges", "floats_up", "bytes_down"):
-        assert sum(level[entry] for level in ledger.levels.values()) == getattr(ledger, entry), entry
+        assert sum(level[entry] for level in ledger.levels.values()) == totals[entry], entry
 
 
 def in_float64(case: Case) -> None:
