@@ -32,7 +32,7 @@ from jax.flatten_util import ravel_pytree
 from fedstrata.advice.lower import NotCertifiable, kept
 from fedstrata.advice.objectives import Case, Objective, level_of, mean_over, objective_of, sequences_of
 from fedstrata.advice.precision import double_precision
-from fedstrata.advice.spectrum import STEPS, ends, lanczos, start_of
+from fedstrata.advice.spectrum import CALM, FEWEST, STEPS, ends, lanczos, missed, start_of, used
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import ORACLES
@@ -47,11 +47,13 @@ from fedstrata.problems.measured import Constants as Constants
 from fedstrata.problems.measured import Measured as Measured
 from fedstrata.problems.terms import calling
 
+CLOSE = 0.02  # relative change of the ends of a spectrum within one step, at which they are known
 LINES = 4  # along which a kink is looked for
 SHORT = 1e-2  # the half length of such a line, relative to that of the variable
 CUT = 64  # its intervals
 DOWN = 2.0 ** (np.arange(-60, 61) / 2)  # steps down the gradient that are tried, in units of a first guess
 MOST_MAPS = 200  # numbers in (x, Z) of a `MultiSequence` whose Jacobian is taken
+FEW = 8  # steps for the clients' deviations from the mean
 FEWER = 4  # of them, where a function takes long
 
 
@@ -206,10 +208,11 @@ class _Meter:
         unlike = max((max(map(abs, ends(a, b)[:2])) for a, b in zip(*found.apart, strict=True)), default=0.0)
         share = np.asarray(data.shares(case.weights))
         slope, value = share @ found.slopes, float(share @ found.values)
-        self.book("products", 3 * steps, part.samples)
+        common_steps, few = used(found.mean[1]), min(steps, FEW)
+        self.book("products", max(map(used, found.each[1])) + common_steps + few, part.samples)
         self.book("gradients", 2, part.samples)
         self.book("values", 1 + LINES * (CUT + 1) + found.down.size, part.samples)
-        self.exchanges += 2 * steps + 3 + LINES
+        self.exchanges += common_steps + few + 3 + LINES
         return Measured(
             L=float(common[1]),
             mu=float(common[0]),
@@ -223,6 +226,7 @@ class _Meter:
             value=value,
             rounding=self.epsilon * abs(value),
             reach=_least(found.down, float(found.unit)),
+            unsure=missed(size, common_steps),
         )
 
     def coupling(self, part: Measurand) -> float:
@@ -234,8 +238,8 @@ class _Meter:
         steps = min(self.steps, tree.dimension(x))
         local = case.problem.local
         alpha, beta = map(np.asarray, _coupled(part, case.weights, steps, local, x, y, case.data))
-        self.book("products", 2 * steps)
-        self.exchanges += 2 * steps
+        self.book("products", 2 * used(beta))
+        self.exchanges += 2 * used(beta)
         return float(np.sqrt(max(ends(alpha, beta)[1], 0.0)))
 
     def objective(self, objective: Objective) -> tuple[Measured, float | None]:
@@ -251,11 +255,13 @@ class _Meter:
         def product(v: np.ndarray) -> np.ndarray:
             return (at(flat + width * v)[1] - at(flat - width * v)[1]) / (2 * width)
 
-        low, high = _lanczos_on_host(product, flat, steps)
-        through = None
+        low, high, basis, images = _lanczos_on_host(product, flat, steps)
+        steps, through = len(basis), None
         if (upper := self.direct()) is not None:
-            ends_through = _lanczos_on_host(lambda v: product(v) - upper(v), flat, steps)
-            through = max(map(abs, ends_through))
+            directly = np.array([upper(v) for v in basis])
+            self.book("products", steps)
+            self.exchanges += steps
+            through = float(np.abs(np.linalg.eigvalsh(_symmetric(basis @ (images - directly).T))).max())
         value, slope = at(flat)
         size = float(np.linalg.norm(slope))
         unit = _unit(size, high, float(np.linalg.norm(flat)))
@@ -265,11 +271,13 @@ class _Meter:
         if isinstance(self.case.problem, Composition):
             lines, widths = map(np.asarray, _short_lines(jnp.asarray(flat)))
             kink = _kink(np.array([[at(flat + t * d)[0] for t in widths] for d in lines]))
-        self.book("gradients", 4 * steps + 1)
-        self.exchanges += 4 * steps + 1
+        self.book("gradients", 2 * steps + 1)
+        self.exchanges += 2 * steps + 1
         none, rounding = np.zeros(0), self.epsilon * abs(value)
         reach = _least(values, unit, DOWN[::FEWER])
-        return Measured(high, low, none, none, size, 0.0, 0.0, 0.0, kink, value, rounding, reach), through
+        unsure = missed(flat.size, steps)
+        found = Measured(high, low, none, none, size, 0.0, 0.0, 0.0, kink, value, rounding, reach, unsure)
+        return found, through
 
     def jacobian(self, problem: MultiSequence) -> np.ndarray | None:
         """Of all maps by (x, Z), column by column; None where there are too many."""
@@ -461,9 +469,11 @@ def _measured(program: _Program, data: Placed, x: PyTree, y: PyTree) -> _Found:
     def at(z: Array) -> Any:
         return shares @ data.each_client(f, own + (z - flat))
 
-    each = data.each_client(lambda c, z: lanczos(partial(product, c, z), start, program.steps)[:2], own)
-    common = lanczos(mean, start, program.steps)[:2]
-    few = min(program.steps, 8)
+    each = data.each_client(
+        lambda c, z: lanczos(partial(product, c, z), start, program.steps, CLOSE)[:2], own
+    )
+    common = lanczos(mean, start, program.steps, CLOSE)[:2]
+    few = min(program.steps, FEW)
     apart = data.each_client(lambda c, z: lanczos(lambda v: product(c, z, v) - mean(v), start, few)[:2], own)
     slopes = data.each_client(lambda client, z: jax.grad(lambda z: f(client, z))(z), own)
     lines, widths = _short_lines(flat)
@@ -498,7 +508,7 @@ def _coupled(
         mixed = jax.jvp(slope, (x,), (unravel(v),))[1]
         return ravel_pytree(jax.vjp(slope, x)[1](mixed)[0])[0]
 
-    return lanczos(square, start_of(flat), steps)[:2]
+    return lanczos(square, start_of(flat), steps, CLOSE)[:2]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -546,19 +556,25 @@ def _least(values: np.ndarray, unit: float, steps: np.ndarray = DOWN) -> float:
 
 def _lanczos_on_host(
     product: Callable[[np.ndarray], np.ndarray], like: np.ndarray, steps: int
-) -> tuple[float, float]:
-    """The extreme eigenvalues where products need a search of their own."""
+) -> tuple[float, float, np.ndarray, np.ndarray]:
+    """The extreme eigenvalues where products need a search of their own; the vectors and their images."""
     v = np.asarray(start_of(jnp.asarray(like)))
-    basis, alpha, beta = np.zeros((steps, like.size)), np.zeros(steps), np.zeros(steps)
     v = v / np.linalg.norm(v)
+    basis, images, before, calm = np.zeros((0, v.size)), np.zeros((0, v.size)), np.zeros(2), 0
     for k in range(steps):
-        basis[k] = v
-        w = product(v)
-        alpha[k] = v @ w
+        basis, images = np.vstack([basis, v]), np.vstack([images, product(v)])
+        found = np.linalg.eigvalsh(_symmetric(basis @ images.T))[[0, -1]]
+        high = np.abs(found).max()
+        same = (np.abs(found - before) <= CLOSE * np.maximum(np.abs(found), 1e-3 * high)).all()
+        calm, before, w = calm + 1 if same and k else 0, found, images[-1]
         for _ in range(2):
             w = w - basis.T @ (basis @ w)
-        beta[k] = np.linalg.norm(w)
-        if beta[k] <= 1e-10 * np.abs(alpha).max():
-            return ends(alpha[: k + 1], np.append(beta[:k], 0.0))[:2]
-        v = w / beta[k]
-    return ends(alpha, beta)[:2]
+        size = np.linalg.norm(w)
+        if (calm >= CALM and k + 1 >= FEWEST) or size <= 1e-10 * high:
+            break
+        v = w / size
+    return float(before[0]), float(before[1]), basis, images
+
+
+def _symmetric(matrix: np.ndarray) -> np.ndarray:
+    return (matrix + matrix.T) / 2

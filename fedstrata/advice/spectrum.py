@@ -5,14 +5,17 @@
 
 The eigenvalues of the tridiagonal matrix (α, β) tend to those of A, the extreme ones first; with as many
 steps as dimensions they are exact. Every w is made orthogonal to all vectors before it, twice, which rounding
-would otherwise undo.
+would otherwise undo. Given a tolerance it ends where two steps in a row changed neither end by more.
+
+From a random start, k < n steps miss the largest eigenvalue of a positive map by more than a part ε with a
+probability of at most 1.648 √n e^{−√ε(2k−1)} (Kuczyński, Woźniakowski 1992, Theorem 4.2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +26,29 @@ from scipy.linalg import eigh_tridiagonal
 from fedstrata.core.types import Array, PyTree
 
 STEPS = 30
+FEWEST = 8  # steps before a tolerance ends the iteration
+CALM = 2  # steps in a row that change the ends by less than a tolerance
 NONE_LEFT = 1e-10  # of the largest entry: a β after which all of the space that A reaches was seen
 
 
-def lanczos(product: Callable[[Array], Array], v: Array, steps: int) -> tuple[Array, Array, Array]:
-    """α, β and the vectors, from a start that need not be a unit vector."""
+def missed(n: int, k: int, doubt: float = 0.05) -> float:
+    """The part ε of the spread of eigenvalues by which an end may be missed, with that probability."""
+    return 0.0 if k >= n else min(float(np.log(1.648 * np.sqrt(n) / doubt) / (2 * k - 1)) ** 2, 0.9)
+
+
+def used(beta: np.ndarray) -> int:
+    """How many steps were made before all was seen, or nothing changed."""
+    done = np.flatnonzero(beta[:-1] <= NONE_LEFT * beta.max(initial=0.0))
+    return int(done[0]) + 1 if len(done) else len(beta)
+
+
+def lanczos(
+    product: Callable[[Array], Array], v: Array, steps: int, tol: float = 0.0
+) -> tuple[Array, Array, Array]:
+    """α, β and the vectors, from a start that need not be a unit vector; β is zero from the last step on."""
     v = v / jnp.linalg.norm(v)
+    if tol > 0:
+        return _until(product, v, steps, tol)
 
     def step(state: tuple[Array, Array], k: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         v, basis = state
@@ -43,6 +63,46 @@ def lanczos(product: Callable[[Array], Array], v: Array, steps: int) -> tuple[Ar
     basis = jnp.zeros((steps, v.size), v.dtype)
     (_, basis), (alpha, beta) = jax.lax.scan(step, (v, basis), jnp.arange(steps))
     return alpha, beta, basis
+
+
+class _Going(NamedTuple):
+    """The Lanczos iteration after k steps; calm are those in a row that changed the ends by little."""
+
+    k: Array
+    v: Array
+    basis: Array
+    alpha: Array
+    beta: Array
+    ends: Array
+    calm: Array
+
+
+def _until(product: Callable[[Array], Array], v: Array, steps: int, tol: float) -> tuple[Array, Array, Array]:
+    def goes_on(at: _Going) -> Array:
+        return (at.k < steps) & (at.calm < CALM)
+
+    def step(at: _Going) -> _Going:
+        basis = at.basis.at[at.k].set(at.v)
+        w = product(at.v)
+        alpha = at.alpha.at[at.k].set(jnp.vdot(at.v, w))
+        for _ in range(2):
+            w = w - basis.T @ (basis @ w)
+        size = jnp.linalg.norm(w)
+        filled = jnp.where(jnp.arange(steps) > at.k, alpha[0], alpha)  # α₀ lies between the ends
+        T = jnp.diag(filled) + jnp.diag(at.beta[:-1], 1) + jnp.diag(at.beta[:-1], -1)
+        found = jnp.linalg.eigvalsh(T)[jnp.array([0, -1])]
+        high = jnp.abs(found).max()
+        enough = tol * jnp.maximum(jnp.abs(found), 1e-3 * high)
+        same = (jnp.abs(found - at.ends) <= enough).all() & (at.k >= FEWEST - CALM)
+        calm = jnp.where(size <= NONE_LEFT * high, CALM, jnp.where(same, at.calm + 1, 0))
+        last = (calm >= CALM) | (at.k + 1 >= steps)
+        beta = at.beta.at[at.k].set(jnp.where(last, 0.0, size))
+        return _Going(at.k + 1, w / jnp.where(size > 0, size, 1), basis, alpha, beta, found, calm)
+
+    empty, zero = jnp.zeros(steps, v.dtype), jnp.int32(0)
+    begin = _Going(zero, v, jnp.zeros((steps, v.size), v.dtype), empty, empty, jnp.zeros(2, v.dtype), zero)
+    end = jax.lax.while_loop(goes_on, step, begin)
+    return end.alpha, end.beta, end.basis
 
 
 def ends(alpha: np.ndarray, beta: np.ndarray) -> tuple[float, float, np.ndarray]:

@@ -37,6 +37,7 @@ from fedstrata.problems.dro import DRO
 from fedstrata.problems.fairness import Constrained
 from fedstrata.problems.measured import Conditions, NoRule, Practical
 
+MOST = 1e4  # rounds that the epigraph's variable may take
 DUAL = 0.13  # of the multipliers' error, what a round removes at least
 
 
@@ -87,6 +88,10 @@ class PDSGD(Compositional[State]):
                 raise NoRule("one step size is for x and for the threshold, which is in the unit of the loss")
             L = scale(h)
             alpha, beta = 1 / (2 * L), L / (1 + h.gradient**2)
+            fall = h.gradient * h.reach / 2
+            if not max(fall / alpha, 1 / (alpha * beta)) < MOST:  # t falls by α in a round, at most
+                large = f"divide the loss by {max(fall, h.gradient):.2g}"
+                raise NoRule(f"one step size is for x and for t, which is in the unit of the loss: {large}")
         rate = min(alpha * max(h.mu, 0.0) / 2, DUAL)
         why = "beta balances the constraints' curvature with the loss's, alpha = 1/their sum, rho = beta/2"
         doubts = biased_where_partial(at)

@@ -36,6 +36,8 @@ class Measured:
         value: f.
         rounding: the distance of two neighbouring floats of that size, in the precision of the run.
         reach: how far down the gradient f is least.
+        unsure: the part of L − μ that either may be away, with a probability of 95 %; 0 where as many
+            products were taken as there are variables.
     """
 
     L: float
@@ -50,6 +52,12 @@ class Measured:
     value: float
     rounding: float
     reach: float = math.nan
+    unsure: float = 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """What L lies between, with a probability of at least 95 %."""
+        return self.L, self.L + self.unsure / (1 - self.unsure) * (self.L - self.mu)
 
     @property
     def kinked(self) -> bool:
@@ -107,8 +115,8 @@ class Constants:
 
     def __repr__(self) -> str:
         lines = [
-            f"{name}: L {its.L:.3g}, mu {its.mu:.3g}, clients' L {its.client_L.min(initial=its.L):.3g}–"
-            f"{its.client_L.max(initial=its.L):.3g}, "
+            f"{name}: L {its.interval[0]:.3g} to {its.interval[1]:.3g}, mu {its.mu:.3g}, "
+            f"clients' L {its.client_L.min(initial=its.L):.3g}–{its.client_L.max(initial=its.L):.3g}, "
             f"heterogeneity {its.heterogeneity:.3g}, noise {its.noise:.3g}, kink {its.kink:.2g}"
             for name, its in self.levels.items()
         ]
