@@ -419,7 +419,7 @@ def test_the_page_names_every_key():
     page = (Path(__file__).parents[2] / "docs" / "toml.md").read_text("utf-8")
     words = set(re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL)))
     for name, named in PROBLEMS.items():
-        assert {name, *keys_of(named.pose), *named.metrics, *BY_CLIENT, *TESTED} <= words, name
+        assert {name, *keys_of(name), *named.metrics, *BY_CLIENT, *TESTED} <= words, name
     for name in MODELS:
         assert {name, *options(name)} <= words, name
     for name in PARTITIONS:
@@ -510,7 +510,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
         ),
         (
             change("clients = 4", "").replace('"digits"', '"heart"').replace("limit = 200", ""),
-            "already divided into clients: leave partition out",
+            "data: heart is already divided into clients: leave partition out",
         ),
         (change("gamma = 0.1", "gama = 0.1"), r"FedAvg has no argument 'gama'\. Did you mean 'gamma'"),
         (change("gamma = 0.1", "gamma = -0.1"), "FedAvg: gamma must be a positive number"),

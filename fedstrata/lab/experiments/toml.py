@@ -29,21 +29,30 @@ import inspect
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    Union,
+    get_args,
+    get_type_hints,
+)
 
 import optax
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
-    ValidationInfo,
     create_model,
-    field_validator,
     model_validator,
-)  # fmt: skip
+)
 from pydantic_core import PydanticCustomError
 
 from fedstrata.core.types import Weights
@@ -64,68 +73,109 @@ METRICS = ("accuracy", "test_loss")
 BY_CLIENT = ("client_loss", "client_accuracy")
 TESTED = ("client_test_loss", "client_test_accuracy")
 SOLVE = ("rounds", "eval_every", "participation")
+POSES = {name: named.pose for name, named in PROBLEMS.items()}
+# What a name in a file stands for.
+MADE: dict[str, Callable[..., Any]] = {**LOADERS, **PARTITIONS, **POSES, **MODELS}
+OTHERS = ("name", "label", "partition", "model")  # keys that are not parameters
+
+
+def _table(given: Any) -> Any:
+    """A table with a name; a string is a name without parameters."""
+    given = {"name": given} if type(given) is str else given
+    if type(given) is not dict:
+        raise ValueError(f'must be a table with a name, such as {{ name = "…" }}, but is {given!r}')
+    return given
+
+
+def _problem(given: Any) -> Any:
+    """A model's name alone is its minimisation."""
+    given = _table(given)
+    if given.get("name") not in MODELS:
+        return given
+    if "model" in given:
+        raise ValueError(
+            f"{given['name']!r} is a model already: leave 'model' out, or name the problem, such as "
+            f'name = "minimisation"'
+        )
+    return {"name": "minimisation", "model": given}
+
+
+def _method(given: Any) -> Any:
+    """Whether there is such a method; its arguments it checks itself."""
+    if (name := _table(given).get("name")) not in METHODS:
+        raise PydanticCustomError("said", "{words}", {"words": unknown("methods", str(name), METHODS)})
+    return _table(given)
 
 
 class Choice(BaseModel):
-    """A name that a registry knows, and its parameters; a string is a name without any."""
+    """A name in a file, and the parameters of what it stands for."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(
+        extra="forbid", arbitrary_types_allowed=True, strict=True, protected_namespaces=()
+    )
 
     name: str
 
-    @model_validator(mode="before")
-    @classmethod
-    def _alone(cls, given: Any) -> Any:
-        given = {"name": given} if isinstance(given, str) else given
-        if not isinstance(given, Mapping | Choice):
-            raise ValueError(f'must be a table with a name, such as {{ name = "…" }}, but is {given!r}')
-        return given
-
     @property
     def parameters(self) -> dict[str, Any]:
-        """Everything but the name."""
-        return dict(self.model_extra or {})
-
-
-class DataChoice(Choice):
-    """A loader, the clients and the partition."""
-
-    clients: int = Field(default=10, ge=1)
-    partition: Choice = Choice(name="IID")
-
-
-class ProblemChoice(Choice):
-    """A problem and its model; a model's name alone is its minimisation."""
-
-    model: Choice = Choice(name="softmax")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short(cls, given: Any) -> Any:
-        given = {"name": given} if isinstance(given, str) else given
-        if not isinstance(given, Mapping) or given.get("name") not in MODELS:
-            return given
-        if "model" in given:
-            raise ValueError(
-                f"{given['name']!r} is a model already: leave 'model' out, or name the problem, such as "
-                f'name = "minimisation"'
-            )
-        return {"name": "minimisation", "model": dict(given)}
-
-    @property
-    def kind(self) -> Any:
-        """The class of problems."""
-        return PROBLEMS[self.name].kind(self.parameters.get("form", "composition"))
+        """What the file gives, but for the name and other parts."""
+        given = {**vars(self), **(self.model_extra or {})}
+        return {key: given[key] for key in given if key in self.model_fields_set and key not in OTHERS}
 
 
 class MethodChoice(Choice):
     """A method and what tables call it."""
 
+    model_config = ConfigDict(extra="allow")
+
     label: str = ""
 
 
+@functools.cache
+def choice_of(name: str) -> type[Choice]:
+    """The pydantic model of a name and its parameters, made from the signature of what it stands for.
+
+    >>> choice_of("Dirichlet").model_validate_json('{"name": "Dirichlet", "alpha": 0.3}').parameters
+    {'alpha': 0.3}
+    """
+    fields: dict[str, Any] = {"name": (Literal[name], ...)}
+    hints = get_type_hints(MADE[name])
+    for p in inspect.signature(MADE[name]).parameters.values():
+        if p.kind is p.VAR_KEYWORD:  # of a loader: Unpack[Options]
+            fields |= {key: (hint, None) for key, hint in get_type_hints(*get_args(hints[p.name])).items()}
+        elif p.name not in SIZES and p.name != "of":  # what the data tells
+            fields[p.name] = (hints.get(p.name, Any), ... if p.default is p.empty else p.default)
+    if "partition" in fields:
+        fields["partition"] = (one_of(PARTITIONS), Field("IID", validate_default=True))
+    if name in POSES:
+        fields["model"] = (one_of(MODELS), Field("softmax", validate_default=True))
+    kept = {key: field for key, field in fields.items() if key not in ("data_dir", "dtype")}
+    made: type[Choice] = create_model(name, __base__=Choice, **kept)
+    return made
+
+
+def one_of(names: Iterable[str], before: Callable[[Any], Any] = _table) -> Any:
+    """The type of a part that has one of these names."""
+    union: Any = Union.__getitem__(tuple(map(choice_of, names)))
+    return Annotated[union, Field(discriminator="name"), BeforeValidator(before)]
+
+
+def keys_of(name: str) -> list[str]:
+    """The parameters that a file may give."""
+    return [key for key in choice_of(name).model_fields if key not in OTHERS]
+
+
+if TYPE_CHECKING:
+    Data: TypeAlias = Any
+    Problem: TypeAlias = Any
+    AnyMethod: TypeAlias = MethodChoice
+else:
+    Data, Problem = one_of(LOADERS), one_of(POSES, _problem)
+    AnyMethod = Annotated[MethodChoice, BeforeValidator(_method)]
+
+
 class File(BaseModel):
-    """A TOML file. Each part is checked with those before it, and all mistakes are reported at once."""
+    """A TOML file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -137,170 +187,82 @@ class File(BaseModel):
     participation: float | int = 1.0
     weights: Weights = "uniform"
     seeds: int = Field(default=3, ge=1)
-    data: DataChoice
-    problem: ProblemChoice
+    data: Data
+    problem: Problem
     metrics: list[str] | None = None
     grid: dict[str, list[Scalar]] = {}
-    methods: list[MethodChoice] = Field(min_length=1)
+    methods: list[AnyMethod] = Field(min_length=1)
     quick: dict[str, Scalar | list[Scalar]] = {}
     table: TableSpec | None = None
     plots: tuple[PlotSpec, ...] | None = None
     claims: PaperClaims | None = None
     notes: str = ""
 
-    @field_validator("data", "problem", "metrics", "grid", "methods")
-    @classmethod
-    def _fits(cls, value: Any, info: ValidationInfo) -> Any:
-        if faults := list(FAULTS[info.field_name or ""](value, info.data)):
+    @model_validator(mode="after")
+    def _fits(self) -> File:
+        if faults := list(_misfits(self)):
             raise PydanticCustomError("said", "{words}", {"words": "\n".join(faults)})
-        return value
+        return self
+
+    @property
+    def kind(self) -> Any:
+        """The class of problems."""
+        return PROBLEMS[self.problem.name].kind(self.problem.parameters.get("form", "composition"))
 
 
-@functools.cache
-def form_of(what: Callable[..., Any]) -> type[BaseModel]:
-    """The pydantic model of the arguments that a file may give a callable, made from its signature.
-
-    >>> form_of(PARTITIONS["Dirichlet"])(alpha=0.3)
-    Dirichlet(alpha=0.3, min_size=1)
-    """
-    fields: dict[str, Any] = {}
-    hints = get_type_hints(what)
-    for p in inspect.signature(what).parameters.values():
-        if p.kind is p.VAR_KEYWORD:  # of a loader: Unpack[Options]
-            fields |= {key: (hint, None) for key, hint in get_type_hints(*get_args(hints[p.name])).items()}
-        elif p.name not in SIZES and p.name != "of":  # what the data tells
-            fields[p.name] = (hints.get(p.name, Any), ... if p.default is p.empty else p.default)
-    kept = {name: field for name, field in fields.items() if name not in ("data_dir", "dtype")}
-    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, strict=True, protected_namespaces=())
-    made: type[BaseModel] = create_model(what.__name__, __config__=config, **kept)
-    return made
-
-
-def keys_of(what: Callable[..., Any]) -> list[str]:
-    """What a file may give a callable."""
-    return list(form_of(what).model_fields)
-
-
-def unknown(where: str, name: str, known: Sequence[str], hint: str = "") -> str:
+def unknown(where: str, name: str, known: Iterable[str], hint: str = "") -> str:
     """The message for a name that does not exist."""
+    known = list(known)
     return f"{where}: there is no {name!r}{suggest(name, known)}{hint} There are {', '.join(known)}."
 
 
-def misfits(where: str, chosen: Choice, registry: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
-    """What is wrong with a name and its parameters."""
-    if chosen.name not in registry:
-        yield unknown(where, chosen.name, list(registry))
-        return
-    form, name, given = form_of(registry[chosen.name]), chosen.name, chosen.parameters
+def _misfits(form: File) -> Iterator[str]:
+    """Where parts that are right by themselves do not fit together."""
+    problem, data = form.problem, form.data.parameters
+    named = PROBLEMS[problem.name]
+    if named.models and problem.model.name not in named.models:
+        yield f"problem.model: {problem.name} takes {listed(named.models)}, not {problem.model.name}."
+    needed = "valid_fraction" if "validation" in problem.parameters.values() else named.needs
+    has = data.get(needed) or (needed == "server_fraction" and data.get("server"))
+    if needed and not has and needed not in form.grid:
+        whose = "validation samples" if needed == "valid_fraction" else "samples of the server's own"
+        yield f"data: {problem.name} needs {whose}: give {needed}, such as {needed} = 0.2."
     try:
-        form.model_validate_json(json.dumps(given, default=str))
-    except ValidationError as error:
-        known = list(form.model_fields)
-        for key, found in {str(each["loc"][0]): each for each in error.errors()}.items():
-            if found["type"] == "extra_forbidden":
-                yield f"{where}: {name} has no {key!r}{suggest(key, known)} It has {', '.join(known)}."
-            elif found["type"] == "missing":
-                yield f"{where}: {name} needs {key}."
-            else:
-                yield f"{where}: {key} {found['msg'].replace('Input should', 'must')}, but is {given[key]!r}."
-
-
-def _data_faults(data: DataChoice, found: Mapping[str, Any]) -> Iterator[str]:
-    yield from misfits("data", data, LOADERS)
-    if data.name not in NATURAL:
-        yield from misfits("data.partition", data.partition, PARTITIONS)
-    elif drawn := {"clients", "partition"} & data.model_fields_set:
-        yield f"data: {data.name} is already divided into clients: leave {' and '.join(sorted(drawn))} out."
-
-
-def _problem_faults(chosen: ProblemChoice, found: Mapping[str, Any]) -> Iterator[str]:
-    yield from misfits("problem.model", chosen.model, MODELS)
-    if chosen.name not in PROBLEMS:
-        of = [n for n, named in PROBLEMS.items() if chosen.name in [kind.__name__ for kind in named.kinds]]
-        hint = f" {chosen.name} is a class of problems: {', '.join(of)}." if of else ""
-        yield unknown("problem", chosen.name, [*PROBLEMS, *MODELS], hint)
-        return
-    yield from misfits("problem", chosen, POSES)
-    models = PROBLEMS[chosen.name].models
-    if models and chosen.model.name not in models:
-        yield f"problem.model: {chosen.name} takes {listed(models)}, not {chosen.model.name}."
-
-
-def _metric_faults(metrics: list[str] | None, found: Mapping[str, Any]) -> Iterator[str]:
-    if not {"data", "problem"} <= found.keys():
-        return
-    try:
-        known, always = offered(found["data"], found["problem"]), ", ".join(SERIES[found["problem"].kind])
+        known, always = offered(form), ", ".join(SERIES[form.kind])
+        for metric in set(form.metrics or []).difference(known):
+            yield f"{unknown('metrics', metric, known)[:-1]}, and {always} always."
     except ValueError as error:  # of the model's loss
         yield f"problem.model: {error}"
-        return
-    for metric in set(metrics or []).difference(known):
-        yield f"{unknown('metrics', metric, known)[:-1]}, and {always} always."
-
-
-def _grid_faults(grid: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    """The data has the part that the problem is about, or gets it from the grid."""
-    if {"data", "problem"} <= found.keys():
-        chosen, given = found["problem"], found["data"].parameters
-        needed = (
-            "valid_fraction" if "validation" in chosen.parameters.values() else PROBLEMS[chosen.name].needs
-        )
-        has = given.get(needed) or (needed == "server_fraction" and given.get("server"))
-        if needed and not has and needed not in grid:
-            whose = "validation samples" if needed == "valid_fraction" else "samples of the server's own"
-            yield f"data: {chosen.name} needs {whose}: give {needed}, such as {needed} = 0.2."
-
-
-def _method_faults(methods: list[MethodChoice], found: Mapping[str, Any]) -> Iterator[str]:
-    """Names, what they solve, what they are given, and the keys of the grid, which may be of any part."""
-    labels = [method.label or method.name for method in methods]
+    labels = [method.label or method.name for method in form.methods]
     yield from (f"methods: two are called {x!r}; give one a label." for x in {*labels} if labels.count(x) > 1)
-    wrong = {method.name: _unfit(method.name, found.get("problem")) for method in methods}
-    yield from filter(None, wrong.values())
-    if {"data", "problem", "grid"} <= found.keys():
-        good = [method for method in methods if not wrong[method.name]]
-        build = FileBuild(File.model_construct(**found, methods=good))
-        yield from build.faults(complete=len(good) == len(methods))
+    wrong = list(filter(None, (_unfit(method.name, form) for method in form.methods)))
+    yield from wrong or FileBuild(form).faults()
 
 
-def _unfit(name: str, chosen: ProblemChoice | None) -> str:
+def _unfit(name: str, form: File) -> str:
     """Why a method cannot solve the problem; empty where it can."""
-    fitting = [n for n, cls in METHODS.items() if chosen is None or issubclass(chosen.kind, cls.solves)]
+    fitting = [n for n, cls in METHODS.items() if issubclass(form.kind, cls.solves)]
     if name in fitting:
         return ""
-    if name not in METHODS or chosen is None:
-        known = f" Methods for this problem are {', '.join(fitting)}."
-        return f"methods: there is no {name!r}{suggest(name, list(METHODS))}{known}"
     solves, others = METHODS[name].solves, []
     for problem, named in PROBLEMS.items():
         if kinds := [kind for kind in named.kinds if issubclass(kind, solves)]:
-            form = "" if kinds[0] is named.kinds[0] else f' with form = "{kinds[0].__name__.lower()}"'
-            others.append(f"{problem}{form}")
+            default = kinds[0] is named.kinds[0]
+            others.append(problem if default else f'{problem} with form = "{kinds[0].__name__.lower()}"')
     hint = f" Problems for it are {', '.join(others)}." if others else ""
     return (
-        f"methods: {name} does not solve a {chosen.kind.__name__}, which {chosen.name} is, but "
-        f"{listed([cls.__name__ for cls in solves])}.{hint}"
-        f" Methods for this problem are {', '.join(fitting)}."
+        f"methods: {name} does not solve a {form.kind.__name__}, which {form.problem.name} is, but "
+        f"{listed([cls.__name__ for cls in solves])}.{hint} Methods for this problem are "
+        f"{', '.join(fitting)}."
     )
 
 
-FAULTS: dict[str, Callable[..., Iterator[str]]] = {
-    "data": _data_faults,
-    "problem": _problem_faults,
-    "metrics": _metric_faults,
-    "grid": _grid_faults,
-    "methods": _method_faults,
-}
-POSES = {name: named.pose for name, named in PROBLEMS.items()}
-
-
-def offered(data: DataChoice, chosen: ProblemChoice) -> list[str]:
+def offered(form: File) -> list[str]:
     """The metrics that there are; labels that are numbers have no accuracy."""
-    default = inspect.signature(MODELS[chosen.model.name]).parameters.get("loss")
-    loss = chosen.model.parameters.get("loss", default.default if default else None)
+    loss = vars(form.problem.model).get("loss")
     numbers = loss is not None and Loss.of(loss).labels == "numbers"
-    tested = TESTED if data.name in NATURAL else ()  # elsewhere nobody knows whose a test sample is
-    every = (*METRICS, *PROBLEMS[chosen.name].metrics, *BY_CLIENT, *tested)
+    tested = TESTED if form.data.name in NATURAL else ()  # elsewhere nobody knows whose a test sample is
+    every = (*METRICS, *PROBLEMS[form.problem.name].metrics, *BY_CLIENT, *tested)
     return list(dict.fromkeys(m for m in every if not (numbers and "accuracy" in m)))
 
 
@@ -309,7 +271,7 @@ def metrics_of(form: File) -> list[str]:
     if form.metrics is not None:
         return form.metrics
     wanted = (*METRICS, *PROBLEMS[form.problem.name].metrics)
-    return [metric for metric in offered(form.data, form.problem) if metric in wanted]
+    return [metric for metric in offered(form) if metric in wanted]
 
 
 @functools.cache
@@ -336,12 +298,12 @@ def read(file: str | Path) -> Experiment:
     name = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "experiment"
     try:
         content = tomllib.loads(path.read_text("utf-8"))
-        for key in ("files", "server"):  # tables are found from the file's own folder
-            match content.get("data"):
-                case {**data} if type(data.get(key)) is str:
-                    content["data"][key] = str(path.parent / data[key])
-                case {**data} if type(data.get(key)) is list:
-                    content["data"][key] = [str(path.parent / str(one)) for one in data[key]]
+        own = content["data"] if type(content.get("data")) is dict else {}
+        for key in {"files", "server"} & own.keys():  # tables are found from the file's own folder
+            several = type(own[key]) is list
+            own[key] = (
+                [str(path.parent / f"{x}") for x in own[key]] if several else f"{path.parent / own[key]}"
+            )
         return define(content, name)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         twice = "('methods',) twice" in str(error)
@@ -356,9 +318,9 @@ def read(file: str | Path) -> Experiment:
 def define(content: Mapping[str, Any], name: str) -> Experiment:
     """The experiment that a file's content defines; see `read`."""
     try:
-        form = File.model_validate(content)
+        form = File.model_validate_json(json.dumps(content, default=str))
         build, chosen = FileBuild(form), form.problem
-        series = list(SERIES[chosen.kind])
+        series = list(SERIES[form.kind])
         for metric in metrics_of(form):  # of one by client the mean, and the worst
             series += [metric, f"{metric}/worst"] if metric.startswith("client_") else [metric]
         columns = [Column(name, better=_better(name)) for name in series]
@@ -380,7 +342,7 @@ def define(content: Mapping[str, Any], name: str) -> Experiment:
             quick=form.quick or {"rounds": min(form.rounds, 5), "seeds": 1},
         )
     except ValidationError as error:
-        raise ExperimentError("\n".join(map(_fault, error.errors()))) from error
+        raise ExperimentError("\n".join(dict.fromkeys(map(_fault, error.errors())))) from error
 
 
 def _better(measure: str) -> Any:
@@ -391,13 +353,35 @@ def _better(measure: str) -> Any:
 
 def _fault(found: Any) -> str:
     """What is wrong in one place of the file."""
-    at = ".".join(str(part) for part in found["loc"])
-    if found["type"] == "said":
-        return str(found["msg"])
-    if found["type"] == "extra_forbidden" and len(found["loc"]) == 1:
-        known = list(File.model_fields)
-        return f"there is no {at!r}{suggest(at, known)} There are {', '.join(known)}."
-    return f"{at}: {found['msg'].removeprefix('Value error, ')}".removeprefix(": ")
+    at = [part for part in found["loc"] if type(part) is str]
+    last = max((i for i, part in enumerate(at) if part in MADE), default=-1)  # the name that it is about
+    name, key = (at[last], at[last + 1 :][:1]) if last >= 0 else ("", at)
+    where = ".".join(part for part in at[: max(last, 0)] if part not in MADE)
+    match found["type"]:
+        case "said":
+            return str(found["msg"])
+        case "union_tag_invalid" | "union_tag_not_found":
+            given, where = found["ctx"].get("tag", ""), ".".join(filter(None, [where, *key]))
+            known = [*re.findall("'(.+?)'", found["ctx"].get("expected_tags", ""))]
+            of = [n for n, named in PROBLEMS.items() if given in [kind.__name__ for kind in named.kinds]]
+            hint = f" {given} is a class of problems: {', '.join(of)}." if of and where == "problem" else ""
+            return unknown(where, given, [*known, *(MODELS if where == "problem" else ())], hint)
+        case "extra_forbidden" if name in NATURAL and key[0] in ("clients", "partition"):
+            return f"{where}: {name} is already divided into clients: leave {key[0]} out."
+        case "extra_forbidden" if name:
+            known = keys_of(name)
+            return f"{where}: {name} has no {key[0]!r}{suggest(key[0], known)} It has {', '.join(known)}."
+        case "extra_forbidden" if len(at) == 1:
+            return unknown("", at[0], File.model_fields).removeprefix(": ")
+        case "missing" if name:
+            return f"{where}: {name} needs {key[0]}."
+        case "value_error" | "custom":
+            where = ".".join(filter(None, [where, *key]))
+            return f"{where}: {found['msg'].removeprefix('Value error, ')}".removeprefix(": ")
+        case _ if name:
+            must = found["msg"].replace("Input should", "must")
+            return f"{where}: {key[0]} {must}, but is {found['input']!r}."
+    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
 
 
 def _called(where: str, what: Callable[..., Any], *args: Any, **given: Any) -> Any:
@@ -463,16 +447,15 @@ class FileBuild:
 
     def __init__(self, form: File) -> None:
         self.form, data, chosen = form, form.data, form.problem
-        self.content = form.model_dump_json()  # by which a run is known again
-        self.natural = data.name in NATURAL
-        loads = [key for key in keys_of(LOADERS[data.name]) if key not in ("partition", "seed")]
-        drawn = [] if self.natural else keys_of(PARTITIONS[data.partition.name])
+        drawn = vars(data).get("partition")  # data that is divided by nature has none
+        clients = {"clients": data.clients} if drawn else {}
+        loads = [key for key in keys_of(data.name) if key != "seed"]
         self.common = {
             "solve": Keys(SOLVE, form.model_dump(include={*SOLVE})),
-            "data": Keys(loads, {**({} if self.natural else {"clients": data.clients}), **data.parameters}),
-            "partition": Keys(drawn, data.partition.parameters),
-            "problem": Keys(keys_of(POSES[chosen.name]), chosen.parameters),
-            "model": Keys(keys_of(MODELS[chosen.model.name]), chosen.model.parameters),
+            "data": Keys(loads, {**clients, **data.parameters}),
+            "partition": Keys(keys_of(drawn.name), drawn.parameters) if drawn else Keys((), {}),
+            "problem": Keys(keys_of(chosen.name), chosen.parameters),
+            "model": Keys(keys_of(chosen.model.name), chosen.model.parameters),
         }
         self.names = {method.label or method.name: method.name for method in form.methods}
         self.methods = {
@@ -500,15 +483,14 @@ class FileBuild:
         names = list(dict.fromkeys(name for keys in self.parts.values() for name in keys.known))
         raise ExperimentError(f"grid: unknown key {key!r}{suggest(key, names)} There are {', '.join(names)}.")
 
-    def faults(self, complete: bool) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         """Keys of the grid that belong nowhere, and methods that cannot be made with the file's values."""
         varied: dict[str, dict[str, list[Scalar]]] = {label: {} for label in self.parts}
         for key, values in self.form.grid.items():
             try:
                 own, owners = self.owners(key)
             except ExperimentError as error:
-                if complete:  # else it may belong to a method that has another mistake
-                    yield str(error)
+                yield str(error)
             else:
                 for owner in owners if values else ():
                     varied[owner][own] = values
@@ -560,16 +542,18 @@ class FileBuild:
                     parts[owner][own] = s[key]
         # A list of the file is a tuple: arguments of what is kept must be hashable.
         source = {k: tuple(v) if isinstance(v, list) else v for k, v in parts["data"].items()}
-        if not self.natural:
-            drawn = PARTITIONS[form.data.partition.name]
-            source["partition"] = _called("data.partition", drawn, **parts["partition"])
+        if drawn := vars(form.data).get("partition"):
+            source["partition"] = _called("data.partition", PARTITIONS[drawn.name], **parts["partition"])
         data = _called("data", federated, form.data.name, **{"seed": s.seed, **source})
         model = _called("problem.model", for_data, form.problem.model.name, data, **parts["model"])
-        chosen = Choice(name=form.problem.name, **parts["problem"])
-        if wrong := list(misfits("problem", chosen, POSES)):
-            raise ExperimentError("\n".join(wrong))
+        chosen = form.problem.name
+        try:
+            choice_of(chosen).model_validate_json(json.dumps({"name": chosen, **parts["problem"]}))
+        except ValidationError as error:
+            wrong = [{**each, "loc": ("problem", chosen, *each["loc"])} for each in error.errors()]
+            raise ExperimentError("\n".join(map(_fault, wrong))) from error
         inputs = Inputs(model, data, s.seed, form.weights)
-        posed = _called("problem", POSES[chosen.name], inputs, **parts["problem"])
+        posed = _called("problem", POSES[chosen], inputs, **parts["problem"])
         metrics = {**model_metrics(model, posed.place, posed.own), **posed.metrics}
         return Task(
             posed.problem,
