@@ -3,13 +3,13 @@
 #
 # $$\min_x \; f(x, y(x)) \qquad \text{where} \qquad y(x) = \arg\min_y \; h(x, y)$$
 #
-# A *bilevel* problem, `fs.Bilevel`: x is judged by the **upper** function, at the y that is optimal for the
-# **lower** one. Here x is the logarithm of a ridge, y the weights of a linear model, h the training loss and
-# f the loss on patients who were held out. Both are means over clients, and neither the training nor the
-# validation patients leave theirs.
+# A *bilevel* problem, `fs.Bilevel`: x is evaluated by the **upper** function, at the y that is optimal for
+# the **lower** one. Here x is the logarithm of a ridge, y the weights of a linear model, h the training
+# loss and f the loss on held-out patients. Both are means over clients, and neither the training nor the
+# validation data leave their client.
 #
-# The data are 208 of the diabetes patients that come with scikit-learn, at eight clinics with six patients to
-# train on and twenty to validate each: few enough for the ridge to matter.
+# The data are 208 of the diabetes patients that come with scikit-learn, at eight clinics with six patients
+# to train on and twenty to validate each: few enough for the ridge to matter.
 
 # %%
 import jax
@@ -44,8 +44,8 @@ problem = fs.Bilevel(upper=val_loss, lower=train_loss)
 # %% [markdown]
 # ## Solve it
 #
-# `fs.FedMSA` moves x, y and the adjoint (what x needs to know of the lower level's curvature) at once. There
-# is no inner loop to tune, and no Hessian is ever formed.
+# `fs.FedMSA` updates x, y and the adjoint (the solution of the linear system of the hypergradient)
+# simultaneously, without an inner loop to tune and without forming a Hessian.
 
 # %%
 result = fs.solve(
@@ -106,12 +106,12 @@ axes.legend()
 # %% [markdown]
 # ## When not to use this
 #
-# - **One number, and a grid is cheap.** `fs.sweep` runs a dozen ridges in one compiled program. Bilevel
-#   methods pay from a handful of hyper-parameters on: one ridge per feature or per client, weights of
+# - **For one number, a grid is cheap.** `fs.sweep` runs a dozen ridges in one compiled program. Bilevel
+#   methods pay off from a handful of hyper-parameters on: one ridge per feature or per client, weights of
 #   samples, a representation.
-# - **A lower level that is not strongly convex in y**: y(x) is then no function. `fs.Selection` chooses among
-#   its optima.
+# - **A lower level that is not strongly convex in y**: y(x) is then not unique. `fs.Selection` chooses
+#   among its optima.
 # - **y has a set**: implicit differentiation is wrong there, and the methods that use it refuse.
-#   `fs.FedRZOBilevel` takes values of f in its place.
-# - **The upper level looks at the training samples**: the best ridge is then none. FedStrata warns where the
+#   `fs.FedRZOBilevel` uses values of f instead.
+# - **The upper level uses the training samples**: the best ridge is then zero. FedStrata warns if the
 #   data has no validation part.

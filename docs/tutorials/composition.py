@@ -46,9 +46,9 @@ problem = fs.Composition(
 # %% [markdown]
 # ## The known answer, and four ways
 #
-# `fs.CompositionalFedAvg` is FedAvg on each client's own composition: what one would write first, and wrong
-# where clients differ. `fs.FedDRO` exchanges the two numbers g in every step; its x still drifts where it
-# takes several between averages. `fs.FedMSA` follows g and its adjoint as sequences, corrects the local
+# `fs.CompositionalFedAvg` is FedAvg on each client's own composition: the obvious method, which is biased
+# for heterogeneous clients. `fs.FedDRO` exchanges the two numbers g in every step; its x still drifts if it
+# takes several steps between averages. `fs.FedMSA` tracks g and its adjoint as sequences, corrects the local
 # steps, and does not drift.
 
 
@@ -109,8 +109,8 @@ axes.legend()
 #
 # - **f is linear**: then it is a mean, and [minimisation](minimisation.md) is simpler and cheaper.
 # - **A known robust objective** (KL, χ², CVaR, groups): [robust and fair learning](robust.md) has them ready,
-#   in forms that overflow nowhere.
-# - **g is large.** FedDRO and FedMSA send g up at every step or round; that is right for a few numbers, not
-#   for a matrix.
+#   in numerically stable forms.
+# - **g is large.** FedDRO and FedMSA upload g in every step or round, which suits a few numbers, not
+#   a matrix.
 # - **Small minibatches with a curved f**: the bias of f(g_B) is of the order of 1/B unless g is followed over
 #   time (`beta` below 1).

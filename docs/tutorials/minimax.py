@@ -3,10 +3,10 @@
 #
 # $$\min_x \; \max_{y} \; f(x, y)$$
 #
-# A *minimax* problem, `fs.Minimax`. AUC is the chance that an ill patient scores above a healthy one: a mean
-# over **pairs**, and the two of a pair may lie in different hospitals. With the square loss it can be written
-# without pairs (Ying, Wen, Lyu 2016): with p the part that is ill, a and b the mean scores of both groups,
-# and one more player y,
+# A *minimax* problem, `fs.Minimax`. AUC is the chance that an ill patient scores above a healthy one: a
+# mean over **pairs**, and the two of a pair may lie in different hospitals. With the square loss it can be
+# written without pairs (Ying, Wen, Lyu 2016): with p the part that is ill, a and b the mean scores of both
+# groups, and one more player y,
 #
 # $$\min_{w, a, b} \max_y \; \mathbb{E}\,[(1-p)(s - a)^2 1_{+} + p\,(s - b)^2 1_{-}
 # + 2(1 + y)(p\, s\, 1_{-} - (1-p)\, s\, 1_{+})] - p(1-p)\, y^2$$
@@ -116,11 +116,11 @@ axes.legend()
 # %% [markdown]
 # ## When not to use this
 #
-# - **A payoff that is not strongly concave in y.** A bilinear game circles; add a small −μ|y|²/2, or ask for
+# - **A payoff that is not strongly concave in y.** A bilinear game cycles; add a small −μ|y|²/2, or use
 #   averages of the iterates.
 # - **y is a weight for each client or sample**: [robust and fair learning](robust.md) has that written
 #   already, and solves it as a composition.
-# - **Y depends on x**: primal-dual methods then fail without a word, and FedStrata refuses them.
-#   `fs.FedRZOMinimax` is for that.
-# - **Local steps where clients differ**: `fs.LocalSGDA` with ten of them stops elsewhere, as the picture
-#   shows.
+# - **Y depends on x**: primal-dual methods then fail silently, and FedStrata refuses them.
+#   Use `fs.FedRZOMinimax`.
+# - **Local steps with heterogeneous clients**: `fs.LocalSGDA` with ten of them converges to another point,
+#   as the picture shows.

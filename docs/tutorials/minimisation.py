@@ -3,9 +3,9 @@
 #
 # $$\min_x \; \sum_{i=1}^m w_i \, \mathbb{E}_{\xi \sim D_i} f_i(x, \xi)$$
 #
-# The plainest problem, `fs.Minimization`: one level, one variable, everybody's mean loss. What makes it
-# federated is that the clients differ. Cleveland, Budapest, Long Beach and Zurich saw other patients: between
-# 36 % and 93 % of them are ill.
+# The simplest problem, `fs.Minimization`: one level, one variable, the mean loss of all clients. The
+# clients are heterogeneous: Cleveland, Budapest, Long Beach and Zurich have different patients, of whom
+# between 36 % and 93 % are ill.
 
 # %%
 import jax.numpy as jnp
@@ -39,8 +39,8 @@ print(fs.applicable(problem))
 # %% [markdown]
 # ## The answer, to compare with
 #
-# Here we may pool the data and ask SciPy, because it is a tutorial. `weights="size"` makes the federated
-# objective the same: every patient counts alike.
+# In this tutorial we may pool the data and use SciPy. With `weights="size"` the federated objective is the
+# same: every patient has equal weight.
 
 # %%
 features = np.column_stack(
@@ -60,9 +60,9 @@ answer = minimize(pooled, np.zeros(23), jac=True, tol=1e-12).x
 # %% [markdown]
 # ## Local steps drift, control variates do not
 #
-# Ten local steps between two averages save exchanges. `fs.FedAvg` then stops short of the answer, because
-# each hospital walks towards its own; `fs.SCAFFOLD` and `fs.Scaffnew` remember by how much a hospital's
-# gradient differs from everybody's.
+# Ten local steps between two averages save exchanges. `fs.FedAvg` then converges to another point, because
+# each hospital moves towards its own optimum; `fs.SCAFFOLD` and `fs.Scaffnew` correct for the difference
+# between a hospital's gradient and the mean.
 
 
 # %%
@@ -107,9 +107,8 @@ axes.legend()
 # %% [markdown]
 # ## When not to use this
 #
-# - **Nobody wants the mean.** If one hospital must not pay for the others, see [robust and fair
-#   learning](robust.md); if each should have a model of its own, [personalised models](personalised.md).
+# - **The mean is not the goal.** If one hospital must not pay for the others, see [robust and fair
+#   learning](robust.md); if each should have its own model, see [personalised models](personalised.md).
 # - **A number in the loss is itself to be learned** (a regularisation, a weight): then it is
 #   [bilevel](bilevel.md), and minimising over both at once would choose no regularisation at all.
-# - **The loss has no gradient**: `fs.FedRZO` and `fs.FedZO` ask for values only. They need many more rounds,
-#   so take them only then.
+# - **The loss has no gradient**: `fs.FedRZO` and `fs.FedZO` need only values, but many more rounds.

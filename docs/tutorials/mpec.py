@@ -13,8 +13,8 @@
 # $$y(x, \xi) = \arg\max_{\xi_T \le y \le \mathrm{top}} \; x_T^\top y - \frac{c}{2} \lVert y - \xi_T \rVert^2
 # \qquad \Longleftrightarrow \qquad G(x, y, \xi) = c\,(y - \xi_T) - x_T$$
 #
-# A score that was trained on honest patients is no longer right once they answer to it; this one is trained
-# on the answers. The behaviour is an assumption of this page, the patients are real.
+# A score that was trained on honest answers is biased once patients respond to it; this one is trained
+# on the responses. The behaviour is an assumption of this page, the patients are real.
 
 # %%
 import jax
@@ -144,7 +144,7 @@ axes.legend()
 #   [personalised](personalised.md).
 # - **One lower problem for everybody**, a mean over all clients' samples: that is [bilevel](bilevel.md). An
 #   MPEC's lower level is solved sample by sample.
-# - **G is not monotone**: the equilibrium may not be unique, or not be found. The residual of the lower level
-#   is what to look at.
+# - **G is not monotone**: the equilibrium may not be unique, or not be found. Check the residual of the
+#   lower level.
 # - **x is large.** Values tell one direction at a time, so the work grows with the number of weights; here
 #   there are seven.

@@ -4,11 +4,11 @@
 # $$\text{find } x, z^1, \dots, z^N: \qquad \sum_m P^m(x, Z) = 0, \qquad
 # \sum_m S^{m,n}(z^{n-1}, z^n) = 0, \qquad z^0 = x$$
 #
-# `fs.MultiSequence` is the general form behind bilevel, minimax and compositional problems: unknowns that
-# wait for each other. Usually one computes them one after the other. A small, honest example is what everyone
-# does before a regression: the features' means, then their deviations around these means, then the ridge
-# regression on standardised features. Three federated computations become one, in which everything moves
-# together:
+# `fs.MultiSequence` is the general form of bilevel, minimax and compositional problems: unknowns that
+# depend on each other. Usually they are computed one after another. A small example is the standard
+# preparation of a regression: the features' means, then their deviations around these means, then the ridge
+# regression on standardised features. Three federated computations become one, which updates everything
+# simultaneously:
 #
 # $$S^1 = z^1 - \xi, \qquad S^2 = z^2 - (\xi - z^1)^2, \qquad
 # P = \tilde\xi\, (\tilde\xi^\top w + w_0 - t) + \lambda w, \quad \tilde\xi = \frac{\xi - z^1}{\sqrt{z^2}}$$
@@ -113,13 +113,13 @@ axes.set(
 axes.legend()
 
 # %% [markdown]
-# The variances follow the means, and the weights follow both: nobody waits.
+# The variances track the means, and the weights track both, without waiting.
 #
 # ## When not to use this
 #
-# - **A class of its own fits**: `fs.Bilevel`, `fs.Minimax`, `fs.Composition` write P and S for you, and other
+# - **A specific class fits**: `fs.Bilevel`, `fs.Minimax`, `fs.Composition` write P and S for you, and other
 #   methods can be compared. `fs.as_multisequence(problem)` shows what they write.
 # - **Means alone**: `fs.data.standardize` is exact in one exchange, since sums are enough. This page shows
 #   the form, on something that can be checked.
-# - **S is not strongly monotone in its own z**: then z does not settle, however small the step.
-# - **z^n needs more than z^{n−1}**: carry what it needs along, as parts of z^{n−1}.
+# - **S is not strongly monotone in its own z**: then z does not converge at any step size.
+# - **z^n needs more than z^{n−1}**: add what it needs to z^{n−1}.

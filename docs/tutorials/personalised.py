@@ -4,8 +4,8 @@
 # $$\min_x \; \mathbb{E} f_1(x, \xi) + \frac1m \sum_{i=1}^m f_2(x, y_i(x)) \qquad
 # \text{where} \quad y_i(x) = \arg\min_y \; \mathbb{E} h_i(x, y, \zeta)$$
 #
-# *Personalised* models, `fs.Personalized`: the server has data and a model x of its own, each client fits a
-# model y_i that stays near x, and the server is also judged by how far the clients had to go. Here Cleveland,
+# *Personalised* models, `fs.Personalized`: the server has data and a model x, each client fits a
+# model y_i near x, and the server's objective includes the distance of the clients' models. Here Cleveland,
 # whose records are the most complete, is the server; Budapest, Long Beach and Zurich are the clients.
 
 # %%
@@ -42,8 +42,8 @@ problem = fs.Personalized(
 # %% [markdown]
 # ## Solve it
 #
-# `fs.ZOHFL` needs only *values* of f₂ at the clients' models, for x moved a little to both sides: two numbers
-# per client and direction travel, and one that tells how well the models are fitted.
+# `fs.ZOHFL` needs only *values* of f₂ at the clients' models, for x moved a little to both sides: two
+# numbers per client and direction travel, and one for the convergence of the models.
 
 # %%
 method = fs.ZOHFL(
@@ -110,7 +110,7 @@ assert objective(found) < objective(answer) + 0.01 * (
 )
 
 # %% [markdown]
-# ## What the hospitals have of it
+# ## Accuracy in the hospitals
 
 
 # %%
@@ -145,14 +145,14 @@ axes.set(title="Test patients judged rightly", ylim=(0, 1))
 axes.legend(loc="lower right")
 
 # %% [markdown]
-# Few test patients stand behind each bar (59, 40 and 25), so differences of a few points are chance; the
-# [demo](../getting-started.md) has intervals.
+# Few test patients stand behind each bar (59, 40 and 25), so differences of a few points are not
+# significant; the [demo](../getting-started.md) has intervals.
 #
 # ## When not to use this
 #
-# - **The server has no data.** Then f₁ is empty, and x is only what the clients meet at: start from [one
-#   model for all](minimisation.md) and fine-tune it.
-# - **x is large.** f₂ is felt along a few directions a round, and the noise grows with the number of weights;
-#   f₁, by gradients, is not affected.
-# - **The clients' losses are not strongly convex in y** (networks without the pull to x): y_i(x) is then no
-#   function of x.
+# - **The server has no data.** Then there is no f₁: start from [one model for all](minimisation.md) and
+#   fine-tune it.
+# - **x is large.** f₂ is estimated along a few directions per round, and the noise grows with the number of
+#   weights; f₁, by gradients, is not affected.
+# - **The clients' losses are not strongly convex in y** (networks without the pull to x): y_i(x) is then
+#   not unique.

@@ -4,9 +4,9 @@
 # $$\min_x \max_{q} \; \mathbb{E}[q\,\ell(x, \xi)] - \lambda\, \mathbb{E}[q \log q] \;\; =
 # \;\; \min_x \; \lambda \log \mathbb{E} \exp\!\left(\frac{\ell(x, \xi)}{\lambda}\right)$$
 #
-# An average can be small while some suffer. *Robust* learning lets an adversary reweigh the patients, as
-# far as a penalty allows; *fair* learning lets it weigh groups. Both are compositions that come ready in
-# `fs.dro` and `fs.fairness`. Here: heart disease in four hospitals that differ much.
+# A small average can hide large losses of some. *Robust* learning lets an adversary reweigh the patients,
+# subject to a penalty; *fair* learning lets it reweigh groups. Both are compositions that `fs.dro` and
+# `fs.fairness` provide. The example is heart disease in four very different hospitals.
 
 # %%
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ groups = fs.dro.group(
 # %% [markdown]
 # ## Solve all three
 #
-# The change from one to the other is one line. `fs.FedDRO` follows E exp(ℓ/λ) (for groups: each group's mean
+# The change from one to the other is one line. `fs.FedDRO` tracks E exp(ℓ/λ) (for groups: each group's mean
 # loss) over all hospitals.
 
 # %%
@@ -119,16 +119,16 @@ axes.set(title="Mean training loss in each hospital")
 axes.legend()
 
 # %% [markdown]
-# Made fair to groups, the model serves the two worst hospitals better, and the other two pay for it. Made
-# robust to patients, it has a far smaller largest loss, and every hospital's mean is higher. That is the
-# price, and it is a choice and no fault of the method.
+# The group-fair model has lower losses in the two worst hospitals, and higher losses in the other two. The
+# model that is robust to patients has a far smaller largest loss, and a higher mean in every hospital. This
+# trade-off follows from the objective, not from the method.
 #
 # ## When not to use this
 #
 # - **Wrong labels.** The worst patients may be the mislabelled ones, and robust learning then fits the
-#   mistakes. A larger λ hears them less.
-# - **Worst hospital because its patients are harder, not fewer.** No weights help there; everyone else only
-#   gets worse.
-# - **You need a guarantee for a rate** (equal opportunity): a constraint says that better,
+#   mistakes. A larger λ reduces their weight.
+# - **The worst hospital has harder patients, not fewer.** Weights do not help there; the others only
+#   get worse.
+# - **You need a guarantee for a rate** (equal opportunity): use a constraint,
 #   `fs.fairness.equal_opportunity`.
-# - **Tiny λ.** It is the largest loss then, and one patient decides.
+# - **A tiny λ.** The objective is then the largest loss, which one patient determines.

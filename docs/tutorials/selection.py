@@ -4,9 +4,9 @@
 # $$\min_x \; f(x) \qquad \text{over} \quad x \in \arg\min h$$
 #
 # A *selection*, `fs.Selection`: the primary loss h has many minimisers, and the secondary function f says
-# which one is wanted. That happens by itself. A coded column with four kinds of chest pain becomes four
-# columns that add up to one, so that a linear model has directions along which nothing changes. The heart
-# data has four such columns.
+# selects one. This is common. A coded column with four kinds of chest pain becomes four columns that add
+# up to one, so a linear model has directions along which predictions do not change. The heart data has
+# four such columns.
 
 # %%
 import jax.numpy as jnp
@@ -38,8 +38,8 @@ problem = fs.Selection(
 # %% [markdown]
 # ## The known answer
 #
-# The shortest of the least-squares solutions is the pseudo-inverse's. It is not ridge regression: a ridge
-# gives up some of the fit for every bit of shortness, a selection gives up none.
+# The pseudo-inverse gives the least-squares solution of least norm. It differs from ridge regression, which
+# trades some of the fit for a smaller norm; a selection does not.
 
 # %%
 answer = np.linalg.lstsq(features, target, rcond=1e-4)[0]
@@ -52,9 +52,9 @@ def distance(w, _):
 
 
 # %% [markdown]
-# Gradient descent from zero finds the shortest solution anyway, without being asked. We start elsewhere: a
-# model that was trained before, say. (h is divided by its curvature, which is estimated before the first
-# round: the rule's steps would be too long otherwise.)
+# Gradient descent from zero finds the least-norm solution anyway. We start elsewhere, as from a
+# model that was trained before. (h is divided by its curvature, which is estimated before the first
+# round; otherwise the rule's step sizes would be too large.)
 
 # %%
 rng = np.random.default_rng(0)
@@ -108,8 +108,9 @@ axes.legend()
 # %% [markdown]
 # ## When not to use this
 #
-# - **h has one minimiser**: there is nothing to select, and f is not heard. Count ranks first, as above.
-# - **You would give up a little of h for f**: then minimise h + ηf and say how much, with `fs.Minimization`.
-# - **h is badly conditioned**: "equally good" is then a matter of digits, and every method of this class is
-#   slow. Rescale first (`fs.data.standardize`).
-# - **h is not convex**: its minimisers need not form a convex set, and the theory is silent.
+# - **h has one minimiser**: then f has no effect. Check the rank first, as above.
+# - **You would give up a little of h for f**: then minimise h + ηf and say how much, with
+#   `fs.Minimization`.
+# - **h is ill-conditioned**: "equally good" then depends on the precision, and every method of this class
+#   is slow. Rescale first (`fs.data.standardize`).
+# - **h is not convex**: its minimisers need not form a convex set, and the theory does not apply.
