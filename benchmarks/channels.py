@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import fedstrata as fs
 from fedstrata.channels import ALIE, InnerProduct, Mean, Mimic, SignFlip
@@ -141,7 +142,27 @@ METHODS: dict[str, Any] = {
         gamma=0.01, eta=0.01, batch_size=None, two_sided=True, messages="scalars", shared_directions=True,
         directions=5,
     ),
+    "FedAC": fs.FedAC(0.05, 0.05, K=2),
+    "LFD": fs.LFD(0.1, tau=2),
+    "FedOpt, momentum": fs.FedOpt(optax.sgd(0.02), optax.sgd(1.0, momentum=0.5), H=2),
 }  # fmt: skip
+BILEVEL: dict[str, Any] = {
+    "FedMSA": fs.FedMSA(0.01, 0.02, K=2, clients=8),
+    "SOBA": fs.SOBA(0.02, 0.05),
+    "HypergradientDescent": fs.HypergradientDescent(0.02, 0.1, T=3, N=5),
+    "FedNest": fs.FedNest(0.02, 0.1, T=3, tau=2, N=5, ell=12.0),
+    "SimFBO": fs.SimFBO(0.02, 0.05, 0.05, 0.02, 0.05, 0.05, tau=2),
+    "FedSTORM": fs.FedSTORM(0.02, 0.05, c=0.5, I=2),
+    "FedF2SA": fs.FedF2SA(0.002, 0.005, H=2),
+}
+MINIMAX: dict[str, Any] = {
+    "LocalSGDA": fs.LocalSGDA(0.02, 0.05, tau=2),
+    "FedSGDAPlus": fs.FedSGDAPlus(0.02, 0.05, K=2, S=2, eta=0.9),
+    "FESSGDA": fs.FESSGDA(0.02, 0.05, 2, p=2.0, beta=0.5, eta_xg=0.9),
+    "Scaffnew, minimax": fs.Scaffnew(0.03, 0.5),
+    "CODASCA": fs.CODASCA(0.03, 0.0, I=2, rounds=10**6),
+    "FedMSA, minimax": fs.FedMSA(0.01, 0.02, K=2, clients=8),
+}
 COMPRESSORS: dict[str, Any] = {
     "top 10 %": fs.Channel(compress=fs.TopK(0.1)),
     "top 25 %": fs.Channel(compress=fs.TopK(0.25)),
@@ -154,29 +175,38 @@ COMPRESSORS: dict[str, Any] = {
 
 def compression() -> None:
     """Against where the plain run ends: local steps drift, with or without a channel."""
-    problem, data, _ = quadratics()
-    x0 = np.zeros(20)
     print(f"{'':24}" + "".join(f"{n:>20}" for n in COMPRESSORS))
-    for name, method in METHODS.items():
+    x0 = np.zeros(20)
+    families = [
+        (quadratics()[:2], None, METHODS),
+        (fs.quadratic_bilevel(8, 20, 20)[:2], x0, BILEVEL),
+        (fs.quadratic_minimax(8, 20, 20)[:2], x0, MINIMAX),
+    ]
+    rows = [(pair, y0, name, method) for pair, y0, some in families for name, method in some.items()]
+    for pair, y0, name, method in rows:
 
-        def run(channel: Any = None, method: Any = method) -> Any:
+        def run(channel: Any = None, method: Any = method, pair: Any = pair, y0: Any = y0) -> Any:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:
                     return fs.solve(
-                        problem, method, data, x0, rounds=1500, eval_every=1500, channel=channel, **QUIET
-                    )
+                        pair[0], method, pair[1], x0, y0=y0, rounds=1500, eval_every=1500, channel=channel,
+                        **QUIET,
+                    )  # fmt: skip
                 except fs.Diverged as error:
                     return error.result
 
         plain = run()
+        if plain.status == "diverged":
+            print(name, "diverges without a channel", flush=True)
+            continue
         row = []
         for channel in COMPRESSORS.values():
             found = run(channel)
             off = np.linalg.norm(found.x - plain.x) / np.linalg.norm(plain.x - x0)
             off = off if found.status != "diverged" else np.inf
             row.append(f"{off:.0e} ({found.ledger.bytes_up / plain.ledger.bytes_up:.2f})")
-        print(f"{name:24}" + "".join(f"{cell:>20}" for cell in row))
+        print(f"{name:24}" + "".join(f"{cell:>20}" for cell in row), flush=True)
 
 
 MEANS: dict[str, Any] = {

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.advice.recommend import recommend as recommend
     from fedstrata.advice.tune import Tuned as Tuned
     from fedstrata.advice.tune import tune as tune
+    from fedstrata.channels.channel import Buffered as Buffered
     from fedstrata.channels.channel import Channel as Channel
     from fedstrata.channels.channel import Dropouts as Dropouts
     from fedstrata.channels.channel import Poisson as Poisson

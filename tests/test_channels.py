@@ -7,6 +7,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedstrata as fs
@@ -417,6 +418,44 @@ def test_with_noise_a_mean_over_independent_draws_is_divided_by_their_expected_n
     assert min(steps) < 4 < max(steps)
 
 
+def test_who_answers_by_a_trace_and_by_a_deadline():
+    """By hand: two clients in even rounds and four in odd ones; then those who are fast enough."""
+    trace = np.array([[1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1]])
+    found = run_on(SLOPES, rounds=3, dropouts=fs.Dropouts(trace=trace))
+    by_hand = 2 * SLOPES[:2].mean(0) + SLOPES[2:].mean(0)
+    np.testing.assert_allclose(found.x, -by_hand, rtol=1e-5)
+    assert found.ledger.bytes_up == (2 + 4 + 2) * 20
+    late = fs.Dropouts(seconds=np.array([[1, 1, 1, 9, 9, 9], [9, 9, 9, 9, 1, 9]]), deadline=2.5)
+    found = run_on(SLOPES, rounds=2, dropouts=late)
+    np.testing.assert_allclose(found.x, -SLOPES[:3].mean(0) - SLOPES[4], rtol=1e-5)
+
+
+def test_buffered_rounds_take_steps_from_where_clients_began():
+    """Of one client: gradient descent with a delay of a round; with slopes that x does not change, none."""
+    x = before = np.ones(2)
+    curvature = np.array([1.0, 2.0])
+    for _ in range(6):
+        x, before = x - 0.3 * curvature * before, x
+    data = fs.FederatedData.from_clients([{"a": curvature[None]}])
+    problem = fs.Minimization(lambda x, s: 0.5 * (s["a"] * x**2).sum())
+    options = {"progress": False, "certify": False, "participation": fs.Buffered(1)}
+    found = fs.solve(problem, fs.FedAvg(gamma=0.3), data, np.ones(2), rounds=6, **options)
+    np.testing.assert_allclose(found.x, x, rtol=1e-5)
+    late, plain = (run_on(SLOPES, rounds=5, participation=p) for p in (fs.Buffered(3), 3))
+    np.testing.assert_allclose(late.x, plain.x, rtol=1e-5)
+    assert late.ledger == plain.ledger
+
+
+def test_a_server_optimiser_steps_along_the_mean_difference():
+    """Momentum on one and the same slope, by hand."""
+    channel = fs.Channel(server=optax.sgd(0.5, momentum=0.9))
+    velocity = x = np.zeros(5)
+    for _ in range(4):
+        velocity = 0.9 * velocity + SLOPES.mean(0)
+        x = x - 0.5 * velocity
+    np.testing.assert_allclose(run_on(SLOPES, rounds=4, channel=channel).x, x, rtol=1e-5)
+
+
 # ---- directions that clients share
 
 
@@ -536,6 +575,12 @@ REFUSED = {
     "every sample of a client": lambda: CASES["fastdro"].run(
         channel=fs.Channel(clip=1.0), method=fs.FastDRO(eta=0.1)
     ),
+    "one exchange in a round": lambda: CASES["fedmsa"].run(participation=fs.Buffered(3)),
+    "a mean without a reference point": lambda: CASES["scaffold"].run(
+        channel=fs.Channel(server=optax.sgd(1.0))
+    ),
+    "as there are 6 clients": lambda: run_on(SLOPES, dropouts=fs.Dropouts(trace=np.ones((2, 5)))),
+    "deadline needs seconds": lambda: fs.Dropouts(deadline=1.0),
     "cannot do without a client": lambda: CASES["feddro"].run(dropouts=fs.Dropouts(0.1)),
     "needs participation=1.0": lambda: CASES["feddro"].run(participation=fs.Poisson(0.5)),
 }

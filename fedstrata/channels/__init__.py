@@ -4,6 +4,7 @@ from fedstrata.channels.attacks import ALIE as ALIE
 from fedstrata.channels.attacks import InnerProduct as InnerProduct
 from fedstrata.channels.attacks import Mimic as Mimic
 from fedstrata.channels.attacks import SignFlip as SignFlip
+from fedstrata.channels.channel import Buffered as Buffered
 from fedstrata.channels.channel import Channel as Channel
 from fedstrata.channels.channel import Dropouts as Dropouts
 from fedstrata.channels.channel import Poisson as Poisson

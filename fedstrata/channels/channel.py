@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedstrata.channels.attacks import Attack
 from fedstrata.channels.clipping import Adaptive
@@ -14,6 +17,8 @@ from fedstrata.channels.compression import Compressor
 from fedstrata.channels.examples import Examples
 from fedstrata.channels.means import Robust
 from fedstrata.core import tree
+from fedstrata.core.types import Array, Integer, Key
+from fedstrata.support.optimisers import first_like
 
 Feedback = Literal["auto", "ef", "ef21"]
 EVERYWHERE = "*"
@@ -42,6 +47,8 @@ class Channel:
             that suits the method; None does not correct them.
         mean: a robust mean instead of the weighted mean: `TrimmedMean`, `Median`, `GeometricMedian`, `Krum`,
             `MultiKrum`, `CenteredClipping`.
+        server: an optax optimiser for the server's step, with minus the mean difference as its gradient: for
+            the exchanges of the level "main" that have a reference point.
         secure: over a network, sites mask what they send, so that the server learns only sums of uploads,
             metrics and counts, in every exchange of a run. It needs three sites, a method that averages, and
             the policy ``"wait"``. The other engines compute the same sum without masks.
@@ -57,6 +64,7 @@ class Channel:
     compress: Compressor | None = None
     feedback: Feedback | None = "auto"
     mean: Robust | Attack | None = None
+    server: optax.GradientTransformation | None = None
     secure: bool = False
     examples: Examples | None = None
     delta: float | None = None
@@ -65,6 +73,8 @@ class Channel:
     def __post_init__(self) -> None:
         if not (self.examples is None or isinstance(self.examples, Examples)):
             raise TypeError(f"Channel: examples must be fs.Examples(clip, noise), but is {self.examples!r}.")
+        if self.server is not None:
+            object.__setattr__(self, "server", first_like(self.server))
         for name in ("clip", "noise"):
             value = getattr(self, name)
             number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
@@ -134,7 +144,8 @@ class Channel:
     @property
     def trivial(self) -> bool:
         """Whether uploads are left unchanged."""
-        return self.clip is None and self.compress is None and self.mean is None and self.examples is None
+        parts = self.clip, self.compress, self.mean, self.examples, self.server
+        return all(part is None for part in parts)
 
 
 tree.register(Channel, lambda c: {n for n in ("clip", "noise", "examples") if getattr(c, n) is not None})
@@ -142,27 +153,60 @@ tree.register(Channel, lambda c: {n for n in ("clip", "noise", "examples") if ge
 
 @dataclass(frozen=True)
 class Dropouts:
-    """Clients that drop out of a round, independently.
+    """Clients that drop out of a round: at random, by a trace, or because they are too slow.
 
     The others' weights are scaled up. If all clients drop out, the state does not change.
 
     Args:
-        probability: the probability that a client drops out of a round.
+        probability: the probability that a client drops out of a round, independently.
         when: ``"before"`` the client computes, or ``"after"``: its upload is lost, but its memory has
             changed, which the server does not know.
+        trace: who is there: booleans (rounds, clients), which begin again after the last round.
+        seconds: the simulated seconds of a round of each client: (clients,), or (rounds, clients), which
+            begin again after the last round.
+        deadline: the seconds after which the server no longer waits; needs ``seconds``.
     """
 
-    probability: float
+    probability: float = 0.0
     when: Literal["before", "after"] = "before"
+    trace: Any = None
+    seconds: Any = None
+    deadline: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.probability < 1:
             raise ValueError(f"Dropouts: probability must be in [0, 1), but is {self.probability!r}.")
         if self.when not in ("before", "after"):
             raise ValueError(f"Dropouts: when must be 'before' or 'after', but is {self.when!r}.")
+        if (self.seconds is None) != (self.deadline is None):
+            raise ValueError("Dropouts: deadline needs seconds=, and seconds need deadline=.")
+        for name, kind in (("trace", bool), ("seconds", float)):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, np.asarray(value, kind))
+
+    def check(self, clients: int) -> None:
+        """Raise if the arrays are not of so many clients."""
+        for name, dimensions in (("trace", (2,)), ("seconds", (1, 2))):
+            shape = np.shape(getattr(self, name))
+            if shape and (len(shape) not in dimensions or shape[-1] != clients or 0 in shape):
+                raise ValueError(
+                    f"Dropouts: {name} must have the shape (rounds, {clients}), as there are {clients} "
+                    f"clients, but has {shape}."
+                )
+
+    def answering(self, key: Key, r: Integer, clients: int) -> Array:
+        """Who answers in round r."""
+        here = jax.random.bernoulli(key, 1 - self.probability, (clients,))
+        if self.trace is not None:
+            trace = jnp.asarray(self.trace)
+            here &= trace[r % trace.shape[0]]
+        if self.seconds is not None:
+            seconds = jnp.atleast_2d(jnp.asarray(self.seconds))
+            here &= seconds[r % seconds.shape[0]] <= self.deadline
+        return here
 
 
-tree.register(Dropouts, lambda d: {"probability"})
+tree.register(Dropouts, lambda d: {n for n in vars(d) if n != "when" and getattr(d, n) is not None})
 
 
 @dataclass(frozen=True)
@@ -192,16 +236,37 @@ class Poisson:
         return min(clients, int(np.ceil(self.q * clients + 6 * np.sqrt(self.q * (1 - self.q) * clients))) + 1)
 
 
+@dataclass(frozen=True)
+class Buffered:
+    """Asynchronous rounds with a buffer (FedBuff, Nguyen et al. 2022): nobody waits for slow clients.
+
+    All clients compute all the time. In each round the server takes the uploads of ``size`` clients, drawn
+    uniformly: each has computed with what it was sent when it was drawn before, and is sent the current
+    point. An upload counts as a difference to the point that it was computed from. Only for methods with one
+    exchange in a round, which is a mean.
+
+    Args:
+        size: the number of uploads in a round.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.size, int) and self.size >= 1):
+            raise ValueError(f"Buffered: size must be a whole number ≥ 1, but is {self.size!r}.")
+
+
 Channels = Channel | Mapping[str, Channel]
 
 
 def chosen(channels: Channels | None, level: str, phase: str) -> Channel:
     """The channel of an exchange: by its phase's name, else its level's, else ``"*"``.
 
-    A single channel applies to all exchanges, but compresses only those of the level "main".
+    A single channel applies to all exchanges, but compresses, and takes server steps in, only those of the
+    level "main".
     """
     if isinstance(channels, Channel):
-        return channels if level == "main" or channels.compress is None else _whole(channels)
+        return channels if level == "main" else _whole(channels)
     for name in (phase, level, EVERYWHERE):
         if channels is not None and name in channels:
             return channels[name]
@@ -209,7 +274,7 @@ def chosen(channels: Channels | None, level: str, phase: str) -> Channel:
 
 
 def _whole(channel: Channel) -> Channel:
-    return replace(channel, compress=None, feedback=None)
+    return replace(channel, compress=None, feedback=None, server=None)
 
 
 def check_channels(channels: object) -> None:

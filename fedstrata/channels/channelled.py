@@ -14,7 +14,7 @@ import numpy as np
 
 from fedstrata.channels.channel import Channel, Channels, Dropouts, Feedback, chosen
 from fedstrata.channels.clipping import Adaptive
-from fedstrata.channels.link import Joined, Kept, Link
+from fedstrata.channels.link import LATE, Joined, Kept, Link
 from fedstrata.channels.sent import Sent
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import Method
@@ -26,7 +26,7 @@ MARK = 0x6368  # folded into a round's key for what channels draw
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("plain", "channels", "drops"),
-    meta_fields=("levels", "expected", "remembers"),
+    meta_fields=("levels", "expected", "remembers", "late"),
 )
 @dataclass(frozen=True)
 class Channelled:
@@ -39,6 +39,7 @@ class Channelled:
         levels: place and level of every exchange.
         expected: the fixed number of clients that divides a mean, or None; see `Fed.expected`.
         remembers: whether the clients' memory is `Kept`.
+        late: whether rounds are buffered, see `Buffered`.
     """
 
     plain: Any
@@ -47,6 +48,7 @@ class Channelled:
     levels: tuple[tuple[str, str], ...]
     expected: float | None
     remembers: bool
+    late: bool = False
 
     @property
     def name(self) -> str:
@@ -70,22 +72,20 @@ class Channelled:
     def start(self, problem: Any, fed: Fed, key: Key, state: Joined) -> Joined:
         """See `Method.start`."""
         link = self._link(fed, "start", key, state)
-        own = self.plain.start(problem, fed, key, state.own)
-        return Joined(own, link.turning.bounds, link.turning.heard)
+        return link.joined(self.plain.start(problem, fed, key, state.own))
 
     def round(self, problem: Any, fed: Fed, key: Key, r: Integer, state: Joined) -> Joined:
         """See `Method.round`."""
         if self.drops is not None:
             drawn = jax.random.fold_in(jax.random.fold_in(key, MARK), 1)
-            fed.present = jax.random.bernoulli(drawn, 1 - self.drops.probability, (fed.clients,))
+            fed.present = self.drops.answering(drawn, r, fed.clients)
         fed.expected = self.expected
         link = self._link(fed, "round", key, state)
-        own = self.plain.round(problem, fed, key, r, state.own)
-        return Joined(own, link.turning.bounds, link.turning.heard)
+        return link.joined(self.plain.round(problem, fed, key, r, state.own))
 
     def _link(self, fed: Fed, program: str, key: Key, state: Joined) -> Link:
         key, levels = jax.random.fold_in(key, MARK), dict(self.levels)
-        link = Link(program, key, self.channels, levels, state, self.drops, self.remembers)
+        link = Link(program, key, self.channels, levels, state, self.drops, self.remembers, self.late)
         fed.channel = link
         return link
 
@@ -99,7 +99,8 @@ class Channelled:
     def described(self) -> dict[str, str]:
         """The description that checkpoints and the parties of a network compare."""
         found = {f"channel, {place}": str(channel) for place, channel in self.channels.items()}
-        return found if self.drops is None else {**found, "dropouts": str(self.drops)}
+        found |= {} if self.drops is None else {"dropouts": str(self.drops)}
+        return {**found, "buffered": "yes"} if self.late else found
 
     def own(self, carry: Any) -> Any:
         """See `Method.own`."""
@@ -148,7 +149,7 @@ def resolved(channels: Channels | None, method: Method, found: Sequence[Sent]) -
     for one in found:
         channel = chosen(channels, one.level, one.phase)
         if one.program == "start":  # sent once, so not compressed
-            channel = replace(channel, compress=None, feedback=None)
+            channel = replace(channel, compress=None, feedback=None, server=None)
         if not one.floats:  # but what a client remembers may be of its samples
             channel = Channel(examples=channel.examples)
         if channel.trivial:
@@ -181,6 +182,18 @@ def hidden(channels: Channels | None, found: Sequence[Sent]) -> bool:
     return True
 
 
+def check_late(method: Method, found: Sequence[Sent]) -> None:
+    """Raise unless a method's rounds can be buffered."""
+    rounds = [one for one in found if one.program == "round"]
+    if len(rounds) == 1 and (one := rounds[0]).times == 1 and not one.gathered and one.asked != "some":
+        return
+    raise ValueError(
+        f"fs.Buffered needs a method with one exchange in a round, which is a mean over the round's clients; "
+        f"{type(method).__name__} has {', '.join(repr(one.phase) for one in rounds)}. `fs.exchanges` lists "
+        "them."
+    )
+
+
 def _refused(channel: Channel, method: Method, one: Sent) -> str | None:
     if one.per_sample:
         return (
@@ -198,6 +211,12 @@ def _refused(channel: Channel, method: Method, one: Sent) -> str | None:
         return (
             f"the exchanges of the level {one.level!r} are a linear recursion, which diverges with a biased "
             "compressor. Compress only the level 'main', or use fs.QSGD, which is unbiased."
+        )
+    if channel.server is not None and (one.gathered or not one.reference):
+        return (
+            "a server optimiser steps along the mean difference to a point, but here the server gets "
+            f"{'single replies' if one.gathered else 'a mean without a reference point'}. "
+            "`fs.exchanges` lists the exchanges with a reference; `fs.FedOpt` has two optimisers of its own."
         )
     if isinstance(channel.clip, Adaptive) and one.gathered:
         return (
@@ -233,12 +252,17 @@ def channelled(
     carry: tuple[PyTree, PyTree],
     clients: int,
     expected: float | None = None,
+    late: bool = False,
 ) -> tuple[Channelled, tuple[PyTree, PyTree]]:
     """The method with its channels, and the state and memory extended by those of the channels."""
     state, memory = carry
     keeps: dict[str, Any] = {}
     bounds: dict[str, Any] = {}
+    steps: dict[str, Any] = {}
     for one in found:
+        if late and one.program == "round":
+            blanks = [np.broadcast_to(np.zeros(shape, dtype), (clients, *shape)) for shape, dtype in one.sent]
+            keeps[LATE] = [np.zeros(clients, bool), *blanks]
         channel = channels.get(one.place)
         if channel is None:
             continue
@@ -248,6 +272,9 @@ def channelled(
             ]
         if isinstance(channel.clip, Adaptive):
             bounds[one.place] = np.asarray(channel.clip.start, jnp.result_type(float))
+        if channel.server is not None:
+            zeros = [jnp.zeros(shape, jnp.result_type(dtype)) for shape, dtype in one.floats]
+            steps[one.place] = jax.tree.map(np.asarray, channel.server.init(zeros))
     levels = tuple((one.place, one.level) for one in found)
-    wrapped = Channelled(method, channels, drops, levels, expected, bool(keeps))
-    return wrapped, (Joined(state, bounds), Kept(memory, keeps) if keeps else memory)
+    wrapped = Channelled(method, channels, drops, levels, expected, bool(keeps), late)
+    return wrapped, (Joined(state, bounds, steps=steps), Kept(memory, keeps) if keeps else memory)

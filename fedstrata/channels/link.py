@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedstrata.channels.channel import Channel, Dropouts
 from fedstrata.channels.clipping import Adaptive, clipped, deviation_of, noised
@@ -31,6 +32,7 @@ from fedstrata.core.fed import Exchange, Fed, Remember
 from fedstrata.core.types import Array, Integer, Key, Phase, PyTree, Real
 
 NOTHING = Channel()
+LATE = "late"  # where a client keeps what it was sent last, in buffered rounds
 LEAST_SUM = 3  # clients in a sum that hides its terms
 
 
@@ -48,11 +50,13 @@ class Joined(NamedTuple):
         own: the method's.
         bounds: of adaptive clipping.
         heard: where uploads travel encoded, what the server has of each client, as that client has it.
+        steps: of the server's optimisers.
     """
 
     own: PyTree
     bounds: dict[str, Array]
     heard: dict[str, list[Array]] = {}  # noqa: RUF012 (never written to)
+    steps: dict[str, PyTree] = {}  # noqa: RUF012
 
 
 class Turning(NamedTuple):
@@ -61,6 +65,7 @@ class Turning(NamedTuple):
     turn: Array | None
     bounds: dict[str, Array]
     heard: dict[str, list[Array]]
+    steps: dict[str, PyTree]
 
 
 class Sides(NamedTuple):
@@ -144,17 +149,18 @@ class Link:
         levels: the level of every exchange, by place.
         state: what the server keeps.
         drops: the dropouts, or None.
+        late: whether rounds are buffered.
         remembers: whether the clients' memory is `Kept`.
     """
 
     def __init__(
         self, program: str, key: Key, channels: Mapping[str, Channel], levels: Mapping[str, str],
-        state: Joined, drops: Dropouts | None, remembers: bool,
+        state: Joined, drops: Dropouts | None, remembers: bool, late: bool = False,
     ) -> None:  # fmt: skip
         self.program, self.key, self.channels, self.levels = program, key, channels, levels
-        self.drops, self.remembers = drops, remembers
+        self.drops, self.remembers, self.late = drops, remembers, late
         turn = jnp.zeros((), jnp.int32) if channels else None
-        self.turning = Turning(turn, state.bounds, state.heard)
+        self.turning = Turning(turn, state.bounds, state.heard, state.steps)
         self.position = 0
         self.released: dict[str, tuple[Release, ...] | None] = {}  # what clients take of samples, by place
 
@@ -172,6 +178,10 @@ class Link:
         stop = None if until is None else lambda both: until(both[0])
         carry, self.turning = loop(times, turn, (carry, self.turning), stop)
         return carry
+
+    def joined(self, own: PyTree) -> Joined:
+        """The method's state with what the server keeps."""
+        return Joined(own, *self.turning[1:])
 
     def exchanged(self, fed: Fed, exchange: Exchange) -> PyTree:
         """See `fedstrata.core.fed.Channel`."""
@@ -222,8 +232,21 @@ class Link:
             found = noised(jax.random.fold_in(turn, 3), found, deviation_of(channel.noise, bound) * weight)
         if reference is not None and self._differs(channel, fed):
             around = reference.arrays(exchange.message, numbers.where)
-            found = [u + jnp.asarray(a, u.dtype) for u, a in zip(found, around, strict=True)]
+            around = [jnp.asarray(a, u.dtype) for u, a in zip(found, around, strict=True)]
+            if channel.server is not None:
+                found = self._stepped(channel.server, place, found, around)
+            found = tree.add(found, around)
         return numbers.put(found)
+
+    def _stepped(
+        self, optimiser: optax.GradientTransformation, place: str, found: list[Array], around: list[Array]
+    ) -> list[Array]:
+        """The server's step for a mean difference; the optimiser's state keeps its dtypes, for loops."""
+        kept = self.turning.steps[place]
+        updates, after = optimiser.update(tree.scale(-1.0, found), kept, around)
+        after = jax.tree.map(lambda new, old: jnp.asarray(new, jnp.result_type(old)), after, kept)
+        self.turning = self.turning._replace(steps={**self.turning.steps, place: after})
+        return jax.tree.map(lambda u, a: jnp.asarray(u, a.dtype), updates, found)
 
     def _decoded(
         self, fed: Fed, exchange: Exchange, channel: Channel, turn: Key, form: Floats, arrived: Any
@@ -268,7 +291,7 @@ class Link:
 
     def _differs(self, channel: Channel, fed: Fed) -> bool:
         """Whether differences travel, which is needed too if the weights do not sum to one."""
-        return not channel.trivial or fed.present is not None or fed.drawn is not None
+        return not channel.trivial or fed.present is not None or fed.drawn is not None or self.late
 
     def _sides(
         self, fed: Fed, exchange: Exchange, turn: Key, channel: Channel, bound: Any, part: Real
@@ -303,6 +326,9 @@ class Link:
         secret = jax.random.fold_in(secret, client.index)
         if channel.examples is not None:
             phase = private(phase, channel.examples, jax.random.fold_in(secret, 3))
+        late = None
+        if kept is not None and LATE in kept.rest and self.program == "round":
+            message, late = _last_sent(kept.rest[LATE], message)
         reply, tally = counting.counted(phase)(problem, inner, key, *message)
         self.released[place], tally = releases(tally)
         reply = reply if isinstance(reply, Remember) else Remember(reply, None)
@@ -310,7 +336,7 @@ class Link:
         counting.book(tally if here is None else _if_there(tally, self._works(sides, client, here)))
         numbers = Floats(jax.tree.map(jnp.asarray, reply.upload))
         delta = numbers.list
-        if reference is not None and (not channel.trivial or here is not None):
+        if reference is not None and (not channel.trivial or here is not None or self.late):
             around = reference.arrays(message, numbers.where)
             delta = [u - jnp.asarray(a, u.dtype) for u, a in zip(delta, around, strict=True)]
         below = None
@@ -336,11 +362,13 @@ class Link:
         new = self._kept_where(here, reply.memory, inner.memory)
         if kept is None:
             return upload if new is None else Remember(upload, new)
-        if rest is None and new is None:
+        if rest is None and new is None and late is None:
             return upload
         if rest is not None and here is not None:  # the error of a lost upload is not stored
             rest = jax.tree.map(partial(jnp.where, here), rest, kept.rest[place])
         others = kept.rest if rest is None else {**kept.rest, place: rest}
+        if late is not None:
+            others = {**others, LATE: self._kept_where(here, late, kept.rest[LATE])}
         return Remember(upload, Kept(kept.own if new is None else new, others))
 
     def _kept_where(self, here: Array | None, new: PyTree, old: PyTree) -> PyTree:
@@ -416,6 +444,14 @@ def _followed(
         return whole, whole
     parts = [1 / (1 + compress.omega(d)) for d in sizes]  # DIANA: a full step would not contract
     return whole, [a + jnp.asarray(p, a.dtype) * u for a, p, u in zip(old, parts, found, strict=True)]
+
+
+def _last_sent(kept: list[Array], message: tuple[PyTree, ...]) -> tuple[tuple[PyTree, ...], list[Array]]:
+    """What a client was sent the last time, if it was, and what it remembers of this time."""
+    before, *old = kept
+    new, form = jax.tree.flatten(message)
+    sent = [jnp.where(before, a, b) for a, b in zip(old, new, strict=True)]
+    return jax.tree.unflatten(form, sent), [jnp.ones_like(before), *new]
 
 
 def _where(here: Array, new: Array, old: Array) -> Array:

@@ -23,6 +23,7 @@ class Sent(NamedTuple):
         asked: ``"everyone"``, the round's ``"cohort"``, or ``"some"`` that the method chooses.
         times: the number of times per round; None if it is not known beforehand.
         per_sample: whether an upload has a number for every sample of a client.
+        sent: shape and dtype of each array of the message.
         releases: the means over samples that a client takes for it, where they are private; None where their
             number depends on what happens.
     """
@@ -37,6 +38,7 @@ class Sent(NamedTuple):
     asked: str
     times: int | None
     per_sample: bool
+    sent: tuple[tuple[tuple[int, ...], np.dtype], ...]
     releases: tuple[Release, ...] | None = ()
 
     @property

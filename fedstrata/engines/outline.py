@@ -59,6 +59,7 @@ class OutlineFed(Fed):
             self.program, self.position, self._level, name,
             tuple((u.shape, u.dtype) for u in jax.tree.leaves(upload)), exchange.stacked,
             exchange.around is not None, asked, None, str(upload) != str(other),
+            tuple((jnp.shape(u), jnp.result_type(u)) for u in jax.tree.leaves(exchange.message)),
             releases(tally)[0],
         )  # fmt: skip
         # A loop's body is traced more than once: its exchanges are counted there, and written down once.

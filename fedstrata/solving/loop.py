@@ -28,7 +28,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from fedstrata.channels.channel import Channels, Dropouts, Poisson
+from fedstrata.channels.channel import Buffered, Channels, Dropouts, Poisson
 from fedstrata.core.counting import ORACLES, Ledger
 from fedstrata.core.method import Method, Moment
 from fedstrata.core.problem import Problem
@@ -153,7 +153,7 @@ def solve(
     y0: PyTree = None,
     rounds: int | None = None,
     seed: int = 0,
-    participation: float | int | Poisson = 1.0,
+    participation: float | int | Poisson | Buffered = 1.0,
     engine: str | Engine = "simulated",
     metrics: Mapping[str, Metric] | None = None,
     eval_every: int = 1,
@@ -181,7 +181,7 @@ def solve(
         rounds: how many rounds; one round is one averaging of x. Of ``"auto"`` the most that there may be.
         seed: of all randomness; the same seed gives the same iterates in every engine, up to rounding.
         participation: a fraction of the clients (a float in (0, 1]), a number of them (an int) per round, or
-            `Poisson`, where each takes part by itself.
+            `Poisson`, where each takes part by itself, or `Buffered`, where nobody waits for slow ones.
         engine: ``"simulated"``, ``"streamed"`` (the default where data comes from a source), ``"sharded"``,
             ``"debug"``, ``"network"``, or an engine object.
         metrics: name → function of ``(x, y)``, of the state (one argument), or of ``(x, y, data)``; each one

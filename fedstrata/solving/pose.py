@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.channels.channel import Channel, Channels, Dropouts, Poisson, check_channels
-from fedstrata.channels.channelled import channelled, hidden, resolved
+from fedstrata.channels.channel import Buffered, Channel, Channels, Dropouts, Poisson, check_channels
+from fedstrata.channels.channelled import channelled, check_late, hidden, resolved
 from fedstrata.channels.link import LEAST_SUM
 from fedstrata.channels.privacy import Budget, OfClients, accountant
 from fedstrata.channels.privacy_of_samples import OfSamples
@@ -139,7 +139,7 @@ def pose(
     y0: PyTree = None,
     rounds: int,
     seed: int = 0,
-    participation: float | int | Poisson = 1.0,
+    participation: float | int | Poisson | Buffered = 1.0,
     metrics: Mapping[str, Metric] | None = None,
     eval_every: int = 1,
     weights: Weights = "uniform",
@@ -184,9 +184,10 @@ def pose(
     if setup.measure_problem:
         _check_output(problem, method, carry, y0, data.clients)
     posed = Posed(setup, [method], [seed], method, seed, [data], carry, rounds, eval_every, x0, y0, hosted)
-    if channel is None and dropouts is None and setup.rate is None:
+    late = isinstance(participation, Buffered)
+    if channel is None and dropouts is None and setup.rate is None and not late:
         return posed
-    return _with_channels(posed, channel, dropouts)
+    return _with_channels(posed, channel, dropouts, late)
 
 
 def _checked_precision(precision: Precision, method: Method) -> Precision:
@@ -212,7 +213,9 @@ def _check_poisson(weights: Weights, method: Method) -> None:
         raise ValueError(f"{type(method).__name__} needs participation=1.0: {method.full_participation}")
 
 
-def _with_channels(posed: Posed, channel: Channels | None, dropouts: Dropouts | None) -> Posed:
+def _with_channels(
+    posed: Posed, channel: Channels | None, dropouts: Dropouts | None, late: bool = False
+) -> Posed:
     """The run with what happens to uploads on their way; refused before any compute where it cannot be."""
     check_channels(channel)
     setup, method, data = posed.setup, posed.methods[0], posed.data
@@ -220,7 +223,11 @@ def _with_channels(posed: Posed, channel: Channels | None, dropouts: Dropouts | 
         raise TypeError(f"dropouts must be fs.Dropouts(probability), but is {dropouts!r}.")
     if dropouts is not None and method.full_participation is not None:
         raise ValueError(f"{type(method).__name__} cannot do without a client: {method.full_participation}")
+    if dropouts is not None:
+        dropouts.check(setup.clients)
     sent = outline(setup, method, data, posed.carry)
+    if late:
+        check_late(method, sent)
     channels = resolved(channel, method, sent)
     if hidden(channel, sent):
         _check_secure(setup, dropouts)
@@ -229,7 +236,7 @@ def _with_channels(posed: Posed, channel: Channels | None, dropouts: Dropouts | 
     noisy = any(one.noise is not None for one in channels.values())
     expected = setup.rate * setup.clients if setup.rate is not None and noisy else None
     spending = _spending(_costs(posed, channels, sent, dropouts))
-    wrapped, carry = channelled(method, channels, dropouts, sent, posed.carry, setup.clients, expected)
+    wrapped, carry = channelled(method, channels, dropouts, sent, posed.carry, setup.clients, expected, late)
     stands_for: Any = wrapped
     described = wrapped.described()
     posed = replace(posed, method=stands_for, carry=Carry(*carry), spending=spending, channels=described)
@@ -354,6 +361,8 @@ def participants_of(participation: Any, clients: int) -> int:
     match participation:
         case Poisson():
             return participation.room(clients)
+        case Buffered():
+            return participants_of(participation.size, clients)
         case int() | np.integer() if participation is not True and participation is not False:
             if not 1 <= participation <= clients:
                 raise ValueError(f"participation={participation} clients is not between 1 and {clients}.")
@@ -363,7 +372,7 @@ def participants_of(participation: Any, clients: int) -> int:
                 raise ValueError(f"participation must be a fraction in (0, 1], but is {participation}.")
             return max(1, round(participation * clients))
     raise TypeError(
-        "participation must be a fraction in (0, 1], a number of clients or fs.Poisson(q), but is "
+        "participation must be a fraction in (0, 1], a number, fs.Poisson(q) or fs.Buffered(size), but is "
         f"{participation!r}."
     )
 

@@ -42,7 +42,7 @@ from fedstrata.support.words import suggest
 MOST_SETTINGS = 100_000
 
 if TYPE_CHECKING:
-    from fedstrata.channels.channel import Poisson
+    from fedstrata.channels.channel import Buffered, Poisson
     from fedstrata.core.method import Method
     from fedstrata.core.problem import Problem
     from fedstrata.core.types import PyTree
@@ -120,7 +120,7 @@ class Task:
     rounds: int = 100
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     eval_every: int = 1
-    participation: float | int | Poisson = 1.0
+    participation: float | int | Poisson | Buffered = 1.0
     label: str = ""
     derive: Callable[[Result], Mapping[str, Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
