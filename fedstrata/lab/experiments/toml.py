@@ -27,21 +27,12 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import operator
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeAlias,
-    Union,
-    get_args,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get_type_hints
 
 import optax
 from pydantic import (
@@ -156,7 +147,7 @@ def choice_of(name: str) -> type[Choice]:
 
 def one_of(names: Iterable[str], before: Callable[[Any], Any] = _table) -> Any:
     """The type of a part that has one of these names."""
-    union: Any = Union.__getitem__(tuple(map(choice_of, names)))
+    union: Any = functools.reduce(operator.or_, map(choice_of, names))
     return Annotated[union, Field(discriminator="name"), BeforeValidator(before)]
 
 
