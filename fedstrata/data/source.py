@@ -85,8 +85,8 @@ def taken(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def source_digest(source: Source) -> str:
     """By what a source calls itself, or else by its sizes and the form of its samples."""
-    given = getattr(source, "fingerprint", None)
-    if isinstance(given, str):
-        return given
+    match source:
+        case object(fingerprint=str(given)):
+            return given
     form = jax.tree.map(lambda leaf: np.array(f"{leaf.dtype} {leaf.shape}".encode()), source.form)
     return tree_digest((np.asarray(source.sizes), form))

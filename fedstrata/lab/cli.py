@@ -257,7 +257,7 @@ def compare_(
 ) -> None:
     """Compare an experiment's methods at equal budgets, with paired intervals and performance profiles."""
     with messages(debug, experiment):
-        from fedstrata.lab.experiments.contest import budget_from, contest, write
+        from fedstrata.lab.experiments.contest import budget_from, contest
         from fedstrata.lab.experiments.runner import prepare
 
         prepared = prepare(load(experiment), quick=quick, seeds=1, changes=parse(set_ or []))
@@ -266,7 +266,8 @@ def compare_(
         words = ["compare", experiment, "--budget", budget, "--steps", steps, "--target", f"{target:g}"]
         words += options(quick, number, set_)
         folder = out or Path("runs") / f"{definition.name}-compared"
-        page = write(found, folder, definition, shlex.join(["fedstrata", *words]))
+        title = f"{definition.title}: at equal budgets"
+        page = found.report(folder, title, shlex.join(["fedstrata", *words]))
         typer.echo(found)
         typer.echo(f"Report: {page.resolve()}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from fedstrata.advice.compare import Comparison, Steps, compare
 from fedstrata.core.method import Method
@@ -62,8 +61,3 @@ def budget_from(text: str) -> dict[str, float]:
         raise ExperimentError(
             f"--budget needs a number of rounds or KIND=AMOUNT, but is {text!r}."
         ) from error
-
-
-def write(found: Comparison, folder: Path, experiment: Experiment, command: str) -> Path:
-    """The contest's page."""
-    return found.report(folder, f"{experiment.title}: at equal budgets", command)

@@ -348,7 +348,7 @@ def execute(
         networked = replace(plan, experiment=server.networked(status.watch))
         page = run_experiment(
             networked, out, command=command, fresh=fresh, together=False, models=True, again=again,
-            notes=server.remarks,
+            notes=server.remarks, draws_split=False,
         )  # fmt: skip
     rich.print(load_report(out).table.to_rich())
     typer.echo(f"Models: {(out / 'models').resolve()}")

@@ -257,7 +257,6 @@ class Server:
             options["callbacks"] = (watch, *options.get("callbacks", ()))
             return replace(task, data=data, metrics=_bound(task), options=options)
 
-        build.elsewhere = True  # type: ignore[attr-defined]  # what is built again asks the sites again
         return self.experiment.model_copy(update={"build": build})
 
     def remarks(self) -> str:

@@ -99,6 +99,7 @@ def run_experiment(
     shard: tuple[int, int] | None = None,
     again: str = "the same command goes on there",
     notes: Callable[[], str] = str,
+    draws_split: bool = True,
 ) -> Path:
     """Run what is missing and write the report.
 
@@ -118,6 +119,7 @@ def run_experiment(
             share a folder so, and the same call without a shard writes the report.
         again: what an interrupted user is told to do.
         notes: further Markdown for the page, when the runs have ended.
+        draws_split: whether the page shows how the data is distributed, if it is on this machine.
 
     Returns:
         The path of the page; of a shard the folder.
@@ -166,7 +168,9 @@ def run_experiment(
             console.print(f"[yellow]{escape(remark)}[/yellow]")
     told = experiment.model_copy(update={"notes": "\n\n".join(filter(None, [experiment.notes, notes()]))})
     prepared = replace(prepared, experiment=told, remarks=(*prepared.remarks, *said))
-    return report_runs(prepared, folder, _in_order(done), command, _split(experiment))
+    return report_runs(
+        prepared, folder, _in_order(done), command, _split(experiment) if draws_split else None
+    )
 
 
 def _merged(remarks: Sequence[tuple[Setting, str]]) -> list[str]:
@@ -266,8 +270,6 @@ def _split(experiment: Experiment) -> Split | None:
 
     It has been built before, for its runs or to compare them with what is stored.
     """
-    if getattr(experiment.build, "elsewhere", False):
-        return None
     setting = experiment.settings[0]
     task = experiment.build(setting)
     if not isinstance(task, Task) or not isinstance(task.options.get("engine", ""), str):
