@@ -145,12 +145,13 @@ def constants(
         parts = _parts(problem, weights)
         black = problem.without_derivatives
         levels = {name: meter.level(part) for name, part in parts.items() if name not in black}
-        if isinstance(problem, Minimization) and black:
-            levels["loss"] = meter.objective(objective_of(problem, case))[0]
-        if isinstance(problem, MPEC):
-            levels["follower"] = meter.follower(problem)
-        if isinstance(problem, Constrained):
-            levels["constraints"] = meter.constraints(problem)
+        match problem:
+            case Minimization() if black:
+                levels["loss"] = meter.objective(objective_of(problem, case))[0]
+            case MPEC():
+                levels["follower"] = meter.follower(problem)
+            case Constrained():
+                levels["constraints"] = meter.constraints(problem)
         lower = parts.get("lower")
         coupling = None if lower is None else meter.coupling(lower)
         through = None
@@ -428,14 +429,14 @@ class _Program:
 
         def f(client: Client, z: Array) -> Any:
             args = (fixed, unravel(z)) if part.variable else (unravel(z), fixed)
-            return getattr(client, part.samples).full_mean(part.function).silent(*args)
+            return vars(client)[part.samples].full_mean(part.function).silent(*args)
 
         return f
 
     def noise(self, unravel: Callable[[Array], PyTree], fixed: PyTree, client: Client, z: Array) -> Array:
         """The mean square distance of a sample's gradient from their mean."""
         part = self.part
-        oracle = getattr(client, part.samples).full_mean(part.function)
+        oracle = vars(client)[part.samples].full_mean(part.function)
         if oracle.term.reads != "sample":
             return jnp.zeros(())
 

@@ -20,10 +20,10 @@ MOST_SAMPLES = 100_000  # of which a message is worth measuring
 
 def at_fault(result: Result) -> str:
     """The step to lower, and to what, in a sentence; empty where constants do not tell."""
-    method, data = result.method, result.data
-    if not isinstance(method, Method) or result.problem is None or result.start is None:
+    method, data = result.known_method, result.data
+    if method is None or result.problem is None or result.start is None:
         return ""
-    if data is None or isinstance(data, list) or data.source is not None or data.sizes.sum() > MOST_SAMPLES:
+    if data is None or data.source is not None or data.sizes.sum() > MOST_SAMPLES:
         return ""
     try:
         part = 1.0 if result.participation is None else result.participation

@@ -183,5 +183,5 @@ def chosen(at: Conditions, method: str | type[Method] | None, reveals: Reveals =
 
 
 def _minus(two: Ledger, one: Ledger) -> Ledger:
-    counts = {name: value - getattr(one, name) for name, value in vars(two).items() if isinstance(value, int)}
+    counts = {name: value - vars(one)[name] for name, value in vars(two).items() if isinstance(value, int)}
     return Ledger(**counts)

@@ -21,7 +21,6 @@ import numpy as np
 from fedstrata.advice.certify import certify
 from fedstrata.advice.objectives import OutOfTime
 from fedstrata.core import tree
-from fedstrata.core.method import Method
 from fedstrata.problems.classes import Selection
 from fedstrata.solving.certificate import Certificate
 from fedstrata.solving.result import Result
@@ -40,7 +39,7 @@ _judged: OrderedDict[Hashable, float] = OrderedDict()  # seconds without compili
 def price(result: Result) -> float:
     """About how many seconds the certificate of a result takes; infinite where it cannot be computed."""
     problem, data = result.problem, result.data
-    if problem is None or data is None or isinstance(data, list) or data.source is not None:
+    if problem is None or data is None or data.source is not None:
         return math.inf
     if (known := _known(result)) is not None:
         return known
@@ -77,7 +76,7 @@ def remembered(result: Result, until: float = math.inf) -> Certificate:
 
 def _key(result: Result) -> Hashable:
     shapes = [(np.shape(leaf), str(jnp.result_type(leaf))) for leaf in jax.tree.leaves((result.x, result.y))]
-    method = result.method if isinstance(result.method, Method) else None
+    method = result.known_method
     judged = result.problem if method is None else method.judged_as(result.problem)
     return judged, result.weights, tuple(shapes), result.data.form()
 

@@ -142,12 +142,13 @@ class Term:
             return function
         if not callable(function):
             raise TypeError(f"{name} must be a function of (x, …, sample), but is {function!r}.")
-        if not getattr(function, "draws", False) and marked(function, "draws"):
+        term = Term(function, "nothing" if known and positional(function) == 1 else "sample")
+        if not term.draws and marked(function, "draws"):
             raise TypeError(
                 f"{name} calls a function marked fs.stochastic, which would get no key from it. Mark the "
                 "outer function, and hand the key on: fs.stochastic(lambda x, sample, key: …)."
             )
-        return Term(function, "nothing" if known and positional(function) == 1 else "sample")
+        return term
 
     @property
     def draws(self) -> bool:
@@ -314,5 +315,4 @@ def _on_batch(term: Term, *args: PyTree) -> Any:
 
 def equal_weights(samples: PyTree) -> jax.Array:
     """Equal weights of stacked samples, which sum to one."""
-    length = jax.tree.leaves(samples)[0].shape[0]
-    return jnp.full((length,), 1.0 / length)
+    return jnp.full((length := jax.tree.leaves(samples)[0].shape[0],), 1.0 / length)

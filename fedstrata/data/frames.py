@@ -13,24 +13,24 @@ from fedstrata.data.tables import ClientTable, check_columns, federate
 
 def from_dataframe(frames: Any, by: str | None, **options: Any) -> FederatedData:
     """See `fedstrata.data.federated.FederatedData.from_dataframe`."""
-    several = isinstance(frames, Mapping | list | tuple)
-    if several and by is not None:
-        raise DataError(
-            f"by={by!r} names the column that divides one data frame; here is one for each client. Leave it "
-            "out, or join the frames."
-        )
-    if isinstance(frames, Mapping):
-        tables = [table_of(frame, str(name)) for name, frame in frames.items()]
-    elif several:
-        tables = [table_of(frame, f"client {i}") for i, frame in enumerate(frames)]
-    else:
-        whole = table_of(frames, "the data frame")
-        if by is None:
+    match frames:
+        case Mapping() | list() | tuple() if by is not None:
             raise DataError(
-                f"Give by=, the column that says whose row it is, one of {list(whole.columns)}; or a "
-                "dict with a data frame for each client."
+                f"by={by!r} names the column that divides one data frame; here is one for each client. Leave "
+                "it out, or join the frames."
             )
-        tables = _divided(whole, by)
+        case Mapping():
+            tables = [table_of(frame, str(name)) for name, frame in frames.items()]
+        case list() | tuple():
+            tables = [table_of(frame, f"client {i}") for i, frame in enumerate(frames)]
+        case _:
+            whole = table_of(frames, "the data frame")
+            if by is None:
+                raise DataError(
+                    f"Give by=, the column that says whose row it is, one of {list(whole.columns)}; or a "
+                    "dict with a data frame for each client."
+                )
+            tables = _divided(whole, by)
     return federate(tables, **options)
 
 

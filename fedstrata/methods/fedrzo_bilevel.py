@@ -282,7 +282,7 @@ class FedRZOBilevel(Method[Implicit, State]):
 
     def samples(self, problem: Implicit, client: Client) -> Samples:
         """The samples of the upper level; both levels of a payoff draw from the training samples."""
-        return client.valid if isinstance(problem, Bilevel) else client.train
+        return client.valid if problem.levels[0].samples == "valid" else client.train
 
     @property
     def accurate(self) -> bool:

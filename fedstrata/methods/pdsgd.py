@@ -33,7 +33,6 @@ from fedstrata.estimators.gradients import value_and_gradient
 from fedstrata.methods._shared.compositional import Compositional
 from fedstrata.methods._shared.rules import biased_where_partial, scale
 from fedstrata.problems.classes import Composition
-from fedstrata.problems.dro import DRO
 from fedstrata.problems.fairness import Constrained
 from fedstrata.problems.measured import Conditions, NoRule, Practical
 
@@ -84,7 +83,7 @@ class PDSGD(Compositional[State]):
             beta = L * count / steep**2
         else:
             h = at.F
-            if isinstance(at.problem, DRO) and at.problem.lifted:
+            if at.problem.lifted:
                 raise NoRule("one step size is for x and for the threshold, which is in the unit of the loss")
             L = scale(h)
             alpha, beta = 1 / (2 * L), L / (1 + h.gradient**2)
@@ -98,7 +97,7 @@ class PDSGD(Compositional[State]):
         return Practical(cls(alpha, beta / 2, beta, "all"), rate, (why,), cost=2.0, doubts=doubts)
 
     def judged_as(self, problem: Composition) -> Composition:
-        return problem.exact() if isinstance(problem, Constrained) else problem
+        return problem.exact()
 
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
         count = problem.count if isinstance(problem, Constrained) else 1

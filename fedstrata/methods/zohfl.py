@@ -139,7 +139,8 @@ class ZOHFL(Method[Hierarchical, State]):
 
     @classmethod
     def differentiates(cls, problem: Hierarchical) -> tuple[str, ...]:
-        return ("lower",) if isinstance(problem, Bilevel) else ("server", "client")
+        coupling = [level for level in problem.levels if (level.variable, level.arguments) == ("x", "xy")]
+        return tuple(level.name for level in problem.levels if level not in coupling)
 
     @classmethod
     def needs_for(cls, problem: Hierarchical) -> str:
@@ -147,7 +148,7 @@ class ZOHFL(Method[Hierarchical, State]):
 
     @classmethod
     def refuses(cls, problem: Hierarchical) -> str | None:
-        if isinstance(problem, Bilevel) and not problem.local:
+        if not problem.personal:
             return "ZOHFL needs a local lower level: use fs.Bilevel(…, local=True)."
         if not problem.set_of_x.shared:
             return "ZOHFL: the server updates x, so it cannot use a client-dependent project_x(x, client)."
@@ -255,7 +256,7 @@ class ZOHFL(Method[Hierarchical, State]):
 
     def personalize(self, problem: Hierarchical, client: Client, key: Key, x: PyTree) -> Remember:
         """Lines 2 to 5: the values of f₂ at all ``x̂ ± ηv_i``, and the personal model."""
-        its_lower = problem.lower if isinstance(problem, Bilevel) else problem.client
+        its_lower = problem.levels[-1]
         z = points(x, self.draw(key, x), two_sided=True)
         ends = 2 * self.directions
         y = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (ends, *leaf.shape)), client.memory)

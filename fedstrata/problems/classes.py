@@ -449,6 +449,15 @@ class Composition(Problem):
     assumes = "smooth levels"
     objective: ClassVar[str | None] = "objective"
 
+    @property
+    def lifted(self) -> bool:
+        """Whether its main variable is (x, η), with a risk's threshold."""
+        return False
+
+    def exact(self) -> Composition:
+        """The problem that methods with multipliers solve: without the penalty, where it has one."""
+        return self
+
     def __post_init__(self) -> None:
         super().__post_init__()
         levels = (self.levels,) if callable(self.levels) else tuple(self.levels)

@@ -14,7 +14,6 @@ import numpy as np
 
 from fedstrata.core.method import Method
 from fedstrata.core.method import NoRule as NoRule
-from fedstrata.core.problem import Problem
 
 KINK = 0.25  # of the slope's change within one of 64 intervals: above it, steps must fall
 WELL = 1e-12  # of L: a smaller μ is none
@@ -142,7 +141,7 @@ class Conditions:
         slower: how much shorter steps are to be than the constants ask for.
     """
 
-    problem: Problem
+    problem: Any
     constants: Constants
     clients: int
     participants: int

@@ -291,16 +291,17 @@ def coupled(at: Conditions, *, drift: float = 0.0, steady: bool = False) -> Pair
         drift: what is added to L_h for local steps.
         steady: whether the method reduces the noise of a choice of clients itself.
     """
-    if isinstance(at.problem, MultiSequence):
-        found = equations(at)
-    elif isinstance(at.problem, Composition):
-        if at.F.kinked:
-            raise NoRule("its sequences assume smooth levels")
-        alpha, rate, _, _, _ = composed(replace(at, participants=at.clients), 4)
-        found = Pair(alpha, 0.5, rate, ("alpha = 1/(4 L)", "beta = ½"))
-    else:
-        return two_levels(at, drift=drift, steady=steady)
-    return found if steady else found.faded(at)
+    match at.problem:
+        case MultiSequence():
+            pair = equations(at)
+        case Composition():
+            if at.F.kinked:
+                raise NoRule("its sequences assume smooth levels")
+            alpha, rate, _, _, _ = composed(replace(at, participants=at.clients), 4)
+            pair = Pair(alpha, 0.5, rate, ("alpha = 1/(4 L)", "beta = ½"))
+        case _:
+            return two_levels(at, drift=drift, steady=steady)
+    return pair if steady else pair.faded(at)
 
 
 def equations(at: Conditions) -> Pair:
