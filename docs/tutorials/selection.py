@@ -3,7 +3,7 @@
 #
 # $$\min_x \; f(x) \qquad \text{over} \quad x \in \arg\min h$$
 #
-# A *selection*, `fs.Selection`: the primary loss h has many minimisers, and the secondary function f says
+# A *selection*, `fs.Selection`: the primary loss h has many minimisers, and the secondary function f
 # selects one. This is common. A coded column with four kinds of chest pain becomes four columns that add
 # up to one, so a linear model has directions along which predictions do not change. The heart data has
 # four such columns.

@@ -117,7 +117,7 @@ axes.legend(loc="lower left")
 print("largest difference", f"{np.abs(curve - of_model).max():.3f}")
 
 # %% [markdown]
-# ## Fair to the worst centres, and baselines of the centres' own
+# ## Fair to the worst centres, and a baseline for each
 #
 # Three ways to treat centres that differ. *Fair*: the centres' losses are weighted towards the largest,
 # `fs.dro.group` with λ between the mean (λ = ∞) and the maximum (λ = 0). *Own baselines*: every centre keeps
