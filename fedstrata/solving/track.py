@@ -183,7 +183,8 @@ class TensorBoard(Tracker):
         self._writers: list[Any] = []
 
     def open(self, runs: Sequence[Run]) -> None:  # noqa: D102
-        SummaryWriter = _module("tensorboardX", "TensorBoard", "track").SummaryWriter
+        with extra("track", "fs.track.TensorBoard"):
+            from tensorboardX import SummaryWriter
         self._writers = []
         for run, name in zip(runs, _names(runs, self.name), strict=True):
             place = self.folder / name
@@ -233,7 +234,8 @@ class MLflow(Tracker):
         self.run_ids: list[str] = []
 
     def open(self, runs: Sequence[Run]) -> None:  # noqa: D102
-        mlflow = _module("mlflow", "MLflow", "mlflow")
+        with extra("mlflow", "fs.track.MLflow"):
+            import mlflow
         self._entities = mlflow.entities
         self._client = mlflow.MlflowClient(tracking_uri=self.uri)
         known = self._client.get_experiment_by_name(self.experiment)
@@ -277,7 +279,8 @@ class WandB(Tracker):
         self._runs: list[Any] = []
 
     def open(self, runs: Sequence[Run]) -> None:  # noqa: D102
-        wandb = _module("wandb", "WandB", "wandb")
+        with extra("wandb", "fs.track.WandB"):
+            import wandb
         self._runs = []
         for run, name in zip(runs, _names(runs, self.name), strict=True):
             options = {"config": dict(run.parameters), "reinit": "create_new", **self.options}
@@ -291,13 +294,6 @@ class WandB(Tracker):
         for run, status in zip(self._runs, statuses, strict=True):
             run.summary["status"] = status
             run.finish(exit_code=0 if status in ("done", "stopped") else 1)
-
-
-def _module(name: str, tracker: str, installs: str) -> Any:
-    from importlib import import_module
-
-    with extra(installs, f"fs.track.{tracker}"):
-        return import_module(name)
 
 
 __all__ = ["Csv", "MLflow", "Row", "Run", "TensorBoard", "Tracker", "WandB"]
