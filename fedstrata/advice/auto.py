@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +33,7 @@ from fedstrata.advice.plan import BEFORE, FEWEST, TARGET
 from fedstrata.advice.recommend import Advice, advice, conditions, expected, ranked, start
 from fedstrata.core import tree
 from fedstrata.core.counting import Ledger
-from fedstrata.core.method import Reveals
+from fedstrata.core.method import Method, Reveals
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
@@ -42,15 +42,17 @@ from fedstrata.solving.certificate import Certificate
 from fedstrata.solving.loop import Diverged, solve
 from fedstrata.solving.result import BOOKKEEPING, Result
 
-Unit: TypeAlias = Literal["rounds", "bytes", "seconds", "oracle_calls"]
-UNITS: tuple[Unit, ...] = ("rounds", "bytes", "seconds", "oracle_calls")
+Unit: TypeAlias = Literal["rounds", "bytes", "seconds", "oracle_calls", "bytes_a_round"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
 MOST = 200_000  # rounds, where no budget is given
 HORIZON = 1_000  # rounds of a first stage of which no rate is known
-LONGEST = MOST  # rounds of one stage
-STAGES = 12
+LONGEST = 50_000  # rounds of a first stage
+LONGER = 4  # times the longest one so far: a later one
+STAGES = 24
 SHORTER = 4.0  # times, a step at fault
 MOST_SHORTER = 64.0  # in all, where it is not that F rose
 STILL = 1e-6  # of the way to the best point: what has moved less has not
+STALLS = 3  # stages of one method in a row that hardly gain
 FAILURES = 3  # of one method in a row
 HALF = 0.5  # of the excess: a stage that leaves more has stopped
 KINK = 1.0
@@ -66,6 +68,7 @@ class Belief:
         kinked: whether steps are to fall whatever was measured.
         horizon: rounds that steps fall over.
         failures: stages in a row that ended above their start.
+        stalls: stages in a row that hardly gained.
         rounds: factor of the rounds of a stage.
     """
 
@@ -74,6 +77,7 @@ class Belief:
     kinked: bool = False
     horizon: int = HORIZON
     failures: int = 0
+    stalls: int = 0
     rounds: float = 1.0
 
     def of(self, at: Conditions) -> Conditions:
@@ -118,11 +122,11 @@ class Budget:
             "oracle_calls": self.used.oracle_calls,
             "seconds": time.perf_counter() - self.began,
         }
-        return min(1 - spent[name] / limit for name, limit in self.limits.items())
+        return min(1 - used / self.limits[name] for name, used in spent.items() if name in self.limits)
 
     def rounds(self, wanted: int) -> int:
         """As many of the wanted rounds as there is budget for, by what rounds took so far."""
-        most = min(wanted, LONGEST)
+        most = wanted
         if "rounds" in self.limits:
             most = min(most, int(self.limits["rounds"]) - self.used.rounds)
         each = {
@@ -158,7 +162,7 @@ def checked_budget(budget: Mapping[str, float] | None, rounds: int | None) -> di
             raise ValueError(f"budget[{name!r}] must be a positive number, but is {limit!r}.")
     if rounds is not None:
         limits["rounds"] = min(rounds, limits.get("rounds", math.inf))
-    return limits or {"rounds": MOST}
+    return limits if limits.keys() - {"bytes_a_round"} else limits | {"rounds": MOST}
 
 
 def auto(
@@ -178,6 +182,8 @@ def auto(
     """What ``fs.solve(problem, "auto", …)`` does; the arguments are `fedstrata.solve`'s."""
     began = time.perf_counter()
     limits = checked_budget(budget, rounds)
+    if reveals not in get_args(Reveals):
+        raise ValueError(f"reveals must be one of {get_args(Reveals)}, but is {reveals!r}.")
     if data.source is not None:
         raise ValueError("'auto' measures the problem on all samples: give data=data.load().")
     at = conditions(problem, data, x0, y0, participation=participation, weights=weights, rounds=HORIZON)
@@ -240,6 +246,11 @@ class Run:
         best = self.best
         return best is not None and best.moved <= STILL * best.certificate.distance * best.size
 
+    @property
+    def most(self) -> int:
+        """Rounds of a stage."""
+        return max([LONGEST // LONGER, *(stage.result.ledger.rounds for stage in self.stages)]) * LONGER
+
     def go(self) -> None:
         """All stages."""
         for name in self.fits:
@@ -249,13 +260,14 @@ class Run:
 
     def with_method(self, name: str) -> bool:
         """Stages of one method; whether that was the end of all."""
-        belief = Belief()
+        belief, tried = Belief(), False
         while True:
             its = self.planned(name, belief)
-            if its is None:
+            if its is None or (not tried and self.too_large(its.method)):
                 return False
+            tried = True
             wanted = its.rounds * belief.rounds if its.practical and not its.practical.fades else math.inf
-            count = self.budget.rounds(int(min(wanted, LONGEST)) if wanted < math.inf else belief.horizon)
+            count = self.budget.rounds(int(min(wanted if wanted < math.inf else belief.horizon, self.most)))
             if count < 1 or self.budget.left() <= 0:
                 self.ended = "the budget is used"
                 return True
@@ -285,9 +297,24 @@ class Run:
                 return None
             needed = expected(its.practical.rate, 0.1 * BEFORE * TARGET)
             count = max(math.ceil(needed), FEWEST) if math.isfinite(needed) else belief.horizon
-            if min(count, LONGEST) <= belief.horizon:
+            if min(count, self.most) <= belief.horizon:
                 return replace(its, rounds=float(count))
-            belief = replace(belief, horizon=min(count, LONGEST))  # of what falls with the rounds there are
+            belief = replace(belief, horizon=min(count, self.most))  # of what falls with the rounds there are
+
+    def too_large(self, method: Method | None) -> bool:
+        """Whether one of its rounds sends more, up and down, than there may be."""
+        if method is None or "bytes_a_round" not in self.budget.limits:
+            return False
+        x, y = self.begun
+        options = {**self.options, "metrics": None, "default_metrics": False, "callbacks": ()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            one, two = (
+                solve(self.problem, method, self.data, x, y0=y, rounds=k, certify=False, **options).ledger
+                for k in (1, 2)
+            )
+        sent = two.bytes_up + two.bytes_down - one.bytes_up - one.bytes_down
+        return sent > self.budget.limits["bytes_a_round"]
 
     def stage(self, its: Advice, count: int) -> Stage:
         """Run and certify."""
@@ -324,15 +351,25 @@ class Run:
         halved = before is None or excess <= HALF * before.certificate.value
         if halved:
             self.measure()
-            longer = replace(belief, failures=0, rounds=min(2 * belief.rounds, 16.0))
+            longer = replace(belief, failures=0, stalls=0, rounds=min(2 * belief.rounds, 16.0))
             return replace(longer, horizon=4 * belief.horizon) if fades else longer
+        belief = replace(belief, stalls=belief.stalls + 1)
         if fades:
-            return replace(belief, horizon=4 * belief.horizon) if belief.horizon < LONGEST else None
-        if self.at.partial and belief.upper < MOST_SHORTER:  # noise: shorter steps reduce it
-            return replace(belief, upper=SHORTER * belief.upper, lower=SHORTER * belief.lower)
+            return replace(belief, horizon=4 * belief.horizon) if belief.horizon < MOST else None
+        if belief.stalls > STALLS:
+            return None
+        # noise of those who take part: shorter steps reduce it
+        shorter = replace(belief, upper=SHORTER * belief.upper, lower=SHORTER * belief.lower)
+        if self.at.partial and belief.upper < MOST_SHORTER and self.changes(its, shorter):
+            return shorter
         if not belief.kinked and self.falls(its, belief):
             return replace(belief, kinked=True)
         return replace(belief, rounds=4 * belief.rounds) if belief.rounds < 64 else None
+
+    def changes(self, its: Advice, belief: Belief) -> bool:
+        """Whether the method has other steps by a belief."""
+        other = self.planned(its.name, belief)
+        return other is not None and repr(other.method) != repr(its.method)
 
     def falls(self, its: Advice, belief: Belief) -> bool:
         """Whether the method has a rule for kinks."""
@@ -348,6 +385,8 @@ class Run:
 
     def result(self) -> Result:
         """The best point, with the history and the ledger of all stages."""
+        if not self.stages:
+            raise NoRule(f"'auto' ran nothing: {self.ended}, within the budget {self.budget.limits}.")
         best, last = self.best, self.stages[-1]
         ledger = Ledger()
         for stage in self.stages:

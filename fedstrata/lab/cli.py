@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -204,11 +205,62 @@ def run(
             _run_shard(prepared, folder, _part(shard), fresh, together, models, certify)
             return
         written = _run_and_show(prepared, words, folder, fresh, together, json_, models, certify)
-        unsolved = [run for run in written.runs if run.verdict not in KNOWN_GOOD]
-        if unsolved and not quick:
-            count = f"{len(unsolved)} of {len(written.runs)} runs are"
-            typer.echo(f"Not solved: {count} known not to be, see the column certificate.", err=True)
-            raise typer.Exit(UNSOLVED)
+        if not quick:
+            _exit_unsolved(written)
+
+
+@app.command()
+def solve(
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME_OR_FILE", help="A name, a .toml or a .py file.", autocompletion=_complete
+        ),
+    ],
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--budget",
+            metavar="KIND=AMOUNT",
+            help="rounds, bytes, seconds or oracle_calls in all, or bytes_a_round. May be repeated.",
+        ),
+    ] = None,
+    averages: Annotated[
+        bool, typer.Option("--averages", help="Only methods of which the server sees averages alone.")
+    ] = False,
+    seeds: Seeds = 1,
+    set_: Set = None,
+    out: Out = None,
+    fresh: Fresh = False,
+    models: Models = False,
+    json_: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Solve an experiment's problems without any step size: measure, choose, run, certify, adapt.
+
+    The methods that it names are left aside. The exit code is 4 where a run ends unsolved.
+    """
+    with messages(debug, experiment):
+        from fedstrata.lab.experiments.automatic import by_auto
+        from fedstrata.lab.experiments.runner import prepare
+
+        prepared = prepare(load(experiment), seeds=seeds, changes=parse(set_ or []))
+        definition = by_auto(prepared.experiment, budget or [], "averages" if averages else "replies")
+        words = ["solve", experiment, *["--averages"] * averages]
+        words += [word for one in budget or [] for word in ("--budget", one)]
+        words += ["--seeds", str(seeds)] + [word for change in set_ or [] for word in ("--set", change)]
+        folder = out or Path("runs") / f"{definition.name}-solved"
+        made = replace(prepared, experiment=definition)
+        written = _run_and_show(made, words, folder, fresh, False, json_, models)
+        _exit_unsolved(written)
+
+
+def _exit_unsolved(written: Report) -> None:
+    unsolved = [run for run in written.runs if run.verdict not in KNOWN_GOOD]
+    if unsolved:
+        count = f"{len(unsolved)} of {len(written.runs)} runs are"
+        typer.echo(f"Not solved: {count} known not to be, see the column certificate.", err=True)
+        raise typer.Exit(UNSOLVED)
 
 
 @app.command()

@@ -66,7 +66,9 @@ class BiGSAM(Regularized[State]):
             raise NoRule("f has a regulariser, for whose smoothing mu there is no rule")
         f = at.constants.levels.get("secondary")
         sigma = None if f is None or not f.mu > WELL * f.L else f.mu
-        return Practical(cls(mu_f=sigma), 0.0, ("f's weight falls like 1/r; scales are estimated",))
+        noisy = ("h's step does not fall, so that drawn clients leave noise",) if at.partial else ()
+        why = "f's weight falls like 1/r; scales are estimated"
+        return Practical(cls(mu_f=sigma), 0.0, (why,), doubts=noisy)
 
     def check(self, problem: Selection, clients: int) -> None:
         super().check(problem, clients)

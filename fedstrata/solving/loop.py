@@ -30,7 +30,7 @@ import numpy as np
 
 from fedstrata.channels.channel import Buffered, Channels, Dropouts, Poisson
 from fedstrata.core.counting import ORACLES, Ledger
-from fedstrata.core.method import Method, Moment
+from fedstrata.core.method import Method, Moment, Reveals
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
@@ -167,6 +167,7 @@ def solve(
     channel: Channels | None = None,
     dropouts: Dropouts | None = None,
     budget: Mapping[str, float] | None = None,
+    reveals: Reveals = "replies",
     precision: Precision = "float32",
 ) -> Result:
     """Solve a federated problem.
@@ -203,7 +204,9 @@ def solve(
         channel: what happens to uploads on their way: a `Channel` for all exchanges, or a dict of them by
             phase, by level (``"main"``, ``"lower"``, ``"step"``), or ``"*"`` for the others. See `exchanges`.
         dropouts: clients that do not answer, see `Dropouts`.
-        budget: of ``"auto"``: the most of ``"rounds"``, ``"bytes"``, ``"seconds"``, ``"oracle_calls"``.
+        budget: of ``"auto"``: the most of ``"rounds"``, ``"bytes"``, ``"seconds"``, ``"oracle_calls"``; or of
+            ``"bytes_a_round"``, up and down, of one round.
+        reveals: of ``"auto"``: ``"averages"`` for methods of which the server sees averages alone.
         precision: of products in the problem's functions: ``"float32"``, as the device does them (GPUs round
             their arguments to TF32); ``"highest"``, exact ones, slower on a GPU; ``"bfloat16"``, of arguments
             that are rounded to 8 bits, quicker on a GPU, in steps alone: parameters, averages, losses'
@@ -225,10 +228,11 @@ def solve(
             method, problem, data, x0, y0, checkpoint, resume, rounds=rounds, budget=budget, seed=seed,
             participation=participation, engine=engine, metrics=metrics, progress=progress, weights=weights,
             callbacks=callbacks, default_metrics=default_metrics, channel=channel, dropouts=dropouts,
+            reveals=reveals,
             **({} if precision == "float32" else {"precision": precision}),
         )  # fmt: skip
-    if rounds is None or budget is not None:
-        raise TypeError("solve needs rounds=, a number; budget= is for method 'auto'.")
+    if rounds is None or budget is not None or reveals != "replies":
+        raise TypeError("solve needs rounds=, a number; budget= and reveals= are for method 'auto'.")
     posed = pose(
         problem, method, data, x0, y0=y0, rounds=rounds, seed=seed, participation=participation,
         metrics=metrics, eval_every=eval_every, weights=weights, default_metrics=default_metrics,

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from fedstrata.core.types import PyTree
-from fedstrata.engines.identity import host_functions
+from fedstrata.engines.identity import configuration, host_functions, settings_of
 from fedstrata.lab.experiments._display import Display, Watch
 from fedstrata.lab.experiments._store import RunStore
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
@@ -57,17 +57,38 @@ def posed(task: Task, setting: Setting) -> Posed:
     """A task as `fedstrata.solve` poses it, without warnings, which are given when it is solved."""
     asked = ("weights", "default_metrics", "channel", "dropouts")
     options = {key: task.options[key] for key in asked if key in task.options}
+    method, rounds = task.given
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pose(
-            task.problem, task.method, task.data, task.x0, y0=task.y0, rounds=task.rounds, seed=setting.seed,
+            task.problem, method, task.data, task.x0, y0=task.y0, rounds=rounds, seed=setting.seed,
             participation=task.participation, eval_every=task.eval_every, metrics=task.metrics, **options,
         )  # fmt: skip
 
 
 def _identity(task: Task, setting: Setting) -> dict[str, Any]:
+    if task.method == "auto":
+        return _identity_of_auto(task, setting)
     derived = {} if task.derive is None else host_functions({"derive": task.derive})
     return {**posed(task, setting).identity, "rounds": task.rounds, **derived}
+
+
+def _identity_of_auto(task: Task, setting: Setting) -> dict[str, Any]:
+    """Of a run whose programs are known only when it was measured: the code of its functions instead."""
+    functions = {f"problem.{level.name}": level.function for level in task.problem.levels}
+    return {
+        **configuration(),
+        **settings_of("problem", task.problem),
+        **host_functions({**functions, **task.metrics}),
+        "method": "auto",
+        "data": f"contents {task.data.fingerprint}",
+        "x0": _bytes(task.x0),
+        "y0": _bytes(task.y0),
+        "seed": setting.seed,
+        "rounds": task.rounds,
+        "participation": repr(task.participation),
+        **{key: repr(value) for key, value in task.options.items()},
+    }
 
 
 def _text(experiment: Experiment) -> dict[str, Any]:
@@ -91,7 +112,7 @@ def solve_all(
             built = experiment.build(setting)
             if not isinstance(built, Task):
                 yield SolvedSetting(setting, _records(built), _text(experiment))
-            elif together:
+            elif together and built.method != "auto":
                 groups.setdefault(_program(built), []).append((setting, built))
             else:
                 with _heard(built) as said:
@@ -115,7 +136,9 @@ def _solved(
         if result.status != "diverged" and isinstance(task.options.get("engine", ""), str):
             certify_at_end(result, certify)
     runs = [_record(task, setting, result)]
-    remarks = tuple(dict.fromkeys([*said, *more]))
+    who = f"{setting.words or 'auto'}, seed {setting.seed}"
+    told = [f"{who}: {'; '.join(result.notes)}."] if task.method == "auto" else []
+    remarks = tuple(dict.fromkeys([*told, *said, *more]))
     return SolvedSetting(setting, runs, _identity(task, setting), remarks, result)
 
 
@@ -171,6 +194,8 @@ def _arguments(task: Task) -> dict[str, Any]:
 
 def _solve(task: Task, setting: Setting, store: RunStore, display: Display) -> Result:
     arguments = {**_arguments(task), "seed": setting.seed}
+    if task.method == "auto":
+        return solve(task.problem, "auto", task.data, task.x0, **arguments)
     arguments["callbacks"] = (Watch(display), *task.options.get("callbacks", ()))
     solver = functools.partial(solve, task.problem, task.method, task.data, task.x0, **arguments)
     try:
@@ -223,7 +248,7 @@ def _products(groups: Iterable[list[Pair]]) -> Iterator[list[Pair]]:
 def _sweep(group: Sequence[Pair], store: RunStore) -> list[Result]:
     task = group[0][1]
     lanes = group[: len(set(map(_lane, group)))]
-    methods, datasets = [each.method for _, each in group[:: len(lanes)]], [each.data for _, each in lanes]
+    methods, datasets = [each.given[0] for _, each in group[:: len(lanes)]], [each.data for _, each in lanes]
     data = task.data if all(data is task.data for data in datasets) else datasets
     arguments = {**_arguments(task), "seeds": [setting.seed for setting, _ in lanes]}
     del arguments["certify"]
@@ -240,7 +265,9 @@ def _record(task: Task, setting: Setting, result: Result) -> RunRecord:
         name = type(task.method).__name__
         raise ValueError(f"{name}: a metric is not finite at the start, before the first round.")
     if result.status == "diverged":
-        result = replace(result, history=_cut(result.history, task.rounds))
+        result = replace(
+            result, history=_cut(result.history, result.ledger.rounds if task.rounds is None else task.rounds)
+        )
     if task.derive is not None:
         length = len(result.history["round"])
         more = {name: np.broadcast_to(values, length) for name, values in task.derive(result).items()}

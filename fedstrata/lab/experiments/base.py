@@ -28,7 +28,7 @@ import keyword
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -104,20 +104,21 @@ class Task:
     """One call of `fedstrata.solve`, but for its seed, which is the setting's.
 
     Args:
-        problem, method, data, x0, y0, rounds, metrics, eval_every, participation: as in `fedstrata.solve`.
+        problem, method, data, x0, y0, rounds, metrics, eval_every, participation: as in `fedstrata.solve`;
+            of the method ``"auto"``, which has neither evaluations of its own nor checkpoints, too.
         label: what tables and legends call it; if empty, the setting's ``method`` or else the method's class.
         derive: further series (or numbers, the same in every row) for the history, from the `Result`.
         options: further arguments of `fedstrata.solve` (engine, weights, callbacks, default_metrics,
-            channel, dropouts).
+            channel, dropouts; of ``"auto"`` budget, reveals).
         silent: keep warnings back, where what they warn of is what is shown.
     """
 
     problem: Problem
-    method: Method
+    method: Method | Literal["auto"]
     data: FederatedData
     x0: PyTree
     y0: PyTree = None
-    rounds: int = 100
+    rounds: int | None = 100
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     eval_every: int = 1
     participation: float | int | Poisson | Buffered = 1.0
@@ -125,6 +126,20 @@ class Task:
     derive: Callable[[Result], Mapping[str, Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     silent: bool = False
+
+    @property
+    def given(self) -> tuple[Method, int]:
+        """The method and its rounds.
+
+        Raises:
+            ExperimentError: for ``"auto"``, which has neither before it has measured all samples.
+        """
+        if self.method == "auto" or self.rounds is None:
+            raise ExperimentError(
+                "'auto' finds its method on all samples in one place: it neither runs on a network nor is it "
+                "compared. Take the method that it chose there."
+            )
+        return self.method, self.rounds
 
 
 def record(

@@ -23,7 +23,8 @@ def contest(
         first = task_of(experiment, setting)
         label = first.label or str(setting.cell.get("method") or type(first.method).__name__)
         case = ", ".join(f"{k}={v}" for k, v in setting.cell.items() if k != "method") or experiment.name
-        if repr(methods.setdefault(label, first.method)) != repr(first.method):
+        method, _ = first.given
+        if repr(methods.setdefault(label, method)) != repr(method):
             raise ExperimentError(
                 f"{label} has other hyper-parameters in {case}: compare one at a time, --set KEY=VALUE."
             )

@@ -46,6 +46,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from fedstrata.advice.auto import UNITS, checked_budget
+from fedstrata.core.method import Reveals
 from fedstrata.core.types import Weights
 from fedstrata.engines.metrics import per_client
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
@@ -93,8 +95,8 @@ def _problem(given: Any) -> Any:
 
 def _method(given: Any) -> Any:
     """Whether there is such a method; its arguments it checks itself."""
-    if (name := _table(given).get("name")) not in METHODS:
-        raise PydanticCustomError("said", "{words}", {"words": unknown("methods", str(name), METHODS)})
+    if (name := _table(given).get("name")) not in KNOWN:
+        raise PydanticCustomError("said", "{words}", {"words": unknown("methods", str(name), KNOWN)})
     return _table(given)
 
 
@@ -189,6 +191,15 @@ class File(BaseModel):
     claims: PaperClaims | None = None
     notes: str = ""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one(cls, given: Any) -> Any:
+        if "method" not in given:
+            return given
+        if "methods" in given:
+            raise ValueError("give one method as 'method' or several as [[methods]], not both")
+        return {**{k: v for k, v in given.items() if k != "method"}, "methods": [given["method"]]}
+
     @model_validator(mode="after")
     def _fits(self) -> File:
         if faults := list(_misfits(self)):
@@ -233,7 +244,7 @@ def _misfits(form: File) -> Iterator[str]:
 def _unfit(name: str, form: File) -> str:
     """Why a method cannot solve the problem; empty where it can."""
     fitting = [n for n, cls in METHODS.items() if issubclass(form.kind, cls.solves)]
-    if name in fitting:
+    if name in (*fitting, "auto"):
         return ""
     solves, others = METHODS[name].solves, []
     for problem, named in PROBLEMS.items():
@@ -386,14 +397,38 @@ def _called(where: str, what: Callable[..., Any], *args: Any, **given: Any) -> A
         raise ExperimentError(text if text.startswith(where) else f"{where}: {text}") from error
 
 
-def make_method(name: str, parameters: Mapping[str, Any]) -> Method:
+class Automatic(NamedTuple):
+    """``"auto"``, with what `fedstrata.solve` takes for it."""
+
+    options: dict[str, Any]
+
+
+def automatic(*, reveals: Reveals = "replies", **budget: float) -> Automatic:
+    """What a file may say of ``"auto"``; its rounds are the file's."""
+    checked_budget(budget, None)
+    if reveals not in get_args(Reveals):
+        raise ValueError(f"reveals must be one of {', '.join(get_args(Reveals))}, but is {reveals!r}.")
+    return Automatic({"reveals": reveals, **({"budget": budget} if budget else {})})
+
+
+def arguments_of(name: str) -> list[str]:
+    """The keys that a method may have in a file."""
+    if name == "auto":
+        return ["reveals", *(unit for unit in UNITS if unit != "rounds")]
+    return [*inspect.signature(METHODS[name]).parameters]
+
+
+KNOWN: dict[str, Callable[..., Any]] = {**METHODS, "auto": automatic}
+
+
+def make_method(name: str, parameters: Mapping[str, Any]) -> Method | Automatic:
     """A method by its name.
 
     Raises:
         ExperimentError: for parameters that do not fit.
     """
     given = {key: _argument(f"{name}.{key}", value) for key, value in parameters.items()}
-    made: Method = _called(name, METHODS[name], **given)
+    made: Method | Automatic = _called(name, KNOWN[name], **given)
     return made
 
 
@@ -450,9 +485,7 @@ class FileBuild:
         }
         self.names = {method.label or method.name: method.name for method in form.methods}
         self.methods = {
-            method.label or method.name: Keys(
-                [*inspect.signature(METHODS[method.name]).parameters], method.parameters
-            )
+            method.label or method.name: Keys(arguments_of(method.name), method.parameters)
             for method in form.methods
         }
         self.parts = {**self.common, **self.methods}
@@ -546,13 +579,19 @@ class FileBuild:
         inputs = Inputs(model, data, s.seed, form.weights)
         posed = _called("problem", POSES[chosen], inputs, **parts["problem"])
         metrics = {**model_metrics(model, posed.place, posed.own), **posed.metrics}
+        options: dict[str, Any] = {} if form.weights == "uniform" else {"weights": form.weights}
+        method = make_method(self.names[label], parts[label])
+        if isinstance(method, Automatic):
+            options |= method.options
+            if "rounds" not in form.model_fields_set and parts["solve"]["rounds"] == form.rounds:
+                parts["solve"]["rounds"] = None  # as many as it takes
         return Task(
             posed.problem,
-            make_method(self.names[label], parts[label]),
+            "auto" if isinstance(method, Automatic) else method,
             posed.data,
             posed.x0,
             posed.y0,
             metrics={name: metrics[name] for name in metrics_of(form)},
-            options={} if form.weights == "uniform" else {"weights": form.weights},
+            options=options,
             **parts["solve"],
         )
