@@ -91,7 +91,8 @@ class SequentialRegularization(Regularized[State]):
         """Eight η from 1 to 10⁻⁴, each from where the last one ended."""
         grid = tuple(float(eta) for eta in np.geomspace(1, 1e-4, 8))
         why = "eta from 1 to 1e-4, each with its share of the rounds; scales are estimated"
-        return Practical(cls(grid, warm_start=True), 0.0, (why,), fades=True)
+        noisy = ("h's step does not fall, so that drawn clients leave noise",) if at.partial else ()
+        return Practical(cls(grid, warm_start=True), 0.0, (why,), fades=True, doubts=noisy)
 
     def plan(self, rounds: int) -> SequentialRegularization:
         shared = rounds if self.R is None else self.R
