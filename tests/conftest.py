@@ -26,6 +26,11 @@ from fedstrata.solving import certificate
 # Runs of tests are not judged unasked: most are a few rounds long, and some count what is compiled.
 certificate.ALLOWANCE.left = -1e9
 MAPS = Path("/proc/self/maps")  # Linux allows 65,530 of them
+# Docstrings' examples that compile more than a quick test may.
+SLOW_EXAMPLES = {
+    f"fedstrata.{name}"
+    for name in ("advice.plan.plan", "advice.tune.tune", "testing.conformance.check_engine")
+}
 _compiled = [0]  # programs, since the maps were last counted
 jax.monitoring.register_event_duration_secs_listener(
     lambda event, seconds, **_: _compiled.__setitem__(
@@ -42,7 +47,7 @@ hypothesis.settings.load_profile("fedstrata")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What runs at night is not quick either: ``-m "not slow"`` means the quick tests alone."""
     for item in items:
-        if item.get_closest_marker("long"):
+        if item.get_closest_marker("long") or item.name in SLOW_EXAMPLES:
             item.add_marker("slow")
 
 

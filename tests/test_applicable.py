@@ -30,7 +30,7 @@ def test_what_would_be_refused_is_left_out():
     assert "FedMSA" not in names
     assert "FedRZOBilevel" in names
     data = fs.FederatedData.from_clients([{"a": np.ones(1)}])
-    with pytest.raises(ValueError, match="set of y"):
+    with pytest.raises(ValueError, match="y has a set"):
         fs.solve(boxed, fs.FedMSA(0.1, 0.1), data, np.ones(1), y0=np.ones(1), rounds=0)
     deep = fs.Composition([lambda x, s: x, lambda z, s: z, lambda z: z.sum()])
     assert "FedNest" not in fs.applicable(deep).names

@@ -456,6 +456,7 @@ def test_ctrl_c_ends_a_loop_over_runs():
     assert (caught.value.result.status, caught.value.result.ledger.rounds) == ("interrupted", 2)
 
 
+@pytest.mark.filterwarnings("ignore:2 of the 6 runs diverged")
 def test_a_sweep_has_what_a_run_has(tmp_path):
     """Divergence of some lanes, callbacks, checkpoints, resuming and interruption."""
     grid = [fs.FedAvg(gamma=g) for g in (0.1, 1e30, 0.3)]

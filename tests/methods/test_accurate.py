@@ -330,7 +330,7 @@ def test_what_it_does_not_take():
     case = Problem(10)
     own = fs.Bilevel(case.problem.upper, case.problem.lower, project_y=lambda y, x, client: y)
     for method, problem, match in [
-        (fs.FedRZOBilevel(0.1, 0.1, mu_h=1.0, kappa_h=2.0), case.problem, "needs no constants"),
+        (fs.FedRZOBilevel(0.1, 0.1, mu_h=1.0, kappa_h=2.0), case.problem, "takes no constants"),
         (fs.FedRZOBilevel(0.1, 0.1), own, "one set of y for all"),
     ]:
         with pytest.raises(ValueError, match=match):
@@ -380,7 +380,7 @@ def test_a_step_too_long_for_the_sets_is_told(kind):
     assert not told(0.3, 0.1, None)
     (alone,) = told(0.3, 0.1, box_of_a_client)
     assert "gamma=0.3 is more than 2·eta=0.2" in alone
-    assert "2 times as large" in alone
+    assert "multiplies the distance from it by 2" in alone
     (later,) = told(0.01, lambda r: 0.1 / (1.0 + r), fs.sets.Box(-1, 1), rounds=31)
     assert "round 30" in later
     assert not told(0.01, lambda r: 0.1 / (1.0 + r), fs.sets.Box(-1, 1), rounds=20)

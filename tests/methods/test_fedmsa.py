@@ -391,7 +391,7 @@ def test_mistakes(quadratic):
         fs.solve(boxed, fs.FedMSA(0.1, 0.2), data, np.zeros(5), y0=np.zeros(8), rounds=1)
     with pytest.raises(ValueError, match="1 sequences"):
         run(quadratic, fs.FedMSA(0.1, np.array([0.1, 0.2])), 1)
-    with pytest.raises(ValueError, match="of 10"):
+    with pytest.raises(ValueError, match="clients=11 is more than the 10"):
         run(quadratic, fs.FedMSA(0.1, 0.2, clients=11), 1)
     with pytest.raises(ValueError, match="products"):
         run(quadratic, fs.FedMSA(0.1, 0.2, products="some"), 1)

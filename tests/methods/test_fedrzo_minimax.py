@@ -49,7 +49,8 @@ def test_reversed_order():
         lambda y, x, sample: -payoff(x, y, sample), project_x=fs.sets.Box(-1, 1), project_y=below
     )
     for eta in (1e-2, 1e-3):
-        result = solve(problem, eta, np.array([-0.7]), fs.LFD(0.3))
+        with pytest.warns(UserWarning, match="ended outside of the set"):
+            result = solve(problem, eta, np.array([-0.7]), fs.LFD(0.3))
         edge = (1 + eta) / (1 - 2 * eta)  # where (y − 1)/η = 2y + 1
         np.testing.assert_allclose([result.x[0], result.y[0]], [edge, -edge], atol=0.1 * eta)
 

@@ -183,7 +183,7 @@ def test_the_weakly_sharp_case_by_hand():
     data = fs.FederatedData.from_clients(clients)
     result = fs.solve(problem, method, data, np.ones(3), rounds=6, progress=False)
     np.testing.assert_allclose(result.x, y, rtol=1e-12)
-    with pytest.raises(ValueError, match="give eta"):
+    with pytest.raises(ValueError, match="needs eta"):
         fs.IPIRFedAvg(gamma, lam, inner="weak_sharp")
 
 

@@ -29,6 +29,7 @@ def swept(methods, monkeypatch):
     return results, (sum(map(len, asked)), int(np.concatenate(asked).sum()))
 
 
+@pytest.mark.filterwarnings("ignore:6 of the 12 runs diverged")
 def test_nothing_is_computed_again_where_runs_diverge(monkeypatch):
     """However many diverge, and whenever: every round and every evaluation is computed once."""
     mixed, cost = swept(GROWING + STEADY, monkeypatch)
@@ -42,7 +43,7 @@ def test_nothing_is_computed_again_where_runs_diverge(monkeypatch):
         np.testing.assert_allclose(ours.x, theirs.x, rtol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:FedAvg")
+@pytest.mark.filterwarnings("ignore:FedAvg", "ignore:6 of the 6 runs diverged")
 def test_a_run_of_a_sweep_ends_where_it_would_by_itself():
     """At the last finite evaluation: the point, the history, the ledger."""
     for ours in fs.sweep(problem, GROWING, data, x0, rounds=ROUNDS, progress=False):

@@ -213,9 +213,10 @@ class Host:
         site = self.site
         if site is None or site.place.total != place.total or not np.array_equal(site.place.clients, own):
             masker = self._masker(self.run, arrays[1:]) if text.setup.secure else None
-            folder = self.folder / self.run
-            its, whose = (text, self.opened.data, place, folder), (self.secret, masker, self.allowance)
-            site = Site(*its, None, *whose)
+            folder, allowance = self.folder / self.run, self.allowance
+            site = Site(
+                text, self.opened.data, place, folder, secret=self.secret, masker=masker, allowance=allowance
+            )
         anew = False
         if wire.value(header, "fresh", bool):
             self._remove_finished()

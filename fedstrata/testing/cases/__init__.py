@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,7 @@ class Case:
         participation: a number of clients, for the test of partial participation; None where the method
             needs all.
         solve: further arguments of `fs.solve`.
+        warned: what its few rounds are warned of, a regular expression; any other warning is shown.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Case:
     rounds: int = 3
     participation: int | None = 3
     solve: dict[str, Any] = field(default_factory=dict)
+    warned: str | None = None
 
     def run(self, **changes: Any) -> Any:
         """Solve it, with changed arguments of `fs.solve`."""
@@ -58,7 +61,10 @@ class Case:
         method = arguments.pop("method", self.method)
         x0 = arguments.pop("x0", self.x0)
         data = arguments.pop("data", self.data)
-        return fs.solve(self.problem, method, data, x0, **arguments)
+        with warnings.catch_warnings():
+            if self.warned is not None:
+                warnings.filterwarnings("ignore", self.warned, UserWarning)
+            return fs.solve(self.problem, method, data, x0, **arguments)
 
 
 def samples(
