@@ -338,7 +338,7 @@ def test_resume_keeps_the_horizon(tmp_path):
     ("arguments", "words"),
     [
         ({"rule": "fast"}, "rule must be 'convex', 'strongly_convex'"),
-        ({"rule": "weak_sharp"}, "give eta"),
+        ({"rule": "weak_sharp"}, "needs eta"),
         ({"rule": "geometric", "eta": lambda r: 0.1}, "as a number"),
         ({"rule": "geometric", "eta": 0.0}, "must be positive"),
         ({"eta": np.ones(3)}, r"eta must be a number ≥ 0, .*the shape \(3,\)"),
