@@ -338,6 +338,45 @@ def test_centred_clipping_bounds_what_one_upload_does():
     assert np.linalg.norm(a - b) < 2.0
 
 
+def test_robust_means_are_those_of_byzfl():
+    """Version 0.0.11, where it is installed, and attacks as well."""
+    byzfl, every, here = pytest.importorskip("byzfl"), jnp.asarray(ROWS), jnp.ones(10, bool)
+    pairs = [
+        (fs.TrimmedMean(0.2), byzfl.TrMean(f=2)),
+        (fs.Median(), byzfl.Median()),
+        (fs.GeometricMedian(steps=200), byzfl.GeometricMedian(nu=1e-6, T=200)),  # from unlike starts
+        (fs.Krum(0.2), byzfl.Krum(f=2)),
+        (fs.MultiKrum(0.2), byzfl.MultiKrum(f=2)),
+        (fs.CenteredClipping(radius=0.5, steps=5), byzfl.CenteredClipping(L=5, tau=0.5)),
+        (fs.TrimmedMean(0.2, mixing=True), lambda rows: byzfl.TrMean(f=2)(byzfl.NNM(f=2)(rows))),
+    ]
+    for ours, theirs in pairs:
+        np.testing.assert_allclose(
+            ours(jax.random.key(0), every, here, None), theirs(ROWS), rtol=2e-6, atol=2e-7
+        )
+    attacks = [
+        # to the other side, with the deviation of a sample
+        (fs.channels.ALIE(fs.channels.Mean(), 2, z=-1.5 * (8 / 7) ** 0.5), byzfl.ALittleIsEnough(tau=1.5)),
+        (
+            fs.channels.InnerProduct(fs.channels.Mean(), 2, factor=2.0),
+            byzfl.InnerProductManipulation(tau=2.0),
+        ),
+    ]
+    for ours, theirs in attacks:
+        sent = np.asarray(ours(jax.random.key(0), every, here, jnp.arange(10))) * 10 - ROWS[2:].sum(0)
+        np.testing.assert_allclose(sent / 2, theirs(ROWS[2:]), rtol=1e-4, atol=1e-5)
+
+
+def test_flipped_labels():
+    """Of the first clients K − 1 − y; the others', and all else, stay as they are."""
+    data = fs.FederatedData.from_clients([{"y": np.array([0, 1, 9]), "a": np.arange(3.0)} for _ in range(3)])
+    found = fs.data.flip_labels(data, clients=1, classes=10)
+    assert [found.client(i)["y"].tolist() for i in range(3)] == [[9, 8, 0], [0, 1, 9], [0, 1, 9]]
+    assert (found.train["a"] == data.train["a"]).all()
+    with pytest.raises(ValueError, match="no entry 'label'"):
+        fs.data.flip_labels(data, clients=1, classes=10, label="label")
+
+
 ATTACKS = fs.channels.SignFlip, fs.channels.ALIE, fs.channels.InnerProduct, fs.channels.Mimic
 
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.data.federated import DataError as DataError
     from fedstrata.data.federated import FederatedData as FederatedData
     from fedstrata.data.files import from_csv as from_csv
+    from fedstrata.data.hostile import flip_labels as flip_labels
     from fedstrata.data.labels import check_labels as check_labels
     from fedstrata.data.labels import count_classes as count_classes
     from fedstrata.data.partition import IID as IID

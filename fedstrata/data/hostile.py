@@ -1,0 +1,31 @@
+"""Data of hostile clients, for experiments with `fedstrata.channels`' robust means."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedstrata.data.federated import FederatedData
+
+
+def flip_labels(data: FederatedData, clients: int, classes: int, label: str = "y") -> FederatedData:
+    """The data, where the first clients' training labels y became ``classes − 1 − y``.
+
+    Args:
+        data: as it was.
+        clients: how many are hostile.
+        classes: K.
+        label: the name of the labels among a sample's entries.
+
+    >>> import fedstrata as fs, numpy as np
+    >>> data = fs.FederatedData.from_clients([{"y": np.array([0, 2])}, {"y": np.array([1, 2])}])
+    >>> flip_labels(data, clients=1, classes=3).train["y"].tolist()
+    [2, 0, 1, 2]
+    """
+    if not isinstance(data.train, dict) or label not in data.train:
+        raise ValueError(f"flip_labels: the samples have no entry {label!r}; give label= its name.")
+    y = np.array(data.train[label])
+    theirs = slice(0, int(data.sizes[:clients].sum()))
+    y[theirs] = classes - 1 - y[theirs]
+    return replace(data, train={**data.train, label: y})
