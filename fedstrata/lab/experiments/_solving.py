@@ -136,8 +136,7 @@ def _solved(
         if result.status != "diverged" and isinstance(task.options.get("engine", ""), str):
             certify_at_end(result, certify)
     runs = [_record(task, setting, result)]
-    who = f"{setting.words or 'auto'}, seed {setting.seed}"
-    told = [f"{who}: {'; '.join(result.notes)}."] if task.method == "auto" else []
+    told = [f"{'; '.join(result.notes)}."] if task.method == "auto" else []
     remarks = tuple(dict.fromkeys([*told, *said, *more]))
     return SolvedSetting(setting, runs, _identity(task, setting), remarks, result)
 
