@@ -24,7 +24,7 @@ DRAWS, AUGMENTS = 1, 2  # what a key is folded with, for the keys of functions t
 
 
 class Converted(abc.ABC):
-    """What stands for an array among samples, and is converted when they are taken: `data.scaled`."""
+    """A stand-in for an array of samples, converted when samples are taken; see `data.scaled`."""
 
     @abc.abstractmethod
     def opened(self) -> Any:
@@ -32,12 +32,12 @@ class Converted(abc.ABC):
 
 
 def is_converted(leaf: Any) -> bool:
-    """Whether it is converted when it is taken."""
+    """Whether a leaf is `Converted`."""
     return isinstance(leaf, Converted)
 
 
 def opened(samples: PyTree) -> PyTree:
-    """Samples as a user's function sees them."""
+    """Convert samples to the form that a user's function sees."""
     return jax.tree.map(
         lambda leaf: leaf.opened() if is_converted(leaf) else leaf, samples, is_leaf=is_converted
     )
@@ -86,7 +86,7 @@ class Oracle:
 
 @jax.custom_jvp
 def _undifferentiated(value: PyTree) -> PyTree:
-    """The value; an error where JAX differentiates through it. Compiled programs do not contain it."""
+    """Return the value, and raise if JAX differentiates through it. Adds nothing to compiled programs."""
     return value
 
 
@@ -100,14 +100,14 @@ def _refuse(primals: tuple[PyTree], tangents: tuple[PyTree]) -> tuple[PyTree, Py
 
 @dataclass(frozen=True)
 class Samples:
-    """A client's samples among those of all: ``leaves[offset : offset + size]``, fetched as they are needed.
+    """A client's samples, ``leaves[offset : offset + size]`` of all clients', fetched when needed.
 
     Attributes:
-        leaves: flat arrays, the samples of all clients on their first axis; or this client's own.
-        size: how many are its own; a plain integer where it is known when a program is traced.
+        leaves: flat arrays with the samples of all clients on the first axis, or this client's alone.
+        size: the number of its samples; a plain integer if it is known when a program is traced.
         offset: where they begin.
-        capacity: how many rows `data` has; None where the leaves are this client's own, all of them.
-        augment: ``augment(sample, key)``, a sample in place of the one that a method takes; or None.
+        capacity: the number of rows of `data`; None if the leaves hold this client's samples alone.
+        augment: ``augment(sample, key)``, which replaces each sample that a method takes; or None.
     """
 
     leaves: PyTree
@@ -118,12 +118,12 @@ class Samples:
 
     @property
     def rows(self) -> int:
-        """How many rows `data` has."""
+        """The number of rows of `data`."""
         return jax.tree.leaves(self.leaves)[0].shape[0] if self.capacity is None else self.capacity
 
     @property
     def data(self) -> PyTree:
-        """This client's arrays; rows past its size repeat the last sample, so that a loss is finite there."""
+        """This client's arrays; rows beyond its size repeat the last sample, so that losses stay finite."""
         if self.capacity is None:
             return opened(self.leaves)
         if isinstance(self.size, int) and self.size == self.capacity:
@@ -136,7 +136,7 @@ class Samples:
         return opened(jax.tree.map(lambda leaf: leaf[self.offset + positions], self.leaves))
 
     def fetched(self) -> Samples:
-        """The same samples in arrays of their own, for a phase that goes through all of them many times."""
+        """A copy in separate arrays, for a phase that passes over all samples many times."""
         if self.capacity is None:
             return self
         rows = self.offset + jnp.minimum(jnp.arange(self.capacity), self.size - 1)
@@ -180,10 +180,10 @@ class Client:
     Attributes:
         index: its number, 0 … m − 1.
         train: its samples.
-        valid: its validation samples, where the data has them; else the same as ``train``. Upper levels draw
+        valid: its validation samples, if the data has any; else the same as ``train``. Upper levels draw
             here.
         memory: what it remembered the last time (control variates, a personal model), or None.
-        fraction: its part n_i/N of all the clients' samples.
+        fraction: its share n_i/N of all the clients' samples.
     """
 
     index: Integer
@@ -199,7 +199,7 @@ class Client:
 
     @property
     def size(self) -> Integer:
-        """How many samples are real."""
+        """The number of samples without padding."""
         return self.train.size
 
     def mean(self, function: Function, key: Key, batch_size: int | None) -> Oracle:

@@ -1,4 +1,4 @@
-"""Counting while tracing: every oracle call and every number that travels, exactly, without run-time cost.
+"""Count oracle calls and traffic while tracing: exact, at no run-time cost.
 
 A program is traced once and runs many times, so what is counted is known when it is traced, up to factors
 that are known only when it runs (a client's size, a loop's length). A `Tally` therefore keeps two things:
@@ -55,7 +55,7 @@ class Tally:
     scaled: list[tuple[Counter[str], Any]] = field(default_factory=list)
 
     def tree_flatten(self) -> tuple[list[Any], tuple[Items, tuple[Items, ...]]]:
-        """The factors, and the counts in a form that can be compared."""
+        """The factors, and the counts as comparable tuples."""
         factors = [factor for _, factor in self.scaled]
         return factors, (_items(self.fixed), tuple(_items(counts) for counts, _ in self.scaled))
 
@@ -81,7 +81,7 @@ class Tally:
             self.scaled.append((counts, times))
 
     def total(self) -> Counter[str]:
-        """Plain counts, where every factor is a number."""
+        """Plain counts; every factor must be a number."""
         counts = Counter(self.fixed)
         for names, factor in self.scaled:
             for name, amount in names.items():
@@ -109,7 +109,7 @@ def collect() -> Iterator[Tally]:
 
 
 def counted(function: Callable[..., T]) -> Callable[..., tuple[T, Tally]]:
-    """The same function, which returns what it booked beside its value, and books nothing."""
+    """Wrap a function to return ``(value, tally)`` and book nothing itself."""
 
     def run(*args: PyTree) -> tuple[T, Tally]:
         with collect() as tally:
@@ -140,7 +140,7 @@ def summed(tally: Tally) -> Tally:
 def repeat(times: Integer, body: Body, carry: PyTree, until: Until | None = None) -> PyTree:
     """``carry ← body(t, carry)`` for t = 0, …, times − 1, with counts multiplied; ``times`` may be traced.
 
-    It ends before a turn at which ``until(carry)`` holds.
+    The loop ends before a turn at which ``until(carry)`` holds.
     """
     body = turning(body)
     if until is None and not is_traced(times):
@@ -191,9 +191,9 @@ def _scan(step: Callable[[PyTree, PyTree], PyTree], carry: PyTree, turns: PyTree
 
 
 def _parted(tally: Tally, inside: PyTree) -> tuple[Tally, Tally]:
-    """What depends on these arguments of a loop's or a map's body, and what has a factor from outside it.
+    """Split a tally: factors that depend on the arguments of a loop's or map's body, and constant ones.
 
-    Those are the same at every turn. Where the body is not traced, none is known to be.
+    Constant factors come from outside the body. If the body is not traced, all factors count as dependent.
     """
     if not tally.scaled:
         return tally, Tally()
@@ -204,7 +204,7 @@ def _parted(tally: Tally, inside: PyTree) -> tuple[Tally, Tally]:
 
 
 def _book_constant(tally: Tally, times: int) -> None:
-    """Book ``times`` repetitions of factors that stay as they are, so that nothing is to be computed."""
+    """Book ``times`` repetitions of constant factors, which adds no computation to the program."""
     for counts, factor in tally.scaled:
         book(Tally(Counter({name: times * amount for name, amount in counts.items()})), factor)
 
@@ -215,12 +215,12 @@ def loop(
     """A client's local steps: ``carry ← step(carry, key_k)`` with a fresh key each.
 
     Args:
-        times: how often; a plain integer compiles to a scan, a traced one (a client's own number of steps,
-            zero included) to a while loop. Both draw the same keys.
+        times: the number of steps; a plain integer compiles to a scan, a traced one (a client's own number of
+            steps, zero included) to a while loop. Both draw the same keys.
         step: ``step(carry, key) -> carry``, or ``step(carry, key, k)`` with ``indexed=True``.
         key: the steps use ``fold_in(key, k)``.
         carry: where to start.
-        indexed: whether ``step`` wants the step's number.
+        indexed: whether ``step`` takes the step's number.
     """
     fold = partial(jax.random.fold_in, key)
 
@@ -273,7 +273,7 @@ class Ledger:
         rounds: averagings of the main variable.
         lower_rounds: exchanges of lower-level solvers.
         exchanges: messages down and up with the participating clients, of every level.
-        gathers: those of them after which the server knew single clients' replies, not their mean alone.
+        gathers: exchanges in which the server saw single clients' replies, not only their mean.
         floats_up, floats_down: numbers sent, summed over the clients.
         bytes_up, bytes_down: the same in bytes. Random seeds are shared beforehand and do not count.
         function_values, gradients, hessian_products: oracle calls, each for one sample.
@@ -312,7 +312,7 @@ class Ledger:
         return self.levels.get("lower", {}).get("exchanges", 0)
 
     def __add__(self, other: Ledger) -> Ledger:
-        """Both together."""
+        """The sum of two ledgers."""
         totals = {name: value + vars(other)[name] for name, value in vars(self).items() if name != "levels"}
         names = {**self.levels, **other.levels}
         levels = {n: dict(Counter(self.levels.get(n)) + Counter(other.levels.get(n))) for n in names}
@@ -333,7 +333,7 @@ class Ledger:
         return cls(rounds=rounds, levels=levels, **totals)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the derived entries."""
+        """A dict of plain values, derived entries included."""
         return {**asdict(self), "oracle_calls": self.oracle_calls, "lower_rounds": self.lower_rounds}
 
     @classmethod

@@ -37,7 +37,7 @@ WHOLE = 2.0**30  # what weights that sum to one are multiplied by, where whole o
 
 
 class Remember(NamedTuple):
-    """A phase's reply where the client also keeps something for its next call."""
+    """The reply of a phase whose client keeps something for its next call."""
 
     upload: PyTree
     memory: PyTree
@@ -47,10 +47,10 @@ class Population(Protocol):
     """What a round sees of the data: the clients' sizes, and the samples that are not theirs.
 
     Attributes:
-        equal: the size of every client, where it is the same for all.
+        equal: the clients' common size, or None if sizes differ.
         server, test: the server's own samples and the pooled test samples, or None.
-        every_size: how many training samples each client has.
-        all_samples: how many training samples all clients have.
+        every_size: the number of training samples of each client.
+        all_samples: the total number of training samples.
     """
 
     @property
@@ -65,20 +65,20 @@ class Population(Protocol):
     def all_samples(self) -> Array: ...  # noqa: D102
 
     def sizes_of(self, of: Array | None) -> Array:
-        """How many training samples some clients have; None is everyone."""
+        """The numbers of training samples of some clients (None: all)."""
 
     def seen(self) -> Self:
-        """The same, whose server's and test samples are as functions see them, see `opened`."""
+        """A copy whose server and test samples are converted for functions, see `opened`."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What is fixed for a run: the problem, who takes part, how replies are weighted, what is measured.
+    """The fixed part of a run: the problem, participation, weights and metrics.
 
-    ``stride`` is an engine's own: so many rounds that it never has to part. ``drawn`` is how many clients
-    were drawn for a round, where some of them are missing. ``rate`` is the probability with which each client
-    takes part by itself, where ``participants`` is the room that there is for them. ``secure`` hides from the
-    server all but sums, where clients are elsewhere.
+    ``stride`` is set by engines: the number of rounds that run without a look at the host. ``drawn`` is the
+    number of clients drawn for a round, if some of them are missing. ``rate`` is the probability with which
+    each client takes part independently; ``participants`` is then the room reserved for them. ``secure``
+    hides from the server all but sums, where clients are elsewhere.
     """
 
     problem: Problem
@@ -95,7 +95,7 @@ class Setup:
 
 
 def by_size(setup: Setup, data: Population) -> bool:
-    """Whether clients are drawn, and count, by their sizes, see `fedstrata.core.cohorts`."""
+    """Whether clients are drawn and weighted by their sizes, see `fedstrata.core.cohorts`."""
     return setup.weights == "size" and data.equal is None
 
 
@@ -107,7 +107,7 @@ class Exchange(NamedTuple):
         key: folded with the client's index, so that a client draws the same in every engine.
         message: what each client is sent.
         of: the clients' indices, ascending; None is everyone, in order, which needs no look-up.
-        weights: of their uploads, summing to one; None where all are equal.
+        weights: the uploads' weights, which sum to one; None if all are equal.
         stacked: whether the server gets every upload, or their mean.
         around: a point that both sides know, like the upload, to which a channel may send the difference:
             arrays of the message, or constants; or None.
@@ -144,17 +144,17 @@ class Channel(Protocol):
 
 
 class Fed(abc.ABC):
-    """The federation as a round sees it. There is a new one for every round and threads the clients' memory.
+    """The federation as a round sees it. Each round gets a new one, which threads the clients' memory.
 
     Attributes:
         memory: what the clients remember; every exchange replaces it, and `repeat` carries it through its
             loop.
         gathered: whether the method has asked for single replies.
         channel: what happens to uploads on their way; None is nothing.
-        present: of all clients, who answers in this round; None is all of them.
-        drawn: of all clients, whom a draw of independent clients took: the others of the cohort fill it up.
-        expected: how many of these a mean is divided by; None divides by those who answer.
-        remote: whether clients have no values of this program but those that they are sent.
+        present: a mask of the clients that answer in this round; None: all.
+        drawn: a mask of the clients that an independent draw took; the rest of the cohort is padding.
+        expected: the number of clients that a mean is divided by; None: those that answer.
+        remote: whether clients see only those values of this program that they are sent.
     """
 
     remote: ClassVar[bool] = False
@@ -184,7 +184,7 @@ class Fed(abc.ABC):
         """Carry it out: the mean or the stack of the uploads, and the shape of one; replaces ``memory``."""
 
     def take(self, chosen: Array) -> None:
-        """Let these be this round's clients."""
+        """Set this round's clients."""
         self._chosen = chosen
         if by_size(self.setup, self.data):
             theta = threshold(self.data.every_size, self.setup.drawn or self.setup.participants)
@@ -217,12 +217,12 @@ class Fed(abc.ABC):
 
     @property
     def cohort_sizes(self) -> Array | None:
-        """Their weights as they are, not as they count after a draw; None where all are equal."""
+        """Their sizes, before any correction for the draw; None if all weights are equal."""
         return None if self.setup.weights == "uniform" else self.data.sizes_of(self._chosen)
 
     @property
     def cohort_share(self) -> Real:
-        """Their part of the weight of all clients: what a mean over them counts in a mean over everyone."""
+        """This round's share of all clients' weight: the weight of its mean in a mean over everyone."""
         if (here := self.answering(self._chosen)) is not None:
             if self.expected is not None:
                 return self.expected / self.clients
@@ -241,7 +241,7 @@ class Fed(abc.ABC):
         return Samples(self.data.server, jax.tree.leaves(self.data.server)[0].shape[0])
 
     def answering(self, of: Array | None) -> Array | None:
-        """Which of some clients (None: everyone) answer; None is all of them."""
+        """A mask of which of these clients (None: everyone) answer; None: all."""
         here = self.present
         if of is not None:
             here = here if here is None else here[of]
@@ -250,16 +250,16 @@ class Fed(abc.ABC):
         return here
 
     def weights_of(self, of: Array | None, given: Array | None = None) -> Array:
-        """The weights of some clients (None: everyone) in an average, or given ones; they sum to one."""
+        """The weights of these clients (None: everyone) in an average, or given ones; they sum to one."""
         weights = self._unequal(of, given)
         number = self.clients if of is None else of.shape[0]
         return jnp.full((number,), 1 / number) if weights is None else weights
 
     def at_work(self, steps: Any, of: Array | None = None, given: Array | None = None) -> Array | None:
-        """The weights of an average in which clients without local steps count for nothing.
+        """The weights of an average that leaves out clients without local steps.
 
-        A client with zero steps does not take part: the others' weights are scaled up. Where nobody has steps
-        to do all weights stay, for the mean of unmoved points.
+        A client with zero steps does not take part, and the others' weights are scaled up. If no client has
+        steps to do, all weights stay: the mean of unmoved points.
 
         Args:
             steps: H, one for all clients or one for each.
@@ -267,7 +267,7 @@ class Fed(abc.ABC):
             given: their weights, where they are not the run's.
 
         Returns:
-            Weights for `average`; those given, where it is known beforehand that everyone works.
+            Weights for `average`; the given ones if it is known beforehand that everyone works.
         """
         if isinstance(steps, int):
             return given
@@ -283,7 +283,7 @@ class Fed(abc.ABC):
         return jnp.where(theirs.sum() > 0, theirs, weights)
 
     def _unequal(self, of: Array | None, given: Array | None) -> Array | None:
-        """The same, but None where all are equal: a plain mean then is cheaper, and exact."""
+        """Like `weights_of`, but None if all are equal: a plain mean is cheaper, and exact."""
         if given is None and self.setup.weights != "uniform":
             given = next((counts for drawn, counts in self._weighted if drawn is of), None)
             given = self.data.sizes_of(of) if given is None else given
@@ -298,10 +298,10 @@ class Fed(abc.ABC):
         return weights / weights.sum()
 
     def sample(self, key: Key, count: int) -> Array:
-        """``count`` of this round's clients, drawn without replacement, in ascending order.
+        """Draw ``count`` of this round's clients without replacement; returned in ascending order.
 
-        Where clients have weights they are drawn, and count in an average, as `fedstrata.core.cohorts` says:
-        by this very array, so hand it to ``of=`` as it is.
+        Clients with weights are drawn and weighted as `fedstrata.core.cohorts` says. Their weights are found
+        by the identity of the returned array, so pass it to ``of=`` unchanged.
         """
         if not 1 <= count <= self.participants:
             raise ValueError(
@@ -322,7 +322,7 @@ class Fed(abc.ABC):
         return self._drawn(key, self.cohort, lengths, count)
 
     def redraw(self, key: Key) -> Array | None:
-        """As many of all clients as take part in this round, drawn again; None is everyone."""
+        """Draw a new cohort of this round's size from all clients; None: everyone."""
         if self.drawn is not None:
             raise ValueError("This method draws clients again inside a round, which fs.Poisson does not do.")
         if self.participants == self.clients:
@@ -350,20 +350,20 @@ class Fed(abc.ABC):
 
         Args:
             phase: the client's part.
-            key: of its randomness.
+            key: the random key.
             message: what the server sends.
-            of: which clients.
-            weights: their weights, where they are not the run's; they need not sum to one.
-            around: where the upload is a point, one like it that both sides know before it is sent (x̄): of
-                arrays of the message, or constants. It changes nothing here; a channel that clips, compresses
-                or masks acts on the difference to it.
+            of: the clients.
+            weights: their weights, if not the run's; they need not sum to one.
+            around: for an upload that is a point: a point of the same form that both sides know (x̄), made of
+                arrays of the message or constants. The mean does not depend on it; a channel that clips,
+                compresses or masks acts on the difference to it.
         """
         return self._exchanged(phase, key, message, of, weights, False, around)
 
     def gather(
         self, phase: Phase, key: Key, *message: PyTree, of: Array | None = None, around: PyTree = None
     ) -> PyTree:
-        """The same; the server gets every upload, stacked in the order of ``of``."""
+        """Like `average`, but the server gets every upload, stacked in the order of ``of``."""
         self.gathered = True
         return self._exchanged(phase, key, message, of, None, True, around)
 
@@ -408,7 +408,7 @@ class Fed(abc.ABC):
     def turns(
         self, times: Integer, body: counting.Body, carry: PyTree, until: counting.Until | None
     ) -> PyTree:
-        """See `repeat`; an engine's own."""
+        """Run `repeat`; engines override it."""
 
         # The memory belongs to this object, not to the method's carry: it goes along unseen.
         def step(t: Integer, both: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
@@ -421,7 +421,7 @@ class Fed(abc.ABC):
         return carry
 
     def mean(self, function: Function, *args: PyTree, part: str = "train", each: PyTree = None) -> PyTree:
-        """The full mean over all clients, for metrics, counted nowhere; see `fedstrata.core.problem.Mean`."""
+        """The full mean over all clients, for metrics and not counted; see `fedstrata.core.problem.Mean`."""
         if part == "server":
             if self.server is None:
                 raise ValueError("The data has no part of the server's own.")
@@ -431,7 +431,7 @@ class Fed(abc.ABC):
         return value if own_mean is None else own_mean(value, self.weights_of(None))
 
     def means(self, function: Function, *args: PyTree, part: str = "train", each: PyTree = None) -> PyTree:
-        """Every client's own full mean, stacked; for metrics, counted nowhere."""
+        """The full mean of each client, stacked; for metrics and not counted."""
         return self._evaluated(function, args, part, each, True)
 
     def _evaluated(
@@ -453,7 +453,7 @@ class Fed(abc.ABC):
 
     @contextmanager
     def everybody(self) -> Iterator[None]:
-        """All clients take part in exchanges inside, whatever the participation."""
+        """Let all clients take part in the exchanges of this block."""
         chosen, self._chosen = self._chosen, None
         try:
             yield
@@ -462,7 +462,7 @@ class Fed(abc.ABC):
 
     @contextmanager
     def level(self, name: str) -> Iterator[None]:
-        """Exchanges inside are booked under this name (``"lower"``, ``"step"``) in the ledger."""
+        """Book the exchanges of this block under a name (``"lower"``, ``"step"``) in the ledger."""
         outer, self._level = self._level, name
         try:
             yield
@@ -471,7 +471,7 @@ class Fed(abc.ABC):
 
 
 def visit(setup: Setup, exchange: Exchange, client: Client) -> tuple[Remember, counting.Tally]:
-    """Run an exchange's phase on one client; what it computed is counted apart."""
+    """Run an exchange's phase on one client; returns its reply and its tally."""
     key = jax.random.fold_in(exchange.key, client.index)
     precision = "float32" if exchange.evaluation and setup.precision == "bfloat16" else setup.precision
     with computing_in(precision):

@@ -1,14 +1,14 @@
-"""What a hyper-parameter may be: the annotations of a method's fields, and the checks that follow from them.
+"""Annotations of hyper-parameters, and the checks that follow from them.
 
     float, Positive, NonNegative, Fraction, Unit    a number, or a schedule: a function of the round
     PerSequence[Positive]                           also an array, with one number for each sequence
     int, Count                                      a whole number; one ≥ 1
     Counts                                          also a function of the round
-    LocalSteps                                      also an array with one for each client; 0 in a round is no
-                                                    part in its average, see `fedstrata.core.fed.Fed.at_work`
+    LocalSteps                                      also an array with one for each client; a client with 0 is
+                                                    left out of the average, see `Fed.at_work`
     BatchSize                                       samples of a minibatch; None is the full batch
     Literal["a", "b"], bool                         an option
-    a class, a protocol, a ``Callable``             an object of it: a method is then a part of the whole;
+    a class, a protocol, a ``Callable``             an object of it; a method becomes a child of the pytree;
                                                     ``Annotated[cls, "an object that …"]`` gives it words
 
 and unions of these. A field is checked when an object is built; the lengths of arrays when the clients and
@@ -36,7 +36,7 @@ Fault = type[TypeError] | type[ValueError] | None
 
 
 class Kind:
-    """One thing that a value may be, in words for the user, and what is wrong with a value that is not.
+    """One kind of value that a hyper-parameter accepts: its words for the user, and its check.
 
     Attributes:
         words: as in "gamma must be …".
@@ -53,21 +53,21 @@ class Kind:
 
     @property
     def options(self) -> tuple[Any, ...]:
-        """The values that it may have, where they can be listed."""
+        """The accepted values, if they can be listed."""
         return ()
 
     def fault(self, value: object) -> Fault:
-        """None where the value is one."""
+        """The type of error for a value; None if it is accepted."""
         raise NotImplementedError
 
     def fits(self, values: np.ndarray) -> np.ndarray:
-        """Which values of a schedule are such; a step may fade to the lower end of its range."""
+        """Which values of a schedule are accepted; a step may fade to the lower end of its range."""
         return np.zeros(values.shape, bool)
 
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """Real numbers in a range; leaves of a method, so that another value does not recompile."""
+    """Real numbers in a range. They are leaves of a method, so that another value compiles nothing."""
 
     words: str = "a finite number"
     low: float = -math.inf
@@ -88,7 +88,7 @@ class Number(Kind):
 
 @dataclass(frozen=True)
 class Whole(Kind):
-    """Whole numbers; static, unless they are an array."""
+    """Whole numbers; static, except in an array."""
 
     low: float = 1
     counts = True
@@ -131,7 +131,7 @@ class Option(Kind):
 
 @dataclass(frozen=True)
 class Instance(Kind):
-    """An object of a class; `Callable` is one, too."""
+    """An object of a class, or a `Callable`."""
 
     cls: type
     words: str
@@ -142,7 +142,7 @@ class Instance(Kind):
 
 @dataclass(frozen=True)
 class OfRound(Instance):
-    """A function of the round; `Method.at` puts in the round's value."""
+    """A function of the round; `Method.at` replaces it by its value."""
 
     cls: type = Callable  # type: ignore[assignment]
     words: str = "a function of the round"
@@ -151,7 +151,7 @@ class OfRound(Instance):
 
 @dataclass(frozen=True)
 class Axis:
-    """What the numbers of an array belong to, so that their number can be checked."""
+    """What an array has one number for, so that its length can be checked."""
 
     name: Literal["client", "sequence", "stage"]
     numbers: str = "one"
@@ -180,7 +180,7 @@ BatchSize = Annotated[int | None, Whole(), Instance(NoneType, "None for the full
 
 @dataclass(frozen=True)
 class Field:
-    """All that a hyper-parameter may be; anything, where there are no kinds."""
+    """All kinds of values that a hyper-parameter accepts; without kinds, any value."""
 
     kinds: tuple[Kind, ...]
     axis: Axis | None = None
@@ -193,7 +193,7 @@ class Field:
         return cls(tuple(one for one in notes if not one.is_axis), axes[0] if axes else None)
 
     def check(self, owner: str, name: str, value: Any) -> Any:
-        """The value in the form that methods see, or an error that says what it must be."""
+        """Return the value in the form that methods see, or raise and say what it must be."""
         if isinstance(value, list | tuple) and self.axis is not None:
             value = np.asarray(value)
         value = bool(value) if isinstance(value, np.bool_) else value
@@ -236,7 +236,7 @@ class Field:
         return self.axis is not None and np.ndim(value) == 1
 
     def check_length(self, owner: str, name: str, value: Any, lengths: Mapping[str, int]) -> None:
-        """Raise where an array, or what a schedule returns, has not one number for each of its axis."""
+        """Raise if an array, or the value of a schedule, does not have one number for each of its axis."""
         shape = np.shape(value)
         if self.scheduled(value):
             try:
@@ -253,7 +253,7 @@ class Field:
             raise ValueError(f"{owner}: {name} has {shape[0]} numbers, but there are {wanted} {axis}s.")
 
     def check_schedule(self, owner: str, name: str, value: Any, rounds: np.ndarray) -> None:
-        """Raise where a schedule returns at one of these rounds what the hyper-parameter may not be."""
+        """Raise if a schedule returns a value that is not accepted at one of these rounds."""
         returned = np.asarray(jax.vmap(lambda r: jnp.asarray(value(r)))(jnp.asarray(rounds, jnp.int32)))
         good = np.zeros(len(rounds), bool)
         for kind in self.kinds:
@@ -268,20 +268,20 @@ class Field:
 
 @cache
 def fields_of(cls: Any) -> dict[str, Field]:
-    """What the fields of a dataclass may be."""
+    """The `Field` of each field of a dataclass, from its annotations."""
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: Field.of(hints[field.name]) for field in dataclasses.fields(cls)}
 
 
 def check_fields(owner: object) -> None:
-    """Raise where a field of a frozen dataclass is not what its annotation says."""
+    """Raise if a field of a frozen dataclass does not fit its annotation."""
     cls: Any = type(owner)
     for name, field in fields_of(cls).items():
         field.check(cls.__name__, name, vars(owner)[name])
 
 
 def _kinds(annotation: object) -> Iterable[Any]:
-    """The kinds and the axis in an annotation; nothing where it says nothing that can be checked."""
+    """The kinds and the axis in an annotation; none if it cannot be checked."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         base, *notes = arguments

@@ -70,7 +70,7 @@ R = TypeVar("R")
 
 
 class by_options(Generic[P, R]):
-    """A method that a class answers for its default options, and an object for its own."""
+    """A method that works on a class, with its default options, and on an object, with its own."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], R]) -> None:
         self.function = function
@@ -86,7 +86,7 @@ class NoRule(ValueError):
 
 
 class Moment(NamedTuple):
-    """When a method is asked for words of caution.
+    """When `Method.cautions` is called.
 
     Attributes:
         problem, rounds, x0: of the run.
@@ -107,11 +107,11 @@ class Method(Generic[ProblemT, StateT]):
     Class attributes that a method's file sets:
         solves: the problem classes it is for.
         local: whether it takes problems of these classes with ``local=True``.
-        needs: what it asks of the problem's functions, in words for the documentation.
+        needs: what it needs of the problem's functions, in words for the documentation.
         full_participation: why it needs all clients in every round, or None if it does not.
-        sums_steps: its field of local steps, where their ends are averaged and nothing corrects the drift.
-        drifts: likewise, where clients count alike however many steps they take.
-        feedback: which error feedback its uploads bear, see `fedstrata.channels`.
+        sums_steps: the field of local steps, if end points are averaged and drift is not corrected.
+        drifts: likewise, if a client's weight does not depend on its number of steps.
+        feedback: the error feedback that its uploads support, see `fedstrata.channels`.
         linear: the levels in the ledger whose exchanges are a recursion that a biased compressor breaks.
         private_samples: whether its phases take of samples means by `Oracle.apply` alone, see `channels`.
         hyperparameters: what each of its fields may be; `method` sets it.
@@ -161,7 +161,7 @@ class Method(Generic[ProblemT, StateT]):
         return new
 
     def plan(self, rounds: int) -> Self:
-        """This method told how many rounds there will be, for rules that need the horizon.
+        """Return the method for a number of rounds, for rules that need the horizon.
 
         What it fills in should be leaves, so that another horizon does not recompile. They are part of a
         checkpoint's configuration: such a run is resumed with the same ``rounds``.
@@ -169,9 +169,9 @@ class Method(Generic[ProblemT, StateT]):
         return self
 
     def cautions(self, moment: Moment) -> list[str]:
-        """What the user is to be warned of: before anything is computed, after `start`, and at the end.
+        """Warnings for the user: before anything is computed, after `start`, and at the end.
 
-        Only what is known for certain; whether an answer is good, and why not, `fedstrata.certify` says.
+        Only what is certain belongs here; `fedstrata.certify` judges whether an answer is good.
         """
         steps = np.asarray(self.at(0)._values()[self.sums_steps]) if self.sums_steps else np.zeros(())
         at_work = steps[steps > 0] if steps.ndim == 1 else steps
@@ -185,21 +185,21 @@ class Method(Generic[ProblemT, StateT]):
         ]
 
     def judged_as(self, problem: ProblemT) -> Problem:
-        """The problem that it solves and is measured by, where that is another than the given one."""
+        """The problem that it solves and is measured by, if that differs from the given one."""
         return problem
 
     def metrics(self, state: StateT) -> dict[str, jax.Array]:
-        """Numbers of the method's own that belong in the history."""
+        """The method's own metrics, for the history."""
         return {}
 
     @classmethod
     def needs_for(cls, problem: ProblemT) -> str:
-        """What it asks of this problem's functions, where that differs between the classes it solves."""
+        """What it needs of this problem's functions, if that differs between problem classes."""
         return cls.needs
 
     @by_options
     def reveals_on(self, problem: ProblemT) -> Reveals:
-        """What the server sees on this problem: ``"averages"`` alone, fit for secure aggregation, or replies.
+        """What the server sees: ``"averages"`` alone, fit for secure aggregation, or ``"replies"``.
 
         It follows from the verbs: `Fed.gather` reveals replies, as an average over one client does. A method
         that gathers says so here, or its first round is refused. A class answers for its default options.
@@ -213,13 +213,13 @@ class Method(Generic[ProblemT, StateT]):
 
     @classmethod
     def lacks(cls, problem: ProblemT) -> list[str]:
-        """Those of them that have no derivatives."""
+        """The functions it differentiates that have no derivatives."""
         without = problem.without_derivatives
         return [name for name in cls.differentiates(problem) if name in without] if without else []
 
     @classmethod
     def fits(cls, problem: Problem) -> bool:
-        """Whether it is for such problems, has the oracles that it needs, and refuses nothing else."""
+        """Whether the method can be given this problem."""
         its: Any = problem
         return isinstance(problem, cls.solves) and not cls.lacks(its) and cls.unfit(its) is None
 
@@ -230,7 +230,7 @@ class Method(Generic[ProblemT, StateT]):
 
     @classmethod
     def unfit(cls, problem: ProblemT) -> str | None:
-        """Why the problem is not for this method: it refuses it, or takes for shared what is not."""
+        """Why the method cannot take the problem: it refuses it, or averages what is each client's own."""
         if problem.local and not cls.local:
             return f"{cls.__name__} averages what is each client's own here; see fs.applicable(problem)."
         return cls.refuses(problem)
@@ -241,11 +241,11 @@ class Method(Generic[ProblemT, StateT]):
         raise NoRule(f"{cls.__name__} has no rule for its steps")
 
     def lengths(self, problem: ProblemT, clients: int) -> dict[str, int]:
-        """How many numbers an array of each axis must have, where that is known."""
+        """The length of an array for each axis, if known."""
         return {"client": clients}
 
     def check(self, problem: ProblemT, clients: int) -> None:
-        """Raise where hyper-parameters do not fit the problem; called once before anything is compiled."""
+        """Raise if hyper-parameters do not fit the problem; called once before anything is compiled."""
         if (reason := self.unfit(problem)) is not None:
             raise ValueError(reason)
         lengths = self.lengths(problem, clients)
@@ -253,7 +253,7 @@ class Method(Generic[ProblemT, StateT]):
             self.hyperparameters[name].check_length(type(self).__name__, name, value, lengths)
 
     def check_schedules(self, rounds: int) -> None:
-        """Raise where a schedule leaves its range: all of the first rounds are looked at, then some."""
+        """Raise if a schedule leaves its range: checked at all of the first rounds, then at some."""
         looked = np.minimum(np.arange(LOOKED), max(rounds - 1, 0))
         if rounds > LOOKED:
             looked[LOOKED // 2 :] = np.linspace(LOOKED // 2, rounds - 1, LOOKED // 2)
@@ -262,7 +262,7 @@ class Method(Generic[ProblemT, StateT]):
                 field.check_schedule(type(self).__name__, name, value, looked)
 
     def start_y(self, problem: ProblemT, y0: PyTree, clients: int) -> PyTree:
-        """The second variable's start, where the method has one that the problem has not; else as given."""
+        """The start of y, for a method with a second variable that the problem lacks; else as given."""
         return y0
 
     def init(self, problem: ProblemT, x0: PyTree, y0: PyTree) -> StateT:
@@ -275,7 +275,7 @@ class Method(Generic[ProblemT, StateT]):
 
     @classmethod
     def starts(cls) -> bool:
-        """Whether there are any; without them an engine needs no program for `start`."""
+        """Whether the method overrides `start`; if not, engines compile no program for it."""
         return cls.start is not Method.start
 
     def round(self, problem: ProblemT, fed: Fed, key: Key, r: Integer, state: StateT) -> StateT:
@@ -283,7 +283,7 @@ class Method(Generic[ProblemT, StateT]):
         raise NotImplementedError
 
     def memory(self, problem: ProblemT, x0: PyTree, y0: PyTree) -> PyTree:
-        """What every client remembers before the first round; None where clients remember nothing."""
+        """The memory of every client before the first round; None if clients remember nothing."""
         return None
 
     def own(self, carry: CarryT) -> CarryT:

@@ -28,7 +28,7 @@ from fedstrata.support.words import check_spelling
 class Mean(Protocol):
     """``mean(function, *args, part="train", each=None)``: the clients' mean of a full-batch mean.
 
-    ``each`` is a pytree with a leading client axis; a client's own slice is put behind ``args``. Other parts
+    ``each`` is a pytree with a leading client axis; a client's slice of it follows ``args``. Other parts
     are ``"valid"``; ``"server"``, the mean over the server's own samples; and ``"client"``, the clients' mean
     of ``function(*args, client)``, which sees no sample.
     """
@@ -133,11 +133,11 @@ class Level(Term):
         return cls(term.function, term.reads, term.mean, name, *facts, **more)
 
     def args(self, x: PyTree, y: PyTree) -> tuple[PyTree, ...]:
-        """What it is called with at a point, but for the sample."""
+        """Its arguments at a point, without the sample."""
         return tuple(x if argument == "x" else y for argument in self.arguments)
 
     def minimised(self) -> Level:
-        """The same level as a minimum: the negative of a function that is to be large."""
+        """The level as a minimisation: a function to be maximised becomes its negative."""
         return replace(self.then(jnp.negative), seeks="min") if self.seeks == "max" else self
 
 
@@ -148,16 +148,16 @@ class Problem:
     its `levels`; default metrics, checks of shapes, `fedstrata.constants` and `fedstrata.certify` follow.
 
     Attributes:
-        made_for: the clients' weights that are part of the problem's functions; None where it has any.
+        made_for: the clients' weights that the problem's functions assume; None if they fit any.
         same_samples: whether levels on validation samples are meant to see training samples where the data
             has no others.
         local: whether each client has a second variable, or inner values, of its own.
         frozen: arrays that no method changes, such as the parameters of a pre-trained network. Functions get
             them as their last argument, ``loss(x, sample, frozen)``, and all clients share one copy.
-        assumes: what the theory of the methods for the class asks of it, in words.
-        objective: the default metric that is a function of x alone and is to fall, where there is one.
-        settling: default metrics that may rise at first, while the second variable finds its place, but not
-            without end.
+        assumes: what the theory of the class's methods assumes, in words.
+        objective: the default metric that depends on x alone and should fall, if there is one.
+        settling: default metrics that may rise at first, while y approaches its solution, but must stay
+            bounded.
     """
 
     made_for: Weights | None = None
@@ -169,7 +169,7 @@ class Problem:
     settling: ClassVar[tuple[str, ...]] = ()
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """A new object; an argument that it does not have is an error with those that it has."""
+        """Create an object; an unknown argument is an error that lists the known ones."""
         if options:
             known = inspect.signature(cls.__init__).parameters
             plain = [name for name, p in known.items() if p.kind is not p.VAR_KEYWORD and name != "self"]
@@ -209,7 +209,7 @@ class Problem:
         return html.facts(type(self).__name__, self._parts())
 
     def _parts(self) -> dict[str, str]:
-        """What its user gave, in words, but for what is there by default."""
+        """The arguments that differ from their defaults, in words."""
         given = {f.name: vars(self)[f.name] for f in fields(self) if f.init}  # type: ignore[arg-type]
         default = {f.name: f.default for f in fields(self)}  # type: ignore[arg-type]
         inner = {n: v.function if isinstance(v, Term | Projection) else v for n, v in given.items()}
@@ -227,7 +227,7 @@ class Problem:
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The problem's levels, those of x first; none where the class does not say them."""
+        """The problem's levels, those of x first; empty if the class does not declare them."""
         return ()
 
     @property
@@ -237,18 +237,18 @@ class Problem:
 
     @property
     def has_y(self) -> bool:
-        """Whether there is a second variable; assumed where the class does not say its levels."""
+        """Whether there is a second variable; assumed if the class does not declare its levels."""
         return not self.levels or any(level.variable == "y" for level in self.levels)
 
     @property
     def validated(self) -> str | None:
-        """The function that is meant for validation samples, where there is one."""
+        """The function meant for validation samples, if there is one."""
         names = [level.name for level in self.levels if level.samples == "valid"]
         return names[0] if names and not self.same_samples else None
 
     @property
     def without_derivatives(self) -> list[str]:
-        """The fields whose functions have values only; see `fedstrata.black_box`."""
+        """The fields whose functions have no derivatives; see `fedstrata.black_box`."""
         names = [f.name for f in fields(self) if f.init and f.name not in self.sets]  # type: ignore[arg-type]
         return [name for name in names if values_only(vars(self)[name])]
 
@@ -264,7 +264,7 @@ class Problem:
         return mean(level, *level.args(x, y)[:-1], part=level.samples, each=y)
 
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
-        """Raise a clear error where a function does not fit the point or the sample (shapes only)."""
+        """Raise if a function does not fit the point or the sample (shapes only)."""
         if self.levels and self.has_y:
             require_y(y, type(self).__name__)
         for level in self.levels:
@@ -277,14 +277,14 @@ class Problem:
                     check_like(name, y if level.variable == "y" else x, level, *given)
 
     def check_values(self, x: PyTree, samples: list[PyTree]) -> str | None:
-        """Raise where what a user claims of functions is not so at a point and a few samples.
+        """Raise if a property that the user claims of functions fails at a point and a few samples.
 
-        Returns what there is to warn of, where that is not so bad.
+        Returns a warning if it fails by little.
         """
         return None
 
     def check_weights(self, weights: str) -> None:
-        """Raise where there are no such weights of clients, or the problem was made for others."""
+        """Raise if the weights are unknown, or the problem was made for others."""
         known_weights(weights)
         if self.made_for not in (None, weights):
             raise ValueError(
@@ -294,25 +294,25 @@ class Problem:
             )
 
     def check_server(self, x: PyTree, sample: PyTree) -> None:
-        """The same for functions on the server's own data; ``sample`` is None where it has none."""
+        """Like `check`, for functions of the server's own data; ``sample`` is None if it has none."""
 
     def start_x(self, x: PyTree) -> PyTree:
-        """The main variable's start: the user's, with what the problem adds to it."""
+        """The start of x: the user's, extended by what the problem adds."""
         return x
 
     def start_y(self, x: PyTree, y: PyTree, sample: PyTree) -> PyTree:
-        """The second variable's start: the user's, or zeros where it is the method's own."""
+        """The start of y: the user's, or zeros if y is an auxiliary variable."""
         return y
 
 
 def require_y(y: PyTree, name: str) -> None:
-    """Raise where the start of the second variable is missing."""
+    """Raise if the start of the second variable is missing."""
     if y is None:
         raise ValueError(f"{name} has two variables: give the start of the second one, solve(…, x0, y0=…).")
 
 
 def known_weights(weights: str) -> None:
-    """Raise where clients are not weighed like this."""
+    """Raise unless clients can be weighted like this."""
     if weights not in get_args(Weights):
         raise ValueError(f"weights must be 'uniform' or 'size', but is {weights!r}.")
 

@@ -1,4 +1,4 @@
-"""A user's function together with what it reads, so that no wrapper around it can lose that.
+"""A user's function with its marks, which survive any wrapping.
 
 Usually a function is the paper's ``f(x, …, ξ)`` and sees one sample. One that needs a whole batch, or none
 because everyone knows it, or another mean than the arithmetic one, differs in a mark of its `Term`. A problem
@@ -29,7 +29,7 @@ MeanOf: TypeAlias = Callable[[PyTree, jax.Array], PyTree]
 
 
 class Applied(functools.partial[Any]):
-    """A function whose first arguments are given; two are equal where these are, and share their programs."""
+    """A partial function, equal to another if function and arguments are: they share programs."""
 
     def __eq__(self, other: object) -> bool:
         its = (other.func, other.args, other.keywords) if isinstance(other, Applied) else None
@@ -40,7 +40,7 @@ class Applied(functools.partial[Any]):
 
     @property
     def draws(self) -> bool:
-        """Whether a term among the arguments draws; the function hands its sample on to it."""
+        """Whether a term among the arguments draws."""
         return any(leaf.draws for leaf in jax.tree.leaves(self.args) if isinstance(leaf, Term | Applied))
 
 
@@ -95,7 +95,7 @@ class Reading:
 
 
 def positional(function: Function) -> int:
-    """How many positional arguments a function takes; a large number for ``*args``."""
+    """The number of positional arguments of a function; a large number for ``*args``."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -242,7 +242,7 @@ def per_batch(function: Function) -> Term:
 
 
 def stochastic(function: Function | None = None, *, evaluate: Function | None = None) -> Any:
-    """Mark a loss that draws, for dropout or augmentation: ``loss(x, sample, key)``, with a key for each ξ.
+    """Mark a random loss, for dropout or augmentation: ``loss(x, sample, key)`` with a key for each sample.
 
     A method that evaluates two points at the same ξ uses the same key at both; where it takes full batches it
     draws once a step. Evaluations take the loss without randomness.

@@ -24,7 +24,7 @@ norm = optax.tree.norm
 
 
 def zeros_like(tree: PyTree) -> PyTree:
-    """Zeros of the same shapes and dtypes; outside of a trace on the host, where they need no program."""
+    """Zeros of the same shapes and dtypes; outside a trace, on the host, which compiles nothing."""
 
     def zeros(leaf: Any) -> Any:
         return (jnp if is_traced(leaf) else np).zeros_like(leaf)
@@ -66,8 +66,8 @@ def same_structure(one: PyTree, other: PyTree) -> bool:
 def register(cls: type, leaves_of: Callable[[Any], Iterable[str]]) -> None:
     """Make a pytree of a dataclass: the fields that ``leaves_of`` names are its children, the rest is static.
 
-    An object made of children skips ``__init__``, and is not asked for its leaves again: they may then be
-    tracers or placeholders, which no check understands, and by which nothing can be told.
+    An object made of children skips ``__init__`` and keeps its set of leaves: children may be tracers or
+    placeholders, which checks do not understand.
     """
     names = tuple(f.name for f in fields(cls))
 
@@ -88,11 +88,11 @@ def register(cls: type, leaves_of: Callable[[Any], Iterable[str]]) -> None:
 
 
 def leaf_names(obj: Any, leaves_of: Callable[[Any], Iterable[str]]) -> frozenset[str]:
-    """The leaves of a registered object: those that were fixed, else by ``leaves_of``."""
+    """The names of a registered object's leaves: fixed ones, else by ``leaves_of``."""
     fixed = vars(obj).get("_leaves")
     return frozenset(leaves_of(obj)) if fixed is None else fixed
 
 
 def fix_leaves(obj: Any, leaves: Iterable[str]) -> None:
-    """Say which fields of a registered object are its leaves, whatever values they hold."""
+    """Fix which fields of a registered object are leaves, whatever their values."""
     object.__setattr__(obj, "_leaves", frozenset(leaves))

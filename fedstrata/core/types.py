@@ -1,4 +1,4 @@
-"""The words of the contract. What a value means is said here once; shapes are said where it is used.
+"""Types of the contract. Their meaning is documented here; shapes are documented where values are used.
 
 PyTree     any nesting of dicts, lists, tuples and NamedTuples with arrays at its leaves
 Key        a JAX random key; one key is used once
@@ -7,7 +7,7 @@ Integer    a whole number, known or traced: a round, a client's index or size
 Function   a user's function, of ``(x, …, sample)``
 Phase      a client's part of an exchange: ``phase(problem, client, key, *message) -> upload``
 Schedule   a hyper-parameter as a function of the round
-Weights    of the clients in a mean over them: all alike, or by their numbers of training samples
+Weights    how a mean over clients is weighted: equally, or by their numbers of training samples
 """
 
 from __future__ import annotations

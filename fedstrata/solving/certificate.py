@@ -1,4 +1,4 @@
-"""What `fedstrata.certify` found of an answer, and what `solve` may spend on it unasked."""
+"""The certificate of a result, and the time that `solve` may spend on unrequested ones."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Certificate:
         verdict: ``"solved"``, ``"on its way"``, ``"oscillating"``, ``"biased by drift"``, ``"at the noise
             floor"``, ``"diverging"`` or ``"not certifiable"``.
         value: the excess F(x) − F*, as estimated; NaN where the point is not certifiable.
-        interval: the least that it is, and the most that the measure leaves possible.
+        interval: lower and upper bounds of the excess.
         advice: the one thing to change, in a sentence.
         objective: F(x) with the lower level solved, where the history has it at the current y.
         relative: the excess relative to that of the start; NaN where the start is not known.
-        distance: how far x is from the best point that was found, relative to that.
-        outside: how far x is outside of its set, relative to its length.
-        remarks: what else was found.
-        calls: what it cost: evaluations of F and its gradient, each a pass over all samples, or several where
-            a lower level is solved.
+        distance: the distance of x from the best point found, relative to that point.
+        outside: the distance of x from its set, relative to ‖x‖.
+        remarks: further findings.
+        calls: its cost: evaluations of F and its gradient, each one pass over all samples, or several if a
+            lower level is solved.
     """
 
     solved: bool
@@ -89,10 +89,10 @@ class Certificate:
 
 @dataclass
 class Allowance:
-    """The seconds that are left for certificates that nobody asked for.
+    """The seconds left for unrequested certificates.
 
-    A process has `FREE` of them, and a `SHARE` of what its runs take. So thousands of short runs are not
-    slowed down, while a single one is certified where that takes less than a second.
+    A process has `FREE` seconds plus a `SHARE` of the time of its runs. Thousands of short runs are not
+    slowed down, and a single run is certified if that takes less than a second.
     """
 
     left: float = FREE
@@ -106,7 +106,7 @@ ALLOWANCE = Allowance()
 
 
 def certify_at_end(result: Result, certify: Certify) -> None:
-    """Certify a result of `solve`: where it was asked for, or where it is cheap."""
+    """Certify a result of `solve` if requested, or if it is cheap."""
     if certify is True:
         try:
             _ = result.certificate

@@ -15,10 +15,10 @@ class Checkpoint:
     """Where and how often a run is saved.
 
     Args:
-        path: a file, or a folder in which ``checkpoint.safetensors`` is kept.
-        every_rounds: save at the first evaluation after so many rounds; None leaves it to the seconds.
-        every_seconds: save at the first pause after so many seconds.
-        overwrite: whether a run that does not resume may replace a checkpoint that is there.
+        path: a file, or a folder for ``checkpoint.safetensors``.
+        every_rounds: save at the first evaluation after this many rounds; None: by time alone.
+        every_seconds: save at the first pause after this many seconds.
+        overwrite: whether a run that does not resume may replace an existing checkpoint.
     """
 
     path: str | os.PathLike[str]
@@ -38,20 +38,20 @@ class Checkpoint:
         return given if isinstance(given, Checkpoint) else cls(given)
 
     def due(self, rounds: int, seconds: float) -> bool:
-        """Whether to save so many rounds and seconds after the last time."""
+        """Whether to save, this many rounds and seconds after the last save."""
         return seconds >= self.every_seconds or (
             self.every_rounds is not None and rounds >= self.every_rounds
         )
 
     @property
     def file(self) -> Path:
-        """The file itself."""
+        """The path of the file."""
         path = Path(self.path)
         return path if path.suffix == ".safetensors" else path / "checkpoint.safetensors"
 
 
 def try_to_write(file: Path) -> None:
-    """Raise where ``file`` could not be written, before anything is computed for it.
+    """Raise if ``file`` cannot be written, before anything is computed.
 
     Raises:
         CheckpointError: with the reason.

@@ -1,15 +1,15 @@
-"""What a run is warned of at its end: x far above its start, or outside of its set, with finite numbers.
+"""Warnings at the end of a run with finite numbers: a metric far above its start, or x outside its set.
 
 **Far above.** A metric that solving makes small, a function of x alone (`Problem.objective`), must not end
-ten times above its start. One that follows a second variable too (`Problem.settling`) may rise while that
-finds its place, but not to ten times above all of the first half of the run; so is the first kind judged
-where its start is zero, which gives no scale.
+ten times above its start. One that also depends on y (`Problem.settling`) may rise while y
+approaches its solution, but not to ten times the largest value of the run's first half; the same rule holds
+for the first kind if its start is zero, which gives no scale.
 
 **Outside.** Methods that pull towards a set instead of projecting onto it end where the pull and the slope
 are in balance, and the objective there may be lower than any in the set. So do the means of points that
 clients project onto sets of their own.
 
-Whether an answer is good, and why not, `fedstrata.certify` says.
+`fedstrata.certify` judges whether an answer is good.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def runaway(problem: Problem, method: Method, x0: PyTree, history: Mapping[str, 
 
 
 def _grows(values: np.ndarray) -> bool:
-    """Whether the end is far above all of the first half; where that is zero, of the second's."""
+    """Whether the end is far above the first half's maximum; if that is zero, the second half is judged."""
     if len(values) < 2:
         return False
     factor = FACTOR if len(values) >= FEW else FACTOR_OF_FEW
@@ -73,7 +73,7 @@ def _grows(values: np.ndarray) -> bool:
 
 
 def _inside(problem: Problem, x0: PyTree) -> bool:
-    """Whether the start is a point of the set; outside, an objective may be lower than any inside."""
+    """Whether the start is in the set; outside, the objective may be lower than anywhere inside."""
     project = problem.set_of_x
     if project.trivial:
         return True
@@ -83,7 +83,7 @@ def _inside(problem: Problem, x0: PyTree) -> bool:
 
 
 def in_words(ended: Sequence[tuple[Method, Runaway]], runs: int) -> list[str]:
-    """One warning about all runs that ran away; none where none did."""
+    """One warning about all runs that ran away; empty if none did."""
     if not ended:
         return []
     method, its = ended[0]
@@ -96,7 +96,7 @@ def in_words(ended: Sequence[tuple[Method, Runaway]], runs: int) -> list[str]:
 
 
 def steps_in_words(method: Method) -> str:
-    """`` (gamma=0.1, eta=0.01)``, or nothing where no number of the method is a step."""
+    """`` (gamma=0.1, eta=0.01)``, or ``""`` if the method has no step sizes."""
     steps = {n: v for n, v in method.describe().items() if isinstance(v, float) and n not in NO_STEPS}
     words = [f"{n}={v:g}" for n, v in steps.items()]
     if getattr(method, "gamma", 0.0) is None:
@@ -105,9 +105,9 @@ def steps_in_words(method: Method) -> str:
 
 
 def ended_outside(problem: Problem, ended: Sequence[tuple[Method, PyTree]], data: Placed | None) -> list[str]:
-    """One warning about all runs whose x is outside; none where none is.
+    """One warning about all runs whose x is outside its set; empty if none is.
 
-    Clients' own sets are looked at where their ``data`` is at hand.
+    Clients' own sets are checked only if their ``data`` is available.
     """
     shared = problem.set_of_x.shared
     if not ended or problem.set_of_x.trivial or (data is None and not shared):
@@ -136,7 +136,7 @@ def ended_outside(problem: Problem, ended: Sequence[tuple[Method, PyTree]], data
 
 
 def _outside(problem: Problem, x: PyTree, data: Placed | None) -> tuple[float, float, int]:
-    """The distance from the set, of clients' own sets the largest, ‖x‖, and whose set that is."""
+    """The distance from the set (the largest, of clients' own sets), ‖x‖, and the client of that set."""
     project, length = problem.set_of_x, float(tree.norm(x))
     if project.shared or data is None:
         return float(tree.norm(tree.sub(x, project(x)))), length, 0

@@ -179,8 +179,8 @@ def solve(
         data: the clients' samples.
         x0: where the main variable starts, any pytree of arrays.
         y0: where the second variable starts, for problems that have one.
-        rounds: how many rounds; one round is one averaging of x. Of ``"auto"`` the most that there may be.
-        seed: of all randomness; the same seed gives the same iterates in every engine, up to rounding.
+        rounds: the number of rounds; one round is one averaging of x. For ``"auto"``, an upper bound.
+        seed: the random seed; the same seed gives the same iterates in every engine, up to rounding.
         participation: a fraction of the clients (a float in (0, 1]), a number of them (an int) per round, or
             `Poisson`, where each takes part by itself, or `Buffered`, where nobody waits for slow ones.
         engine: ``"simulated"``, ``"streamed"`` (the default where data comes from a source), ``"sharded"``,
@@ -189,9 +189,9 @@ def solve(
             number. They are added to the problem's own and evaluated inside the compiled program. See
             `per_client` for one of each client, and `on_host` for plain Python.
         eval_every: rounds between two evaluations; the start and the last round are always evaluated.
-        checkpoint: a path or a `Checkpoint`; the run is saved there now and then, on Ctrl-C and at the end.
+        checkpoint: a path or a `Checkpoint`; the run is saved there regularly, on Ctrl-C and at the end.
         resume: continue from the checkpoint if there is one.
-        progress: show a progress bar when it takes longer than two seconds.
+        progress: show a progress bar if the run takes longer than two seconds.
         weights: ``"uniform"`` (as in the papers) or ``"size"``, in proportion to the clients' *training*
             samples: their weights in all averages, the upper level's too, whose validation samples may be
             divided otherwise. Those who take part are drawn by them too, see `fedstrata.core.cohorts`.
@@ -295,7 +295,7 @@ def interruption(number: int, loop: Loop, result: Result | list[Result]) -> Inte
 
 @dataclass
 class Trajectory:
-    """What one lane has gathered so far."""
+    """The history and counts of one lane so far."""
 
     round: int = 0
     history: dict[str, list[float]] = field(default_factory=dict)
@@ -307,7 +307,7 @@ class Trajectory:
         return Ledger.from_counts(self.round, self.counts)
 
     def record(self, columns: Mapping[str, list[float]]) -> None:
-        """Add evaluations; what was not measured now, or not from the beginning, is missing."""
+        """Add evaluations; metrics that were not measured are NaN."""
         before, missing = len(self.history.get("round", ())), [math.nan] * len(columns["round"])
         for name in {**columns, **self.history}:
             self.history.setdefault(name, [math.nan] * before).extend(columns.get(name, missing))
@@ -368,7 +368,7 @@ class Loop:
             engine.recall(self.round, noted)
 
     def _prepare(self, saving: Checkpoint) -> None:
-        """Find out now whether the run can be saved, and tidy up after one that was killed."""
+        """Check that the run can be saved, and remove temporary files of killed writers."""
         trouble: CheckpointError | None = None
         if jax.process_index() == 0:
             clear_strays(saving.file.parent, saving.file.name)
@@ -380,7 +380,7 @@ class Loop:
             raise trouble or CheckpointError(f"The first process cannot write {saving.file}.")
 
     def run(self, bar: Progress | None) -> int | None:
-        """To the end, or until something stops it; returns the signal that asked for an end, if one did."""
+        """Run to the end, or until stopped; returns the signal that stopped it, if any."""
         with Tracking(self.trackers, self._runs()) if self.trackers else nullcontext() as tracking:
             with bar or nullcontext(), _signals() as asked:
                 self.engine.heed(lambda: bool(asked) and time.monotonic() > asked[0][1] + GRACE)
@@ -403,7 +403,7 @@ class Loop:
         return stopped
 
     def _runs(self) -> list[Run]:
-        """What trackers are told of the lanes."""
+        """The descriptions of the lanes for trackers."""
         setup, common = self.posed.setup, {"rounds": self.posed.rounds, "eval_every": self.posed.eval_every}
         common |= {"clients": setup.clients, "participants": setup.participants}
         runs = []
@@ -417,11 +417,11 @@ class Loop:
         return "interrupted" if stopped is not None and lane.status == "done" else lane.status
 
     def seconds(self) -> float:
-        """Since the run began, with what an earlier part of it took, but for compiling."""
+        """The run's time so far, earlier parts included, without compiling."""
         return self.earlier[0] + time.perf_counter() - self.began - (compiled_for() - self.compiled)
 
     def compiling(self) -> float:
-        """The seconds of compiling, with those of an earlier part of the run."""
+        """The seconds of compiling, earlier parts included."""
         return self.earlier[1] + compiled_for() - self.compiled
 
     def _begin(self) -> None:
@@ -439,7 +439,7 @@ class Loop:
         return [m.cautions(moment._replace(state=host.state, ended=ended)) for m, host in lanes]
 
     def _close(self) -> None:
-        """What there is to say of the rounds that there were."""
+        """Warn about the rounds that were run."""
         methods, hosts = self.posed.methods, self._fetch()
         self._warn(self._cautions(ended=True))
         problem, x0 = self.posed.setup.problem, self.posed.x0
@@ -456,14 +456,14 @@ class Loop:
         self._warn([ended_outside(problem, at_end, self.job.data if judged else None)])
 
     def _warn(self, remarks: list[list[str]]) -> None:
-        """Once for each thing to say, whichever lanes it is about."""
+        """Issue each warning once, for all lanes."""
         for remark in dict.fromkeys(itertools.chain(*remarks)):
             warnings.warn(remark, stacklevel=6)
 
     def _advance(
         self, bar: Progress | None, asked: list[tuple[int, float]], tracking: Tracking | None
     ) -> int | None:
-        """Chunk after chunk; the signal that asked for an end, if one did."""
+        """Run chunk after chunk; returns the signal that stopped the run, if any."""
         saved_round, saved_at = self.round, time.perf_counter()
         evaluations = 2  # the start, and what comes first: one call of the program
         agree, saving = self.engine.agree, self.saving
@@ -488,7 +488,7 @@ class Loop:
         return None
 
     def _next(self, evaluations: int, saved_round: int) -> list[int]:
-        """Rounds before each of the next evaluations, none of them past a checkpoint that is due."""
+        """The rounds before each of the next evaluations, up to the next checkpoint that is due."""
         if self.callbacks:
             evaluations = 1
         evaluations = min(evaluations, self._until_host())
@@ -504,7 +504,7 @@ class Loop:
         return lengths
 
     def _until_host(self) -> int:
-        """How many evaluations there are up to the next one at which the host has something to evaluate."""
+        """The number of evaluations up to the next one with a metric on the host."""
         if not self.posed.hosted:
             return self.engine.evaluations_at_once
         done = max(len(lane.history.get("round", ())) for lane in self.lanes)
@@ -512,13 +512,13 @@ class Loop:
         return next(k + 1 for k, now in enumerate(due) if now)
 
     def _next_length(self, evaluations: int, seconds: float) -> int:
-        """How many evaluations to run before the next look, aiming at `PAUSE` seconds."""
+        """The number of evaluations before the next pause, aiming at `PAUSE` seconds."""
         if seconds > PAUSE:
             return max(1, int(evaluations * PAUSE / seconds))
         return min(self.engine.evaluations_at_once, 2 * evaluations)
 
     def _chunk(self, rounds: np.ndarray) -> list[Lane | None]:
-        """Some rounds, and what happened in the lanes that were at it: up to the last finite evaluation."""
+        """Run some rounds; returns the active lanes' outcomes up to the last finite evaluation."""
         posed, before, first = self.posed, self.carry, self.round
         active = np.array([lane.status == "done" for lane in self.lanes])
 
@@ -562,7 +562,7 @@ class Loop:
         self.round = max(lane.round for lane in self.lanes)
 
     def _on_host(self, b: int, number: int, taken: Mapping[str, Any]) -> dict[str, float]:
-        """Those of the host's metrics that are due at a lane's point, the last of so many evaluations."""
+        """The host's metrics that are due at a lane's point, after ``number`` evaluations."""
         posed, lane = self.posed, self.lanes[b]
         done, last = len(lane.history.get("round", ())) + number - 1, lane.round == posed.until
         due = {name: metric for name, metric in posed.hosted.items() if last or is_due(metric, done)}
@@ -577,7 +577,7 @@ class Loop:
         return {name: self.engine.agree(value) for name, value in values.items()}
 
     def _latest(self) -> dict[str, float]:
-        """The last values of the metrics, of several lanes their mean."""
+        """The last values of the metrics, averaged over lanes."""
         names = [n for n in self.lanes[0].history if n not in BOOKKEEPING and "/" not in n]  # a bar is short
         last = {n: [lane.history[n][-1] for lane in self.lanes if lane.history.get(n)] for n in names}
         return {name: float(np.mean(values)) for name, values in last.items() if values}
@@ -595,7 +595,7 @@ class Loop:
                 lane.status = "stopped"
 
     def _fetch(self) -> list[Carry]:
-        """Every lane's state and memory on the host, brought there at once."""
+        """Every lane's state and memory on the host, copied in one transfer."""
         host = self.posed.method.own(self.engine.fetch(self.carry, self.posed.setup.clients))
         return [self.engine.lane(host, b) for b in range(len(self.lanes))]
 
@@ -605,7 +605,7 @@ class Loop:
         return self.posed.method.own(self.carry)
 
     def results(self, stopped: int | None = None) -> list[Result]:
-        """What there is, on the host; ``stopped`` is what `run` returned."""
+        """The results on the host; ``stopped`` is what `run` returned."""
         made, hosts, said = [], self._fetch(), remarks()
         points = self.engine.outputs(self.posed.methods, self._own, hosts)
         lanes = zip(self.lanes, self.posed.methods, self.posed.seeds, hosts, points, strict=True)
@@ -667,7 +667,7 @@ class Loop:
         self.engine.saved(self.round)
 
     def _load(self, saving: Checkpoint) -> tuple[Carry, dict[str, Any]]:
-        """Take up what was saved: the lanes here; the carry and what the engine noted are returned."""
+        """Restore the lanes from a checkpoint; returns the carry and the engine's notes."""
         arrays, facts = load_arrays(saving.file)
         if "identity" not in facts:
             raise CheckpointError(f"{saving.file} is a saved result, not a run that can be resumed.")
@@ -704,7 +704,7 @@ class Loop:
 def _counted(
     lane: Trajectory, lengths: list[int], counts: list[Counter[str]]
 ) -> tuple[dict[str, list[float]], Counter[str]]:
-    """The columns of rounds and of what was sent up to each evaluation, and the counts after the last."""
+    """The history's columns of rounds and traffic at each evaluation, and the counts after the last."""
     total, rows = lane.counts.copy(), []
     for its in counts:
         total.update(its)
@@ -714,7 +714,7 @@ def _counted(
 
 
 def _sent(counts: Counter[str]) -> dict[str, int]:
-    """What a history shows of a ledger, which takes longer to make: totals over its levels and oracles."""
+    """The totals that a history shows of a ledger, without building the ledger."""
     totals = dict.fromkeys(("exchanges", "bytes_up", "bytes_down", "oracle_calls"), 0)
     for name, amount in counts.items():
         entry = "oracle_calls" if name in ORACLES else name.rpartition("/")[2]
@@ -724,12 +724,12 @@ def _sent(counts: Counter[str]) -> dict[str, int]:
 
 
 def _column(name: str, values: np.ndarray) -> list[float]:
-    """A column of the history as it was before it was saved: counts are whole numbers."""
+    """A saved column of the history, with counts as whole numbers again."""
     return [int(v) for v in values] if name in BOOKKEEPING and name != "seconds" else values.tolist()
 
 
 def _first_bad(lane: Lane, asked: tuple[str, ...], first: int, lengths: np.ndarray) -> tuple[int, str] | None:
-    """The round and the quantity of the first trouble in a chunk.
+    """The round and the quantity that first became non-finite in a chunk.
 
     Metrics may be NaN; only iterates are checked.
     """
@@ -772,7 +772,7 @@ def _explain(method: Method, round_number: int, quantity: str, carry: Carry) -> 
 
 @contextmanager
 def _signals() -> Iterator[list[tuple[int, float]]]:
-    """Ctrl-C and SIGTERM ask for an end at the next look; a second one ends at once.
+    """Let Ctrl-C and SIGTERM stop the run at the next pause; a second one ends it at once.
 
     Yields a list that gets the signal and when it came.
     """

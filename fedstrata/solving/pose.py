@@ -1,4 +1,4 @@
-"""Arguments → a posed run: everything checked before anything is computed, the start on the host."""
+"""Check the arguments of a run before anything is computed, and prepare its start on the host."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ MOST_SEEDS = 2**32 - 1
 
 @dataclass(frozen=True)
 class Posed:
-    """A run, or several side by side, that can begin.
+    """One or several runs with checked arguments, ready to begin.
 
     Attributes:
-        setup: what is fixed, whichever engine it is.
-        methods: of each lane, with the horizon known to it.
+        setup: the fixed part of the run, for any engine.
+        methods: each lane's method, which knows the number of rounds.
         seeds: of each lane.
-        method: what the engine takes: the method with its channels, or the lanes' methods stacked.
+        method: the method that the engine takes: with its channels, or the lanes' methods stacked.
         seed: likewise.
         datasets: the clients' samples, of all lanes or of each.
         carry: state and memory before the first round.
-        rounds, eval_every: how long, and how often to look.
+        rounds, eval_every: the number of rounds, and the rounds between two evaluations.
         x0, y0: where it starts.
         hosted: the metrics that the host evaluates.
-        spending: what rounds cost of clients' or samples' privacy, where there is noise and an accountant.
+        spending: the privacy that rounds cost clients or samples, if there is noise and an accountant.
         channels: what happens to uploads on their way, as plain values.
     """
 
@@ -80,7 +80,7 @@ class Posed:
 
     @property
     def data(self) -> FederatedData:
-        """The clients' samples, of several lanes the first one's: the others' have the same form."""
+        """The clients' samples; with several data sets the first, whose form all share."""
         return self.datasets[0]
 
     def data_of(self, lane: int) -> FederatedData:
@@ -89,7 +89,7 @@ class Posed:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What makes a run this one, as plain values: a checkpoint is resumed by the same one only."""
+        """The run's identity as plain values: a checkpoint is resumed only by a run with the same one."""
         setup, alone, text, carry = self.setup, len(self.methods) == 1, self.method, self.carry
         if np.ndim(self.seed):  # a sweep's have an axis of lanes, be it of one
             text, carry = self.methods[0], tree.row(carry, 0)
@@ -119,14 +119,14 @@ class Posed:
 
     @cached_property
     def until(self) -> int:
-        """How many of the rounds there are: fewer, where a budget of privacy is spent before."""
+        """The number of rounds to run: fewer if the privacy budget is spent before."""
         if self.spending is None or self.spending.budget is None:
             return self.rounds
         return self.spending.rounds_within(self.spending.budget, self.rounds)
 
     @property
     def common(self) -> dict[str, Any]:
-        """What the parties of a network compare: all but the samples, which each of them has of its own."""
+        """The part of the identity that the parties of a network compare: all but the samples."""
         return {key: value for key, value in self.identity.items() if key != "data"}
 
 
@@ -191,7 +191,7 @@ def pose(
 
 
 def _checked_precision(precision: Precision, method: Method) -> Precision:
-    """The precision, where there is such a one and the method bears it."""
+    """Return the precision if it exists and the method supports it."""
     if precision not in get_args(Precision):
         raise ValueError(f"precision must be one of {get_args(Precision)}, but is {precision!r}.")
     if precision == "bfloat16" and method.needs.startswith("function values"):
@@ -216,7 +216,7 @@ def _check_poisson(weights: Weights, method: Method) -> None:
 def _with_channels(
     posed: Posed, channel: Channels | None, dropouts: Dropouts | None, late: bool = False
 ) -> Posed:
-    """The run with what happens to uploads on their way; refused before any compute where it cannot be."""
+    """Add channels and dropouts to a run, or refuse them before anything is computed."""
     check_channels(channel)
     setup, method, data = posed.setup, posed.methods[0], posed.data
     if not (dropouts is None or isinstance(dropouts, Dropouts)):
@@ -267,7 +267,7 @@ def _check_secure(setup: Setup, dropouts: Dropouts | None) -> None:
 def _costs(
     posed: Posed, channels: dict[str, Channel], sent: list[Sent], dropouts: Dropouts | None
 ) -> Budget | None:
-    """What the run costs of privacy: of single samples, where these are private, else of clients."""
+    """The privacy cost of the run: for single samples if these are private, else for clients."""
     data = posed.data
     if examples := {place: one.examples for place, one in channels.items() if one.examples is not None}:
         sent = outline(posed.setup, posed.methods[0], data, posed.carry, examples)
@@ -281,7 +281,7 @@ def _costs(
 
 
 def _spending(costs: Budget | None) -> Budget | None:
-    """What there is to account; a warning where there is no ε to tell."""
+    """Return the privacy budget, or warn that there is no ε to report."""
     if costs is None:
         return None
     if costs.bare is None:
@@ -300,7 +300,7 @@ def _spending(costs: Budget | None) -> Budget | None:
 
 
 def _check_output(problem: Problem, method: Method, carry: Carry, y0: PyTree, clients: int) -> None:
-    """Default metrics are of one y where clients share it: one of each client would not fit."""
+    """Raise if each client has its own y, but default metrics need a shared one."""
     shared = any(level.variable == "y" and level.solved_by == "all" for level in problem.levels)
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(method.output(*carry)[1])]
     if shared and shapes and shapes == [(clients, *np.shape(leaf)) for leaf in jax.tree.leaves(y0)]:
@@ -335,7 +335,7 @@ def _check_kinds(problem: Problem, method: Method, data: FederatedData) -> None:
 
 
 def _kind(data: Any) -> str:
-    """What was given in place of data, and the line that makes data of it."""
+    """A description of an argument that is not `FederatedData`, and how to convert it."""
     by_clients = "fs.FederatedData.from_clients([{'x': …, 'y': …}, …]), with the arrays of each client"
     if hasattr(data, "columns"):
         return "a data frame: fs.FederatedData.from_dataframe(df, by='hospital', label='ill') makes it of one"
@@ -351,7 +351,7 @@ def _kind(data: Any) -> str:
 
 
 def whole(name: str, value: int, low: int, high: int | None = None) -> int:
-    """A whole number in a range, or an error that says so."""
+    """Return a whole number in a range, or raise."""
     if Whole(low).fault(value) is not None or np.ndim(value) > 0 or (high is not None and value > high):
         limits = f"≥ {low}" if high is None else f"between {low} and {high}"
         raise ValueError(f"{name} must be a whole number {limits}, but is {value!r}.")
@@ -359,7 +359,7 @@ def whole(name: str, value: int, low: int, high: int | None = None) -> int:
 
 
 def participants_of(participation: Any, clients: int) -> int:
-    """A fraction or a number of clients, as a number."""
+    """The number of clients that take part, from a fraction or a number."""
     match participation:
         case Poisson():
             return participation.room(clients)
@@ -391,9 +391,9 @@ def _metrics(metrics: Mapping[str, Any] | None, data: FederatedData) -> dict[str
 
 
 def _check_names(problem: Problem, x: PyTree, y: PyTree, metrics: Mapping[str, Any]) -> None:
-    """A user's metric must not hide one of the problem's own.
+    """Raise if a user's metric has the name of one of the problem's.
 
-    Some problems cannot tell their metrics' names without data; the engine looks again.
+    Some problems know their metrics' names only with data; the engine checks again.
     """
     try:
         names = jax.eval_shape(lambda: dict(problem.measure(lambda *args, **options: 0.0, x, y)))
@@ -404,7 +404,7 @@ def _check_names(problem: Problem, x: PyTree, y: PyTree, metrics: Mapping[str, A
 
 
 def checked_callbacks(callbacks: Any) -> tuple[Any, ...]:
-    """The callbacks as a tuple; one alone is meant as a list of one."""
+    """Return the callbacks as a tuple; a single one is accepted."""
     several = (callbacks,) if callable(callbacks) else tuple(callbacks)
     for callback in several:
         if isinstance(callback, type):
@@ -493,7 +493,7 @@ def _shapes(point: PyTree) -> PyTree:
 def check_values(posed: Posed) -> str | None:
     """Check the problem's functions against each other at the start, on a few clients' first samples.
 
-    Returns what there is to warn of.
+    Returns a warning, or None.
     """
     problem, data = posed.setup.problem, posed.data
     if type(problem).check_values is Problem.check_values or data.source is not None:
@@ -508,7 +508,7 @@ _fitting: OrderedDict[Any, None] = OrderedDict()
 
 
 def _known(seen: Any, now: bool = False) -> bool:
-    """Whether these shapes were found to fit this problem: tracing its functions is most of a small call."""
+    """Whether these shapes were checked before; tracing the functions takes most of a small call's time."""
     try:
         if now:
             _fitting[seen] = None
@@ -520,7 +520,7 @@ def _known(seen: Any, now: bool = False) -> bool:
 
 
 def check_method(setup: Setup, method: Method, rounds: int) -> Method:
-    """The method with its horizon, where it fits the problem and the federation."""
+    """Check that the method fits the problem and the federation; returns it with its horizon."""
     if setup.participants < setup.clients and method.full_participation is not None:
         raise ValueError(f"{type(method).__name__} needs participation=1.0: {method.full_participation}")
     if lacking := method.lacks(setup.problem):
@@ -536,7 +536,7 @@ def check_method(setup: Setup, method: Method, rounds: int) -> Method:
 
 
 def _on_host() -> AbstractContextManager[Any]:
-    """Where small arrays are made: a GPU would be waited for at each of them."""
+    """Create small arrays on the host: on a GPU, each would cost a wait."""
     if jax.default_backend() == "cpu":
         return nullcontext()
     try:

@@ -14,7 +14,7 @@ BAR = 24  # characters
 
 
 class Progress:
-    """Rounds done, time left and the current metrics."""
+    """A bar with the rounds done, the time left and the current metrics."""
 
     def __init__(self, total: int, done: int = 0, enabled: bool = True, label: str = "rounds") -> None:
         self.total, self.done, self.enabled, self.label = total, done, enabled, label

@@ -1,4 +1,4 @@
-"""What `solve` returns: the point, the history, the ledger; it plots, tabulates, saves and loads itself."""
+"""The result of `solve`: point, history and ledger, with plots, tables, saving and loading."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ class Result:
         history: name → values at the evaluations; ``"round"``, ``"exchanges"``, ``"bytes_up"``,
             ``"bytes_down"``, ``"oracle_calls"`` and ``"seconds"`` (cumulative, without compiling) are always
             among them.
-        ledger: what travelled and what was computed.
-        method: the method with its hyper-parameters (a description, where the result was loaded).
+        ledger: totals of traffic and oracle calls.
+        method: the method with its hyper-parameters (a description, if the result was loaded).
         seconds: wall-clock time, compiling included.
         status: ``"done"``, ``"stopped"`` (a callback or early stop) or ``"interrupted"`` (Ctrl-C).
         state: the method's full state.
-        problem: the problem that was solved; None where the result was loaded.
-        data: the data it was solved on; None where the result was loaded.
-        weights: of the clients, as given to `fedstrata.solve`; None where an older file does not say.
+        problem: the problem that was solved; None if the result was loaded.
+        data: the data it was solved on; None if the result was loaded.
+        weights: the clients' weights, as given to `fedstrata.solve`; None if an older file does not say.
         measured_on: whose samples the metrics are means of: all clients, or a part of very many.
         compiling: the part of ``seconds`` that went into compiling.
-        seed: of all randomness; None where an older file does not say.
-        start: ``(x0, y0)``; None where the result was loaded.
-        participation: the part of the clients in each round; None where an older file does not say.
-        notes: what the engine did to the program by itself, and what ``"auto"`` did, a line each.
+        seed: the random seed; None if an older file does not say.
+        start: ``(x0, y0)``; None if the result was loaded.
+        participation: the fraction of clients in each round; None if an older file does not say.
+        notes: changes that the engine made to the program, and decisions of ``"auto"``, one line each.
     """
 
     x: PyTree
@@ -74,9 +74,9 @@ class Result:
 
     @cached_property
     def certificate(self) -> Certificate:
-        """How far it is from a solution, see `fedstrata.certify`: computed when it is first asked for.
+        """How far the result is from a solution, computed on first access; see `fedstrata.certify`.
 
-        `fedstrata.solve` asks for it where it is cheap, see its argument ``certify``.
+        `fedstrata.solve` computes it if that is cheap, see its argument ``certify``.
         """
         from fedstrata.advice.price import remembered
 
@@ -84,12 +84,12 @@ class Result:
 
     @property
     def known_method(self) -> Any:
-        """The method as an object; None where the result was loaded, and has a description of it."""
+        """The method as an object; None if the result was loaded with a description only."""
         return None if isinstance(self.method, dict) else self.method
 
     @property
     def verdict(self) -> Verdict | None:
-        """The certificate's, where there is one already; None where it was not computed."""
+        """The certificate's verdict; None if no certificate was computed."""
         known: Certificate | None = vars(self).get("certificate")
         return None if known is None else known.verdict
 
@@ -108,7 +108,7 @@ class Result:
         return html.titled(f"Result: {', '.join(self._words())}", words, drawn)
 
     def _advice(self) -> list[str]:
-        """The one thing to change, or how to get to know it."""
+        """The certificate's advice, or how to get it."""
         known: Certificate | None = vars(self).get("certificate")
         if known is not None:
             return [f"  {known.advice}"] if known.advice else []

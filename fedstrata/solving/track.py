@@ -1,10 +1,10 @@
-"""Watching runs elsewhere: CSV files, TensorBoard, MLflow, Weights & Biases.
+"""Log runs to CSV files, TensorBoard, MLflow or Weights & Biases.
 
     fs.solve(…, callbacks=[fs.track.TensorBoard("logs"), fs.track.MLflow("http://localhost:5000")])
 
-Unlike other callbacks these do not look at every evaluation as it happens, which would cut the compiled run
-into single evaluations: about twice a second they are handed what the history has gained. What cannot be
-opened is an error before anything is computed; what fails later is warned of once, and the run goes on.
+Unlike other callbacks, trackers are not called after every evaluation, which would cut the compiled run into
+single evaluations: they get the new rows of the history about twice a second. A tracker that cannot be opened
+raises before anything is computed; one that fails later warns once, and the run continues.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Row = Mapping[str, float]  # an evaluation: the round, what was sent so far, sec
 
 
 class Run(NamedTuple):
-    """What a tracker is told of a run before it begins.
+    """A description of a run, which trackers get before it begins.
 
     Attributes:
         name: the method's name and the seed, ``FedAvg-seed0``.
         parameters: the method, its hyper-parameters, the seed, and what else was given to `fedstrata.solve`.
-        resumed: whether it goes on from a checkpoint; its history is handed on from the start.
+        resumed: whether it continues from a checkpoint; trackers get its history from the start.
     """
 
     name: str
@@ -40,23 +40,23 @@ class Run(NamedTuple):
 
 
 class Tracker:
-    """Base of those that watch: told of all runs of a `solve` or `sweep`, then of rows, then of the end."""
+    """Base of all trackers: `open` with the runs of a `solve` or `sweep`, `log` with rows, then `close`."""
 
     def open(self, runs: Sequence[Run]) -> None:
-        """Runs begin, side by side in a sweep."""
+        """Start logging these runs; a sweep has several."""
 
     def log(self, lane: int, rows: Sequence[Row]) -> None:
-        """The run of this number in ``runs`` has new evaluations."""
+        """Log new evaluations of the run with this number in ``runs``."""
 
     def close(self, statuses: Sequence[str]) -> None:
-        """They have ended: ``"done"``, ``"stopped"``, ``"diverged"``, ``"interrupted"`` or ``"failed"``."""
+        """End the runs: ``"done"``, ``"stopped"``, ``"diverged"``, ``"interrupted"`` or ``"failed"``."""
 
     def __call__(self, progressed: Any) -> None:
-        """Nothing: it stands among the callbacks, but is not called after evaluations."""
+        """Do nothing: a tracker is listed among the callbacks, but not called after evaluations."""
 
 
 class Tracking:
-    """Hands the growth of histories to trackers; one that fails is left out from then on."""
+    """Passes new rows of histories to trackers; a tracker that fails is left out from then on."""
 
     def __init__(self, trackers: Sequence[Tracker], runs: Sequence[Run]) -> None:
         self.trackers, self.runs, self.statuses = list(trackers), runs, ["failed"] * len(runs)
@@ -74,7 +74,7 @@ class Tracking:
         return self
 
     def update(self, histories: Sequence[Mapping[str, Sequence[float]]]) -> None:
-        """What the lanes' histories are now."""
+        """Pass new rows of the lanes' histories to the trackers."""
         if not self._opened:
             return
         for lane, history in enumerate(histories):
@@ -109,14 +109,14 @@ class Tracking:
 
 
 def _names(runs: Sequence[Run], given: str | None) -> list[str]:
-    """What the runs are called: as asked, with a number where there are several."""
+    """The names of the runs: as given, numbered if there are several."""
     if given is None:
         return [run.name for run in runs]
     return [given] if len(runs) == 1 else [f"{given}-{i}" for i in range(len(runs))]
 
 
 def _finite(row: Row) -> dict[str, float]:
-    """The metrics that were evaluated: all but the round, and what is not a number."""
+    """The metrics of a row, without the round and NaNs."""
     return {name: float(v) for name, v in row.items() if name != "round" and not math.isnan(v)}
 
 
@@ -125,7 +125,7 @@ class Csv(Tracker):
 
     Args:
         path: the file. In a sweep its first column, ``run``, has the run's name.
-        overwrite: whether it may be there already; a run that is resumed replaces it in any case.
+        overwrite: whether an existing file may be replaced; a resumed run always replaces it.
 
     >>> import tempfile, numpy as np, fedstrata as fs
     >>> data = fs.FederatedData.from_clients([{"a": np.ones((2, 1))}])
@@ -174,8 +174,8 @@ class TensorBoard(Tracker):
     Needs ``pip install 'fedstrata[track]'`` (tensorboardX, which writes without TensorFlow).
 
     Args:
-        folder: where the runs' folders go.
-        name: of the run's folder; by default the method's name and the seed, numbered where it is there.
+        folder: the folder for the runs' folders.
+        name: the run's folder; by default the method's name and the seed, numbered if it exists.
     """
 
     def __init__(self, folder: str | os.PathLike[str], name: str | None = None) -> None:
@@ -215,7 +215,7 @@ class MLflow(Tracker):
 
     Args:
         uri: the tracking server, ``"http://localhost:5000"``; None is MLflow's own default.
-        experiment: its name; made where it is not there.
+        experiment: its name; created if it does not exist.
         name: the run's; by default the method's name and the seed.
         tags: of the run.
     """

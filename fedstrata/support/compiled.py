@@ -1,4 +1,4 @@
-"""Compiled programs on disk, for the next process."""
+"""Keep compiled programs on disk, for later processes."""
 
 from __future__ import annotations
 

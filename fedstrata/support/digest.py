@@ -1,12 +1,13 @@
-"""Digests of arrays and of programs, by what they hold and compute; and what a Python function refers to.
+"""Digests of arrays and programs by content, and the objects that a Python function refers to.
 
 The digest of a jaxpr is that of its equations in order, with the arrays it closes over. It does not depend on
 the process, the hash seed, the version of Python, or on names, comments and docstrings. It depends on the
 version of JAX, which traces the same function into other equations from time to time.
 
 What a program computes through a callback (`fedstrata.black_box`, metrics on the host) has no equations. Such
-a function is known by its code, by what it closes over and by the globals it names, and no further: not by a
-helper in another module, and its bytecode is that of one version of Python. Whoever knows better names it:
+a function is identified by its code, its closure and the globals it names, and no further: not by a helper in
+another module, and its bytecode is that of one version of Python. To identify a function by name instead, set
+its ``fingerprint``:
 
 >>> def simulator(x, sample):
 ...     return 0.0
@@ -35,7 +36,7 @@ NOT_COMPUTED = {"name", "debug_info", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_j
 
 
 def array_digest(array: np.ndarray) -> bytes:
-    """Of an array's dtype, shape and content, whatever its layout."""
+    """The digest of an array's dtype, shape and content; its layout does not matter."""
     digest = hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode())
     if array.size:
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -43,7 +44,7 @@ def array_digest(array: np.ndarray) -> bytes:
 
 
 def tree_digest(tree: Any) -> str:
-    """Of the arrays of a pytree and where in it they stand."""
+    """The digest of a pytree's arrays and their places in it."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         digest.update(jax.tree_util.keystr(path).encode() + b"\0" + array_digest(np.asarray(leaf)))
@@ -63,10 +64,10 @@ def digest_of(value: Any) -> str:
 
 
 class Reader:
-    """Writes a jaxpr, or anything that one may hold, as a text without names and addresses.
+    """Writes a jaxpr, or any value in one, as text without names and addresses.
 
     Attributes:
-        primitives: the names of those in what was read, in functions inside too.
+        primitives: the names of the primitives in what was read, inner functions included.
     """
 
     def __init__(self) -> None:
@@ -77,11 +78,11 @@ class Reader:
 
     @property
     def calls_host(self) -> bool:
-        """Whether it calls functions on the host, which an equal text does not make the same."""
+        """Whether it calls functions on the host, which may differ where the text is equal."""
         return any("callback" in name for name in self.primitives)
 
     def text(self, value: Any) -> str:
-        """A value's text; that of a jaxpr, a function or an array is its digest."""
+        """The text of a value; for a jaxpr, a function or an array, its digest."""
         match value:
             case None | bool() | int() | float() | complex() | str() | bytes():
                 return repr(value)
@@ -95,7 +96,7 @@ class Reader:
         return text
 
     def equation(self, equation: Any, name: Callable[[Any], str]) -> str:
-        """An equation's text, where variables that it reads have these names."""
+        """The text of an equation, given names for the variables it reads."""
         self.primitives.add(equation.primitive.name)
         read = [
             f"{self._aval(atom.aval)}{self.text(atom.val)}" if hasattr(atom, "val") else name(atom)
@@ -149,7 +150,7 @@ class Reader:
 
 
 def _parts(value: Any) -> tuple[Any, ...] | None:
-    """What a function of the host, or an object that a jaxpr holds, is made of."""
+    """The parts of a host function, or of an object in a jaxpr."""
     match value:
         case MethodType():
             return value.__func__, value.__self__
@@ -171,7 +172,7 @@ def _parts(value: Any) -> tuple[Any, ...] | None:
 
 
 def _held(value: Any) -> list[Any]:
-    """What a dataclass holds."""
+    """The values of a dataclass's fields."""
     return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
 
 
@@ -191,13 +192,13 @@ def _hash(*parts: str) -> str:
 
 
 def is_library(function: FunctionType) -> bool:
-    """Whether a function is not the user's: what it does follows from its name and what it closes over."""
+    """Whether a function belongs to a library, so that its name and closure identify it."""
     root = (function.__globals__.get("__name__") or "").partition(".")[0]
     return root in LIBRARIES or "site-packages" in function.__code__.co_filename
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:
-    """A function's code, and that of the functions that it defines."""
+    """The code of a function and of the functions defined inside it."""
     yield code
     for const in code.co_consts:
         if isinstance(const, CodeType):
@@ -205,7 +206,7 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 
 
 def referred_to(function: FunctionType) -> list[Any]:
-    """What a function closes over and, in a user's own, the globals that it names."""
+    """The objects that a function closes over and, for a user's function, the globals it names."""
     objects = []
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # not assigned yet
@@ -219,7 +220,8 @@ def referred_to(function: FunctionType) -> list[Any]:
 def values_only(function: Any) -> bool:
     """Whether a function, or one that it calls, is marked as a program that JAX cannot differentiate.
 
-    What has derivatives of its own (`jax.custom_jvp`, `jax.custom_vjp`) can be, whatever it calls.
+    Functions with their own derivatives (`jax.custom_jvp`, `jax.custom_vjp`) can be differentiated, whatever
+    they call.
     """
     return marked(function, "values_only")
 

@@ -1,4 +1,4 @@
-"""The same program with some of its equations replaced, in functions inside too."""
+"""Replace equations of a program, inner functions included."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Equation: TypeAlias = Any
 
 
 def replaced(jaxpr: Jaxpr, instead: Callable[[Equation], Callable[..., Any] | None]) -> Jaxpr:
-    """A jaxpr in which some primitives are other functions of the same shapes.
+    """Replace some equations of a jaxpr by functions with the same shapes.
 
-    What calls a function (`jax.jit`, a loop, a branch, a checkpoint) calls the new one. A rule for
-    derivatives (`jax.custom_jvp`) stays as it was.
+    This includes functions called by `jax.jit`, loops, branches and checkpoints; custom derivative rules
+    (`jax.custom_jvp`) stay unchanged.
 
     Args:
         jaxpr: open or closed.
-        instead: the function that is to stand for an equation, of its arguments; None leaves it.
+        instead: returns the function that replaces an equation, or None to keep it.
     """
 
     def inner(value: Any) -> Any:

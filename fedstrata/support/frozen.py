@@ -1,4 +1,4 @@
-"""Arrays that functions read and nobody changes, which compiled programs take as arguments."""
+"""Constant arrays that compiled programs take as arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PyTree: TypeAlias = Any
 
 
 class Frozen:
-    """Arrays that functions read and no method changes: parameters of a network that stay as they are.
+    """Constant arrays that functions read, such as the parameters of a pre-trained network.
 
     Compiled programs take them as arguments, so that all clients share one copy, and other arrays of the same
     shapes compile nothing.
@@ -32,7 +32,7 @@ class Frozen:
 
     @staticmethod
     def of(arrays: Frozen | PyTree) -> Frozen:
-        """A user's arrays; those that are frozen already stay the same object."""
+        """Wrap a user's arrays; frozen ones are returned unchanged."""
         return arrays if isinstance(arrays, Frozen) else Frozen(arrays)
 
     def __repr__(self) -> str:
@@ -40,12 +40,12 @@ class Frozen:
 
     @property
     def now(self) -> PyTree:
-        """The arrays; while a program is traced, what stands for them in it."""
+        """The arrays or, while a program is traced, its arguments in their place."""
         return _lent.get().get(id(self), self.arrays)
 
     @functools.cached_property
     def digest(self) -> str:
-        """By which a checkpoint and a site know the same arrays again."""
+        """The arrays' digest, by which checkpoints and sites recognise them."""
         return tree_digest(self.arrays)
 
 

@@ -12,12 +12,12 @@ _CELL = "padding:2px 10px 2px 0;text-align:{};border:0;background:none"
 
 
 def text(value: object) -> str:
-    """Anything as text, with markup escaped."""
+    """A value as text, with markup escaped."""
     return html.escape(str(value))
 
 
 def number(value: float) -> str:
-    """A number in a few digits; a dash for one that is not known."""
+    """A number in a few digits; a dash for NaN."""
     if isinstance(value, int | np.integer):
         return f"{value:,}"
     return "–" if math.isnan(value) else f"{value:.4g}"

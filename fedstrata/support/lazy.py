@@ -1,4 +1,4 @@
-"""Names that are imported when they are first used (PEP 562), and packages that an extra installs.
+"""Import names at first use (PEP 562), and name the extra that installs a missing package.
 
 ``fedstrata --help`` needs no JAX, and a missing package is named together with the extra that has it.
 """
@@ -18,9 +18,9 @@ from fedstrata.support.words import suggest
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Switch the garbage collector off while modules are loaded, and count what they made as old.
+    """Switch the garbage collector off while modules are loaded, and count their objects as old.
 
-    Otherwise the next collection of young objects goes through all of JAX, which takes as long as was saved.
+    Otherwise the next collection of young objects traverses all of JAX, which costs the time saved.
     """
     before = gc.isenabled()
     gc.disable()
@@ -37,9 +37,9 @@ def loading() -> Iterator[None]:
 def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """A package's ``__getattr__``, which also gives its ``__all__``, and its ``__dir__``.
 
-    Its names are those that its own ``if TYPE_CHECKING:`` imports, so that they are written once. Modules of
-    which that takes all, ``import *``, come with the first name that is asked for, whichever it is: what they
-    register is there from then on.
+    Its names are those imported in the package's ``if TYPE_CHECKING:`` block, so they are written once.
+    Modules imported there by ``import *`` are loaded with the first name, whichever it is, because they
+    register methods and problems.
 
     Args:
         package: its name, ``__name__``.
@@ -80,11 +80,11 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
 
 @contextmanager
 def extra(name: str, what: str) -> Iterator[None]:
-    """Tell which extra has the package, where an import inside fails.
+    """Name the extra to install if an import in this block fails.
 
     Args:
-        name: the extra's.
-        what: needs the package.
+        name: the name of the extra.
+        what: the feature that needs the package.
 
     >>> with extra("lab", "fs.data.digits"):
     ...     import sklearn_is_not_here

@@ -1,4 +1,4 @@
-"""Optimisers of optax in words: pairs of closures, which say of themselves only where they are in memory."""
+"""Describe optax optimisers, which are closures whose repr is only an address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _first: dict[Hashable, optax.GradientTransformation] = {}
 
 
 def first_like(optimiser: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The first optimiser that was made like this one: the methods of a sweep must hold the same object.
+    """The first optimiser built like this one, because the methods of a sweep must share the object.
 
     >>> first_like(optax.adam(0.1)) is first_like(optax.adam(0.1))
     True
@@ -28,7 +28,7 @@ def first_like(optimiser: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def _key(value: Any) -> Hashable:
-    """Equal for what is made alike: optax's functions by their code and what they close over."""
+    """A key that is equal for optimisers built alike: code and closures of optax's functions."""
     match value:
         case FunctionType() if value.__module__.startswith("optax."):
             return value.__code__, _key(value.__defaults__), *((n, _key(v)) for n, v in _cells(value).items())
@@ -42,7 +42,7 @@ def _key(value: Any) -> Hashable:
 
 
 def optimiser_words(optimiser: optax.GradientTransformation) -> str:
-    """What an optimiser is made of, with its numbers.
+    """The transformations that an optimiser chains, with their numbers.
 
     >>> optimiser_words(optax.sgd(0.1))
     'scale(step_size=-0.1)'
@@ -53,7 +53,7 @@ def optimiser_words(optimiser: optax.GradientTransformation) -> str:
 
 
 def misplaced(value: Any) -> str:
-    """What to say of an optimiser where a number belongs; nothing of other values."""
+    """The error text for an optimiser given in place of a number; empty for other values."""
     if not isinstance(value, optax.GradientTransformation):
         return ""
     return (

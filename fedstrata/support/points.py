@@ -1,4 +1,4 @@
-"""A user's point as arrays, or an error that says what else it is and what to give instead."""
+"""Convert a user's point to arrays, or raise an error that says what to give instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PyTree: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Fixed:
-    """A function inside a module, such as an activation: no numbers, called as it was."""
+    """A function inside a module, such as an activation. It has no leaves and is called unchanged."""
 
     function: Callable[..., Any]
 
@@ -32,9 +32,9 @@ jax.tree_util.register_pytree_node(Fixed, lambda fixed: ((), fixed), lambda fixe
 
 
 def as_floats(tree: PyTree, name: str) -> PyTree:
-    """Leaves as JAX arrays; integers become the default float; anything without numbers is an error.
+    """Convert leaves to JAX arrays, integers to the default float; leaves without numbers are an error.
 
-    Functions inside a module (Equinox's activations) are not variables and stay as they are, see `Fixed`.
+    Functions inside a module (Equinox's activations) are kept as constants, see `Fixed`.
     """
     if is_torch_module(tree):
         raise TypeError(
@@ -97,19 +97,19 @@ def as_floats(tree: PyTree, name: str) -> PyTree:
 
 
 def is_torch_module(value: object) -> bool:
-    """Whether it is a `torch.nn.Module`; PyTorch is not imported for it."""
+    """Whether a value is a `torch.nn.Module`; does not import PyTorch."""
     return any(cls.__module__ == "torch.nn.modules.module" for cls in type(value).__mro__)
 
 
 def _is_statistic(tree: PyTree) -> bool:
-    """Whether it is what batch normalisation keeps in a module of Flax NNX."""
+    """Whether a leaf is a batch normalisation statistic of Flax NNX."""
     return any(
         cls.__name__ == "BatchStat" and cls.__module__.startswith("flax.") for cls in type(tree).__mro__
     )
 
 
 def _is_equinox(tree: PyTree) -> bool:
-    """Whether it is an `equinox.Module`, whose leaves other than arrays of floats are constants."""
+    """Whether a subtree is an `equinox.Module`, whose leaves other than float arrays are constants."""
     equinox = sys.modules.get("equinox")
     return equinox is not None and isinstance(tree, equinox.Module)
 

@@ -1,4 +1,4 @@
-"""In which precision the functions of a problem are computed: the products in them, and nothing around them.
+"""The precision of products inside a problem's functions; everything else is computed in full precision.
 
 In bfloat16, products of matrices and convolutions take arguments that are rounded to 8 bits, and give such
 values: units for matrices compute several times as many of them. All between products (normalisation,
@@ -28,7 +28,7 @@ _current: ContextVar[Precision] = ContextVar("precision", default="float32")
 
 @contextmanager
 def computing_in(precision: Precision) -> Iterator[None]:
-    """Trace what is inside in a precision."""
+    """Trace this block in a precision."""
     products: AbstractContextManager[Any] = nullcontext()
     if precision == "highest":
         products = jax.default_matmul_precision("highest")
@@ -41,7 +41,7 @@ def computing_in(precision: Precision) -> Iterator[None]:
 
 
 def in_precision(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function in the precision that is asked for here."""
+    """Wrap a function to compute in the precision set by `computing_in`."""
     if _current.get() != "bfloat16":
         return function
 

@@ -1,4 +1,4 @@
-"""The four private parts of JAX in use, each with the reason why nothing public will do.
+"""The four private parts of JAX in use, each with the reason why no public part suffices.
 
 No other module imports from ``jax._src`` or ``jax.interpreters``, or reads a private attribute of a tracer.
 ``pyproject.toml`` excludes the versions of JAX with which these were not tried. To raise its upper bound, run

@@ -1,8 +1,8 @@
 """Arrays in sealed files, without pickle: a safetensors file with the arrays, all else as JSON in its header.
 
 A write goes to a temporary file beside the target, is flushed to disk and then moved over it, so that a kill
-at any moment leaves either the old file or the new one. The file holds a digest of the whole of it
-(with zeros in the digest's place), so that a byte that changed anywhere is found.
+at any moment leaves either the old file or the new one. The file contains a digest of itself (with zeros in
+the digest's place), so that any changed byte is detected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CheckpointError(RuntimeError):
 
 
 def sealed(content: bytes) -> bytes:
-    """The content, which has ``"sha256": UNSEALED`` in it, with its digest there."""
+    """Write the digest into content that has ``"sha256": UNSEALED``."""
     found = _SEAL.search(content)
     assert found is not None
     digest = hashlib.sha256(content).hexdigest().encode()
@@ -38,7 +38,7 @@ def sealed(content: bytes) -> bytes:
 
 
 def is_whole(content: bytes) -> bool:
-    """Whether content that was sealed is as it was."""
+    """Whether sealed content is unchanged."""
     found = _SEAL.search(content)
     if found is None:
         return False
@@ -89,7 +89,7 @@ def load_arrays(file: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _header(content: bytes) -> dict[str, str]:
-    """What a safetensors file says of itself: eight bytes with a length, then so much JSON."""
+    """The header of a safetensors file: eight bytes with a length, then JSON of that length."""
     length = int.from_bytes(content[:8], "little")
     return json.loads(content[8 : 8 + length])["__metadata__"]
 

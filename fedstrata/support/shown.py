@@ -1,4 +1,4 @@
-"""Objects in one line: what `repr` says of methods, problems, data and results."""
+"""One-line representations of methods, problems, data and results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEW = 6  # numbers of an array that are shown
 
 
 def short(value: Any) -> str:
-    """A value in a few words.
+    """A short representation of a value.
 
     >>> short(0.1), short(np.arange(3)), short(np.zeros((9, 2))), short(short)
     ('0.1', '[0, 1, 2]', 'array(9, 2)', 'short')
@@ -54,7 +54,7 @@ def short(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: numbers, words and lists as they are, the rest in words."""
+    """A JSON-compatible form of a value: numbers, strings and lists, or else its representation."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -64,7 +64,7 @@ def plain(value: Any) -> Any:
 
 
 def shapes(tree: Any) -> str:
-    """A pytree of arrays by their dtypes and shapes.
+    """The dtypes and shapes of a pytree's arrays.
 
     >>> shapes({"w": np.zeros((2, 3)), "b": np.float32(1)})
     "{'b': 'float32[]', 'w': 'float64[2, 3]'}"
@@ -77,7 +77,7 @@ def shapes(tree: Any) -> str:
 
 
 def line(name: str, parts: Mapping[str, Any] | Iterable[str], width: int = WIDTH) -> str:
-    """``name(part, …)``, cut where it would not fit into a line.
+    """``name(part, …)``, shortened to fit one line.
 
     >>> line("FedAvg", {"gamma": 0.1, "H": 5})
     'FedAvg(gamma=0.1, H=5)'

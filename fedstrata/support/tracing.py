@@ -1,7 +1,7 @@
-"""Tracing and compiling: done once where a trace is needed twice, and timed apart from the run.
+"""Reuse traces, and time tracing and compiling apart from the run.
 
-A loop must know the shapes that its body gives before it is traced (`traced`). What is traced, loaded and
-compiled is paid once, and would spoil a run's clock (`compiling`, `compiled_for`).
+A loop needs the shapes that its body returns before it is traced (`traced`). Tracing, loading and compiling
+happen once and are excluded from a run's time (`compiling`, `compiled_for`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _clock = _Clock()
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Time what happens inside as compiling."""
+    """Count the time of this block as compiling."""
     began = time.perf_counter()
     try:
         yield
@@ -51,12 +51,12 @@ def compiled_for() -> float:
 
 
 def remark(*words: str) -> None:
-    """Say something of a program that this thread runs; a run's result has it."""
+    """Add a note about a program that this thread runs, for the run's result."""
     _clock.remarks = tuple(dict.fromkeys((*_clock.remarks, *words)))
 
 
 def remarks() -> tuple[str, ...]:
-    """What was said since this was last asked."""
+    """Return and clear the notes added since the last call."""
     said, _clock.remarks = _clock.remarks, ()
     return said
 
@@ -74,10 +74,10 @@ def uncollected() -> Iterator[None]:
 
 
 def traced(function: Callable[..., Any], *args: PyTree) -> tuple[Any, Callable[..., Any]]:
-    """The shapes that ``function(*args)`` has, and the same function, whose Python is not run again.
+    """Trace ``function(*args)``: its output shapes, and a copy that does not run its Python again.
 
-    It takes arguments of the same structure and shapes, and is far cheaper to trace: a user's functions are
-    differentiated and mapped already.
+    The copy takes arguments of the same structure and shapes and is far cheaper to trace, because derivatives
+    and maps of user functions are already expanded.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
     structure: Any = jax.tree.structure(shapes)
@@ -93,10 +93,10 @@ def traced(function: Callable[..., Any], *args: PyTree) -> tuple[Any, Callable[.
 
 
 def without_repetition(jaxpr: Jaxpr) -> Jaxpr:
-    """The same with each of its equations once.
+    """Remove repeated equations.
 
-    XLA on a CPU moves what two exchanges look up alike (their clients' samples) out of the loop over rounds
-    before it looks for repetitions, and sees none in what follows: it compiles and computes both.
+    XLA on a CPU hoists identical look-ups of two exchanges (their clients' samples) out of the loop over
+    rounds before it eliminates common subexpressions, then finds none in the rest and compiles both.
     """
     instead: dict[Any, Any] = {}  # a variable → the one that has its value already
     known: dict[Any, list[Any]] = {}

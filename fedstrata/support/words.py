@@ -1,4 +1,4 @@
-"""Phrases of error messages."""
+"""Helpers for error messages."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def suggest(word: str, known: Sequence[str]) -> str:
 
 
 def misspelt(module: str) -> Callable[[str], NoReturn]:
-    """A module's ``__getattr__``: a name that it does not have is an error with what was meant.
+    """A module's ``__getattr__`` that suggests a close name for an unknown one.
 
     Args:
-        module: its name, ``__name__``. What it knows is its ``__all__``, else what it defines itself.
+        module: its name, ``__name__``. Known names are its ``__all__``, else what it defines itself.
     """
 
     def get(name: str) -> NoReturn:
@@ -54,7 +54,7 @@ ELSEWHERE = {
 
 
 def called_here(argument: str, known: Sequence[str], documentation: str) -> str:
-    """``": for the step size, give 'gamma'."`` for a name that other libraries use, else nothing."""
+    """``": for the step size, give 'gamma'."`` for a name that other libraries use, else ``""``."""
     meaning = ELSEWHERE.get(argument.casefold())
     described = re.findall(rf"^ +(\w[\w, ]*):(?: [\w']+){{0,2}} {meaning}", documentation, re.MULTILINE)
     names = [name for name in known if name in ", ".join(described).split(", ")]
@@ -62,7 +62,7 @@ def called_here(argument: str, known: Sequence[str], documentation: str) -> str:
 
 
 def check_spelling(name: str, given: Iterable[str], known: Sequence[str], documentation: str = "") -> None:
-    """Raise if ``name`` is given an argument that it does not have, with what was probably meant."""
+    """Raise if ``name`` is given an unknown argument, and suggest what was meant."""
     for argument in given:
         if argument not in known:
             meant = called_here(argument, known, documentation) or suggest(argument, known)
@@ -72,9 +72,9 @@ def check_spelling(name: str, given: Iterable[str], known: Sequence[str], docume
 def spelling(
     name: str, documentation: str = "", missing: str | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: an argument that the function ``name`` does not have is an error with what was meant.
+    """Decorate the function ``name`` so that unknown arguments raise an error that suggests a known one.
 
-    Where ``missing`` says what to do about it, so is one that it needs and is not given.
+    With ``missing``, the advice to give, missing arguments raise one too.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

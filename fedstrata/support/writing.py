@@ -1,4 +1,4 @@
-"""Files that are whole or as they were, whatever ends their writer."""
+"""Atomic writes: a file is complete or unchanged, even if its writer is killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ except ImportError:  # Windows
 
 
 def write_atomically(file: Path, content: bytes) -> None:
-    """Replace ``file`` by ``content``, or leave it as it was; on disk when it returns."""
+    """Replace ``file`` by ``content`` atomically; the content is on disk on return."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.parent / f".{file.name}.{os.getpid()}.{secrets.token_hex(4)}"
     try:
@@ -37,7 +37,7 @@ def write_atomically(file: Path, content: bytes) -> None:
 
 
 def clear_strays(folder: Path, name: str = "*") -> None:
-    """Remove the temporary files of writers that were killed, of one file or of all in a folder."""
+    """Remove temporary files of killed writers, for one file or for all in a folder."""
     for stray in folder.glob(f".{name}.*"):
         *_, pid, _ = ("", *stray.name.split("."))
         if not (pid.isdigit() and alive(int(pid))):
@@ -46,7 +46,7 @@ def clear_strays(folder: Path, name: str = "*") -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether there is a process of this number."""
+    """Whether a process with this number exists."""
     if pid == os.getpid():  # another thread may be writing
         return True
     try:
@@ -60,7 +60,7 @@ def alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Path, what: str) -> Iterator[None]:
-    """Hold a folder for this process alone; the lock goes with the process, however it ends.
+    """Lock a folder for this process; the lock is released when the process ends, however it ends.
 
     Raises:
         BlockingIOError: if another process holds it; ``what`` says what that process is.
