@@ -158,7 +158,7 @@ def test_mistakes_in_a_problem():
         fs.Minimization(problem.loss, project=fs.sets.Ball)
     pair = fs.MultiSequence(lambda x, Z, s: x, [lambda x, z, s: z, lambda y, z, s: z])
     with pytest.raises(
-        ValueError, match=r"a tuple \(z1, z2\), a start for each sequence, but is float32\[3\]"
+        ValueError, match=r"a tuple \(z1, z2\) with the start of each sequence, but is float32\[3\]"
     ):
         solve(fs.SOBA(0.1, 0.1), problem=pair, y0=np.zeros(3))
 

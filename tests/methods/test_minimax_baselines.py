@@ -129,7 +129,7 @@ def test_a_set_of_y_that_depends_on_x_is_refused():
     for name, cls in fs.METHODS.items():
         if fs.Minimax in cls.solves and name != "FedRZOMinimax":
             assert "depends on x" in cls.refuses(MOVING), name
-    assert fs.applicable(MOVING).names == ["FedRZOBilevel", "FedRZOMinimax"]
+    assert fs.applicable(MOVING).names == ["FedRZOMinimax", "FedRZOBilevel"]
     data = fs.FederatedData.from_clients([{"a": np.array([1.0, 2.0])}, {"a": np.array([3.0])}])
     with pytest.raises(ValueError, match=r"depends on x\. Use FedRZOMinimax"):
         fs.solve(MOVING, fs.LocalSGDA(0.1, 0.1), data, 0.0, y0=0.0, rounds=1, progress=False)
