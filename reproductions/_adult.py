@@ -4,8 +4,6 @@ The page `feddro-adult` says what the paper leaves open. Steps fall to a tenth a
 rounds; β is 1/(r+1) in the first 100 rounds r, as one minibatch has few positives of a small group.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -16,8 +14,7 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.core.types import PyTree
 from fedstrata.data.storage import Placed
-from fedstrata.lab.experiments.base import Setting, Task
-from fedstrata.lab.report import Column
+from fedstrata.lab import Column, Setting, Task
 from reproductions._schedules import dropped, mean_first
 
 GROUPS = 3
@@ -29,12 +26,10 @@ def score(x: PyTree, sample: PyTree) -> Any:
 
 
 def loss(x: PyTree, sample: PyTree) -> Any:
-    """The logistic loss."""
     return jax.nn.softplus(jnp.where(sample["y"] == 1, -1.0, 1.0) * score(x, sample))
 
 
 def accuracy(x: PyTree, y: PyTree, data: Placed) -> Any:
-    """On the test data."""
     return ((jax.vmap(score, in_axes=(None, 0))(x, data.test) > 0) == (data.test["y"] == 1)).mean()
 
 
@@ -57,7 +52,6 @@ def noisy(name: str, clients: int, seed: int, noise: float, proxies: int) -> fs.
 
 @functools.cache
 def problem(epsilon: float, rho: float, lam: float, proxies: int) -> fs.fairness.Constrained:
-    """The composition that penalises violations."""
     return fs.fairness.equal_opportunity(score, loss, GROUPS, epsilon, rho=rho, lam=lam, proxies=proxies)
 
 
@@ -95,7 +89,6 @@ STEPS = {  # for I = 1, for larger I
 
 
 def build(s: Setting) -> Task:
-    """One of the methods."""
     data = noisy(s.data, s.clients, s.seed, s.noise, s.proxies)
     eta, beta = dropped(STEPS[s.method][s.I > 1], s.rounds * 3 // 4), mean_first(s.beta)
     method = {
@@ -118,18 +111,9 @@ def build(s: Setting) -> Task:
 
 
 PARAMETERS: dict[str, Any] = {
-    "data": "adult",
-    "batch_size": 16,
-    "epsilon": 0.05,
-    "noise": 0.3,
-    "proxies": 10,
-    "rho": 2.0,
-    "lam": 0.01,
-    "beta": 0.01,
-    "tau": 100,
-    "rounds": 1000,
-    "evaluations": 20,
-}
+    "data": "adult", "batch_size": 16, "epsilon": 0.05, "noise": 0.3, "proxies": 10, "rho": 2.0, "lam": 0.01,
+    "beta": 0.01, "tau": 100, "rounds": 1000, "evaluations": 20,
+}  # fmt: skip
 COLUMNS = (
     Column("accuracy", title="test accuracy", better="high", format=".2%"),
     Column("test_violation", title="worst violation", better="low", format=".4f"),
@@ -138,10 +122,5 @@ COLUMNS = (
     Column("bytes_up", reduce="ledger", format="bytes"),
 )
 QUICK: dict[str, Any] = {
-    "data": "made up",
-    "rounds": 20,
-    "evaluations": 2,
-    "proxies": 2,
-    "batch_size": 4,
-    "seeds": 1,
-}
+    "data": "made up", "rounds": 20, "evaluations": 2, "proxies": 2, "batch_size": 4, "seeds": 1,
+}  # fmt: skip

@@ -5,15 +5,12 @@ SimFBO's own steps, of a whole round, are K times as long. Hypergradient descent
 CG in a round; a reference makes those of y alone.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.lab.experiments.base import Setting
-from fedstrata.lab.report import PlotSpec
+from fedstrata.lab import PlotSpec, Setting
 
 
 def method_of(s: Setting, parts: int = 1, **series: Any) -> fs.Method:

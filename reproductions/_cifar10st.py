@@ -4,8 +4,6 @@ They keep only the last 100 training images of each class in the first half of t
 others.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -45,7 +43,6 @@ def network(name: str, classes: int = 10) -> Model:
 
 @functools.cache
 def problems(model: Model, lam: float, bound: float, classes: int = 10) -> dict[str, Any]:
-    """What each method solves."""
     kl = fs.dro.kl(model.loss, lam)
     return {
         "average loss": fs.Minimization(model.loss),

@@ -1,12 +1,10 @@
 """What a paper says and what was found here, read from the tables of the pages beside the definitions."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import get_args
 
-from fedstrata.lab.report import Claim, PaperClaims, Statement
+from fedstrata.lab import Claim, PaperClaims, Statement
 from fedstrata.lab.report.specs import Outcome
 
 _TABLE = re.compile(r"\n\| the paper says[^|\n]*\| here[^|\n]*\|\n\|[-|]+\|\n((?:\|.*\n)+)")

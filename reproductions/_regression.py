@@ -1,7 +1,5 @@
 """Regression with more features than samples, on which the selection papers choose among all that fit."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Every client has its own ℓ2 weight, but the trained model depends on their mean alone.
 """
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 from scipy.optimize import minimize_scalar

@@ -3,13 +3,11 @@
 The page `fedrzo-relu` says what the paper leaves open; a client's sum over samples is their mean here.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import fedstrata as fs
 from fedstrata.core.types import PyTree
-from fedstrata.lab.experiments.base import Setting, Task
+from fedstrata.lab import Setting, Task
 from fedstrata.lab.experiments.data import federated
 from fedstrata.models import Model, relu_network
 from fedstrata.models.model import squares
@@ -27,12 +25,10 @@ def network(s: Setting, beta: float | None = None) -> tuple[fs.FederatedData, Mo
 
 
 def sum_of_squares(x: PyTree, y: PyTree) -> Any:
-    """‖x‖², of which λ/2 is in the loss."""
     return squares(x)
 
 
 def build(s: Setting) -> Task:
-    """FedRZO on the ReLU network."""
     data, model = network(s)
 
     def derive(result: fs.Result) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Hyper-parameters that change with the round: the same object for the same arguments, as programs want."""
 
-from __future__ import annotations
-
 import functools
 
 import jax.numpy as jnp

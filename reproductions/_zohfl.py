@@ -5,8 +5,6 @@ steps (τ = 20), which leave a GPU idle: side by side (`--together`, the default
 both data sets of 28×28 pixels, all seeds, FedAvg and FedProx, with and without the server's data.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -17,8 +15,7 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.core.types import PyTree
 from fedstrata.data.storage import Placed
-from fedstrata.lab.experiments.base import Setting, Task
-from fedstrata.lab.report import Column
+from fedstrata.lab import Column, Setting, Task
 from fedstrata.methods.zohfl import RootDecay, RootGrowth
 
 Sample = dict[str, Any]
@@ -126,7 +123,6 @@ MINIMIZATION = fs.Minimization(cross_entropy)
 
 
 def accuracy(x: jax.Array, y: PyTree, data: Placed) -> jax.Array:
-    """Of the global model, on the test data."""
     return (scores(x, data.test).argmax(1) == data.test["y"]).mean()
 
 

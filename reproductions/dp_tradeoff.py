@@ -4,8 +4,6 @@
 are not accounted.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any
@@ -15,19 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.lab.experiments.base import Experiment, Setting, Task
-from fedstrata.lab.report import Column, TableSpec
+from fedstrata.lab import Column, Experiment, Setting, TableSpec, Task
 
 CUTS = tuple(range(6, 49, 6))  # months
 
 
 def logistic(x: Any, s: Any) -> Any:
-    """The logistic loss of a linear model with an offset."""
     return jax.nn.softplus(-(2.0 * s["y"] - 1) * (s["x"] @ x[:-1] + x[-1]))
 
 
 def softmax(x: Any, s: Any) -> Any:
-    """The loss of a softmax regression."""
     return -jax.nn.log_softmax(jnp.ravel(s["x"]) @ x["w"] + x["b"])[s["y"]]
 
 
@@ -105,7 +100,6 @@ def judged(s: Setting, x: Any, y: Any) -> float:
 
 
 def build(s: Setting) -> Task:
-    """One run at an ε."""
     data, rounds = samples(s.data, s.seed), s.rounds * (2 if s.data == "digits" else 1)
     problem, method, x0, y0, bounds = chosen(s)
     delta = 1e-5 if s.data == "adult" else 1e-3
@@ -147,10 +141,10 @@ EXPERIMENT = Experiment(
     build=build,
     seeds=4,
     table=TableSpec(
-        (Column("held_out", format=".3f"),), rows=("data", "label"), across="epsilon", paper=False
+        (Column("held_out", format=".3f"),), rows=("data", "label"), across="epsilon", paper=False,
     ),
     needs=("heart", "adult", "dialysis"),
     quick={"data": ["heart"], "method": ["FedAvg"], "epsilon": [1.0, "∞"], "seeds": 1},
     quick_seconds=8,
     full_time="6 minutes on one core",
-)
+)  # fmt: skip

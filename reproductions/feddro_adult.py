@@ -1,14 +1,12 @@
 """FedDRO under fairness constraints on Adult, and without: Figures 3 and 5 of the paper."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from fedstrata.lab.experiments.base import Experiment
-from fedstrata.lab.report import PlotSpec, Reference, TableSpec
+from fedstrata.lab import Experiment, PlotSpec, Reference, TableSpec
 from reproductions._adult import COLUMNS, PARAMETERS, QUICK, build
 from reproductions._pages import claims
 
+# A panel for each method: ten lines in one cannot be told apart where most are at one level.
 LOOK: dict[str, Any] = {"lines": ("I",), "panels": "label"}
 ACCURACY = {**LOOK, "y_label": "test accuracy"}
 VIOLATION = {**LOOK, "y_label": "worst violation (test)"}
@@ -30,24 +28,17 @@ EXPERIMENT = Experiment(
     build=build,
     seeds=5,
     table=TableSpec(COLUMNS, rows=("label", "I")),
-    # A panel for each method: ten lines in one cannot be told apart where most of them are at one level.
     plots=(
         PlotSpec("accuracy", title="Test accuracy by rounds", **ACCURACY),
         PlotSpec("accuracy", x="exchanges", log_x=True, name="accuracy-by-exchanges", **ACCURACY),
         PlotSpec("accuracy", x="bytes_up", log_x=True, name="accuracy-by-bytes", **ACCURACY),
         PlotSpec(
-            "test_violation",
-            title="Worst violation by rounds",
-            references=(Reference(0.0, "no violation"),),
+            "test_violation", title="Worst violation by rounds", references=(Reference(0.0, "no violation"),),
             **VIOLATION,
         ),
         PlotSpec(
-            "test_violation",
-            x="bytes_up",
-            log_x=True,
-            title="Worst violation by bytes",
-            name="violation-by-bytes",
-            **VIOLATION,
+            "test_violation", x="bytes_up", log_x=True, title="Worst violation by bytes",
+            name="violation-by-bytes", **VIOLATION,
         ),
     ),
     claims=claims("feddro-adult", "Figures 3 and 5 and the text on them"),
@@ -56,4 +47,4 @@ EXPERIMENT = Experiment(
     quick={**QUICK, "clients": 2, "I": [1], "method": ["FedDRO", "unconstrained"]},
     quick_seconds=8,
     full_time="10 min on a busy core",
-)
+)  # fmt: skip

@@ -1,9 +1,6 @@
 """FedDRO under fairness constraints on Adult: the number of clients, Figure 6 of the paper."""
 
-from __future__ import annotations
-
-from fedstrata.lab.experiments.base import Experiment
-from fedstrata.lab.report import PlotSpec, TableSpec
+from fedstrata.lab import Experiment, PlotSpec, TableSpec
 from reproductions._adult import COLUMNS, PARAMETERS, QUICK, build
 from reproductions._pages import claims
 
@@ -24,4 +21,4 @@ EXPERIMENT = Experiment(
     quick={**QUICK, "clients": [1, 2], "I": [1]},
     quick_seconds=8,
     full_time="1 min on a core",
-)
+)  # fmt: skip

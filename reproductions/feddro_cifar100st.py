@@ -3,9 +3,7 @@
 The right halves of Figures 1, 2 and 4 of the paper. What it leaves open is settled as in `feddro-cifar10st`.
 """
 
-from __future__ import annotations
-
-from fedstrata.lab.experiments.base import Experiment
+from fedstrata.lab import Experiment
 from reproductions import feddro_cifar10st as ten
 
 EXPERIMENT = Experiment(
@@ -28,4 +26,4 @@ EXPERIMENT = Experiment(
     quick=ten.EXPERIMENT.quick,
     quick_seconds=10,
     full_time="about as long as feddro-cifar10st, half an hour on an H200 that ten processes share",
-)
+)  # fmt: skip

@@ -4,16 +4,13 @@ Figures 1, 2 and 4 of the paper; the page `feddro-cifar10st` says what it leaves
 same number of local steps, and the step falls to a tenth after three quarters of them.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.lab.experiments.base import Experiment, Setting, Task
-from fedstrata.lab.report import Column, PlotSpec, TableSpec
+from fedstrata.lab import Column, Experiment, PlotSpec, Setting, TableSpec, Task
 from reproductions import _cifar10st as st
 from reproductions._pages import claims
 from reproductions._schedules import dropped
@@ -46,7 +43,6 @@ def data_of(name: str, clients: int, seed: int, limit: int | None) -> fs.Federat
 
 
 def build(s: Setting) -> Task:
-    """One method on CIFAR10-ST or CIFAR100-ST."""
     classes = st.CLASSES.get(s.data, 10)
     data, model = data_of(s.data, s.clients, s.seed, s.limit), st.network(s.network, classes)
     rounds = s.steps // s.I
@@ -75,16 +71,8 @@ EXPERIMENT = Experiment(
     ),
     problem="min λ log mean exp(ℓ/λ), and the other methods' own robust objectives",
     parameters={
-        "data": "cifar10",
-        "network": "resnet20",
-        "clients": 8,
-        "batch_size": 16,
-        "lam": 1.0,
-        "beta": 0.2,
-        "bound": 0.5,
-        "steps": 4000,
-        "evaluations": 8,
-        "limit": None,
+        "data": "cifar10", "network": "resnet20", "clients": 8, "batch_size": 16, "lam": 1.0, "beta": 0.2,
+        "bound": 0.5, "steps": 4000, "evaluations": 8, "limit": None,
     },
     grid=[
         {"method": ["average loss", "FastDRO", "PDSGD", "MBSGD"], "I": [1], "eta": ETAS},
@@ -112,17 +100,9 @@ EXPERIMENT = Experiment(
     needs=("cifar10",),
     fallback={"data": "digits"},
     quick={
-        "network": "cnn",
-        "limit": 20,
-        "steps": 16,
-        "evaluations": 2,
-        "batch_size": 4,
-        "clients": 2,
-        "method": ["FedDRO", "MBSGD"],
-        "I": [1],
-        "eta": [0.05],
-        "seeds": 1,
+        "network": "cnn", "limit": 20, "steps": 16, "evaluations": 2, "batch_size": 4, "clients": 2,
+        "method": ["FedDRO", "MBSGD"], "I": [1], "eta": [0.05], "seeds": 1,
     },
     quick_seconds=10,
     full_time="about half an hour on an H200 that ten processes share (--one-by-one)",
-)
+)  # fmt: skip

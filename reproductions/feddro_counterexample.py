@@ -4,16 +4,13 @@ Two clients, g₁ = 4x − 4 and g₂ = −2x + 4, so g = x, and f = √(y² + 4
 Every method starts at ½, on the full batch, so nothing is random.
 """
 
-from __future__ import annotations
-
 import functools
 
 import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.lab.experiments.base import Experiment, Setting, Task
-from fedstrata.lab.report import Column, PlotSpec, Reference, TableSpec
+from fedstrata.lab import Column, Experiment, PlotSpec, Reference, Setting, TableSpec, Task
 from reproductions._pages import claims
 
 PROBLEM = fs.Composition([lambda x, s: s["a"] * x + s["b"], lambda y: jnp.sqrt(y**2 + 4)])
@@ -22,14 +19,12 @@ METRICS = {"x": lambda x, y: x, "distance": lambda x, y: jnp.abs(x)}
 
 @functools.cache
 def data() -> fs.FederatedData:
-    """The two clients."""
     return fs.FederatedData.from_clients(
         [{"a": np.array([a]), "b": np.array([b])} for a, b in ((4.0, -4.0), (-2.0, 4.0))]
     )
 
 
 def build(s: Setting) -> Task:
-    """One of the methods on the counterexample."""
     method = {
         "FedAvg, Case I": lambda: fs.CompositionalFedAvg(s.eta, I=s.I, case=1),
         "FedAvg, Case II": lambda: fs.CompositionalFedAvg(s.eta, I=s.I, case=2),
@@ -40,6 +35,7 @@ def build(s: Setting) -> Task:
     return Task(PROBLEM, method, data(), 0.5, rounds=s.rounds, metrics=METRICS)
 
 
+# The second block of the grid is Figure 7.
 EXPERIMENT = Experiment(
     name="feddro-counterexample",
     title="FedDRO's counterexample: local steps and compositions",
@@ -53,16 +49,11 @@ EXPERIMENT = Experiment(
     grid=[
         {
             "method": [
-                "FedAvg, Case I",
-                "FedAvg, Case II",
-                "FedDRO",
-                "DS-FedDRO, server's y",
-                "DS-FedDRO, own y",
+                "FedAvg, Case I", "FedAvg, Case II", "FedDRO", "DS-FedDRO, server's y", "DS-FedDRO, own y",
             ],
             "I": [2, 8],
             "eta": [0.04],
         },
-        # Figure 7
         {"method": ["FedAvg, Case I", "FedAvg, Case II"], "I": [2], "eta": [0.005, 0.01, 0.02, 0.03, 0.04]},
     ],
     build=build,
@@ -88,4 +79,4 @@ EXPERIMENT = Experiment(
     quick={"rounds": 100, "I": [2], "eta": [0.04]},
     quick_seconds=4,
     full_time="10 s on two cores",
-)
+)  # fmt: skip

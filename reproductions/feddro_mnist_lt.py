@@ -3,8 +3,6 @@
 Not in the paper, whose image sets are CIFAR's. The page `feddro-mnist-lt` says how each step was chosen.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -13,10 +11,9 @@ import numpy as np
 
 import fedstrata as fs
 from fedstrata.core.types import PyTree
-from fedstrata.lab.experiments.base import Experiment, Setting, Task
+from fedstrata.lab import Column, Experiment, PlotSpec, Setting, TableSpec, Task
 from fedstrata.lab.experiments.images import falling, images, long_tail
 from fedstrata.lab.experiments.metrics import mean_by_class
-from fedstrata.lab.report import Column, PlotSpec, TableSpec
 from fedstrata.models import Metric, mlp
 
 CLASSES = 10
@@ -33,7 +30,6 @@ def clients_data(name: str, clients: int, seed: int, imbalance: float) -> fs.Fed
 
 @functools.cache
 def problems(features: int, hidden: int, lam: float, chi2: float, level: float) -> dict[str, Any]:
-    """The objectives that are compared."""
     model = mlp(features, CLASSES, hidden)
     return {
         "average": fs.Minimization(model.loss),
@@ -45,7 +41,6 @@ def problems(features: int, hidden: int, lam: float, chi2: float, level: float) 
 
 @functools.cache
 def metrics(features: int, hidden: int) -> dict[str, Metric]:
-    """Accuracies on the test images."""
     model = mlp(features, CLASSES, hidden)
 
     def by_class(x: PyTree, data: fs.FederatedData) -> Any:
@@ -97,17 +92,8 @@ EXPERIMENT = Experiment(
     ),
     problem="min of the mean loss, of λ log mean exp(ℓ/λ), the χ²-worst case, or the mean of the worst tenth",
     parameters={
-        "data": "mnist",
-        "clients": 10,
-        "imbalance": 0.01,
-        "hidden": 64,
-        "beta": 0.5,
-        "I": 4,
-        "batch_size": 32,
-        "lam": 1.0,
-        "chi2": 1.0,
-        "level": 0.1,
-        "rounds": 1000,
+        "data": "mnist", "clients": 10, "imbalance": 0.01, "hidden": 64, "beta": 0.5, "I": 4,
+        "batch_size": 32, "lam": 1.0, "chi2": 1.0, "level": 0.1, "rounds": 1000,
     },
     grid={"method": ["average", "KL", "χ²", "CVaR"]},
     build=build,
@@ -122,8 +108,10 @@ EXPERIMENT = Experiment(
     plots=(PlotSpec("worst_accuracy", y_label="accuracy of the worst digit"), PlotSpec("accuracy")),
     needs=("mnist",),
     fallback={"data": "digits"},
-    quick={"data": "digits", "rounds": 20, "clients": 4, "hidden": 16, "batch_size": 8, "imbalance": 0.1,
-           "method": ["average", "KL"], "seeds": 1},
+    quick={
+        "data": "digits", "rounds": 20, "clients": 4, "hidden": 16, "batch_size": 8, "imbalance": 0.1,
+        "method": ["average", "KL"], "seeds": 1,
+    },
     quick_seconds=8,
     full_time="4 min on a core",
 )  # fmt: skip

@@ -13,8 +13,6 @@ Seconds are rounds times the time of a round of this method alone, measured apar
 and they are the run's.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import time
@@ -25,10 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.lab.experiments.base import Experiment, Setting, Task
+from fedstrata.lab import Column, Experiment, Setting, TableSpec, Task
 from fedstrata.lab.experiments.images import falling, images, long_tail
 from fedstrata.lab.experiments.metrics import of_second
-from fedstrata.lab.report import Column, TableSpec
 from fedstrata.models import Metric, mlp
 from fedstrata.problems.hyper import balance
 from reproductions._bilevel import along, method_of, traffic
@@ -85,7 +82,6 @@ def as_run(K: int, samples: float) -> fs.FedNest:
 
 
 def build(s: Setting) -> Task:
-    """One method at one q and K."""
     data = clients_data(s.data, s.clients, s.q, s.seed)
     rounds = s.rounds * (2 if s.method == "FedNest" else 1)
     if s.method == AS_RUN:  # as many exchanges as FedMSA has in its rounds
@@ -178,18 +174,8 @@ EXPERIMENT = Experiment(
     ),
     problem="min over (Δ, b) of the balanced validation loss at argmin over y of CE(σ(Δ)·scores(y) + b)",
     parameters={
-        "data": "mnist",
-        "clients": 100,
-        "local": 10,
-        "hidden": 200,
-        "alpha": 0.05,
-        "beta": 0.1,
-        "rho": 0.5,
-        "ell": 20.0,
-        "warm_up": 5,
-        "rounds": 1000,
-        "evaluations": 100,
-        "timing": 0.2,
+        "data": "mnist", "clients": 100, "local": 10, "hidden": 200, "alpha": 0.05, "beta": 0.1, "rho": 0.5,
+        "ell": 20.0, "warm_up": 5, "rounds": 1000, "evaluations": 100, "timing": 0.2,
     },
     grid={"method": ["FedMSA", "FedNest", AS_RUN, "SimFBO"], "q": [0.1, 0.3, 0.5, 1.0], "K": [4, 8, 12]},
     build=build,
@@ -215,15 +201,7 @@ EXPERIMENT = Experiment(
     full_time="8 minutes on one NVIDIA H200",
     fallback={"data": "digits", "clients": 20},
     quick={
-        "data": "digits",
-        "clients": 20,
-        "hidden": 16,
-        "rounds": 20,
-        "evaluations": 5,
-        "timing": 0.02,
-        "method": ["FedMSA", "SimFBO"],
-        "q": [0.3],
-        "K": [4],
-        "seeds": 1,
+        "data": "digits", "clients": 20, "hidden": 16, "rounds": 20, "evaluations": 5, "timing": 0.02,
+        "method": ["FedMSA", "SimFBO"], "q": [0.3], "K": [4], "seeds": 1,
     },
-)
+)  # fmt: skip

@@ -5,8 +5,6 @@ step size, and is judged by rounds, updates, exchanges and bytes. Batches are fu
 so that ρ cancels.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -17,8 +15,7 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.core.types import PyTree
 from fedstrata.data.storage import Placed
-from fedstrata.lab.experiments.base import Experiment, Setting, Task
-from fedstrata.lab.report import Column, PlotSpec, TableSpec
+from fedstrata.lab import Column, Experiment, PlotSpec, Setting, TableSpec, Task
 from fedstrata.models import Metric
 from reproductions._pages import claims
 
@@ -26,7 +23,6 @@ LAM, DELTA = 1.0, 1e-3
 
 
 def U(x: PyTree, sample: PyTree) -> Any:
-    """(b − (aᵀx)²)²."""
     return (sample["b"] - (sample["a"] @ x) ** 2) ** 2
 
 
@@ -70,7 +66,6 @@ def problem_data(split: str, clients: int, samples: int, d: int, noise: float, s
 
 
 def build(s: Setting) -> Task:
-    """One method at one step size."""
     data, x0 = problem_data(s.split, s.clients, s.samples, s.d, s.noise, s.seed)
     if s.method == "centralised":
         method: fs.Method = fs.SOBA(s.alpha, s.beta)
@@ -99,13 +94,7 @@ EXPERIMENT = Experiment(
     ),
     problem="min over x of E U + λ √(E max(0, U − E U)² + δ) with U = (b − (aᵀx)²)²",
     parameters={
-        "clients": 10,
-        "samples": 1000,
-        "d": 10,
-        "noise": 0.001,
-        "beta": 0.9,
-        "K": 5,
-        "rounds": 200,
+        "clients": 10, "samples": 1000, "d": 10, "noise": 0.001, "beta": 0.9, "K": 5, "rounds": 200,
         "every": 2,
     },
     grid={
@@ -135,4 +124,4 @@ EXPERIMENT = Experiment(
     ),
     claims=claims("fedmsa-mco", "Figure 2 and the text on it"),
     quick={"rounds": 20, "alpha": [1e-4], "split": ["alike"], "seeds": 1},
-)
+)  # fmt: skip

@@ -11,8 +11,6 @@ The second part has noise of deviation 1 in b, so that samples disagree at the s
 1e-4, β = 0.9, and a full start: what ``rho`` and ``batch`` do to the limit are Theorem 3.1's terms with σ.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -22,8 +20,7 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.core.types import PyTree, Schedule
 from fedstrata.data.storage import Placed
-from fedstrata.lab.experiments.base import Experiment, Setting, Task
-from fedstrata.lab.report import Column, PlotSpec, TableSpec
+from fedstrata.lab import Column, Experiment, PlotSpec, Setting, TableSpec, Task
 from reproductions._pages import claims
 from reproductions.fedmsa_mco import U, by_updates, slope
 
@@ -32,7 +29,6 @@ PROBLEM = fs.risk_averse(U, LAM, DELTA)
 
 
 def distance(x: PyTree, y: PyTree, data: Placed) -> Any:
-    """To the nearer of ±x*."""
     truth = data.server["truth"][0]
     return jnp.minimum(jnp.linalg.norm(x - truth), jnp.linalg.norm(x + truth))
 
@@ -60,7 +56,6 @@ def falling(first: float, factor: float, every: int = 1) -> Schedule:
 
 
 def build(s: Setting) -> Task:
-    """One method."""
     noisy = s.method == "minibatches"
     data = problem_data(s.clients, s.samples, s.d, s.noise_minibatches if noisy else s.noise, s.seed)
     central = s.method.startswith("centralised")
@@ -94,17 +89,8 @@ EXPERIMENT = Experiment(
     ),
     problem="min over x of E U + λ √(E max(0, U − E U)² + δ) with U = (b − (aᵀx)²)²",
     parameters={
-        "clients": 2,
-        "samples": 1000,
-        "d": 10,
-        "noise": 0.001,
-        "noise_minibatches": 1.0,
-        "alpha": 3e-4,
-        "central": 1e-4,
-        "K": 5,
-        "batch_size": 100,
-        "rounds": 200,
-        "every": 2,
+        "clients": 2, "samples": 1000, "d": 10, "noise": 0.001, "noise_minibatches": 1.0, "alpha": 3e-4,
+        "central": 1e-4, "K": 5, "batch_size": 100, "rounds": 200, "every": 2,
     },
     grid=[
         {"method": list(RUNS)},
@@ -130,4 +116,4 @@ EXPERIMENT = Experiment(
     claims=claims("fedmsa-mco", "Figure 2 and the text on it", 1),
     quick={"rounds": 20, "alpha": 1e-4, "method": ["FedMSA as run", "centralised as run"], "seeds": 1},
     quick_seconds=10,
-)
+)  # fmt: skip

@@ -1,9 +1,6 @@
 """FedRZO on networks of one layer of ReLUs: the study of neurons on CIFAR-10, Figure 3 of the paper."""
 
-from __future__ import annotations
-
-from fedstrata.lab.experiments.base import Experiment
-from fedstrata.lab.report import Column, PlotSpec, TableSpec
+from fedstrata.lab import Column, Experiment, PlotSpec, TableSpec
 from reproductions._pages import claims
 from reproductions._relu import PROBLEM, build
 
@@ -17,12 +14,7 @@ EXPERIMENT = Experiment(
     ),
     problem=PROBLEM,
     parameters={
-        "data": "cifar10",
-        "clients": 5,
-        "lam": 0.01,
-        "gamma": 1e-6,
-        "batch_size": 1,
-        "rounds": 2_000,
+        "data": "cifar10", "clients": 5, "lam": 0.01, "gamma": 1e-6, "batch_size": 1, "rounds": 2_000,
         "evaluations": 50,
     },
     grid={"neurons": [4, 20, 100], "eta": [0.1, 0.01, 0.001], "H": [1, 5, 20]},
@@ -47,12 +39,7 @@ EXPERIMENT = Experiment(
     quick_seconds=10,
     full_time="70 s on one NVIDIA H200",
     quick={
-        "data": "digits",
-        "rounds": 20,
-        "evaluations": 5,
-        "neurons": [4, 20],
-        "H": [5],
-        "eta": [0.1, 0.01],
+        "data": "digits", "rounds": 20, "evaluations": 5, "neurons": [4, 20], "H": [5], "eta": [0.1, 0.01],
         "seeds": 1,
     },
-)
+)  # fmt: skip

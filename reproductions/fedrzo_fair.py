@@ -7,8 +7,6 @@ The best weights are known: y_c = (the mean over clients of class c's part of th
 implicit objective, ‖λy‖²/(2λ), by which the runs are judged.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 
@@ -18,10 +16,9 @@ import jax.numpy as jnp
 import fedstrata as fs
 from fedstrata.core.types import Function, PyTree
 from fedstrata.data.storage import Placed
-from fedstrata.lab.experiments.base import Experiment, Setting, Task
+from fedstrata.lab import Column, Experiment, PlotSpec, Setting, TableSpec, Task
 from fedstrata.lab.experiments.data import federated
 from fedstrata.lab.experiments.metrics import TILE, mean_by_class
-from fedstrata.lab.report import Column, PlotSpec, TableSpec
 from fedstrata.models import Metric, Model, relu_network
 from reproductions._pages import claims
 
@@ -70,7 +67,6 @@ def fair(features: int, neurons: int, lam: float) -> Fair:
 
 
 def build(s: Setting) -> Task:
-    """FedRZOMinimax, or FedRZO on the average loss."""
     data = federated(s.data, s.clients, seed=s.seed)
     both = fair(data.train["x"].shape[-1], s.neurons, s.lam)
     rounds = min(s.rounds, s.rule_rounds) if s.get("lower") == "local_sgd" else s.rounds
@@ -108,17 +104,8 @@ EXPERIMENT = Experiment(
         "− λ/2 ‖y‖², c the sample's digit, σ = max(0, ·)"
     ),
     parameters={
-        "data": "mnist",
-        "clients": 5,
-        "neurons": 4,
-        "lam": 0.05,
-        "gamma": 1e-4,
-        "eta": 0.1,
-        "batch_size": 1,
-        "lower_batch_size": 100,
-        "rounds": 5_000,
-        "rule_rounds": 500,
-        "evaluations": 50,
+        "data": "mnist", "clients": 5, "neurons": 4, "lam": 0.05, "gamma": 1e-4, "eta": 0.1, "batch_size": 1,
+        "lower_batch_size": 100, "rounds": 5_000, "rule_rounds": 500, "evaluations": 50,
     },
     grid=[
         {"method": ["FedRZOMinimax"], "lower": ["tracking"], "H": [1, 5, 10, 20]},
@@ -140,7 +127,7 @@ EXPERIMENT = Experiment(
     plots=(
         PlotSpec("implicit", lines=("H",), panels="label", y_label="max over y of the payoff"),
         PlotSpec(
-            "implicit", x="exchanges", lines=("label", "H"), log_x=True, y_label="max over y of the payoff"
+            "implicit", x="exchanges", lines=("label", "H"), log_x=True, y_label="max over y of the payoff",
         ),
         PlotSpec("worst_loss", lines=("H",), panels="label", y_label="test loss of the worst digit"),
         PlotSpec("worst_accuracy", lines=("H",), panels="label", y_label="test accuracy of the worst digit"),
@@ -156,4 +143,4 @@ EXPERIMENT = Experiment(
     full_time="7 minutes on one core",
     fallback={"data": "digits"},
     quick={"data": "digits", "rounds": 100, "evaluations": 5, "H": [10], "lower": ["tracking"], "seeds": 1},
-)
+)  # fmt: skip

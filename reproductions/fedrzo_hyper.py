@@ -7,8 +7,6 @@ The trained model depends on the mean of the x_i alone, so the exact objective i
 which the methods are judged.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -18,10 +16,9 @@ import numpy as np
 
 import fedstrata as fs
 from fedstrata.core.types import Function, PyTree
-from fedstrata.lab.experiments.base import Experiment, Setting, Task
+from fedstrata.lab import Column, Experiment, PlotSpec, Setting, TableSpec, Task
 from fedstrata.lab.experiments.data import federated
 from fedstrata.lab.experiments.metrics import of_second
-from fedstrata.lab.report import Column, PlotSpec, TableSpec
 from fedstrata.models.model import test_mean
 from fedstrata.models.networks import sign
 from reproductions._pages import claims
@@ -51,12 +48,10 @@ def clients_data(name: str, clients: int, train: int, valid: int, seed: int) -> 
 
 
 def logistic_loss(y: PyTree, sample: PyTree) -> Any:
-    """``log(1 + exp(−v uᵀy))``, v = ±1."""
     return jax.nn.softplus(-sign(sample["y"]) * (sample["x"] @ y))
 
 
 def correct(y: PyTree, sample: PyTree) -> Any:
-    """Whether the sign is predicted."""
     return (sign(sample["y"]) * (sample["x"] @ y) > 0).astype(float)
 
 
@@ -85,7 +80,6 @@ METRICS: dict[str, Function] = {
 
 
 def build(s: Setting) -> Task:
-    """FedRZOBilevel with one of the lower level's solvers."""
     data = clients_data(s.data, s.clients, s.train, s.valid, s.seed)
     mu_h = s.mu / s.train / 2
     solver: dict[str, Any] = {"lower": s.lower, "mu_h": mu_h, "kappa_h": L / mu_h}
@@ -133,20 +127,9 @@ EXPERIMENT = Experiment(
         "y(x) = argmin over y of 1/m Σ_i (Σ over its training data of the same loss + x_i/2 ‖y‖²)"
     ),
     parameters={
-        "data": "mnist",
-        "clients": 5,
-        "train": 20,
-        "valid": 200,
-        "mu": 0.4,
-        "gamma": 0.01,
-        "eta": 0.1,
-        "batch_size": 20,
-        "lower_batch_size": None,
-        "lower_rounds": 60,
-        "start": 5.0,
-        "rounds": 100,
-        "rule_rounds": 50,
-        "evaluations": 50,
+        "data": "mnist", "clients": 5, "train": 20, "valid": 200, "mu": 0.4, "gamma": 0.01, "eta": 0.1,
+        "batch_size": 20, "lower_batch_size": None, "lower_rounds": 60, "start": 5.0, "rounds": 100,
+        "rule_rounds": 50, "evaluations": 50,
     },
     grid=[{"lower": ["parallel"], "H": [1, 5, 10, 20]}, {"lower": ["local_sgd", "lfd", "fedac"], "H": [20]}],
     build=build,
@@ -179,4 +162,4 @@ EXPERIMENT = Experiment(
     full_time="5 minutes on one core",
     fallback={"data": "digits", "valid": 100},
     quick={"rounds": 20, "evaluations": 10, "H": [1, 10], "lower": ["parallel"], "seeds": 1},
-)
+)  # fmt: skip

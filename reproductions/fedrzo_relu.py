@@ -1,9 +1,6 @@
 """FedRZO on a network of one layer of ReLUs: the study of H and η on MNIST, Figure 1 of the paper."""
 
-from __future__ import annotations
-
-from fedstrata.lab.experiments.base import Experiment
-from fedstrata.lab.report import Column, PlotSpec, TableSpec
+from fedstrata.lab import Column, Experiment, PlotSpec, TableSpec
 from reproductions._pages import claims
 from reproductions._relu import PROBLEM, build
 
@@ -17,33 +14,21 @@ EXPERIMENT = Experiment(
     ),
     problem=PROBLEM,
     parameters={
-        "data": "mnist",
-        "clients": 5,
-        "neurons": 4,
-        "lam": 0.01,
-        "gamma": 1e-5,
-        "batch_size": 1,
-        "rounds": 10_000,
-        "evaluations": 50,
+        "data": "mnist", "clients": 5, "neurons": 4, "lam": 0.01, "gamma": 1e-5, "batch_size": 1,
+        "rounds": 10_000, "evaluations": 50,
     },
     grid={"eta": [0.1, 0.01, 0.001], "H": [1, 5, 10, 20]},
     build=build,
     seeds=5,
     table=TableSpec(
-        (Column("loss", better="low"), Column("accuracy", better="high", format=".1%")),
-        rows=("H",),
+        (Column("loss", better="low"), Column("accuracy", better="high", format=".1%")), rows=("H",),
         across="eta",
     ),
     plots=(
         PlotSpec("loss", lines=("H",), panels="eta", title="Training loss by rounds"),
         PlotSpec(
-            "loss",
-            x="local_steps",
-            lines=("H",),
-            panels="eta",
-            title="Training loss by local steps",
-            x_label="local steps of each client",
-            log_x=False,
+            "loss", x="local_steps", lines=("H",), panels="eta", title="Training loss by local steps",
+            x_label="local steps of each client", log_x=False,
         ),
         PlotSpec("accuracy", lines=("H",), panels="eta", title="Test accuracy by rounds"),
     ),
@@ -53,4 +38,4 @@ EXPERIMENT = Experiment(
     quick_seconds=13,
     full_time="53 s on one NVIDIA H200",
     quick={"rounds": 50, "evaluations": 5, "H": [1, 5], "eta": [0.1, 0.01], "seeds": 1},
-)
+)  # fmt: skip

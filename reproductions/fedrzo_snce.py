@@ -8,8 +8,6 @@ all of them, t_k = ⌈τ ln(10k + 1)⌉, the followers make more steps: a row of
 followers' equilibrium in every step, with the paper's γ = 1e-3 and with a γ that arrives.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -23,8 +21,7 @@ import fedstrata as fs
 from fedstrata.core.types import PyTree
 from fedstrata.data.storage import Placed
 from fedstrata.estimators import vi
-from fedstrata.lab.experiments.base import Experiment, Setting, Task
-from fedstrata.lab.report import Claim, Column, PlotSpec, TableSpec
+from fedstrata.lab import Claim, Column, Experiment, PlotSpec, Setting, TableSpec, Task
 from fedstrata.testing.cournot import Cournot
 from reproductions._pages import claims
 
@@ -79,7 +76,6 @@ def seen_by_the_leader(problem: fs.MPEC, alpha: float, steps: int) -> Callable[.
 
 
 def build(s: Setting) -> Task:
-    """One cell of the table, or the same game solved."""
     together = s.method == TOGETHER
     clients = s.clients_together if together else s.clients
     played = game(s.followers, s.b, clients, s.samples, s.seed)
@@ -119,7 +115,6 @@ def build(s: Setting) -> Task:
 
 
 def printed() -> tuple[Claim, ...]:
-    """The 72 printed values, for both readings of k."""
     return tuple(
         Claim({"label": label, "followers": n, "b": b, "eta": eta, "H": H}, "f", value)
         for label in ("as printed", TOGETHER)
@@ -139,13 +134,8 @@ EXPERIMENT = Experiment(
     ),
     problem="min over x in [0, 10] of E[½c₀x² − x(a(ξ) − b(x + 1ᵀy(x, ξ)))], y(x, ξ) the Cournot equilibrium",
     parameters={
-        "clients": 5,
-        "clients_together": 10,
-        "samples": 100,
-        "rounds": 100,
-        "gamma": 1e-3,
-        "gamma_solved": 0.05,
-        "evaluations": 10,
+        "clients": 5, "clients_together": 10, "samples": 100, "rounds": 100, "gamma": 1e-3,
+        "gamma_solved": 0.05, "evaluations": 10,
     },
     grid=[
         {
@@ -176,24 +166,16 @@ EXPERIMENT = Experiment(
     ),
     plots=(
         PlotSpec(
-            "figure_5",
-            lines=("H",),
-            panels="followers",
+            "figure_5", lines=("H",), panels="followers",
             title="Figure 5: b = 0.5, η = 1 with 100 followers; b = 1, η = 0.1 with 1000",
             y_label="f where Algorithm 5 leaves them",
         ),
         PlotSpec(
-            "believed",
-            lines=("b", "H"),
-            panels="followers",
-            title="What the leader believes (η = 0.1)",
+            "believed", lines=("b", "H"), panels="followers", title="What the leader believes (η = 0.1)",
             y_label="f where Algorithm 5 leaves them",
         ),
         PlotSpec(
-            "true",
-            lines=("b", "H"),
-            panels="followers",
-            title="What is true for the same x",
+            "true", lines=("b", "H"), panels="followers", title="What is true for the same x",
             y_label="f at the followers' equilibrium",
         ),
     ),
@@ -201,11 +183,7 @@ EXPERIMENT = Experiment(
     quick_seconds=11,
     full_time="4 minutes on one core",
     quick={
-        "method": ["as printed", "solved", "solved, the paper's γ"],
-        "followers": [1000],
-        "b": [1.0],
-        "eta": [0.1],
-        "H": [20],
-        "seeds": 1,
+        "method": ["as printed", "solved", "solved, the paper's γ"], "followers": [1000], "b": [1.0],
+        "eta": [0.1], "H": [20], "seeds": 1,
     },
-)
+)  # fmt: skip

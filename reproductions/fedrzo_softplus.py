@@ -4,16 +4,13 @@ Section 6.1 of the paper, Figure 2. FedAvg, FedProx, FedMSPP and Scaffnew train 
 ln(1 + exp(βt))/β in place of max(0, t). The page `fedrzo-softplus` says what the paper leaves open.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import fedstrata as fs
-from fedstrata.lab.experiments.base import Experiment, Setting, Task
+from fedstrata.lab import Column, Experiment, PlotSpec, Setting, TableSpec, Task
 from fedstrata.lab.experiments.metrics import train_mean
-from fedstrata.lab.report import Column, PlotSpec, TableSpec
 from fedstrata.models import relu_network
 from reproductions._pages import claims
 from reproductions._relu import PROBLEM, network
@@ -59,16 +56,8 @@ EXPERIMENT = Experiment(
     ),
     problem=PROBLEM + "; for the gradient methods σ(t) = ln(1 + exp(βt))/β",
     parameters={
-        "data": "mnist",
-        "clients": 5,
-        "neurons": 4,
-        "lam": 0.01,
-        "gamma": 1e-4,
-        "eta": 0.01,
-        "mu": 0.1,
-        "H": 20,
-        "rounds": 1_000,
-        "evaluations": 50,
+        "data": "mnist", "clients": 5, "neurons": 4, "lam": 0.01, "gamma": 1e-4, "eta": 0.01, "mu": 0.1,
+        "H": 20, "rounds": 1_000, "evaluations": 50,
     },
     grid=[
         {"method": ["FedRZO"]},
@@ -94,4 +83,4 @@ EXPERIMENT = Experiment(
     quick_seconds=15,
     full_time="62 s on one NVIDIA H200",
     quick={"data": "digits", "rounds": 20, "evaluations": 5, "H": 5, "beta": [10.0], "seeds": 1},
-)
+)  # fmt: skip

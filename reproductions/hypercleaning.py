@@ -6,8 +6,6 @@ linear softmax model. Nothing of x but its own entries depends on a client, so �
 sample's share: α is large. α and β are the lengths of one local step (`_bilevel`).
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -17,10 +15,9 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.core.types import PyTree
 from fedstrata.data.storage import Placed
-from fedstrata.lab.experiments.base import Experiment, Setting, Task
+from fedstrata.lab import Column, Experiment, Setting, TableSpec, Task
 from fedstrata.lab.experiments.images import images
 from fedstrata.lab.experiments.metrics import of_second
-from fedstrata.lab.report import Column, TableSpec
 from fedstrata.models import Metric, softmax
 from reproductions._bilevel import along, megabytes, method_of
 
@@ -53,7 +50,6 @@ def clients_data(
 
 @functools.cache
 def problem(features: int, lam: float) -> fs.Bilevel:
-    """The bilevel problem of a linear softmax model."""
     return fs.hypercleaning(softmax(features, 10).apply, lam)
 
 
@@ -69,7 +65,6 @@ def metrics(features: int) -> dict[str, Metric]:
 
 
 def build(s: Setting) -> Task:
-    """One method."""
     data = clients_data(s.data, s.clients, s.train, s.valid, s.noise, s.seed)
     features = data.test["x"].shape[1]
     x0 = jnp.zeros(s.clients * s.train)
@@ -100,23 +95,12 @@ EXPERIMENT = Experiment(
     ),
     problem="min over x of the clean loss at argmin over y of mean σ(x_i) ℓ_i(y) + λ‖y‖²",
     parameters={
-        "data": "fashion_mnist",
-        "clients": 10,
-        "train": 500,
-        "valid": 100,
-        "noise": 0.5,
-        "lam": 0.001,
-        "beta_reference": 0.03,
-        "ell": 30.0,
-        "K": 5,
-        "T": 20,
-        "rounds": 300,
-        "evaluations": 30,
+        "data": "fashion_mnist", "clients": 10, "train": 500, "valid": 100, "noise": 0.5, "lam": 0.001,
+        "beta_reference": 0.03, "ell": 30.0, "K": 5, "T": 20, "rounds": 300, "evaluations": 30,
     },
     grid=[
         {
-            "method": ["FedMSA", "FedNest", "SimFBO", "hypergradient descent"],
-            "alpha": [20.0, 100.0, 500.0],
+            "method": ["FedMSA", "FedNest", "SimFBO", "hypergradient descent"], "alpha": [20.0, 100.0, 500.0],
             "beta": [0.03, 0.1],
         },
         {"method": REFERENCES},
@@ -150,14 +134,7 @@ EXPERIMENT = Experiment(
     full_time="76 s on one NVIDIA H200 beside other work",
     fallback={"data": "digits", "train": 100, "valid": 30},
     quick={
-        "data": "digits",
-        "train": 100,
-        "valid": 30,
-        "rounds": 30,
-        "evaluations": 5,
-        "seeds": 1,
-        "method": ["FedMSA", "SimFBO", "all labels", "right labels"],
-        "alpha": [100.0],
-        "beta": [0.03],
+        "data": "digits", "train": 100, "valid": 30, "rounds": 30, "evaluations": 5, "seeds": 1,
+        "method": ["FedMSA", "SimFBO", "all labels", "right labels"], "alpha": [100.0], "beta": [0.03],
     },
-)
+)  # fmt: skip

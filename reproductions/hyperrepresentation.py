@@ -5,8 +5,6 @@ of it has the share 1/m in the mean, so β is m times that of one client's probl
 of one local step (`_bilevel`).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any
@@ -18,9 +16,8 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.core.types import PyTree
 from fedstrata.data.storage import Placed
-from fedstrata.lab.experiments.base import Experiment, Setting, Task
+from fedstrata.lab import Column, Experiment, Setting, TableSpec, Task
 from fedstrata.lab.experiments.images import images
-from fedstrata.lab.report import Column, TableSpec
 from fedstrata.models import mlp
 from reproductions._bilevel import along, megabytes, method_of
 
@@ -47,7 +44,6 @@ def clients_data(name: str, clients: int, train: int, valid: int, tests: int, se
 
 
 def represent(x: PyTree, u: PyTree) -> Any:
-    """A layer of ReLUs."""
     return jax.nn.relu(u @ x["W"] + x["b"])
 
 
@@ -60,12 +56,10 @@ def start(features: int, hidden: int, clients: int, seed: int) -> tuple[Any, Any
 
 @functools.cache
 def problem(lam: float) -> fs.Bilevel:
-    """The bilevel problem."""
     return fs.hyperrepresentation(represent, lam)
 
 
 def accuracy(x: PyTree, y: PyTree, data: Placed) -> Any:
-    """On every client's test samples, with its own head."""
 
     def right(sample: PyTree) -> Any:
         head = jax.tree.map(lambda leaf: leaf[sample["client"]], y)
@@ -75,7 +69,6 @@ def accuracy(x: PyTree, y: PyTree, data: Placed) -> Any:
 
 
 def build(s: Setting) -> Task:
-    """One method."""
     data = clients_data(s.data, s.clients, s.train, s.valid, s.tests, s.seed)
     features = data.test["x"].shape[1]
     common: dict[str, Any] = {
@@ -105,25 +98,12 @@ EXPERIMENT = Experiment(
         "y_m = argmin of it on training ones + λ‖y_m‖²"
     ),
     parameters={
-        "data": "mnist",
-        "clients": 10,
-        "train": 100,
-        "valid": 200,
-        "tests": 500,
-        "hidden": 64,
-        "lam": 0.01,
-        "beta_reference": 0.05,
-        "gamma": 0.1,
-        "ell": 20.0,
-        "K": 5,
-        "T": 20,
-        "rounds": 300,
-        "evaluations": 30,
+        "data": "mnist", "clients": 10, "train": 100, "valid": 200, "tests": 500, "hidden": 64, "lam": 0.01,
+        "beta_reference": 0.05, "gamma": 0.1, "ell": 20.0, "K": 5, "T": 20, "rounds": 300, "evaluations": 30,
     },
     grid=[
         {
-            "method": ["FedMSA", "FedNest", "SimFBO", "hypergradient descent"],
-            "alpha": [0.004, 0.02, 0.1],
+            "method": ["FedMSA", "FedNest", "SimFBO", "hypergradient descent"], "alpha": [0.004, 0.02, 0.1],
             "beta": [0.02, 0.05],
         },
         {"method": ["random representation", "one model for all"]},
@@ -140,10 +120,7 @@ EXPERIMENT = Experiment(
         rows=("label", "alpha", "beta"),
     ),
     plots=along(
-        ("round", "exchanges", "megabytes"),
-        "accuracy",
-        "Test accuracy",
-        lines=("alpha", "beta"),
+        ("round", "exchanges", "megabytes"), "accuracy", "Test accuracy", lines=("alpha", "beta"),
         panels="label",
     ),
     notes=(
@@ -156,16 +133,7 @@ EXPERIMENT = Experiment(
     full_time="77 s on one NVIDIA H200 beside other work",
     fallback={"data": "digits", "train": 60, "valid": 60, "tests": 36},
     quick={
-        "data": "digits",
-        "method": ["FedMSA", "SimFBO", "one model for all"],
-        "alpha": [0.1],
-        "beta": [0.05],
-        "train": 60,
-        "valid": 60,
-        "tests": 36,
-        "hidden": 16,
-        "rounds": 20,
-        "evaluations": 5,
-        "seeds": 1,
+        "data": "digits", "method": ["FedMSA", "SimFBO", "one model for all"], "alpha": [0.1], "beta": [0.05],
+        "train": 60, "valid": 60, "tests": 36, "hidden": 16, "rounds": 20, "evaluations": 5, "seeds": 1,
     },
-)
+)  # fmt: skip

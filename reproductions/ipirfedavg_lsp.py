@@ -7,8 +7,6 @@ curvature. In section 5.1 γ_ℓ is the same for all K, and h is as it is; so th
 γ_ℓ = t^{−7/12}/(5 max_i L_i), γ_g = √N, and η_t against h itself.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from dataclasses import replace
@@ -21,21 +19,19 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.core.types import PyTree
 from fedstrata.data.storage import Placed
-from fedstrata.lab.experiments.base import Experiment, Setting, Task, record
-from fedstrata.lab.report import Column, PlotSpec, RunRecord, TableSpec
+from fedstrata.lab import Column, Experiment, PlotSpec, RunRecord, Setting, TableSpec, Task
+from fedstrata.lab.experiments.base import record
 from reproductions._pages import claims
 from reproductions._regression import Regression, change, envelope, held_out, nonzeros, regression, residual
 
 
 @functools.cache
 def penalty(epsilon: float) -> fs.prox.LogSum:
-    """The log-sum penalty."""
     return fs.prox.LogSum(1.0, epsilon)
 
 
 @functools.cache
 def problem(epsilon: float) -> fs.Selection:
-    """Problem (16)."""
     return fs.Selection(residual, penalty(epsilon))
 
 
@@ -48,7 +44,6 @@ def posed(name: str, clients: int, seed: int) -> tuple[Regression, fs.FederatedD
 
 
 def step_size(lam: float, mu: float) -> float:
-    """The largest γ of the convergence proof, with L_f = 1/μ."""
     return 3 * lam / (4 * (lam / mu + 2))
 
 
@@ -81,7 +76,6 @@ def projection_error(x: PyTree, y: PyTree, data: Placed) -> Any:
 
 
 def metrics(s: Setting) -> dict[str, Any]:
-    """What is measured at the outer iterates."""
     return {
         "f": envelope(penalty(s.epsilon), s.mu),
         "stationarity": stationarity(s.epsilon, s.mu, s.lam),
@@ -159,14 +153,8 @@ EXPERIMENT = Experiment(
     ),
     problem="min M_LSP(x) over x ∈ argmin 1/(2N) Σ_i Σ over client i's samples of (uᵀx − v)²",
     parameters={
-        "data": "montevideo_bus",
-        "clients": 10,
-        "rounds": 150,
-        "inner_rounds": 50,
-        "epsilon": 0.1,
-        "mu": 0.01,
-        "lam": 0.01,
-        "safety": 5.0,
+        "data": "montevideo_bus", "clients": 10, "rounds": 150, "inner_rounds": 50, "epsilon": 0.1,
+        "mu": 0.01, "lam": 0.01, "safety": 5.0,
     },
     grid=[
         {"method": ["γ_ℓ as in Algorithm 2", "γ_ℓ as in section 5.1", "warm-started"], "K": [1, 5, 10, 20]},
@@ -188,13 +176,8 @@ EXPERIMENT = Experiment(
     plots=(
         PlotSpec("stationarity", title="The gradient of the envelope, squared", y_label="‖∇F_λ‖²", **LOOK),
         PlotSpec(
-            "stationarity",
-            x="exchanges",
-            lines=("label", "K"),
-            log_x=True,
-            log_y=True,
-            title="The same by exchanges",
-            y_label="‖∇F_λ‖²",
+            "stationarity", x="exchanges", lines=("label", "K"), log_x=True, log_y=True,
+            title="The same by exchanges", y_label="‖∇F_λ‖²",
         ),
         PlotSpec("f", title="The envelope of the penalty", y_label="f", **{**LOOK, "log_y": False}),
         PlotSpec("primary", title="The training loss", y_label="h", **LOOK),
@@ -204,4 +187,4 @@ EXPERIMENT = Experiment(
     needs=("montevideo_bus", "wikimaths"),
     fallback={"data": "synthetic"},
     quick={"rounds": 20, "inner_rounds": 10, "K": [5], "seeds": 1},
-)
+)  # fmt: skip

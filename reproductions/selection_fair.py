@@ -14,8 +14,6 @@ tolerance, and a small η needs not be zero. A square would be smooth, and so fl
 thousands of rounds leave the loss a third above it.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from typing import Any, NamedTuple
@@ -28,9 +26,9 @@ from scipy.optimize import minimize
 import fedstrata as fs
 from fedstrata.core.types import PyTree
 from fedstrata.data.storage import Placed
-from fedstrata.lab.experiments.base import Experiment, Setting, Task, record
+from fedstrata.lab import Column, Experiment, PlotSpec, RunRecord, Setting, TableSpec, Task
+from fedstrata.lab.experiments.base import record
 from fedstrata.lab.experiments.data import federated
-from fedstrata.lab.report import Column, PlotSpec, RunRecord, TableSpec
 
 
 class Posed(NamedTuple):
@@ -120,7 +118,6 @@ def _rates(x: PyTree, data: Placed, of: jax.Array) -> Any:
 
 
 def parity_gap(x: PyTree, y: PyTree, data: Placed) -> Any:
-    """Of demographic parity, on test data."""
     return _rates(x, data, jnp.ones_like(data.test["y"]))
 
 
@@ -130,7 +127,6 @@ def opportunity_gap(x: PyTree, y: PyTree, data: Placed) -> Any:
 
 
 def accuracy(x: PyTree, y: PyTree, data: Placed) -> Any:
-    """On test data."""
     return ((data.test["u"] @ x > 0) == (data.test["y"] == 1)).mean(dtype=x.dtype)
 
 
@@ -145,7 +141,6 @@ def worst_loss(x: PyTree, y: PyTree, data: Placed) -> Any:
 
 
 def covariance(x: PyTree, y: PyTree, data: Placed) -> Any:
-    """|gᵀx|, on training data."""
     return jnp.abs(data.server["g"] @ x)
 
 
@@ -222,15 +217,8 @@ EXPERIMENT = Experiment(
     ),
     problem="min ½(gᵀx)² + ρ/2‖x − x_use‖² over x ∈ argmin 1/N Σ_i max(0, ℓ_i(x) − ℓ_i(x_use) − ε)",
     parameters={
-        "data": "adult",
-        "clients": 10,
-        "people": 20_000,
-        "epsilon": 0.01,
-        "rho": 0.01,
-        "rounds": 3000,
-        "K": 5,
-        "eta": 0.15,
-        "eta_end": 1.5e-4,
+        "data": "adult", "clients": 10, "people": 20_000, "epsilon": 0.01, "rho": 0.01, "rounds": 3000,
+        "K": 5, "eta": 0.15, "eta_end": 1.5e-4,
     },
     grid={"method": ["the model in use", "paper's convex rule", "geometric", "sequential", "exact (SLSQP)"]},
     build=build,
@@ -249,16 +237,14 @@ EXPERIMENT = Experiment(
     ),
     plots=(
         PlotSpec(
-            "parity_gap", title="Demographic parity gap (test)", y_label="how much oftener men get a yes"
+            "parity_gap", title="Demographic parity gap (test)", y_label="how much oftener men get a yes",
         ),
         PlotSpec(
-            "opportunity_gap",
-            title="Equal opportunity gap (test)",
+            "opportunity_gap", title="Equal opportunity gap (test)",
             y_label="the same among those who earn more",
         ),
         PlotSpec(
-            "worst_loss",
-            title="The worst client's loss above that of the model in use",
+            "worst_loss", title="The worst client's loss above that of the model in use",
             y_label="loss above that of the model in use",
         ),
         PlotSpec("accuracy", title="Accuracy (test)"),
@@ -267,10 +253,7 @@ EXPERIMENT = Experiment(
     needs=("adult",),
     fallback={"data": "synthetic", "people": 2000},
     quick={
-        "method": ["the model in use", "geometric", "exact (SLSQP)"],
-        "people": 2000,
-        "rounds": 100,
-        "K": 1,
+        "method": ["the model in use", "geometric", "exact (SLSQP)"], "people": 2000, "rounds": 100, "K": 1,
         "seeds": 1,
     },
-)
+)  # fmt: skip

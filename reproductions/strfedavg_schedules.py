@@ -4,8 +4,6 @@ The shortest of all solutions of an under-determined regression, from whose clos
 The primary loss has a curvature far from 1, as that of data has which nobody scaled.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -15,13 +13,11 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.core.types import PyTree
 from fedstrata.data.storage import Placed
-from fedstrata.lab.experiments.base import Experiment, Setting, Task
-from fedstrata.lab.report import Column, PlotSpec, TableSpec
+from fedstrata.lab import Column, Experiment, PlotSpec, Setting, TableSpec, Task
 from reproductions._regression import regression, residual
 
 
 def half_square(x: PyTree) -> Any:
-    """½‖x‖²."""
     return x @ x / 2
 
 
@@ -81,15 +77,14 @@ EXPERIMENT = Experiment(
     grid=[
         {
             "method": ["convex", "strongly_convex", "decreasing", "geometric"],
-            "scaling": ["estimated", "none"],
-            "R": [100, 1000, 10_000],
+            "scaling": ["estimated", "none"], "R": [100, 1000, 10_000],
         },
         {"method": list(REFERENCES), "scaling": ["estimated"], "R": [100, 1000, 10_000]},
     ],
     build=build,
     seeds=5,
     table=TableSpec(
-        (Column("error", title="error", better="low"),), rows=("scaling", "label"), across="R", paper=False
+        (Column("error", title="error", better="low"),), rows=("scaling", "label"), across="R", paper=False,
     ),
     plots=(
         PlotSpec("error", lines=("label", "scaling"), panels="R", log_y=True, log_x=True, title="Error"),
@@ -98,9 +93,7 @@ EXPERIMENT = Experiment(
     needs=("montevideo_bus", "wikimaths"),
     fallback={"data": "synthetic"},
     quick={
-        "method": ["convex", "decreasing", "geometric"],
-        "scaling": ["estimated"],
-        "R": [100, 1000],
+        "method": ["convex", "decreasing", "geometric"], "scaling": ["estimated"], "R": [100, 1000],
         "seeds": 1,
     },
-)
+)  # fmt: skip

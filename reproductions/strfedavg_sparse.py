@@ -5,8 +5,6 @@ the number of rounds does not enter the steps, and self-tuning is not seen. ``se
 the loss divided by its curvature, which needs no Γ: γ̃ = R^{−1/2} and η = R^{−1/4} for the horizons R.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -14,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.lab.experiments.base import Experiment, Setting, Task, record
-from fedstrata.lab.report import Column, PlotSpec, RunRecord, TableSpec
+from fedstrata.lab import Column, Experiment, PlotSpec, RunRecord, Setting, TableSpec, Task
+from fedstrata.lab.experiments.base import record
 from reproductions._pages import claims
 from reproductions._regression import Regression, change, envelope, held_out, nonzeros, regression, residual
 
@@ -24,7 +22,6 @@ SPARSEST = fs.Selection(residual, L1)
 
 
 def build(s: Setting) -> Task | RunRecord:
-    """StR-FedAvg, or the linear program."""
     toy = regression(s.data, s.clients, s.seed)
     if s.method == "linear program":
         return linear_program(s, toy)
@@ -81,12 +78,7 @@ EXPERIMENT = Experiment(
     ),
     problem="min ‖x‖₁ over x ∈ argmin 1/(2N) Σ_i Σ over client i's samples of (uᵀx − v)²",
     parameters={
-        "data": "montevideo_bus",
-        "clients": 10,
-        "rounds": 1000,
-        "mu": 0.01,
-        "safety": 5.0,
-        "eta": 1e-3,
+        "data": "montevideo_bus", "clients": 10, "rounds": 1000, "mu": 0.01, "safety": 5.0, "eta": 1e-3,
         "eta_end": 1e-6,
     },
     grid=[
@@ -116,10 +108,7 @@ EXPERIMENT = Experiment(
     needs=("montevideo_bus", "wikimaths"),
     fallback={"data": "synthetic"},
     quick={
-        "rounds": 60,
-        "method": ["γ_ℓ as in the experiment", "self-tuned", "linear program"],
-        "K": [1, 5],
-        "horizon": [60],
-        "seeds": 1,
+        "rounds": 60, "method": ["γ_ℓ as in the experiment", "self-tuned", "linear program"], "K": [1, 5],
+        "horizon": [60], "seeds": 1,
     },
-)
+)  # fmt: skip

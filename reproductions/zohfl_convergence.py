@@ -1,11 +1,8 @@
 """ZO-HFL's Figure 2: the global loss by rounds, for three numbers of local steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from fedstrata.lab.experiments.base import Experiment
-from fedstrata.lab.report import Column, PlotSpec, TableSpec
+from fedstrata.lab import Column, Experiment, PlotSpec, TableSpec
 from reproductions._pages import claims
 from reproductions._zohfl import DATA, LEVELS, PARAMETERS, PROBLEM, build
 
@@ -43,7 +40,7 @@ EXPERIMENT = Experiment(
         PlotSpec("objective", log_y=True, title="The global loss", y_label="f₁ + f₂", **LOOK),
         PlotSpec("global_loss", title="Its part on the server's data", y_label="f₁", **LOOK),
         PlotSpec(
-            "coupling", log_x=True, log_y=True, title="Its part of the clients' models", y_label="f₂", **LOOK
+            "coupling", log_x=True, log_y=True, title="Its part of the clients' models", y_label="f₂", **LOOK,
         ),
     ),
     claims=claims("zohfl-convergence", "Figure 2 and the text on it; no numbers are printed"),
@@ -51,12 +48,7 @@ EXPERIMENT = Experiment(
     fallback={"data": "digits"},
     full_time="90 s on one NVIDIA H200, by three processes",
     quick={
-        "rounds": 20,
-        "evaluations": 5,
-        "tau": [5.0, 20.0],
-        "mu": [1.0],
-        "level": ["moderate"],
-        "data": ["digits"],
-        "seeds": 1,
+        "rounds": 20, "evaluations": 5, "tau": [5.0, 20.0], "mu": [1.0], "level": ["moderate"],
+        "data": ["digits"], "seeds": 1,
     },
-)
+)  # fmt: skip

@@ -1,9 +1,6 @@
 """ZO-HFL's Table I: test accuracy of the global model under growing heterogeneity."""
 
-from __future__ import annotations
-
-from fedstrata.lab.experiments.base import Experiment
-from fedstrata.lab.report import Claim, PlotSpec, TableSpec
+from fedstrata.lab import Claim, Experiment, PlotSpec, TableSpec
 from reproductions._pages import claims
 from reproductions._zohfl import ACCURACIES, BASELINES, DATA, LEVELS, PARAMETERS, PROBLEM, SHARED, build
 
@@ -16,7 +13,6 @@ PRINTED = {
 
 
 def printed() -> tuple[Claim, ...]:
-    """The paper's 36 numbers."""
     return tuple(
         Claim({"label": row, "level": level, "data": data}, "accuracy", value / 100)
         for row, levels in PRINTED.items()
@@ -47,13 +43,8 @@ EXPERIMENT = Experiment(
     table=TableSpec(ACCURACIES, rows=("level", "label"), across="data"),
     plots=(
         PlotSpec(
-            "accuracy",
-            x="level",
-            kind="heatmap",
-            down="label",
-            panels="data",
-            title="Test accuracy of the global model",
-            y_label="test accuracy",
+            "accuracy", x="level", kind="heatmap", down="label", panels="data",
+            title="Test accuracy of the global model", y_label="test accuracy",
         ),
     ),
     claims=claims("zohfl-table1", "Qiu, Kim, Yousefian 2025, Table I", printed=printed()),
@@ -69,4 +60,4 @@ EXPERIMENT = Experiment(
         "data": ["digits"],
         "seeds": 1,
     },
-)
+)  # fmt: skip

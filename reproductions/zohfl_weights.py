@@ -5,10 +5,7 @@ this experiment are in `zohfl_table1`, by its parameters: the scale of the image
 steps of the baselines (``baseline_steps``).
 """
 
-from __future__ import annotations
-
-from fedstrata.lab.experiments.base import Experiment
-from fedstrata.lab.report import Column, PlotSpec, TableSpec
+from fedstrata.lab import Column, Experiment, PlotSpec, TableSpec
 from reproductions._zohfl import ACCURACIES, LEVELS, PARAMETERS, PROBLEM, build
 
 EXPERIMENT = Experiment(
@@ -39,20 +36,14 @@ EXPERIMENT = Experiment(
     ),
     plots=(
         PlotSpec(
-            "accuracy", lines=("label", "lam", "mu"), panels="level", title="Accuracy of the global model"
+            "accuracy", lines=("label", "lam", "mu"), panels="level", title="Accuracy of the global model",
         ),
     ),
     needs=("mnist", "fashion_mnist"),
     fallback={"data": "digits"},
     quick={
-        "rounds": 10,
-        "evaluations": 2,
-        "tau": 5.0,
-        "lam": [1.0],
-        "mu": [1.0, 10.0],
-        "level": ["moderate"],
-        "data": ["digits"],
-        "seeds": 1,
+        "rounds": 10, "evaluations": 2, "tau": 5.0, "lam": [1.0], "mu": [1.0, 10.0], "level": ["moderate"],
+        "data": ["digits"], "seeds": 1,
     },
     quick_seconds=15,
-)
+)  # fmt: skip

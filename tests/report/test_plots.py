@@ -225,17 +225,6 @@ def test_a_logarithmic_axis_begins_at_the_first_positive_point(runs):
     np.testing.assert_allclose(curve.y.mean, np.mean(members, axis=0)[1:])
 
 
-def test_a_wide_band_does_not_flatten_the_lines():
-    def run(seed, last):
-        return RunRecord("A", {}, seed, {"round": [0, 1], "accuracy": [0.1, last]}, {}, 0.0, "A")
-
-    plot = build_plot([run(0, 2.1), run(1, 0.1), run(2, 0.1), run(3, -0.3)], PlotSpec("accuracy"))
-    assert plot.panels[0].curves[0].y.high[-1] > 2
-    low, high = draw(plot).axes[0].get_ylim()
-    assert -0.1 < low < 0.1
-    assert 0.5 < high < 0.65
-
-
 def test_names_are_not_mathematics_or_markup():
     label = r"$\bad{$ <b>%{y}</b>"
     run = RunRecord(label, {"$a$": "$b"}, 0, {"round": [0, 1], "loss": [1.0, 2.0]}, {}, 0.0, "A")

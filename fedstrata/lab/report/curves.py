@@ -95,30 +95,6 @@ class Plot:
         """The title above the plot."""
         return self.spec.title or f"{capital(self.y_label)} by {self.x_label}"
 
-    def limits(self) -> tuple[float, float] | None:
-        """Of the metric's axis, where a band would take more than a quarter beyond what the means span.
-
-        Two seeds may be far apart, and their interval is then wide enough to flatten every line.
-        """
-        curves = [curve for panel in self.panels for curve in panel.curves]
-        if self.spec.kind != "line" or all(curve.seeds <= FEW for curve in curves):
-            return None
-        logarithmic = self.spec.log_y
-        levels = [r.value for panel in self.panels for r in panel.references if r.axis == "y"]
-        means = np.concatenate([*(curve.y.mean for curve in curves), np.array(levels)])
-        bands = np.concatenate([means, *(np.concatenate(curve.y[1:]) for curve in curves)])
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            scaled = [np.log10(v) if logarithmic else v for v in (means, bands)]
-        means, bands = (values[np.isfinite(values)] for values in scaled)
-        if not len(means) or (span := float(np.ptp(means))) == 0:
-            return None
-        low = max(float(bands.min()), float(means.min()) - span / 4)
-        high = min(float(bands.max()), float(means.max()) + span / 4)
-        if low == bands.min() and high == bands.max():
-            return None
-        low, high = low - 0.03 * span, high + 0.03 * span
-        return (10**low, 10**high) if logarithmic else (low, high)
-
 
 def build_plot(runs: Sequence[RunRecord], spec: PlotSpec) -> Plot:
     """The numbers of a plot.

@@ -28,8 +28,6 @@ def figure(plot: Plot) -> dict[str, Any]:
     if len(plot.along) > 1:
         layout["meta"] |= {"x": plot.spec.x, "along": {axis: label_of(axis) for axis in plot.along}}
         layout["meta"]["along"][plot.spec.x] = typeset(plot.x_label)
-    if (limits := plot.limits()) is not None:
-        layout["meta"]["limits"] = _numbers(np.log10(limits) if plot.spec.log_y else np.array(limits))
     seen: set[str] = set()
     for k, panel in enumerate(plot.panels):
         end = "" if k == 0 else str(k + 1)
@@ -37,15 +35,8 @@ def figure(plot: Plot) -> dict[str, Any]:
         layout[f"xaxis{end}"], layout[f"yaxis{end}"] = _axes(plot, end)
         if panel.title:
             where = {"x": 0, "y": 1, "xref": f"x{end} domain", "yref": f"y{end} domain"}
-            layout["annotations"].append(
-                {
-                    **where,
-                    "text": _text(panel.title),
-                    "showarrow": False,
-                    "xanchor": "left",
-                    "yanchor": "bottom",
-                }
-            )
+            title = where | {"text": typeset(panel.title), "showarrow": False}
+            layout["annotations"].append(title | {"xanchor": "left", "yanchor": "bottom"})
         for reference in panel.references:
             shape, note = _reference(plot, reference.axis, reference.value, reference.label, end)
             layout["shapes"].append(shape | {"name": reference.axis})
@@ -53,7 +44,7 @@ def figure(plot: Plot) -> dict[str, Any]:
         if panel.grid is not None:
             traces.append(_heatmap(plot, panel) | axes)
         for curve in panel.curves:
-            shared = axes | {"legendgroup": _text(curve.name), "name": _text(curve.name)}
+            shared = axes | {"legendgroup": typeset(curve.name), "name": typeset(curve.name)}
             if plot.spec.kind == "line":
                 traces += [trace | shared for trace in _line(plot, curve, first=curve.name not in seen)]
             else:
@@ -75,9 +66,9 @@ def figure(plot: Plot) -> dict[str, Any]:
 
 def _axes(plot: Plot, end: str) -> tuple[dict[str, Any], dict[str, Any]]:
     spec = plot.spec
-    x: dict[str, Any] = {"title": {"text": _text(plot.x_label)}, "anchor": f"y{end}"}
+    x: dict[str, Any] = {"title": {"text": typeset(plot.x_label)}, "anchor": f"y{end}"}
     y_label = readable(spec.down) if spec.kind == "heatmap" else plot.y_label
-    y: dict[str, Any] = {"title": {"text": _text(y_label)}, "anchor": f"x{end}"}
+    y: dict[str, Any] = {"title": {"text": typeset(y_label)}, "anchor": f"x{end}"}
     if spec.kind != "line":
         x["type"] = "category"
     elif spec.log_x:
@@ -140,7 +131,7 @@ def _line(plot: Plot, curve: Curve, *, first: bool) -> list[dict[str, Any]]:
 def _bar(curve: Curve, *, first: bool) -> dict[str, Any]:
     trace = {
         "type": "bar",
-        "x": [_text(str(category)) for category in curve.x],
+        "x": [typeset(str(category)) for category in curve.x],
         "y": _numbers(curve.y.mean),
         "marker": {"color": _look(curve)[0]},
         "meta": {"colour": curve.colour % len(PALETTE), "role": "bar", "label": typeset(curve.label)},
@@ -161,8 +152,8 @@ def _heatmap(plot: Plot, panel: Panel) -> dict[str, Any]:
     shown = np.where(means > 0, np.log10(np.where(means > 0, means, 1)), np.nan) if plot.spec.log_y else means
     return {
         "type": "heatmap",
-        "x": [_text(text) for text in panel.grid.columns],
-        "y": [_text(text) for text in panel.grid.rows],
+        "x": [typeset(text) for text in panel.grid.columns],
+        "y": [typeset(text) for text in panel.grid.rows],
         "z": [_numbers(row) for row in shown],
         "text": [["" if math.isnan(value) else f"{value:.3g}" for value in row] for row in means],
         "texttemplate": "%{text}" if means.size <= 80 else "",
@@ -175,27 +166,9 @@ def _heatmap(plot: Plot, panel: Panel) -> dict[str, Any]:
 
 
 def _colour_axis(plot: Plot) -> dict[str, Any]:
-    bar: dict[str, Any] = {
-        "title": {"text": _text(plot.y_label), "side": "right", "font": {"size": 12.5}},
-        "thickness": 12,
-        "outlinewidth": 0,
-    }
-    if plot.spec.log_y:
-        shown = [panel.grid.means for panel in plot.panels if panel.grid is not None]
-        ticks = _decades(np.concatenate([means.ravel() for means in shown]))
-        bar |= {"tickvals": [math.log10(tick) for tick in ticks], "ticktext": [f"{tick:g}" for tick in ticks]}
-    return {"colorscale": "Cividis", "colorbar": bar}
-
-
-def _decades(values: np.ndarray) -> list[float]:
-    """The numbers 1, 2, 5 times powers of ten in the values' range; only the powers where those are many."""
-    positive = values[values > 0]
-    if not len(positive):
-        return []
-    low, high = float(positive.min()), float(positive.max())
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    digits = (1, 2, 5) if len(powers) <= 4 else (1,)
-    return [tick for power in powers for digit in digits if low <= (tick := digit * 10.0**power) <= high]
+    label = f"log₁₀ {plot.y_label}" if plot.spec.log_y else plot.y_label
+    title = {"text": typeset(label), "side": "right", "font": {"size": 12.5}}
+    return {"colorscale": "Cividis", "colorbar": {"title": title, "thickness": 12, "outlinewidth": 0}}
 
 
 def _reference(
@@ -204,18 +177,15 @@ def _reference(
     logarithmic = plot.spec.log_y if axis == "y" else plot.spec.log_x
     # Plotly places shapes by value but annotations on a logarithmic axis by exponent.
     place = math.log10(value) if logarithmic and value > 0 else value
-    line = {"type": "line", "line": {"width": 1, "dash": "dash"}, "layer": "above"}
-    note = {"text": _text(label), "showarrow": False, "name": f"reference {axis}"}
-    if axis == "y":
-        refs = {"xref": f"x{end} domain", "yref": f"y{end}"}
-        return (
-            line | refs | {"x0": 0, "x1": 1, "y0": value, "y1": value},
-            note | refs | {"x": 0, "y": place, "xanchor": "left", "yanchor": "bottom"},
-        )
-    refs = {"xref": f"x{end}", "yref": f"y{end} domain"}
+    level, axis_of = ("y", "x") if axis == "y" else ("x", "y")
+    refs = {f"{level}ref": f"{level}{end}", f"{axis_of}ref": f"{axis_of}{end} domain"}
+    ends = {f"{level}0": value, f"{level}1": value, f"{axis_of}0": 0, f"{axis_of}1": 1}
+    note = {level: place, axis_of: int(axis == "x"), "text": typeset(label), "showarrow": False}
     return (
-        line | refs | {"x0": value, "x1": value, "y0": 0, "y1": 1},
-        note | refs | {"x": place, "y": 1, "xanchor": "left", "yanchor": "top"},
+        refs | ends | {"type": "line", "line": {"width": 1, "dash": "dash"}, "layer": "above"},
+        refs
+        | note
+        | {"name": f"reference {axis}", "xanchor": "left", "yanchor": "bottom" if axis == "y" else "top"},
     )
 
 
@@ -233,7 +203,3 @@ def _numbers(values: np.ndarray) -> list[float | None]:
         float(f"{value:.6g}") if math.isfinite(value) else None
         for value in np.asarray(values, float).tolist()
     ]
-
-
-def _text(text: str) -> str:
-    return typeset(text)  # plotly reads tags in names

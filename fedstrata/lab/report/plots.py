@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter
 
-from fedstrata.lab.report.curves import DASHES, PALETTE, Curve, Dash, Panel, Plot
+from fedstrata.lab.report.curves import DASHES, PALETTE, PALETTE_DARK, Curve, Dash, Panel, Plot
 from fedstrata.lab.report.records import ReportError
 from fedstrata.lab.report.statistics import FEW
 from fedstrata.lab.report.typesetting import label_of, readable, scripted
@@ -34,13 +34,7 @@ DARK = {
     "#e4e8ec": "#30363d",
     "#24292f": "#d0d7de",
     "#ffffff": "#14171b",
-    **dict(
-        zip(
-            PALETTE,
-            ("#4aa8e0", "#f08a4b", "#35c79b", "#dd8fc0", "#f0b840", "#9bd4f5", "#b8bec5"),
-            strict=True,
-        )
-    ),
+    **dict(zip(PALETTE, PALETTE_DARK, strict=True)),
 }
 
 STYLE: dict[Any, Any] = {
@@ -100,8 +94,6 @@ def draw(plot: Plot) -> Figure:
             if k >= count - columns:
                 ax.set_xlabel(_plain(plot.x_label))
                 ax.tick_params(labelbottom=True)
-        if (limits := plot.limits()) is not None:
-            axes[0].set_ylim(limits)
         for ax in axes[count:]:
             ax.remove()
         if spec.kind == "heatmap":
@@ -109,7 +101,7 @@ def draw(plot: Plot) -> Figure:
             bar = figure.colorbar(mappable, ax=axes[:count], label=_plain(plot.y_label), shrink=0.9)
             bar.outline.set_visible(False)
         else:
-            _name_curves(figure, axes[:count], plot)
+            _legend(figure, plot)
         if spec.title:
             figure.suptitle(_plain(spec.title), x=0.01, ha="left", fontsize=11, fontweight="bold")
         return figure
@@ -122,33 +114,25 @@ def _draw_panel(ax: Axes, plot: Plot, panel: Panel, norm: Normalize | None) -> N
         return
     if spec.kind == "line":
         for curve in panel.curves:
+            look: dict[str, Any] = {"color": _colour(curve), "linestyle": _dash(curve)}
             for values in curve.runs:
-                ax.plot(
-                    curve.x, values, color=_colour(curve), linestyle=_dash(curve), linewidth=0.7, alpha=0.55
-                )
+                ax.plot(curve.x, values, **look, linewidth=0.7, alpha=0.55)
             if curve.seeds > FEW:
-                ax.fill_between(
-                    curve.x,
-                    curve.y.low,
-                    curve.y.high,
-                    color=_colour(curve),
-                    alpha=0.16,
-                    linewidth=0,
-                    zorder=1.5,
-                )
-            ax.plot(curve.x, curve.y.mean, color=_colour(curve), linestyle=_dash(curve))
+                band: Any = (curve.x, curve.y.low, curve.y.high)
+                ax.fill_between(*band, color=look["color"], alpha=0.16, linewidth=0, zorder=1.5)
+            ax.plot(curve.x, curve.y.mean, **look)
     else:
         _draw_bars(ax, panel.curves)
     for reference in panel.references:
-        line = ax.axhline if reference.axis == "y" else ax.axvline
+        place: dict[str, Any] = {"fontsize": 8, "color": "#57606a"}
+        if reference.axis == "y":
+            line, place = ax.axhline, place | {"xy": (0.01, reference.value), "va": "bottom"}
+            place["xycoords"] = ("axes fraction", "data")
+        else:
+            line, place = ax.axvline, place | {"xy": (reference.value, 0.99), "va": "top"}
+            place["xycoords"] = ("data", "axes fraction")
         line(reference.value, color="#57606a", linewidth=1, linestyle=(0, (4, 3)), zorder=1.8)
-        beside = ("axes fraction", "data"), ("data", "axes fraction")
-        where: dict[str, Any] = (
-            {"xy": (0, reference.value), "xycoords": beside[0], "xytext": (4, 3)}
-            if reference.axis == "y"
-            else {"xy": (reference.value, 1), "xycoords": beside[1], "xytext": (3, -9)}
-        )
-        ax.annotate(_plain(reference.label), textcoords="offset points", fontsize=8, color="#57606a", **where)
+        ax.annotate(_plain(reference.label), **place)
     if spec.log_x:
         ax.set_xscale("log")
     if spec.log_y:
@@ -198,16 +182,8 @@ def _draw_grid(ax: Axes, plot: Plot, panel: Panel, norm: Normalize | None) -> No
     for (i, j), value in np.ndenumerate(grid.means):
         if np.isfinite(value):
             dark = sum(mesh.cmap(mesh.norm(value))[:3]) < 1.4
-            text = f"{value:.3g}"
-            ax.text(
-                j + 0.5,
-                i + 0.5,
-                text,
-                ha="center",
-                va="center",
-                fontsize=8,
-                color="white" if dark else "#1f2329",  # no theme's: it is read on the cell
-            )
+            colour = "white" if dark else "#1f2329"  # no theme's: it is read on the cell
+            ax.text(j + 0.5, i + 0.5, f"{value:.3g}", ha="center", va="center", fontsize=8, color=colour)
 
 
 def _norm(plot: Plot) -> Normalize | None:
@@ -220,18 +196,12 @@ def _norm(plot: Plot) -> Normalize | None:
     return LogNorm(low, high) if plot.spec.log_y else Normalize(low, high)
 
 
-def _name_curves(figure: Figure, axes: Sequence[Axes], plot: Plot) -> None:
-    """Names beside the lines where there is room, else a legend below."""
+def _legend(figure: Figure, plot: Plot) -> None:
+    """Names below the panels, unless the axis has them or there is one."""
     curves = {curve.name: curve for panel in plot.panels for curve in panel.curves}
-    if plot.spec.kind == "bar" and all(list(curve.x) == [curve.name] for curve in curves.values()):
-        return
-    short = max(map(len, curves)) <= 22 and len(curves) <= 8
-    if plot.spec.kind == "line" and len(axes) == 1 and short:
-        _name_directly(axes[0], plot.panels[0].curves)
-        return
-    if len(curves) == 1:
-        return
     line = plot.spec.kind == "line"
+    if len(curves) == 1 or (not line and all(list(curve.x) == [curve.name] for curve in curves.values())):
+        return
     marks = [
         Line2D([], [], color=_colour(c), linestyle=_dash(c)) if line else Patch(color=_colour(c))
         for c in curves.values()
@@ -239,53 +209,6 @@ def _name_curves(figure: Figure, axes: Sequence[Axes], plot: Plot) -> None:
     widest = max(map(len, curves))
     columns = max(1, min(len(curves), int(figure.get_figwidth() * 14 / (widest + 6))))
     figure.legend(marks, [_plain(n) for n in curves], loc="outside lower left", ncols=columns, fontsize=8.5)
-
-
-def _name_directly(ax: Axes, curves: Sequence[Curve]) -> None:
-    """Names at the ends of their lines, with a stroke to the end where they had to move."""
-    ends: list[tuple[float, Curve]] = []
-    for curve in curves:
-        finite = curve.y.mean[np.isfinite(curve.y.mean)]
-        if len(finite):
-            pixel = ax.transData.transform((ax.get_xlim()[1], finite[-1]))
-            ends.append((float(ax.transAxes.inverted().transform(pixel)[1]), curve))
-    ends.sort(key=lambda end: end[0])
-    places = _apart([y for y, _ in ends], gap=0.062)
-    moved = any(abs(y - end) > 0.015 for y, (end, _) in zip(places, ends, strict=True))
-    for y, (end, curve) in zip(places, ends, strict=True):
-        stroke = {"arrowstyle": "-", "color": _colour(curve), "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
-        ax.annotate(
-            _plain(curve.name),
-            (1, end),
-            xycoords="axes fraction",
-            xytext=(1.045 if moved else 1.012, y),
-            textcoords="axes fraction",
-            va="center",
-            color=_colour(curve),
-            fontsize=8.5,
-            annotation_clip=False,
-            arrowprops={**stroke, "relpos": (0, 0.5)} if moved else None,
-        )
-
-
-def _apart(places: Sequence[float], gap: float) -> list[float]:
-    """Sorted places in [0, 1], moved to be ``gap`` apart, by as little as possible in the mean square.
-
-    Places less their number times the gap must not decrease: where they do, neighbours meet at their mean.
-
-    >>> [round(place, 2) for place in _apart([0.1, 0.5, 0.5, 0.5], 0.1)]
-    [0.1, 0.4, 0.5, 0.6]
-    """
-    blocks: list[tuple[float, int]] = []
-    for k, place in enumerate(places):
-        mean, count = place - k * gap, 1
-        while blocks and blocks[-1][0] > mean:
-            other, more = blocks.pop()
-            mean, count = (mean * count + other * more) / (count + more), count + more
-        blocks.append((mean, count))
-    highest = 1 - gap * (len(places) - 1)
-    level = [min(max(mean, 0.0), max(highest, 0.0)) for mean, count in blocks for _ in range(count)]
-    return [mean + k * gap for k, mean in enumerate(level)]
 
 
 def _colour(curve: Curve) -> str:

@@ -1,7 +1,7 @@
 """Labels for people: keys become words, and formulas written in Unicode are set with their scripts.
 
-Formulas become plain HTML (sub, sup, fractions, limits below their sign) rather than MathML: browsers do not
-break a MathML formula over lines, and a phone would have to scroll. No script and no font is needed.
+Formulas become plain HTML (sub, sup) rather than MathML: browsers do not break a MathML formula over lines,
+and a phone would have to scroll. They need neither a script nor a font.
 """
 
 from __future__ import annotations
@@ -115,48 +115,9 @@ def typeset(text: str) -> str:
     return scripted(text, _escape, _tags)
 
 
-_BELOW = ("Σ", "∏", "min", "max", "argmin", "argmax", "sup", "inf")
-_FRACTION = re.compile(r"(?<![\w)/])([^\W_]|\d+)/(\((?:\d*[^\W\d_])\)|\d+|[^\W\d_])(?![\w/(])")
-_LETTERS = re.compile(r"[A-Za-z\u0300-\u036f]+")
-
-
 def formula(text: str) -> str:
-    """A formula as HTML: one line for each of its parts, letters in italics, fractions and limits set."""
-    parts = [part.strip() for part in re.split(r";\s+|,\s{2,}", text)]
-    lines = "".join(f"<span>{_formula_line(part)}</span>" for part in parts)
-    return f'<span class="formula">{lines}</span>'
-
-
-def _formula_line(text: str) -> str:
-    def script(base: str, mark: str, inner: str) -> str:
-        if mark == "_" and base in _BELOW:
-            return f'<span class="below">{_escape(base)}<span>{_letters(inner)}</span></span>'
-        tag = "sub" if mark == "_" else "sup"
-        return f"{_letters(base)}<{tag}>{_letters(inner)}</{tag}>"
-
-    return scripted(text, _fractions, script)
-
-
-def _fractions(text: str) -> str:
-    made, end = [], 0
-    for found in _FRACTION.finditer(text):
-        over, under = _letters(found[1]), _letters(found[2].strip("()"))
-        made += [
-            _letters(text[end : found.start()]),
-            f'<span class="frac"><span>{over}</span><span class="slash">/</span><span>{under}</span></span>',
-        ]
-        end = found.end()
-    return "".join([*made, _letters(text[end:])])
-
-
-def _letters(text: str) -> str:
-    """Letters that stand alone are variables; the article and a genitive's s are not."""
-    made, end = [], 0
-    for found in _LETTERS.finditer(text):
-        before, after = text[: found.start()], text[found.end() :]
-        single = len(re.sub(_MARKS, "", found[0])) == 1
-        article = found[0] in "aA" and re.match(r" [a-z]{2}", after)
-        if single and not article and not before.endswith(("'", "’")):
-            made += [_escape(text[end : found.start()]), f"<i>{found[0]}</i>"]
-            end = found.end()
-    return "".join([*made, _escape(text[end:])])
+    """A formula as HTML: one line for each of its parts."""
+    parts = re.split(r";\s+|,\s{2,}", text)
+    return (
+        f'<span class="formula">{"".join(f"<span>{typeset(part.strip())}</span>" for part in parts)}</span>'
+    )

@@ -97,7 +97,7 @@ function along(data, axis) {
 // Panels side by side as far as the width goes, with every axis and title placed accordingly.
 function laid(layout, width, axis) {
   const [ink, soft, grid, paper] = ["--ink", "--soft", "--faint", "--raised"].map(variable);
-  const { panels, kind, limits } = layout.meta;
+  const { panels, kind } = layout.meta;
   const most = panels === 4 ? 2 : 3; // no panel alone in its row
   const columns = Math.max(1, Math.min(panels, most, Math.floor(width / 270)));
   const rows = Math.ceil(panels / columns);
@@ -141,7 +141,7 @@ function laid(layout, width, axis) {
       showgrid: kind === "line", nticks: narrow || columns > 2 ? 5 : 8, automargin: kind !== "line", title: { ...x.title, standoff: 8, font: { size: 12.5 } } };
     made[`yaxis${end}`] = { ...base, ...y, domain: [Math.max(0, top - each / inner), Math.min(1, top)],
       showgrid: kind !== "heatmap", nticks: kind === "heatmap" ? 40 : 6, showticklabels: !shared,
-      automargin: kind === "heatmap", showline: kind !== "heatmap", ...(limits ? { range: limits } : {}),
+      automargin: kind === "heatmap", showline: kind !== "heatmap",
       title: column ? { text: "" } : { ...y.title, standoff: 6, font: { size: 12.5 } } };
   }
   return made;
