@@ -79,6 +79,7 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.solving.loop import Interrupted as Interrupted
     from fedstrata.solving.loop import solve as solve
     from fedstrata.solving.result import Result as Result
+    from fedstrata.solving.result import load as load
     from fedstrata.solving.sent import exchanges as exchanges
     from fedstrata.solving.sent import plan_privacy as plan_privacy
     from fedstrata.solving.sweep import sweep as sweep

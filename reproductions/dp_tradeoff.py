@@ -74,8 +74,8 @@ def chosen(s: Setting) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         case "heart", _:
             return PLAIN, fs.FedAvg(gamma=2.0), np.zeros(d + 1), None, {"examples": fs.Examples(clip=0.5)}
         case "adult", _:
-            method = fs.FedAvg(gamma=0.5, H=2, batch_size=100)
-            return PLAIN, method, np.zeros(d + 1), None, {"examples": fs.Examples(clip=1.0)}
+            sampled = fs.FedAvg(gamma=0.5, H=2, batch_size=100)
+            return PLAIN, sampled, np.zeros(d + 1), None, {"examples": fs.Examples(clip=1.0)}
     model = survival(d)
     start = {"theta": np.full(len(CUTS), -2.5), "w": np.zeros(d)}
     return fs.Minimization(model.loss), fs.FedAvg(gamma=1.0), start, None, {"examples": fs.Examples(clip=2.0)}

@@ -33,8 +33,8 @@ BELOW = {
     },
 }
 BELOW["lab"] = set(BELOW)
-# What is only needed when it is asked for: a result draws itself, `fs.data.digits` loads a data set.
-WHEN_ASKED = {("solving", "advice"), ("solving", "lab"), ("advice", "lab"), ("data", "lab")}
+# What is only needed when it is asked for: a result draws itself and predicts, `fs.data.digits` loads data.
+WHEN_ASKED = {("solving", x) for x in ("advice", "lab", "models")} | {("advice", "lab"), ("data", "lab")}
 # What an engine shows to `solving`: the class that all of them are, the sweep, what a run is and sends,
 # metrics.
 INTERFACE = {"batched", "engine", "identity", "metrics", "outline"}

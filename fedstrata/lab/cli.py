@@ -98,7 +98,7 @@ Shard = Annotated[
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Models = Annotated[
-    bool, typer.Option("--models", help="Keep the model of each run, for fs.Result.load, in models/.")
+    bool, typer.Option("--models", help="Keep the model of each run in models/, for predict and fs.load.")
 ]
 Judge = Annotated[
     bool | None,
@@ -358,6 +358,29 @@ def report(
                 _print_report(page, written)
             else:
                 typer.echo(page)
+
+
+@app.command()
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A saved result, or a run with --models.")],
+    table: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV file with the columns of the data.")],
+    probabilities: Annotated[
+        bool, typer.Option("--proba", help="Write the probability of each class too.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The CSV file; default standard output.")
+    ] = None,
+) -> None:
+    """Predict the labels of a CSV file's rows with a saved model."""
+    with messages(expected=(ValueError, TypeError)):
+        from fedstrata.lab.experiments.predicting import predictions
+        from fedstrata.support.writing import write_atomically
+
+        text = predictions(folder, table, probabilities)
+        if out is None:
+            typer.echo(text, nl=False)
+        else:
+            write_atomically(out, text.encode())
 
 
 @app.command()

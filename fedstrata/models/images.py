@@ -10,7 +10,6 @@ three channels); floats are taken as they are.
 
 from __future__ import annotations
 
-import functools
 import math
 
 import jax
@@ -19,7 +18,7 @@ import numpy as np
 
 from fedstrata.core.types import Array, DType, Function, PyTree
 from fedstrata.models.losses import Loss
-from fedstrata.models.model import Model, check, he, model, scalar_if_one, weight_decay
+from fedstrata.models.model import Model, check, constructor, he, model, scalar_if_one, weight_decay
 
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10's training images
 
@@ -45,7 +44,7 @@ def _norm(channels: int) -> PyTree:
     return {"scale": jnp.ones(channels), "shift": jnp.zeros(channels)}
 
 
-@functools.cache
+@constructor
 def resnet(
     blocks: int = 3,
     width: int = 16,
@@ -130,7 +129,7 @@ def resnet20(
     return resnet(3, 16, outputs, channels=channels, shape=shape, lam=lam, loss=loss)
 
 
-@functools.cache
+@constructor
 def cnn(
     channels: int = 3,
     outputs: int = 10,

@@ -33,11 +33,13 @@ class Loss:
         labels: what it takes: ``"classes"`` 0 … K−1 with a score for each, ``"two"`` classes 0 and 1 with one
             score, or ``"numbers"``.
         decide: the prediction that scores stand for.
+        probabilities: those of the classes, by the scores, where the loss is a negative log-likelihood.
     """
 
     value: Callable[[Any, Any], Any]
     labels: Labels = "numbers"
     decide: Callable[[Any], Any] = lambda scores: scores
+    probabilities: Callable[[Any], Any] | None = None
 
     def __call__(self, scores: Any, label: Any) -> Any:
         """``ℓ(scores, label)``."""
@@ -129,9 +131,13 @@ def _positive(score: Array) -> Array:
     return (score > 0).astype(int)
 
 
+def _both(score: Array) -> Array:
+    return jnp.stack([jax.nn.sigmoid(-score), jax.nn.sigmoid(score)], axis=-1)
+
+
 LOSSES: dict[str, Loss] = {
-    "cross_entropy": Loss(cross_entropy, "classes", _largest),
-    "logistic": Loss(logistic, "two", _positive),
+    "cross_entropy": Loss(cross_entropy, "classes", _largest, jax.nn.softmax),
+    "logistic": Loss(logistic, "two", _positive, _both),
     "hinge": Loss(hinge, "two", _positive),
     "squared": Loss(squared),
     "absolute": Loss(absolute),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ParamSpec, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,7 @@ from fedstrata.models.losses import Labels, Loss
 
 Metric = Callable[[PyTree, PyTree, Placed], Any]
 Seed = int | Key
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +37,8 @@ class Model:
         labels: what they are: ``"classes"``, ``"two"`` classes or ``"numbers"``.
         metrics: name → function of ``(x, y, data)`` on the test data, for `fedstrata.solve`: ``test_loss``,
             and ``accuracy`` where there are classes.
+        probabilities: those of the classes, by the scores; None if the loss is not a likelihood of classes.
+        recipe: the constructor's name and its arguments, with which a saved result builds the model again.
     """
 
     init: Callable[[Seed], PyTree]
@@ -43,14 +48,30 @@ class Model:
     correct: Callable[[PyTree, Any], Any]
     labels: Labels
     metrics: dict[str, Metric]
+    probabilities: Callable[[Any], Any] | None = None
+    recipe: tuple[str, dict[str, Any]] | None = None
 
     def __repr__(self) -> str:
         return f"Model(labels={self.labels!r}, metrics={list(self.metrics)})"
 
     def predict(self, x: PyTree, inputs: Any) -> np.ndarray:
         """The predictions for stacked inputs: labels of classes, or numbers."""
-        scores = jax.jit(jax.vmap(self.apply, in_axes=(None, 0)))(x, jnp.asarray(inputs))
-        return np.asarray(jax.vmap(self.decide)(scores))
+        return np.asarray(jax.vmap(self.decide)(self._scores(x, inputs)))
+
+    def predict_proba(self, x: PyTree, inputs: Any) -> np.ndarray:
+        """The probability of each class for stacked inputs; a row adds up to 1.
+
+        Raises:
+            TypeError: if the model's loss is not a likelihood of classes (cross-entropy or logistic).
+        """
+        if self.probabilities is None:
+            raise TypeError(
+                "This model has no probabilities: its loss is not the cross-entropy or the logistic loss."
+            )
+        return np.asarray(jax.vmap(self.probabilities)(self._scores(x, inputs)))
+
+    def _scores(self, x: PyTree, inputs: Any) -> Array:
+        return jax.jit(jax.vmap(self.apply, in_axes=(None, 0)))(x, jnp.asarray(inputs))
 
     def score(self, x: PyTree, samples: PyTree) -> float:
         """The accuracy on ``{"x": inputs, "y": labels}``; where labels are numbers R², as in scikit-learn."""
@@ -87,7 +108,7 @@ def model(
     def correct(x: PyTree, sample: PyTree) -> Any:
         return (of.decide(apply(x, sample["x"])) == sample["y"]).astype(float)
 
-    return of_functions(init, apply, total, of.decide, correct, of.labels)
+    return of_functions(init, apply, total, of.decide, correct, of.labels, of.probabilities)
 
 
 def of_functions(
@@ -97,6 +118,7 @@ def of_functions(
     decide: Function,
     correct: Function,
     labels: Labels,
+    probabilities: Callable[[Any], Any] | None = None,
 ) -> Model:
     """A model by its functions, with its metrics."""
     metrics = {} if labels == "numbers" else {"accuracy": test_mean(correct)}
@@ -105,7 +127,23 @@ def of_functions(
     def start(seed: Seed) -> PyTree:
         return init(generator(seed))
 
-    return Model(start, apply, loss, decide, correct, labels, metrics)
+    return Model(start, apply, loss, decide, correct, labels, metrics, probabilities)
+
+
+def constructor(function: Callable[P, Model]) -> Callable[P, Model]:
+    """Return the same model for the same arguments, and let it know them.
+
+    A model's loss has it as its ``model``, so that the result of a problem made of the loss can predict.
+    """
+    signature = inspect.signature(function)
+
+    def made(*args: P.args, **given: P.kwargs) -> Model:
+        arguments = signature.bind(*args, **given).arguments
+        built = replace(function(*args, **given), recipe=(function.__name__, arguments))
+        built.loss.model = built  # type: ignore[attr-defined]
+        return built
+
+    return functools.wraps(function)(cast("Callable[P, Model]", functools.cache(made)))
 
 
 def test_mean(function: Callable[..., Any]) -> Metric:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -12,13 +11,23 @@ import numpy as np
 
 from fedstrata.core.types import Array, Function, Integer, PyTree
 from fedstrata.models.losses import Loss
-from fedstrata.models.model import Model, check, he, model, of_functions, scalar_if_one, squares, weight_decay
+from fedstrata.models.model import (
+    Model,
+    check,
+    constructor,
+    he,
+    model,
+    of_functions,
+    scalar_if_one,
+    squares,
+    weight_decay,
+)
 from fedstrata.support.words import suggest
 
 ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "softplus": jax.nn.softplus, "tanh": jnp.tanh}
 
 
-@functools.cache
+@constructor
 def mlp(
     features: int,
     outputs: int,
@@ -70,7 +79,7 @@ def sign(label: Integer) -> Any:
     return 1.0 - 2.0 * (label % 2)
 
 
-@functools.cache
+@constructor
 def relu_network(features: int, neurons: int = 4, lam: float = 0.01, beta: float | None = None) -> Model:
     """FedRZO's network of one layer (section 6.1): ``½ (v − wᵀσ(Zu))² + λ/2 (‖Z‖² + ‖w‖²)``, v = ±1.
 

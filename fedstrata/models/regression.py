@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,10 +9,10 @@ import numpy as np
 
 from fedstrata.core.types import Function, PyTree
 from fedstrata.models.losses import Loss
-from fedstrata.models.model import Model, check, model, scalar_if_one, squares
+from fedstrata.models.model import Model, check, constructor, model, scalar_if_one, squares
 
 
-@functools.cache
+@constructor
 def linear(
     features: int, outputs: int = 1, loss: str | Loss | Function = "squared", lam: float = 0.0
 ) -> Model:
@@ -33,7 +32,7 @@ def linear(
     return _linear(features, outputs, loss, lam)
 
 
-@functools.cache
+@constructor
 def softmax(features: int, classes: int, lam: float = 0.0) -> Model:
     """Softmax regression: ``−log p_label + λ/2 ‖W‖²`` where p is the softmax of Wᵀu + b.
 
@@ -57,7 +56,7 @@ def _linear(features: int, outputs: int, loss: str | Loss | Function, lam: float
     return model(init, apply, loss, (lambda x: lam / 2 * squares(x["W"])) if lam else None)
 
 
-@functools.cache
+@constructor
 def logistic(features: int, lam: float = 0.0) -> Model:
     """Logistic regression: ``log(1 + exp(−v uᵀw)) + λ/2 ‖w‖²``, v = −1 for label 0 and +1 for label 1.
 

@@ -24,6 +24,7 @@ that compiled programs are reused.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -266,7 +267,13 @@ def robust(
 
 @functools.cache
 def _risk(model: Model, risk: str, options: tuple[tuple[str, Any], ...]) -> dro.DRO:
-    made: dro.DRO = getattr(dro, risk)(model.loss, **dict(options))
+    make = getattr(dro, risk)
+    try:
+        inspect.signature(make).bind(model.loss, **dict(options))
+    except TypeError as error:
+        takes = ", ".join([*inspect.signature(make).parameters][1:])
+        raise ValueError(f"risk = {risk!r}: {error}. It takes {takes}.") from error
+    made: dro.DRO = make(model.loss, **dict(options))
     return made
 
 

@@ -157,9 +157,51 @@ class Result:
         title = "" if self.measured_on == "all clients" else f"Metrics on {self.measured_on}"
         return history_table({"round": self.history["round"], **self.metrics}, self.ledger, title=title)
 
+    @cached_property
+    def predictor(self) -> Any:
+        """The model of `fedstrata.models` that the problem was made of, its parameters and its preparation.
+
+        Raises:
+            ValueError: if no model of the parameters' shapes is found in the problem.
+        """
+        if (found := self._predictor()) is None:
+            raise ValueError(
+                "The result has no model that it knows: its problem's functions must use a model of "
+                "`fs.models` whose parameters are x or y. Otherwise call model.predict(result.x, inputs)."
+            )
+        return found
+
+    def _predictor(self) -> Any:
+        from fedstrata.models import predicting
+
+        if (known := vars(self).get("predictor")) is not None:
+            return known
+        return predicting.find(self.problem, self.x, self.y, getattr(self.data, "preparation", None))
+
+    def predict(self, new: Any) -> np.ndarray:
+        """Predict labels (or numbers) for new data, prepared as the training data was.
+
+        Args:
+            new: a data frame, a dict of columns or a CSV file if the training data came from a table; a dict
+                ``{"x": inputs}``; or an array of inputs, which is taken as it is.
+        """
+        return self.predictor.predict(new)
+
+    def predict_proba(self, new: Any) -> np.ndarray:
+        """The probability of each class for new data; see `predict`."""
+        return self.predictor.predict_proba(new)
+
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write ``result.safetensors`` (and nothing that needs pickle) into ``folder``; returns its path."""
+        """Write ``result.safetensors`` (and nothing that needs pickle) into ``folder``; returns its path.
+
+        The model of the problem, if it is one of `fedstrata.models`, is kept with it, and the preparation of
+        the data in ``prepared.json``, so that what `fedstrata.load` returns can predict.
+        """
+        from fedstrata.models import predicting
+
         file = Path(folder) / "result.safetensors"
+        predictor = self._predictor()
+        prepared = predictor.preparation if predictor else getattr(self.data, "preparation", None)
         arrays = {f"history/{name}": values for name, values in self.history.items()}
         facts = {
             "x": _describe(self.x),
@@ -174,6 +216,7 @@ class Result:
             "seed": self.seed,
             "participation": self.participation,
             "certificate": known.to_dict() if (known := vars(self).get("certificate")) is not None else None,
+            "model": predicting.save(predictor, prepared, Path(folder)),
         }
         save_arrays(file, {**arrays, **flatten("x", self.x), **flatten("y", self.y)}, facts)
         return file
@@ -204,7 +247,26 @@ class Result:
             raise CheckpointError(f"{file} is not a saved result: it has no {error}.") from error
         if (known := facts.get("certificate")) is not None:
             vars(result)["certificate"] = Certificate.from_dict(known)
+        if (kept := facts.get("model")) is not None:
+            from fedstrata.models import predicting
+
+            vars(result)["predictor"] = predicting.load(kept, result.x, result.y, Path(folder))
         return result
+
+
+def load(folder: str | os.PathLike[str]) -> Result:
+    """Read what `Result.save` wrote: points, history, ledger, certificate, and a model that predicts.
+
+    >>> import fedstrata as fs, tempfile
+    >>> data = fs.data.breast_cancer(clients=2, seed=0)
+    >>> model = fs.models.for_data("logistic", data)
+    >>> result = fs.solve(fs.Minimization(model.loss), fs.FedAvg(0.1), data, model.init(0), rounds=5)
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = result.save(folder)
+    >>> fs.load(folder).predict(data.test["x"][:3]).shape
+    (3,)
+    """
+    return Result.load(folder)
 
 
 MOST_CURVES = 4  # that a notebook's small plot shows

@@ -17,8 +17,6 @@ import jax
 from rich.console import Console
 from rich.markup import escape
 
-from fedstrata.data import Preparation
-from fedstrata.data.federated import DataError
 from fedstrata.lab.experiments._display import Display
 from fedstrata.lab.experiments._solving import identity_of, solve_all
 from fedstrata.lab.experiments._store import RunStore
@@ -28,7 +26,6 @@ from fedstrata.lab.experiments.errors import ExperimentError
 from fedstrata.lab.report import PlotSpec, ReportError, RunRecord, Split, TableSpec, split_of, write_report
 from fedstrata.lab.report.records import Scalar
 from fedstrata.solving.certificate import Certify
-from fedstrata.solving.result import Result
 
 _DRAWN = 10_000  # clients; the sizes of more would fill the definition
 
@@ -112,8 +109,8 @@ def run_experiment(
             GPU; by default they are unless there is only a CPU.
         progress: show a bar, or lines where there is no terminal.
         console: where to.
-        models: keep what each run has found, for `fedstrata.Result.load`, in a folder of ``models/``, with
-            the preparation of its data, for `fedstrata.data.Preparation.load`, as ``prepared.json``.
+        models: keep what each run has found, for `fedstrata.load` and `fedstrata predict`, in a folder of
+            ``models/``.
         certify: whether each run is judged at its end (`fedstrata.certify`), as in `fedstrata.solve`.
         shard: ``(i, n)``, to run the i-th of n parts of what there is to run, and write no report: array jobs
             share a folder so, and the same call without a shard writes the report.
@@ -149,7 +146,7 @@ def run_experiment(
                 number = numbers[id(solved.setting)]
                 done[number], remarks[number] = solved.runs, solved.remarks
                 if models and solved.result is not None:
-                    _keep(solved.result, store.model(solved.setting, solved.identity))
+                    solved.result.save(store.model(solved.setting, solved.identity))
                 store.save(solved.setting, solved.runs, solved.identity, solved.remarks)
                 display.finished(solved.setting, solved.runs)
         except KeyboardInterrupt:
@@ -183,15 +180,6 @@ def _merged(remarks: Sequence[tuple[Setting, str]]) -> list[str]:
         more = f" So in {len(others)} other run{'s' * (len(others) > 1)}." if others else ""
         said.append(f"{setting.run}: {text}{more}")
     return said
-
-
-def _keep(result: Result, folder: Path) -> None:
-    """What a run has found, and how its samples were made, without which a model cannot be applied."""
-    result.save(folder)
-    prepared = getattr(result.data, "preparation", None)
-    if isinstance(prepared, Preparation):
-        with contextlib.suppress(DataError):  # a step of the user's own, which no file has
-            prepared.save(folder / "prepared.json")
 
 
 def _stored(

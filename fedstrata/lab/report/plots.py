@@ -69,6 +69,9 @@ STYLE: dict[Any, Any] = {
 }
 
 
+NOTE: dict[str, Any] = {"fontsize": 8, "color": "#57606a"}
+
+
 def draw(plot: Plot) -> Figure:
     """A plot as a matplotlib figure."""
     with mpl.rc_context(STYLE):
@@ -124,15 +127,14 @@ def _draw_panel(ax: Axes, plot: Plot, panel: Panel, norm: Normalize | None) -> N
     else:
         _draw_bars(ax, panel.curves)
     for reference in panel.references:
-        place: dict[str, Any] = {"fontsize": 8, "color": "#57606a"}
+        level, text = reference.value, _plain(reference.label)
+        stroke: dict[str, Any] = {"color": "#57606a", "linewidth": 1, "linestyle": (0, (4, 3)), "zorder": 1.8}
         if reference.axis == "y":
-            line, place = ax.axhline, place | {"xy": (0.01, reference.value), "va": "bottom"}
-            place["xycoords"] = ("axes fraction", "data")
+            ax.axhline(level, **stroke)
+            ax.text(0.01, level, text, transform=ax.get_yaxis_transform(), va="bottom", **NOTE)
         else:
-            line, place = ax.axvline, place | {"xy": (reference.value, 0.99), "va": "top"}
-            place["xycoords"] = ("data", "axes fraction")
-        line(reference.value, color="#57606a", linewidth=1, linestyle=(0, (4, 3)), zorder=1.8)
-        ax.annotate(_plain(reference.label), **place)
+            ax.axvline(level, **stroke)
+            ax.text(level, 0.99, text, transform=ax.get_xaxis_transform(), va="top", **NOTE)
     if spec.log_x:
         ax.set_xscale("log")
     if spec.log_y:

@@ -1,0 +1,140 @@
+"""The model inside a result: found in its problem, kept with what is saved, applied to new data."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.core.problem import Problem
+from fedstrata.core.term import Term
+from fedstrata.core.types import PyTree
+from fedstrata.data.federated import DataError
+from fedstrata.data.preparation import Preparation
+from fedstrata.models.model import Model
+from fedstrata.models.registry import MODELS
+
+PREPARED = "prepared.json"
+DEPTH = 6  # of functions in functions, in which a model is looked for
+
+
+class Predictor(NamedTuple):
+    """A model, its parameters and where a result has them, and how new data is prepared for it."""
+
+    model: Model
+    parameters: PyTree
+    place: str
+    preparation: Any = None
+
+    def predict(self, new: Any) -> np.ndarray:
+        """Labels (the words that the table had) or numbers."""
+        found = self.model.predict(self.parameters, self.inputs(new))
+        classes = self.classes
+        return found if classes is None else np.array(classes)[found]
+
+    def predict_proba(self, new: Any) -> np.ndarray:
+        """The probability of each class."""
+        return self.model.predict_proba(self.parameters, self.inputs(new))
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the classes, where the label was a word."""
+        return None if self.preparation is None else self.preparation.classes
+
+    def inputs(self, new: Any) -> Any:
+        """The inputs: arrays as they are; tables and dicts of arrays as the training data was made."""
+        if isinstance(new, np.ndarray | jax.Array):
+            return new
+        if self.preparation is not None:
+            return self.preparation.apply(new)["x"]
+        try:
+            return new["x"]
+        except (TypeError, KeyError, IndexError) as error:
+            raise DataError(
+                "The training data had no preparation: give the inputs as an array, or as {'x': array}."
+            ) from error
+
+
+def find(problem: Problem | None, x: PyTree, y: PyTree, preparation: Any = None) -> Predictor | None:
+    """The model that a problem's functions use, and the variable that has its parameters: by their shapes."""
+    functions = () if problem is None else [level.function for level in problem.levels]
+    for model in dict.fromkeys(model for function in functions for model in _models(function, DEPTH)):
+        shapes = _shapes(model.init(0))
+        for place in ("x", "x.x", "y"):
+            if _shapes(parameters := _at(place, x, y)) == shapes:
+                return Predictor(model, parameters, place, preparation)
+    return None
+
+
+def _at(place: str, x: PyTree, y: PyTree) -> PyTree:
+    """The variable at a place; ``x.x`` is the model in a lifted variable of a robust problem."""
+    return y if place == "y" else x if place == "x" else getattr(x, "x", None)
+
+
+def _shapes(tree: PyTree) -> Any:
+    return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def _models(thing: Any, depth: int) -> Iterator[Model]:
+    """The models in a function: its own, and those in what it closes over, calls or is a partial form of."""
+    if isinstance(thing, Model):
+        yield thing
+    elif callable(thing) and depth:
+        if isinstance(own := getattr(thing, "model", None), Model):
+            yield own
+        for inner in _inside(thing):
+            yield from _models(inner, depth - 1)
+
+
+def _inside(function: Any) -> list[Any]:
+    match function:
+        case functools.partial():
+            return [function.func, *function.args, *function.keywords.values()]
+        case Term():
+            return [function.function]
+        case _ if inspect.isfunction(function):
+            try:
+                known = inspect.getclosurevars(function)
+            except ValueError:  # a name that has no value yet
+                return []
+            return [*known.nonlocals.values(), *(v for v in known.globals.values() if isinstance(v, Model))]
+        case _ if inspect.ismethod(function):
+            return [function.__self__, function.__func__]
+    return [*getattr(function, "__dict__", {}).values()]
+
+
+def save(predictor: Predictor | None, preparation: Any, folder: Path) -> dict[str, Any] | None:
+    """Keep the preparation in ``prepared.json``; returns the facts about the model for the result's own file.
+
+    None if there is no model, or what belongs to it are not plain values that a file can hold.
+    """
+    lost = False
+    try:
+        if preparation is not None:
+            preparation.save(folder / PREPARED)
+    except (AttributeError, DataError):  # of another library, or with a step of the user's own
+        lost = True
+    if lost or predictor is None or predictor.model.recipe is None:
+        return None
+    name, arguments = predictor.model.recipe
+    try:
+        plain = json.loads(json.dumps(arguments))
+    except TypeError:  # a loss of the user's own
+        return None
+    prepared = preparation is not None
+    return {"name": name, "arguments": plain, "place": predictor.place, "prepared": prepared}
+
+
+def load(kept: dict[str, Any], x: PyTree, y: PyTree, folder: Path) -> Predictor:
+    """The predictor of a saved result."""
+    given = {key: tuple(v) if isinstance(v, list) else v for key, v in kept["arguments"].items()}
+    preparation = Preparation.load(folder / PREPARED) if kept["prepared"] else None
+    place = kept["place"]
+    return Predictor(MODELS[kept["name"]](**given), _at(place, x, y), place, preparation)
