@@ -136,5 +136,8 @@ def load(kept: dict[str, Any], x: PyTree, y: PyTree, folder: Path) -> Predictor:
     """The predictor of a saved result."""
     given = {key: tuple(v) if isinstance(v, list) else v for key, v in kept["arguments"].items()}
     preparation = Preparation.load(folder / PREPARED) if kept["prepared"] else None
-    place = kept["place"]
-    return Predictor(MODELS[kept["name"]](**given), _at(place, x, y), place, preparation)
+    model = MODELS[kept["name"]](**given)
+    structure = jax.tree.structure(model.init(0))
+    # a file has a lifted variable as the list of its leaves, of which the model's come first
+    leaves = jax.tree.leaves(y if kept["place"] == "y" else x)[: structure.num_leaves]
+    return Predictor(model, jax.tree.unflatten(structure, leaves), kept["place"], preparation)
