@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import pytest
 import fedstrata as fs
 from fedstrata.channels.compression import read
 from fedstrata.engines.engine import Carry
-from fedstrata.engines.network import Network
+from fedstrata.engines.network import Network, Policy
 from fedstrata.engines.network.site import Site
 from fedstrata.engines.rounds import before_rounds, one_round
 from fedstrata.engines.simulated import Simulated
@@ -125,16 +126,74 @@ def test_noise_is_drawn_anew_in_every_exchange_of_a_loop(engine):
     assert np.std(found.x) == pytest.approx(2.0, rel=0.05)
 
 
-def test_a_site_draws_its_noise_from_its_own_secret(monkeypatch):
-    """The same message has the same noise; another message, or another site's secret, has another."""
-    seen = []
-    call = Site.call
+class Some(Small):
+    """A mean of zeros over ten of a round's clients."""
+
+    def zero(self, problem, client, key, x):
+        return jnp.zeros_like(x)
+
+    def round(self, problem, fed, key, r, state):
+        return Point(fed.average(self.zero, key, state.x, of=fed.sample(key, 10)))
+
+
+def test_noise_of_a_mean_over_some_of_an_independent_draw():
+    """Ten of 40, of which 20 are expected: each counts for 40/(10 · 20)."""
+    options = {"participation": fs.Poisson(0.5), "channel": fs.Channel(clip=1.0, noise=3.0)}
+    found = run_on(np.zeros((40, 4000)), method=kit_method(Some)(), **options)
+    assert np.std(found.x) == pytest.approx(0.6, rel=0.05)
+
+
+@pytest.mark.parametrize("where", ["server", "each"])
+def test_noise_from_the_system_is_not_that_of_the_seed(where):
+    """It has the same deviation, and is new in every run."""
+    channel = fs.Channel(clip=1.0, noise=2.0, noise_at=where, seeded=False)
+    one, other = (np.asarray(run_on(np.zeros((4, 4000)), channel=channel).x) for _ in range(2))
+    seeded = np.asarray(run_on(np.zeros((4, 4000)), channel=replace(channel, seeded=True)).x)
+    for a, b in itertools.combinations((one, other, seeded), 2):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 0.1
+    assert np.std(one) == pytest.approx(np.std(seeded), rel=0.1)
+
+
+def test_what_is_not_finite_counts_for_nothing_under_noise():
+    """Else its NaN would show that a client takes part."""
+    method, channel = fs.FedAvg(gamma=10.0), fs.Channel(clip=2.0, noise=0.0)
+    found = run_on(np.array([[1e38, 1.0], [1e30, 1e30], [0.0, -1.0]]), method=method, channel=channel)
+    np.testing.assert_allclose(found.x, [0, 2 / 3], rtol=1e-6)
+
+
+def test_a_run_over_a_set_ends_with_a_channel():
+    problem, data = linear(SLOPES)
+    problem = replace(problem, project=fs.sets.Box(-0.1, 0.1))
+    found = fs.solve(problem, fs.FedAvg(gamma=1.0), data, np.zeros(5), rounds=1, progress=False,
+                     channel=fs.Channel(clip=1.0), default_metrics=False, certify=False)  # fmt: skip
+    assert np.abs(found.x).max() <= 0.1 + 1e-6
+
+
+def asked_of_sites(monkeypatch, channel):
+    """What two sites were asked first: the site, the request's header and arrays."""
+    seen, call = [], Site.call
     monkeypatch.setattr(
         Site, "call", lambda self, *request: seen.append((self, *request)) or call(self, *request)
     )
-    channel = fs.Channel(clip=1.0, noise=1.0, noise_at="each")
     run_on(np.zeros((2, 50)), channel=channel, engine=Network())
-    site, header, arrays = seen[0]
+    return *seen[0], call
+
+
+def test_a_site_adds_its_noise_whatever_the_server_says(monkeypatch):
+    """Its part of it, where sites share it, and to the count of an adaptive clip."""
+    channel = fs.Channel(clip=fs.Adaptive(noise=3.0), noise=1.0, noise_at="clients")
+    site, header, arrays, call = asked_of_sites(monkeypatch, channel)
+    (part,) = (j for j, a in enumerate(arrays) if a.shape == () and abs(a - 0.5**0.5) < 1e-6)
+    arrays[part], site.secret, site.last = np.float32(0.0), b"secret", None
+    upload, below = call(site, header, arrays)[1]
+    assert np.std(2 * upload) == pytest.approx(0.5**0.5, rel=0.4)
+    assert abs(2 * below - 1) > 1e-3
+
+
+def test_a_site_draws_its_noise_from_its_own_secret(monkeypatch):
+    """The same message has the same noise; another message, or another site's secret, has another."""
+    channel = fs.Channel(clip=1.0, noise=1.0, noise_at="each")
+    site, header, arrays, call = asked_of_sites(monkeypatch, channel)
 
     def sent(secret, *changed):
         site.secret, site.last = secret, None
@@ -620,6 +679,9 @@ REFUSED = {
     ),
     "as there are 6 clients": lambda: run_on(SLOPES, dropouts=fs.Dropouts(trace=np.ones((2, 5)))),
     "deadline needs seconds": lambda: fs.Dropouts(deadline=1.0),
+    "policy 'wait'": lambda: run_on(
+        SLOPES, channel=fs.Channel(clip=1.0, noise=1.0), engine=Network(policy=Policy(missing="drop"))
+    ),
     "cannot do without a client": lambda: CASES["feddro"].run(dropouts=fs.Dropouts(0.1)),
     "needs participation=1.0": lambda: CASES["feddro"].run(participation=fs.Poisson(0.5)),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -133,6 +134,13 @@ def with_heard(method: Any, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTre
     follows = {place for place, channel in method.channels.items() if channel.feedback == "ef21"}
     heard = {place: kept for place, kept in memory.rest.items() if place in follows}
     return state._replace(heard=heard), memory
+
+
+def with_secret(state: PyTree) -> PyTree:
+    """A state whose noise nobody knows who has the seed alone."""
+    if not isinstance(state, Joined):
+        return state
+    return state._replace(secret=np.frombuffer(os.urandom(8), np.uint32))
 
 
 def resolved(channels: Channels | None, method: Method, found: Sequence[Sent]) -> dict[str, Channel]:
@@ -277,4 +285,6 @@ def channelled(
             steps[one.place] = jax.tree.map(np.asarray, channel.server.init(zeros))
     levels = tuple((one.place, one.level) for one in found)
     wrapped = Channelled(method, channels, drops, levels, expected, bool(keeps), late)
-    return wrapped, (Joined(state, bounds, steps=steps), Kept(memory, keeps) if keeps else memory)
+    joined = Joined(state, bounds, steps=steps)
+    joined = joined if all(c.seeded for c in channels.values()) else with_secret(joined)
+    return wrapped, (joined, Kept(memory, keeps) if keeps else memory)

@@ -36,10 +36,9 @@ class Adaptive:
     rate: float = 0.2
     noise: float = 0.0
 
-    def follow(self, key: Key, bound: Array, below: Array, weight: Real) -> Array:
-        """The next bound, from the weighted fraction ``below`` the bound and the largest weight."""
-        seen = below + self.noise * weight * jax.random.normal(key)
-        return bound * jnp.exp(-self.rate * (seen - self.quantile))
+    def follow(self, bound: Array, below: Array) -> Array:
+        """The next bound, from the weighted fraction ``below`` the bound, with its noise."""
+        return bound * jnp.exp(-self.rate * (below - self.quantile))
 
 
 def clipped(u: PyTree, bound: Real) -> tuple[PyTree, Array]:
@@ -48,10 +47,10 @@ def clipped(u: PyTree, bound: Real) -> tuple[PyTree, Array]:
     return tree.scale(jnp.minimum(1.0, bound / jnp.where(size > 0, size, 1)), u), size
 
 
-def bounded(u: PyTree, bound: Real) -> PyTree:
-    """`clipped`; what is not finite has no bound, and becomes zero."""
+def bounded(u: PyTree, bound: Real) -> tuple[PyTree, Array]:
+    """`clipped`; an upload that is not finite has no bound, and becomes zero."""
     found, size = clipped(u, bound)
-    return jax.tree.map(lambda a: jnp.where(jnp.isfinite(size), a, 0), found)
+    return jax.tree.map(lambda a: jnp.where(jnp.isfinite(size), a, 0), found), size
 
 
 def deviation_of(noise: Any, bound: Real) -> Real:

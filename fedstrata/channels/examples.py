@@ -43,13 +43,11 @@ class Examples:
     Args:
         clip: the bound C on the norm of one sample's term in a gradient or a product.
         noise: the noise multiplier z: a mean over b samples gets noise of standard deviation z · C/b.
-        share: the fraction of the noise that a client adds. Below 1, only the sum over clients is private.
         values: the bound C on a sample's values, and on their differences in zeroth-order methods.
     """
 
     clip: float
     noise: float = 0.0
-    share: float = 1.0
     values: float = 1.0
 
     def __post_init__(self) -> None:
@@ -57,11 +55,9 @@ class Examples:
             number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
             if not (number and value >= 0 and (value > 0 or name == "noise")):
                 raise ValueError(f"Examples: {name} must be a positive number, but is {value!r}.")
-        if self.share > 1:
-            raise ValueError(f"Examples: share is a part of the noise, at most 1, but is {self.share!r}.")
 
 
-tree.register(Examples, lambda e: {"clip", "noise", "share", "values"})
+tree.register(Examples, lambda e: {"clip", "noise", "values"})
 
 
 class Release(NamedTuple):
@@ -109,7 +105,7 @@ class PrivateOracle(Oracle):
         rows = jax.vmap(row)(its._drawn)
         total = jax.tree.map(lambda r: jnp.tensordot(its._weights.astype(r.dtype), r, axes=1), rows)
         counting.count(f"{its._name}/{USED}", 1)
-        deviation = deviation_of(examples.noise, examples.share * bound) * its._unit
+        deviation = deviation_of(examples.noise, bound) * its._unit
         return noised(spot().fold(its._source.key), total, deviation)
 
     def silent(self, *args: PyTree) -> NoReturn:
@@ -128,7 +124,7 @@ class PrivateOracle(Oracle):
 
 
 def _bounded(op: Callable[[PyTree], PyTree], bound: Real, sample: PyTree) -> PyTree:
-    return bounded(op(sample), bound)
+    return bounded(op(sample), bound)[0]
 
 
 class PrivateSamples(Samples):

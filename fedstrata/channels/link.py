@@ -23,7 +23,7 @@ import numpy as np
 import optax
 
 from fedstrata.channels.channel import Channel, Dropouts
-from fedstrata.channels.clipping import Adaptive, clipped, deviation_of, noised
+from fedstrata.channels.clipping import Adaptive, bounded, clipped, deviation_of, noised
 from fedstrata.channels.compression import Compressor, read
 from fedstrata.channels.examples import Release, private, releases
 from fedstrata.core import counting, tree
@@ -51,12 +51,14 @@ class Joined(NamedTuple):
         bounds: of adaptive clipping.
         heard: where uploads travel encoded, what the server has of each client, as that client has it.
         steps: of the server's optimisers.
+        secret: two random words, which the noise depends on besides the seed; or None.
     """
 
     own: PyTree
     bounds: dict[str, Array]
     heard: dict[str, list[Array]] = {}  # noqa: RUF012 (never written to)
     steps: dict[str, PyTree] = {}  # noqa: RUF012
+    secret: Array | None = None
 
 
 class Turning(NamedTuple):
@@ -77,7 +79,7 @@ class Sides(NamedTuple):
         part: the client's part of the mean's noise, if clients share it.
         here: of all clients, which ones answer.
         asked: of all clients, which ones are asked.
-        own: the data of a key that the server does not know, for noise; None takes that of the exchange.
+        own: the data of a key for noise, at a site one that the server does not know; None takes ``words``.
     """
 
     words: Array
@@ -160,7 +162,7 @@ class Link:
         self.program, self.key, self.channels, self.levels = program, key, channels, levels
         self.drops, self.remembers, self.late = drops, remembers, late
         turn = jnp.zeros((), jnp.int32) if channels else None
-        self.turning = Turning(turn, state.bounds, state.heard, state.steps)
+        self.turning, self.secret = Turning(turn, state.bounds, state.heard, state.steps), state.secret
         self.position = 0
         self.released: dict[str, tuple[Release, ...] | None] = {}  # what clients take of samples, by place
 
@@ -181,7 +183,7 @@ class Link:
 
     def joined(self, own: PyTree) -> Joined:
         """The method's state with what the server keeps."""
-        return Joined(own, *self.turning[1:])
+        return Joined(own, *self.turning[1:], self.secret)
 
     def exchanged(self, fed: Fed, exchange: Exchange) -> PyTree:
         """See `fedstrata.core.fed.Channel`."""
@@ -205,7 +207,8 @@ class Link:
         noisy = channel.noise is not None and (exchange.stacked or channel.noise_at != "server")
         encoded = fed.encodes and channel.compress is not None
         seen: list[Floats] | None = [] if encoded else None
-        phase = partial(self._phase, exchange.phase, channel, place, reference, adaptive, noisy, seen)
+        whole = exchange.phase, channel, place, reference, adaptive, noisy, fed.clients, seen
+        phase = partial(self._phase, *whole)
         going = _going(fed, exchange, phase, sides)
         if (channel.mean is not None or encoded) and not exchange.stacked:
             going = going._replace(stacked=True, weights=None)
@@ -222,14 +225,17 @@ class Link:
         if adaptive:
             arrived, below = arrived
             assert isinstance(channel.clip, Adaptive)
-            new = channel.clip.follow(jax.random.fold_in(turn, 1), bound, below, weight)
+            deviation = 0.0 if noisy else channel.clip.noise * weight
+            below = noised(jax.random.fold_in(self._hidden(turn), 1), below, deviation)
+            new = channel.clip.follow(bound, below)
             self.turning = self.turning._replace(bounds={**self.turning.bounds, place: new})
         if channel.mean is not None and not exchange.stacked:
             arrived = _robust(channel.mean, jax.random.fold_in(turn, 2), fed, exchange, arrived)
         numbers = Floats(arrived)
         found = numbers.list
         if channel.noise is not None and channel.noise_at == "server" and not exchange.stacked:
-            found = noised(jax.random.fold_in(turn, 3), found, deviation_of(channel.noise, bound) * weight)
+            key = jax.random.fold_in(self._hidden(turn), 3)
+            found = noised(key, found, deviation_of(channel.noise, bound) * weight)
         if reference is not None and self._differs(channel, fed):
             around = reference.arrays(exchange.message, numbers.where)
             around = [jnp.asarray(a, u.dtype) for u, a in zip(found, around, strict=True)]
@@ -272,7 +278,7 @@ class Link:
                 new = [u.at[clients].set(v) for u, v in zip(every, new, strict=True)]
             self.turning = self.turning._replace(heard={**self.turning.heard, place: new})
         if channel.clip is not None and channel.noise is not None and channel.noise_at == "server":
-            found, _ = jax.vmap(lambda *u: clipped(list(u), self._bound(channel, place)))(*found)
+            found, _ = jax.vmap(lambda *u: bounded(list(u), self._bound(channel, place)))(*found)
         parts = iter(found), iter(others)
         leaves = [next(parts[j not in form.where]) for j in range(len(form.leaves))]
         uploads = jax.tree.unflatten(form.form, leaves)
@@ -287,6 +293,12 @@ class Link:
             return self.key
         turn = jax.random.fold_in(self.key, self.turning.turn)
         self.turning = self.turning._replace(turn=self.turning.turn + 1)
+        return turn
+
+    def _hidden(self, turn: Key) -> Key:
+        """The key of an exchange's noise: clients know that of the exchange itself."""
+        for word in () if self.secret is None else self.secret:
+            turn = jax.random.fold_in(turn, word)
         return turn
 
     def _differs(self, channel: Channel, fed: Fed) -> bool:
@@ -311,12 +323,13 @@ class Link:
             real(part) if together else None,
             here,
             asked,
+            None if channel.seeded else jax.random.key_data(self._hidden(turn)),
         )
 
     def _phase(
         self, phase: Phase, channel: Channel, place: str, reference: Reference | None, adaptive: bool,
-        noisy: bool, seen: list[Floats] | None, sides: Sides, problem: Any, client: Client, key: Key,
-        *message: PyTree,
+        noisy: bool, clients: int, seen: list[Floats] | None, sides: Sides, problem: Any, client: Client,
+        key: Key, *message: PyTree,
     ) -> Any:  # fmt: skip
         """The phase that a client runs instead of the method's phase."""
         kept = client.memory if self.remembers else None
@@ -341,19 +354,23 @@ class Link:
             delta = [u - jnp.asarray(a, u.dtype) for u, a in zip(delta, around, strict=True)]
         below = None
         bound: Any = sides.bound if isinstance(channel.clip, Adaptive) else channel.clip
+        limit = clipped if channel.noise is None else bounded
         if bound is not None:
-            delta, size = clipped(delta, bound)
+            delta, size = limit(delta, bound)
             below = (size <= bound).astype(jnp.result_type(float))
         mine = jax.random.fold_in(turn, client.index)
         if noisy:
-            deviation = deviation_of(channel.noise, bound) * (1.0 if sides.part is None else sides.part)
-            delta = noised(jax.random.fold_in(secret, 1), delta, deviation)
+            # a server may not ask for less than an equal part
+            part = 1.0 if sides.part is None else jnp.maximum(sides.part, clients**-0.5)
+            delta = noised(jax.random.fold_in(secret, 1), delta, deviation_of(channel.noise, bound) * part)
+            if isinstance(channel.clip, Adaptive):
+                below = noised(jax.random.fold_in(secret, 4), below, channel.clip.noise * part)
         rest = None if kept is None else kept.rest.get(place)
         travels = None
         if channel.compress is not None:
             travels, delta, rest = _compressed(channel, turn, jax.random.fold_in(mine, 2), delta, rest)
             if bound is not None and channel.noise is not None and channel.noise_at == "server":
-                delta, _ = clipped(delta, bound)  # rounding may have lengthened the vector
+                delta, _ = bounded(delta, bound)  # rounding may have lengthened the vector
         upload = numbers.put(delta)
         if seen is not None:
             seen.append(Floats(jax.tree.map(lambda u: jax.ShapeDtypeStruct(u.shape, u.dtype), upload)))
@@ -485,8 +502,9 @@ def _going(fed: Fed, exchange: Exchange, phase: Callable[..., Any], sides: Sides
 
 def _extent(fed: Fed, exchange: Exchange, number: int) -> tuple[Any, Any]:
     """The largest weight of an upload, and the root of the sum of the squared weights."""
-    if fed.expected is not None and exchange.of is not None:  # for any cohort
-        return 1 / fed.expected, fed.expected**-0.5
+    if fed.expected is not None and exchange.of is not None:  # for any cohort, or some of it
+        weight = fed.participants / (number * fed.expected)
+        return weight, weight**0.5
     if exchange.weights is None:
         return 1 / number, number**-0.5
     return exchange.weights.max(), jnp.sqrt((exchange.weights**2).sum())

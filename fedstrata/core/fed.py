@@ -271,11 +271,6 @@ class Fed(abc.ABC):
         """
         if isinstance(steps, int):
             return given
-        if self.expected is not None:
-            raise ValueError(
-                "With noise and fs.Poisson a mean is divided by an expected number of clients, so that all "
-                "of them must take the same number of local steps: give one number."
-            )
         working = jnp.broadcast_to(jnp.asarray(steps) > 0, (self.clients,))
         of = self._chosen if of is None else of
         weights = self.weights_of(of, given)
@@ -290,6 +285,11 @@ class Fed(abc.ABC):
         if (here := self.answering(of)) is not None:  # who does not answer counts for nothing
             weights = jnp.where(here, 1 if given is None else given, 0).astype(jnp.result_type(float))
             if self.expected is not None and of is not None:
+                if given is not None:
+                    raise ValueError(
+                        "With noise and fs.Poisson a mean is divided by an expected number of clients, so "
+                        "that it has equal weights, and all clients take the same number of local steps."
+                    )
                 return weights * (self.participants / (of.shape[0] * self.expected))
             return weights / jnp.where(weights.sum() > 0, weights.sum(), 1)
         if given is None:

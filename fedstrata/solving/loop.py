@@ -448,7 +448,7 @@ class Loop:
         self._warn([in_words([(m, its) for m, its in away if its is not None], len(self.lanes))])
         if problem.set_of_x.trivial or self.round == 0:
             return  # what clients hold may be large: it is fetched where it is looked at
-        points = [x for x, _ in self.engine.outputs(methods, self.carry, hosts)]
+        points = [x for x, _ in self.engine.outputs(methods, self._own, hosts)]
         runs = zip(methods, points, self.lanes, strict=True)
         at_end = [(m, x) for m, x, lane in runs if lane.status != "diverged"]
         one = len(self.posed.datasets) == 1 and jax.process_count() == 1

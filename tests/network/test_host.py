@@ -86,9 +86,9 @@ class Hosts:
         return replies, failures
 
 
-def joined(hosts, anew):
+def joined(hosts, anew, run="run"):
     """A federation that has joined its sites; what it tells."""
-    there, told = Federation(hosts, "run", 0, TERMS, anew), []
+    there, told = Federation(hosts, run, 0, TERMS, anew), []
     remote = there.gather()
     there.pose(int(remote.sizes.sum()), len(remote.sizes), None, hosts.identity(len(remote.sizes)))
     there.tell = lambda *words: told.append(words)
@@ -105,6 +105,15 @@ def test_a_site_that_remembers_is_not_taken_anew(tmp_path):
     assert not there._join({0: [0], 1: [5]})
     assert told == []
     jax.tree.map(np.testing.assert_array_equal, states.memory, hosts.hosts[1].site.states.at(5))
+
+
+def test_another_run_has_other_noise(tmp_path):
+    """Of the same noise, the difference of two runs' answers would have none; a restart keeps it."""
+    hosts, secrets = Hosts(tmp_path), []
+    for run in ("one", "other", "one"):
+        joined(hosts, False, run)
+        secrets.append(hosts.hosts[0].site.secret)
+    assert secrets[0] == secrets[2] != secrets[1]
 
 
 def renamed(loss):

@@ -12,6 +12,7 @@ from fedstrata.engines.network import Network, Policy, SiteRefused
 from fedstrata.engines.network.federation import Federation
 from fedstrata.engines.network.kits import Identity, KitError, make
 from fedstrata.engines.network.masks import LARGEST, Asked, Fixed, Masker, met, total
+from fedstrata.engines.network.site import Site
 
 from .test_engine import CASES, assert_same
 from .test_host import TERMS, Hosts
@@ -195,6 +196,17 @@ def test_keys_are_those_of_the_federations_sites(tmp_path):
         there._keys = [np.frombuffer(key, np.uint8) for key in keys]
         hosts.restart(0)
         assert why in there._join({0: [0]})[0].why
+
+
+def test_a_site_keeps_to_the_texts_number_of_clients(monkeypatch):
+    """With another one, a text that asks everyone would answer for some of them."""
+    seen, call = [], Site.call
+    monkeypatch.setattr(Site, "call", lambda self, *sent: seen.append((self, *sent)) or call(self, *sent))
+    run(engine=Network())
+    site, header, arrays = seen[-1]
+    what = [*header["what"][:3], header["what"][3] - 1]
+    with pytest.raises(SiteRefused, match="another number of clients"):
+        call(site, {**header, "what": what, "seq": header["seq"] + 1}, arrays)
 
 
 def run(**options):

@@ -109,7 +109,7 @@ def costs_of(
         for one in found:
             least = float(sizes[one.part].min())
             rate = 1.0 if one.batch_size is None else min(1.0, one.batch_size / least)
-            mu2 = one.uses / (float(examples.noise) * float(examples.share)) ** 2
+            mu2 = one.uses / float(examples.noise) ** 2
             costs.setdefault(one.part, Counter())[rate, mu2] += one.draws
         return costs
     if channel is not None and channel.noise and channel.noise_at == "each" and whole:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.channels.channelled import with_heard
+from fedstrata.channels.channelled import with_heard, with_secret
 from fedstrata.core import counting, tree
 from fedstrata.core.client import opened
 from fedstrata.core.fed import Exchange, Setup, visit
@@ -196,7 +196,8 @@ class Network(Engine):
         return Outline(jnp.asarray(self.sizes), server, equal=common_size(self.sizes))
 
     def carried(self, method: Any, carry: Carry) -> Carry:
-        return Carry(*with_heard(method, carry))
+        state, memory = with_heard(method, carry)
+        return Carry(with_secret(state) if self.elsewhere else state, memory)
 
     def place_carry(self, carry: Carry) -> Carry:
         """The state; of the memory, which clients keep, one client's placeholder stands in the programs.
@@ -315,6 +316,12 @@ class Network(Engine):
             )
         if setup.secure:
             self._check_secure()
+        channels = getattr(method, "channels", {}).values()
+        if self.policy.missing == "drop" and any(one.noise or one.examples for one in channels):
+            raise ValueError(
+                "Noise needs the policy 'wait': a round that is done again without a site shows the others' "
+                "uploads twice, and ε counts them once."
+            )
         self._first = first  # a chunk may be done again from here
         if first == START_ROUND or not self._begins:
             self._begins = {first: self._none}

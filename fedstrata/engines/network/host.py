@@ -214,8 +214,10 @@ class Host:
         if site is None or site.place.total != place.total or not np.array_equal(site.place.clients, own):
             masker = self._masker(self.run, arrays[1:]) if text.setup.secure else None
             folder, allowance = self.folder / self.run, self.allowance
+            # Another run has other noise: the difference of its answers to the same question would have none.
+            secret = hmac.digest(self.secret, f"noise {self.run} {self.number}".encode(), "sha256")
             site = Site(
-                text, self.opened.data, place, folder, secret=self.secret, masker=masker, allowance=allowance
+                text, self.opened.data, place, folder, secret=secret, masker=masker, allowance=allowance
             )
         anew = False
         if wire.value(header, "fresh", bool):

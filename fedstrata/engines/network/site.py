@@ -134,8 +134,8 @@ class Site:
         place: which clients they are.
         folder: where states are kept on disk; None keeps them in this process alone.
         programs: compiled phases, to be shared by sites of one process that hold the same text.
-        secret: what noise is drawn from besides the message, so that the server cannot draw it too, and the
-            same message has the same noise; None draws what the simulated engine draws.
+        secret: of this run alone: what noise is drawn from besides the message, so that the server cannot
+            draw it too, and the same message has the same noise; None draws what the simulated engine draws.
         masker: its part in secure sums, where the text asks for them.
         allowance: what may be learnt of its samples; None is no bound.
     """
@@ -188,6 +188,8 @@ class Site:
             raise SiteRefused(f"Unknown program {wanted.program!r}.")
         if not 1 <= wanted.participants <= self.setup.clients:
             raise SiteRefused("A round of more clients than there are, or of none.")
+        if self.setup.secure and wanted.participants != self.setup.participants:
+            raise SiteRefused("A round of another number of clients than the text's: its sum may show more.")
         r, states = wire.value(header, "round", int), wire.numbers(header, "states")
         if not START_ROUND <= r < 2**31:
             raise SiteRefused("The number of the round is not valid.")
