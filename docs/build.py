@@ -25,6 +25,7 @@ from latex2mathml.converter import convert
 
 import fedstrata as fs
 from docs import record
+from fedstrata.core.method import METHODS
 
 ROOT = Path(__file__).parents[1]
 DOCS, PAPERS = ROOT / "docs", ROOT / "reproductions"
@@ -218,6 +219,11 @@ def exchanged() -> str:
             cells = (f"`{name}`", one.level, f"`{one.phase}`", gets, reference, one.asked, times)
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def private() -> str:
+    """The methods that can hide single samples."""
+    return ", ".join(name for name in sorted(METHODS) if vars(METHODS[name]).get("private_samples"))
 
 
 def history() -> str:
@@ -417,6 +423,7 @@ def pages() -> dict[str, str]:
     made = {
         "reveals": reveals,
         "exchanges": exchanged,
+        "private": private,
         "names": lambda: "\n\n".join(
             f"## {ROOMS.get(room, room.capitalize())}\n\n{listing(names)}" for room, names in rooms().items()
         ),

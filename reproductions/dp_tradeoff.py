@@ -56,6 +56,7 @@ def chosen(s: Setting) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
     """Problem, method, x0, y0 and what bounds uploads or samples."""
     x = samples(s.data, s.seed).train["x"]
     d = math.prod(x.shape[1:])
+    method: Any
     match s.data, s.method:
         case "digits", "FedAvg":
             return fs.Minimization(softmax), fs.FedAvg(gamma=0.5, H=5), _softmax(d), None, {"clip": 0.5}

@@ -204,7 +204,7 @@ class Dropouts:
         if self.trace is not None:
             trace = jnp.asarray(self.trace)
             here &= trace[r % trace.shape[0]]
-        if self.seconds is not None:
+        if self.seconds is not None and self.deadline is not None:
             seconds = jnp.atleast_2d(jnp.asarray(self.seconds))
             here &= seconds[r % seconds.shape[0]] <= self.deadline
         return here

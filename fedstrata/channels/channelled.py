@@ -140,7 +140,8 @@ def with_secret(state: PyTree) -> PyTree:
     """A state whose noise nobody knows who has the seed alone."""
     if not isinstance(state, Joined):
         return state
-    return state._replace(secret=np.frombuffer(os.urandom(8), np.uint32))
+    words: Any = np.frombuffer(os.urandom(8), np.uint32)
+    return state._replace(secret=words)
 
 
 def resolved(channels: Channels | None, method: Method, found: Sequence[Sent]) -> dict[str, Channel]:

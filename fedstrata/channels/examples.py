@@ -170,7 +170,7 @@ class PrivateSamples(Samples):
     def _hidden(self, *_: Any) -> NoReturn:
         raise _refused("the samples themselves")
 
-    take = fetched = _hidden
+    take = fetched = _hidden  # type: ignore[assignment]
     data = leaves = rows = offset = capacity = augment = property(_hidden)
 
 

@@ -95,7 +95,9 @@ class Mean(Robust):
 @lru_cache(maxsize=64)
 def _stages(n: int) -> tuple[np.ndarray, np.ndarray]:
     """Batcher's network for n rows: by stage, with whom each is compared, whether it keeps the less."""
-    partner, less, free = [], [], np.zeros(n, int)  # free: the first stage in which a row has no partner
+    partner: list[np.ndarray] = []
+    less: list[np.ndarray] = []
+    free = np.zeros(n, int)  # free: the first stage in which a row has no partner
     for p in (1 << i for i in range((n - 1).bit_length())):
         for k in (p >> i for i in range(p.bit_length())):
             for j in range(k % p, n - k, 2 * k):

@@ -78,7 +78,8 @@ class Prepares(Protocol):
         encodes: see `Fed`.
     """
 
-    encodes: bool
+    @property
+    def encodes(self) -> bool: ...  # noqa: D102
 
     def prepare(self, fed: RemoteFed, exchange: Exchange) -> Prepared:
         """What the exchange takes along."""

@@ -551,7 +551,8 @@ class Network(Engine):
         if shares is not None:
             header, leaves = {**header, "turn": self._turn}, [shares, *leaves]
         method: Any = self._job[1]
-        fixed = None if shares is None else Fixed(*method.bound(call.place), shares)
+        clip, noise = method.bound(call.place) if shares is not None else (None, None)
+        fixed = None if shares is None else Fixed(clip, noise, shares)
         self._turn += 1
         requests = {
             i: Request(

@@ -25,9 +25,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedstrata.channels.link import LEAST_SUM as FEWEST
+from fedstrata.channels.link import LEAST_SUM
 from fedstrata.engines.network.states import SiteRefused
 
+FEWEST = LEAST_SUM
 LEAST_SHARE = 1e-3  # of a sum's weight, for a site to count among these
 LARGEST = 2.0**24  # a site's number where no bound is known
 MARGIN = 1.01  # for rounding: of a norm that was clipped in float32, and of each site's integers
@@ -113,7 +114,8 @@ class Fixed:
 
     def decode(self, total: np.ndarray) -> np.ndarray:
         """The sum of the vectors as numbers."""
-        return total.view(np.int32 if self.bits == 32 else np.int64) / self.scale
+        signed: np.ndarray = total.view(np.int32 if self.bits == 32 else np.int64)
+        return signed / self.scale
 
 
 class Masker:

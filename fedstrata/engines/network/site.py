@@ -244,7 +244,8 @@ class Site:
         """What is sent in place of uploads and counts."""
         assert self.masker is not None
         method: Any = self.text.method
-        fixed = Fixed(*method.bound(place), asked.shares)
+        clip, noise = method.bound(place)
+        fixed = Fixed(clip, noise, asked.shares)
         vector = fixed.encode(uploads, asked.shares[self.masker.index])
         return self.masker.mask(vector, np.array([counts[name] for name in counting.ORACLES]), asked)
 
