@@ -74,14 +74,14 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.solving import track as track
     from fedstrata.solving.certificate import Certificate as Certificate
     from fedstrata.solving.checkpoint import Checkpoint as Checkpoint
-    from fedstrata.solving.loop import Diverged as Diverged
-    from fedstrata.solving.loop import EarlyStop as EarlyStop
-    from fedstrata.solving.loop import Interrupted as Interrupted
     from fedstrata.solving.loop import solve as solve
     from fedstrata.solving.result import Result as Result
     from fedstrata.solving.result import load as load
     from fedstrata.solving.sent import exchanges as exchanges
     from fedstrata.solving.sent import plan_privacy as plan_privacy
+    from fedstrata.solving.stopping import Diverged as Diverged
+    from fedstrata.solving.stopping import EarlyStop as EarlyStop
+    from fedstrata.solving.stopping import Interrupted as Interrupted
     from fedstrata.solving.sweep import sweep as sweep
     from fedstrata.support.compiled import keep_compiled as keep_compiled
     from fedstrata.support.sealed import CheckpointError as CheckpointError

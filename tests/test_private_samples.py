@@ -12,6 +12,7 @@ import pytest
 import fedstrata as fs
 from fedstrata.channels import examples as module
 from fedstrata.channels.privacy import gaussian_epsilon
+from fedstrata.channels.spots import spot, spots
 from fedstrata.core import counting
 from fedstrata.core.method import METHODS
 from fedstrata.engines.engine import Carry
@@ -23,7 +24,6 @@ from fedstrata.engines.simulated import Simulated
 from fedstrata.estimators.gradients import gradient
 from fedstrata.solving.pose import pose
 from fedstrata.support.private_jax import dce_jaxpr
-from fedstrata.support.spots import spot, spots
 from fedstrata.testing.cases import all_cases
 from fedstrata.testing.cases.compositional import loss
 from fedstrata.testing.kit import Point, Small, kit_method

@@ -39,8 +39,9 @@ from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.problems.measured import Conditions, Constants, NoRule
 from fedstrata.solving.certificate import Certificate
-from fedstrata.solving.loop import Diverged, solve
+from fedstrata.solving.loop import solve
 from fedstrata.solving.result import BOOKKEEPING, Result
+from fedstrata.solving.stopping import Diverged
 
 Unit: TypeAlias = Literal["rounds", "bytes", "seconds", "oracle_calls", "bytes_a_round"]
 UNITS: tuple[Unit, ...] = get_args(Unit)

@@ -169,15 +169,14 @@ def case_of(
         weights = result.weights if weights is None else weights
         method = result.known_method
     elif isinstance(result, Problem):
-        problem, weights = result, "uniform" if weights is None else weights
+        problem = result
     if problem is None or data is None or x is None:
         raise ValueError(
             "Give a result, or a problem with data and a point: (problem, data, x, y). A result that was "
             "loaded knows neither problem nor data, and one of sites elsewhere has no data: give problem= "
             "and data=."
         )
-    if weights is None:
-        raise ValueError("This result does not know the clients' weights of its run: give weights=.")
+    weights = "uniform" if weights is None else weights
     problem.check_weights(weights)
     if data.source is not None:
         raise NotCertifiable("its data comes from a source: where it fits into memory, give data=data.load()")

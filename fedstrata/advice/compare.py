@@ -31,8 +31,9 @@ from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
-from fedstrata.solving.loop import Progressed, solve
+from fedstrata.solving.loop import solve
 from fedstrata.solving.result import Result
+from fedstrata.solving.stopping import Progressed
 from fedstrata.solving.sweep import sweep
 from fedstrata.support import html
 from fedstrata.support.lazy import extra

@@ -154,7 +154,7 @@ def diagnose(
         x0: the start to compare with, where it is not to be the run's own.
 
     Raises:
-        ValueError: where the result does not know problem, data or weights, and they are not given.
+        ValueError: where the result does not know problem or data, and they are not given.
 
     >>> import fedstrata as fs, numpy as np
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)

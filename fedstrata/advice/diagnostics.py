@@ -174,8 +174,6 @@ def _at(x: PyTree | Result, weights: Weights | None) -> tuple[PyTree, Weights]:
     """A point, or a result's, and the clients' weights: those given, else the result's, else uniform."""
     if isinstance(x, Result):
         x, weights = x.x, x.weights if weights is None else weights
-        if weights is None:
-            raise ValueError("This result does not know the clients' weights of its run: give weights=.")
     return x, "uniform" if weights is None else weights
 
 
@@ -205,7 +203,7 @@ def stationarity(
         weights: of the clients, as given to `fedstrata.solve`; None is a result's own, else uniform.
 
     Raises:
-        ValueError: where a solution is needed and not given, or a result does not know its weights.
+        ValueError: where a solution is needed and not given.
     """
     x, weights = _at(x, weights)
     problem.check_weights(weights)
@@ -225,9 +223,7 @@ def set_distances(problem: Problem, data: FederatedData, x: PyTree) -> np.ndarra
     >>> set_distances(problem, data, np.array([3.0, 4.0])).tolist()
     [4.0, 4.0]
     """
-    x, placed = as_floats(x, "x"), data.placed()
-    project = problem.set_of_x
-    return np.asarray(placed.each_client(lambda client: tree.norm(tree.sub(x, project(x, client)))))
+    return np.asarray(data.placed().distances(problem.set_of_x, as_floats(x, "x")))
 
 
 def lower_residual(

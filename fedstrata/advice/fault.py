@@ -27,9 +27,7 @@ def at_fault(result: Result) -> str:
         return ""
     try:
         part = 1.0 if result.participation is None else result.participation
-        at = conditions(
-            result.problem, data, *result.start, weights=result.weights or "uniform", participation=part
-        )
+        at = conditions(result.problem, data, *result.start, weights=result.weights, participation=part)
         its = type(method).practical(at)
     except NoRule:
         return ""

@@ -31,9 +31,8 @@ def outside(problem: Problem, data: Placed, x: PyTree) -> float | None:
     if project.trivial:
         return None
     if project.shared:
-        return float(tree.norm(tree.sub(x, project(x))))
-    gaps = data.each_client(lambda client: tree.norm(tree.sub(x, project(x, client))))
-    return float(gaps.max())
+        return float(project.distance(x))
+    return float(data.distances(project, x).max())
 
 
 def projection(problem: Problem, data: Placed) -> Callable[[PyTree], PyTree | None]:

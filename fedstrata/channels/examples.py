@@ -23,12 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.channels.clipping import bounded, deviation_of, noised
+from fedstrata.channels.spots import spot, spots
 from fedstrata.core import counting, tree
 from fedstrata.core.client import AUGMENTS, Client, Oracle, Samples
 from fedstrata.core.term import Seeded, Term, keys_of
 from fedstrata.core.types import Array, Function, Integer, Key, Phase, PyTree, Real
 from fedstrata.support.precision import in_precision
-from fedstrata.support.spots import spot, spots
 
 MADE, USED = "made", "used"
 MARK = "sample means"  # before the names under which they are counted
@@ -110,11 +110,11 @@ class PrivateOracle(Oracle):
 
     def silent(self, *args: PyTree) -> NoReturn:
         """Refused."""
-        raise _refused(f"a mean of {self.term.name} in a form in which single samples have no bound")
+        raise _refused(f"a mean of {self.term!r} in a form in which single samples have no bound")
 
     def each(self, *args: PyTree) -> NoReturn:
         """Refused."""
-        raise _refused(f"every sample's value of {self.term.name}")
+        raise _refused(f"every sample's value of {self.term!r}")
 
     def weigh(self) -> NoReturn:
         """Refused."""
@@ -140,9 +140,9 @@ class PrivateSamples(Samples):
         samples, source, term = its._samples, its._source, Term.of(function)
         if term.reads == "batch" or term.mean is not None:
             raise _refused(
-                f"{term.name}, which reads a whole batch"
+                f"{term!r}, which reads a whole batch"
                 if term.reads == "batch"
-                else f"another mean of {term.name} than the arithmetic one, which has no bound per sample"
+                else f"another mean of {term!r} than the arithmetic one, which has no bound per sample"
             )
         at = spot()
         rows, mine = samples.data, at.fold(source.key)
@@ -165,7 +165,7 @@ class PrivateSamples(Samples):
 
     def full_mean(self, function: Function) -> NoReturn:
         """Refused."""
-        raise _refused(f"a mean of {Term.of(function).name} without a key for noise")
+        raise _refused(f"a mean of {Term.of(function)!r} without a key for noise")
 
     def _hidden(self, *_: Any) -> NoReturn:
         raise _refused("the samples themselves")

@@ -28,7 +28,6 @@ from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.support import html
 from fedstrata.support.private_jax import trace_of
 from fedstrata.support.shown import line
-from fedstrata.support.spots import turning
 from fedstrata.support.tracing import is_traced, traced
 
 T = TypeVar("T")
@@ -93,6 +92,8 @@ def _items(counts: Counter[str]) -> Items:
     return tuple(sorted(counts.items()))
 
 
+# What wraps a loop's body ``(turn, …)`` where its turns are told apart, see `fedstrata.channels.spots`.
+turning: ContextVar[Callable[..., Any]] = ContextVar("turning", default=lambda body: body)
 # Each thread traces by itself, and a thread that JAX starts for a callback books nowhere.
 _open: ContextVar[Tally | None] = ContextVar("the open tally", default=None)
 
@@ -142,7 +143,7 @@ def repeat(times: Integer, body: Body, carry: PyTree, until: Until | None = None
 
     The loop ends before a turn at which ``until(carry)`` holds.
     """
-    body = turning(body)
+    body = turning.get()(body)
     if until is None and not is_traced(times):
         return _scan(lambda carry, t: body(t, carry), carry, jnp.arange(max(int(times), 0)))
     step = counted(lambda carry, t: body(t, carry))
@@ -231,7 +232,7 @@ def loop(
     if is_traced(times) or not 0 < times <= AT_ONCE:
         return repeat(times, body, carry)
     numbers = jnp.arange(int(times))  # all keys in one pass: at each step of a GPU they were a kernel more
-    body = turning(body)
+    body = turning.get()(body)
     return _scan(lambda carry, turn: body(turn[0], carry, turn[1]), carry, (numbers, jax.vmap(fold)(numbers)))
 
 
@@ -241,7 +242,7 @@ def each(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
 
     def one(j: jax.Array, *own: PyTree) -> tuple[PyTree, Tally]:
         nonlocal constant
-        value, tally = counted(turning(lambda _, own: function(*own)))(j, own)
+        value, tally = counted(turning.get()(lambda _, own: function(*own)))(j, own)
         tally, constant = _parted(tally, own)
         return value, tally
 

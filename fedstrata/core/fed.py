@@ -223,15 +223,12 @@ class Fed(abc.ABC):
     @property
     def cohort_share(self) -> Real:
         """This round's share of all clients' weight: the weight of its mean in a mean over everyone."""
-        if (here := self.answering(self._chosen)) is not None:
-            if self.expected is not None:
-                return self.expected / self.clients
-            sizes = self.cohort_sizes
-            theirs = here.sum() if sizes is None else jnp.where(here, sizes, 0).sum()
-            return theirs / (self.clients if sizes is None else self.data.all_samples)
-        if self._chosen is None or self.setup.weights == "uniform":
-            return self.participants / self.clients
-        return self.data.sizes_of(self._chosen).sum() / self.data.all_samples
+        here, sizes = self.answering(self._chosen), self.cohort_sizes
+        if here is not None and self.expected is not None:
+            return self.expected / self.clients
+        if sizes is not None and not (here is None and self._chosen is None):
+            return jnp.sum(sizes, where=here) / self.data.all_samples
+        return (self.participants if here is None else here.sum()) / self.clients
 
     @property
     def server(self) -> Samples | None:
@@ -309,17 +306,17 @@ class Fed(abc.ABC):
                 "number of clients that the method chooses among them (FedMSA's clients=), or raise "
                 "participation."
             )
-        if not by_size(self.setup, self.data):
-            if count < self.participants:
-                return jnp.sort(jax.random.choice(key, self.cohort, (count,), replace=False))
+        if by_size(self.setup, self.data):
+            lengths = self.data.every_size
             if self._chosen is not None:
-                return self._chosen
-            self._everyone.append(self.everyone)
-            return self._everyone[-1]
-        lengths = self.data.every_size
+                lengths = jnp.round(self.cohort_weights * WHOLE).astype(lengths.dtype)
+            return self._drawn(key, self.cohort, lengths, count)
+        if count < self.participants:
+            return self._drawn(key, self.cohort, None, count)
         if self._chosen is not None:
-            lengths = jnp.round(self.cohort_weights * WHOLE).astype(lengths.dtype)
-        return self._drawn(key, self.cohort, lengths, count)
+            return self._chosen
+        self._everyone.append(self.everyone)
+        return self._everyone[-1]
 
     def redraw(self, key: Key) -> Array | None:
         """Draw a new cohort of this round's size from all clients; None: everyone."""
@@ -327,11 +324,12 @@ class Fed(abc.ABC):
             raise ValueError("This method draws clients again inside a round, which fs.Poisson does not do.")
         if self.participants == self.clients:
             return None
-        if not by_size(self.setup, self.data):
-            return jnp.sort(jax.random.choice(key, self.everyone, (self.participants,), replace=False))
-        return self._drawn(key, self.everyone, self.data.every_size, self.participants)
+        lengths = self.data.every_size if by_size(self.setup, self.data) else None
+        return self._drawn(key, self.everyone, lengths, self.participants)
 
-    def _drawn(self, key: Key, of: Array, lengths: Array, count: int) -> Array:
+    def _drawn(self, key: Key, of: Array, lengths: Array | None, count: int) -> Array:
+        if lengths is None:
+            return jnp.sort(jax.random.choice(key, of, (count,), replace=False))
         theta = threshold(lengths, count)
         places = by_weight(key, lengths, count, theta)
         self._weighted.append((of[places], theta.counts(lengths[places])))

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 import jax
 import jax.numpy as jnp
 
+from fedstrata.core import tree
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Function, PyTree, Weights
 from fedstrata.support import html
@@ -83,6 +84,10 @@ class Projection:
         if self.function is None:
             return point
         return self.function(point, *context[: self.arity - 1])
+
+    def distance(self, point: PyTree, *context: Any) -> jax.Array:
+        """How far ``point`` is from its projection."""
+        return tree.norm(tree.sub(point, self(point, *context)))
 
     def common(self, point: PyTree) -> PyTree:
         """The projection onto a set that all clients share; a point as it is where they have their own.

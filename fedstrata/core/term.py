@@ -190,9 +190,9 @@ class Term:
         *variables, sample = args
         if self.reads == "batch":
             sample = jax.tree.map(lambda s: jax.ShapeDtypeStruct((2, *s.shape), s.dtype), sample)
-        value = jax.eval_shape(self, *variables, sample)
+        value = jax.eval_shape(lambda *args: self(*args), *variables, sample)
         if self.draws:
-            drawn = jax.eval_shape(self, *variables, Seeded(sample, jax.random.key(0)))
+            drawn = jax.eval_shape(lambda *args: self(*args), *variables, Seeded(sample, jax.random.key(0)))
             if jax.tree.map(jnp.shape, drawn) != jax.tree.map(jnp.shape, value):
                 raise TypeError(f"with a key it returns {shapes(drawn)}, without one {shapes(value)}")
         return value
@@ -217,11 +217,6 @@ class Term:
         if self.reads != "sample":
             return self
         return replace(self, function=Applied(_on_batch, self), reads="batch")
-
-    @property
-    def name(self) -> str:
-        """The function's name, for errors."""
-        return short(self.function)
 
 
 # Whether samples are taken one after the other: JAX cannot check the indices of several at once.

@@ -25,6 +25,7 @@ import numpy as np
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples, opened
 from fedstrata.core.cohorts import place_in
+from fedstrata.core.problem import Projection
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, PyTree
 from fedstrata.data.samples import DataError
@@ -226,6 +227,10 @@ class Placed:
         return jax.vmap(lambda index, *own: function(self.client(index), *own))(
             jnp.arange(self.clients), *own
         )
+
+    def distances(self, project: Projection, x: PyTree) -> Array:
+        """How far x is from every client's set."""
+        return self.each_client(lambda client: project.distance(x, client))
 
     def sample_shares(self, shares: Array, part: str = "train") -> Array:
         """The weight of every sample of a part, where clients have these shares."""

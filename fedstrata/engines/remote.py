@@ -72,14 +72,11 @@ class Prepared(NamedTuple):
 
 
 class Prepares(Protocol):
-    """What knows a client's form, so that an exchange can be traced without samples.
-
-    Attributes:
-        encodes: see `Fed`.
-    """
+    """What knows a client's form, so that an exchange can be traced without samples."""
 
     @property
-    def encodes(self) -> bool: ...  # noqa: D102
+    def encodes(self) -> bool:
+        """See `Fed`."""
 
     def prepare(self, fed: RemoteFed, exchange: Exchange) -> Prepared:
         """What the exchange takes along."""

@@ -62,6 +62,6 @@ def black_box(function: Function, *, like: Function | None = None, vectorized: b
         method = "expand_dims" if vectorized else "sequential"
         return jax.pure_callback(call, shape, *args, vmap_method=method)
 
-    wrapped.__qualname__ = f"black_box({Term.of(function).name})"
+    wrapped.__qualname__ = f"black_box({Term.of(function)!r})"
     wrapped.values_only = True  # type: ignore[attr-defined]
     return replace(function, function=wrapped) if isinstance(function, Term) else wrapped

@@ -1,15 +1,8 @@
-"""Warnings at the end of a run with finite numbers: a metric far above its start, or x outside its set.
+"""Warnings at the end of a run with finite numbers: the objective far above its start, or x outside its set.
 
-**Far above.** A metric that solving makes small, a function of x alone (`Problem.objective`), must not end
-ten times above its start. One that also depends on y (`Problem.settling`) may rise while y
-approaches its solution, but not to ten times the largest value of the run's first half; the same rule holds
-for the first kind if its start is zero, which gives no scale.
-
-**Outside.** Methods that pull towards a set instead of projecting onto it end where the pull and the slope
-are in balance, and the objective there may be lower than any in the set. So do the means of points that
-clients project onto sets of their own.
-
-`fedstrata.certify` judges whether an answer is good.
+Methods that pull towards a set instead of projecting onto it end where the pull and the slope are in balance,
+and the objective there may be lower than any in the set. So do the means of points that clients project onto
+sets of their own. `fedstrata.certify` judges whether an answer is good.
 """
 
 from __future__ import annotations
@@ -17,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -27,9 +19,8 @@ from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree
 from fedstrata.data.storage import Placed
 
-FACTOR = 10.0  # above the start, or above the first half
-FACTOR_OF_FEW = 1000.0  # where there are too few evaluations for halves
-FEW = 16
+FACTOR = 10.0  # above the first half
+INSIDE = 1e-5  # how far from its set, relative to 1 + ‖x‖, a start counts as inside
 ROUNDING = 1e-4  # how far outside, relative to ‖x‖, a projection may leave a float32
 FEWEST = 20  # rounds that clients' own sets are looked at after: fewer are a trial
 # Real hyper-parameters that no step becomes shorter by.
@@ -37,7 +28,7 @@ NO_STEPS = ("R", "p", "eta_end", "lam", "mu", "radius", "rho", "tol")
 
 
 class Runaway(NamedTuple):
-    """A metric's value at the start and at the end."""
+    """The objective at the start and at the end."""
 
     metric: str
     start: float
@@ -45,41 +36,19 @@ class Runaway(NamedTuple):
 
 
 def runaway(problem: Problem, method: Method, x0: PyTree, history: Mapping[str, Any]) -> Runaway | None:
-    """The metric that ended far above where it should have, if one did."""
-    rounding = 100 * float(max(jnp.finfo(leaf.dtype).eps for leaf in jax.tree.leaves(x0)))
-    objective = problem.objective if method.judged_as(problem) is problem and _inside(problem, x0) else None
-    for name in (objective, *problem.settling):
-        values = np.asarray(history.get(name, ()) if name else (), float)
-        if len(values) < 2:
-            continue
-        start, end = float(values[0]), float(values[-1])
-        if name == objective and abs(start) > rounding * np.abs(values).max():
-            far = end > start + FACTOR * abs(start)
-        else:
-            far = _grows(values)
-        if far:
-            return Runaway(str(name), start, end)
-    return None
+    """The objective, if it depends on x alone and ended ten times above all of the run's first half.
 
-
-def _grows(values: np.ndarray) -> bool:
-    """Whether the end is far above the first half's maximum; if that is zero, the second half is judged."""
-    if len(values) < 2:
-        return False
-    factor = FACTOR if len(values) >= FEW else FACTOR_OF_FEW
-    half = max(1, len(values) // 2)
-    before = np.abs(values[:half]).max()
-    return _grows(values[half:]) if before == 0 else bool(values[-1] > factor * before)
-
-
-def _inside(problem: Problem, x0: PyTree) -> bool:
-    """Whether the start is in the set; outside, the objective may be lower than anywhere inside."""
-    project = problem.set_of_x
-    if project.trivial:
-        return True
-    if not project.shared:
-        return False
-    return bool(tree.norm(tree.sub(x0, project(x0))) <= 1e-5 * (1 + tree.norm(x0)))
+    From a start outside of the set it may have to rise.
+    """
+    name, project = problem.objective, problem.set_of_x
+    if name is None or name not in history or method.judged_as(problem) is not problem:
+        return None
+    inside = project.trivial or (project.shared and project.distance(x0) <= INSIDE * (1 + tree.norm(x0)))
+    if not inside:
+        return None
+    values = np.asarray(history[name])
+    before, end = np.abs(values[: max(1, len(values) // 2)]).max(), float(values[-1])
+    return Runaway(name, float(values[0]), end) if end > FACTOR * before > 0 else None
 
 
 def in_words(ended: Sequence[tuple[Method, Runaway]], runs: int) -> list[str]:
@@ -99,7 +68,7 @@ def steps_in_words(method: Method) -> str:
     """`` (gamma=0.1, eta=0.01)``, or ``""`` if the method has no step sizes."""
     steps = {n: v for n, v in method.describe().items() if isinstance(v, float) and n not in NO_STEPS}
     words = [f"{n}={v:g}" for n, v in steps.items()]
-    if getattr(method, "gamma", 0.0) is None:
+    if method.hyperparameters.keys() >= {"gamma"} and vars(method)["gamma"] is None:
         words = ["gamma, which is the rule's own", *words]
     return f" ({', '.join(words)})" if words else ""
 
@@ -109,36 +78,30 @@ def ended_outside(problem: Problem, ended: Sequence[tuple[Method, PyTree]], data
 
     Clients' own sets are checked only if their ``data`` is available.
     """
-    shared = problem.set_of_x.shared
-    if not ended or problem.set_of_x.trivial or (data is None and not shared):
+    project = problem.set_of_x
+    if not ended or project.trivial or (data is None and not project.shared):
         return []
-    away = [(*_outside(problem, x, data), method) for method, x in ended]
+    away = []
+    for method, x in ended:
+        gaps = project.distance(x) if data is None or project.shared else data.distances(project, x)
+        away.append((float(jnp.max(gaps)), float(tree.norm(x)), int(jnp.argmax(gaps)), method))
     far = [each for each in away if each[0] > ROUNDING * (each[1] + ROUNDING)]
     if not far:
         return []
     distance, length, whose, method = max(far, key=lambda each: each[0] / (each[1] + ROUNDING))
     others = f" In all, {len(far)} of the {len(ended)} runs did." if len(far) > 1 else ""
-    eta = method.describe().get("eta")
-    nearer = f" A smaller eta (it is {eta:g}) ends nearer to the set." if isinstance(eta, float) else ""
-    if not shared:
+    if not project.shared:
         return [
             f"{type(method).__name__} ended outside of clients' own sets: x is {distance:.3g} from that of "
             f"client {whose}, and ‖x‖ = {length:.3g}. The problem asks for a point of all of them, and means "
             "of points that each client projects onto its own are none. The penalty of FedRZO and its kin "
             f"draws towards all of them, and the smaller its eta, the nearer x ends.{others}"
         ]
+    eta = method.describe().get("eta")
+    nearer = f" A smaller eta (it is {eta:g}) ends nearer to the set." if isinstance(eta, float) else ""
     name = "project" if "project" in problem.sets else "project_x"
     return [
         f"{type(method).__name__} ended outside of the set: x is {distance:.3g} from it, and ‖x‖ = "
         f"{length:.3g}. The objective there may be lower than any in the set: take "
         f"problem.{name}(result.x) for a point of it.{nearer}{others}"
     ]
-
-
-def _outside(problem: Problem, x: PyTree, data: Placed | None) -> tuple[float, float, int]:
-    """The distance from the set (the largest, of clients' own sets), ‖x‖, and the client of that set."""
-    project, length = problem.set_of_x, float(tree.norm(x))
-    if project.shared or data is None:
-        return float(tree.norm(tree.sub(x, project(x)))), length, 0
-    gaps = data.each_client(lambda client: tree.norm(tree.sub(x, project(x, client))))
-    return float(gaps.max()), length, int(gaps.argmax())

@@ -18,10 +18,9 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from types import FrameType
 from typing import Any, Literal
 
@@ -40,10 +39,11 @@ from fedstrata.engines.identity import differences
 from fedstrata.engines.metrics import Metric, evaluate, is_asked, is_due, taken_name
 from fedstrata.solving.certificate import Certify, certify_at_end
 from fedstrata.solving.checkpoint import Checkpoint, try_to_write
-from fedstrata.solving.endings import FEWEST, ended_outside, in_words, runaway, steps_in_words
+from fedstrata.solving.endings import FEWEST, ended_outside, in_words, runaway
 from fedstrata.solving.pose import Posed, check_values, checked_callbacks, pose
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import BOOKKEEPING, Result
+from fedstrata.solving.stopping import Callback, Diverged, Interrupted, Progressed
 from fedstrata.solving.track import Run, Tracker, Tracking
 from fedstrata.support.points import nonfinite_leaves
 from fedstrata.support.precision import Precision
@@ -54,93 +54,6 @@ from fedstrata.support.writing import clear_strays
 
 PAUSE = 0.5  # seconds between two looks at a running program
 GRACE = 3.0  # seconds after a signal in which an engine may come to the next look by itself
-
-
-class Diverged(FloatingPointError):
-    """The iterates are no longer finite. ``result`` is what there was at the last finite evaluation.
-
-    Its words name the step at fault, for which constants are measured when they are first asked for.
-    """
-
-    def __init__(self, message: str, result: Result) -> None:
-        super().__init__(message)
-        self.result = result
-
-    @cached_property
-    def fault(self) -> str:
-        """Which step to lower, and to what; empty where that could not be measured."""
-        from fedstrata.advice.fault import at_fault
-
-        try:
-            return at_fault(self.result)
-        except Exception:  # the words on why a run diverged must not fail
-            return ""
-
-    def __str__(self) -> str:
-        words = str(self.args[0])
-        general = _shorter(self.result.method)
-        return words.replace(general, self.fault or general) if general in words else words
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in `fedstrata.solve` or `fedstrata.sweep`. ``result`` is what there is so far, and is saved."""
-
-    def __init__(self, message: str, result: Result | list[Result]) -> None:
-        super().__init__(message)
-        self.result = result
-
-
-@dataclass(frozen=True)
-class Progressed:
-    """What a callback sees after an evaluation: the round, the metrics so far, the state, the ledger.
-
-    ``lane`` is the run's number in a sweep.
-    """
-
-    round: int
-    rounds: int
-    history: Mapping[str, list[float]]
-    state: PyTree
-    ledger: Ledger
-    lane: int = 0
-
-
-Callback = Callable[[Progressed], bool | None]
-
-
-@dataclass(frozen=True)
-class EarlyStop:
-    """Stop at a metric's ``target``, or after ``patience`` evaluations without a gain of ``min_delta``.
-
-    >>> import fedstrata as fs
-    >>> fs.EarlyStop("loss", patience=10)
-    EarlyStop(metric='loss', patience=10, min_delta=0.0, target=None, mode='min')
-    """
-
-    metric: str
-    patience: int | None = None
-    min_delta: float = 0.0
-    target: float | None = None
-    mode: str = "min"
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("min", "max"):
-            raise ValueError(f"EarlyStop: mode must be 'min' or 'max', but is {self.mode!r}.")
-        if self.patience is None and self.target is None:
-            raise ValueError("EarlyStop needs a patience or a target.")
-
-    def __call__(self, progressed: Progressed) -> bool:
-        """Whether to stop now."""
-        if self.metric not in progressed.history:
-            known = sorted(set(progressed.history) - set(BOOKKEEPING))
-            raise KeyError(f"EarlyStop: there is no metric {self.metric!r}; there are {known}.")
-        sign = 1.0 if self.mode == "min" else -1.0
-        values = sign * np.asarray(progressed.history[self.metric])
-        if self.target is not None and values[-1] <= sign * self.target:
-            return True
-        if self.patience is None or len(values) <= self.patience:
-            return False
-        return bool(values[-self.patience :].min() > values[: -self.patience].min() - self.min_delta)
 
 
 @spelling("solve")
@@ -244,7 +157,7 @@ def solve(
     stopped = loop.run(Progress(rounds, loop.round) if progress else None)
     (result,) = loop.results(stopped)
     if loop.trouble is not None:
-        raise Diverged(loop.trouble, result)
+        raise Diverged(*loop.trouble, result)
     if stopped is not None:
         raise interruption(stopped, loop, result)
     if certify is not False and engine.has_data and jax.process_count() == 1:
@@ -318,7 +231,7 @@ class Loop:
 
     Attributes:
         lanes: what the runs have gathered.
-        trouble: why the only lane diverged, or None.
+        trouble: after which round the only lane diverged, and which quantity did; or None.
         saved: whether the last attempt to save succeeded.
     """
 
@@ -336,7 +249,7 @@ class Loop:
         self.trackers = [c for c in callbacks if isinstance(c, Tracker) and jax.process_index() == 0]
         self.callbacks = [c for c in callbacks if not isinstance(c, Tracker)]
         self.lanes = [Trajectory() for _ in posed.methods]
-        self.trouble: str | None = None
+        self.trouble: tuple[int, str] | None = None
         self.round, self.began, self.saved = 0, began, False
         self.earlier, self.compiled = (0.0, 0.0), compiled_for()  # of the first, also what was compiled
         remarks()  # another run's
@@ -532,7 +445,7 @@ class Loop:
             self.lanes[b].status = "diverged"
             good = int((first + np.cumsum(rounds) <= trouble[0]).sum())
             if len(lanes) == 1:
-                self.trouble = _explain(posed.methods[b], *trouble, self.engine.lane(self._own, b))
+                self.trouble = trouble[0], _with_leaves(trouble[1], self.engine.lane(self._own, b).state)
                 # The same rounds again, but no further: they come out the same.
                 again = Advanced(before, lanes)
                 if good:
@@ -606,28 +519,30 @@ class Loop:
 
     def results(self, stopped: int | None = None) -> list[Result]:
         """The results on the host; ``stopped`` is what `run` returned."""
-        made, hosts, said = [], self._fetch(), remarks()
-        points = self.engine.outputs(self.posed.methods, self._own, hosts)
-        lanes = zip(self.lanes, self.posed.methods, self.posed.seeds, hosts, points, strict=True)
-        for lane, method, seed, host, (x, y) in lanes:
-            history = {name: np.asarray(values) for name, values in lane.history.items()}
-            its = self._status(lane, stopped)
-            setup, ledger, compiling = self.posed.setup, lane.ledger(), self.compiling()
-            data = self.posed.data
-            known = None if self.engine.elsewhere else data  # nobody may judge by made-up samples
-            solved = setup.problem, known, setup.weights, self.engine.measured_on(data)
-            seconds = self.seconds() + compiling
-            run = x, y, history, ledger, method, seconds, its, host.state, *solved, compiling
-            start = self.posed.x0, self.posed.y0
-            taking_part = setup.participants / setup.clients if setup.rate is None else setup.rate
-            more: dict[str, Any] = {
-                "seed": seed,
-                "start": start,
-                "participation": taking_part,
-                "notes": said,
-            }
-            made.append(Result(*run, **more))
-        return made
+        posed, setup, hosts, notes = self.posed, self.posed.setup, self._fetch(), remarks()
+        points, compiling = self.engine.outputs(posed.methods, self._own, hosts), self.compiling()
+        return [
+            Result(
+                x=points[b][0],
+                y=points[b][1],
+                history={name: np.asarray(values) for name, values in lane.history.items()},
+                ledger=lane.ledger(),
+                method=posed.methods[b],
+                seconds=self.seconds() + compiling,
+                status=self._status(lane, stopped),
+                state=hosts[b].state,
+                problem=setup.problem,
+                data=None if self.engine.elsewhere else posed.data_of(b),  # made-up samples judge nothing
+                weights=setup.weights,
+                measured_on=self.engine.measured_on(posed.data),
+                compiling=compiling,
+                seed=posed.seeds[b],
+                start=(posed.x0, posed.y0),
+                participation=setup.participants / setup.clients if setup.rate is None else setup.rate,
+                notes=notes,
+            )
+            for b, lane in enumerate(self.lanes)
+        ]
 
     def _save(self) -> None:
         if self.saving is None:
@@ -676,18 +591,12 @@ class Loop:
                 f"{saving.file} belongs to another run ({'; '.join(other)}). Resume with the same arguments, "
                 "or give another path."
             )
-        columns = {name for lane in facts["lanes"] for name in lane["columns"]}
-        if columns and (missing := [name for name in BOOKKEEPING if name not in columns]):
-            raise CheckpointError(
-                f"{saving.file} was written by an older version, whose history has no {', '.join(missing)}. "
-                "Delete it to start afresh, or use the version that wrote it."
-            )
         if facts["round"] > self.posed.rounds:
             raise CheckpointError(
                 f"{saving.file} is already at round {facts['round']}, past rounds={self.posed.rounds}: "
                 "give as many rounds as there are to be in all."
             )
-        self.round, self.earlier = facts["round"], (facts["seconds"], facts.get("compiling", 0.0))
+        self.round, self.earlier = facts["round"], (facts["seconds"], facts["compiling"])
         for b, (lane, its) in enumerate(zip(self.lanes, facts["lanes"], strict=True)):
             lane.round, lane.counts = its["round"], Counter(its["counts"])
             lane.history = {name: _column(name, arrays[f"history/{b}/{name}"]) for name in its["columns"]}
@@ -698,7 +607,7 @@ class Loop:
             unflatten("state", like.state, arrays, saving.file),
             unflatten("memory", like.memory, arrays, saving.file),
         )
-        return carry, facts.get("engine", {})
+        return carry, facts["engine"]
 
 
 def _counted(
@@ -745,29 +654,11 @@ def _first_bad(lane: Lane, asked: tuple[str, ...], first: int, lengths: np.ndarr
     return min(troubles, default=None)
 
 
-def _shorter(method: Method) -> str:
-    """What to do where nothing was measured."""
-    return (
-        f"Lower the step size{steps_in_words(method)}: fs.plan(problem, data, x0, method="
-        f"{type(method).__name__!r}) finds steps from measured constants."
-    )
-
-
-def _explain(method: Method, round_number: int, quantity: str, carry: Carry) -> str:
-    if round_number < 0:
-        return (
-            f"The {quantity} is not finite at x0, before any step: look at the data (labels out of range? "
-            "engine='debug' finds them) and at the loss."
-        )
-    if quantity == "state":
-        leaves = nonfinite_leaves(carry.state)
-        more = f" and {len(leaves) - 4} more" if len(leaves) > 4 else ""  # a network has dozens
-        quantity = f"state ({', '.join(leaves[:4])}{more})" if leaves else "state"
-    return (
-        f"{type(method).__name__} diverged: the {quantity} is not finite after round {round_number}. "
-        f"{_shorter(method)} Or scale the data, or look closer with engine='debug'. "
-        "The exception's .result holds the last finite point."
-    )
+def _with_leaves(quantity: str, state: PyTree) -> str:
+    """A quantity; of a state, with its leaves that are not finite."""
+    leaves = nonfinite_leaves(state) if quantity == "state" else []
+    more = f" and {len(leaves) - 4} more" if len(leaves) > 4 else ""  # a network has dozens
+    return f"state ({', '.join(leaves[:4])}{more})" if leaves else quantity
 
 
 @contextmanager

@@ -14,12 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.channels.channel import Buffered, Channel, Channels, Dropouts, Poisson, check_channels
-from fedstrata.channels.channelled import channelled, check_late, hidden, resolved
-from fedstrata.channels.link import LEAST_SUM
-from fedstrata.channels.privacy import Budget, OfClients, accountant
-from fedstrata.channels.privacy_of_samples import OfSamples
-from fedstrata.channels.sent import Sent
+from fedstrata.channels.channel import Buffered, Channels, Dropouts, Poisson
+from fedstrata.channels.privacy import Budget
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Samples
 from fedstrata.core.fed import Setup
@@ -30,8 +26,8 @@ from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.identity import configuration, host_functions, programs_of, settings_of
-from fedstrata.engines.metrics import Metric, UserMetric, metric_of, taken_name
-from fedstrata.engines.outline import outline
+from fedstrata.engines.metrics import Metric, UserMetric, metric_of
+from fedstrata.solving.channelling import with_channels
 from fedstrata.solving.result import BOOKKEEPING
 from fedstrata.support.digest import tree_digest
 from fedstrata.support.points import as_floats, nonfinite_leaves
@@ -175,8 +171,6 @@ def pose(
         y0 = check_point(problem, data, x0, y0)
     for name, metric in compiled:
         metric.check(name, data, x0, y0)
-    if setup.measure_problem and metrics:
-        _check_names(problem, x0, y0, metrics)
     _warn_of_validation(problem, data)
     for caution in method.cautions(Moment(problem, rounds, x0)):
         warnings.warn(caution, stacklevel=4)
@@ -187,7 +181,7 @@ def pose(
     late = isinstance(participation, Buffered)
     if channel is None and dropouts is None and setup.rate is None and not late:
         return posed
-    return _with_channels(posed, channel, dropouts, late)
+    return with_channels(posed, channel, dropouts, late)
 
 
 def _checked_precision(precision: Precision, method: Method) -> Precision:
@@ -211,92 +205,6 @@ def _check_poisson(weights: Weights, method: Method) -> None:
         )
     if method.full_participation is not None:
         raise ValueError(f"{type(method).__name__} needs participation=1.0: {method.full_participation}")
-
-
-def _with_channels(
-    posed: Posed, channel: Channels | None, dropouts: Dropouts | None, late: bool = False
-) -> Posed:
-    """Add channels and dropouts to a run, or refuse them before anything is computed."""
-    check_channels(channel)
-    setup, method, data = posed.setup, posed.methods[0], posed.data
-    if not (dropouts is None or isinstance(dropouts, Dropouts)):
-        raise TypeError(f"dropouts must be fs.Dropouts(probability), but is {dropouts!r}.")
-    if dropouts is not None and method.full_participation is not None:
-        raise ValueError(f"{type(method).__name__} cannot do without a client: {method.full_participation}")
-    if dropouts is not None:
-        dropouts.check(setup.clients)
-    sent = outline(setup, method, data, posed.carry)
-    if late:
-        check_late(method, sent)
-    channels = resolved(channel, method, sent)
-    if hidden(channel, sent):
-        _check_secure(setup, dropouts)
-        setup = replace(setup, secure=True)
-        posed = replace(posed, setup=setup)
-    noisy = any(one.noise is not None for one in channels.values())
-    expected = setup.rate * setup.clients if setup.rate is not None and noisy else None
-    spending = _spending(_costs(posed, channels, sent, dropouts))
-    wrapped, carry = channelled(method, channels, dropouts, sent, posed.carry, setup.clients, expected, late)
-    stands_for: Any = wrapped
-    described = wrapped.described()
-    posed = replace(posed, method=stands_for, carry=Carry(*carry), spending=spending, channels=described)
-    if spending is not None and posed.until < posed.rounds:
-        warnings.warn(
-            f"The budget epsilon={spending.budget:g} at delta={spending.delta:g} is enough for "
-            f"{posed.until} of "
-            f"{posed.rounds} rounds, after which the run stops. fs.plan_privacy finds the noise for all of "
-            f"them.",
-            stacklevel=5,
-        )
-    return posed
-
-
-def _check_secure(setup: Setup, dropouts: Dropouts | None) -> None:
-    if dropouts is not None or setup.rate is not None:
-        raise ValueError(
-            "secure=True is for sites that are always on: a sum without one that is lost, and the sum with "
-            "it, would show its part. Leave dropouts= and fs.Poisson out."
-        )
-    if setup.participants < LEAST_SUM:
-        raise ValueError(
-            f"secure=True needs at least {LEAST_SUM} clients in a round: of two, each knows the other's part "
-            f"from the sum. Here {setup.participants} take part."
-        )
-
-
-def _costs(
-    posed: Posed, channels: dict[str, Channel], sent: list[Sent], dropouts: Dropouts | None
-) -> Budget | None:
-    """The privacy cost of the run: for single samples if these are private, else for clients."""
-    data = posed.data
-    if examples := {place: one.examples for place, one in channels.items() if one.examples is not None}:
-        sent = outline(posed.setup, posed.methods[0], data, posed.carry, examples)
-        sizes = {"train": data.sizes}
-        if data.valid_sizes is not None:
-            sizes["valid"] = data.valid_sizes
-        return OfSamples.of(channels, sent, sizes)
-    if any(one.noise for one in channels.values()):
-        return OfClients.of(channels, sent, posed.setup, dropouts)
-    return None
-
-
-def _spending(costs: Budget | None) -> Budget | None:
-    """Return the privacy budget, or warn that there is no ε to report."""
-    if costs is None:
-        return None
-    if costs.bare is None:
-        try:
-            if costs.drawn:
-                accountant()
-            return costs
-        except ImportError as error:
-            if costs.budget is not None:
-                raise
-            reason = str(error)
-    else:
-        reason = f"{costs.bare[0].upper()}{costs.bare[1:]}."
-    warnings.warn(f"There is noise, but the history has no epsilon. {reason}", stacklevel=6)
-    return None
 
 
 def _check_output(problem: Problem, method: Method, carry: Carry, y0: PyTree, clients: int) -> None:
@@ -388,19 +296,6 @@ def _metrics(metrics: Mapping[str, Any] | None, data: FederatedData) -> dict[str
     if taken := [name for name in metrics or {} if name in BOOKKEEPING]:
         raise ValueError(f"The metric name {taken[0]!r} is taken by the run's own history.")
     return {name: metric_of(name, metric).of(name, data) for name, metric in (metrics or {}).items()}
-
-
-def _check_names(problem: Problem, x: PyTree, y: PyTree, metrics: Mapping[str, Any]) -> None:
-    """Raise if a user's metric has the name of one of the problem's.
-
-    Some problems know their metrics' names only with data; the engine checks again.
-    """
-    try:
-        names = jax.eval_shape(lambda: dict(problem.measure(lambda *args, **options: 0.0, x, y)))
-    except Exception:
-        return
-    if taken := [name for name in metrics if name in names]:
-        raise ValueError(taken_name(taken[0]))
 
 
 def checked_callbacks(callbacks: Any) -> tuple[Any, ...]:

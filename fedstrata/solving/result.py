@@ -45,12 +45,12 @@ class Result:
         state: the method's full state.
         problem: the problem that was solved; None if the result was loaded.
         data: the data it was solved on; None if the result was loaded.
-        weights: the clients' weights, as given to `fedstrata.solve`; None if an older file does not say.
+        weights: the clients' weights, as given to `fedstrata.solve`.
         measured_on: whose samples the metrics are means of: all clients, or a part of very many.
         compiling: the part of ``seconds`` that went into compiling.
-        seed: the random seed; None if an older file does not say.
+        seed: the random seed.
         start: ``(x0, y0)``; None if the result was loaded.
-        participation: the fraction of clients in each round; None if an older file does not say.
+        participation: the fraction of clients in each round.
         notes: changes that the engine made to the program, and decisions of ``"auto"``, one line each.
     """
 
@@ -64,7 +64,7 @@ class Result:
     state: PyTree = field(default=None, repr=False)
     problem: Any = field(default=None, repr=False)
     data: Any = field(default=None, repr=False)
-    weights: Weights | None = "uniform"
+    weights: Weights = "uniform"
     measured_on: str = "all clients"
     compiling: float = 0.0
     seed: int | None = None
@@ -121,8 +121,7 @@ class Result:
             words.append(self.verdict)
         for metric, values in itertools.islice(self._main().items(), 2):
             words.append(f"{metric} {html.number(float(values[0]))} → {html.number(float(values[-1]))}")
-        if self.weights is not None:
-            words.append(f"{self.weights} weights")
+        words.append(f"{self.weights} weights")
         compiled = f" ({self.compiling:.3g} compiling)" if self.compiling else ""
         return [*words, f"{self.ledger.bytes_up:,} bytes up", f"{self.seconds:.3g} s{compiled}"]
 
@@ -237,15 +236,15 @@ class Result:
                 method=facts["method"],
                 seconds=facts["seconds"],
                 status=facts["status"],
-                weights=facts.get("weights"),
-                measured_on=facts.get("measured_on", "all clients"),
-                compiling=facts.get("compiling", 0.0),
-                seed=facts.get("seed"),
-                participation=facts.get("participation"),
+                weights=facts["weights"],
+                measured_on=facts["measured_on"],
+                compiling=facts["compiling"],
+                seed=facts["seed"],
+                participation=facts["participation"],
             )
         except KeyError as error:
             raise CheckpointError(f"{file} is not a saved result: it has no {error}.") from error
-        if (known := facts.get("certificate")) is not None:
+        if (known := facts["certificate"]) is not None:
             vars(result)["certificate"] = Certificate.from_dict(known)
         if (kept := facts.get("model")) is not None:
             from fedstrata.models import predicting

@@ -19,7 +19,7 @@ from fedstrata.engines.batched import Batched
 from fedstrata.engines.engine import Chunk
 from fedstrata.engines.metrics import Metric
 from fedstrata.solving.checkpoint import Checkpoint
-from fedstrata.solving.loop import Callback, Loop, interruption
+from fedstrata.solving.loop import Loop, interruption
 from fedstrata.solving.pose import (
     MOST_SEEDS,
     Posed,
@@ -31,6 +31,7 @@ from fedstrata.solving.pose import (
 )
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import Result
+from fedstrata.solving.stopping import Callback
 from fedstrata.support.words import spelling
 
 
@@ -110,8 +111,7 @@ def sweep(
     loop = Loop(posed, engine, began, saving, resume, checked_callbacks(callbacks))
     label = f"{len(posed.methods)} runs"
     stopped = loop.run(Progress(rounds, loop.round, label=label) if progress else None)
-    data_of = [d for _ in methods for d in (datasets if per_seed else datasets * len(seeds))]
-    results = [replace(result, data=d) for result, d in zip(loop.results(stopped), data_of, strict=True)]
+    results = loop.results(stopped)
     if stopped is not None:
         raise interruption(stopped, loop, results)
     if diverged := [result for result in results if result.status == "diverged"]:

@@ -73,7 +73,7 @@ def load_arrays(file: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     try:
         header = _header(content)
         version = header["fedstrata"]
-        whole = version == "1" or is_whole(content)  # of the first version, each array had its digest
+        whole = is_whole(content)
     except (ValueError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:

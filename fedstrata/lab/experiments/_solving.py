@@ -24,9 +24,10 @@ from fedstrata.lab.experiments.errors import ExperimentError
 from fedstrata.lab.report import ReportError, RunRecord
 from fedstrata.solving.certificate import Certify, certify_at_end
 from fedstrata.solving.checkpoint import Checkpoint
-from fedstrata.solving.loop import Diverged, solve
+from fedstrata.solving.loop import solve
 from fedstrata.solving.pose import Posed, pose
 from fedstrata.solving.result import BOOKKEEPING, Result
+from fedstrata.solving.stopping import Diverged
 from fedstrata.solving.sweep import sweep
 
 Pair = tuple[Setting, Task]

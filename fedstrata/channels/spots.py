@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedstrata.core import counting
+
 
 class Spot(NamedTuple):
     """A point of a program: which call it is, in the loops around it too, and which turns of these."""
@@ -41,11 +43,13 @@ _spot: ContextVar[_Counter | None] = ContextVar("where in its loops a program is
 @contextmanager
 def spots(inside: Spot | None = None) -> Iterator[None]:
     """Number the points of the program inside, see `spot`."""
-    token = _spot.set(_Counter(Spot((), ()) if inside is None else inside))
+    here = _spot.set(_Counter(Spot((), ()) if inside is None else inside))
+    loops = counting.turning.set(_turning)
     try:
         yield
     finally:
-        _spot.reset(token)
+        _spot.reset(here)
+        counting.turning.reset(loops)
 
 
 def spot() -> Spot:
@@ -60,10 +64,8 @@ def spot() -> Spot:
     return Spot((*here.inside.path, here.number - 1), here.inside.turns)
 
 
-def turning(body: Callable[..., Any]) -> Callable[..., Any]:
-    """The body of a loop, whose turns are numbered where anybody asks."""
-    if _spot.get() is None:
-        return body
+def _turning(body: Callable[..., Any]) -> Callable[..., Any]:
+    """The body of a loop, whose turns are numbered."""
     at = spot()
 
     def turn(t: Any, *rest: Any) -> Any:
