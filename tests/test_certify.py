@@ -113,6 +113,8 @@ def test_starts_at_the_solution_zero_and_far_away():
     assert fs.certify(problem, ONE, np.array(0.0), x0=np.array(0.0)).solved
     problem = fs.Minimization(lambda x, s: (x - s["a"]) ** 2)
     assert not fs.certify(problem, ONE, np.array(100.0), x0=np.array(1e7)).solved
+    problem = fs.Minimization(lambda x, s: x**2 - 2 * x * s["a"])  # whose value is zero at the start
+    assert fs.certify(problem, ONE, np.array(0.0), x0=np.array(0.0)).verdict == "on its way"
 
 
 @pytest.mark.slow

@@ -333,7 +333,7 @@ def search(objective: Objective, case: Case) -> Judgement:
     beside = f(inside + away if onto is None else onto(inside + away))[0]
     worth = max(min(abs(start - value), abs(origin - value)), abs(beside - value))
     found = _best(partial(minimise, f, onto=onto, most=most), inside, away, value, worth)
-    if value - found.value > UNBOUNDED * (abs(value) + abs(start)):
+    if value - found.value > UNBOUNDED * (abs(value) + abs(start) + worth):
         raise NotCertifiable("F is not bounded below, as far as it was followed")
     best, length = min(found.value, value), _length(found.x, begun)
     unit = start - best

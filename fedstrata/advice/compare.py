@@ -91,6 +91,15 @@ class Entry:
         return float(self.rounds[reached[0]] * self.round_takes[kind]) if reached.size else math.inf
 
 
+class Played(NamedTuple):
+    """How a run ended: its method, problem and seed, and the excess there."""
+
+    method: str
+    case: str
+    seed: int
+    excess: float
+
+
 class Pair(NamedTuple):
     """Two methods at the end of their budgets.
 
@@ -271,7 +280,8 @@ def compare(
             raw.append((name, takes, _traced(case, method, rounds, drawn, options, by, progress)))
         entries += _relative(label, raw, by)
     entries.sort(key=lambda entry: list(named).index(entry.method))
-    return Comparison(entries, chosen, kind, amount, target, _pairs(entries, list(named)))
+    ends = [Played(entry.method, entry.case, entry.seed, float(entry.excess[-1])) for entry in entries]
+    return Comparison(entries, chosen, kind, amount, target, pairs_of(ends, list(named)))
 
 
 def _cases(problems: Any, data: Any, x0: PyTree, y0: PyTree) -> dict[str, Case]:
@@ -411,18 +421,18 @@ def _relative(case: str, raw: list[tuple[str, dict[str, float], _Traced]], by: B
             yield Entry(case, name, int(result.seed or 0), traced.rounds, excess, takes, result)
 
 
-def _pairs(entries: list[Entry], names: list[str]) -> list[Pair]:
-    """Every two methods, on the same problems and seeds."""
-    ends = {(e.method, e.case, e.seed): math.log10(min(max(e.excess[-1], 1e-16), 1e16)) for e in entries}
-    runs = list(dict.fromkeys((e.case, e.seed) for e in entries))
+def pairs_of(played: Sequence[Played], names: Sequence[str]) -> list[Pair]:
+    """Every two methods, on the problems and seeds that both of them have."""
+    ends = {(e.method, e.case, e.seed): math.log10(min(max(e.excess, 1e-16), 1e16)) for e in played}
     couples = list(itertools.combinations(names, 2))
     found, ps = [], []
     for a, b in couples:
         differences: list[float] = []
+        runs = [(e.case, e.seed) for e in played if e.method == a and (b, e.case, e.seed) in ends]
         for case in dict.fromkeys(case for case, _ in runs):
             own = [ends[a, case, seed] - ends[b, case, seed] for c, seed in runs if c == case]
             differences += own if np.ptp(own) > 1e-6 else own[:1]  # seeds that change nothing
-        count, mean = len(differences), float(np.mean(differences))
+        count, mean = len(differences), float(np.mean(differences)) if differences else math.nan
         interval, p = (math.nan, math.nan), math.nan
         if count > 1:
             half = stats.t.ppf(1 - LEVEL / len(couples) / 2, count - 1)

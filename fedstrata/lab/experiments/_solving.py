@@ -49,6 +49,8 @@ class SolvedSetting(NamedTuple):
 
 def identity_of(experiment: Experiment, setting: Setting) -> dict[str, Any]:
     """What a setting's runs would be made of now."""
+    if experiment.records:
+        return _text(experiment)
     with _naming(setting, experiment):
         built = experiment.build(setting)
         return _identity(built, setting) if isinstance(built, Task) else _text(experiment)

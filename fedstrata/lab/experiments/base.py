@@ -183,6 +183,8 @@ class Experiment(BaseModel):
         parameters: key → one value, the same for all settings; `--set` changes it, or makes a grid of it.
         build: setting → the `Task` to solve, or the `RunRecord` (or several) of what does not go through
             `solve`.
+        records: whether ``build`` returns records for all settings: what is stored is then compared by the
+            definition's code, without building it again.
         seeds: how many; 0, 1, … are taken.
         table: the headline table. Grid keys that neither its rows nor its columns name become rows.
         plots: the plots; likewise.
@@ -206,6 +208,7 @@ class Experiment(BaseModel):
     grid: Any = Field(default_factory=dict, validate_default=True)
     parameters: dict[str, Scalar] = Field(default_factory=dict)
     build: Build
+    records: bool = False
     seeds: int = Field(default=5, ge=1)
     table: TableSpec
     plots: tuple[PlotSpec, ...] = ()

@@ -258,6 +258,8 @@ def _split(experiment: Experiment) -> Split | None:
 
     It has been built before, for its runs or to compare them with what is stored.
     """
+    if experiment.records:
+        return None
     setting = experiment.settings[0]
     task = experiment.build(setting)
     if not isinstance(task, Task) or not isinstance(task.options.get("engine", ""), str):

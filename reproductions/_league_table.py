@@ -1,0 +1,207 @@
+"""What the league found: who wins where, profiles, paired intervals, failures; the file that advice reads.
+
+    python -m reproductions.league RUNS     writes fedstrata/advice/league.json from the runs of a folder
+
+profile (Dolan & Moré 2002): ρ_A(τ) = the share of runs in which A reaches the target at a cost of at most τ
+times the least one. Pairs are those of `fs.compare`: decades of excess at the end of equal budgets, intervals
+that hold for all pairs of a class together, Wilcoxon's test with Holm's correction.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedstrata.advice.compare import Played, pairs_of
+from fedstrata.lab.report import RunRecord
+
+TARGET = 1e-4  # of the start's excess: what a certificate calls solved
+COSTS = {
+    "round": "rounds",
+    "exchanges": "exchanges",
+    "bytes": "bytes",
+    "oracle_calls": "oracle calls",
+    "time": "seconds",
+}
+TAUS = (1.0, 1.5, 2.0, 5.0)
+BEST = 4  # methods of a class whose pairs are shown
+FILE = Path(__file__).parents[1] / "fedstrata" / "advice" / "league.json"
+
+Rows = list[tuple[str, ...]]
+
+
+class Group(NamedTuple):
+    """Runs that can be compared: one objective, steps from one source."""
+
+    objective: str
+    steps: str
+
+
+def groups(runs: Iterable[RunRecord]) -> dict[Group, list[RunRecord]]:
+    """The runs by objective and steps."""
+    found: dict[Group, list[RunRecord]] = {}
+    for run in runs:
+        found.setdefault(Group(str(run.value("objective")), str(run.value("steps"))), []).append(run)
+    return found
+
+
+def cost(run: RunRecord, at: str) -> float:
+    """What it took to the target; infinite where it was not reached."""
+    reached = np.flatnonzero(run.history["excess"] <= TARGET)
+    return float(run.history[at][reached[0]]) if reached.size else math.inf
+
+
+def played(run: RunRecord) -> tuple[str, int]:
+    """The problem and the instance."""
+    return str(run.value("problem")), run.seed
+
+
+def ratios(runs: Sequence[RunRecord], at: str) -> dict[str, dict[tuple[str, int], float]]:
+    """A method's costs over the least of its rivals on the same instance; infinite where it failed."""
+    least: dict[tuple[str, int], float] = {}
+    for run in runs:
+        least[played(run)] = min(cost(run, at), least.get(played(run), math.inf))
+    found: dict[str, dict[tuple[str, int], float]] = {}
+    for run in runs:
+        own, best = cost(run, at), least[played(run)]
+        ratio = math.inf if math.isinf(own) else own / best if best > 0 else 1.0
+        found.setdefault(run.label, {})[played(run)] = ratio
+    return found
+
+
+def share(of: dict[tuple[str, int], float], tau: float) -> float:
+    """ρ(τ)."""
+    return float(np.mean([ratio <= tau * (1 + 1e-9) for ratio in of.values()]))
+
+
+def order(runs: Sequence[RunRecord]) -> list[str]:
+    """The methods, best first: by the profile of exchanges, at 2 and then at the end."""
+    found = ratios(runs, "exchanges")
+    return sorted(found, key=lambda name: (-share(found[name], 2.0), -share(found[name], 1e9), name))
+
+
+def winners(runs: Sequence[RunRecord]) -> Rows:
+    """Who wins where: on each problem the method with the least median of each cost."""
+    rows: Rows = [("problem", *COSTS.values(), "reached by")]
+    for problem in dict.fromkeys(str(run.value("problem")) for run in runs):
+        here = [run for run in runs if run.value("problem") == problem]
+        names = list(dict.fromkeys(run.label for run in here))
+        cells = []
+        for at in COSTS:
+            medians = {n: float(np.median([cost(r, at) for r in here if r.label == n])) for n in names}
+            best = min(medians, key=medians.__getitem__)
+            worth = f"{best} ({medians[best]:.3g})"
+            cells.append(worth if math.isfinite(medians[best]) else "–")
+        solved = [n for n in names if all(math.isfinite(cost(r, "round")) for r in here if r.label == n)]
+        rows.append((problem, *cells, f"{len(solved)} of {len(names)}"))
+    return rows
+
+
+def profiles(runs: Sequence[RunRecord]) -> Rows:
+    """The profiles, by exchanges, and the share within twice the least of the other costs."""
+    others = [at for at in COSTS if at != "exchanges"]
+    head = [f"exchanges ≤ {tau:g}×" for tau in TAUS]
+    rows: Rows = [("method", "runs", "reached", *head, *(f"{COSTS[at]} ≤ 2×" for at in others))]
+    by_cost = {at: ratios(runs, at) for at in COSTS}
+    for name in order(runs):
+        own = by_cost["exchanges"][name]
+        parts = [share(own, 1e9), *(share(own, tau) for tau in TAUS)]
+        parts += [share(by_cost[at][name], 2.0) for at in others]
+        rows.append((name, str(len(own)), *(f"{part:.0%}" for part in parts)))
+    return rows
+
+
+def intervals(runs: Sequence[RunRecord]) -> Rows:
+    """Paired differences of the best methods, in decades of excess at the end of equal budgets."""
+    best = order(runs)[:BEST]
+    entries = [
+        Played(run.label, *played(run), float(run.history["excess"][-1])) for run in runs if run.label in best
+    ]
+    rows: Rows = [("pair", "decades", "95 % for all pairs", "p (Holm)", "pairs of runs")]
+    for pair in pairs_of(entries, best):
+        low, high = pair.interval
+        between = "–" if math.isnan(low) else f"{low:+.2f} to {high:+.2f}"
+        p = "–" if math.isnan(pair.p) else f"{pair.p:.2g}"
+        rows.append((f"{pair.first} − {pair.second}", f"{pair.decades:+.2f}", between, p, str(pair.runs)))
+    return rows
+
+
+def failures(runs: Sequence[RunRecord]) -> Rows:
+    """Where a method did not reach the target in every run, and what its certificate said."""
+    rows: Rows = [("method", "problem", "steps", "reached", "verdicts")]
+    cells: dict[tuple[str, str, str], list[RunRecord]] = {}
+    for run in runs:
+        cells.setdefault((run.label, str(run.value("problem")), str(run.value("steps"))), []).append(run)
+    for cell, own in sorted(cells.items()):
+        reached = sum(math.isfinite(cost(run, "round")) for run in own)
+        if reached < len(own):
+            said = Counter(words(run) for run in own if math.isinf(cost(run, "round")))
+            told = "; ".join(f"{verdict} {n}×" if n > 1 else verdict for verdict, n in said.items())
+            rows.append((*cell, f"{reached} of {len(own)}", told))
+    return rows
+
+
+def words(run: RunRecord) -> str:
+    """The verdict; of a run that was not begun the reason."""
+    if run.verdict != "no rule":
+        return run.verdict
+    return str(run.certificate["advice"]).replace("|", "\\|")[:160]
+
+
+def markdown(rows: Rows) -> str:
+    """A table."""
+    return "\n".join(["| " + " | ".join(row) + " |" for row in [rows[0], ("---",) * len(rows[0]), *rows[1:]]])
+
+
+def findings(runs: Sequence[RunRecord]) -> str:
+    """The page's text: of each group the winners, profiles and pairs, and all failures."""
+    problems = {run.value("problem") for run in runs}
+    methods = {run.label for run in runs}
+    parts = [
+        f"{len(methods)} methods on {len(problems)} problems, {len(runs)} runs; the target is an excess of "
+        f"{TARGET:g} of the start's."
+    ]
+    for group, own in groups(runs).items():
+        if len({run.label for run in own}) < 2:
+            continue
+        parts += [
+            f"### {group.objective}, {group.steps}",
+            f"Who wins where, by the median of its costs to the target:\n\n{markdown(winners(own))}",
+            f"Shares of runs (performance profiles):\n\n{markdown(profiles(own))}",
+            f"The best in pairs, log₁₀ excess at the end:\n\n{markdown(intervals(own))}",
+        ]
+    parts.append(f"### Where each fails\n\n{markdown(failures(runs))}")
+    return "\n\n".join(parts)
+
+
+def evidence(runs: Sequence[RunRecord], command: str) -> dict[str, Any]:
+    """What `fs.recommend` reads, of the planned runs: by objective, what each method reached at what cost."""
+    found: dict[str, Any] = {"command": command, "target": TARGET, "objectives": {}}
+    for group, own in groups(runs).items():
+        if group.steps != "planned":
+            continue
+        by_method = ratios(own, "exchanges")
+        found["objectives"][group.objective] = {
+            "problems": sorted({str(run.value("problem")) for run in own}),
+            "methods": {
+                name: {
+                    "runs": len(of),
+                    "reached": sum(math.isfinite(ratio) for ratio in of.values()),
+                    "within_twice": round(share(of, 2.0), 3),
+                }
+                for name, of in sorted(by_method.items())
+            },
+        }
+    return found
+
+
+def write(runs: Sequence[RunRecord], command: str) -> Path:
+    """Write the file that advice reads."""
+    FILE.write_text(json.dumps(evidence(runs, command), indent=1, ensure_ascii=False) + "\n")
+    return FILE
