@@ -103,10 +103,9 @@ class Channelled:
         found |= {} if self.drops is None else {"dropouts": str(self.drops)}
         return {**found, "buffered": "yes"} if self.late else found
 
-    def own(self, carry: Any) -> Any:
+    def own(self, state: Joined) -> Any:
         """See `Method.own`."""
-        memory = carry.memory.own if self.remembers else carry.memory
-        return carry._replace(state=carry.state.own, memory=memory)
+        return state.own
 
     def output(self, state: Joined, memory: PyTree) -> tuple[PyTree, PyTree]:
         """See `Method.output`."""

@@ -64,7 +64,6 @@ LOOKED = 256  # rounds at which a schedule is looked at, always as many: they ar
 # mypy: disable-error-code="misc"
 ProblemT = TypeVar("ProblemT", bound=Problem, covariant=True, default=Any)
 StateT = TypeVar("StateT", covariant=True, default=Any)
-CarryT = TypeVar("CarryT")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -286,9 +285,9 @@ class Method(Generic[ProblemT, StateT]):
         """The memory of every client before the first round; None if clients remember nothing."""
         return None
 
-    def own(self, carry: CarryT) -> CarryT:
-        """A run's state and memory without what channels keep there."""
-        return carry
+    def own(self, state: Any) -> Any:
+        """The state without what channels keep there."""
+        return state
 
     def output(self, state: StateT, memory: PyTree) -> tuple[PyTree, PyTree]:
         """``(x, y)`` as the result and the metrics see them; ``memory`` has a leading client axis."""

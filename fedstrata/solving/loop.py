@@ -349,7 +349,8 @@ class Loop:
     def _cautions(self, ended: bool = False) -> list[list[str]]:
         posed, moment = self.posed, Moment(self.posed.setup.problem, self.posed.rounds, self.posed.x0)
         lanes = zip(posed.methods, self._fetch(), strict=True)
-        return [m.cautions(moment._replace(state=host.state, ended=ended)) for m, host in lanes]
+        own = posed.method.own
+        return [m.cautions(moment._replace(state=own(host.state), ended=ended)) for m, host in lanes]
 
     def _close(self) -> None:
         """Warn about the rounds that were run."""
@@ -361,7 +362,7 @@ class Loop:
         self._warn([in_words([(m, its) for m, its in away if its is not None], len(self.lanes))])
         if problem.set_of_x.trivial or self.round == 0:
             return  # what clients hold may be large: it is fetched where it is looked at
-        points = [x for x, _ in self.engine.outputs(methods, self._own, hosts)]
+        points = [x for x, _ in self.engine.outputs(self.posed.texts, self.carry, hosts)]
         runs = zip(methods, points, self.lanes, strict=True)
         at_end = [(m, x) for m, x, lane in runs if lane.status != "diverged"]
         one = len(self.posed.datasets) == 1 and jax.process_count() == 1
@@ -445,7 +446,7 @@ class Loop:
             self.lanes[b].status = "diverged"
             good = int((first + np.cumsum(rounds) <= trouble[0]).sum())
             if len(lanes) == 1:
-                self.trouble = trouble[0], _with_leaves(trouble[1], self.engine.lane(self._own, b).state)
+                self.trouble = trouble[0], _with_leaves(trouble[1], self._state(self.carry, b))
                 # The same rounds again, but no further: they come out the same.
                 again = Advanced(before, lanes)
                 if good:
@@ -482,9 +483,9 @@ class Loop:
         if not due:
             return {}
         host = self._fetch()[b]
-        point = self.engine.output(posed.methods[b], self._own, host)
+        point = self.engine.output(posed.texts[b], self.carry, host)
         problem = posed.methods[b].judged_as(posed.setup.problem)
-        values = evaluate(due, problem, posed.data_of(b), posed.setup.weights, host.state, *point)
+        values = evaluate(due, problem, posed.data_of(b), posed.setup.weights, posed.method.own(host.state), *point)
         for name in values.keys() & {*taken, *BOOKKEEPING}:
             raise ValueError(taken_name(name))
         return {name: self.engine.agree(value) for name, value in values.items()}
@@ -501,7 +502,7 @@ class Loop:
         for b, lane in enumerate(self.lanes):
             if lane.status != "done":
                 continue
-            state = self.engine.lane(self._own, b).state
+            state = self._state(self.carry, b)
             progressed = Progressed(lane.round, self.posed.rounds, lane.history, state, lane.ledger(), b)
             stops = [callback(progressed) for callback in self.callbacks]
             if self.engine.agree(any(stops)):
@@ -509,18 +510,17 @@ class Loop:
 
     def _fetch(self) -> list[Carry]:
         """Every lane's state and memory on the host, copied in one transfer."""
-        host = self.posed.method.own(self.engine.fetch(self.carry, self.posed.setup.clients))
+        host = self.engine.fetch(self.carry, self.posed.setup.clients)
         return [self.engine.lane(host, b) for b in range(len(self.lanes))]
 
-    @property
-    def _own(self) -> Carry:
-        """The method's own state and memory, without what channels keep."""
-        return self.posed.method.own(self.carry)
+    def _state(self, carry: Carry, lane: int) -> Any:
+        """A lane's state, without what channels keep there."""
+        return self.posed.method.own(self.engine.lane(carry, lane).state)
 
     def results(self, stopped: int | None = None) -> list[Result]:
         """The results on the host; ``stopped`` is what `run` returned."""
         posed, setup, hosts, notes = self.posed, self.posed.setup, self._fetch(), remarks()
-        points, compiling = self.engine.outputs(posed.methods, self._own, hosts), self.compiling()
+        points, compiling = self.engine.outputs(posed.texts, self.carry, hosts), self.compiling()
         return [
             Result(
                 x=points[b][0],
@@ -530,7 +530,7 @@ class Loop:
                 method=posed.methods[b],
                 seconds=self.seconds() + compiling,
                 status=self._status(lane, stopped),
-                state=hosts[b].state,
+                state=posed.method.own(hosts[b].state),
                 problem=setup.problem,
                 data=None if self.engine.elsewhere else posed.data_of(b),  # made-up samples judge nothing
                 weights=setup.weights,

@@ -83,6 +83,11 @@ class Posed:
         """The clients' samples in a lane."""
         return self.datasets[lane % len(self.datasets)]
 
+    @property
+    def texts(self) -> list[Method]:
+        """Each lane's method as the engine runs it: with its channels, if there are any."""
+        return self.methods if np.ndim(self.seed) else [self.method]
+
     @cached_property
     def identity(self) -> dict[str, Any]:
         """The run's identity as plain values: a checkpoint is resumed only by a run with the same one."""

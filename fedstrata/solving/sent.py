@@ -57,7 +57,7 @@ def exchanges(
 
 
 def _of(posed: Posed) -> list[Sent]:
-    return outline(posed.setup, posed.methods[0], posed.data, posed.method.own(posed.carry))
+    return outline(posed.setup, posed.methods[0], posed.data, posed.carry)
 
 
 def plan_privacy(

@@ -341,7 +341,7 @@ def test_what_it_does_not_take():
 def test_the_rules_say_where_they_guess():
     """Where κ_h is too large to be estimated, a paper's rule goes on with less, and says so."""
     case = Problem(1000)
-    with pytest.warns(UserWarning, match="50 or more"):
+    with pytest.warns(UserWarning, match="at least 50, the largest that is estimated"):
         case.solve(fs.FedRZOBilevel(0.001, 0.1, lower="lfd"), rounds=1)
 
 

@@ -357,7 +357,7 @@ def test_too_few_terms_are_told():
     scale = np.array([0.5, 10.0])
     uneven = fs.Bilevel(problem.upper, lambda x, y, s: (scale * (y - x) ** 2).sum(), same_samples=True)
     start = {"y0": np.zeros(2), "rounds": 1, "progress": False}
-    with pytest.warns(UserWarning, match="leave up to 82% .* Give N=57 or more, or inverse='cg'"):
+    with pytest.warns(UserWarning, match="miss up to 82% .* Give N=57 or more, or inverse='cg'"):
         fs.solve(uneven, fs.FedNest(0.01, 0.01), data, np.zeros(2), **start)
     fs.solve(uneven, fs.FedNest(0.01, 0.01, N=57), data, np.zeros(2), **start)
 
