@@ -41,7 +41,7 @@ from fedstrata.lab.experiments.base import Experiment, Setting
 from fedstrata.lab.report import Column, PlotSpec, RunRecord, TableSpec
 from fedstrata.lab.report.records import read_runs
 from fedstrata.problems.measured import Conditions
-from fedstrata.solving.loop import Diverged, Progressed
+from fedstrata.solving.stopping import Diverged, Progressed
 from reproductions._league_problems import LIKE, PROBLEMS, Case
 from reproductions._league_table import TARGET, findings, write
 

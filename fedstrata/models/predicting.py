@@ -137,7 +137,7 @@ def load(kept: dict[str, Any], x: PyTree, y: PyTree, folder: Path) -> Predictor:
     given = {key: tuple(v) if isinstance(v, list) else v for key, v in kept["arguments"].items()}
     preparation = Preparation.load(folder / PREPARED) if kept["prepared"] else None
     model = MODELS[kept["name"]](**given)
-    structure = jax.tree.structure(model.init(0))
+    its, structure = jax.tree.flatten(model.init(0))
     # a file has a lifted variable as the list of its leaves, of which the model's come first
-    leaves = jax.tree.leaves(y if kept["place"] == "y" else x)[: structure.num_leaves]
+    leaves = jax.tree.leaves(y if kept["place"] == "y" else x)[: len(its)]
     return Predictor(model, jax.tree.unflatten(structure, leaves), kept["place"], preparation)

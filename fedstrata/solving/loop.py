@@ -446,7 +446,7 @@ class Loop:
             self.lanes[b].status = "diverged"
             good = int((first + np.cumsum(rounds) <= trouble[0]).sum())
             if len(lanes) == 1:
-                self.trouble = trouble[0], _with_leaves(trouble[1], self._state(self.carry, b))
+                self.trouble = trouble[0], _with_leaves(trouble[1], self._state(b))
                 # The same rounds again, but no further: they come out the same.
                 again = Advanced(before, lanes)
                 if good:
@@ -485,7 +485,9 @@ class Loop:
         host = self._fetch()[b]
         point = self.engine.output(posed.texts[b], self.carry, host)
         problem = posed.methods[b].judged_as(posed.setup.problem)
-        values = evaluate(due, problem, posed.data_of(b), posed.setup.weights, posed.method.own(host.state), *point)
+        values = evaluate(
+            due, problem, posed.data_of(b), posed.setup.weights, posed.method.own(host.state), *point
+        )
         for name in values.keys() & {*taken, *BOOKKEEPING}:
             raise ValueError(taken_name(name))
         return {name: self.engine.agree(value) for name, value in values.items()}
@@ -502,7 +504,7 @@ class Loop:
         for b, lane in enumerate(self.lanes):
             if lane.status != "done":
                 continue
-            state = self._state(self.carry, b)
+            state = self._state(b)
             progressed = Progressed(lane.round, self.posed.rounds, lane.history, state, lane.ledger(), b)
             stops = [callback(progressed) for callback in self.callbacks]
             if self.engine.agree(any(stops)):
@@ -513,9 +515,9 @@ class Loop:
         host = self.engine.fetch(self.carry, self.posed.setup.clients)
         return [self.engine.lane(host, b) for b in range(len(self.lanes))]
 
-    def _state(self, carry: Carry, lane: int) -> Any:
+    def _state(self, lane: int) -> Any:
         """A lane's state, without what channels keep there."""
-        return self.posed.method.own(self.engine.lane(carry, lane).state)
+        return self.posed.method.own(self.engine.lane(self.carry, lane).state)
 
     def results(self, stopped: int | None = None) -> list[Result]:
         """The results on the host; ``stopped`` is what `run` returned."""
