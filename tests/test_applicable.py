@@ -13,7 +13,7 @@ def upper(x, y, s):
 
 
 def test_a_bilevel_problem():
-    fits = fs.applicable(fs.Bilevel(upper, upper))
+    fits = fs.applicable(fs.Bilevel(upper, upper, same_samples=True))
     assert {"FedMSA", "FedNest", "SimFBO", "SOBA", "HypergradientDescent", "FedRZOBilevel"} <= set(fits.names)
     assert "LocalSGDA" not in fits.names
     assert "Hessian" in fits["FedMSA"].needs
@@ -25,7 +25,7 @@ def test_a_bilevel_problem():
 
 def test_what_would_be_refused_is_left_out():
     """Exactly those that the list leaves out raise when they are given the problem."""
-    boxed = fs.Bilevel(upper, upper, project_y=fs.sets.Box(-1, 1))
+    boxed = fs.Bilevel(upper, upper, project_y=fs.sets.Box(-1, 1), same_samples=True)
     names = fs.applicable(boxed).names
     assert "FedMSA" not in names
     assert "FedRZOBilevel" in names

@@ -110,7 +110,9 @@ def test_sampled_clients_with_weights_have_everyones_solution_on_average(name, x
 @pytest.mark.parametrize("clients", [1, 2])
 def test_a_sample_of_a_cohort_has_everyones_solution_on_average(clients, x64):
     """FedMSA's second draw, from those of the first; a bilevel problem whose y is the mean of the data."""
-    problem = fs.Bilevel(lambda x, y, s: (x - y) ** 2 / 2, lambda x, y, s: (y - s["a"]) ** 2 / 2)
+    problem = fs.Bilevel(
+        lambda x, y, s: (x - y) ** 2 / 2, lambda x, y, s: (y - s["a"]) ** 2 / 2, same_samples=True
+    )
     with pytest.warns(UserWarning, match="valid"):
         mean, deviation = time_mean(problem, fs.FedMSA(0.05, 0.05, K=3, clients=clients), np.float64(0.0))
     assert deviation < 0.05

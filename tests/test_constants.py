@@ -84,7 +84,10 @@ def test_a_lower_level_of_each_client_s_own():
     c = np.array([1.0, 2.0, 3.0])
     data = fs.FederatedData.from_clients([{"c": np.full(2, each)} for each in c])
     problem = fs.Bilevel(
-        lambda x, y, s: 0.5 * (x @ x + y @ y), lambda x, y, s: 0.5 * ((y - s["c"] * x) ** 2).sum(), local=True
+        lambda x, y, s: 0.5 * (x @ x + y @ y),
+        lambda x, y, s: 0.5 * ((y - s["c"] * x) ** 2).sum(),
+        local=True,
+        same_samples=True,
     )
     found = fs.constants(problem, data, np.ones(2), np.zeros(2))
     np.testing.assert_allclose(found.coupling, np.sqrt((c**2).mean()), rtol=1e-5)

@@ -103,7 +103,12 @@ def ridge():
 
     data = fs.FederatedData.from_clients(clients([5, 9, 2]), valid=clients([4, 3, 6]))
     x = {"rate": jnp.asarray(0.3), "shift": jnp.asarray(-0.2)}
-    return fs.Bilevel(ridge_upper, ridge_lower), data, x, {"w": np.zeros(4), "c": np.zeros(())}
+    return (
+        fs.Bilevel(ridge_upper, ridge_lower, same_samples=True),
+        data,
+        x,
+        {"w": np.zeros(4), "c": np.zeros(())},
+    )
 
 
 @pytest.mark.slow
@@ -149,7 +154,7 @@ def test_a_set_that_depends_on_x():
 @pytest.mark.slow
 def test_a_set_of_x():
     problem, data, _, _ = fs.quadratic_bilevel(clients=2, n=2, p=3)
-    boxed = fs.Bilevel(problem.upper, problem.lower, project_x=lambda x: jnp.zeros_like(x))
+    boxed = fs.Bilevel(problem.upper, problem.lower, project_x=lambda x: jnp.zeros_like(x), same_samples=True)
     found = fs.diagnose(at(boxed, data, np.zeros(2), np.zeros(3)))
     assert found.hypergradient_norm > 0.1
     assert found.stationarity == 0.0
@@ -246,7 +251,9 @@ def test_what_the_two_stage_method_found():
 
 
 def test_a_lower_level_without_a_solution_is_reported():
-    problem = fs.Bilevel(lambda x, y, s: (y**2).sum(), lambda x, y, s: s["a"] * (x * y).sum())
+    problem = fs.Bilevel(
+        lambda x, y, s: (y**2).sum(), lambda x, y, s: s["a"] * (x * y).sum(), same_samples=True
+    )
     data = fs.FederatedData.from_clients([{"a": np.ones(1)}])
     assert not fs.diagnose(at(problem, data, np.ones(1), np.ones(1))).solved
 
@@ -390,7 +397,9 @@ def _half(z):
         (fs.Minimization(lambda x, s: _half(x - s["b"])), lambda x, b: D * (x - b)),
         (fs.Composition([lambda x, s: D * (x - s["b"]), _half]), lambda x, b: D**3 * (x - b)),
         pytest.param(
-            fs.Bilevel(upper=lambda x, y, s: _half(y), lower=lambda x, y, s: _half(y - x - s["b"])),
+            fs.Bilevel(
+                upper=lambda x, y, s: _half(y), lower=lambda x, y, s: _half(y - x - s["b"]), same_samples=True
+            ),
             lambda x, b: D * (x + b),
             marks=pytest.mark.slow,
         ),

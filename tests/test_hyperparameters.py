@@ -77,7 +77,7 @@ def test_lengths_are_checked_before_anything_is_computed(method, words):
 
 
 def test_a_lower_level_s_method_is_checked_too():
-    bilevel = fs.Bilevel(lambda x, y, s: (x * y).sum(), lambda x, y, s: (y @ y) / 2)
+    bilevel = fs.Bilevel(lambda x, y, s: (x * y).sum(), lambda x, y, s: (y @ y) / 2, same_samples=True)
     method = fs.FedRZOBilevel(0.1, 0.1, lower=fs.FedAvg(0.1, H=np.ones(3, int)), lower_rounds=1)
     with pytest.raises(ValueError, match="FedAvg: H has 3 numbers, but there are 4 clients"):
         solve(method, bilevel, y0=np.zeros(3))

@@ -153,7 +153,7 @@ def test_mistakes_in_a_problem():
     with pytest.raises(TypeError, match=r"no argument 'projection'\. Did you mean 'project'"):
         fs.Minimization(problem.loss, projection=fs.sets.Ball(1.0))
     with pytest.raises(TypeError, match=r"Bilevel has no argument 'f'.*It has upper, lower"):
-        fs.Bilevel(f=problem.loss, g=problem.loss)
+        fs.Bilevel(f=problem.loss, g=problem.loss, same_samples=True)
     with pytest.raises(TypeError, match="is the class Ball: make a set of it"):
         fs.Minimization(problem.loss, project=fs.sets.Ball)
     pair = fs.MultiSequence(lambda x, Z, s: x, [lambda x, z, s: z, lambda y, z, s: z])

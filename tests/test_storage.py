@@ -104,7 +104,9 @@ def test_gathered_replies_come_in_the_clients_order(x64):
 @pytest.mark.slow
 def test_validation_sizes_need_not_follow_the_training_sizes(x64):
     bilevel = fs.Bilevel(
-        lambda x, y, s: 0.5 * (s["a"] @ y - s["b"]) ** 2, lambda x, y, s: loss(y, s) + x @ x + y @ y
+        lambda x, y, s: 0.5 * (s["a"] @ y - s["b"]) ** 2,
+        lambda x, y, s: loss(y, s) + x @ x + y @ y,
+        same_samples=True,
     )
     method = fs.FedMSA(alpha=0.01, beta=0.1, K=2, clients=4)
     grouped = fs.solve(bilevel, method, VALID, np.zeros(2), y0=np.zeros(2), rounds=2, progress=False)
@@ -232,6 +234,7 @@ def test_samples_fetched_before_a_phase_give_the_same_iterates(
     two = fs.Bilevel(
         upper=lambda x, y, s: loss(y, s),
         lower=lambda x, y, s: loss(y, s) + 0.5 * jnp.exp(x) * y @ y,
+        same_samples=True,
     )
     task = (problem, fs.FedAvg(gamma=0.1, H=3)) if levels == 1 else (two, fs.FedMSA(0.1, 0.1, K=3))
     start = {"x0": np.zeros(2)} if levels == 1 else {"x0": 0.0, "y0": np.zeros(2)}

@@ -105,6 +105,7 @@ def bilevel():
     problem = fs.Bilevel(
         upper=lambda x, y, s: ((x["u"] - s["c"]) ** 2).sum() / 2 + (y["v"] - s["d"]) ** 2 / 2,
         lower=lambda x, y, s: (y["v"] - s["A"] @ x["u"] - s["e"]) ** 2 / 2,
+        same_samples=True,
     )
     share = np.array(SIZES) / sum(SIZES)  # of training samples, for the upper level too
     A, e = (sum(w * c[k].mean(0) for w, c in zip(share, clients, strict=True)) for k in "Ae")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -18,6 +17,7 @@ import numpy as np
 from fedstrata.core.types import PyTree
 from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.data.store_format import FORMAT, HEADER, VERSION, described, digest_of, shape_of
+from fedstrata.support.writing import beside, write_atomically
 
 AT_ONCE = 4_096  # clients that are checked and written together
 
@@ -58,15 +58,10 @@ def write_store(
         raise DataError(
             f"{target} exists already. Give another folder, or overwrite=True to replace a store."
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.parent / f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}"
-    temporary.mkdir()
-    try:
+    with beside(target) as temporary:
         if isinstance(clients, FederatedData):
-            test, server = (
-                (clients.test if test is None else test),
-                (clients.server if server is None else server),
-            )
+            test = clients.test if test is None else test
+            server = clients.server if server is None else server
             names = clients.names if names is None else names
             if valid is None and clients.valid_sizes is not None:
                 valid = _each(clients, "valid")
@@ -88,14 +83,8 @@ def write_store(
             raise DataError(f"There are {len(names)} names of {number} clients.")
         index = {"format": FORMAT, "version": VERSION, "clients": number, "names": names, "parts": parts}
         index["sha256"] = digest_of(index)
-        with open(temporary / "index.json", "x", encoding="utf-8") as file:
-            json.dump(index, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        write_atomically(temporary / "index.json", json.dumps(index, indent=1).encode())
         _move(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return target
 
 

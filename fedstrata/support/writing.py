@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ except ImportError:  # Windows
 def write_atomically(file: Path, content: bytes) -> None:
     """Replace ``file`` by ``content`` atomically; the content is on disk on return."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.parent / f".{file.name}.{os.getpid()}.{secrets.token_hex(4)}"
+    temporary = _temporary(file)
     try:
         with open(temporary, "xb") as stream:  # made by `open`, so that its mode follows the umask
             stream.write(content)
@@ -34,6 +35,22 @@ def write_atomically(file: Path, content: bytes) -> None:
             os.fsync(handle)  # the new name too
         finally:
             os.close(handle)
+
+
+@contextlib.contextmanager
+def beside(folder: Path) -> Iterator[Path]:
+    """A temporary folder beside ``folder``, for the files that are to take its place."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(folder)
+    temporary.mkdir()
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary(path: Path) -> Path:
+    return path.parent / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"
 
 
 def clear_strays(folder: Path, name: str = "*") -> None:

@@ -64,7 +64,7 @@ class Problem:
         self.x_star = np.linalg.solve(np.eye(n) + rho * S.T @ S, right)
 
         parts = {"A": np.array(A), "B": B, "c": c, "a": a, "t": t, "rho": np.full(m, rho)}
-        self.problem = fs.Bilevel(upper, lower)
+        self.problem = fs.Bilevel(upper, lower, same_samples=True)
         self.data = fs.FederatedData.from_clients(
             [{k: np.repeat(v[i][None], N, 0) for k, v in parts.items()} for i, N in enumerate(SIZES)]
         )
@@ -155,7 +155,9 @@ def test_curvature_that_grows_with_x():
     p, data = 100, fs.FederatedData.from_clients([{"c": np.full(1, c)} for c in (0.5, 1.0, 1.5)])
     lower = lambda x, y, s: jnp.exp(x) * (y**2).sum() / 2 - s["c"] * y.sum()  # noqa: E731
     for weight in (0.1, 0.0):
-        problem = fs.Bilevel(lambda x, y, s, w=weight: (x - 5) ** 2 / 2 + w * (y**2).sum(), lower)
+        problem = fs.Bilevel(
+            lambda x, y, s, w=weight: (x - 5) ** 2 / 2 + w * (y**2).sum(), lower, same_samples=True
+        )
         result = fs.solve(
             problem, fs.FedRZOBilevel(0.1, 1e-3, two_sided=True), data, 0.0, y0=np.zeros(p), rounds=300,
             eval_every=300, progress=False,
@@ -178,7 +180,7 @@ def test_lower_level_that_is_not_quadratic():
         return jnp.logaddexp(0, -s["v"] * (s["u"] @ y)) + (jnp.exp(x) * y**2).sum() / 2
 
     target = np.array([0.3, -0.4])
-    problem = fs.Bilevel(lambda x, y, s: ((y - target) ** 2).sum(), lower)
+    problem = fs.Bilevel(lambda x, y, s: ((y - target) ** 2).sum(), lower, same_samples=True)
 
     def gradient(y, x):
         ones = [-(b * expit(-b * (a @ y))) @ a / len(b) for a, b in zip(U, v, strict=True)]
@@ -214,7 +216,7 @@ def test_set_that_moves_with_x(kappa):
         right = np.linalg.solve(root.T, case.B @ x + case.c)
         return optimize.lsq_linear(root, right, (-edge, edge), tol=1e-14, lsmr_tol=1e-14).x
 
-    boxed = fs.Bilevel(case.problem.upper, case.problem.lower, project_y=box)
+    boxed = fs.Bilevel(case.problem.upper, case.problem.lower, project_y=box, same_samples=True)
     method = fs.FedRZOBilevel(0.05, 1e-3, two_sided=True)
     runs = [
         fs.solve(boxed, method, case.data, case.x0, y0=case.y0, rounds=rounds, progress=False, seed=1)
@@ -269,7 +271,9 @@ def test_a_budget_that_ends_first_is_told():
 def test_a_lower_level_without_a_solution_is_told():
     """Linear in y, which has no minimum: y stays finite, and there is a warning."""
     case = Problem(10)
-    endless = fs.Bilevel(case.problem.upper, lambda x, y, s: flat_sum(y) + 0 * x["x"].sum())
+    endless = fs.Bilevel(
+        case.problem.upper, lambda x, y, s: flat_sum(y) + 0 * x["x"].sum(), same_samples=True
+    )
     with pytest.warns(UserWarning, match="strongly convex"):
         result = fs.solve(
             endless, fs.FedRZOBilevel(0.1, 1e-3), case.data, case.x0, y0=case.y0, rounds=3, progress=False
@@ -284,7 +288,9 @@ def flat_sum(y):
 @pytest.mark.slow
 def test_a_hessian_that_vanishes_at_the_start():
     """``h = ¼Σy⁴ − (x + 2)ᵀy``, flat at y = 0, has its solution at the cubic roots of x + 2."""
-    problem = fs.Bilevel(lambda x, y, s: (y**2).sum(), lambda x, y, s: (y**4).sum() / 4 - (x + s["two"]) @ y)
+    problem = fs.Bilevel(
+        lambda x, y, s: (y**2).sum(), lambda x, y, s: (y**4).sum() / 4 - (x + s["two"]) @ y, same_samples=True
+    )
     data = fs.FederatedData.from_clients([{"two": np.full((1, 2), two)} for two in (1.0, 3.0)])
     x0, run = np.array([6.0, -29.0]), {"rounds": 1, "progress": False, "default_metrics": False}
     found = fs.solve(problem, fs.FedRZOBilevel(0.01, 1e-3), data, x0, y0=np.zeros(2), **run)
@@ -299,7 +305,10 @@ def test_the_units_of_y_on_a_set_do_not_matter():
         return (jnp.array([1.0, 10.0, 50.0]) * (y / s["unit"] - x - s["a"]) ** 2).sum() / 2
 
     problem = fs.Bilevel(
-        lambda x, y, s: ((y / s["unit"]) ** 2).sum(), lower, project_y=lambda y: jnp.maximum(y, 0)
+        lambda x, y, s: ((y / s["unit"]) ** 2).sum(),
+        lower,
+        project_y=lambda y: jnp.maximum(y, 0),
+        same_samples=True,
     )
     a, run = np.array([[1.0, -3.0, 2.0], [3.0, 1.0, -1.0]]), {"progress": False, "default_metrics": False}
     used = []
@@ -328,7 +337,9 @@ def test_one_batch_for_a_round():
 
 def test_what_it_does_not_take():
     case = Problem(10)
-    own = fs.Bilevel(case.problem.upper, case.problem.lower, project_y=lambda y, x, client: y)
+    own = fs.Bilevel(
+        case.problem.upper, case.problem.lower, project_y=lambda y, x, client: y, same_samples=True
+    )
     for method, problem, match in [
         (fs.FedRZOBilevel(0.1, 0.1, mu_h=1.0, kappa_h=2.0), case.problem, "takes no constants"),
         (fs.FedRZOBilevel(0.1, 0.1), own, "one set of y for all"),
@@ -359,7 +370,7 @@ def test_a_step_too_long_for_the_sets_is_told(kind):
     problems = {
         "FedRZO": lambda p: fs.Minimization(lambda x, s: ((x - s["a"]) ** 2).sum(), project=p),
         "FedRZOBilevel": lambda p: fs.Bilevel(
-            lambda x, y, s: (x**2).sum(), lambda x, y, s: ((y - x) ** 2).sum(), project_x=p
+            lambda x, y, s: (x**2).sum(), lambda x, y, s: ((y - x) ** 2).sum(), project_x=p, same_samples=True
         ),
         "FedRZOTwoStage": lambda p: fs.MPEC(
             lambda x, y, s: (x**2).sum(), lambda x, y, s: y - x, project_x=p, solution=lambda x, s: x

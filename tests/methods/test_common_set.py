@@ -36,7 +36,9 @@ def half(x, a):
 X, Y = onto(A.mean(0)), onto(B.mean(0))
 minimization = fs.Minimization(lambda x, s: half(x, s["a"]), project=BALL)
 minimax = fs.Minimax(lambda x, y, s: half(x, s["a"]) - half(y, s["b"]), project_x=BALL, project_y=BALL)
-bilevel = fs.Bilevel(lambda x, y, s: half(y, s["a"]), lambda x, y, s: half(y, x), project_x=BALL)
+bilevel = fs.Bilevel(
+    lambda x, y, s: half(y, s["a"]), lambda x, y, s: half(y, x), project_x=BALL, same_samples=True
+)
 selection = fs.Selection(lambda x, s: half(x, s["a"]), lambda x, s: (x**2).sum(), project=BALL)
 
 SOLVERS = {

@@ -386,7 +386,7 @@ def test_the_ledger_by_hand(quadratic):
 
 def test_mistakes(quadratic):
     problem, data, *_ = quadratic
-    boxed = fs.Bilevel(problem.upper, problem.lower, project_y=fs.sets.Box(-1, 1))
+    boxed = fs.Bilevel(problem.upper, problem.lower, project_y=fs.sets.Box(-1, 1), same_samples=True)
     with pytest.raises(ValueError, match="zeroth-order"):
         fs.solve(boxed, fs.FedMSA(0.1, 0.2), data, np.zeros(5), y0=np.zeros(8), rounds=1)
     with pytest.raises(ValueError, match="1 sequences"):

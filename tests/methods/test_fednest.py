@@ -49,7 +49,9 @@ def test_a_cohort_drawn_anew_for_every_inner_averaging():
     Drawn anew y follows y ← (1−β)y + βc with c = ±1 at random, of variance β/(2−β).
     """
     data = fs.FederatedData.from_clients([{"c": np.array([c])} for c in (-1.0, 1.0)])
-    problem = fs.Bilevel(upper=lambda x, y, s: x**2 + y**2, lower=lambda x, y, s: (y - s["c"]) ** 2 / 2)
+    problem = fs.Bilevel(
+        upper=lambda x, y, s: x**2 + y**2, lower=lambda x, y, s: (y - s["c"]) ** 2 / 2, same_samples=True
+    )
     start = {
         "x0": np.zeros(()),
         "y0": np.zeros(()),
@@ -73,6 +75,7 @@ def test_minibatches_leave_the_mean_of_the_series(inverse):
     problem = fs.Bilevel(
         upper=lambda x, y, s: x + y["a"] + 2 * y["b"],
         lower=lambda x, y, s: (s["c"][0] * y["a"] ** 2 + s["c"][1] * y["b"] ** 2) / 2,
+        same_samples=True,
     )
     method = fs.FedNest(0.1, 0.1, N=2 if inverse == "cg" else 8, ell=2.0, inverse=inverse, batch_size=1)
     number = 3000 if inverse == "neumann" else 500
@@ -296,7 +299,9 @@ def test_the_first_order_approximation_drops_the_indirect_part(quadratic):
 @pytest.mark.slow
 def test_a_set_of_x(quadratic):
     """All of them stay in a ball, and end at its boundary's best point."""
-    problem = fs.Bilevel(quadratic.problem.upper, quadratic.problem.lower, project_x=fs.sets.Ball(0.3))
+    problem = fs.Bilevel(
+        quadratic.problem.upper, quadratic.problem.lower, project_x=fs.sets.Ball(0.3), same_samples=True
+    )
     inside = quadratic._replace(problem=problem)
     points = [
         run(inside, method, rounds).x
@@ -319,10 +324,14 @@ def test_mistakes(quadratic):
         fs.FedNest(0.1, 0.1, inverse="exact")
     with pytest.raises(ValueError, match="products must be 'exact' or 'differences'"):
         fs.HypergradientDescent(0.1, 0.1, products="none")
-    own = fs.Bilevel(quadratic.problem.upper, quadratic.problem.lower, project_x=lambda x, client: x)
+    own = fs.Bilevel(
+        quadratic.problem.upper, quadratic.problem.lower, project_x=lambda x, client: x, same_samples=True
+    )
     with pytest.raises(ValueError, match="client-dependent"):
         run(quadratic._replace(problem=own), fs.SOBA(0.1, 0.1), 1)
-    boxed = fs.Bilevel(quadratic.problem.upper, quadratic.problem.lower, project_y=fs.sets.Box(-1, 1))
+    boxed = fs.Bilevel(
+        quadratic.problem.upper, quadratic.problem.lower, project_y=fs.sets.Box(-1, 1), same_samples=True
+    )
     with pytest.raises(ValueError, match="zeroth-order"):
         run(quadratic._replace(problem=boxed), fs.FedNest(0.1, 0.1), 1)
 

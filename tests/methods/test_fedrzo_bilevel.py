@@ -122,7 +122,7 @@ def own_set(x, client):
 def test_one_round_by_hand(two_sided):
     """Algorithm 2 written out: delayed solutions, H steps, a set for every client."""
     gamma, eta, H, start = 0.05, 0.2, 3, np.array([0.3, -0.8, 0.2, 0.6, -0.1])
-    constrained = fs.Bilevel(problem.upper, problem.lower, project_x=own_set)
+    constrained = fs.Bilevel(problem.upper, problem.lower, project_x=own_set, same_samples=True)
     method = fs.FedRZOBilevel(gamma, eta, H, batch_size=None, lower=EXACT, two_sided=two_sided)
     result = solve(method, rounds=1, problem=constrained, x0=start, seed=5)
     _, key_round = jax.random.split(jax.random.fold_in(jax.random.key(5), 0))
@@ -150,7 +150,7 @@ def test_without_a_lower_level_it_is_fedrzo():
     def loss(x):
         return jnp.abs(x - 1).sum() + x[0] * x[1]
 
-    alone = fs.Bilevel(lambda x, y, s: loss(x), problem.lower)
+    alone = fs.Bilevel(lambda x, y, s: loss(x), problem.lower, same_samples=True)
     one = fs.FederatedData.from_clients([data.client(0)])
     method = fs.FedRZOBilevel(0.01, 0.3, lower=fs.FedAvg(0.1), lower_rounds=1)
     x = jnp.asarray(x0) + 0.2
@@ -170,7 +170,12 @@ def test_local_sets():
     method = fs.FedRZOBilevel(
         5e-3, eta, batch_size=None, lower=EXACT, two_sided=True, directions=5, orthogonal=True
     )
-    boxes = fs.Bilevel(problem.upper, problem.lower, project_x=lambda x, c: jnp.clip(x, -0.1 - c.index, 0.1))
+    boxes = fs.Bilevel(
+        problem.upper,
+        problem.lower,
+        project_x=lambda x, c: jnp.clip(x, -0.1 - c.index, 0.1),
+        same_samples=True,
+    )
     x = solve(method, rounds=4000, problem=boxes).x
 
     def smoothed_gradient(x):
@@ -228,7 +233,7 @@ def test_rules_solve_the_lower_level(lower):
 def test_rules_find_their_constants(lower, scale):
     """Whatever the level's scale: with an exchange for every step there is no drift, the error contracts."""
     h = problem.lower
-    scaled = fs.Bilevel(problem.upper, lambda x, y, s: scale * h(x, y, s))
+    scaled = fs.Bilevel(problem.upper, lambda x, y, s: scale * h(x, y, s), same_samples=True)
     method = fs.FedRZOBilevel(0.01, 0.1, batch_size=None, lower=lower, lower_rounds=400)
     result = solve(method, rounds=1, problem=scaled)
     assert result.ledger.levels["scaling"]["exchanges"] == 40
@@ -316,7 +321,7 @@ def test_theory_rules():
 
 
 def test_bad_arguments():
-    with_set = fs.Bilevel(problem.upper, problem.lower, project_x=fs.sets.Box(0, 1))
+    with_set = fs.Bilevel(problem.upper, problem.lower, project_x=fs.sets.Box(0, 1), same_samples=True)
     for method, match in [
         (fs.FedRZOBilevel(0.1, 0.1, messages="scalars"), "local sets"),
         (fs.FedRZOBilevel(0.1, 0.1, lower=fs.FedAvg(0.1)), "lower_rounds"),

@@ -24,6 +24,7 @@ MINIMAX = fs.Minimax(lambda x, y, s: s["q"] * ((x["w"] - s["c"]) ** 2).sum() / 2
 BILEVEL = fs.Bilevel(
     upper=lambda x, y, s: s["q"] * ((x["w"] - s["c"]) ** 2).sum() / 2 + (y - s["d"]) ** 2 / 2,
     lower=lambda x, y, s: s["q"] * (y - x["w"][0] - s["d"]) ** 2 / 2,
+    same_samples=True,
 )
 GAME = fs.MPEC(
     leader=lambda x, y, s: s["q"] * ((x["w"] - s["c"]) ** 2).sum() / 2 + y * x["w"][1],

@@ -165,7 +165,7 @@ def test_a_set_of_y_is_allowed():
     result = fs.solve(problem, fs.FedF2SA(0.02, 0.3, lam=10.0), data, 0.8, **more)
     assert float(result.x) == pytest.approx(1.0, abs=1e-6)
     assert float(result.y) == pytest.approx(0.5, abs=1e-9)
-    moving = fs.Bilevel(problem.upper, problem.lower, project_y=lambda y, x: y - x)
+    moving = fs.Bilevel(problem.upper, problem.lower, project_y=lambda y, x: y - x, same_samples=True)
     assert "depends on x" in fs.FedF2SA.refuses(moving)
 
 

@@ -42,7 +42,9 @@ def test_a_saved_result_predicts_from_a_table(where, table, data, tmp_path):
         result = solved(data, fs.dro.chi2(model.loss, 1.0, nonnegative=True), fs.FedDRO(0.1, 0.9), lifted)
     else:
         problem = fs.Bilevel(
-            upper=lambda x, y, s: model.loss(y, s), lower=lambda x, y, s: model.loss(y, s) + x**2
+            upper=lambda x, y, s: model.loss(y, s),
+            lower=lambda x, y, s: model.loss(y, s) + x**2,
+            same_samples=True,
         )
         result = solved(data, problem, fs.FedMSA(0.1, 0.1), np.zeros(()), start)
     result.save(tmp_path)

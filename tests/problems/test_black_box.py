@@ -111,7 +111,7 @@ def test_each_level_by_itself():
         return smooth(x, s) + (y**2).sum()
 
     program = fs.black_box(lambda x, y, s: 0.0)
-    above, below = fs.Bilevel(program, two), fs.Bilevel(two, program)
+    above, below = fs.Bilevel(program, two, same_samples=True), fs.Bilevel(two, program, same_samples=True)
     assert fs.applicable(above).names == ["FedRZOBilevel"]
     assert fs.applicable(below).names == []
     with pytest.raises(TypeError, match=r"differentiates lower.*none for this class"):

@@ -72,7 +72,10 @@ def test_stationarity_counts_the_sets():
 def test_sets_of_clients():
     data = fs.FederatedData.from_clients([{"a": np.zeros(1)}] * 3)
     problem = fs.Bilevel(
-        lambda x, y, s: 0.0, lambda x, y, s: 0.0, project_x=lambda x, c: jnp.clip(x, -1, c.index)
+        lambda x, y, s: 0.0,
+        lambda x, y, s: 0.0,
+        project_x=lambda x, c: jnp.clip(x, -1, c.index),
+        same_samples=True,
     )
     np.testing.assert_allclose(set_distances(problem, data, np.array([2.0])), [2, 1, 0])
 

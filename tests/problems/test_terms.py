@@ -123,7 +123,7 @@ def test_every_class_evaluates_a_whole_batch(measured):
     assert measured(fs.Minimization(fs.per_batch(spread)), X)["loss"] == pytest.approx(
         float(over_clients(spread, X))
     )
-    found = measured(fs.Bilevel(fs.per_batch(payoff), sampled), X, Y)
+    found = measured(fs.Bilevel(fs.per_batch(payoff), sampled, same_samples=True), X, Y)
     assert found["upper"] == pytest.approx(float(over_clients(payoff, X, Y)))
     assert found["lower"] == pytest.approx(float(over_clients(over_samples(sampled), X, Y)))
     assert measured(fs.Minimax(fs.per_batch(payoff)), X, Y)["payoff"] == pytest.approx(
@@ -169,7 +169,7 @@ def test_a_personal_problem_evaluates_whole_batches():
 @pytest.mark.parametrize("lower", [fs.per_batch(lambda x, y, b: payoff(x, y, b) + 2 * y @ y), sampled])
 def test_a_bilevel_problem_as_sequences(upper, lower):
     f, g = (t if isinstance(t, Term) else over_samples(t) for t in (upper, lower))
-    problem = fs.as_multisequence(fs.Bilevel(upper, lower))
+    problem = fs.as_multisequence(fs.Bilevel(upper, lower, same_samples=True))
     x, w, v = map(jnp.asarray, (X, Y, V))
     mixed = jax.jvp(lambda w: jax.grad(over_clients, 1)(g, x, w), (w,), (v,))[1]
     slope, product = jax.jvp(lambda w: jax.grad(over_clients, 2)(g, x, w), (w,), (v,))

@@ -1,6 +1,5 @@
 import html.parser
 import json
-import os
 import re
 import shutil
 from dataclasses import replace
@@ -29,6 +28,7 @@ from fedstrata.lab.report import folder as folder_module
 from fedstrata.lab.report.headline import headline
 from fedstrata.lab.report.page import duration, markdown
 from fedstrata.lab.report.split import plot_of
+from fedstrata.support.threads import cores
 
 TABLE = TableSpec((Column("loss", better="low"), Column("seconds", "run")), ("label", "H"))
 PAPER = PaperClaims(
@@ -80,7 +80,7 @@ def test_a_report_holds_what_was_given(report, runs):
     assert config["command"] == "fedstrata run x --out y"
     assert config["config"] == {"problem": "min f", "settings": {"H": [1, 5], "gamma": 0.5}}
     assert config["versions"]["numpy"] == np.__version__
-    assert config["machine"]["cores"] == os.cpu_count()
+    assert config["machine"]["cores"] == cores()
     assert (report / "table.md").read_text() == build_table(runs, TABLE, PAPER).to_markdown()
     loaded = load_report(report)
     assert loaded.definition.plots == (PlotSpec("loss", panels="H"),)

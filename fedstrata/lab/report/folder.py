@@ -9,10 +9,8 @@ import importlib.metadata
 import json
 import os
 import platform
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,8 @@ from fedstrata.lab.report.plots import draw, to_png, to_svg
 from fedstrata.lab.report.records import ReportError, RunRecord, read_runs, write_history, write_runs
 from fedstrata.lab.report.specs import Definition, PaperClaims, PlotSpec, Split, TableSpec
 from fedstrata.lab.report.tables import Table, build_table
+from fedstrata.support.threads import cores
+from fedstrata.support.writing import beside
 
 _PACKAGES = (
     "fedstrata",
@@ -195,7 +195,7 @@ def environment() -> tuple[dict[str, str], dict[str, Any]]:
     machine: dict[str, Any] = {
         "system": platform.platform(terse=True),
         "processor": _processor(),
-        "cores": os.cpu_count(),
+        "cores": cores(),
     }
     if "jax" in sys.modules:  # nothing was solved without it
         devices = [device.device_kind for device in sys.modules["jax"].devices()]
@@ -237,8 +237,7 @@ def _put(folder: Path, files: Mapping[str, bytes]) -> Path:
     """Put files into a folder: all of them are on disk before the first takes its place."""
     if folder.exists() and not folder.is_dir():
         raise ReportError(f"{str(folder)!r} is a file, where the report's folder should be")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _beside(folder) as stage:
+    with beside(folder) as stage:
         for file, data in files.items():
             path = stage / file
             path.parent.mkdir(exist_ok=True)
@@ -253,13 +252,3 @@ def _put(folder: Path, files: Mapping[str, bytes]) -> Path:
         if old.suffix in (".png", ".svg") and f"plots/{old.name}" not in files:
             old.unlink()
     return folder / "report.html"
-
-
-@contextlib.contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
-    stage = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    stage.chmod(0o755)  # mkdtemp's own is for its owner only
-    try:
-        yield stage
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)

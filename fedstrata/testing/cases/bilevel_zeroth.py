@@ -39,8 +39,8 @@ def own_box(x, client):
     return {"r": jnp.clip(x["r"], -0.1, 0.1 + 0.01 * client.index), "s": x["s"]}
 
 
-bilevel = fs.Bilevel(upper, lower, project_x=own_box, project_y=below)
-unbounded = fs.Bilevel(upper, lower, project_x=own_box)
+bilevel = fs.Bilevel(upper, lower, project_x=own_box, project_y=below, same_samples=True)
+unbounded = fs.Bilevel(upper, lower, project_x=own_box, same_samples=True)
 minimax = fs.Minimax(payoff, project_y=below)
 data = fs.FederatedData.from_clients(samples(3), valid=samples(4, sizes=(3, 2, 4, 2, 5)))
 x0 = {"r": np.array([0.2, -0.1, 0.3]), "s": np.array(0.1)}

@@ -52,9 +52,11 @@ def plain(x, sample):
     return 0.05 * (x["s"] @ x["s"] + (x["t"] - sample["b"]) ** 2)
 
 
-bilevel = fs.Bilevel(upper, lower)
-bounded = fs.Bilevel(upper, lower, project_y=lambda y: {"w": jnp.clip(y["w"], -0.1, 0.3), "c": y["c"]})
-local = fs.Bilevel(upper, lower, local=True)
+bilevel = fs.Bilevel(upper, lower, same_samples=True)
+bounded = fs.Bilevel(
+    upper, lower, project_y=lambda y: {"w": jnp.clip(y["w"], -0.1, 0.3), "c": y["c"]}, same_samples=True
+)
+local = fs.Bilevel(upper, lower, local=True, same_samples=True)
 minimax = fs.Minimax(payoff, project_x=fs.sets.Ball(2.0), project_y=fs.sets.Ball(0.5))
 free = fs.Minimax(payoff)
 composition = fs.Composition([inner, middle, outer], plain=plain)
