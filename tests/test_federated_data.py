@@ -87,7 +87,7 @@ def test_from_arrays_splits_off_server_and_validation():
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
-        ([], "no clients"),
+        ([], "list of clients is empty"),
         ([{"a": np.ones((2, 1))}, {"a": np.ones((0, 1))}], "client 1.* is empty"),
         ([{"a": np.array(["yes", "no"])}], r"client 0\['a'\] is not a plain array \(dtype <U3\)"),
         ([{"a": np.array([[1.0], [np.nan]])}], r"client 0\['a'\] has a NaN.*sample 1"),

@@ -100,11 +100,11 @@ def test_bytes_stay_bytes():
 
 def test_mistakes_are_named():
     data = fs.FederatedData.from_clients(clients(False))
-    with pytest.raises(fs.DataError, match="no array 'z' to scale; there are 'x', 'y'"):
+    with pytest.raises(fs.DataError, match="Unknown array 'z'; .* scaled: 'x', 'y'"):
         data.scaled(z=(0, 1))
     with pytest.raises(fs.DataError, match="deviation > 0"):
         data.scaled(x=(0, 0))
     with pytest.raises(fs.DataError, match="broadcast against a sample"):
         data.scaled(x=(0, (1, 2)))
-    with pytest.raises(fs.DataError, match="no array 'x'"):
+    with pytest.raises(fs.DataError, match="Unknown array 'x'"):
         data.scaled(x=(0, 1)).scaled(x=(0, 1))

@@ -590,7 +590,7 @@ class FederatedData:
 
     def _repr_html_(self) -> str:
         drawn = ""
-        with suppress(ImportError):  # without the lab there is no picture
+        with suppress(ImportError):  # only the lab draws
             from fedstrata.lab.report.split import picture_of
 
             drawn = picture_of(self)
@@ -620,7 +620,7 @@ def _scale(samples: PyTree, name: str, mean: Any, deviation: Any) -> tuple[Any, 
     known = [k for k, leaf in by_name(samples).items() if not is_converted(leaf)]
     if name not in known:
         raise DataError(
-            f"There is no array {name!r} to scale; there are {', '.join(map(repr, known)) or 'none'}."
+            f"Unknown array {name!r}; arrays that can be scaled: {', '.join(map(repr, known)) or 'none'}."
         )
     shape = samples[name].shape[1:]
     parts = [np.asarray(part, float) for part in (mean, deviation)]

@@ -67,7 +67,7 @@ def _paths(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> 
         found = [Path(path) for path in sorted(glob.glob(os.fspath(files)))]
         if not found:
             raise DataError(
-                f"There is no file {os.path.abspath(files)}. Give a pattern such as 'data/site-*.csv'."
+                f"No file matches {os.path.abspath(files)}. Give a pattern such as 'data/site-*.csv'."
             )
         if folders := [path for path in found if path.is_dir()]:
             pattern = str(folders[0] / "*.csv")
@@ -75,7 +75,7 @@ def _paths(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> 
     else:
         found = [Path(path) for path in files]
         if absent := [path for path in found if not path.is_file()]:
-            raise DataError(f"There is no file {absent[0].absolute()}.")
+            raise DataError(f"File not found: {absent[0].absolute()}.")
     if len({path.stem for path in found}) < len(found):
         raise DataError(f"Two files have the same name: {[str(path) for path in found]}.")
     return found
@@ -88,7 +88,7 @@ def read_csv(path: Path, missing: Collection[str] = MISSING, delimiter: str = ",
         DataError: if it cannot be read as such a file.
     """
     if not path.is_file():
-        raise DataError(f"There is no file {path.absolute()}.")
+        raise DataError(f"File not found: {path.absolute()}.")
     try:
         reader = gzip.open if path.suffix == ".gz" else open
         with reader(path, "rt", newline="", encoding="utf-8-sig") as file:

@@ -207,7 +207,7 @@ def open_store(folder: str | os.PathLike[str], *, verify: bool | None = None) ->
     file = folder / "index.json"
     if not file.is_file():
         raise DataError(
-            f"There is no store in {folder}: it has no index.json. fs.data.write_store makes one."
+            f"{folder} is not a store: it has no index.json. fs.data.write_store makes one."
         )
     try:
         index = json.loads(file.read_text("utf-8"))

@@ -137,7 +137,7 @@ def _write_clients(folder: Path, part: str, clients: Iterable[PyTree]) -> dict[s
             sizes.append(data.sizes)
             first += len(some)
         if not sizes:
-            raise DataError(f"{part}: there are no clients to write.")
+            raise DataError(f"{part}: give at least one client to write.")
         entries = [array.close() for array in arrays]
     finally:
         for array in arrays:

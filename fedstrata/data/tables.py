@@ -236,7 +236,7 @@ def _chosen(
     tables: Sequence[ClientTable], label: str, features: Sequence[str] | None, extra: Sequence[str] = ()
 ) -> list[str]:
     if not tables:
-        raise DataError("There are no clients: give at least one table.")
+        raise DataError("The list of clients is empty: give at least one table.")
     if isinstance(features, str):
         raise DataError(f"features is a list of columns: write features=[{features!r}].")
     if isinstance(extra, str) or {"x", "y", "client", label} & set(extra):
@@ -249,7 +249,7 @@ def _chosen(
     others = [column for column in every if column != label and column not in extra]
     chosen = others if features is None else list(features)
     if not chosen:
-        raise DataError(f"There are no features beside {label!r}.")
+        raise DataError(f"The table has no features beside {label!r}.")
     if label in chosen:
         raise DataError(f"{label!r} is the label and cannot be a feature too.")
     if len(set(chosen)) < len(chosen):

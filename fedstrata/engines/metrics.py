@@ -207,7 +207,7 @@ def _takes_y(name: str, function: Callable[..., Any], y: PyTree) -> bool:
     takes_y = positional(function) == 3
     if takes_y and y is None:
         raise TypeError(
-            f"The metric {name!r} takes (x, y, sample), but there is no second variable: make it one of "
+            f"The metric {name!r} takes (x, y, sample), but the problem has one variable: make it one of "
             "(x, sample)."
         )
     return takes_y

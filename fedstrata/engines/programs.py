@@ -143,7 +143,7 @@ class Rows:
     """A tree of each evaluation as a row of one array: one copy to the host in place of one for each leaf.
 
     Attributes:
-        rows: of shape (evaluations, leaves, …); None where there are no leaves.
+        rows: of shape (evaluations, leaves, …); None without leaves.
         form: the structure of the trees.
         rank: the number of axes of a leaf.
     """

@@ -5,7 +5,7 @@ rounds and reads and places their samples: a *window*, of fixed shapes. The comp
 engine's; only the rows of clients are found by their numbers. What clients remember lives on the host, goes
 to the device with a window and back after it.
 
-A round that asks clients outside of its cohort (everyone, where there is no participation; lower levels that
+A round that asks clients outside of its cohort (everyone, under full participation; lower levels that
 all clients solve) cannot be done in a window. Its exchanges then leave the program by an ordered callback,
 which goes through the clients in blocks: correct, at the price of reading whoever is asked at every exchange.
 Exchanges before the first round and exact metrics are done in the same way.

@@ -383,7 +383,7 @@ class StreamedRun:
 
 
 def _room(likely: float, sizes: np.ndarray) -> int:
-    """Samples that arrays should hold: the largest client must fit, and there are no more than all."""
+    """Samples that arrays should hold: at least the largest client's, at most everyone's."""
     return int(min(max(likely, sizes.max()), sizes.sum(dtype=np.int64)))
 
 

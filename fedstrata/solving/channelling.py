@@ -88,7 +88,7 @@ def _costs(
 
 
 def _spending(costs: Budget | None) -> Budget | None:
-    """Return the privacy budget, or warn that there is no ε to report."""
+    """Return the privacy budget, or warn that ε is not known."""
     if costs is None:
         return None
     if costs.bare is None:

@@ -129,7 +129,7 @@ def solve(
         A `Result`; the result so far, if a callback stopped the run.
 
     Raises:
-        Diverged: when the iterates are no longer finite.
+        Diverged: when the iterates become infinite or NaN.
         Interrupted: on Ctrl-C, a `KeyboardInterrupt` that holds the result so far, after saving it.
         TypeError, ValueError: for arguments that do not fit together, before anything is computed.
     """

@@ -99,7 +99,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         drawn, few = "", list(itertools.islice(self._main(), MOST_CURVES))
-        with suppress(ImportError):  # without the lab there is no picture
+        with suppress(ImportError):  # only the lab draws
             from fedstrata.lab.report.plots import inline_svg
 
             drawn = inline_svg(self.plot(*few)) if len(self.history["round"]) > 1 and few else ""

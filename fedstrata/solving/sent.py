@@ -109,7 +109,7 @@ def plan_privacy(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         once = pose(problem, method, data, x0, channel=channel(1.0), **arguments).spending
-    if once is None:  # the same with a budget says why there is no ε
+    if once is None:  # the same with a budget raises, and says why ε is unknown
         once = pose(problem, method, data, x0, channel=channel(1.0, epsilon), **arguments).spending
     assert once is not None
     costs = once

@@ -16,7 +16,7 @@ from fedstrata.solving.result import BOOKKEEPING, Result
 
 
 class Diverged(FloatingPointError):
-    """The iterates are no longer finite.
+    """The iterates became infinite or NaN.
 
     Its words name the step at fault, for which constants are measured when they are first asked for.
 
@@ -108,7 +108,7 @@ class EarlyStop:
         """Whether to stop now."""
         if self.metric not in progressed.history:
             known = sorted(set(progressed.history) - set(BOOKKEEPING))
-            raise KeyError(f"EarlyStop: there is no metric {self.metric!r}; there are {known}.")
+            raise KeyError(f"EarlyStop: unknown metric {self.metric!r}; known are {known}.")
         sign = 1.0 if self.mode == "min" else -1.0
         values = sign * np.asarray(progressed.history[self.metric])
         if self.target is not None and values[-1] <= sign * self.target:

@@ -38,7 +38,7 @@ def hint(error: Exception) -> str:
     if "subdtype of <class 'numpy.integer'>" in str(error):
         return "Labels of classes must be integers: give y.astype(int) in the data."
     if isinstance(error, KeyError):
-        return f"There is no {error} in what is shown above: x0 (and y0), and a sample of the data."
+        return f"{error} is not in what is shown above: x0 (and y0), and a sample of the data."
     if isinstance(error, TypeError) and "positional argument" in str(error):
         return "It is called with the arguments that are shown above, the sample being the last of them."
     return (

@@ -65,7 +65,7 @@ def load_arrays(file: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         CheckpointError: if the file is missing, damaged or of another version.
     """
     if not file.exists():
-        raise CheckpointError(f"There is no checkpoint at {file}.")
+        raise CheckpointError(f"Checkpoint not found: {file}.")
     try:
         content = file.read_bytes()
     except OSError as error:

@@ -296,9 +296,9 @@ class TestFiles:
             fs.data.from_csv(f"{sites}/site-*.csv", label="ill", encode=True, impute="mean")
 
     def test_no_file(self, tmp_path):
-        with pytest.raises(fs.DataError, match=r"no file .*nothing-\*\.csv"):
+        with pytest.raises(fs.DataError, match=r"No file .*nothing-\*\.csv"):
             fs.data.from_csv(tmp_path / "nothing-*.csv", label="y")
-        with pytest.raises(fs.DataError, match=r"no file .*nothing\.csv"):
+        with pytest.raises(fs.DataError, match=r"File not found.*nothing\.csv"):
             fs.data.from_csv([tmp_path / "nothing.csv"], label="y")
 
     def test_a_column_without_values_is_of_the_kind_of_the_others(self, sites):
@@ -460,7 +460,7 @@ def test_a_preparation_is_saved_and_applied_to_a_file(tmp_path):
         again = found.apply(tmp_path / f"{name}.csv")
         np.testing.assert_array_equal(again["x"], data.client(i)["x"])
         np.testing.assert_array_equal(again["y"], data.client(i)["y"])
-    with pytest.raises(fs.DataError, match="no file"):
+    with pytest.raises(fs.DataError, match="not found"):
         found.apply(tmp_path / "c.csv")
 
 

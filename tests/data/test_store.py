@@ -151,7 +151,7 @@ def test_absence_names_the_file(folder, tmp_path):
     (folder / "valid.x.npy").unlink()
     with pytest.raises(fs.data.CorruptData, match=r"valid\.x\.npy cannot be read"):
         fs.data.open_store(folder)
-    with pytest.raises(fs.DataError, match="no store in"):
+    with pytest.raises(fs.DataError, match="is not a store"):
         fs.data.open_store(tmp_path)
     (folder / "index.json").write_text(json.dumps({"format": "another"}))
     with pytest.raises(fs.DataError, match="not the index of a store"):

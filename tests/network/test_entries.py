@@ -47,7 +47,7 @@ def test_a_csv_file(tmp_path):
     (tmp_path / "words.csv").write_text("a,y\nhigh,1\nlow,0\n")
     with pytest.raises(DataError, match="not numbers"):
         entry_of("words.csv", "y", tmp_path)()
-    with pytest.raises(DataError, match="no file"):
+    with pytest.raises(DataError, match="not found"):
         entry_of("other.csv", "y", tmp_path)()
 
 
@@ -59,7 +59,7 @@ def test_a_store_of_several_clients(tmp_path):
     assert_client(data, 0, X, Y)
     assert_client(data, 1, X[:2], Y[:2])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no store"):
+    with pytest.raises(DataError, match="not a store"):
         entry_of("empty", folder=tmp_path)()
 
 
