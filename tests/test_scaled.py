@@ -100,7 +100,7 @@ def test_bytes_stay_bytes():
 
 def test_mistakes_are_named():
     data = fs.FederatedData.from_clients(clients(False))
-    with pytest.raises(fs.DataError, match="Unknown array 'z'; .* scaled: 'x', 'y'"):
+    with pytest.raises(fs.DataError, match=r"Unknown array 'z'; .* scaled: 'x', 'y'"):
         data.scaled(z=(0, 1))
     with pytest.raises(fs.DataError, match="deviation > 0"):
         data.scaled(x=(0, 0))

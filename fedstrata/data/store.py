@@ -206,9 +206,7 @@ def open_store(folder: str | os.PathLike[str], *, verify: bool | None = None) ->
     folder = Path(folder)
     file = folder / "index.json"
     if not file.is_file():
-        raise DataError(
-            f"{folder} is not a store: it has no index.json. fs.data.write_store makes one."
-        )
+        raise DataError(f"{folder} is not a store: it has no index.json. fs.data.write_store makes one.")
     try:
         index = json.loads(file.read_text("utf-8"))
         known = index["format"] == FORMAT
