@@ -339,9 +339,7 @@ print("done", result.ledger.rounds, *np.asarray(result.x).tolist())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "victim", [pytest.param(1, id="another"), pytest.param(0, id="the first", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_a_lost_process_is_told_and_a_restart_resumes(victim, tmp_path):
     program, run = tmp_path / "lasting.py", tmp_path / "run"
     program.write_text(LASTING)
@@ -359,7 +357,7 @@ def test_a_lost_process_is_told_and_a_restart_resumes(victim, tmp_path):
     told = f"PeerLost: Process {1 - victim} of 2 lost process {victim}, which has ended".encode()
     assert told in words, words
     assert b"resume=True" in words
-    assert processes[1 - victim].returncode == 1
+    assert processes[1 - victim].returncode in (1, -6)  # JAX aborts those who lost the first
     again, outputs = start_two(program, str(run), "0"), []
     try:
         outputs = [process.communicate(timeout=120)[0].decode() for process in again]

@@ -117,6 +117,11 @@ class Samples:
     augment: Function | None = None
 
     @property
+    def known(self) -> bool:
+        """Whether the size is known while a program is traced."""
+        return isinstance(self.size, int)
+
+    @property
     def rows(self) -> int:
         """The number of rows of `data`."""
         return jax.tree.leaves(self.leaves)[0].shape[0] if self.capacity is None else self.capacity
@@ -126,7 +131,7 @@ class Samples:
         """This client's arrays; rows beyond its size repeat the last sample, so that losses stay finite."""
         if self.capacity is None:
             return opened(self.leaves)
-        if isinstance(self.size, int) and self.size == self.capacity:
+        if self.known and self.size == self.capacity:
             slices = partial(jax.lax.dynamic_slice_in_dim, start_index=self.offset, slice_size=self.size)
             return opened(jax.tree.map(slices, self.leaves))
         return self.take(jnp.minimum(jnp.arange(self.capacity), self.size - 1))
@@ -161,7 +166,7 @@ class Samples:
     def full_mean(self, function: Function) -> Oracle:
         """``function`` averaged over all real samples, as they are and without randomness."""
         term = Term.of(function)
-        if isinstance(self.size, int):
+        if self.known:
             return Oracle(term, self.data, None, self.size)
         if term.reads == "batch":
             raise ValueError(

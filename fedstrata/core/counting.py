@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.support import html
@@ -68,7 +67,7 @@ class Tally:
 
     def book(self, counts: Counter[str], times: Integer = 1) -> None:
         """Add ``times · counts``, where ``times`` may be traced."""
-        if isinstance(times, int | np.integer):
+        if not is_traced(times):
             for name, amount in counts.items():
                 self.fixed[name] += amount * int(times)
         elif counts:

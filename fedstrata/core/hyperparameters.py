@@ -300,7 +300,6 @@ def _kinds(annotation: object) -> Iterable[Any]:
 
 PLAIN: dict[Any, list[Kind]] = {
     Any: [Instance(object, "anything")],
-    None: [Instance(NoneType, "None")],
     NoneType: [Instance(NoneType, "None")],
     bool: [Option(True), Option(False)],
     float: [Number(), OfRound()],

@@ -293,9 +293,8 @@ class Problem:
         known_weights(weights)
         if self.made_for not in (None, weights):
             raise ValueError(
-                f"This {type(self).__name__} was made for weights={self.made_for!r}: its samples' shares are "
-                f"those. With weights={weights!r} it is another problem: make it for them, "
-                f"problem.minimax(data, weights={weights!r}), or give weights={self.made_for!r}."
+                f"This {type(self).__name__} was made for weights={self.made_for!r}: give these, or make it "
+                f"for others, problem.minimax(data, weights={weights!r})."
             )
 
     def check_server(self, x: PyTree, sample: PyTree) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedstrata.data.federated import FederatedData
+from fedstrata.data.samples import by_name
 
 
 def flip_labels(data: FederatedData, clients: int, classes: int, label: str = "y") -> FederatedData:
@@ -23,7 +24,7 @@ def flip_labels(data: FederatedData, clients: int, classes: int, label: str = "y
     >>> flip_labels(data, clients=1, classes=3).train["y"].tolist()
     [2, 0, 1, 2]
     """
-    if not isinstance(data.train, dict) or label not in data.train:
+    if label not in by_name(data.train):
         raise ValueError(f"flip_labels: the samples have no entry {label!r}; give label= its name.")
     y = np.array(data.train[label])
     theirs = slice(0, int(data.sizes[:clients].sum()))

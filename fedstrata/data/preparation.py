@@ -175,9 +175,7 @@ def standardize(
     if isinstance(data, FederatedData):
         data.need_memory("standardize")
         step = _scaling([data.client(i) for i in range(data.clients)], of, impute)
-        before = data.preparation or Preparation(())
-        if not isinstance(before, Preparation):
-            raise DataError("The data has a preparation of another library: standardise it there.")
+        before: Any = data.preparation or Preparation(())
         parts: dict[str, Any] = {part: step.apply(samples) for part, samples in data.parts.items()}
         return dataclasses.replace(data, **parts, preparation=before.then(step))
     clients = list(data)

@@ -259,7 +259,7 @@ class Placed:
         """
         term = Term.of(function)
         if term.reads == "batch":
-            values = self.each_client(lambda client: getattr(client, part).full_mean(term).silent(*args))
+            values = self.each_client(lambda client: vars(client)[part].full_mean(term).silent(*args))
             if term.mean is not None:
                 return term.mean(values, shares)
             return jax.tree.map(lambda v: jnp.tensordot(shares.astype(v.dtype), v, 1), values)

@@ -13,6 +13,7 @@ import atexit
 import itertools
 import json
 import re
+import socket
 import sys
 import threading
 import time
@@ -32,7 +33,6 @@ from fedstrata.core.method import Method
 from fedstrata.core.types import Array, PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import FlatSamples, Placed, common_size, on_device, whole_group
-from fedstrata.engines.aborts import answers, hold_aborts
 from fedstrata.engines.engine import Advanced, Carry, Chunk, Engine, Job
 from fedstrata.engines.simulated import Simulated
 from fedstrata.support.private_jax import coordination
@@ -64,10 +64,7 @@ def connect(address: str | None = None, processes: int | None = None, number: in
     jax.distributed.initialize(
         address, processes, number, heartbeat_timeout_seconds=NOTICED, shutdown_timeout_seconds=NOTICED
     )
-    joined = coordination()
-    number, processes, address = joined.process_id, joined.num_processes, joined.coordinator_address
-    if number:
-        hold_aborts(address, _lost, lambda: _words([0], number, processes))
+    number = coordination().process_id
     threading.Thread(target=_beat, args=(number,), name="fedstrata-beat", daemon=True).start()
     atexit.register(_leave)  # before JAX's own, which was registered before
 
@@ -87,8 +84,8 @@ def _missing(number: int) -> list[int]:
     """The processes that give no sign of life any more; whoever finds out first tells the others."""
     client: Any = coordination().client
     told = "fedstrata/lost"
-    if number and not answers(coordination().coordinator_address or ""):
-        return [0]  # who keeps the signs; JAX's client, held in its abort, would not return from asking
+    if number and not _answers(coordination().coordinator_address or ""):
+        return [0]  # it keeps the signs: JAX's client would wait for it, and then end this process
 
     def signs() -> dict[int, str]:
         entries = client.key_value_dir_get(_SIGNS)
@@ -106,6 +103,16 @@ def _missing(number: int) -> list[int]:
         return gone
     except jax.errors.JaxRuntimeError as error:
         return [0] if number and _LOST.search(str(error)) else []  # the first one keeps the signs
+
+
+def _answers(address: str, seconds: float = 2.0) -> bool:
+    """Whether somebody listens at ``host:port``."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def _words(lost: list[int], number: int, processes: int) -> str:
@@ -143,7 +150,7 @@ def _together() -> Iterator[None]:
         number = jax.process_index()
         message = _words(_missing(number), number, jax.process_count())
         _lost.set()
-        # JAX ends this process too where the lost one was the first: perhaps before the exception is handled.
+        # JAX ends this process where the lost one was the first: often before the exception is handled.
         print(f"PeerLost: {message}", file=sys.stderr, flush=True)
         raise PeerLost(f"{message} ({str(error).splitlines()[0]})") from error
 
@@ -178,7 +185,7 @@ class Sharded(Simulated):
 
     def block(self, number: int, message: PyTree, whole: Callable[[], int] | None) -> int:
         """All at once, unless a chunk is asked for."""
-        return min(self.chunk, number) if isinstance(self.chunk, int) else number
+        return number if self.chunk in (None, "auto") else super().block(number, message, whole)
 
     def _layout(self, *axes: str) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(*axes))

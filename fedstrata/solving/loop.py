@@ -246,8 +246,9 @@ class Loop:
     ) -> None:
         posed = replace(posed, carry=engine.carried(posed.method, posed.carry))
         self.posed, self.engine, self.saving = posed, engine, saving
-        self.trackers = [c for c in callbacks if isinstance(c, Tracker) and jax.process_index() == 0]
-        self.callbacks = [c for c in callbacks if not isinstance(c, Tracker)]
+        trackers = [c for c in callbacks if isinstance(c, Tracker)]
+        self.callbacks = [c for c in callbacks if c not in trackers]
+        self.trackers = trackers if jax.process_index() == 0 else []
         self.lanes = [Trajectory() for _ in posed.methods]
         self.trouble: tuple[int, str] | None = None
         self.round, self.began, self.saved = 0, began, False
@@ -354,20 +355,19 @@ class Loop:
 
     def _close(self) -> None:
         """Warn about the rounds that were run."""
-        methods, hosts = self.posed.methods, self._fetch()
         self._warn(self._cautions(ended=True))
-        problem, x0 = self.posed.setup.problem, self.posed.x0
-        ended = [(m, lane) for m, lane in zip(self.posed.methods, self.lanes, strict=True) if lane.history]
-        away = [(m, runaway(problem, m, x0, lane.history)) for m, lane in ended if lane.status != "diverged"]
-        self._warn([in_words([(m, its) for m, its in away if its is not None], len(self.lanes))])
+        posed, problem = self.posed, self.posed.setup.problem
+        finite = [b for b, lane in enumerate(self.lanes) if lane.status != "diverged"]
+        grown = {b: runaway(problem, posed.methods[b], posed.x0, self.lanes[b].history) for b in finite}
+        away = [(posed.methods[b], its) for b, its in grown.items() if its is not None]
+        self._warn([in_words(away, len(self.lanes))])
         if problem.set_of_x.trivial or self.round == 0:
             return  # what clients hold may be large: it is fetched where it is looked at
-        points = [x for x, _ in self.engine.outputs(self.posed.texts, self.carry, hosts)]
-        runs = zip(methods, points, self.lanes, strict=True)
-        at_end = [(m, x) for m, x, lane in runs if lane.status != "diverged"]
-        one = len(self.posed.datasets) == 1 and jax.process_count() == 1
+        points = self.engine.outputs(posed.texts, self.carry, self._fetch())
+        one = len(posed.datasets) == 1 and jax.process_count() == 1
         judged = one and type(self.job.data) is Placed and self.round >= FEWEST
-        self._warn([ended_outside(problem, at_end, self.job.data if judged else None)])
+        ended = [(posed.methods[b], points[b][0]) for b in finite]
+        self._warn([ended_outside(problem, ended, self.job.data if judged else None)])
 
     def _warn(self, remarks: list[list[str]]) -> None:
         """Issue each warning once, for all lanes."""
@@ -403,15 +403,10 @@ class Loop:
 
     def _next(self, evaluations: int, saved_round: int) -> list[int]:
         """The rounds before each of the next evaluations, up to the next checkpoint that is due."""
-        if self.callbacks:
-            evaluations = 1
-        evaluations = min(evaluations, self._until_host())
-        first = not self.lanes[0].history
-        lengths, at = [0] * first, self.round
-        due = None if self.saving is None or self.saving.every_rounds is None else self.saving.every_rounds
-        while len(lengths) < evaluations and at < self.posed.until:
-            if due is not None and at - saved_round >= due:
-                break
+        evaluations = 1 if self.callbacks else min(evaluations, self._until_host())
+        due = math.inf if self.saving is None else saved_round + (self.saving.every_rounds or math.inf)
+        lengths, at = [0] if not self.lanes[0].history else [], self.round
+        while len(lengths) < evaluations and at < min(due, self.posed.until):
             stop = min(at - at % self.posed.eval_every + self.posed.eval_every, self.posed.until)
             lengths.append(stop - at)
             at = stop

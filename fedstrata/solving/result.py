@@ -207,13 +207,7 @@ class Result:
             "y": _describe(self.y),
             "ledger": self.ledger.to_dict(),
             "method": describe_method(self.method),
-            "seconds": self.seconds,
-            "status": self.status,
-            "weights": self.weights,
-            "measured_on": self.measured_on,
-            "compiling": self.compiling,
-            "seed": self.seed,
-            "participation": self.participation,
+            **{name: vars(self)[name] for name in PLAIN},
             "certificate": known.to_dict() if (known := vars(self).get("certificate")) is not None else None,
             "model": predicting.save(predictor, prepared, Path(folder)),
         }
@@ -234,13 +228,7 @@ class Result:
                 },
                 ledger=Ledger.from_dict(facts["ledger"]),
                 method=facts["method"],
-                seconds=facts["seconds"],
-                status=facts["status"],
-                weights=facts["weights"],
-                measured_on=facts["measured_on"],
-                compiling=facts["compiling"],
-                seed=facts["seed"],
-                participation=facts["participation"],
+                **{name: facts[name] for name in PLAIN},
             )
         except KeyError as error:
             raise CheckpointError(f"{file} is not a saved result: it has no {error}.") from error
@@ -269,6 +257,7 @@ def load(folder: str | os.PathLike[str]) -> Result:
 
 
 MOST_CURVES = 4  # that a notebook's small plot shows
+PLAIN = ("seconds", "status", "weights", "measured_on", "compiling", "seed", "participation")
 BOOKKEEPING = ("round", "exchanges", "bytes_up", "bytes_down", "oracle_calls", "seconds")
 
 

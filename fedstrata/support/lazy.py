@@ -58,7 +58,7 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
         if name == "__all__":
             value = sorted({*home, *shared})
         elif name in shared:
-            value = getattr(shared[name], name)
+            value = vars(shared[name])[name]
         elif name in home:
             module = import_module(home[name])
             if name in vars(module) or (home[name] != package and hasattr(module, name)):

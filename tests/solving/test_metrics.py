@@ -146,7 +146,7 @@ def test_what_per_client_refuses():
         fs.per_client(loss, mode="high")
     with pytest.raises(ValueError, match="quantiles"):
         fs.per_client(loss, quantiles=(0.5, 1.0))
-    with pytest.raises(TypeError, match="takes \\(x, y, sample\\), but there is no second"):
+    with pytest.raises(TypeError, match="takes \\(x, y, sample\\), but the problem has one"):
         solve({"loss": fs.per_client(lambda x, y, sample: 0.0)})
     with pytest.raises(TypeError, match="'loss' must return one number for one sample"):
         solve({"loss": fs.per_client(lambda x, sample: x)})
