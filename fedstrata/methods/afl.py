@@ -13,33 +13,21 @@ the server. λ is the result's ``y``. Reveals an average, and every client's los
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, Reveals, by_options, method
+from fedstrata.core.method import BatchSize, LocalSteps, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.methods._shared.personal import local_sgd
-from fedstrata.methods._shared.rules import own_sets, worst_client
-from fedstrata.methods._shared.simplex import start_weights
+from fedstrata.methods._shared.agnostic import Agnostic, State
+from fedstrata.methods.fedavg import local_sgd
 from fedstrata.problems.classes import Minimization
-from fedstrata.problems.measured import Conditions, Practical
-from fedstrata.problems.of_clients import WorstClient
-
-
-class State(NamedTuple):
-    """The server's iterate and the clients' weights."""
-
-    x: PyTree
-    y: jax.Array  # λ
 
 
 @method
-class AFL(Method[Minimization, State]):
+class AFL(Agnostic):
     """``H`` local steps of size ``gamma`` in x, one step of size ``eta_lam`` in the clients' weights.
 
     Args:
@@ -54,36 +42,12 @@ class AFL(Method[Minimization, State]):
     H: LocalSteps = 1
     batch_size: BatchSize = None
 
-    solves = (Minimization,)
-    private_samples = True
     sums_steps = "H"
     full_participation = "every client's loss moves its weight."
-
-    @classmethod
-    def practical(cls, at: Conditions) -> Practical:
-        """By `fedstrata.methods._shared.rules.worst_client`."""
-        gamma, eta_lam, steps = worst_client(at)
-        return steps.of(cls(gamma, eta_lam), doubts=own_sets(at))
-
-    @by_options
-    def reveals_on(self, problem: Minimization) -> Reveals:
-        return "replies"
-
-    def judged_as(self, problem: Minimization) -> WorstClient:
-        return WorstClient(problem.loss, problem.project)
-
-    def start_y(self, problem: Minimization, y0: PyTree, clients: int) -> jax.Array:
-        return start_weights("AFL", y0, clients)
-
-    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
-        return State(x0, y0)
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
         H = steps_of(self.H, client)
         return local_sgd(problem, client, key, x, H, self.gamma, self.batch_size)  # line 1
-
-    def loss(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> jax.Array:
-        return client.mean(problem.loss, key, self.batch_size)(x)  # line 2
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         key_steps, key_loss = jax.random.split(key)

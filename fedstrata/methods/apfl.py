@@ -12,7 +12,7 @@
 The factor α_i in line 4 comes from the chain rule. Line 5 uses the gradient of line 4 and both models from
 before the step, as the derivative of the mixture by α_i requires; the authors' code evaluates it after line 4
 and adds 0.02 α_i. The result's ``y`` has the mixtures y_i of each client's last round, with a client axis.
-α = 0 is FedAvg.
+α = 0 is FedAvg, whose server's lines, 1 and 6, are the same.
 
 With full batches, H = 1 and a constant α > 0, the limit of α v_i + (1 − α) x is the client's own minimiser
 for any α: the clients gain from each other only on the way there, or by stopping early.
@@ -29,20 +29,15 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
-from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.fed import Remember
 from fedstrata.core.method import BatchSize, LocalSteps, Positive, Unit, method
 from fedstrata.core.types import Array, Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.personal import Personal
 from fedstrata.methods._shared.rules import descent, largest
+from fedstrata.methods.fedavg import State
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Practical
-
-
-class State(NamedTuple):
-    """The server's iterate."""
-
-    x: PyTree
 
 
 class Memory(NamedTuple):
@@ -54,7 +49,7 @@ class Memory(NamedTuple):
 
 
 @method
-class APFL(Personal[State]):
+class APFL(Personal):
     """FedAvg for x, and for each client its own model ``v_i``, mixed with x by the weight ``alpha``.
 
     Args:
@@ -71,18 +66,12 @@ class APFL(Personal[State]):
     H: LocalSteps = 1
     batch_size: BatchSize = None
 
-    private_samples = True
-    sums_steps = "H"
-
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """γ as FedAvg's, no longer than 1/(α² L) of any client, and H = 1."""
         its = at["loss"]
         steps = descent(at, its, max(at.cohort_L(its), cls.alpha**2 * largest(its)))
         return steps.of(cls(steps.gamma), "alpha = 0.5 is a choice")
-
-    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
-        return State(x0)
 
     def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> Memory:
         v = x0 if y0 is None else y0
@@ -106,7 +95,3 @@ class APFL(Personal[State]):
 
         H = steps_of(self.H, client)
         return Remember(*loop(H, step, key, (x, client.memory), indexed=True))  # lines 2, 6
-
-    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        at_work = fed.at_work(self.H)
-        return State(fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x))  # line 1

@@ -18,7 +18,7 @@ products with g's Jacobian.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 
@@ -26,27 +26,13 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import (
-    BatchSize,
-    Count,
-    Moment,
-    Positive,
-    Reveals,
-    by_options,
-    method,
-)
+from fedstrata.core.method import BatchSize, Count, Moment, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
-from fedstrata.methods._shared.compositional import Compositional
+from fedstrata.methods._shared.compositional import Compositional, State
 from fedstrata.methods._shared.rules import composed
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.measured import Conditions, Practical
-
-
-class State(NamedTuple):
-    """The server's iterate."""
-
-    x: PyTree  # x̄
 
 
 @method

@@ -7,15 +7,13 @@
     3  client i, s times:  draw ξ;  y_i ← P_X(y_i − η (∇f_i(y_i, ξ) + λ (y_i − x)));  remember y_i
     4  server: x ← P_X(the mean of the clients' z)
 
-x is FedAvg's for any λ. With λ = 0 every client learns alone; with λ → ∞ every y_i is x. The y_i are the
-result's ``y``, with a client axis; each starts at ``y0``, by default x0.
+x is FedAvg's for any λ, and so are lines 1, 2 and 4. With λ = 0 every client learns alone; with λ → ∞ every
+y_i is x. The y_i are the result's ``y``, with a client axis; each starts at ``y0``, by default x0.
 
 Reveals only averages. Needs gradients.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,24 +22,19 @@ import numpy as np
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
-from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.fed import Remember
 from fedstrata.core.method import BatchSize, Count, LocalSteps, NonNegative, Positive, method
-from fedstrata.core.types import Integer, Key, PyTree
+from fedstrata.core.types import Key, PyTree
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods._shared.personal import Personal, local_sgd
+from fedstrata.methods._shared.personal import Personal
 from fedstrata.methods._shared.rules import descent, largest, own_sets, scale
+from fedstrata.methods.fedavg import local_sgd
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Practical
 
 
-class State(NamedTuple):
-    """The server's iterate."""
-
-    x: PyTree
-
-
 @method
-class Ditto(Personal[State]):
+class Ditto(Personal):
     """FedAvg for x, and ``s`` steps of each client's own model, which ``lam`` pulls towards x.
 
     Args:
@@ -60,8 +53,6 @@ class Ditto(Personal[State]):
     s: Count = 1
     batch_size: BatchSize = None
 
-    private_samples = True
-    sums_steps = "H"
     takes_sets = True
 
     @classmethod
@@ -75,12 +66,6 @@ class Ditto(Personal[State]):
         method = cls(steps.gamma, eta, lam, s=s)
         return steps.of(method, "lam = L/10 is a choice", rate=min(steps.rate, s * own), doubts=own_sets(at))
 
-    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
-        return State(x0)
-
-    def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> PyTree:
-        return x0 if y0 is None else y0
-
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> Remember:
         key_x, key_y = jax.random.split(key)
         H = steps_of(self.H, client)
@@ -93,8 +78,3 @@ class Ditto(Personal[State]):
 
         y = loop(self.s, step, key_y, client.memory)  # line 3
         return Remember(z, jax.tree.map(lambda new, old: jnp.where(H > 0, new, old), y, client.memory))
-
-    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        at_work = fed.at_work(self.H)
-        mean = fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x)  # line 1
-        return State(problem.project.common(mean))  # line 4

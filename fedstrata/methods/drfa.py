@@ -18,8 +18,6 @@ size, the inverse probability of a client) makes line 3 unbiased. With all clien
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -28,25 +26,15 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Count, Method, Positive, Reveals, by_options, method
+from fedstrata.core.method import BatchSize, Count, Positive, method
 from fedstrata.core.types import Array, Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods._shared.rules import own_sets, worst_client
-from fedstrata.methods._shared.simplex import start_weights
+from fedstrata.methods._shared.agnostic import Agnostic, State
 from fedstrata.problems.classes import Minimization
-from fedstrata.problems.measured import Conditions, Practical
-from fedstrata.problems.of_clients import WorstClient
-
-
-class State(NamedTuple):
-    """The server's iterate and the clients' weights."""
-
-    x: PyTree
-    y: Array  # λ
 
 
 @method
-class DRFA(Method[Minimization, State]):
+class DRFA(Agnostic):
     """``tau`` local steps of size ``gamma`` in x, then one step in the clients' weights.
 
     Args:
@@ -61,28 +49,6 @@ class DRFA(Method[Minimization, State]):
     tau: Count = 1  # τ
     batch_size: BatchSize = None
 
-    solves = (Minimization,)
-    private_samples = True
-
-    @classmethod
-    def practical(cls, at: Conditions) -> Practical:
-        """By `fedstrata.methods._shared.rules.worst_client`, with τ = 1."""
-        gamma, eta_lam, steps = worst_client(at)
-        return steps.of(cls(gamma, eta_lam), doubts=own_sets(at))
-
-    @by_options
-    def reveals_on(self, problem: Minimization) -> Reveals:
-        return "replies"
-
-    def judged_as(self, problem: Minimization) -> WorstClient:
-        return WorstClient(problem.loss, problem.project)
-
-    def start_y(self, problem: Minimization, y0: PyTree, clients: int) -> Array:
-        return start_weights("DRFA", y0, clients)
-
-    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
-        return State(x0, y0)
-
     def local_steps(
         self, problem: Minimization, client: Client, key: Key, x: PyTree, kept: Integer
     ) -> tuple[PyTree, PyTree]:
@@ -94,9 +60,6 @@ class DRFA(Method[Minimization, State]):
             return z, jax.tree.map(lambda new, old: jnp.where(t + 1 == kept, new, old), z, snapshot)
 
         return loop(self.tau, step, key, (x, x), indexed=True)  # line 2
-
-    def loss(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> Array:
-        return client.mean(problem.loss, key, self.batch_size)(x)
 
     def stand_for(self, fed: Fed) -> Array:
         """The number of clients that each client of the cohort represents: one over its probability."""

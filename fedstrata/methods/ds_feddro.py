@@ -41,14 +41,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import (
-    BatchSize,
-    Count,
-    Fraction,
-    Moment,
-    Positive,
-    method,
-)
+from fedstrata.core.method import BatchSize, Count, Fraction, Moment, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional

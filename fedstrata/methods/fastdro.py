@@ -28,8 +28,9 @@ from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import BatchSize, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
+from fedstrata.methods._shared.compositional import State
 from fedstrata.methods._shared.rules import biased_where_partial, composed
-from fedstrata.methods.mbsgd import MBSGD, State
+from fedstrata.methods.mbsgd import MBSGD
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.dro import DRO, Lifted
 from fedstrata.problems.measured import Conditions, Practical

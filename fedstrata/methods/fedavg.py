@@ -26,7 +26,7 @@ from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
-from fedstrata.core.types import Integer, Key, PyTree
+from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.rules import descent, own_sets
 from fedstrata.problems.classes import Minimization
@@ -39,8 +39,29 @@ class State(NamedTuple):
     x: PyTree  # x̂
 
 
+class Averaging(Method[Minimization, State]):
+    """Base of FedAvg and its relatives: the server's lines; a subclass has the clients' and the fields."""
+
+    solves = (Minimization,)
+    private_samples = True
+    sums_steps = "H"
+
+    H: LocalSteps
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
+        raise NotImplementedError
+
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
+        at_work = fed.at_work(self.H)
+        mean = fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x)  # line 1
+        return State(problem.project.common(mean))  # line 5
+
+
 @method
-class FedAvg(Method[Minimization, State]):
+class FedAvg(Averaging):
     """Federated averaging with ``H`` local steps of size ``gamma``.
 
     Args:
@@ -53,28 +74,24 @@ class FedAvg(Method[Minimization, State]):
     H: LocalSteps = 1
     batch_size: BatchSize = None
 
-    solves = (Minimization,)
-    private_samples = True
-    sums_steps = "H"
-
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """By `fedstrata.methods._shared.rules.descent`: γ = 1/L; H = 1 where clients differ."""
         steps = descent(at, at["loss"], local=True)
         return steps.of(cls(steps.gamma, steps.H), doubts=own_sets(at))
 
-    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
-        return State(x0)
-
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
-        def step(z: PyTree, key: Key) -> PyTree:
-            f = client.mean(problem.loss, key, self.batch_size)  # line 3
-            g = gradient(f, problem.project.common(z))
-            return problem.project.own(tree.axpy(-self.gamma, g, z), client)  # line 4
+        return local_sgd(problem, client, key, x, steps_of(self.H, client), self.gamma, self.batch_size)
 
-        return loop(steps_of(self.H, client), step, key, x)  # line 2
 
-    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        at_work = fed.at_work(self.H)
-        mean = fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x)  # line 1
-        return State(problem.project.common(mean))  # line 5
+def local_sgd(
+    problem: Minimization, client: Client, key: Key, x: PyTree, steps: Integer, gamma: Real, batch: int | None
+) -> PyTree:
+    """Lines 2 to 4 of a client, from x."""
+
+    def step(z: PyTree, key: Key) -> PyTree:
+        f = client.mean(problem.loss, key, batch)  # line 3
+        g = gradient(f, problem.project.common(z))
+        return problem.project.own(tree.axpy(-gamma, g, z), client)  # line 4
+
+    return loop(steps, step, key, x)  # line 2

@@ -8,38 +8,30 @@
     4      z ← z − γ (∇f_i(P_X(z); B) + (z − x̄)/η)
     5  server: x̄ ← P_X(the mean of the clients' z)
 
-The original is unconstrained. As in FedAvg the server projects, so that H = 1 is projected gradient descent
-on the mean; if each client has its own set X_i, clients project after every step instead.
+The server's lines, 1 and 5, are FedAvg's. The original is unconstrained; here sets enter as in FedAvg, so
+that H = 1 is projected gradient descent on the mean.
 
 Reveals only averages. Needs gradients. η → ∞ is FedAvg with one minibatch per round.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
-from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
-from fedstrata.core.types import Integer, Key, PyTree
+from fedstrata.core.method import BatchSize, LocalSteps, Positive, method
+from fedstrata.core.types import Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.rules import descent, own_sets, scale
+from fedstrata.methods.fedavg import Averaging
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Practical
 
 
-class State(NamedTuple):
-    """The server's iterate."""
-
-    x: PyTree  # x̄
-
-
 @method
-class FedMSPP(Method[Minimization, State]):
+class FedMSPP(Averaging):
     """Proximal steps with parameter ``eta`` on one minibatch per round, by ``H`` steps of size ``gamma``.
 
     Args:
@@ -54,10 +46,6 @@ class FedMSPP(Method[Minimization, State]):
     H: LocalSteps = 10
     batch_size: BatchSize = None
 
-    solves = (Minimization,)
-    private_samples = True
-    sums_steps = "H"
-
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """As FedAvg's, with a pull that is weak beside L: η = 10 H/L."""
@@ -65,10 +53,7 @@ class FedMSPP(Method[Minimization, State]):
         steps = descent(at, its, local=True)
         return steps.of(cls(10 * steps.H / scale(its), steps.gamma, steps.H), doubts=own_sets(at))
 
-    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
-        return State(x0)
-
-    def proximal_point(self, problem: Minimization, client: Client, key: Key, x_bar: PyTree) -> PyTree:
+    def local_steps(self, problem: Minimization, client: Client, key: Key, x_bar: PyTree) -> PyTree:
         key_batch, key_steps = jax.random.split(key)
         f = client.mean(problem.loss, key_batch, self.batch_size)  # line 2
 
@@ -78,8 +63,3 @@ class FedMSPP(Method[Minimization, State]):
             return problem.project.own(tree.axpy(-self.gamma, direction, z), client)  # line 4
 
         return loop(steps_of(self.H, client), step, key_steps, x_bar)  # line 3
-
-    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        at_work = fed.at_work(self.H)
-        mean = fed.average(self.proximal_point, key, state.x, weights=at_work, around=state.x)  # line 1
-        return State(problem.project.common(mean))  # line 5

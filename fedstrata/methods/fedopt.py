@@ -48,13 +48,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import (
-    BatchSize,
-    LocalSteps,
-    Method,
-    Moment,
-    method,
-)
+from fedstrata.core.method import BatchSize, LocalSteps, Method, Moment, method
 from fedstrata.core.problem import Projection
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient

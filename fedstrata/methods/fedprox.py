@@ -8,36 +8,28 @@
     4      z ← z − γ (∇f_i(P_X(z), ξ) + μ (z − x̂))
     5  server: x̂ ← P_X(the mean of the clients' z)
 
-As in FedAvg the server projects, so that H = 1 is projected gradient descent on the mean; if each client
-has its own set X_i, clients project after every step instead.
+The server's lines, 1 and 5, are FedAvg's, and so is the projection: H = 1 is projected gradient descent on
+the mean, and if each client has its own set X_i, clients project after every step instead.
 
 Reveals only averages. Needs gradients. μ = 0 is FedAvg.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
-from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, LocalSteps, Method, NonNegative, Positive, method
-from fedstrata.core.types import Integer, Key, PyTree
+from fedstrata.core.method import BatchSize, LocalSteps, NonNegative, Positive, method
+from fedstrata.core.types import Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.rules import descent, own_sets
+from fedstrata.methods.fedavg import Averaging
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Practical
 
 
-class State(NamedTuple):
-    """The server's iterate."""
-
-    x: PyTree  # x̂
-
-
 @method
-class FedProx(Method[Minimization, State]):
+class FedProx(Averaging):
     """Federated averaging with ``H`` local steps of size ``gamma``, and a proximal term of weight ``mu``.
 
     Args:
@@ -52,19 +44,12 @@ class FedProx(Method[Minimization, State]):
     H: LocalSteps = 1
     batch_size: BatchSize = None
 
-    solves = (Minimization,)
-    private_samples = True
-    sums_steps = "H"
-
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """As FedAvg's, with a pull as strong as the clients' Hessians differ."""
         its = at["loss"]
         steps = descent(at, its, local=True)
         return steps.of(cls(steps.gamma, its.curvature_heterogeneity, steps.H), doubts=own_sets(at))
-
-    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
-        return State(x0)
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x_hat: PyTree) -> PyTree:
         def step(z: PyTree, key: Key) -> PyTree:
@@ -74,8 +59,3 @@ class FedProx(Method[Minimization, State]):
             return problem.project.own(tree.axpy(-self.gamma, direction, z), client)  # line 4
 
         return loop(steps_of(self.H, client), step, key, x_hat)  # line 2
-
-    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        at_work = fed.at_work(self.H)
-        mean = fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x)  # line 1
-        return State(problem.project.common(mean))  # line 5

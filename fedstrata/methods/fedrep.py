@@ -17,8 +17,6 @@ Reveals only averages. Needs gradients.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
@@ -31,16 +29,11 @@ from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.rules import Pair, largest
 from fedstrata.methods._shared.schedules import fading
+from fedstrata.methods.fedavg import State
 from fedstrata.problems.classes import Bilevel
 from fedstrata.problems.measured import WELL, Conditions, NoRule, Practical
 
 HEADS = 5  # steps of a head in `FedRep.practical`
-
-
-class State(NamedTuple):
-    """The server's iterate."""
-
-    x: PyTree
 
 
 @method

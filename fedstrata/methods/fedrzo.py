@@ -29,7 +29,7 @@ Reveals only averages; with scalars of separate directions, every reply. Needs f
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,6 @@ from fedstrata.core.method import (
     BatchSize,
     Count,
     LocalSteps,
-    Method,
     Moment,
     Positive,
     Reveals,
@@ -54,6 +53,7 @@ from fedstrata.estimators.sphere import check_directions, combine, directions, e
 from fedstrata.methods._shared.pull import overshooting
 from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.methods._shared.zeroth import by_values
+from fedstrata.methods.fedavg import Averaging, State
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Practical
 
@@ -65,14 +65,8 @@ def shared_key(words: jax.Array, k: Integer) -> Key:
     return jax.random.fold_in(jax.random.wrap_key_data(words), k)
 
 
-class State(NamedTuple):
-    """The server's iterate."""
-
-    x: PyTree  # x̂
-
-
 @method
-class FedRZO(Method[Minimization, State]):
+class FedRZO(Averaging):
     """``H`` local steps of size ``gamma`` along two-point estimates of radius ``eta``, with local sets.
 
     Args:
@@ -98,9 +92,6 @@ class FedRZO(Method[Minimization, State]):
     orthogonal: bool = False
     shared_directions: bool = False
 
-    solves = (Minimization,)
-    private_samples = True
-    sums_steps = "H"
     needs = "function values"
 
     @classmethod
@@ -228,8 +219,7 @@ class FedRZO(Method[Minimization, State]):
         words = (jax.random.key_data(jax.random.fold_in(key, SHARED)),) if self.shared_directions else ()
         if self.messages == "vectors":
             at_work = fed.at_work(self.H)
-            mean = fed.average(self.local_steps, key, state.x, *words, weights=at_work, around=state.x)
-            return State(mean)  # lines 1, 6
+            return State(fed.average(self.local_steps, key, state.x, *words, weights=at_work, around=state.x))
         if self.shared_directions:
             mean = fed.average(self.local_scalars, key, state.x, *words)
             return State(

@@ -25,13 +25,10 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive, method
+from fedstrata.core.method import BatchSize, Count, LocalSteps, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.methods._shared.descent_ascent import Pair, inside, local_steps
-from fedstrata.methods._shared.rules import two_levels
-from fedstrata.methods._shared.sequences import moving_set
+from fedstrata.methods._shared.descent_ascent import DescentAscent, Pair, inside, local_steps
 from fedstrata.problems.classes import Minimax
-from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -43,7 +40,7 @@ class State(NamedTuple):
 
 
 @method
-class FedSGDAPlus(Method[Minimax, State]):
+class FedSGDAPlus(DescentAscent[State]):
     """``K`` local steps of descent in x and of ascent in y at a snapshot of x, updated every ``S`` rounds.
 
     Args:
@@ -63,19 +60,7 @@ class FedSGDAPlus(Method[Minimax, State]):
     eta: Positive = 1.0  # η
     batch_size: BatchSize = None
 
-    solves = (Minimax,)
-    private_samples = True
     sums_steps = "K"
-
-    @classmethod
-    def refuses(cls, problem: Minimax) -> str | None:
-        return super().refuses(problem) or moving_set(cls.__name__, problem)
-
-    @classmethod
-    def practical(cls, at: Conditions) -> Practical:
-        """As LocalSGDA's: K = 1 has no drift, and a strongly concave payoff needs no snapshot, S = 1."""
-        pair = two_levels(at)
-        return pair.of(cls(pair.alpha, pair.beta))
 
     def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, x0)

@@ -17,42 +17,27 @@ Reveals only averages. Needs function values only.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import (
-    BatchSize,
-    Count,
-    LocalSteps,
-    Method,
-    Moment,
-    Positive,
-    method,
-)
+from fedstrata.core.method import BatchSize, Count, LocalSteps, Moment, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import sphere
 from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.methods._shared.schedules import fading
 from fedstrata.methods._shared.zeroth import MOST, by_values
+from fedstrata.methods.fedavg import Averaging, State
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Practical
 
 NARROW = 0.1  # the width in `FedZO.practical`, of one for differences on both sides
 
 
-class State(NamedTuple):
-    """The server's iterate."""
-
-    x: PyTree  # x̂
-
-
 @method
-class FedZO(Method[Minimization, State]):
+class FedZO(Averaging):
     """``H`` local steps of size ``eta`` along differences of width ``mu`` in ``b`` directions.
 
     Args:
@@ -69,8 +54,7 @@ class FedZO(Method[Minimization, State]):
     b: Count = 1
     batch_size: BatchSize = None
 
-    solves = (Minimization,)
-    sums_steps = "H"
+    private_samples = False
     needs = "function values"
 
     @classmethod
@@ -98,9 +82,6 @@ class FedZO(Method[Minimization, State]):
             method = cls(fading(eta, rate / 2), width, b=b)
             return Practical(method, 0.0, (f"{why}, fading as directions are noise",), True, doubts=doubts)
         return Practical(cls(eta, width, b=b), rate, (why,), doubts=doubts)
-
-    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
-        return State(x0)
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x_hat: PyTree) -> PyTree:
         d = tree.dimension(x_hat)

@@ -26,13 +26,10 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Fraction, LocalSteps, Method, NonNegative, Positive, method
+from fedstrata.core.method import BatchSize, Fraction, LocalSteps, NonNegative, Positive, method
 from fedstrata.core.types import Array, Integer, Key, PyTree, Real
-from fedstrata.methods._shared.descent_ascent import Pair, inside, local_steps
-from fedstrata.methods._shared.rules import two_levels
-from fedstrata.methods._shared.sequences import moving_set
+from fedstrata.methods._shared.descent_ascent import DescentAscent, Pair, inside, local_steps
 from fedstrata.problems.classes import Minimax
-from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
@@ -44,7 +41,7 @@ class State(NamedTuple):
 
 
 @method
-class FESSGDA(Method[Minimax, State]):
+class FESSGDA(DescentAscent[State]):
     """Local descent ascent on a payoff that ``p/2 ‖x − z‖²`` smooths in x.
 
     Args:
@@ -68,19 +65,7 @@ class FESSGDA(Method[Minimax, State]):
     eta_yg: Positive = 1.0  # η_yg
     batch_size: BatchSize = None
 
-    solves = (Minimax,)
-    private_samples = True
     sums_steps = "K"
-
-    @classmethod
-    def refuses(cls, problem: Minimax) -> str | None:
-        return super().refuses(problem) or moving_set(cls.__name__, problem)
-
-    @classmethod
-    def practical(cls, at: Conditions) -> Practical:
-        """As LocalSGDA's, with K = 1 and p = 0: F of a strongly concave payoff is smooth without the term."""
-        pair = two_levels(at)
-        return pair.of(cls(pair.alpha, pair.beta))
 
     def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, x0)

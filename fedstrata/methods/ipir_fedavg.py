@@ -37,13 +37,7 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import (
-    BatchSize,
-    Count,
-    Moment,
-    Positive,
-    method,
-)
+from fedstrata.core.method import BatchSize, Count, Moment, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.methods._shared.regularized import Regularized, Scale, StepSizes, direction
 from fedstrata.methods.str_fedavg import averaged

@@ -8,9 +8,7 @@
     4      z ← z − γ_r ∇f_i(P_X(z), ξ)
     5  server: x̂ ← P_X(the mean of the devices' z)
 
-The original is unconstrained. As in FedAvg the server projects, after averaging: a mean of projections would
-stay inside the set if the clients' gradients point apart. If each client has its own set X_i, clients
-project.
+The original is unconstrained; here sets enter as in FedAvg, whose lines 2 to 4 are the same.
 
 Under strong convexity the paper's step sizes decrease, γ_r = 4/(μ(a + rτ)): give ``gamma`` as that function.
 
@@ -20,26 +18,16 @@ FedAvg.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 
-from fedstrata.core import tree
 from fedstrata.core.client import Client
-from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, Method, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.rules import descent, own_sets
+from fedstrata.methods.fedavg import State, local_sgd
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Practical
-
-
-class State(NamedTuple):
-    """The server's iterate."""
-
-    x: PyTree  # x̂
 
 
 @method
@@ -80,12 +68,7 @@ class LFD(Method[Minimization, State]):
         return State(x0)
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
-        def step(z: PyTree, key: Key) -> PyTree:
-            f = client.mean(problem.loss, key, self.batch_size)  # line 3
-            g = gradient(f, problem.project.common(z))
-            return problem.project.own(tree.axpy(-self.gamma, g, z), client)  # line 4
-
-        return loop(self.tau, step, key, x)  # line 2
+        return local_sgd(problem, client, key, x, self.tau, self.gamma, self.batch_size)  # lines 2 to 4
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
         key_devices, key_steps = jax.random.split(key)

@@ -16,17 +16,14 @@ from __future__ import annotations
 
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, LocalSteps, Method, Positive, method
+from fedstrata.core.method import BatchSize, LocalSteps, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.methods._shared.descent_ascent import Pair, inside, local_steps
-from fedstrata.methods._shared.rules import two_levels
-from fedstrata.methods._shared.sequences import moving_set
+from fedstrata.methods._shared.descent_ascent import DescentAscent, Pair, inside, local_steps
 from fedstrata.problems.classes import Minimax
-from fedstrata.problems.measured import Conditions, Practical
 
 
 @method
-class LocalSGDA(Method[Minimax, Pair]):
+class LocalSGDA(DescentAscent[Pair]):
     """``tau`` local steps of descent in x (``eta_x``) and ascent in y (``eta_y``), then the mean.
 
     Args:
@@ -42,19 +39,7 @@ class LocalSGDA(Method[Minimax, Pair]):
     tau: LocalSteps = 1  # τ
     batch_size: BatchSize = None
 
-    solves = (Minimax,)
-    private_samples = True
     sums_steps = "tau"
-
-    @classmethod
-    def refuses(cls, problem: Minimax) -> str | None:
-        return super().refuses(problem) or moving_set(cls.__name__, problem)
-
-    @classmethod
-    def practical(cls, at: Conditions) -> Practical:
-        """As FedMSA's, with τ = 1, which has no drift."""
-        pair = two_levels(at)
-        return pair.of(cls(pair.alpha, pair.beta))
 
     def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> Pair:
         return Pair(x0, y0)

@@ -15,23 +15,15 @@ with the Jacobian of g.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.methods._shared.compositional import Compositional
+from fedstrata.methods._shared.compositional import Compositional, State
 from fedstrata.methods._shared.rules import biased_where_partial, composed
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.measured import Conditions, Practical
-
-
-class State(NamedTuple):
-    """The server's iterate."""
-
-    x: PyTree
 
 
 @method

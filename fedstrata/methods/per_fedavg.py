@@ -9,16 +9,16 @@
     5  client i: remember y_i, the y of its first step, that is x − α ∇f_i(x, ξ)
     6  server: x ← the mean of the clients' z
 
-The first-order form leaves out the Hessian; its limit differs by O(α) when clients differ. α = 0 is FedAvg.
-The paper draws a third minibatch for the Hessian; here it is ξ. The y_i, each at the x of the client's last
-round, are the result's ``y``, with a client axis.
+The first-order form leaves out the Hessian; its limit differs by O(α) when clients differ. α = 0 is FedAvg,
+whose server's lines, 1 and 6, are the same. The paper draws a third minibatch for the Hessian; here it is ξ.
+The y_i, each at the x of the client's last round, are the result's ``y``, with a client axis.
 
 Reveals only averages. Needs gradients, with ``order="second"`` Hessian-vector products.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
-from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.fed import Remember
 from fedstrata.core.method import BatchSize, LocalSteps, NonNegative, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.curvature import hessian_product
@@ -38,14 +38,8 @@ from fedstrata.problems.measured import Conditions, Practical
 from fedstrata.problems.of_clients import Adapted
 
 
-class State(NamedTuple):
-    """The server's iterate."""
-
-    x: PyTree
-
-
 @method
-class PerFedAvg(Personal[State]):
+class PerFedAvg(Personal):
     """``H`` local steps on the clients' losses after a gradient step of size ``alpha``.
 
     Args:
@@ -62,8 +56,6 @@ class PerFedAvg(Personal[State]):
     order: Literal["first", "second"] = "first"
     batch_size: BatchSize = None
 
-    private_samples = True
-    sums_steps = "H"
     needs = "gradients; products with order='second'"
 
     def judged_as(self, problem: Minimization) -> Adapted:
@@ -77,12 +69,6 @@ class PerFedAvg(Personal[State]):
         rate = steps.rate * (1 - alpha * max(its.mu, 0)) ** 2
         method = cls(steps.gamma, alpha, order="first" if its.kinked else "second")
         return steps.of(method, "alpha = 0.1/L is a choice", rate=rate)
-
-    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
-        return State(x0)
-
-    def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> PyTree:
-        return x0 if y0 is None else y0
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> Remember:
         def step(both: tuple[PyTree, PyTree], key: Key, t: Integer) -> tuple[PyTree, PyTree]:
@@ -98,7 +84,3 @@ class PerFedAvg(Personal[State]):
 
         H = steps_of(self.H, client)
         return Remember(*loop(H, step, key, (x, client.memory), indexed=True))  # lines 2, 5
-
-    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        at_work = fed.at_work(self.H)
-        return State(fed.average(self.local_steps, key, state.x, weights=at_work, around=state.x))  # 1, 6

@@ -18,8 +18,6 @@ Reveals only averages. Needs gradients.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from fedstrata.core import tree
@@ -32,19 +30,14 @@ from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.personal import Personal
 from fedstrata.methods._shared.rules import LEFT, descent, largest, scale
 from fedstrata.methods._shared.schedules import fading, falling
+from fedstrata.methods.fedavg import State
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Practical
 from fedstrata.problems.of_clients import Envelopes
 
 
-class State(NamedTuple):
-    """The server's iterate."""
-
-    x: PyTree
-
-
 @method
-class PFedMe(Personal[State]):
+class PFedMe(Personal):
     """``R`` local steps on a client's Moreau envelope, each with ``K`` gradient steps for the proximal point.
 
     Args:
@@ -65,7 +58,6 @@ class PFedMe(Personal[State]):
     K: Count = 5
     batch_size: BatchSize = None
 
-    private_samples = True
     sums_steps = "R"
 
     def judged_as(self, problem: Minimization) -> Envelopes:
@@ -84,12 +76,6 @@ class PFedMe(Personal[State]):
         gamma = falling(within, at.rounds) if its.kinked else within
         why = "eta = 1/lam, gamma = 1/(L + lam), K to a hundredth; lam = L is a choice"
         return steps._replace(why=why).of(cls(1 / lam, gamma, lam, K=K), rate=0.0 if its.kinked else rate)
-
-    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
-        return State(x0)
-
-    def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> PyTree:
-        return x0 if y0 is None else y0
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> Remember:
         def outer(both: tuple[PyTree, PyTree], key: Key) -> tuple[PyTree, PyTree]:

@@ -17,30 +17,22 @@ Reveals only averages (of the two uploads in line 3). Needs gradients and values
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, LocalSteps, Method, NonNegative, Positive, method
+from fedstrata.core.method import BatchSize, LocalSteps, NonNegative, Positive, method
 from fedstrata.core.types import Array, Integer, Key, PyTree
-from fedstrata.methods._shared.personal import local_sgd
 from fedstrata.methods._shared.rules import descent, largest, scale
+from fedstrata.methods.fedavg import Averaging, State, local_sgd
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, NoRule, Practical
 from fedstrata.problems.of_clients import PowerOfLosses
 
 
-class State(NamedTuple):
-    """The server's iterate."""
-
-    x: PyTree
-
-
 @method
-class QFedAvg(Method[Minimization, State]):
+class QFedAvg(Averaging):
     """Fair federated averaging: a client's weight is its loss to the power of ``q``.
 
     Args:
@@ -55,9 +47,8 @@ class QFedAvg(Method[Minimization, State]):
     H: LocalSteps = 1
     batch_size: BatchSize = None
 
-    solves = (Minimization,)
     needs = "gradients and values, losses ≥ 0"
-    sums_steps = "H"
+    private_samples = False
 
     @classmethod
     def refuses(cls, problem: Minimization) -> str | None:
@@ -78,9 +69,6 @@ class QFedAvg(Method[Minimization, State]):
 
     def judged_as(self, problem: Minimization) -> PowerOfLosses:
         return PowerOfLosses(problem.loss, problem.project, self.at(0).q)
-
-    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
-        return State(x0)
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> tuple[PyTree, Array]:
         key_steps, key_value = jax.random.split(key)

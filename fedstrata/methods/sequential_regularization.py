@@ -23,13 +23,7 @@ import numpy as np
 
 from fedstrata.core.fed import Fed
 from fedstrata.core.hyperparameters import POSITIVE, Axis
-from fedstrata.core.method import (
-    BatchSize,
-    Count,
-    Moment,
-    Positive,
-    method,
-)
+from fedstrata.core.method import BatchSize, Count, Moment, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.regularized import Regularized, Scale
 from fedstrata.problems.classes import Selection

@@ -54,14 +54,7 @@ import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import (
-    BatchSize,
-    Count,
-    Moment,
-    NonNegative,
-    Positive,
-    method,
-)
+from fedstrata.core.method import BatchSize, Count, Moment, NonNegative, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.methods._shared.regularized import Regularized, Scale, StepSizes
 from fedstrata.problems.classes import Selection

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import BatchSize, Method, Reveals, StateT, by_options
@@ -22,6 +24,12 @@ def revealed_by_levels(problem: Composition) -> Reveals:
     """What `level_mean` reveals for a composition."""
     plain = all(tracker_of(level) is ARITHMETIC for level in c.chain_of(problem).inner)
     return "averages" if plain else "replies"
+
+
+class State(NamedTuple):
+    """The server's iterate."""
+
+    x: PyTree
 
 
 class Chained:

@@ -12,10 +12,13 @@ from typing import NamedTuple
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
+from fedstrata.core.method import Method, StateT
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradient, gradients
+from fedstrata.methods._shared.rules import two_levels
 from fedstrata.methods._shared.sequences import moving_set
 from fedstrata.problems.classes import Minimax, Minimization
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class Pair(NamedTuple):
@@ -43,6 +46,26 @@ def descent(
         by_x, by_y = gradients(client.mean(problem.payoff, key, batch_size), at.x, at.y)
         return Pair(by_x, tree.scale(-1, by_y))
     return Pair(gradient(client.mean(problem.loss, key, batch_size), at.x), None)
+
+
+class DescentAscent(Method[Minimax, StateT]):
+    """Base of the methods whose clients take `local_steps` in x and y together."""
+
+    solves = (Minimax,)
+    private_samples = True
+
+    @classmethod
+    def refuses(cls, problem: Minimax) -> str | None:
+        return moving_set(cls.__name__, problem)
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """The steps of x and y by `two_levels`, for a payoff that is strongly concave in y.
+
+        One local step has no drift, and such a payoff needs neither FESSGDA's term nor FedSGDA+'s snapshot.
+        """
+        pair = two_levels(at)
+        return pair.of(cls(pair.alpha, pair.beta))
 
 
 def inside(problem: Minimax, at: Pair) -> Pair:

@@ -30,12 +30,7 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import (
-    Method,
-    Moment,
-    ProblemT,
-    StateT,
-)
+from fedstrata.core.method import Method, Moment, ProblemT, StateT
 from fedstrata.core.problem import Problem
 from fedstrata.core.term import Term
 from fedstrata.core.types import Integer, Key, PyTree, Real

@@ -25,11 +25,7 @@ from fedstrata.core import counting, tree
 from fedstrata.core.client import Client, Oracle, Samples
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import (
-    Method,
-    Moment,
-    StateT,
-)
+from fedstrata.core.method import Method, Moment, StateT
 from fedstrata.core.term import Term
 from fedstrata.core.types import Key, PyTree, Real
 from fedstrata.estimators.curvature import hessian_product, local_curvature, power_iteration
