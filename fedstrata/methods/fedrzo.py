@@ -42,31 +42,24 @@ from fedstrata.core.method import (
     BatchSize,
     Count,
     LocalSteps,
-    Moment,
     Positive,
     Reveals,
     by_options,
     method,
 )
-from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.estimators.sphere import check_directions, combine, directions, estimate_of_mean, theory_steps
-from fedstrata.methods._shared.pull import overshooting
-from fedstrata.methods._shared.rounding import lost_in_rounding
+from fedstrata.core.types import Array, Integer, Key, PyTree
+from fedstrata.estimators.sphere import check_directions, estimate_of_mean, theory_steps
+from fedstrata.methods._shared.two_point import Replayed
 from fedstrata.methods._shared.zeroth import by_values
-from fedstrata.methods.fedavg import Averaging, State
+from fedstrata.methods.fedavg import State
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Practical
 
 SHARED = 0x7368  # folded into a round's key for the directions that all clients take
 
 
-def shared_key(words: jax.Array, k: Integer) -> Key:
-    """The key for the directions of local step k, from the key data that the server sent to all clients."""
-    return jax.random.fold_in(jax.random.wrap_key_data(words), k)
-
-
 @method
-class FedRZO(Averaging):
+class FedRZO(Replayed[Minimization, State]):
     """``H`` local steps of size ``gamma`` along two-point estimates of radius ``eta``, with local sets.
 
     Args:
@@ -92,11 +85,9 @@ class FedRZO(Averaging):
     orthogonal: bool = False
     shared_directions: bool = False
 
+    solves = (Minimization,)
+    private_samples = True
     needs = "function values"
-
-    @classmethod
-    def differentiates(cls, problem: Minimization) -> tuple[str, ...]:
-        return ()
 
     @classmethod
     def from_theory(
@@ -156,80 +147,49 @@ class FedRZO(Averaging):
     def reveals_on(self, problem: Minimization) -> Reveals:
         return "replies" if self.messages == "scalars" and not self.shared_directions else "averages"
 
-    def cautions(self, moment: Moment) -> list[str]:
-        return super().cautions(moment) + overshooting(self, moment) + lost_in_rounding(self, "eta", moment)
-
-    def check(self, problem: Minimization, clients: int) -> None:
-        super().check(problem, clients)
-        if self.messages == "scalars" and not problem.project.trivial:
-            raise ValueError(
-                "FedRZO: with local sets the server cannot replay the steps; use messages='vectors'."
-            )
-        if self.messages == "scalars" and not isinstance(self.H, int):
-            raise ValueError(
-                "FedRZO: messages='scalars' needs the same number H of steps for all clients and rounds."
-            )
-
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         check_directions("FedRZO", self.directions, self.orthogonal, x0)
         return State(x0)
 
+    def key_of(self, key: Key, k: Integer, *words: Array) -> Key:
+        """The key of the directions of local step k: the client's, or from the key data ``words`` of all."""
+        return jax.random.fold_in(jax.random.wrap_key_data(words[0]), k) if words else super().key_of(key, k)
+
     def scalar_step(
         self, problem: Minimization, client: Client, key: Key, x: PyTree, k: Integer, words: PyTree
-    ) -> tuple[jax.Array, PyTree, PyTree]:
-        """One local step: the scalars, their directions, and the next point."""
-        key_xi, key_v = jax.random.split(key)
-        key_v = shared_key(words[0], k) if words else key_v
-        f = client.mean(problem.loss, key_xi, self.batch_size)  # line 3
-        v = directions(key_v, x, self.eta, self.directions, self.orthogonal)
+    ) -> tuple[Array, PyTree]:
+        """One local step: the scalars and the next point."""
+        f = client.mean(problem.loss, jax.random.split(key)[0], self.batch_size)  # line 3
+        v = self.draw(self.key_of(key, k, *words), x)
         s = estimate_of_mean(f, x, v, self.eta, self.two_sided)  # line 4
-        pull = tree.scale(1 / self.eta, tree.sub(x, problem.project(x, client)))
-        return s, v, tree.axpy(-self.gamma, tree.add(combine(s, v), pull), x)  # line 5
+        return s, self.descend(problem, client, x, s, v)  # line 5
 
     def local_steps(
-        self, problem: Minimization, client: Client, key: Key, x: PyTree, *words: jax.Array
+        self, problem: Minimization, client: Client, key: Key, x: PyTree, *words: Array
     ) -> PyTree:
         def step(x: PyTree, key: Key, k: Integer) -> PyTree:
-            return self.scalar_step(problem, client, key, x, k, words)[2]
+            return self.scalar_step(problem, client, key, x, k, words)[1]
 
         return loop(steps_of(self.H, client), step, key, x, indexed=True)  # line 2
 
     def local_scalars(
-        self, problem: Minimization, client: Client, key: Key, x: PyTree, *words: jax.Array
-    ) -> jax.Array:
-        def step(carry: tuple[PyTree, jax.Array], key: Key, k: Integer) -> tuple[PyTree, jax.Array]:
-            s, _, x = self.scalar_step(problem, client, key, carry[0], k, words)
+        self, problem: Minimization, client: Client, key: Key, x: PyTree, *words: Array
+    ) -> Array:
+        def step(carry: tuple[PyTree, Array], key: Key, k: Integer) -> tuple[PyTree, Array]:
+            s, x = self.scalar_step(problem, client, key, carry[0], k, words)
             return x, carry[1].at[k].set(s.astype(carry[1].dtype))
 
         scalars = jnp.zeros((self.H, self.directions), jnp.result_type(*jax.tree.leaves(x)))
         return loop(self.H, step, key, (x, scalars), indexed=True)[1]  # line 5′
 
-    def replay(self, key: Key, index: Integer, scalars: jax.Array, x: PyTree, *words: jax.Array) -> PyTree:
-        """``Σ_k s_k v_k`` of one client, from the keys it drew with."""
-        key = jax.random.fold_in(key, index)
-
-        def add(total: PyTree, key: Key, k: Integer) -> PyTree:
-            key_v = shared_key(words[0], k) if words else jax.random.split(key)[1]
-            v = directions(key_v, x, self.eta, self.directions, self.orthogonal)
-            return tree.add(combine(scalars[k], v), total)
-
-        return loop(self.H, add, key, tree.zeros_like(x), indexed=True)
-
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
+        x = state.x
         words = (jax.random.key_data(jax.random.fold_in(key, SHARED)),) if self.shared_directions else ()
         if self.messages == "vectors":
             at_work = fed.at_work(self.H)
-            return State(fed.average(self.local_steps, key, state.x, *words, weights=at_work, around=state.x))
+            return State(fed.average(self.local_steps, key, x, *words, weights=at_work, around=x))  # 1, 6
         if self.shared_directions:
-            mean = fed.average(self.local_scalars, key, state.x, *words)
-            return State(
-                tree.axpy(-self.gamma, self.replay(key, 0, mean, state.x, *words), state.x)
-            )  # line 6′
-        scalars = fed.gather(self.local_scalars, key, state.x)
-        clients, weights = fed.cohort, fed.cohort_weights
-
-        def add(x: PyTree, one: tuple[Any, Any, Any]) -> tuple[PyTree, None]:
-            index, weight, of_client = one
-            return tree.axpy(-self.gamma * weight, self.replay(key, index, of_client, state.x), x), None
-
-        return State(jax.lax.scan(add, state.x, (clients, weights, scalars))[0])  # line 6′
+            mean = fed.average(self.local_scalars, key, x, *words)
+            moved = self.replay(jax.random.fold_in(key, 0), mean, x, *words)
+            return State(tree.axpy(-self.gamma, moved, x))  # line 6′
+        return State(self.replay_all(fed, key, fed.gather(self.local_scalars, key, x), x))  # line 6′

@@ -64,7 +64,7 @@ from fedstrata.core.problem import Problem
 from fedstrata.core.term import Term
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.curvature import hessian_product
-from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
+from fedstrata.estimators.sphere import check_directions, combine, points, scalars, theory_steps
 from fedstrata.methods._shared.accurate import BUDGET, Accurate, LowerReport
 from fedstrata.methods._shared.lower import (
     TUNED,
@@ -82,8 +82,7 @@ from fedstrata.methods._shared.lower import (
     spread,
     whole,
 )
-from fedstrata.methods._shared.pull import overshooting
-from fedstrata.methods._shared.rounding import lost_in_rounding
+from fedstrata.methods._shared.two_point import TwoPoint
 from fedstrata.methods._shared.zeroth import by_values
 from fedstrata.problems.classes import Bilevel, Minimax, Minimization
 from fedstrata.problems.conversions import as_bilevel
@@ -111,7 +110,7 @@ class State(NamedTuple):
 
 
 @method
-class FedRZOBilevel(Method[Implicit, State]):
+class FedRZOBilevel(TwoPoint[Implicit, State]):
     """``H`` local steps along a shared two-point estimate of the implicit objective.
 
     The result's ``y`` is the lower-level solution at the x̂ of the start of the last round.
@@ -165,7 +164,6 @@ class FedRZOBilevel(Method[Implicit, State]):
     common_random_numbers: bool = True
 
     solves: ClassVar[tuple[type[Problem], ...]] = (Bilevel,)
-    sums_steps: ClassVar[str | None] = "H"
     needs = "function values of the upper level, gradients of the lower (and Hessian products, by default)"
     linear = frozenset({"lower", "scaling"})
 
@@ -230,17 +228,12 @@ class FedRZOBilevel(Method[Implicit, State]):
         return "replies"  # a solver of the user's may gather
 
     def cautions(self, moment: Moment) -> list[str]:
-        told = overshooting(self, moment) + lost_in_rounding(self, "eta", moment)
-        return super().cautions(moment) + told + self._of_the_constants(moment) + self._of_the_lower(moment)
+        return super().cautions(moment) + self._of_the_constants(moment) + self._of_the_lower(moment)
 
     def check(self, problem: Implicit, clients: int) -> None:
         """Whether the options fit each other and the problem."""
         name = type(self).__name__
         super().check(problem, clients)
-        if self.messages == "scalars" and not problem.project_x.trivial:
-            raise ValueError(
-                f"{name}: with local sets the steps are not multiples of v; use messages='vectors'."
-            )
         if (self.mu_h is None) != (self.kappa_h is None):
             raise ValueError(f"{name}: give both mu_h and kappa_h, or neither, to have them estimated.")
         if self.accurate and self.mu_h is not None:
@@ -382,13 +375,11 @@ class FedRZOBilevel(Method[Implicit, State]):
         """x̂ and the directions of the round, kept by every client."""
         return x0, jax.tree.map(lambda leaf: np.zeros((self.directions, *leaf.shape), leaf.dtype), x0)
 
-    def draw(self, seed: jax.Array, x: PyTree) -> PyTree:
-        """The directions of a round, stacked."""
-        return directions(jax.random.wrap_key_data(seed), x, self.eta, self.directions, self.orthogonal)
-
     def keep(self, problem: Implicit, client: Client, key: Key, x: PyTree, v: PyTree) -> Remember:
         """Line 1; the reply is empty."""
-        return Remember((), (x, self.draw(v, x) if self.messages == "scalars" else v))
+        if self.messages == "scalars":
+            v = self.draw(jax.random.wrap_key_data(v), x)
+        return Remember((), (x, v))
 
     def at_points(
         self,
@@ -422,9 +413,7 @@ class FedRZOBilevel(Method[Implicit, State]):
             x, total = carry
             f = self.samples(problem, client).mean(bilevel.upper, key, self.batch_size)  # line 5
             s = scalars(each(f, points(x, v, self.two_sided), y), n, self.eta, self.two_sided)
-            pull = tree.scale(1 / self.eta, tree.sub(x, bilevel.project_x(x, client)))
-            x = tree.axpy(-self.gamma, tree.add(combine(s, v), pull), x)  # lines 6, 7
-            return x, total + s.astype(total.dtype)
+            return self.descend(bilevel, client, x, s, v), total + s.astype(total.dtype)  # lines 6, 7
 
         nothing = jnp.zeros((self.directions,), jnp.result_type(*jax.tree.leaves(x_hat)))
         x, total = loop(steps_of(self.H, client), step, key, (x_hat, nothing))  # line 4
@@ -456,7 +445,7 @@ class FedRZOBilevel(Method[Implicit, State]):
         """Lines 1 to 8."""
         key_v, key_keep, key_lower, key_steps = jax.random.split(key, 4)
         x, seed = state.x, jax.random.key_data(key_v)
-        v = self.draw(seed, x)
+        v = self.draw(key_v, x)
         where = points(x, v, self.two_sided)
         warm = self.accurate if self.warm_start is None else self.warm_start
         start = spread(state.y if warm else state.y0, where)

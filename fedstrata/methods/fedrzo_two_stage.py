@@ -48,7 +48,6 @@ from fedstrata.core.method import (
     BatchSize,
     Count,
     LocalSteps,
-    Method,
     Moment,
     NonNegative,
     Positive,
@@ -58,9 +57,8 @@ from fedstrata.core.method import (
 )
 from fedstrata.core.types import Array, Function, Integer, Key, PyTree, Real
 from fedstrata.estimators import vi
-from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars, theory_steps
-from fedstrata.methods._shared.pull import overshooting
-from fedstrata.methods._shared.rounding import lost_in_rounding
+from fedstrata.estimators.sphere import check_directions, combine, points, scalars, theory_steps
+from fedstrata.methods._shared.two_point import Replayed
 from fedstrata.methods._shared.zeroth import by_values
 from fedstrata.problems.classes import MPEC
 from fedstrata.problems.measured import Conditions, Practical
@@ -118,7 +116,7 @@ class Walk(NamedTuple):
 
 
 @method
-class FedRZOTwoStage(Method[MPEC, State]):
+class FedRZOTwoStage(Replayed[MPEC, State]):
     """``H`` local steps of size ``gamma`` along two-point estimates of radius ``eta``, at equilibria.
 
     Args:
@@ -160,12 +158,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
     pace: Positive = 1.0
 
     solves = (MPEC,)
-    sums_steps = "H"
     needs = "function values, values of the followers' map"
-
-    @classmethod
-    def differentiates(cls, problem: MPEC) -> tuple[str, ...]:
-        return ()
 
     @classmethod
     def from_theory(
@@ -218,21 +211,12 @@ class FedRZOTwoStage(Method[MPEC, State]):
         return "replies" if self.messages == "scalars" else "averages"
 
     def cautions(self, moment: Moment) -> list[str]:
-        told = overshooting(self, moment) + lost_in_rounding(self, "eta", moment)
-        return super().cautions(moment) + told + self._of_the_followers(moment)
+        return super().cautions(moment) + self._of_the_followers(moment)
 
     def check(self, problem: MPEC, clients: int) -> None:
         super().check(problem, clients)
         if self.lower == "solution" and problem.solution is None:
             raise ValueError("FedRZOTwoStage: lower='solution' needs MPEC(…, solution=…).")
-        if self.messages == "scalars" and not problem.project_x.trivial:
-            raise ValueError(
-                "FedRZOTwoStage: with a set of x the server cannot replay the steps; use messages='vectors'."
-            )
-        if self.messages == "scalars" and not isinstance(self.H, int):
-            raise ValueError(
-                "FedRZOTwoStage: messages='scalars' needs the same H for all clients and rounds."
-            )
 
     @property
     def given(self) -> bool:
@@ -376,7 +360,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
         def step(walk: Walk, key: Key, h: Integer) -> Walk:
             key_xi, key_v = jax.random.split(key)
             f = client.mean(problem.leader, key_xi, self.batch_size)  # line 3
-            v = directions(key_v, walk.x, self.eta, self.directions, self.orthogonal)
+            v = self.draw(key_v, walk.x)
             z, weights = points(walk.x, v, self.two_sided), f.weigh()
             starts = spread(walk.start, ends)
             y, values, quality = self.respond(problem, z, starts, y0, f.samples, weights > 0, k + h)  # line 4
@@ -386,8 +370,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
             f.book("values", ends)
             count("values", ends, values * f.size)
             s = scalars(each @ weights.astype(each.dtype), tree.dimension(x), self.eta, self.two_sided)
-            pull = tree.scale(1 / self.eta, tree.sub(walk.x, problem.project_x(walk.x, client)))
-            x_new = tree.axpy(-self.gamma, tree.add(combine(s, v), pull), walk.x)  # lines 5, 6
+            x_new = self.descend(problem, client, walk.x, s, v)  # lines 5, 6
             y = jax.tree.map(lambda leaf: leaf.mean(0) if self.two_sided else leaf[0], y)
             mean = combine(weights, y)
             start = walk.start
@@ -414,15 +397,6 @@ class FedRZOTwoStage(Method[MPEC, State]):
         walk = self.walk(problem, client, key, x, k)
         return Remember((walk.scalars, walk.quality), Memory(walk.y, client.memory.y0))
 
-    def replay(self, key: Key, index: Integer, factors: jax.Array, x: PyTree) -> PyTree:
-        """``Σ_k s_k v_k`` of one client, from the keys it drew with."""
-
-        def add(total: PyTree, key: Key, k: Integer) -> PyTree:
-            v = directions(jax.random.split(key)[1], x, self.eta, self.directions, self.orthogonal)
-            return tree.add(total, combine(factors[k], v))
-
-        return loop(self.H, add, jax.random.fold_in(key, index), tree.zeros_like(x), indexed=True)
-
     def round(self, problem: MPEC, fed: Fed, key: Key, r: Integer, state: State) -> State:
         message = (state.x,) if self.tau is None else (state.x, state.k)
         k = state.k + jnp.max(jnp.asarray(self.H))
@@ -434,11 +408,7 @@ class FedRZOTwoStage(Method[MPEC, State]):
         replies, qualities = fed.gather(self.local_scalars, key, *message)
         quality = combine(fed.cohort_weights, qualities)
 
-        def add(x: PyTree, one: tuple[Any, Any, Any]) -> tuple[PyTree, None]:
-            index, weight, factors = one
-            return tree.axpy(-self.gamma * weight, self.replay(key, index, factors, state.x), x), None
-
-        x = jax.lax.scan(add, state.x, (fed.cohort, fed.cohort_weights, replies))[0]
+        x = self.replay_all(fed, key, replies, state.x)
         return State(x, k, self.noted(state.report, quality))
 
     def noted(self, before: EquilibriumReport, quality: Array) -> EquilibriumReport:

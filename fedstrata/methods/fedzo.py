@@ -26,8 +26,8 @@ from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Count, LocalSteps, Moment, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import sphere
-from fedstrata.methods._shared.rounding import lost_in_rounding
 from fedstrata.methods._shared.schedules import fading
+from fedstrata.methods._shared.two_point import lost_in_rounding
 from fedstrata.methods._shared.zeroth import MOST, by_values
 from fedstrata.methods.fedavg import Averaging, State
 from fedstrata.problems.classes import Minimization

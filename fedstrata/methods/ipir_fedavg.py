@@ -29,6 +29,7 @@ Reveals only averages. Needs gradients, and products for the scale.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal, NamedTuple
 
 import jax
@@ -41,7 +42,7 @@ from fedstrata.core.method import BatchSize, Count, Moment, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.methods._shared.regularized import Regularized, Scale, StepSizes, direction
 from fedstrata.methods.str_fedavg import averaged
-from fedstrata.problems.classes import Objective, Selection
+from fedstrata.problems.classes import Selection
 from fedstrata.problems.measured import Conditions, Practical
 
 NEAR = 0.01  # λ in `IPIRFedAvg.practical`
@@ -54,11 +55,6 @@ class State(NamedTuple):
     y: PyTree  # x^{t−1}
     warm: PyTree
     scale: Scale
-
-    @property
-    def L_h(self) -> jax.Array:
-        """The divisor of the primary loss."""
-        return self.scale.L_h
 
 
 @method
@@ -126,7 +122,7 @@ class IPIRFedAvg(Regularized[State]):
     def inner_steps(
         self, problem: Selection, client: Client, key: Key, x: PyTree, anchor: PyTree, steps: StepSizes
     ) -> PyTree:
-        return self.steps_with(problem, _distance(anchor), client, key, x, steps, None)
+        return self.local_steps(_near(problem, anchor), client, key, x, steps)
 
     def secondary_gradient(self, problem: Selection, client: Client, key: Key, y: PyTree) -> PyTree:
         return direction(problem.f, client.valid, key, self.batch_size, y, self.mu)
@@ -134,7 +130,7 @@ class IPIRFedAvg(Regularized[State]):
     def inner_loop(self, problem: Selection, fed: Fed, key: Key, t: Integer, state: State) -> PyTree:
         """Line 2."""
         rounds, gamma, eta = self.tuned(t)
-        anchor, g = state.x, _distance(state.x)
+        anchor, inner = state.x, _near(problem, state.x)
         one = jnp.ones_like(state.scale.L_h)  # the distance's curvature
         steps = self.step_sizes(gamma, eta, state.scale._replace(L_f=one, S_f=one), safe=True)
         shrink = self.gamma_g * self.K * steps.f / 2  # ηγ̃/2
@@ -144,7 +140,7 @@ class IPIRFedAvg(Regularized[State]):
             key_cohort, key_j = jax.random.split(jax.random.fold_in(key, j))
             moved = fed.average(self.inner_steps, key_j, x, anchor, steps, of=fed.redraw(key_cohort))
             average, weight = averaged(average, weight, x, shrink)
-            return self.server_step(problem, g, x, moved, steps, None), average, weight
+            return self.server_step(inner, x, moved, steps), average, weight
 
         x = state.warm if self.inner == "warm" else state.x
         with fed.level("lower"):
@@ -165,6 +161,6 @@ class IPIRFedAvg(Regularized[State]):
         return State(new, x, tree.add(x, tree.sub(new, y)), state.scale)
 
 
-def _distance(anchor: PyTree) -> Objective:
-    """½‖x − anchor‖²."""
-    return Objective(known=lambda x: tree.norm(tree.sub(x, anchor), squared=True) / 2)
+def _near(problem: Selection, anchor: PyTree) -> Selection:
+    """The problem of line 2, whose f is ½‖x − anchor‖²."""
+    return dataclasses.replace(problem, secondary=lambda x: tree.norm(tree.sub(x, anchor), squared=True) / 2)

@@ -16,7 +16,6 @@ machine with all the data. L_h, L_f and S_f, the L_f of smooth parts, are estima
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -70,9 +69,6 @@ class RAPM(Regularized[State]):
         """The exponent b = 1: η = 1/R, with which both levels' errors fall like 1/R."""
         return Practical(cls(), 0.0, ("eta = 1/R; scales are estimated",), fades=True)
 
-    def plan(self, rounds: int) -> RAPM:
-        return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))
-
     def init(self, problem: Selection, x0: PyTree, y0: PyTree) -> State:
         scale = Scale.unknown(x0)
         return State(x0, x0, scale.L_h, scale)
@@ -82,7 +78,7 @@ class RAPM(Regularized[State]):
         eta = jnp.asarray(self.R) ** -self.b if self.eta is None else self.eta
         steps = self.step_sizes(1.0, eta, state.scale, safe=True)
         moved = tree.scale(-1, tree.axpy(steps.h, g_h, tree.scale(steps.f, g_f)))
-        x = self.server_step(problem, problem.f, state.z, moved, steps, self.mu)  # line 1
+        x = self.server_step(problem, state.z, moved, steps)  # line 1
         theta = (1 + jnp.sqrt(1 + 4 * state.theta**2)) / 2  # line 2
         z = tree.axpy((state.theta - 1) / theta, tree.sub(x, state.x), x)  # line 3
         return State(x, z, theta, state.scale)

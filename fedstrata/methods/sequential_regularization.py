@@ -14,8 +14,7 @@ steps are those of `StRFedAvg`. Reveals only averages. Needs gradients, and prod
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -37,11 +36,6 @@ class State(NamedTuple):
     x0: PyTree
     solutions: PyTree  # a leading axis over the grid
     scale: Scale
-
-    @property
-    def L_h(self) -> jax.Array:
-        """The divisor of the primary loss."""
-        return self.scale.L_h
 
 
 @method
@@ -88,14 +82,14 @@ class SequentialRegularization(Regularized[State]):
         noisy = ("h's step does not fall, so that drawn clients leave noise",) if at.partial else ()
         return Practical(cls(grid, warm_start=True), 0.0, (why,), fades=True, doubts=noisy)
 
-    def plan(self, rounds: int) -> SequentialRegularization:
+    def plan(self, rounds: int) -> Self:
         shared = rounds if self.R is None else self.R
         if 0 < shared < len(self.eta):
             raise ValueError(
                 f"SequentialRegularization: {shared:g} rounds are too few for {len(self.eta)} values of "
                 "eta; give more."
             )
-        return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))
+        return super().plan(rounds)
 
     def stage(self, r: Integer) -> jax.Array:
         """The index of the η of round ``r``."""
@@ -118,6 +112,6 @@ class SequentialRegularization(Regularized[State]):
         gamma, eta = 1.0 if self.gamma is None else self.gamma, jnp.asarray(self.eta)[stage]
         steps = self.step_sizes(gamma, eta, state.scale, safe=self.gamma is None)
         moved = fed.average(self.local_steps, key, x, steps)  # line 3
-        x = self.server_step(problem, problem.f, x, moved, steps, self.mu)
+        x = self.server_step(problem, x, moved, steps)
         solutions = jax.tree.map(lambda all_, one: all_.at[stage].set(one), state.solutions, x)  # line 4
         return State(x, state.x0, solutions, state.scale)

@@ -45,7 +45,6 @@ iteratively regularised gradient method (Solodov 2007).
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -72,16 +71,6 @@ class State(NamedTuple):
     weight: jax.Array  # Σ θ^j/θ^r: the total weight of the average, relative to the newest
     scale: Scale
     rest: PyTree  # the rounding error of the last step, which would accumulate over many short steps
-
-    @property
-    def last(self) -> PyTree:
-        """The last iterate x̂."""
-        return self.x
-
-    @property
-    def L_h(self) -> jax.Array:
-        """The divisor of the primary loss."""
-        return self.scale.L_h
 
 
 @method
@@ -152,9 +141,6 @@ class StRFedAvg(Regularized[State]):
         """The rule "geometric", which estimates all scales itself; the horizon is what is to be chosen."""
         return Practical(cls("geometric"), 0.0, ("eta falls from 0.3 to 1e-6 over the rounds",), fades=True)
 
-    def plan(self, rounds: int) -> StRFedAvg:
-        return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))
-
     def tuned(self, r: Integer, S_f: Real = 1.0) -> tuple[Real, Real]:
         """γ̃ and η in round ``r``, by the table, with the modulus of f/S_f."""
         R, mu_f = jnp.asarray(self.R), 1.0 if self.mu_f is None else self.mu_f / S_f
@@ -209,7 +195,7 @@ class StRFedAvg(Regularized[State]):
         local = StepSizes(short * steps.h, short * steps.f)
         moved = tree.scale(1 / short, fed.average(self.local_steps, key, state.x, local))  # lines 2–6
         moved = tree.add(moved, state.rest)
-        x = self.server_step(problem, problem.f, state.x, moved, steps, self.mu)  # line 8
+        x = self.server_step(problem, state.x, moved, steps)  # line 8
         came = tree.sub(tree.axpy(self.gamma_g, moved, state.x), state.x)
         rest = tree.axpy(-1 / self.gamma_g, came, moved)
         shrink = self.gamma_g * self.K * steps.f * self.modulus(state.scale.S_f) / 2  # ηγ̃μ_f/(2S_f)

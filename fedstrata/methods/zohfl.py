@@ -55,7 +55,7 @@ from fedstrata.core.method import (
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradient
 from fedstrata.estimators.sphere import check_directions, combine, directions, points, scalars
-from fedstrata.methods._shared.rounding import lost_in_rounding
+from fedstrata.methods._shared.two_point import lost_in_rounding
 from fedstrata.methods._shared.zeroth import by_values
 from fedstrata.problems.classes import Bilevel, Personalized
 from fedstrata.problems.measured import Conditions, NoRule, Practical

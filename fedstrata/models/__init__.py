@@ -1,4 +1,4 @@
-"""Small models for those who want to bring none: a start, scores, a loss of one sample, predictions.
+"""Small models: initial parameters, scores, a loss of one sample, predictions.
 
     model = fs.models.for_data("mlp", data)              # or fs.models.mlp(64, 10)
     problem = fs.Minimization(model.loss)
@@ -6,7 +6,7 @@
     model.predict(result.x, inputs), model.score(result.x, data.test)
 
 A sample is ``{"x": input, "y": label}``. Every constructor returns the same object for the same arguments,
-so that compiled programs are used again. `MODELS` and `LOSSES` know them by name.
+so that compiled programs are reused. `MODELS` and `LOSSES` list them by name.
 """
 
 from typing import TYPE_CHECKING
@@ -42,5 +42,5 @@ __all__ = [
     "survival",
 ]
 
-if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+if not TYPE_CHECKING:  # for type checkers, a module with __getattr__ has every name
     __getattr__ = misspelt(__name__)

@@ -1,11 +1,11 @@
 """Convolutional networks in plain JAX: ResNet20 of He et al. 2016, and a small one.
 
-Parameters are dicts and lists of arrays; a network sees one image (height, width, channels), as losses do,
-and XLA puts the batch together. Group normalisation takes the place of batch normalisation, whose statistics
-belong to a batch and not to a sample, and which averages badly over clients that differ.
+Parameters are dicts and lists of arrays. A network takes one image (height, width, channels), as losses do,
+and XLA forms the batch. Group normalisation replaces batch normalisation, whose statistics depend on the
+batch and average badly over clients that differ.
 
-Images of whole numbers 0 … 255 are scaled to about mean 0 and deviation 1 (with CIFAR-10's where there are
-three channels); floats are taken as they are.
+Integer images with values 0 … 255 are scaled to about mean 0 and standard deviation 1 (CIFAR-10's, if they
+have three channels); floating-point images are used unchanged.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def resnet(
     """Three stages of ``blocks`` residual blocks, of 1, 2 and 4 ``width`` channels: 6·blocks + 2 layers.
 
     Args:
-        blocks: in each stage.
+        blocks: the number of blocks of a stage.
         width: the channels of the first stage.
         outputs: the number of scores.
-        groups: of the normalisation; they divide ``width``.
-        channels: of an image.
-        shape: ``(height, width, channels)`` of inputs that come flat.
-        lam: λ of λ/2 ‖x‖².
+        groups: the number of groups in the normalisation; it must divide ``width``.
+        channels: the channels of an image.
+        shape: ``(height, width, channels)`` for flat inputs.
+        lam: the factor λ of the weight decay λ/2 ‖x‖².
         loss: a name of `LOSSES`, or a function of ``(scores, label)``.
 
     >>> sum(leaf.size for leaf in jax.tree.leaves(resnet().init(0)))  # ResNet20
@@ -120,10 +120,10 @@ def resnet20(
     """ResNet20 (He et al. 2016) with group normalisation: 269,722 parameters for CIFAR-10.
 
     Args:
-        channels: of an image.
+        channels: the channels of an image.
         outputs: the number of scores.
-        shape: ``(height, width, channels)`` of inputs that come flat.
-        lam: λ of λ/2 ‖x‖².
+        shape: ``(height, width, channels)`` for flat inputs.
+        lam: the factor λ of the weight decay λ/2 ‖x‖².
         loss: a name of `LOSSES`, or a function of ``(scores, label)``.
     """
     return resnet(3, 16, outputs, channels=channels, shape=shape, lam=lam, loss=loss)
@@ -139,14 +139,14 @@ def cnn(
     lam: float = 0.0,
     loss: str | Loss | Function = "cross_entropy",
 ) -> Model:
-    """Two convolutions of stride 2, and a mean over what is left; a few thousand parameters.
+    """Two convolutions of stride 2 and the mean over the pixels: a few thousand parameters.
 
     Args:
-        channels: of an image.
+        channels: the channels of an image.
         outputs: the number of scores.
         width: the channels of the first convolution; the second has twice as many.
-        shape: ``(height, width, channels)`` of inputs that come flat.
-        lam: λ of λ/2 ‖x‖².
+        shape: ``(height, width, channels)`` for flat inputs.
+        lam: the factor λ of the weight decay λ/2 ‖x‖².
         loss: a name of `LOSSES`, or a function of ``(scores, label)``.
     """
     check("cnn", loss, outputs=outputs, width=width, lam=lam)
@@ -178,7 +178,7 @@ def _pixels(image: Array, shape: tuple[int, ...] | None, dtype: DType) -> Array:
     if image.ndim != 3:
         raise ValueError(
             f"An image has the axes (height, width, channels), but this has shape {image.shape}: give "
-            "shape=(height, width, channels) where images come flat."
+            "shape=(height, width, channels) if images are flat."
         )
     if jnp.issubdtype(image.dtype, jnp.floating):
         return image.astype(dtype)

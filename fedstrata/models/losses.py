@@ -1,4 +1,4 @@
-"""Losses ``ℓ(scores, label)`` of one sample. A label that the scores do not know gives NaN, and ends a run.
+"""Losses ``ℓ(scores, label)`` of one sample. A label without a score gives NaN, which ends a run.
 
 cross_entropy   log Σ exp(scores) − scores[label]       labels 0 … K−1, one score for each
 logistic        log(1 + exp(−v score)), v = 2 label − 1   labels 0 and 1; sigmoid(score) is P(label = 1)
@@ -26,14 +26,14 @@ Labels: TypeAlias = Literal["classes", "two", "numbers"]
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss and what belongs to it; calling it gives ``ℓ(scores, label)``.
+    """A loss with its kind of labels and its predictions; calling it gives ``ℓ(scores, label)``.
 
     Attributes:
         value: ``value(scores, label)``, one number.
-        labels: what it takes: ``"classes"`` 0 … K−1 with a score for each, ``"two"`` classes 0 and 1 with one
-            score, or ``"numbers"``.
-        decide: the prediction that scores stand for.
-        probabilities: those of the classes, by the scores, where the loss is a negative log-likelihood.
+        labels: the kind of labels: ``"classes"`` 0 … K−1 with a score for each, ``"two"`` classes 0 and 1
+            with one score, or ``"numbers"``.
+        decide: maps scores to the prediction.
+        probabilities: maps scores to the probabilities of the classes, if the loss is a negative log-likelihood.
     """
 
     value: Callable[[Any, Any], Any]
@@ -47,13 +47,13 @@ class Loss:
 
     @staticmethod
     def of(loss: str | Loss | Callable[[Any, Any], Any]) -> Loss:
-        """The loss of a name, or of a function ``ℓ(scores, label)`` of numbers."""
+        """The loss of this name, or a function ``ℓ(scores, label)`` of numbers as a loss."""
         if isinstance(loss, Loss):
             return loss
         if isinstance(loss, str):
             if loss not in LOSSES:
                 raise ValueError(
-                    f"There is no loss {loss!r}{suggest(loss, list(LOSSES))} There are {', '.join(LOSSES)}."
+                    f"Unknown loss {loss!r}{suggest(loss, list(LOSSES))} Give one of {', '.join(LOSSES)}."
                 )
             return LOSSES[loss]
         if not callable(loss):
@@ -64,16 +64,16 @@ class Loss:
 
 
 def cross_entropy(scores: Array, label: Integer) -> Array:
-    """``−log softmax(scores)_label``; NaN for a label without a score, where JAX may take another."""
+    """``−log softmax(scores)_label``; NaN for a label without a score, for which JAX may use another one."""
     value = optax.softmax_cross_entropy_with_integer_labels(scores, label)
     return jnp.where((label >= 0) & (label < scores.shape[-1]), value, jnp.nan)
 
 
 @jax.custom_jvp
 def softplus(t: Any) -> Any:
-    """``log(1 + exp(t))``, which tells JAX that its derivative is 1/(1 + exp(−t)).
+    """``log(1 + exp(t))`` with the derivative 1/(1 + exp(−t)).
 
-    JAX's own has a logarithm and two exponentials in its derivatives: slower, and slower to compile.
+    The derivative of JAX's own softplus has a logarithm and two exponentials: it is slower, also to compile.
     """
     return jnp.maximum(t, 0) + jnp.log1p(jnp.exp(-jnp.abs(t)))
 
@@ -117,8 +117,8 @@ def _two(value: Array, label: Integer) -> Array:
 def _residual(scores: Array, label: Array) -> Array:
     if jnp.size(scores) != jnp.size(label):
         raise ValueError(
-            f"The scores have shape {jnp.shape(scores)} and the label {jnp.shape(label)}: give the model "
-            "as many outputs as the label has numbers."
+            f"The scores have shape {jnp.shape(scores)}, but the label has {jnp.shape(label)}: give the "
+            "model one output per number of the label."
         )
     return scores - jnp.asarray(label, scores.dtype).reshape(scores.shape)
 
@@ -144,5 +144,5 @@ LOSSES: dict[str, Loss] = {
     "huber": Loss(huber),
 }
 
-if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+if not TYPE_CHECKING:  # for type checkers, a module with __getattr__ has every name
     __getattr__ = misspelt(__name__)

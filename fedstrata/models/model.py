@@ -1,4 +1,4 @@
-"""What a model is, and how one is made of a start and scores."""
+"""A model: initial parameters, scores, a loss of one sample, predictions."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Model:
     """A model; ``x`` are its parameters, a pytree of arrays.
 
     Attributes:
-        init: seed, or JAX key → parameters.
-        apply: ``apply(x, u)``: the scores of one input u.
+        init: ``init(seed)`` draws the parameters; the seed may be a JAX key.
+        apply: ``apply(x, u)``, the scores of one input u.
         loss: ``loss(x, sample)`` of one sample ``{"x": u, "y": label}``, with the regulariser.
-        decide: the prediction that scores stand for: a label, or the numbers themselves.
-        correct: ``correct(x, sample)``: whether the label is predicted, 0 or 1.
-        labels: what they are: ``"classes"``, ``"two"`` classes or ``"numbers"``.
+        decide: maps scores to the prediction: a label, or the numbers themselves.
+        correct: ``correct(x, sample)``, 1 if the label is predicted, else 0.
+        labels: the kind of labels: ``"classes"``, ``"two"`` classes or ``"numbers"``.
         metrics: name → function of ``(x, y, data)`` on the test data, for `fedstrata.solve`: ``test_loss``,
-            and ``accuracy`` where there are classes.
-        probabilities: those of the classes, by the scores; None if the loss is not a likelihood of classes.
-        recipe: the constructor's name and its arguments, with which a saved result builds the model again.
+            and ``accuracy`` for classes.
+        probabilities: maps scores to the probabilities of the classes; None if the loss is not a likelihood.
+        recipe: the constructor's name and its arguments, from which a saved result rebuilds the model.
     """
 
     init: Callable[[Seed], PyTree]
@@ -74,9 +74,11 @@ class Model:
         return jax.jit(jax.vmap(self.apply, in_axes=(None, 0)))(x, jnp.asarray(inputs))
 
     def score(self, x: PyTree, samples: PyTree) -> float:
-        """The accuracy on ``{"x": inputs, "y": labels}``; where labels are numbers R², as in scikit-learn."""
+        """The accuracy on ``{"x": inputs, "y": labels}``; for numbers R², as in scikit-learn."""
         if samples is None:
-            raise ValueError("There are no samples to score: the data has no such part (test_fraction=…).")
+            raise ValueError(
+                "score needs samples, but got None: the data has no such part. Load it with test_fraction=…."
+            )
         if self.labels != "numbers":
             samples = jax.tree.map(jnp.asarray, samples)
             return float(jax.jit(jax.vmap(self.correct, in_axes=(None, 0)))(x, samples).mean())
@@ -91,13 +93,13 @@ def model(
     loss: str | Loss | Function = "cross_entropy",
     regularizer: Callable[[PyTree], Any] | None = None,
 ) -> Model:
-    """A model by its start and its scores.
+    """Make a model from its initial parameters and its scores.
 
     Args:
         init: draws the parameters.
         apply: ``apply(x, u)``, the scores of one input.
-        loss: of scores and a label.
-        regularizer: a function of the parameters, added to the loss.
+        loss: a name of `LOSSES`, or a function of ``(scores, label)``.
+        regularizer: a function of the parameters that is added to the loss.
     """
     of = Loss.of(loss)
 
@@ -120,7 +122,7 @@ def of_functions(
     labels: Labels,
     probabilities: Callable[[Any], Any] | None = None,
 ) -> Model:
-    """A model by its functions, with its metrics."""
+    """Make a model from its functions; adds the metrics."""
     metrics = {} if labels == "numbers" else {"accuracy": test_mean(correct)}
     metrics["test_loss"] = test_mean(loss)
 
@@ -152,17 +154,17 @@ def test_mean(function: Callable[..., Any]) -> Metric:
 
     def metric(x: PyTree, y: PyTree, data: Placed) -> Any:
         if data.test is None:
-            raise ValueError("accuracy and test_loss are means over test data, and there is none: test=….")
+            raise ValueError("accuracy and test_loss need test data: give test=….")
         return jax.vmap(function, (*[None] * variables, 0))(*(x, y)[:variables], opened(data.test)).mean()
 
     return metric
 
 
-test_mean.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's
+test_mean.__test__ = False  # type: ignore[attr-defined]  # not a test of pytest's
 
 
 def generator(seed: Seed) -> np.random.Generator:
-    """NumPy's generator of a seed or a JAX key."""
+    """NumPy's generator for a seed or a JAX key."""
     if isinstance(seed, jax.Array):
         data = jax.random.key_data(seed) if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) else seed
         return np.random.default_rng(np.atleast_1d(np.asarray(data)).tolist())
@@ -170,7 +172,7 @@ def generator(seed: Seed) -> np.random.Generator:
 
 
 def he(rng: np.random.Generator, *shape: int) -> Array:
-    """Weights of He's scale: normal with variance 2/inputs; the last axis is the outputs'."""
+    """He's initial weights: normal with variance 2/inputs; the last axis has the outputs."""
     return jnp.asarray(rng.normal(size=shape) * math.sqrt(2 / math.prod(shape[:-1])), jnp.result_type(float))
 
 
@@ -185,12 +187,12 @@ def weight_decay(lam: float) -> Callable[[PyTree], Any] | None:
 
 
 def scalar_if_one(scores: Array) -> Array:
-    """One score as a number."""
+    """The scores; a single one as a number."""
     return scores[0] if scores.shape == (1,) else scores
 
 
 def check(name: str, loss: str | Loss | Function = "squared", **given: object) -> None:
-    """Raise for parameters that no model has: sizes are whole numbers ≥ 1, the others finite and ≥ 0."""
+    """Raise for an invalid argument: sizes are integers ≥ 1, ``lam`` is finite and ≥ 0."""
     for key, value in given.items():
         size = key != "lam"
         kinds = (int, np.integer) if size else (int, float, np.number)
@@ -210,5 +212,5 @@ def check(name: str, loss: str | Loss | Function = "squared", **given: object) -
     if labels == "two" and outputs not in (None, 1):
         raise ValueError(
             f"{name}: {loss!r} is for the classes 0 and 1 and needs one output, but has {outputs}. For "
-            "several classes there is 'cross_entropy'."
+            "several classes, use 'cross_entropy'."
         )

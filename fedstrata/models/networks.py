@@ -39,10 +39,10 @@ def mlp(
     """A network with hidden layers: ``ℓ(f(u), label) + λ/2 ‖x‖²``.
 
     Args:
-        features: the length of an input; one with more axes is made flat.
-        outputs: the number of scores: classes, or numbers of the label.
-        hidden: the neurons of the hidden layer, or of each of several, ``(200, 100)``.
-        lam: λ.
+        features: the length of an input, after flattening.
+        outputs: the number of scores: one per class, or one per number of the label.
+        hidden: the number of neurons of the hidden layer, or of each hidden layer, ``(200, 100)``.
+        lam: the factor λ of the weight decay.
         loss: a name of `LOSSES`, or a function of ``(scores, label)``.
         activation: ``"relu"``; or ``"gelu"``, ``"softplus"``, ``"tanh"``, which have second derivatives.
     """
@@ -52,7 +52,7 @@ def mlp(
     check("mlp", loss, outputs=outputs)
     if activation not in ACTIVATIONS:
         raise ValueError(
-            f"mlp: there is no activation {activation!r}{suggest(activation, list(ACTIVATIONS))} There are "
+            f"mlp: unknown activation {activation!r}{suggest(activation, list(ACTIVATIONS))} Give one of "
             f"{', '.join(ACTIVATIONS)}."
         )
     rectify = ACTIVATIONS[activation]
@@ -75,21 +75,21 @@ def mlp(
 
 
 def sign(label: Integer) -> Any:
-    """The sign v of a label in `relu_network`: +1 for even ones (0 among them), −1 for odd ones."""
+    """The sign v of a label in `relu_network`: +1 for even labels, −1 for odd ones."""
     return 1.0 - 2.0 * (label % 2)
 
 
 @constructor
 def relu_network(features: int, neurons: int = 4, lam: float = 0.01, beta: float | None = None) -> Model:
-    """FedRZO's network of one layer (section 6.1): ``½ (v − wᵀσ(Zu))² + λ/2 (‖Z‖² + ‖w‖²)``, v = ±1.
+    """FedRZO's network with one hidden layer (section 6.1): ``½ (v − wᵀσ(Zu))² + λ/2 (‖Z‖² + ‖w‖²)``.
 
-    It tells even labels (v = +1) from odd ones (v = −1), and so predicts 0 or 1.
+    It separates even labels (v = +1) from odd ones (v = −1), and predicts 0 or 1.
 
     Args:
-        features: N₀.
-        neurons: N₁.
-        lam: λ.
-        beta: σ is ``max(0, ·)``, or with a number β the softplus ``ln(1 + exp(β ·))/β``.
+        features: the length N₀ of an input.
+        neurons: the number N₁ of neurons.
+        lam: the factor λ of the weight decay.
+        beta: the parameter β of σ, the softplus ``ln(1 + exp(β ·))/β``; None is ``max(0, ·)``.
     """
     check("relu_network", features=features, neurons=neurons, lam=lam)
     if beta is not None and not 0 < beta < math.inf:
@@ -99,7 +99,7 @@ def relu_network(features: int, neurons: int = 4, lam: float = 0.01, beta: float
         return jax.nn.relu(t) if beta is None else jax.nn.softplus(beta * t) / beta
 
     def init(rng: np.random.Generator) -> PyTree:
-        # The scale of He's initialisation; the paper names none.
+        # The scale of He's initialisation; the paper does not give one.
         Z = rng.normal(size=(neurons, features)) * math.sqrt(2 / features)
         return {
             "Z": jnp.asarray(Z, float),

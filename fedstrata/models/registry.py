@@ -1,4 +1,4 @@
-"""Models by name, with the sizes that data asks for."""
+"""Models by name, with sizes read from the data."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MODELS: dict[str, Callable[..., Model]] = {
     "resnet": resnet,
     "resnet20": resnet20,
 }
-SIZES = ("features", "channels", "outputs", "classes")  # what the data tells
+SIZES = ("features", "channels", "outputs", "classes")  # read from the data
 
 
 def options(name: str) -> list[str]:
-    """The names of a model's options, beside the sizes that the data tells.
+    """The names of a model's options, without the sizes that are read from the data.
 
     >>> options("softmax"), options("mlp")
     (['lam'], ['hidden', 'lam', 'loss', 'activation'])
@@ -41,16 +41,16 @@ def options(name: str) -> list[str]:
 
 
 def for_data(name: str, data: FederatedData, **given: Any) -> Model:
-    """The model of a name for samples ``{"x": …, "y": …}``, its sizes read from them and its labels checked.
+    """Make the model of this name for samples ``{"x": …, "y": …}``: reads sizes from them, checks labels.
 
     Args:
         name: one of `MODELS`.
         data: the samples.
-        given: the model's options, see `options`; also sizes, where they are to be others.
+        given: the model's options, see `options`, and sizes that should differ from those of the data.
 
     Raises:
-        ValueError: for a name or an option that there is not.
-        DataError: for labels that its loss does not take.
+        ValueError: for an unknown name or option.
+        DataError: for labels that the loss does not accept.
 
     >>> import fedstrata as fs
     >>> data = fs.data.digits(clients=2)
@@ -63,7 +63,8 @@ def for_data(name: str, data: FederatedData, **given: Any) -> Model:
     for key in given:
         if key not in parameters:
             raise ValueError(
-                f"{name} has no {key!r}{suggest(key, list(parameters))} It has {', '.join(parameters)}."
+                f"{name} has no option {key!r}{suggest(key, list(parameters))} Its options are "
+                f"{', '.join(parameters)}."
             )
     # A file has lists where Python has tuples.
     given = {key: tuple(value) if type(value) is list else value for key, value in given.items()}
@@ -86,7 +87,7 @@ def for_data(name: str, data: FederatedData, **given: Any) -> Model:
 def _constructor(name: str) -> Callable[..., Model]:
     if name not in MODELS:
         raise ValueError(
-            f"There is no model {name!r}{suggest(name, list(MODELS))} There are {', '.join(MODELS)}."
+            f"Unknown model {name!r}{suggest(name, list(MODELS))} Give one of {', '.join(MODELS)}."
         )
     return MODELS[name]
 
@@ -96,14 +97,14 @@ def _loss(parameters: Any, given: dict[str, Any]) -> Loss:
 
 
 def _outputs(data: FederatedData, loss: Loss) -> int:
-    """How many scores the labels ask for."""
+    """The number of scores that the labels need."""
     if loss.labels == "classes":
         if (found := np.asarray(data.train["y"]).dtype).kind not in "iub":
             raise DataError(f"Labels of classes must be integers, but 'y' is {found}: give y.astype(int).")
         if (classes := count_classes(data)) > 1 and not (np.asarray(data.train["y"]) == 0).any():
             raise DataError(
                 f"No training sample has the label 0, and the largest is {classes - 1}. Number the classes "
-                "from 0, or say how many scores there are (classes=, outputs=) if the first has no sample."
+                "from 0, or give the number of scores (classes= or outputs=) if the first has no sample."
             )
         return max(2, classes)
     if loss.labels == "two":

@@ -16,13 +16,13 @@ from fedstrata.models.model import Model, check, constructor, model, scalar_if_o
 def linear(
     features: int, outputs: int = 1, loss: str | Loss | Function = "squared", lam: float = 0.0
 ) -> Model:
-    """``ℓ(Wᵀu + b, label) + λ/2 ‖W‖²``, from zero.
+    """``ℓ(Wᵀu + b, label) + λ/2 ‖W‖²``; parameters start at zero.
 
     Args:
-        features: the length of an input; one with more axes is made flat.
+        features: the length of an input, after flattening.
         outputs: the number of scores.
         loss: a name of `LOSSES`, or a function of ``(scores, label)``.
-        lam: λ.
+        lam: the factor λ of the weight decay.
 
     >>> ridge = linear(3, lam=0.1)
     >>> float(ridge.loss(ridge.init(0), {"x": np.ones(3), "y": 2.0}))
@@ -34,7 +34,7 @@ def linear(
 
 @constructor
 def softmax(features: int, classes: int, lam: float = 0.0) -> Model:
-    """Softmax regression: ``−log p_label + λ/2 ‖W‖²`` where p is the softmax of Wᵀu + b.
+    """Softmax regression: ``−log p_label + λ/2 ‖W‖²``, with p the softmax of Wᵀu + b.
 
     >>> model = softmax(64, 10)
     >>> x = model.init(0)
@@ -60,7 +60,7 @@ def _linear(features: int, outputs: int, loss: str | Loss | Function, lam: float
 def logistic(features: int, lam: float = 0.0) -> Model:
     """Logistic regression: ``log(1 + exp(−v uᵀw)) + λ/2 ‖w‖²``, v = −1 for label 0 and +1 for label 1.
 
-    The parameters are the vector w alone; `linear` with ``loss="logistic"`` has an intercept too.
+    The only parameter is the vector w; `linear` with ``loss="logistic"`` also has an intercept.
     """
     check("logistic", features=features, lam=lam)
 

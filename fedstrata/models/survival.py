@@ -1,14 +1,14 @@
-"""Times until an event, some of which are only known to be later: hazards in intervals, Cox, and counts.
+"""Survival analysis of censored times: hazards in intervals, Cox's model, Kaplan–Meier curves, concordance.
 
-A sample is ``{"x": input, "time": t, "y": event}``: ``y`` is 1 where the event came at t, and 0 where the
-follow-up ended at t without it (censored). Intervals are ``(0, c_1], (c_1, c_2], …`` by their ends c; times
-beyond the last one count as censored at it.
+A sample is ``{"x": input, "time": t, "y": event}``: ``y`` is 1 if the event happened at t, and 0 if the
+follow-up ended at t without it (censored). Intervals ``(0, c_1], (c_1, c_2], …`` are given by their ends c;
+times beyond the last end count as censored there.
 
-    hazard        a model of the hazard in every interval: a mean over samples, so that every method fits
+    hazard        a model of the hazard in every interval; its loss is a mean over samples, for any method
     cox           the partial likelihood, with risk sets within a batch
-    counts        events and patients at risk per interval: sums, which clients can add up
+    counts        events and patients at risk per interval, which can be added over clients
     kaplan_meier  the survival curve of such counts
-    concordance   how often the one with the larger risk has the earlier event
+    concordance   how often the patient with the larger risk has the earlier event
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedstrata.models.model import Model, check, of_functions, squares
 
 
 class Counts(NamedTuple):
-    """Events and patients at risk in every interval; those of several clients add up."""
+    """Events and patients at risk in every interval."""
 
     events: np.ndarray
     at_risk: np.ndarray
@@ -39,22 +39,22 @@ def _ends(cuts: Sequence[float]) -> tuple[float, ...]:
     if not ends or ends[0] <= 0 or any(b <= a for a, b in itertools.pairwise(ends)):
         raise ValueError(f"cuts must be the ends of intervals, positive and increasing, but are {cuts!r}.")
     if not math.isfinite(ends[-1]):
-        raise ValueError("The last interval must have a finite end: later times count as censored there.")
+        raise ValueError("The last interval must have a finite end, at which later times count as censored.")
     return ends
 
 
 def hazard(features: int, cuts: Sequence[float], lam: float = 0.0) -> Model:
     """Proportional odds of the event in every interval: ``logit h_k = θ_k + uᵀw``, plus ``λ/2 ‖w‖²``.
 
-    A sample's loss is its negative log-likelihood: ``−log(1 − h_j)`` for every interval that it survived, the
-    one of its censoring included, and ``−log h_k`` for the one of its event. The parameters are
-    ``{"theta": (intervals,), "w": (features,)}``; ``apply`` gives the logits of all intervals, of which
-    `survival` makes a curve.
+    A sample's loss is its negative log-likelihood: ``−log(1 − h_j)`` for every interval that it survived,
+    including that of its censoring, and ``−log h_k`` for the interval of its event. The parameters are
+    ``{"theta": (intervals,), "w": (features,)}``; ``apply`` returns the logits of all intervals, which
+    `survival` turns into a curve.
 
     Args:
         features: the length of an input.
         cuts: the ends of the intervals.
-        lam: λ.
+        lam: the factor λ of the weight decay.
 
     >>> model = hazard(2, cuts=(12, 24))
     >>> x = model.init(0)  # all hazards are one half
@@ -84,34 +84,34 @@ def _hazard(features: int, ends: tuple[float, ...], lam: float) -> Model:
         return value + lam / 2 * squares(x["w"]) if lam else value
 
     def correct(x: PyTree, sample: PyTree) -> Any:
-        raise TypeError("A hazard model predicts no classes: take `fs.models.survival.concordance`.")
+        raise TypeError("A hazard model does not predict classes: use `fs.models.survival.concordance`.")
 
     return of_functions(init, apply, loss, lambda logits: logits, correct, "numbers")
 
 
 def interval(ends: Sequence[float], time: Any, event: Any) -> tuple[Array, Array]:
-    """The index of a time's interval, and whether the event was in it."""
+    """The index of the interval of a time, and whether the event was in it."""
     bounds = jnp.asarray(ends)
     k = jnp.sum(bounds < time)
     return jnp.minimum(k, len(bounds) - 1), (jnp.asarray(event) > 0) & (k < len(bounds))
 
 
 def survival(logits: Any) -> Array:
-    """The probabilities to survive every interval, of the logits of their hazards (on the last axis)."""
+    """The probabilities to survive each interval, from the logits of the hazards (on the last axis)."""
     return jnp.exp(-jnp.cumsum(jax.nn.softplus(jnp.asarray(logits)), axis=-1))
 
 
 def cox(x: PyTree, batch: PyTree, apply: Callable[[PyTree, Any], Any] | None = None) -> Any:
     """Cox's partial likelihood of a batch, ``−1/n Σ_events (s_i − log Σ_{j: t_j ≥ t_i} exp s_j)``, s = uᵀx.
 
-    Risk sets are within the batch: mark it, ``fs.per_batch(cox)``. With all samples of a client (clients of
-    equal size) that is Cox's model stratified by client, whose baselines may differ; with minibatches risk
-    sets are samples of theirs. Ties are Breslow's.
+    Risk sets are within the batch: mark the loss, ``fs.per_batch(cox)``. With all samples of a client
+    (clients of equal size) this is Cox's model stratified by client, whose baselines may differ; with
+    minibatches risk sets are subsampled. Ties are treated as by Breslow.
 
     Args:
         x: the parameters.
         batch: stacked samples.
-        apply: ``apply(x, u)``, the score of one input; None is ``uᵀx``.
+        apply: ``apply(x, u)``, the score of one input; None uses ``uᵀx``.
 
     >>> batch = {"x": np.array([[1.0], [0.0]]), "time": np.array([1.0, 2.0]), "y": np.array([1, 0])}
     >>> float(cox(np.zeros(1), batch))  # log 2, for the first of two, halved
@@ -124,7 +124,7 @@ def cox(x: PyTree, batch: PyTree, apply: Callable[[PyTree, Any], Any] | None = N
 
 
 def counts(cuts: Sequence[float], time: Any, event: Any) -> Counts:
-    """Events in every interval, and how many were at risk there; of all clients, their sum.
+    """Events and patients at risk in every interval; add them up for several clients.
 
     >>> counts((1, 2), np.array([1, 2, 2, 5]), np.array([1, 1, 0, 1]))._asdict()
     {'events': array([1, 1]), 'at_risk': array([4, 3])}
@@ -139,9 +139,9 @@ def counts(cuts: Sequence[float], time: Any, event: Any) -> Counts:
 
 
 def kaplan_meier(total: Counts) -> np.ndarray:
-    """The probabilities to survive every interval, ``Π (1 − events/at risk)``; NaN where nobody was at risk.
+    """The probabilities to survive each interval, ``Π (1 − events/at risk)``; NaN if no patient was at risk.
 
-    Where each time that occurs is the end of an interval, it is Kaplan's and Meier's curve.
+    If every observed time is the end of an interval, this is the Kaplan–Meier curve.
     """
     events, at_risk = np.asarray(total.events, float), np.asarray(total.at_risk, float)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -149,10 +149,10 @@ def kaplan_meier(total: Counts) -> np.ndarray:
 
 
 def concordance(time: Any, event: Any, risk: Any) -> float:
-    """Harrell's C: of pairs whose order is known, the part in which the larger risk has the earlier event.
+    """Harrell's C: the fraction of the ordered pairs in which the larger risk has the earlier event.
 
-    A pair is known where the earlier of two times is that of an event; equal risks count one half. NaN where
-    there is none. Of a federation take it at each site: pairs across sites would need both patients' times.
+    A pair is ordered if the earlier of its two times is that of an event; equal risks count one half. NaN
+    without such pairs. In a federation, compute it at each site: a pair across sites needs both times.
 
     >>> concordance([1, 2, 3], [1, 1, 0], [3.0, 1.0, 2.0])
     0.6666666666666666

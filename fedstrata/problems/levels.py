@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -38,74 +37,52 @@ from fedstrata.core.types import Function, PyTree, Real
 from fedstrata.problems.terms import per_sample
 
 
-class Tracker(Protocol):
-    """How a level's values are averaged and tracked; see the module's table."""
+@dataclass(frozen=True)
+class Tracker:
+    """How a level's values are averaged and tracked: here by plain means; see the module's table."""
 
     def mean(self, values: PyTree, weights: jax.Array) -> PyTree:
         """The level's value from samples' or clients' values, stacked; ``weights`` sum to one."""
+        return jax.tree.map(lambda v: jnp.tensordot(weights.astype(v.dtype), v, axes=1), values)
 
     def gap(self, out: PyTree, value: PyTree) -> PyTree:
         """A residual whose mean over samples is zero if and only if ``value`` is the level's value."""
+        return tree.sub(out, value)
 
     def change(self, beta: Real, before: PyTree, now: PyTree) -> PyTree:
         """A client's upload, whose mean over the clients `follow` takes."""
+        return tree.axpy(beta - 1, before, now)
 
     def follow(self, beta: Real, value: PyTree, change: PyTree, floor: Real | None = None) -> PyTree:
         """``g ← (1−β)(g − a) + b``, with the level's values a and b at the previous and the new point."""
+        return tree.axpy(1 - beta, value, change)
 
     def blend(self, beta: Real, value: PyTree, new: PyTree) -> PyTree:
         """``g ← (1−β) g + β b``, β ≤ 1."""
+        return tree.lerp(beta, value, new)
 
     def report(self, value: PyTree, newest: PyTree) -> PyTree:
         """A client's upload, whose mean over the clients `step` takes."""
+        return value
 
     def step(self, gamma: Real, value: PyTree, report: PyTree, floor: Real) -> PyTree:
         """``g ← g + γ (ū − g)`` with the clients' mean ū; γ may exceed 1."""
+        return tree.lerp(gamma, value, report)
 
     def guard(self, value: PyTree, newest: PyTree, floor: Real) -> PyTree:
         """A tracked value that may lag behind, bounded so that no weight relative to it exceeds 1/floor."""
+        return value
 
     def ratio(self, value: PyTree, new: PyTree) -> PyTree:
         """The factors of a Jacobian's rows when the units change from ``value`` to ``new``.
 
         Zero where g has decreased to less than a tenth: the old rows would be noise relative to the new ones.
         """
-
-
-@dataclass(frozen=True)
-class Arithmetic:
-    """The plain mean."""
-
-    def mean(self, values: PyTree, weights: jax.Array) -> PyTree:  # noqa: D102
-        return jax.tree.map(lambda v: jnp.tensordot(weights.astype(v.dtype), v, axes=1), values)
-
-    def gap(self, out: PyTree, value: PyTree) -> PyTree:  # noqa: D102
-        return tree.sub(out, value)
-
-    def change(self, beta: Real, before: PyTree, now: PyTree) -> PyTree:  # noqa: D102
-        return tree.axpy(beta - 1, before, now)
-
-    def follow(self, beta: Real, value: PyTree, change: PyTree, floor: Real | None = None) -> PyTree:  # noqa: D102
-        return tree.axpy(1 - beta, value, change)
-
-    def blend(self, beta: Real, value: PyTree, new: PyTree) -> PyTree:  # noqa: D102
-        return tree.lerp(beta, value, new)
-
-    def report(self, value: PyTree, newest: PyTree) -> PyTree:  # noqa: D102
-        return value
-
-    def step(self, gamma: Real, value: PyTree, report: PyTree, floor: Real) -> PyTree:  # noqa: D102
-        return tree.lerp(gamma, value, report)
-
-    def guard(self, value: PyTree, newest: PyTree, floor: Real) -> PyTree:  # noqa: D102
-        return value
-
-    def ratio(self, value: PyTree, new: PyTree) -> PyTree:  # noqa: D102
         return jax.tree.map(jnp.ones_like, new)
 
 
 @dataclass(frozen=True)
-class Logarithmic:
+class Logarithmic(Tracker):
     """The mean of exponentials, stored as its logarithm."""
 
     def mean(self, values: PyTree, weights: jax.Array) -> PyTree:  # noqa: D102
@@ -181,7 +158,7 @@ def _expm1_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[j
     return _expm1(t), _exp(t) * dt
 
 
-ARITHMETIC = Arithmetic()
+ARITHMETIC = Tracker()
 LOGARITHMIC = Logarithmic()
 
 

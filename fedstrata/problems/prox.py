@@ -3,10 +3,10 @@
     prox(x, step) = argmin_y r(y) + ‖x − y‖²/(2 step)
     envelope(x, μ) =  min_y  r(y) + ‖x − y‖²/(2μ),      its gradient (x − prox(x, μ))/μ
 
-`jax.grad` of an envelope uses that formula, also for nonconvex regularisers, where it holds if the
-minimiser is unique. The regularisers here compute it without the difference x − prox(x, μ), which would
-lose all digits if μ is small relative to x. A point may be a pytree; weights follow the rules of
-`fedstrata.problems.sets`, and are leaves.
+`jax.grad` of an envelope uses that formula, also for nonconvex regularisers, where it holds if the minimiser
+is unique. The regularisers here compute it without the difference x − prox(x, μ), which would lose all digits
+if μ is small relative to x. A point may be a pytree; weights are checked, broadcast and leaves as in
+`fedstrata.problems.sets`.
 
 >>> from fedstrata.problems import prox
 >>> huber = prox.L1(1.0)
@@ -150,9 +150,6 @@ class L1(_Entrywise):
 
     Args:
         weight: a number ≥ 0, or one per entry.
-
-    Raises:
-        ValueError: for a negative weight, a NaN or an infinity.
     """
 
     weight: PyTree = entries(default=1.0, minimum=0)
@@ -175,9 +172,6 @@ class L2Squared(_Entrywise):
 
     Args:
         weight: a number ≥ 0, or one per entry.
-
-    Raises:
-        ValueError: for a negative weight, a NaN or an infinity.
     """
 
     weight: PyTree = entries(default=1.0, minimum=0)
@@ -201,9 +195,6 @@ class ElasticNet(_Entrywise):
     Args:
         l1: at least 0; one per entry is possible.
         l2: at least 0; one per entry is possible.
-
-    Raises:
-        ValueError: for a negative weight, a NaN or an infinity.
     """
 
     l1: PyTree = entries(default=1.0, minimum=0)
@@ -282,9 +273,6 @@ class LHalf(_Entrywise):
 
     Args:
         weight: a number ≥ 0, or one per entry.
-
-    Raises:
-        ValueError: for a negative weight, a NaN or an infinity.
     """
 
     weight: PyTree = entries(default=1.0, minimum=0)

@@ -3,10 +3,10 @@
     P_X(x) = argmin_{z ∈ X} ‖x − z‖
 
 A point may be a pytree; it then stands for the vector of all its entries, and the projection has its
-structure and dtypes. A parameter may be a number (for every entry), a pytree like the point, or one vector
-of all entries. Parameters are checked when a set is built, and are leaves of a pytree: a set may be built
-inside a traced function, ``project_y=lambda y, x: Box(-1, -x)(y)``, and `jax.vmap` over stacked sets gives
-each client its own.
+structure and dtypes. A parameter may be a number (for every entry), a pytree like the point, or one vector of
+all entries. A parameter that is NaN, infinite or out of range raises a ValueError when the set is built.
+Parameters are leaves of a pytree: a set may be built inside a traced function, ``project_y=lambda y, x:
+Box(-1, -x)(y)``, and `jax.vmap` over stacked sets gives each client its own.
 
 >>> from fedstrata.problems import sets
 >>> project = sets.Box(-1.0, 1.0)
@@ -136,9 +136,6 @@ class Ball(Set):
     Args:
         radius: the radius, at least 0.
         center: the centre.
-
-    Raises:
-        ValueError: for a negative radius, a NaN or an infinity.
     """
 
     radius: Real = number(minimum=0)
@@ -192,9 +189,6 @@ class L1Ball(Set):
 
     Args:
         radius: the radius, at least 0.
-
-    Raises:
-        ValueError: for a negative radius, a NaN or an infinity.
     """
 
     radius: Real = number(minimum=0)

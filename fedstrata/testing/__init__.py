@@ -1,4 +1,4 @@
-"""Small cases for tests of methods and engines, also outside of the project, and what must hold there."""
+"""Small cases and checks for tests of methods and engines, also outside the project."""
 
 from fedstrata.testing.cases import Case, all_cases
 from fedstrata.testing.conformance import check_engine, check_method

@@ -1,9 +1,7 @@
-"""What an engine and a method must keep to, as functions that raise where one does not.
+"""Checks that every engine and every method must pass, also outside the project; they raise if one fails.
 
-    check_engine(engine)   the same iterates and ledgers as simulated, for every verb in every use
-    check_method(case)     one seed is one run, also resumed, in float64 and in another engine; all is counted
-
-Both are for engines and methods outside of the project too.
+check_engine(engine)   the same iterates and ledgers as the simulated engine, for every use of every verb
+check_method(case)     one seed is one run, also resumed, in float64 and in another engine; ledgers add up
 """
 
 from __future__ import annotations
@@ -26,16 +24,15 @@ from fedstrata.solving.result import Result
 from fedstrata.testing.cases import Case
 from fedstrata.testing.kit import CONFORMANCE
 
-# What another order of summation may do to a few steps; zeroth-order quotients magnify it by n/η.
+# The effect of another order of summation on a few steps; zeroth-order quotients magnify it by n/η.
 SINGLE, DOUBLE = (2e-4, 2e-5), (1e-9, 1e-11)  # relative, absolute
 
 
 def check_engine(engine: str | Engine, cases: Iterable[Case] = CONFORMANCE) -> None:
-    """Raise where an engine's runs of the small cases are not those of the simulated engine.
+    """Raise if an engine's runs of the small cases differ from those of the simulated engine.
 
-    Compared are points, metrics and ledgers. Runs in which clients remember something are saved after their
-    first round and resumed. The precision is the one that is set: call it again under
-    ``jax.enable_x64(True)`` for float64.
+    Points, metrics and ledgers are compared. If clients have memory, a run is saved after its first round and
+    resumed. The current precision is used: call it again under ``jax.enable_x64(True)`` for float64.
 
     Args:
         engine: its name, or the engine itself.
@@ -51,15 +48,15 @@ def check_engine(engine: str | Engine, cases: Iterable[Case] = CONFORMANCE) -> N
 
 
 def check_method(case: Case, engine: str | Engine | None = "sharded") -> None:
-    """Raise where a method does not do what every method must.
+    """Raise if a method fails a check that every method must pass.
 
-    The same seed gives the same run, bit for bit, also resumed from a checkpoint; other numbers for the
-    hyper-parameters, the seed and the rounds compile nothing; the ledger adds up; the method reveals what it
-    says; in float64 no step is computed in float32; and another engine has the same iterates.
+    The same seed gives the same run, bit for bit, also resumed from a checkpoint; new values of the
+    hyper-parameters, the seed and the rounds do not recompile; the ledger adds up; the method reveals what it
+    declares; in float64 no step is computed in float32; and another engine has the same iterates.
 
     Args:
-        case: the method on a small problem. Some clients take part where its ``participation`` says so.
-        engine: the other engine; None leaves that out.
+        case: the method on a small problem, with the participation that it gives.
+        engine: the other engine; None leaves it out.
     """
     case = with_participation(case)
     whole = case.run()
@@ -78,14 +75,14 @@ def check_method(case: Case, engine: str | Engine | None = "sharded") -> None:
 
 
 def resumed(case: Case, engine: str | Engine = "simulated") -> Result:
-    """A case's run that ends after its first round and is resumed from what was saved."""
+    """A case's run that ends after its first round, and is resumed from its checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         case.run(engine=engine, rounds=1, checkpoint=folder)
         return case.run(engine=engine, checkpoint=folder, resume=True)
 
 
 def assert_same(a: Result, b: Result, name: str, exact: bool = False) -> None:
-    """Raise where points, metrics or ledgers of two runs differ, by more than rounding or at all."""
+    """Raise if points, metrics or ledgers of two runs differ by more than rounding; if ``exact``, at all."""
     rtol, atol = (0.0, 0.0) if exact else DOUBLE if jax.config.read("jax_enable_x64") else SINGLE
     for what in ("x", "y"):
         one, other = jax.tree.leaves(vars(a)[what]), jax.tree.leaves(vars(b)[what])
@@ -100,7 +97,7 @@ def assert_same(a: Result, b: Result, name: str, exact: bool = False) -> None:
 
 
 def adds_up(case: Case, result: Result) -> None:
-    """Raise where a run's ledger is not the sum of its levels, or has bytes that are not its numbers'."""
+    """Raise if a run's ledger is not the sum of its levels, or its bytes do not follow from its numbers."""
     ledger, width = result.ledger, jnp.dtype(jnp.result_type(float)).itemsize
     assert ledger.rounds == case.rounds <= ledger.exchanges
     assert ledger.oracle_calls > 0
@@ -112,18 +109,18 @@ def adds_up(case: Case, result: Result) -> None:
 
 
 def in_float64(case: Case) -> None:
-    """Raise where a step of the method is computed in float32 although JAX is in 64-bit mode."""
+    """Raise if a step of the method is computed in float32 although JAX is in 64-bit mode."""
     with jax.enable_x64(True):
         lines = [line.strip() for line in str(traced(case)).splitlines() if "f32[" in line]
     assert not lines, f"{case.name} computes in float32: {lines[0]}"
 
 
 def traced(case: Case, **changes: Any) -> Any:
-    """The jaxpr of a case's start and first round in the simulated engine: nothing is compiled.
+    """The jaxpr of a case's start and first round in the simulated engine, without compiling it.
 
     Args:
         case: the method on a small problem.
-        changes: other ``method``, ``data``, ``participation``, ``weights``.
+        changes: changed arguments: ``method``, ``data``, ``participation``, ``weights``.
     """
     options = {"rounds": 1, "method": case.method, "data": case.data, **case.solve, **changes}
     method, data = options.pop("method"), options.pop("data")
@@ -139,7 +136,7 @@ def traced(case: Case, **changes: Any) -> Any:
 
 
 def with_participation(case: Case) -> Case:
-    """The case with only some clients in a round, where its method allows that."""
+    """The case with only some clients in a round, if its method allows that."""
     if case.participation is None:
         return case
     return dataclasses.replace(case, solve={**case.solve, "participation": case.participation})

@@ -1,4 +1,4 @@
-"""A Stackelberg–Nash–Cournot game with its exact solution, for tests and for trying two-stage methods out.
+"""A Stackelberg–Nash–Cournot game with its exact solution, for tests and for trying out two-stage methods.
 
 A leader sells x, then ñ followers play a Cournot game on a market with random demand p(q, ξ) = a(ξ) − b q:
 
@@ -14,12 +14,12 @@ b), 0, ŷ_j)``, so that
     φ(p) = p + b Σ_j clip(p/(c_j + b), 0, ŷ_j) = a − b x
 
 and φ is increasing and piecewise linear with knots at 0 and (c_j + b) ŷ_j: its inverse is an interpolation,
-exact with every bound active or inactive. With all bounds inactive φ(p) = D p, D = 1 + b Σ 1/(c_j + b), and
+exact for active and inactive bounds. If all bounds are inactive, φ(p) = D p with D = 1 + b Σ 1/(c_j + b), and
 the leader's optimum is ``x* = E a/(c_0 D + 2b)``.
 
-Leader. The price falls in x, linearly between knots, so the objective is a convex quadratic on each of at
-most N(ñ + 1) + 1 pieces for N samples. Sorting the knots and adding up the slopes gives them all; the best
-vertex is the global optimum.
+Leader. The price decreases in x, linearly between knots, so the objective is a convex quadratic on each of at
+most N(ñ + 1) + 1 pieces for N samples. Sorting the knots and summing the slopes gives all pieces; the best of
+their minimisers is the global optimum.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ Numbers: TypeAlias = np.ndarray | float
 
 @dataclass(frozen=True, eq=False)
 class Cournot:
-    """The game: a problem with its data, and what is known about it in closed form (NumPy, float64).
+    """The game: a problem with its data, and its closed forms (NumPy, float64).
 
     Attributes:
         problem: the `MPEC`, with its exact ``solution``; x is one number, y has one entry per follower.
         data: the clients' samples of the demand, ``{"a": a(ξ)}``.
-        b: slope of the demand.
+        b: the slope of the demand.
         c0: the leader's cost.
         c: the followers' costs.
         caps: the followers' capacities ŷ.
@@ -63,7 +63,7 @@ class Cournot:
 
     @property
     def demands(self) -> np.ndarray:
-        """a(ξ) of every sample of every client; all clients have equally many."""
+        """a(ξ) of all samples of all clients, which have equal numbers of samples."""
         return np.asarray(self.data.train["a"], np.float64).ravel()
 
     @property
@@ -73,7 +73,7 @@ class Cournot:
         return float(eigenvalues[0]), float(eigenvalues[-1])
 
     def price(self, x: Numbers, a: Numbers) -> np.ndarray:
-        """The market's price at equilibrium, for arrays of x and of demands that broadcast."""
+        """The market price at equilibrium; arrays of x and of demands are broadcast."""
         knots, values = _knots(self.b, self.c, self.caps)
         return _inverse(np, knots, values, np.asarray(a, np.float64) - self.b * np.asarray(x, np.float64))
 
@@ -94,7 +94,7 @@ class Cournot:
 
     @property
     def closed_form(self) -> float:
-        """``x* = E a/(c_0 D + 2b)``: the leader's optimum where no bound of the followers is active."""
+        """``x* = E a/(c_0 D + 2b)``: the leader's optimum if all bounds of the followers are inactive."""
         D = 1 + self.b * (1 / (self.c + self.b)).sum()
         return float(np.clip(self.demands.mean() / (self.c0 * D + 2 * self.b), 0, self.x_cap))
 
@@ -137,14 +137,14 @@ def cournot_game(
     """A game with costs, capacities and demands drawn uniformly, by default as in the paper's section 6.4.
 
     Args:
-        followers: ñ.
-        b: slope of the demand.
-        clients: how many hold samples of the demand.
-        samples: per client.
-        seed: of the draw.
+        followers: the number ñ of followers.
+        b: the slope of the demand.
+        clients: the number of clients.
+        samples: the number of samples of a client.
+        seed: the seed of the draw.
         demand: the range of a(ξ).
         costs: the range of c_0 and c_j.
-        caps: the range of the followers' capacities; small ones bind.
+        caps: the range of the followers' capacities.
         x_cap: the leader's capacity.
 
     >>> import fedstrata as fs

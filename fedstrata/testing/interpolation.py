@@ -1,9 +1,9 @@
-"""Least squares with fewer equations than unknowns: a selection problem with a known answer.
+"""Least squares with fewer equations than unknowns: a selection problem with a known solution.
 
     h(x) = 1/m Σ_i 1/n_i Σ_s ½ (a_sᵀx − b_s)²,     f(x) = ½‖x − c‖²
 
-argmin h is the affine set Ax = b. Of it, f selects ``x* = c + A⁺(b − Ac)``. From c, gradient descent on h
-finds x* without f; so a trial has to start off c + the row space, as `Underdetermined.x0` is.
+argmin h is the affine set Ax = b, and its point with the least f is ``x* = c + A⁺(b − Ac)``. Started at c,
+gradient descent on h finds x* without f; tests must start outside c + the row space, as `Underdetermined.x0`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from fedstrata.problems.classes import Selection
 
 
 class Underdetermined(NamedTuple):
-    """A problem, its data, its solution and a start; unpack it, or ask it for more.
+    """A problem, its data, its solution and a start.
 
     Attributes:
         problem: `Selection` of squared residuals and ½‖x − c‖².
-        data: float64; `solve` casts it. Samples are ``{"a": row, "b": number}``.
+        data: the data in float64, which `solve` casts; samples are ``{"a": row, "b": number}``.
         x_star: the solution.
         x0: a start with a component in the null space of A.
         A: all rows, stacked.
         b: all right-hand sides.
-        c: the point that f measures from.
+        c: the minimiser of f.
     """
 
     problem: Selection
@@ -69,11 +69,11 @@ def underdetermined(
     """Under-determined least squares with its selected solution.
 
     Args:
-        clients: how many.
-        n: unknowns; more than ``clients · samples``.
-        samples: equations of each client.
-        curvature: L_h, to which the data is scaled.
-        seed: of the draw.
+        clients: the number of clients.
+        n: the number of unknowns, more than ``clients · samples``.
+        samples: the number of equations of a client.
+        curvature: the curvature L_h of h, to which the data is scaled.
+        seed: the seed of the draw.
 
     >>> import numpy as np, fedstrata as fs
     >>> toy = fs.underdetermined(clients=3, n=12, samples=2)
@@ -82,7 +82,7 @@ def underdetermined(
     """
     if n <= clients * samples:
         raise ValueError(
-            f"{clients} · {samples} equations in {n} unknowns have no choice of solutions: take a larger n."
+            f"{clients} · {samples} equations in {n} unknowns have one solution: give a larger n."
         )
     rng = np.random.default_rng(seed)
     A = rng.normal(size=(clients * samples, n))

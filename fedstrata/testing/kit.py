@@ -1,7 +1,7 @@
-"""Small methods that together use every verb in every way: what an engine must be able to carry out.
+"""Small methods that together use every verb in every way, for the tests of engines.
 
-Each is a few exchanges on a quadratic, so that a run compiles in about a second; `CONFORMANCE` has a row for
-every way in which clients can take part and be weighted. They are for tests, and in no registry.
+Each has a few exchanges on a quadratic, so that a run compiles in about a second; `CONFORMANCE` has a row for
+every kind of participation and weights. The methods are not registered.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ MethodT = TypeVar("MethodT", bound=type[Method])
 
 @dataclass_transform(frozen_default=True)
 def kit_method(cls: MethodT) -> MethodT:
-    """`fedstrata.core.method.method` without the entry in `METHODS`: users choose among those."""
+    """`fedstrata.core.method.method` without the entry in `METHODS`, which are the users' methods."""
     made = method(cls)
     METHODS.pop(cls.__name__)
     return made
 
 
 class Point(NamedTuple):
-    """A state that is one point."""
+    """The state: one point."""
 
     x: PyTree
 
 
 class Small(Method[Minimization, Point]):
-    """What the small methods share: a point, and the gradient of the loss at it."""
+    """Base of the small methods."""
 
     solves = (Minimization,)
 
@@ -60,14 +60,14 @@ class Small(Method[Minimization, Point]):
 
 @kit_method
 class Averaging(Small):
-    """The mean of clients' points after local steps, `around` the point they began at."""
+    """The mean of the clients' points after local steps, `around` their start."""
 
     gamma: Positive
     H: LocalSteps = 2
     batch_size: BatchSize = None
 
     def steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
-        """Phase: local steps; a client's own number of them where ``H`` is an array."""
+        """Phase: local steps; if ``H`` is an array, a client takes its own number."""
 
         def step(z: PyTree, key: Key) -> PyTree:
             return tree.axpy(-self.gamma, gradient(client.mean(problem.loss, key, self.batch_size), z), z)
@@ -75,13 +75,13 @@ class Averaging(Small):
         return loop(steps_of(self.H, client), step, key, x)
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: Point) -> Point:
-        """One average; clients without steps count for nothing."""
+        """One average; clients without steps have weight zero."""
         return Point(fed.average(self.steps, key, state.x, weights=fed.at_work(self.H), around=state.x))
 
 
 @kit_method
 class Gathering(Small):
-    """Replies one by one: of the cohort, of some clients by number, and of a single one."""
+    """Gathered replies of the cohort, of some clients by number, and of a single client."""
 
     gamma: Positive
 
@@ -93,7 +93,7 @@ class Gathering(Small):
         return {"slope": self.slope(problem, client, key, x), "index": client.index, "size": client.size}
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: Point) -> Point:
-        """Directions weighted by hand; those of clients 1 and 4 and of client 2 besides."""
+        """Directions weighted by hand, and also those of clients 1 and 4 and of client 2."""
         every = fed.gather(self.tell, key, state.x)
         weights = fed.cohort_weights * every["size"] * (1 + every["index"])
         mean = jax.tree.map(lambda g: jnp.tensordot(weights / weights.sum(), g, 1), every["slope"])
@@ -108,7 +108,7 @@ class Gathering(Small):
 
 @kit_method
 class Remembering(Small):
-    """Clients keep the last direction and a count; replies come from what they keep."""
+    """Clients remember the last direction and a count, and reply with these."""
 
     gamma: Positive
 
@@ -116,11 +116,11 @@ class Remembering(Small):
         return {"last": tree.zeros_like(x0), "calls": jnp.zeros((), jnp.int32)}
 
     def output(self, state: Point, memory: PyTree) -> tuple[PyTree, PyTree]:
-        """See `Method.output`: y is what clients remember."""
+        """See `Method.output`: y is the clients' memory."""
         return state.x, memory
 
     def learn(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> Remember:
-        """Phase: half of what the client remembers, half of a noisy direction; and remember that."""
+        """Phase: remember the mean of the memory and a noisy direction; upload the change."""
         drawn = gradient(client.mean(problem.loss, key, 2), x)
         new = tree.lerp(0.5, client.memory["last"], drawn)
         return Remember(
@@ -128,15 +128,15 @@ class Remembering(Small):
         )
 
     def recall(self, problem: Minimization, client: Client, key: Key) -> PyTree:
-        """Phase: what the client remembers, which stays; it is sent nothing."""
+        """Phase: upload the memory, unchanged, without a message."""
         return client.memory["last"]
 
     def start(self, problem: Minimization, fed: Fed, key: Key, state: Point) -> Point:
-        """Everyone learns once before the first round."""
+        """All clients learn once before the first round."""
         return Point(tree.axpy(-self.gamma, fed.average(self.learn, key, state.x), state.x))
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: Point) -> Point:
-        """The cohort learns, clients 0 and 3 once more; then everybody recalls."""
+        """The cohort learns, then clients 0 and 3 again; then all clients recall."""
         changed = fed.average(self.learn, key, state.x)
         fed.average(self.learn, jax.random.fold_in(key, 1), state.x, of=jnp.array([0, 3]))
         with fed.everybody():
@@ -146,7 +146,7 @@ class Remembering(Small):
 
 @kit_method
 class Repeating(Small):
-    """Loops with exchanges inside: of known, traced and open length; memory goes along, levels are booked."""
+    """Loops with exchanges, of known, traced and open length, with memory and levels in the ledger."""
 
     gamma: Positive
 
@@ -154,19 +154,19 @@ class Repeating(Small):
         return "replies"
 
     def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> Array:
-        """See `Method.memory`: how often a client was called."""
+        """See `Method.memory`: the number of calls of a client."""
         return jnp.zeros((), jnp.int32)
 
     def output(self, state: Point, memory: PyTree) -> tuple[PyTree, PyTree]:
         return state.x, memory
 
     def call(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> Remember:
-        """Phase: a direction that is the longer the more often the client was called."""
+        """Phase: a direction whose length grows with the number of calls."""
         slope = self.slope(problem, client, key, x)
         return Remember(tree.scale(1 + 0.1 * client.memory, slope), client.memory + 1)
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: Point) -> Point:
-        """Two turns, r turns, turns until the point is near; in the last ones replies are gathered."""
+        """Two turns, r turns, and turns with gathered replies until the point is near."""
 
         def turn(t: Integer, x: PyTree) -> PyTree:
             with fed.level("lower"):
@@ -186,13 +186,13 @@ class Repeating(Small):
 
 @kit_method
 class Drawing(Small):
-    """Second draws: some of the cohort, as many again of all clients, and all of the cohort."""
+    """Second draws: some of the cohort, a new cohort, and the whole cohort."""
 
     gamma: Positive
     draws: Count = 3
 
     def noisy(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
-        """Phase: a direction on two of the validation samples."""
+        """Phase: a gradient on two validation samples."""
         return gradient(client.valid.mean(problem.loss, key, 2), x)
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: Point) -> Point:
@@ -206,7 +206,7 @@ class Drawing(Small):
 
 @kit_method
 class Personalizing(Method[Personalized, Point]):
-    """A model of each client's own, which metrics read; the server has samples of its own."""
+    """A personal model of each client, which metrics read; the server has its own samples."""
 
     gamma: Positive
 
@@ -222,13 +222,13 @@ class Personalizing(Method[Personalized, Point]):
         return state.x, memory
 
     def fit(self, problem: Personalized, client: Client, key: Key, x: PyTree) -> Remember:
-        """Phase: a step of the client's own model; upload how far it is from x, and the coupling there."""
+        """Phase: a step of the personal model; upload its distance vector from x, and the coupling."""
         slope = gradient(client.mean(problem.client, key, None), x, client.memory, wrt=1)
         y = tree.axpy(-self.gamma, slope, client.memory)
         return Remember((tree.sub(x, y), problem.couple(x, y, client)), y)
 
     def round(self, problem: Personalized, fed: Fed, key: Key, r: Integer, state: Point) -> Point:
-        """A step on the server's samples, and towards the clients' models while they are coupled."""
+        """A step on the server's samples, and towards the personal models by their coupling."""
         assert fed.server is not None
         pull, coupling = fed.average(self.fit, key, state.x)
         slope = gradient(fed.server.mean(problem.server, key, 2), state.x)
@@ -241,30 +241,30 @@ def loss(x: PyTree, sample: PyTree) -> Array:
 
 
 def coupling(x: PyTree, y: PyTree, client: Client) -> Array:
-    """Another one for each client."""
+    """A coupling that differs between clients."""
     return client.fraction * ((x["w"] - y["w"]) ** 2).sum() + 0.1 * client.index * (x["c"] - y["c"]) ** 2
 
 
 def falling(r: Integer) -> Real:
-    """A step size that falls from round to round."""
+    """A decreasing step size."""
     return 0.1 / (r + 1)
 
 
 @stochastic
 def noisy(x: PyTree, sample: PyTree, key: Key | None) -> Array:
-    """The same with noise in its gradient, of another size for every draw."""
+    """The same with a random gradient noise."""
     noise = 0.0 if key is None else jax.random.normal(key)
     return loss(x, sample) + 0.1 * noise * (x["w"].sum() - x["c"])
 
 
 def shifted(sample: PyTree, key: Key) -> PyTree:
-    """A sample that is moved at random."""
+    """A sample with a random shift."""
     return {**sample, "a": sample["a"] + 0.1 * jax.random.normal(key, sample["a"].shape)}
 
 
 quadratic = Minimization(loss)
 personal = Personalized(loss, coupling, lambda x, y, s: loss(y, s) + 0.5 * (x["c"] - y["c"]) ** 2)
-clients = samples(0, sizes=(1, 7, 3, 2, 4), features=2)  # so unequal that they are padded in three groups
+clients = samples(0, sizes=(1, 7, 3, 2, 4), features=2)  # padded in three groups
 data = FederatedData.from_clients(clients)
 validated = FederatedData.from_clients(clients, valid=samples(1, sizes=(2, 1, 3, 2, 5), features=2))
 served = FederatedData.from_clients(clients, server=samples(2, features=2)[0])

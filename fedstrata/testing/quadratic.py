@@ -1,18 +1,18 @@
-"""Quadratic problems whose solutions are known in closed form, for tests and for trying a method out.
+"""Quadratic problems with closed-form solutions, for tests and for trying out methods.
 
 Bilevel, with z = (x, y), A_i and M_i positive definite:
 
     h_i(x, y) = ½ yᵀ A_i y − yᵀ (B_i x + c_i)
     f_i(x, y) = ½ zᵀ M_i z − b_iᵀ z
 
-With means over the clients in place of their own A, B, c, M, b, the lower level is solved by
-``y(x) = A⁻¹(Bx + c) = Sx + s``. Put T = (I; S) and t = (0; s), so that (x, y(x)) = Tx + t; then
-``∇f(x) = Tᵀ(M(Tx + t) − b)``, linear in x and zero at x*.
+With A, B, c, M, b the means over the clients, the lower level has the solution ``y(x) = A⁻¹(Bx + c) = Sx +
+s``. Let T = (I; S) and t = (0; s), so that (x, y(x)) = Tx + t; then ``∇f(x) = Tᵀ(M(Tx + t) − b)`` is linear
+in x and zero at x*.
 
 Minimax: the payoff is f_i with M_i = (P_i, Q_i; Q_iᵀ, −R_i), P_i and R_i positive definite; y(x) and ∇f(x)
 follow from the same formulas with A = R, B = Qᵀ and c minus the second part of b.
 
-Smoothing a quadratic over a ball adds a constant, so ∇f(x) is ∇f^η(x) as well.
+Smoothing a quadratic over a ball adds a constant, so ∇f^η(x) = ∇f(x).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedstrata.problems.classes import Bilevel, Minimax
 
 
 class Quadratic(NamedTuple):
-    """A problem, its data and its solution; unpack it, or ask it for y(x) and ∇f(x).
+    """A problem, its data and its solution; it also has y(x) and ∇f(x).
 
     Attributes:
         problem: `Bilevel` or `Minimax`; the clients' matrices reach its functions through the sample.
@@ -87,13 +87,13 @@ def quadratic_bilevel(
     """A heterogeneous quadratic bilevel problem with its solution.
 
     Args:
-        clients: how many.
-        n: dimension of x.
-        p: dimension of y.
+        clients: the number of clients.
+        n: the dimension of x.
+        p: the dimension of y.
         heterogeneity: how much the clients' matrices and vectors differ; 0 makes them equal.
-        seed: of the draw.
-        samples: per client.
-        noise: standard deviation of the linear terms between a client's samples; they are centred, so that
+        seed: the seed of the draw.
+        samples: the number of samples of a client.
+        noise: the standard deviation of the linear terms of a client's samples, which are centred, so that
             the solution does not depend on it.
 
     Returns:

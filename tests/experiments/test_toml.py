@@ -470,7 +470,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
         ),
         (
             change('"softmax"', '"linear"\n    loss = "logistics"'),
-            "problem.model: There is no loss 'logistics'. Did you mean 'logistic'",
+            "problem.model: Unknown loss 'logistics'. Did you mean 'logistic'",
         ),
         (
             change("limit = 200", 'limit = 200\n    valid_fraction = "some"'),

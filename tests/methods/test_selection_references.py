@@ -29,7 +29,7 @@ def test_the_grid_is_solved_one_after_the_other(warm_start):
     grid = (1.0, 0.1, 0.03)
     result = run(fs.SequentialRegularization(grid, warm_start=warm_start), 1500)
     for eta, x in zip(grid, result.state.solutions, strict=True):
-        np.testing.assert_allclose(x, TOY.minimiser(eta, float(result.state.L_h)), atol=1e-3)
+        np.testing.assert_allclose(x, TOY.minimiser(eta, float(result.state.scale.L_h)), atol=1e-3)
     np.testing.assert_array_equal(result.x, result.state.solutions[-1])
 
 

@@ -41,8 +41,8 @@ def test_last_iterate_is_near_the_minimiser_of_the_regularised_loss(rule, K):
     for rounds in (1000, 3000):
         result = run(fs.StRFedAvg(rule=rule, K=K), rounds)
         _, eta = result.method.tuned(0)
-        assert float(result.state.L_h) == pytest.approx(TOY.L_h, rel=1e-3)
-        gap = np.asarray(result.state.last, float) - TOY.minimiser(float(eta), float(result.state.L_h))
+        assert float(result.state.scale.L_h) == pytest.approx(TOY.L_h, rel=1e-3)
+        gap = np.asarray(result.state.x, float) - TOY.minimiser(float(eta), float(result.state.scale.L_h))
         assert np.linalg.norm(gap) < 0.05 * SIZE
 
 
@@ -71,7 +71,7 @@ def test_geometric_schedule_finds_the_selected_solution(K):
     for rounds in (1000, 10_000):
         result = run(fs.StRFedAvg(rule="geometric", K=K), rounds)
         assert error(result.x) < 3e-5
-        np.testing.assert_array_equal(result.x, result.state.last)
+        np.testing.assert_array_equal(result.x, result.state.x)
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_it_is_algorithm_1_in_numpy():
     theta = 1 / (1 - eta * gamma * mu_f / 2)
     average = np.average(iterates, axis=0, weights=theta ** np.arange(1, R + 1))
     result = run(method, R)
-    np.testing.assert_allclose(result.state.last, x, atol=2e-5)
+    np.testing.assert_allclose(result.state.x, x, atol=2e-5)
     np.testing.assert_allclose(result.x, average, atol=2e-5)
 
 
@@ -187,7 +187,7 @@ def test_unscaled_data_is_converted():
     wild = fs.underdetermined(curvature=1e6)
     result = run(fs.StRFedAvg(rule="geometric"), 1000, toy=wild)
     assert error(result.x, wild) < 1e-3
-    assert float(result.state.L_h) == pytest.approx(1e6, rel=1e-3)
+    assert float(result.state.scale.L_h) == pytest.approx(1e6, rel=1e-3)
     with pytest.raises(fs.Diverged):
         run(fs.StRFedAvg(rule="geometric", L_h=1.0), 1000, toy=wild)
 
@@ -237,11 +237,11 @@ def test_weak_sharp_minima_are_found_exactly():
     toy = TOY._replace(data=fs.FederatedData.from_clients([{"c": s} for s in slopes]), x0=np.full(8, 0.5))
     for mu_f in (None, 1.0):
         result = run(fs.StRFedAvg("weak_sharp", 2, mu_f=mu_f, eta=threshold, p=8.0), 3000, toy, problem)
-        np.testing.assert_array_equal(result.state.last[:6], solution[:6])
-        np.testing.assert_allclose(result.state.last[6:], solution[6:], rtol=1e-4)
+        np.testing.assert_array_equal(result.state.x[:6], solution[:6])
+        np.testing.assert_allclose(result.state.x[6:], solution[6:], rtol=1e-4)
         assert np.linalg.norm(result.x - solution) < 0.1
     above = run(fs.StRFedAvg("weak_sharp", 2, eta=20 * threshold), 3000, toy, problem)
-    assert np.linalg.norm(above.state.last - solution) > 0.1
+    assert np.linalg.norm(above.state.x - solution) > 0.1
 
 
 def test_sampled_clients_and_minibatches():
@@ -427,7 +427,7 @@ def test_a_primary_without_curvature_is_told_of():
         run(fs.StRFedAvg("geometric"), 1, problem=tube)
     average = run(fs.StRFedAvg("weak_sharp", eta=0.05), 400, problem=tube)
     last = run(fs.StRFedAvg("weak_sharp", eta=0.05, returns="last"), 400, problem=tube)
-    np.testing.assert_array_equal(last.x, average.state.last)
+    np.testing.assert_array_equal(last.x, average.state.x)
 
 
 @pytest.mark.slow

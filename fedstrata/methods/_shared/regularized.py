@@ -16,7 +16,8 @@ the gradient of its Moreau envelope, in the clients' steps.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +87,7 @@ class Regularized(Method[Selection, StateT]):
 
     K: int = 1
     gamma_g: Real = 1.0
+    R: Real | None = 0.0  # None where the rule is to take the run's number of rounds
     mu: Real | None
     L_h: Real | None
     power_steps: int
@@ -105,59 +107,41 @@ class Regularized(Method[Selection, StateT]):
                 "secondary regulariser, or give their sum as one regulariser."
             )
 
+    def plan(self, rounds: int) -> Self:
+        return self if self.R is not None else dataclasses.replace(self, R=float(max(rounds, 1)))  # type: ignore[type-var]
+
     def start(self, problem: Selection, fed: Fed, key: Key, state: Any) -> Any:
         return state._replace(scale=self.scale(problem, fed, key, state.x))
 
-    def both_gradients(
-        self, problem: Selection, f: Objective, client: Client, key: Key, x: PyTree, mu: Real | None
-    ) -> tuple[PyTree, PyTree]:
-        """A client's gradients of h and f at x, with independent samples."""
+    def gradients(self, problem: Selection, client: Client, key: Key, x: PyTree) -> tuple[PyTree, PyTree]:
+        """A phase: the gradients of h_i and f_i at x, with independent samples."""
         key_h, key_f = jax.random.split(key)
         g_h = direction(problem.h, client.train, key_h, self.batch_size, x)
-        return g_h, direction(f, client.valid, key_f, self.batch_size, x, mu)
-
-    def gradients(self, problem: Selection, client: Client, key: Key, x: PyTree) -> tuple[PyTree, PyTree]:
-        """A phase: both gradients of the problem."""
-        return self.both_gradients(problem, problem.f, client, key, x, self.mu)
+        return g_h, direction(problem.f, client.valid, key_f, self.batch_size, x, self.mu)
 
     def local_steps(
         self, problem: Selection, client: Client, key: Key, x: PyTree, steps: StepSizes
     ) -> PyTree:
-        """A phase: K steps on ``h_i/L_h + ηf_i/S_f``."""
-        return self.steps_with(problem, problem.f, client, key, x, steps, self.mu)
-
-    def steps_with(
-        self,
-        problem: Selection,
-        f: Objective,
-        client: Client,
-        key: Key,
-        x: PyTree,
-        steps: StepSizes,
-        mu: Real | None,
-    ) -> PyTree:
-        """A client's K steps on ``h_i/L_h + ηf_i/S_f`` from x; returns their sum.
+        """A phase: K steps on ``h_i/L_h + ηf_i/S_f`` from x; returns their sum.
 
         The steps are summed separately, because x rounds off short ones.
         """
         project = problem.project
 
         def step(way: PyTree, key: Key) -> PyTree:
-            g_h, g_f = self.both_gradients(problem, f, client, key, project.common(tree.add(x, way)), mu)
+            g_h, g_f = self.gradients(problem, client, key, project.common(tree.add(x, way)))
             way = tree.axpy(-steps.h, g_h, tree.axpy(-steps.f, g_f, way))
             return way if project.shared else tree.sub(project.own(tree.add(x, way), client), x)
 
         return loop(self.K, step, key, tree.zeros_like(x))
 
-    def server_step(
-        self, problem: Selection, f: Objective, x: PyTree, moved: PyTree, steps: StepSizes, mu: Real | None
-    ) -> PyTree:
+    def server_step(self, problem: Selection, x: PyTree, moved: PyTree, steps: StepSizes) -> PyTree:
         """``x + γ_g · moved``, then the proximal maps of the nonsmooth parts, and the set."""
         x, times = tree.axpy(self.gamma_g, moved, x), self.gamma_g * self.K
         if problem.h.regularizer is not None:
             x = problem.h.regularizer.prox(x, times * steps.h)
-        if f.regularizer is not None and mu is None:
-            x = f.regularizer.prox(x, times * steps.f)
+        if problem.f.regularizer is not None and self.mu is None:
+            x = problem.f.regularizer.prox(x, times * steps.f)
         return problem.project.common(x)
 
     def scale(self, problem: Selection, fed: Fed, key: Key, x: PyTree) -> Scale:

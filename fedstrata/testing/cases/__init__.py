@@ -1,6 +1,6 @@
-"""One row for every method: a small problem that it solves, for the tests that every method must pass.
+"""One case per method: a small problem that it solves, for the tests that every method must pass.
 
-A family of methods keeps its rows in its own module here, as a list ``CASES``.
+Each family of methods has a module here with its cases, a list ``CASES``.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class Case:
     """A method on a small problem with pytree variables and clients of unequal size.
 
     Attributes:
-        name: of the test.
-        method: with its hyper-parameters.
-        problem: built once, so that compiled programs are shared.
-        data: of `CLIENTS` clients.
-        x0: a pytree with more than one leaf.
-        y0: likewise, or None.
-        rounds: how many are compared across engines.
-        participation: a number of clients, for the test of partial participation; None where the method
-            needs all.
+        name: the name of the test.
+        method: the method with its hyper-parameters.
+        problem: the problem, built once, so that compiled programs are shared.
+        data: the data of `CLIENTS` clients.
+        x0: the start, a pytree with more than one leaf.
+        y0: the start of the second variable, or None.
+        rounds: the number of rounds that are compared across engines.
+        participation: the number of clients in the test of partial participation; None if the method needs
+            all clients.
         solve: further arguments of `fs.solve`.
-        warned: what its few rounds are warned of, a regular expression; any other warning is shown.
+        warned: a regular expression of the warning that its few rounds raise; any other warning is shown.
     """
 
     name: str
@@ -76,7 +76,7 @@ def samples(
 
 
 def all_cases() -> list[Case]:
-    """The rows of every family."""
+    """The cases of all families."""
     found: list[Case] = []
     for module in pkgutil.iter_modules(__path__):
         found += importlib.import_module(f"{__name__}.{module.name}").CASES
