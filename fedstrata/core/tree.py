@@ -21,6 +21,7 @@ add = optax.tree.add
 sub = optax.tree.sub
 dot = optax.tree.vdot
 norm = optax.tree.norm
+where = optax.tree.where
 
 
 def zeros_like(tree: PyTree) -> PyTree:
@@ -66,8 +67,7 @@ def same_structure(one: PyTree, other: PyTree) -> bool:
 def register(cls: type, leaves_of: Callable[[Any], Iterable[str]]) -> None:
     """Make a pytree of a dataclass: the fields that ``leaves_of`` names are its children, the rest is static.
 
-    An object made of children skips ``__init__`` and keeps its set of leaves: children may be tracers or
-    placeholders, which checks do not understand.
+    An object made of children skips the checks of ``__init__``, as they may be tracers, and keeps its leaves.
     """
     names = tuple(f.name for f in fields(cls))
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from fedstrata.core import tree
@@ -120,5 +119,5 @@ class CODASCA(Method[Minimax, State]):
         number = state.number + 1
         mean = tree.lerp(1 / number.astype(float), state.mean, w.x)
         over = number >= self.rounds * power
-        reference = jax.tree.map(lambda new, old: jnp.where(over, new, old), mean, state.reference)
+        reference = tree.where(over, mean, state.reference)
         return State(w.x, w.y, c, reference, mean, jnp.where(over, 0, number), state.stage + over)  # line 6

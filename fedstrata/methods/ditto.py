@@ -16,7 +16,6 @@ Reveals only averages. Needs gradients.
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import tree
@@ -77,4 +76,4 @@ class Ditto(Personal):
             return problem.project(tree.axpy(-self.eta, g, y), client)
 
         y = loop(self.s, step, key_y, client.memory)  # line 3
-        return Remember(z, jax.tree.map(lambda new, old: jnp.where(H > 0, new, old), y, client.memory))
+        return Remember(z, tree.where(H > 0, y, client.memory))

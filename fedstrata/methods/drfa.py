@@ -57,7 +57,7 @@ class DRFA(Agnostic):
             f = client.mean(problem.loss, key, self.batch_size)
             g = gradient(f, problem.project.common(z))
             z = problem.project.own(tree.axpy(-self.gamma, g, z), client)
-            return z, jax.tree.map(lambda new, old: jnp.where(t + 1 == kept, new, old), z, snapshot)
+            return z, tree.where(t + 1 == kept, z, snapshot)
 
         return loop(self.tau, step, key, (x, x), indexed=True)  # line 2
 

@@ -62,7 +62,7 @@ from fedstrata.estimators.compositional import chain_of
 from fedstrata.estimators.hypergradient import Products
 from fedstrata.methods._shared.rules import coupled, unlike
 from fedstrata.methods._shared.sequences import Point, Sequences, step
-from fedstrata.problems.classes import Bilevel, Composition, Minimax
+from fedstrata.problems.classes import Composition
 from fedstrata.problems.measured import Conditions, Practical
 
 CHOSEN = 10  # clients in `FedMSA.practical`
@@ -151,7 +151,7 @@ class FedMSA(Sequences[State]):
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """By `fedstrata.methods._shared.rules.coupled`; with a part of the clients ρ = 1/R, full start."""
-        K, drift = unlike(at) if isinstance(at.problem, Bilevel | Minimax) else (1, 0.0)
+        K, drift = unlike(at)
         pair = coupled(at, drift=drift, steady=True)
         options: dict[str, Any] = {"rho": 1 / at.rounds, "full_start": True} if at.partial else {}
         its = cls(pair.alpha, pair.beta, K=K, clients=min(at.participants, CHOSEN), **options)

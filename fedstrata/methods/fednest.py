@@ -99,8 +99,9 @@ class FedNest(Implicit[Nested, State]):
 
     @classmethod
     def refuses(cls, problem: Problem) -> str | None:
-        if isinstance(problem, Composition) and (N := len(chain_of(problem).inner)) != 1:
-            return f"FedNest needs a composition with one inner mean, but this one has {N}. Use FedMSA."
+        match problem:
+            case Composition() if (N := len(chain_of(problem).inner)) != 1:
+                return f"FedNest needs a composition with one inner mean, but this one has {N}. Use FedMSA."
         return super().refuses(problem)
 
     @classmethod
@@ -109,7 +110,7 @@ class FedNest(Implicit[Nested, State]):
 
         The paper's N' is drawn, which is a noise. Of a composition β = 1, T = 1: y is then g(x).
         """
-        if isinstance(at.problem, Composition):
+        if not at.problem.has_y:
             steps = composed(at)
             return steps.of(cls(steps.gamma, 1.0, inverse="cg"), "beta = 1", cost=4.0)
         T, N = inner_steps(at)
@@ -118,7 +119,11 @@ class FedNest(Implicit[Nested, State]):
         return pair.of(its, cost=2.0 * T + 2 + (N + 1 if isinstance(at.problem, Bilevel) else 0))
 
     def init(self, problem: Nested, x0: PyTree, y0: PyTree) -> State:
-        y = followed(problem, y0)[0] if isinstance(problem, Composition) else y0
+        match problem:
+            case Composition():
+                (y,) = followed(problem, y0)
+            case _:
+                y = y0
         return State(x0, y, tree.zeros_like(y), self.no_curvature(problem))
 
     def lower_direction(self, problem: Nested, client: Client, key: Key, x: PyTree) -> Direction:

@@ -18,7 +18,6 @@ Reveals only averages. Needs gradients.
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
@@ -101,7 +100,7 @@ class FedRep(Method[Bilevel, State]):
             return problem.project_y(tree.axpy(-self.eta, g, y), x, client)
 
         y = loop(self.tau, head, key_y, client.memory)  # line 2
-        y = jax.tree.map(lambda new, old: jnp.where(H > 0, new, old), y, client.memory)
+        y = tree.where(H > 0, y, client.memory)
 
         def base(z: PyTree, key: Key) -> PyTree:
             g = gradient(client.mean(problem.lower, key, self.batch_size), problem.project_x.common(z), y)

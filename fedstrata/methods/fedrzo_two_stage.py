@@ -221,7 +221,7 @@ class FedRZOTwoStage(Replayed[MPEC, State]):
     @property
     def given(self) -> bool:
         """Whether the user gave the solver of line 4."""
-        return self.lower == "solution" or not isinstance(self.lower, str)
+        return self.lower == "solution" or callable(self.lower)
 
     @property
     def timed(self) -> bool:
@@ -320,7 +320,7 @@ class FedRZOTwoStage(Replayed[MPEC, State]):
         if self.given:
 
             def own(x: PyTree, y: PyTree, s: PyTree) -> PyTree:
-                if not isinstance(lower, str):
+                if callable(lower):
                     return lower(lambda y: problem.follower(x, y, s), lambda y: problem.project_y(y, x, s), y)
                 assert solution is not None  # `check` saw to it
                 return solution(x, s)

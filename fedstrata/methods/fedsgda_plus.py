@@ -19,9 +19,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.fed import Fed
@@ -70,9 +67,7 @@ class FedSGDAPlus(DescentAscent[State]):
         return local_steps(problem, client, key, start, K, *sizes, self.batch_size, snapshot)  # lines 2, 3
 
     def round(self, problem: Minimax, fed: Fed, key: Key, r: Integer, state: State) -> State:
-        snapshot = jax.tree.map(
-            lambda new, old: jnp.where(r % self.S == 0, new, old), state.x, state.snapshot
-        )
+        snapshot = tree.where(r % self.S == 0, state.x, state.snapshot)
         start, at_work = Pair(state.x, state.y), fed.at_work(self.K)
         mean = fed.average(self.local_steps, key, start, snapshot, weights=at_work, around=start)  # line 1
         return State(*inside(problem, tree.lerp(self.eta, start, mean)), snapshot)  # line 4

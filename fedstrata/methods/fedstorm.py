@@ -105,8 +105,7 @@ class FedSTORM(Sequences[State]):
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """As FedMSA's, with c = 0, which has no drift; of a part of the clients c = 1/R."""
-        shared = isinstance(at.problem, Bilevel | Minimax) and not at.problem.local
-        steps, drift = unlike(at) if shared else (1, 0.0)
+        steps, drift = unlike(at)
         pair = coupled(at, drift=drift, steady=True)
         c = 1 / at.rounds if at.partial else 0.0
         return pair.of(cls(pair.alpha, pair.beta, c, steps), rate=steps**0.5 * pair.rate, cost=2.0)

@@ -21,7 +21,6 @@ from __future__ import annotations
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
@@ -79,7 +78,7 @@ class PerFedAvg(Personal):
             g = gradient(client.mean(problem.loss, key_after, self.batch_size), y)
             if self.order == "second":
                 g = tree.axpy(-self.alpha, hessian_product(f, z, g), g)
-            kept = jax.tree.map(lambda new, old: jnp.where(t == 0, new, old), y, first)
+            kept = tree.where(t == 0, y, first)
             return tree.axpy(-self.beta, g, z), kept  # line 4
 
         H = steps_of(self.H, client)

@@ -75,7 +75,7 @@ class Scaffnew(Method[Minimization | Minimax, Pair]):
 
         Of a `Minimax` γ is that of an operator, by `fedstrata.methods._shared.rules.operator`, and p = √(γμ).
         """
-        if isinstance(at.problem, Minimax):
+        if at.problem.has_y:
             gamma, rate = operator(at, largest(at["payoff"]), largest(at["lower"]))
             p = float(np.clip(np.sqrt(2 * rate), FEWEST, 1.0))
             return Practical(cls(gamma, p), min(rate / p, p), ("gamma for both variables, p = √(gamma mu)",))

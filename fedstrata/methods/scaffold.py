@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from fedstrata.core import tree
@@ -96,7 +95,7 @@ class SCAFFOLD(Method[Minimization, State]):
         K = steps_of(self.K, client)
         moved = tree.sub(loop(K, step, key, x), x)  # line 2
         c_new = tree.axpy(-1 / (jnp.maximum(K, 1) * self.eta_l), moved, tree.sub(c_i, c))  # line 4
-        c_new = jax.tree.map(lambda new, old: jnp.where(K > 0, new, old), c_new, c_i)
+        c_new = tree.where(K > 0, c_new, c_i)
         return Remember((moved, tree.sub(c_new, c_i)), c_new)
 
     def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.core import tree
 from fedstrata.core.fed import Fed
 from fedstrata.core.hyperparameters import POSITIVE, Axis
 from fedstrata.core.method import BatchSize, Count, Moment, Positive, method
@@ -108,7 +109,7 @@ class SequentialRegularization(Regularized[State]):
         stage, x = self.stage(r), state.x
         if not self.warm_start:
             fresh = stage != self.stage(r - 1)
-            x = jax.tree.map(lambda a, b: jnp.where(fresh, a, b), state.x0, x)  # line 2
+            x = tree.where(fresh, state.x0, x)  # line 2
         gamma, eta = 1.0 if self.gamma is None else self.gamma, jnp.asarray(self.eta)[stage]
         steps = self.step_sizes(gamma, eta, state.scale, safe=self.gamma is None)
         moved = fed.average(self.local_steps, key, x, steps)  # line 3

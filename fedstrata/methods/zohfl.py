@@ -144,7 +144,7 @@ class ZOHFL(Method[Hierarchical, State]):
 
     @classmethod
     def needs_for(cls, problem: Hierarchical) -> str:
-        return "values of f, gradients of h" if isinstance(problem, Bilevel) else cls.needs
+        return "values of f, gradients of h" if problem.local else cls.needs
 
     @classmethod
     def refuses(cls, problem: Hierarchical) -> str | None:
@@ -282,18 +282,18 @@ class ZOHFL(Method[Hierarchical, State]):
         missing = self.missing(problem, client, sample(jax.random.fold_in(key, 1)), z, y)
         values = self.coupled(problem, client, jax.random.fold_in(key, 2), z, y)
         mean = problem.project_y(jax.tree.map(lambda leaf: leaf.mean(0), y), x, client)
-        kept = jax.tree.map(lambda old, new: jnp.where(H > 0, new, old), client.memory, mean)
+        kept = tree.where(H > 0, mean, client.memory)
         return Remember((values, missing), kept)  # line 5′
 
     def coupled(self, problem: Hierarchical, client: Client, key: Key, z: PyTree, y: PyTree) -> jax.Array:
         """f₂ at all x̂ ± ηv_i and the models y^± for them."""
         ends = 2 * self.directions
-        if isinstance(problem, Bilevel):
-            f = client.valid.mean(problem.upper, key, self.batch_size)
+        if problem.local:
+            f = client.valid.mean(problem.levels[0], key, self.batch_size)
             f.book("values", ends)
             return jax.vmap(f.silent)(z, y)
         count("values", ends)
-        return jax.vmap(lambda x, y: problem.couple(x, y, client))(z, y)
+        return jax.vmap(lambda x, y: problem.levels[1](x, y, client))(z, y)
 
     def missing(self, problem: Hierarchical, client: Client, f: Oracle, z: PyTree, y: PyTree) -> jax.Array:
         """The relative error of y⁺ − y⁻, estimated by the length of a Newton step along its residual.
@@ -355,9 +355,9 @@ class ZOHFL(Method[Hierarchical, State]):
         # if no client takes a step, only f₁ counts
         anyone = jnp.broadcast_to(jnp.asarray(self.H) > 0, (fed.clients,))[clients].any()
         direction = tree.scale(jnp.where(anyone, 1, 0), g)
-        if isinstance(problem, Personalized):
-            assert fed.server is not None  # the problem checks this
-            f = fed.server.mean(problem.server, jax.random.fold_in(key, fed.clients), self.server_batch_size)
+        if fed.server is not None and not problem.local:
+            key_server = jax.random.fold_in(key, fed.clients)
+            f = fed.server.mean(problem.levels[0], key_server, self.server_batch_size)
             direction = tree.add(direction, gradient(f, x))
         share = jnp.where(anyone, 1 / jnp.minimum(r + 1, RECENT), 0)
         recent = state.missing + share * (missing - state.missing).astype(state.missing.dtype)

@@ -14,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.client import opened
+from fedstrata.core.hyperparameters import Number, Whole
 from fedstrata.core.term import positional
 from fedstrata.core.types import Array, Function, Key, PyTree
 from fedstrata.data.storage import Placed
 from fedstrata.models.losses import Labels, Loss
 
+SIZE, WEIGHT = Whole(), Number("a finite number ≥ 0", 0.0)
 Metric = Callable[[PyTree, PyTree, Placed], Any]
 Seed = int | Key
 P = ParamSpec("P")
@@ -194,16 +196,9 @@ def scalar_if_one(scores: Array) -> Array:
 def check(name: str, loss: str | Loss | Function = "squared", **given: object) -> None:
     """Raise for an invalid argument: sizes are integers ≥ 1, ``lam`` is finite and ≥ 0."""
     for key, value in given.items():
-        size = key != "lam"
-        kinds = (int, np.integer) if size else (int, float, np.number)
-        good = (
-            isinstance(value, kinds)
-            and not isinstance(value, bool)
-            and (1 if size else 0) <= value < math.inf
-        )
-        if not good:
-            words = "a whole number ≥ 1" if size else "a finite number ≥ 0"
-            raise ValueError(f"{name}: {key} must be {words}, but is {value!r}.")
+        kind = WEIGHT if key == "lam" else SIZE
+        if np.ndim(value) > 0 or kind.fault(value) is not None:  # type: ignore[arg-type]
+            raise ValueError(f"{name}: {key} must be {kind.words}, but is {value!r}.")
     labels, outputs = Loss.of(loss).labels, given.get("outputs")
     if labels == "classes" and outputs == 1:
         raise ValueError(

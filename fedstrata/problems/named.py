@@ -34,6 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.core.hyperparameters import POSITIVE
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
@@ -144,7 +145,7 @@ def client_of(sample: PyTree) -> Any:
 
 def _positive(**options: float) -> None:
     for name, value in options.items():
-        if isinstance(value, bool) or not 0 < value < math.inf:
+        if POSITIVE.fault(value) is not None:
             raise ValueError(f"{name} must be a positive number, but is {value!r}.")
 
 
@@ -197,7 +198,7 @@ def _weight(x: PyTree, y: PyTree, data: Any) -> Any:
 def hypercleaned(of: Inputs, *, noise: float = 0.3, lam: float = 1e-3) -> SolveArguments:
     """A weight of each training sample, when a fraction ``noise`` of the training labels is wrong."""
     _need_classes("hypercleaning", of.model)
-    if isinstance(noise, bool) or not 0 <= noise < 1:
+    if not 0 <= noise < 1:
         raise ValueError(f"noise must be a number in [0, 1), but is {noise!r}.")
     _positive(lam=lam)
     data = _noisy(of.data, float(noise), of.seed)

@@ -30,11 +30,9 @@ class Pair(NamedTuple):
 
 def refused_variates(name: str, problem: Minimization | Minimax) -> str | None:
     """Why control variates do not apply: on a set they do not sum to zero at the solution."""
-    if isinstance(problem, Minimax) and (words := moving_set(name, problem)) is not None:
-        return words
     if all(project.trivial for project in problem.sets.values()):
         return None
-    free = "LocalSGDA or FedMSA" if isinstance(problem, Minimax) else "FedAvg or FedRZO"
+    free = "LocalSGDA or FedMSA" if problem.has_y else "FedAvg or FedRZO"
     return f"{name}'s control variates assume that the variables have no set; with a set, use {free}."
 
 
@@ -42,9 +40,10 @@ def descent(
     problem: Minimization | Minimax, client: Client, key: Key, batch_size: int | None, at: Pair
 ) -> Pair:
     """A client's operator (∇_x f_i, −∇_y f_i) on a new minibatch; for a `Minimization`, (∇f_i, None)."""
-    if isinstance(problem, Minimax):
-        by_x, by_y = gradients(client.mean(problem.payoff, key, batch_size), at.x, at.y)
-        return Pair(by_x, tree.scale(-1, by_y))
+    match problem:
+        case Minimax():
+            by_x, by_y = gradients(client.mean(problem.payoff, key, batch_size), at.x, at.y)
+            return Pair(by_x, tree.scale(-1, by_y))
     return Pair(gradient(client.mean(problem.loss, key, batch_size), at.x), None)
 
 

@@ -206,7 +206,7 @@ def conjugate_gradients(
         length = jnp.where(up, square / jnp.where(up, curve, 1), 0)
         v, residual = tree.axpy(length, at.direction, at.v), tree.axpy(-length, along, at.residual)
         now, best = (v, norm(residual)), at.best
-        best = jax.tree.map(lambda new, old: jnp.where(now[1] < best[1], new, old), now, best)
+        best = tree.where(now[1] < best[1], now, best)
         ratio = jnp.where(up, tree.dot(residual, residual) / jnp.where(square > 0, square, 1), 0)
         # after the stop the direction stays the same, and so the test fails again
         further = jax.tree.map(lambda r, d: jnp.where(up, r + ratio * d, d), residual, at.direction)

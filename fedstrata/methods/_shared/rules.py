@@ -273,9 +273,11 @@ DAMPED = 1.5  # times longer steps must still contract
 def unlike(at: Conditions) -> tuple[int, float]:
     """Local steps K that clients' unlike Hessians τ leave, K β τ ≤ ½, and the 2τ that they add to L_h.
 
-    On sets one: means of points that clients project drift. What else clients differ in is not measured, so
-    that a round of K steps is taken for √K.
+    One on sets, where means of points that clients project drift, and for a composition. Other differences of
+    the clients are not measured, so a round of K steps counts as √K.
     """
+    if at.problem.local or "lower" not in at.constants.levels:
+        return 1, 0.0
     h = strongly_convex(at)
     tau = h.curvature_heterogeneity
     free = all(project.trivial for project in at.problem.sets.values())
