@@ -92,6 +92,9 @@ def _of_trace(
     to_and_fro = np.abs(np.diff(half)).sum() > 3 * abs(half[-1] - half[0])
     if to_and_fro and spread > SPREAD * excess:
         return "oscillating", f"Divide {_step(method)} by 2."
+    own = None if method is None else method.bias()
+    if own is not None:
+        return "biased by drift", own
     if name is not None:
         return "biased by drift", (
             f"Clients differ and take several steps between averages: set {name}=1, or divide "
@@ -149,7 +152,7 @@ def _local(method: Method | None) -> str | None:
     """The hyper-parameter that counts local steps whose ends are averaged, where there are several."""
     if method is None:
         return None
-    name = method.drifts or method.sums_steps
+    name = method.drifts
     if name is None:
         return None
     return name if np.max(np.asarray(vars(method.at(0))[name])) > 1 else None

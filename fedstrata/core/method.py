@@ -108,8 +108,7 @@ class Method(Generic[ProblemT, StateT]):
         local: whether it takes problems of these classes with ``local=True``.
         needs: what it needs of the problem's functions, in words for the documentation.
         full_participation: why it needs all clients in every round, or None if it does not.
-        sums_steps: the field of local steps, if end points are averaged and drift is not corrected.
-        drifts: likewise, if a client's weight does not depend on its number of steps.
+        drifts: the field of local steps, if end points are averaged and drift is not corrected.
         feedback: the error feedback that its uploads support, see `fedstrata.channels`.
         linear: the levels in the ledger whose exchanges are a recursion that a biased compressor breaks.
         private_samples: whether its phases take of samples means by `Oracle.apply` alone, see `channels`.
@@ -120,7 +119,6 @@ class Method(Generic[ProblemT, StateT]):
     local: ClassVar[bool] = False
     needs: ClassVar[str] = "gradients"
     full_participation: ClassVar[str | None] = None
-    sums_steps: ClassVar[str | None] = None
     drifts: ClassVar[str | None] = None
     feedback: ClassVar[Literal["ef", "ef21"]] = "ef21"
     linear: ClassVar[frozenset[str]] = frozenset()
@@ -172,16 +170,11 @@ class Method(Generic[ProblemT, StateT]):
 
         Only what is certain belongs here; `fedstrata.certify` judges whether an answer is good.
         """
-        steps = np.asarray(self.at(0)._values()[self.sums_steps]) if self.sums_steps else np.zeros(())
-        at_work = steps[steps > 0] if steps.ndim == 1 else steps
-        if moment.state is not None or at_work.size < 2 or (at_work == at_work[0]).all():
-            return []
-        return [
-            f"{type(self).__name__}: clients take unlike numbers of steps, {self.sums_steps} = "
-            f"{at_work.min():g} … {at_work.max():g}, and pull x the further the more they take: where they "
-            "differ, the limit is that of a mean with weights like the numbers of steps, at any step size. "
-            "Give all the same number; for a Minimization, SCAFFOLD corrects for it.",
-        ]
+        return []
+
+    def bias(self) -> str | None:
+        """Why its limit may be biased when clients differ, and what to change: the certificate's advice."""
+        return None
 
     def judged_as(self, problem: ProblemT) -> Problem:
         """The problem that it solves and is measured by, if that differs from the given one."""

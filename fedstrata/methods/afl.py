@@ -42,7 +42,8 @@ class AFL(Agnostic):
     H: LocalSteps = 1
     batch_size: BatchSize = None
 
-    sums_steps = "H"
+    private_samples = True
+    drifts = "H"
     full_participation = "every client's loss moves its weight."
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:

@@ -66,6 +66,8 @@ class APFL(Personal):
     H: LocalSteps = 1
     batch_size: BatchSize = None
 
+    private_samples = True
+
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """γ as FedAvg's, no longer than 1/(α² L) of any client, and H = 1."""

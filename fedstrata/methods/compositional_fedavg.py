@@ -26,7 +26,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Count, Moment, Positive, Reveals, by_options, method
+from fedstrata.core.method import BatchSize, Count, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional, State
@@ -57,14 +57,13 @@ class CompositionalFedAvg(Compositional[State]):
     def reveals_on(self, problem: Composition) -> Reveals:
         return "averages" if self.case == 1 else super().reveals_on(problem)
 
-    def cautions(self, moment: Moment) -> list[str]:
-        if moment.state is not None or (self.case == 2 and self.I == 1):
-            return []
-        return [
-            "CompositionalFedAvg is biased when clients differ, at any step size: it uses a client's own g "
-            "instead of the clients' mean, which is exact only for a linear f. It is a baseline. FedMSA, "
-            "FedDRO with I = 1, GCIVR and MBSGD converge to a solution."
-        ]
+    def bias(self) -> str | None:
+        if self.case == 2 and self.I == 1:
+            return None
+        return (
+            "CompositionalFedAvg uses a client's own g instead of the clients' mean, which is exact only for "
+            "a linear f. Use FedMSA, FedDRO with I = 1, GCIVR or MBSGD."
+        )
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:

@@ -52,6 +52,7 @@ class Ditto(Personal):
     s: Count = 1
     batch_size: BatchSize = None
 
+    private_samples = True
     takes_sets = True
 
     @classmethod

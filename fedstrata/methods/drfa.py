@@ -49,6 +49,8 @@ class DRFA(Agnostic):
     tau: Count = 1  # τ
     batch_size: BatchSize = None
 
+    private_samples = True
+
     def local_steps(
         self, problem: Minimization, client: Client, key: Key, x: PyTree, kept: Integer
     ) -> tuple[PyTree, PyTree]:

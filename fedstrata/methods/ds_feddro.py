@@ -41,7 +41,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Count, Fraction, Moment, Positive, method
+from fedstrata.core.method import BatchSize, Count, Fraction, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators import compositional as c
 from fedstrata.methods._shared.compositional import Compositional
@@ -83,7 +83,7 @@ class DSFedDRO(Compositional[State]):
     batch_size: BatchSize = None
 
     private_samples = True
-    sums_steps = "I"
+    drifts = "I"
 
     @classmethod
     def from_theory(
@@ -139,16 +139,13 @@ class DSFedDRO(Compositional[State]):
             )
         return cls(eta, c_beta * eta, I, gamma_x, c_y * gamma_x, **options)
 
-    def cautions(self, moment: Moment) -> list[str]:
-        told = super().cautions(moment)
-        if self.embedding != "local" or moment.state is not None:
-            return told
-        return [
-            *told,
-            "DSFedDRO(embedding='local') is biased when clients differ: a client's embedding drifts to "
-            "its own g, which is exact only for a linear f. Use embedding='anchored', which is exact "
-            "with I = 1.",
-        ]
+    def bias(self) -> str | None:
+        if self.embedding != "local":
+            return None
+        return (
+            "With embedding='local' a client's embedding drifts to its own g, which is exact only for a "
+            "linear f. Use embedding='anchored', which is exact with I=1."
+        )
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:

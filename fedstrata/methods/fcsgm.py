@@ -65,7 +65,7 @@ class FCSGM(Method[Composition, State]):
 
     solves = (Composition,)
     local = True
-    sums_steps = "I"
+    drifts = "I"
 
     @classmethod
     def refuses(cls, problem: Composition) -> str | None:

@@ -43,8 +43,7 @@ class Averaging(Method[Minimization, State]):
     """Base of FedAvg and its relatives: the server's lines; a subclass has the clients' and the fields."""
 
     solves = (Minimization,)
-    private_samples = True
-    sums_steps = "H"
+    drifts = "H"
 
     H: LocalSteps
 
@@ -73,6 +72,8 @@ class FedAvg(Averaging):
     gamma: Positive  # γ
     H: LocalSteps = 1
     batch_size: BatchSize = None
+
+    private_samples = True
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:

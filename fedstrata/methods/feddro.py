@@ -76,7 +76,7 @@ class FedDRO(Compositional[State]):
     batch_size: BatchSize = None
 
     private_samples = True
-    sums_steps = "I"
+    drifts = "I"
 
     @classmethod
     def from_theory(

@@ -78,7 +78,7 @@ class FedF2SA(Method[Bilevel, State]):
     solves = (Bilevel,)
     private_samples = True
     local = True
-    sums_steps = "H"
+    drifts = "H"
 
     @classmethod
     def refuses(cls, problem: Bilevel) -> str | None:

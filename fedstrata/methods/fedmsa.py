@@ -47,7 +47,6 @@ from fedstrata.core.method import (
     BatchSize,
     Count,
     LocalSteps,
-    Moment,
     PerSequence,
     Positive,
     Reveals,
@@ -58,11 +57,9 @@ from fedstrata.core.method import (
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree, Real
 from fedstrata.estimators import sequences
-from fedstrata.estimators.compositional import chain_of
 from fedstrata.estimators.hypergradient import Products
 from fedstrata.methods._shared.rules import coupled, unlike
 from fedstrata.methods._shared.sequences import Point, Sequences, step
-from fedstrata.problems.classes import Composition
 from fedstrata.problems.measured import Conditions, Practical
 
 CHOSEN = 10  # clients in `FedMSA.practical`
@@ -168,16 +165,13 @@ class FedMSA(Sequences[State]):
                 f"FedMSA: clients={self.clients} is more than the {clients} clients of the data."
             )
 
-    def cautions(self, moment: Moment) -> list[str]:
-        problem = moment.problem
-        exact = self.adjoint or not isinstance(problem, Composition) or chain_of(problem).pulls == 0
-        if exact or moment.state is not None:
-            return []
-        return [
-            "FedMSA(adjoint=False), the paper's form, is biased when clients differ: with several federated "
-            "levels the mean of a product of Jacobians is not the product of their means. Use adjoint=True, "
-            "the default, which is exact."
-        ]
+    def bias(self) -> str | None:
+        if self.adjoint:
+            return None
+        return (
+            "With adjoint=False, the paper's form, and several federated levels, the mean of a product of "
+            "Jacobians is not the product of their means. Use adjoint=True, which is exact."
+        )
 
     def init(self, problem: Problem, x0: PyTree, y0: PyTree) -> State:
         Z = sequences.start(problem, x0, y0, self.adjoint)

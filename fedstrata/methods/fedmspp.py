@@ -46,6 +46,8 @@ class FedMSPP(Averaging):
     H: LocalSteps = 10
     batch_size: BatchSize = None
 
+    private_samples = True
+
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """As FedAvg's, with a pull that is weak beside L: η = 10 H/L."""

@@ -44,6 +44,8 @@ class FedProx(Averaging):
     H: LocalSteps = 1
     batch_size: BatchSize = None
 
+    private_samples = True
+
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """As FedAvg's, with a pull as strong as the clients' Hessians differ."""

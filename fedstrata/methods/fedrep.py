@@ -56,7 +56,7 @@ class FedRep(Method[Bilevel, State]):
     solves = (Bilevel,)
     private_samples = True
     local = True
-    sums_steps = "H"
+    drifts = "H"
 
     @classmethod
     def refuses(cls, problem: Bilevel) -> str | None:

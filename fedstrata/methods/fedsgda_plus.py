@@ -57,7 +57,8 @@ class FedSGDAPlus(DescentAscent[State]):
     eta: Positive = 1.0  # η
     batch_size: BatchSize = None
 
-    sums_steps = "K"
+    private_samples = True
+    drifts = "K"
 
     def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, x0)

@@ -54,7 +54,6 @@ class FedZO(Averaging):
     b: Count = 1
     batch_size: BatchSize = None
 
-    private_samples = False
     needs = "function values"
 
     @classmethod

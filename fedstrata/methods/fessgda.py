@@ -65,7 +65,8 @@ class FESSGDA(DescentAscent[State]):
     eta_yg: Positive = 1.0  # η_yg
     batch_size: BatchSize = None
 
-    sums_steps = "K"
+    private_samples = True
+    drifts = "K"
 
     def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, x0)

@@ -39,7 +39,8 @@ class LocalSGDA(DescentAscent[Pair]):
     tau: LocalSteps = 1  # τ
     batch_size: BatchSize = None
 
-    sums_steps = "tau"
+    private_samples = True
+    drifts = "tau"
 
     def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> Pair:
         return Pair(x0, y0)

@@ -55,6 +55,7 @@ class PerFedAvg(Personal):
     order: Literal["first", "second"] = "first"
     batch_size: BatchSize = None
 
+    private_samples = True
     needs = "gradients; products with order='second'"
 
     def judged_as(self, problem: Minimization) -> Adapted:

@@ -58,7 +58,8 @@ class PFedMe(Personal):
     K: Count = 5
     batch_size: BatchSize = None
 
-    sums_steps = "R"
+    private_samples = True
+    drifts = "R"
 
     def judged_as(self, problem: Minimization) -> Envelopes:
         return Envelopes.of(problem.loss, self.at(0).lam)

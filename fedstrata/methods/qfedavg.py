@@ -48,7 +48,6 @@ class QFedAvg(Averaging):
     batch_size: BatchSize = None
 
     needs = "gradients and values, losses ≥ 0"
-    private_samples = False
 
     @classmethod
     def refuses(cls, problem: Minimization) -> str | None:

@@ -33,7 +33,7 @@ class Loss:
         labels: the kind of labels: ``"classes"`` 0 … K−1 with a score for each, ``"two"`` classes 0 and 1
             with one score, or ``"numbers"``.
         decide: maps scores to the prediction.
-        probabilities: maps scores to the probabilities of the classes, if the loss is a negative log-likelihood.
+        probabilities: maps scores to the probabilities of the classes, if the loss is a log-likelihood.
     """
 
     value: Callable[[Any, Any], Any]

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import fedstrata as fs
-from fedstrata.core.method import METHODS, Moment
+from fedstrata.core.method import METHODS
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -199,15 +199,6 @@ def test_fedzo_over_a_ball():
     assert np.linalg.norm(result.x) == pytest.approx(R)
     # √(η/2) times the deviation of g, which is at most ‖a_i‖/√(b m) ≈ 1.3, thrice
     np.testing.assert_allclose(result.x, X, atol=3 * 1.3 * np.sqrt(1e-3 / 2))
-
-
-def test_an_adaptive_server_says_that_its_limit_is_another():
-    adam = fs.FedOpt(optax.sgd(0.1), optax.adam(0.1))
-    with pytest.warns(UserWarning, match="scales each coordinate separately"):
-        solve(minimization, adam, rounds=1)
-    box = fs.Minimization(minimization.loss, project=fs.sets.Box(-0.2, 0.2))
-    assert not adam.cautions(Moment(box, 1, None))
-    assert not fs.FedOpt(optax.sgd(0.1), optax.sgd(1.0, momentum=0.9)).cautions(Moment(minimization, 1, None))
 
 
 def test_a_penalty_ends_outside_and_says_so(x64):

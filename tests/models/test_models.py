@@ -136,7 +136,9 @@ def test_losses_of_numbers_are_their_formulas(name):
     scores, label = jnp.array([0.3, -2.0, 1.5]), np.array([1, 1, 1])
     expected = NUMBERS[name](np.array([0.3, -2.0, 1.5]) - label)
     np.testing.assert_allclose(models.LOSSES[name](scores, label), expected, rtol=1e-6)
-    with pytest.raises(ValueError, match=r"scores have shape \(3,\), but the label has \(2,\).*one output per"):
+    with pytest.raises(
+        ValueError, match=r"scores have shape \(3,\), but the label has \(2,\).*one output"
+    ):
         models.LOSSES[name](scores, label[:2])
 
 
@@ -205,7 +207,11 @@ def test_sizes_come_from_the_data():
         (lambda: models.for_data("logistic", data), DataError, "has the label 2"),
         (lambda: models.for_data("linear", data, loss="hinge"), DataError, "has the label 2"),
         (lambda: models.for_data("mpl", data), ValueError, "Unknown model 'mpl'. Did you mean 'mlp'"),
-        (lambda: models.for_data("mlp", data, hiden=3), ValueError, "no option 'hiden'. Did you mean 'hidden'"),
+        (
+            lambda: models.for_data("mlp", data, hiden=3),
+            ValueError,
+            "option 'hiden'. Did you mean 'hidden'",
+        ),
         (lambda: models.for_data("mlp", data, loss="squares"), ValueError, "Did you mean 'squared'"),
         (lambda: models.linear(3, 2, "logistic"), ValueError, "needs one output, but has 2"),
         (lambda: models.mlp(3, 1), ValueError, "an output for each class"),

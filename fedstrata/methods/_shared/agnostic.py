@@ -30,7 +30,6 @@ class Agnostic(Method[Minimization, State]):
     batch_size: BatchSize
 
     solves = (Minimization,)
-    private_samples = True
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:

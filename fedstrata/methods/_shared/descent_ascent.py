@@ -51,7 +51,6 @@ class DescentAscent(Method[Minimax, StateT]):
     """Base of the methods whose clients take `local_steps` in x and y together."""
 
     solves = (Minimax,)
-    private_samples = True
 
     @classmethod
     def refuses(cls, problem: Minimax) -> str | None:

@@ -28,7 +28,7 @@ class TwoPoint(Method[ProblemT, StateT]):
     directions: int
     orthogonal: bool
 
-    sums_steps = "H"
+    drifts = "H"
 
     @classmethod
     def differentiates(cls, problem: Any) -> tuple[str, ...]:
