@@ -70,7 +70,7 @@ class APFL(Personal):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """γ as FedAvg's, no longer than 1/(α² L) of any client, and H = 1."""
+        """γ as FedAvg's, at most 1/(α² L) for each client, and H = 1."""
         its = at["loss"]
         steps = descent(at, its, max(at.cohort_L(its), cls.alpha**2 * largest(its)))
         return steps.of(cls(steps.gamma), "alpha = 0.5 is a choice")

@@ -61,13 +61,13 @@ class BiGSAM(Regularized[State]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """Its steps follow from scales that it estimates; σ is f's μ, where that could be measured."""
+        """The method estimates its scales; σ is f's μ, if it could be measured."""
         if at.problem.f.regularizer is not None:
-            raise NoRule("f has a regulariser, for whose smoothing mu there is no rule")
+            raise NoRule("f has a regulariser, and its smoothing parameter mu cannot be chosen by a rule")
         f = at.constants.levels.get("secondary")
         sigma = None if f is None or not f.mu > WELL * f.L else f.mu
-        noisy = ("h's step does not fall, so that drawn clients leave noise",) if at.partial else ()
-        why = "f's weight falls like 1/r; scales are estimated"
+        noisy = ("h's step size is constant, so the noise of sampled clients remains",) if at.partial else ()
+        why = "f's weight decreases like 1/r; scales are estimated"
         return Practical(cls(mu_f=sigma), 0.0, (why,), doubts=noisy)
 
     def check(self, problem: Selection, clients: int) -> None:

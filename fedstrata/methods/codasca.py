@@ -84,7 +84,7 @@ class CODASCA(Method[Minimax, State]):
         eta, rate = operator(at, largest(f), largest(h))
         if at.partial:
             eta, rate = eta / 3, min(rate / 3, at.participants / at.clients / 2)
-        why = "eta = a/(a² + B²), the least over a = mu, L; B the coupling"
+        why = "eta = a/(a² + B²), the smaller of a = mu and a = L, with the coupling B"
         return Practical(cls(eta, rounds=ONE_STAGE), rate, (why,))
 
     def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:

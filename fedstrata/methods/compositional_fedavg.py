@@ -67,9 +67,9 @@ class CompositionalFedAvg(Compositional[State]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """η = 1/L_Φ, I = 1 and case 2, which is the one that converges."""
+        """η = 1/L_Φ, I = 1 and case 2, which converges to a solution."""
         steps = composed(at)
-        doubt = "it is there for comparison: with I > 1, or case 1, its limit is biased where clients differ"
+        doubt = "it is a baseline: with I > 1, or case 1, its limit is biased when clients differ"
         return steps.of(cls(steps.gamma, case=2), cost=2.0, doubts=(doubt,))
 
     def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:

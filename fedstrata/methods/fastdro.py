@@ -53,7 +53,7 @@ class FastDRO(MBSGD):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """η = 1/L_F of the risk minimised over its threshold, of which full batches are the gradient."""
+        """η = 1/L_F, with F the risk minimised over its threshold, and full batches."""
         steps = composed(at, found=isinstance(at.problem, DRO))
         return steps.of(cls(steps.gamma), cost=2.0, doubts=biased_where_partial(at))
 

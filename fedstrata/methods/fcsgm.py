@@ -73,7 +73,7 @@ class FCSGM(Method[Composition, State]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """η = 1/L_Φ, I = 1, with all samples, of which the direction needs no average."""
+        """η = 1/L_Φ, I = 1, with all samples, for which the direction needs no averaging."""
         steps = composed(at)
         return steps.of(cls(steps.gamma))
 

@@ -76,7 +76,7 @@ class FedAC(Method[Minimization, State]):
         if its.kinked:
             raise NoRule("its acceleration assumes a smooth loss")
         steps, mu = descent(at, its), max(its.mu, FLAT * scale(its))
-        noise = ("acceleration makes the noise of drawn clients larger",) if steps.fades else ()
+        noise = ("acceleration amplifies the noise of sampled clients",) if steps.fades else ()
         rate = 0.0 if steps.fades or not its.mu > 0 else float(np.sqrt(steps.rate))
         return steps.of(cls(steps.gamma, mu), "mu as measured", rate=rate, doubts=noise + own_sets(at))
 

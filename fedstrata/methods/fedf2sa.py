@@ -97,7 +97,7 @@ class FedF2SA(Method[Bilevel, State]):
         in_y = through * h.mu * h.L / coupling**2 if coupling > 0 else at.F.L
         lam = PENALTY * max(in_y / h.mu, scale(at.F) / h.L * BIAS) or 1.0
         its = cls(pair.alpha, pair.beta, lam, order=2)
-        off = f"its limit is off by about {1 / PENALTY**2:.1g}, where those of second order are exact"
+        off = f"its limit has a relative error of about {1 / PENALTY**2:.1g}; second-order methods are exact"
         return pair.of(its, doubts=(off,) if at.problem.project_y.trivial else ())
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:

@@ -140,7 +140,9 @@ class FedRZO(Replayed[Minimization, State]):
     def practical(cls, at: Conditions) -> Practical:
         """By `fedstrata.methods._shared.zeroth`, with full batches and H = 1."""
         options, rate, reasons, fades = by_values(at, at["loss"], own=True)
-        doubts = () if at.problem.without_derivatives else ("the loss has gradients, which tell more",)
+        doubts = (
+            () if at.problem.without_derivatives else ("methods that use the loss's gradients are faster",)
+        )
         return Practical(cls(batch_size=None, **options), rate, reasons, fades, doubts=doubts)
 
     @by_options

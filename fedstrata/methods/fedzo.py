@@ -65,21 +65,29 @@ class FedZO(Averaging):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """With b = min(n, 32) directions η = 1/(L (1 + (n − 1)/(b p))), fading as they are noise."""
+        """b = min(n, 32) directions, η = 1/(L (1 + (n − 1)/(b p))), fading because they are random."""
         its, n = at["loss"], at.dimension
         b = min(n, MOST)
         options, _, _, _ = by_values(at, its, own=True)
-        doubts = () if at.problem.without_derivatives else ("the loss has gradients, which tell more",)
+        doubts = (
+            () if at.problem.without_derivatives else ("methods that use the loss's gradients are faster",)
+        )
         if its.kinked:
             return Practical(
-                cls(options["gamma"], options["eta"], b=b), 0.0, ("kinks: both fall",), True, doubts=doubts
+                cls(options["gamma"], options["eta"], b=b),
+                0.0,
+                ("kinks: both decrease",),
+                True,
+                doubts=doubts,
             )
         eta = its.within(at.cohort_L(its)) / (1 + (n - 1) / (b * at.participants))
         rate = eta * max(its.mu, 0.0)
         width, why = NARROW * options["eta"], "eta = 1/(L (1 + (n − 1)/(b p)))"
         if at.clients > 1:
             method = cls(fading(eta, rate / 2), width, b=b)
-            return Practical(method, 0.0, (f"{why}, fading as directions are noise",), True, doubts=doubts)
+            return Practical(
+                method, 0.0, (f"{why}, fading because directions are random",), True, doubts=doubts
+            )
         return Practical(cls(eta, width, b=b), rate, (why,), doubts=doubts)
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x_hat: PyTree) -> PyTree:

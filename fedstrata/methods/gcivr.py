@@ -74,7 +74,7 @@ class GCIVR(Compositional[State]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """η = 1/L_Φ, with all samples, for which τ makes no difference."""
+        """η = 1/L_Φ, with all samples, for which τ has no effect."""
         steps = composed(at)
         return steps.of(cls(steps.gamma), cost=2.0)
 

@@ -77,20 +77,20 @@ class PDSGD(Compositional[State]):
         if isinstance(at.problem, Constrained):
             h, c, count = at["plain"], at["constraints"], at.problem.count
             if not c.gradient > 0:
-                raise NoRule("the constraints have no slope at the start")
+                raise NoRule("the constraints have zero gradients at the start")
             L, steep = scale(h), c.gradient
             alpha = 1 / (2 * L + h.gradient / steep * c.L)
             beta = L * count / steep**2
         else:
             h = at.F
             if at.problem.lifted:
-                raise NoRule("one step size is for x and for the threshold, which is in the unit of the loss")
+                raise NoRule("x and the threshold, which has the unit of the loss, have the same step size")
             L = scale(h)
             alpha, beta = 1 / (2 * L), L / (1 + h.gradient**2)
             fall = h.gradient * h.reach / 2
             if not max(fall / alpha, 1 / (alpha * beta)) < MOST:  # t falls by α in a round, at most
                 large = f"divide the loss by {max(fall, h.gradient):.2g}"
-                raise NoRule(f"one step size is for x and for t, which is in the unit of the loss: {large}")
+                raise NoRule(f"x and t, which has the unit of the loss, have the same step size: {large}")
         rate = min(alpha * max(h.mu, 0.0) / 2, DUAL)
         why = "beta balances the constraints' curvature with the loss's, alpha = 1/their sum, rho = beta/2"
         doubts = biased_where_partial(at)

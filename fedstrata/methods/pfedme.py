@@ -66,7 +66,7 @@ class PFedMe(Personal):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """λ = L, a choice in the loss's unit; γ = 1/(L_max + λ), K to a hundredth, η = 1/λ: w ← y_i."""
+        """λ = L, a choice; γ = 1/(L_max + λ), K for an accuracy of 1 %, η = 1/λ: w ← y_i."""
         its = at["loss"]
         lam = scale(its)
         mu, within = max(its.mu, 0.0), 1 / (largest(its) + lam)
@@ -75,7 +75,7 @@ class PFedMe(Personal):
         if steps.fades and not its.kinked:
             return steps.of(cls(fading(1 / lam, rate / 2), within, lam, K=K), "lam = L is a choice", rate=0.0)
         gamma = falling(within, at.rounds) if its.kinked else within
-        why = "eta = 1/lam, gamma = 1/(L + lam), K to a hundredth; lam = L is a choice"
+        why = "eta = 1/lam, gamma = 1/(L + lam), K for an accuracy of 1 %; lam = L is a choice"
         return steps._replace(why=why).of(cls(1 / lam, gamma, lam, K=K), rate=0.0 if its.kinked else rate)
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> Remember:

@@ -57,14 +57,14 @@ class QFedAvg(Averaging):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """1/γ = max L_i, H = 1, q = 1; what F and its slope add to L slows it down."""
+        """1/γ = max L_i, H = 1, q = 1; the rate accounts for the factor F^q."""
         its = at["loss"]
         if not its.value >= 0:
-            raise NoRule("the loss is negative at the start, and its power has no value there")
+            raise NoRule("the loss is negative at the start, so its power is not defined")
         steps = descent(at, its, largest(its))
         slopes = its.gradient**2 + its.heterogeneity**2
         rate = steps.rate / (1 + slopes / (its.value * scale(its))) if its.value > 0 else 0.0
-        return steps.of(cls(steps.gamma), "q = 1; another is another objective", rate=rate)
+        return steps.of(cls(steps.gamma), "q = 1 is a choice of the objective", rate=rate)
 
     def judged_as(self, problem: Minimization) -> PowerOfLosses:
         return PowerOfLosses(problem.loss, problem.project, self.at(0).q)

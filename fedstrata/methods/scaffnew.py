@@ -73,7 +73,7 @@ class Scaffnew(Method[Minimization | Minimax, Pair]):
     def practical(cls, at: Conditions) -> Practical:
         """γ = 1/L_max and p = 1/√κ: as many rounds as an accelerated method, of 1/p steps each.
 
-        Of a `Minimax` γ is that of an operator, by `fedstrata.methods._shared.rules.operator`, and p = √(γμ).
+        For a `Minimax` γ is that of an operator, by `fedstrata.methods._shared.rules.operator`, and p = √(γμ).
         """
         if at.problem.has_y:
             gamma, rate = operator(at, largest(at["payoff"]), largest(at["lower"]))
@@ -84,7 +84,7 @@ class Scaffnew(Method[Minimization | Minimax, Pair]):
             raise NoRule("Scaffnew needs a loss that is smooth and strongly convex")
         step = its.within(float(its.client_L.max()))
         p = float(np.clip(np.sqrt(step * its.mu), FEWEST, 1.0))
-        why = "gamma = 1/L of the client with the largest, p = 1/√κ"
+        why = "gamma = 1/(largest L of a client), p = 1/√κ"
         return Practical(cls(step, p), min(step * its.mu / p, p), (why,))
 
     def init(self, problem: Minimization | Minimax, x0: PyTree, y0: PyTree) -> Pair:

@@ -69,14 +69,16 @@ class SCAFFOLD(Method[Minimization, State]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """K = 1 and a step of 1/L_max; where few take part of 1/(3L_max), as SAGA's."""
+        """K = 1 and a step of 1/L_max; with partial participation 1/(3L_max), as in SAGA."""
         its = at["loss"]
         if its.kinked:
             raise NoRule("SCAFFOLD's control variates assume a smooth loss")
         step = its.within(3 * float(its.client_L.max()) if at.partial else float(its.client_L.max()))
         share = at.participants / at.clients
         rate = min(step * its.mu, share / 2 if at.partial else 1.0)
-        return Practical(cls(step), rate, ("eta_l = 1/(3 L), L of the client with the largest",))
+        return Practical(
+            cls(step), rate, ("eta_l = 1/(3 L), or 1/L with all clients, with the largest L of a client",)
+        )
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0, tree.zeros_like(x0))

@@ -80,7 +80,7 @@ class SequentialRegularization(Regularized[State]):
         """Eight η from 1 to 10⁻⁴, each from where the last one ended."""
         grid = tuple(float(eta) for eta in np.geomspace(1, 1e-4, 8))
         why = "eta from 1 to 1e-4, each with its share of the rounds; scales are estimated"
-        noisy = ("h's step does not fall, so that drawn clients leave noise",) if at.partial else ()
+        noisy = ("h's step size is constant, so the noise of sampled clients remains",) if at.partial else ()
         return Practical(cls(grid, warm_start=True), 0.0, (why,), fades=True, doubts=noisy)
 
     def plan(self, rounds: int) -> Self:

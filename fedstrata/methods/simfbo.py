@@ -45,7 +45,7 @@ class Point(NamedTuple):
     v: PyTree
 
 
-UNCUT = 1e15  # the radius in `SimFBO.practical`; its square is a float32, too
+UNCUT = 1e15  # the radius in `SimFBO.practical`; its square is finite in float32
 
 
 class State(NamedTuple):
@@ -91,10 +91,10 @@ class SimFBO(Method[Bilevel, State]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """τ = 1, which has no drift; α and β as FedMSA's, and no cut of v."""
+        """τ = 1, which has no drift; α and β as FedMSA's, and a radius without effect."""
         pair = two_levels(at)
         x, y = pair.alpha, pair.beta
-        return pair.of(cls(x, y, y, x, y, y, radius=UNCUT), "no cut of v")
+        return pair.of(cls(x, y, y, x, y, y, radius=UNCUT), "radius large enough to have no effect")
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, tree.zeros_like(y0))

@@ -138,8 +138,10 @@ class StRFedAvg(Regularized[State]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """The rule "geometric", which estimates all scales itself; the horizon is what is to be chosen."""
-        return Practical(cls("geometric"), 0.0, ("eta falls from 0.3 to 1e-6 over the rounds",), fades=True)
+        """The rule "geometric", which estimates all scales; only the horizon must be chosen."""
+        return Practical(
+            cls("geometric"), 0.0, ("eta decreases from 0.3 to 1e-6 over the rounds",), fades=True
+        )
 
     def tuned(self, r: Integer, S_f: Real = 1.0) -> tuple[Real, Real]:
         """γ̃ and η in round ``r``, by the table, with the modulus of f/S_f."""

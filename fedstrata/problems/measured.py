@@ -1,7 +1,7 @@
-"""What is known of a problem before it is solved, and the steps that follow from it.
+"""The measured constants of a problem, and the hyper-parameters that a method's rule computes from them.
 
-`fedstrata.constants` measures; a method's `Method.practical` turns that into hyper-parameters, and
-`fedstrata.plan` asks it. A rule is one class method in the method's own file, beside `from_theory`.
+`fedstrata.constants` measures, `Method.practical` computes hyper-parameters, and `fedstrata.plan` calls it. A
+rule is one class method in the method's own file, beside `from_theory`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from fedstrata.core.method import Method
 from fedstrata.core.method import NoRule as NoRule
 
-KINK = 0.25  # of the slope's change within one of 64 intervals: above it, steps must fall
-WELL = 1e-12  # of L: a smaller μ is none
-BEYOND = 2.0  # how far beyond the least value on the way a step may lead
+KINK = 0.25  # the part of the slope's change within one of 64 intervals above which f has kinks
+WELL = 1e-12  # a μ below this part of L counts as zero
+BEYOND = 2.0  # the longest step, relative to the distance of the least value along the gradient
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,17 @@ class Measured:
     """The constants of one function.
 
     Attributes:
-        L, mu: the largest and the smallest curvature of the clients' mean; μ < 0 where it is not convex.
-        client_L, client_mu: those of every client.
+        L, mu: the largest and the smallest curvature of the clients' mean; μ < 0 if it is not convex.
+        client_L, client_mu: the same of every client.
         gradient: ‖∇f‖.
-        heterogeneity: how much the clients' gradients differ.
-        curvature_heterogeneity: how much their Hessians do.
-        noise: of a gradient from one sample.
-        kink: how much of the slope jumps within a short line, between 0 (smooth) and 1.
+        heterogeneity: the difference of the clients' gradients.
+        curvature_heterogeneity: the difference of the clients' Hessians.
+        noise: the standard deviation of a gradient from one sample.
+        kink: the part of the slope that jumps along a short line, from 0 (smooth) to 1.
         value: f.
-        rounding: the distance of two neighbouring floats of that size, in the precision of the run.
-        reach: how far down the gradient f is least.
-        unsure: the part of L − μ that either may be away, with a probability of 95 %; 0 where as many
+        rounding: the spacing of floats of the size of f, in the precision of the run.
+        reach: the distance along the negative gradient at which f is smallest.
+        unsure: the error of L and μ as a part of L − μ, with a probability of 95 %; 0 if as many
             products were taken as there are variables.
     """
 
@@ -55,51 +55,51 @@ class Measured:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """What L lies between, with a probability of at least 95 %."""
+        """An interval that contains L with a probability of at least 95 %."""
         return self.L, self.L + self.unsure / (1 - self.unsure) * (self.L - self.mu)
 
     @property
     def kinked(self) -> bool:
-        """Whether steps must fall, since the gradient does not: at kinks, or where nothing else bends f."""
+        """Whether step sizes must decrease, because f has kinks or is linear along its gradient."""
         straight = max(self.L, -self.mu) * self.reach <= WELL * self.gradient
         return self.kink > KINK or (straight and self.gradient > 0)
 
     @property
     def step(self) -> float:
-        """A step down the gradient of a smooth f: 1/L, or less where f is least before that, far away.
+        """A step size for a smooth f: 1/L, or less if f is smallest closer than that.
 
-        Of a function that flattens out, far from its minimum, L at the start is none of the way.
+        If f is flat at the start, far from its minimum, its L there is too small for the way.
         """
         return self.within(self.L)
 
     def within(self, L: float) -> float:
-        """The same for another bound of the curvature."""
+        """The same for another bound on the curvature."""
         bend = max(L, -self.mu, 0.0)
         if self.gradient > 0 and self.reach > 0:
             bend = max(bend, self.gradient / (BEYOND * self.reach))
         if not 0 < bend < math.inf:
-            raise NoRule("the function has no curvature at the start, by which a step could be chosen")
+            raise NoRule("the function has zero curvature at the start, so its step size cannot be chosen")
         return 1 / bend
 
     @property
     def condition(self) -> float:
-        """κ = L/μ; infinite where f is not strongly convex."""
+        """κ = L/μ; infinite if f is not strongly convex."""
         return self.L / self.mu if self.mu > WELL * self.L > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What `constants` measured.
+    """The constants that `constants` measured.
 
     Attributes:
-        levels: by the function's name; ``"objective"`` is F, a function of x alone, through the lower level.
-        coupling: ‖∇²_xy h‖ of the lower level; None where there is none.
-        through: the curvature of that part of F which goes through y; None where there is no y.
+        levels: constants by the function's name; ``"objective"`` is F(x), through the lower level.
+        coupling: ‖∇²_xy h‖ of the lower level; None without a lower level.
+        through: the curvature of F through y; None without y.
         scale_x, scale_y: ‖x‖/√n and ‖y‖/√p.
-        exchanges: how many exchanges of vectors a federation needs for it.
-        oracle_calls: what it cost, in samples, like `Ledger.oracle_calls`.
-        jacobian: of the maps of a `MultiSequence` by (x, Z), where they are few.
-        slope_y: ‖∇_y f‖ of the upper level at (x, y(x)); None where there is none that all clients share.
+        exchanges: the number of exchanges of vectors that a federation needs to measure them.
+        oracle_calls: the cost of measuring in samples, like `Ledger.oracle_calls`.
+        jacobian: the Jacobian of the maps of a `MultiSequence` in (x, Z), if it is small enough.
+        slope_y: ‖∇_y f‖ of the upper level at (x, y(x)); None without a y that all clients share.
     """
 
     levels: dict[str, Measured]
@@ -132,13 +132,13 @@ class Conditions:
     """A problem with its constants, and the federation that solves it.
 
     Attributes:
-        problem: what is to be solved.
-        constants: of it, at the start.
-        clients: how many there are.
-        participants: how many of them take part in a round.
-        dimension: numbers in x.
-        rounds: the horizon of steps that fall with it.
-        slower: how much shorter steps are to be than the constants ask for.
+        problem: the problem.
+        constants: its constants at the start.
+        clients: the number of clients.
+        participants: the number of clients that take part in a round.
+        dimension: the number of entries of x.
+        rounds: the horizon of decreasing step sizes.
+        slower: the factor by which step sizes are shorter than the constants allow.
     """
 
     problem: Any
@@ -160,14 +160,14 @@ class Conditions:
 
     @property
     def F(self) -> Measured:
-        """The function of x that is made small."""
+        """The objective, or the loss, as a function of x."""
         for name in ("objective", "loss"):
             if name in self.constants.levels:
                 return self.constants.levels[name]
         raise NoRule("its objective F could not be measured at the start")
 
     def cohort_L(self, level: Measured) -> float:
-        """A bound on the curvature of the mean of those clients that take part."""
+        """A bound on the curvature of the mean over the participating clients."""
         if not self.partial or level.client_L.size == 0:
             return level.L
         worst = np.sort(level.client_L)[-self.participants :].mean()
@@ -175,15 +175,15 @@ class Conditions:
 
 
 class Practical(NamedTuple):
-    """A method with steps, and what to expect of it.
+    """A method with hyper-parameters, and its expected performance.
 
     Attributes:
-        method: ready to be run.
-        rate: by which part the error of x falls in a round, in the end; 0 where it does not fall like that.
-        reasons: where the numbers come from, in words.
-        fades: whether the steps fall with the horizon, so that a longer run needs another plan.
-        cost: exchanges of a round, about.
-        doubts: what speaks against the method here, in words; where there is any, others come first.
+        method: the method, ready to run.
+        rate: the relative decrease of x's error in a round, asymptotically; 0 if it is not linear.
+        reasons: how the numbers were chosen, in words.
+        fades: whether the steps decrease over the horizon, so that a longer run needs a new plan.
+        cost: the approximate number of exchanges per round.
+        doubts: reasons against the method here, in words; methods without doubts come first.
     """
 
     method: Method[Any, Any]

@@ -1,13 +1,13 @@
-"""The practical rules that methods share: descent on a mean, two levels at their speeds, compositions.
+"""Practical rules that methods share: steps for a mean, for two levels, and for compositions.
 
-A rule turns measured constants (`fedstrata.problems.measured`) into steps. Each one here is used by several
-methods, whose `practical` names the steps as their papers do.
+A rule computes step sizes from measured constants (`fedstrata.problems.measured`). Several methods use each
+of them; their `practical` names the steps as their papers do.
 
-    one level      γ = 1/L;  at kinks γ falls from ‖way ahead‖/‖∇f‖;  with a part of the clients it fades
-    local steps    H − 1 = 2δ μ/(γ τ (ζ/way + τ)), τ and ζ the clients' unlike Hessians and gradients:
-                   then the bias of drift, about γ (H − 1) τ (ζ + τ way)/2μ, is at most δ of the way ahead
-    two levels     β = 1/L_h,  α = min(0.9/L_F, ½ s/L_y), s the part of y's error that a round removes and
-                   L_y the curvature of F that goes through y: beyond 2s/L_y the pair turns round and round
+    one level      γ = 1/L;  at kinks γ decreases from reach/‖∇f‖;  with partial participation it fades
+    local steps    H − 1 = 2δ μ/(γ τ (ζ/reach + τ)), τ and ζ the differences of the clients' Hessians and
+                   gradients: the bias of drift, about γ (H − 1) τ (ζ + τ reach)/2μ, is at most δ reach
+    two levels     β = 1/L_h,  α = min(0.9/L_F, ½ s/L_y), s the fraction of y's error that a round removes and
+                   L_y the curvature of F through y: above 2s/L_y the pair oscillates
     an operator    γ = min a/(a² + ‖B‖²) over a = μ, L:  |1 − γ(a ± ib)|² ≤ 1 − γa  for all b ≤ ‖B‖
 """
 
@@ -23,22 +23,22 @@ from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSeque
 from fedstrata.problems.dro import DRO
 from fedstrata.problems.measured import WELL, Conditions, Measured, NoRule, Practical
 
-BIAS = 1e-3  # δ, of the way ahead
-MOST_STEPS = 50  # local ones
-BELOW = 0.9  # of 1/L_F
-APART = 0.5  # of y's speed
-LEFT = 1e-2  # of an inner error, that inner steps are to leave
+BIAS = 1e-3  # δ, the bias of drift relative to the reach
+MOST_STEPS = 50  # local steps
+BELOW = 0.9  # α relative to 1/L_F
+APART = 0.5  # x's speed relative to y's
+LEFT = 1e-2  # the part of an inner error that inner steps may leave
 
 
 class Steps(NamedTuple):
     """A step along a gradient.
 
     Attributes:
-        gamma: a number, or a function of the round.
-        rate: by which part the error falls in a round, with one local step; 0 where that is not known.
-        why: in words.
-        fades: whether gamma falls with the horizon.
-        H: local steps of a round.
+        gamma: the step size, a number or a function of the round.
+        rate: the relative decrease of the error in a round with one local step; 0 if unknown.
+        why: the reason, in words.
+        fades: whether gamma decreases over the horizon.
+        H: local steps per round.
     """
 
     gamma: Any
@@ -54,13 +54,13 @@ class Steps(NamedTuple):
 
 
 def descent(at: Conditions, its: Measured, L: float | None = None, *, local: bool = False) -> Steps:
-    """One level's step, for a mean over those who take part.
+    """The step for one level, a mean over the participating clients.
 
     Args:
         at: the problem's constants.
-        its: those of the function.
-        L: the curvature that the step is for, in place of the mean's.
-        local: whether several steps are taken where the clients hardly differ.
+        its: the function's constants.
+        L: the curvature that determines the step, instead of the mean's.
+        local: whether to take several local steps if clients hardly differ.
     """
     if its.kinked:
         return Steps(downhill(at, its), 0.0, "kinks: the step falls geometrically", True)
@@ -75,17 +75,17 @@ def descent(at: Conditions, its: Measured, L: float | None = None, *, local: boo
 
 
 def downhill(at: Conditions, its: Measured) -> Any:
-    """A step for kinks: at first one that leads to the least value down the gradient, then shorter ones."""
+    """A decreasing step for kinks; the first one leads to the smallest value along the gradient."""
     return falling(its.reach / (its.gradient or 1.0), at.rounds)
 
 
 def undrifted(at: Conditions, its: Measured, step: float) -> int:
-    """How many local steps leave a bias of drift below ``BIAS`` of the way ahead."""
+    """The number of local steps with a bias of drift below ``BIAS`` times the reach."""
     if at.slower > 1 or not at.problem.set_of_x.trivial or not its.mu > WELL * its.L or not its.reach > 0:
         return 1
     unlike = its.curvature_heterogeneity
     pull = step * unlike * (its.heterogeneity / its.reach + unlike)
-    enough = min(MOST_STEPS, 1 / (step * its.mu))  # more only bring clients to their own minimisers
+    enough = min(MOST_STEPS, 1 / (step * its.mu))  # with more, clients reach their own minimisers
     return int(np.clip(1 + 2 * BIAS * its.mu / pull if pull > 0 else enough, 1, max(enough, 1)))
 
 
@@ -93,10 +93,10 @@ class Pair(NamedTuple):
     """The steps of two levels.
 
     Attributes:
-        alpha, beta: of x and of y: numbers, or functions of the round.
-        rate: by which part the error of x falls in a round.
-        why: in words.
-        fades: whether they fall with the horizon.
+        alpha, beta: the step sizes of x and of y, numbers or functions of the round.
+        rate: the relative decrease of x's error in a round.
+        why: the reasons, in words.
+        fades: whether they decrease over the horizon.
     """
 
     alpha: Any
@@ -110,7 +110,7 @@ class Pair(NamedTuple):
         return Practical(method, more.pop("rate", self.rate), (*self.why, *reasons), fades=self.fades, **more)
 
     def faded(self, at: Conditions) -> Pair:
-        """Both fade, at one pace, where the choice of clients is a noise that the method does not reduce."""
+        """Fade both at one pace if clients are sampled, a noise that the method does not reduce."""
         alike = isinstance(at.problem, Bilevel | Minimax) and not any(
             its.heterogeneity > 0 for its in at.constants.levels.values()
         )
@@ -121,7 +121,7 @@ class Pair(NamedTuple):
 
 
 def strongly_convex(at: Conditions) -> Measured:
-    """The lower level's constants; of a payoff those of −f in y."""
+    """The lower level's constants; for a payoff, those of −f in y."""
     h = at["lower"]
     if not h.mu > WELL * h.L:
         raise NoRule("the lower level is not strongly convex in y at the start (a payoff: strongly concave)")
@@ -129,7 +129,7 @@ def strongly_convex(at: Conditions) -> Measured:
 
 
 def curvature_through(at: Conditions) -> float:
-    """L_y; where clients have lower levels of their own it is not measured, and at most about F's."""
+    """L_y; it is not measured for local lower levels, where it is at most about F's."""
     through = at.constants.through
     return max(at.F.L, -at.F.mu) if through is None else through
 
@@ -141,10 +141,10 @@ def two_levels(
 
     Args:
         at: the problem's constants.
-        y_steps: steps of y in a round.
-        drift: what is added to L_h for local steps.
-        steady: whether the method reduces the noise of a choice of clients itself.
-        slower: how many times shorter x's step is.
+        y_steps: steps of y per round.
+        drift: the addition to L_h for local steps.
+        steady: whether the method itself reduces the noise of sampled clients.
+        slower: the factor by which x's step is shorter.
     """
     h, F = strongly_convex(at), at.F
     beta = 1 / (at.cohort_L(h) + drift)
@@ -153,7 +153,7 @@ def two_levels(
     why = "alpha = 0.9/L_F"
     if through > 0 and APART * speed / through / slower < alpha:
         alpha, why = APART * speed / through / slower, "alpha keeps x slower than y"
-    # until y and the solution of its linear system are there, x goes astray by about this far for each α
+    # until y and its linear system are solved, x moves in a wrong direction, by about this much times α
     astray = 0.0 if y_steps > 1 else (at.constants.coupling or 0.0) * (at.constants.slope_y or 0.0) / h.L
     if F.reach > 0 and alpha * astray > speed * F.reach:
         alpha, why = speed * F.reach / astray, "alpha waits for y, which is not solved at the start"
@@ -163,12 +163,12 @@ def two_levels(
 
 
 def operator(at: Conditions, L_x: float, L_y: float) -> tuple[float, float]:
-    """One step for (∇_x f, −∇_y f), and its rate, where the payoff is convex–concave.
+    """One step size for (∇_x f, −∇_y f), and its rate, for a convex–concave payoff.
 
     Args:
         at: the problem's constants.
         L_x: the payoff's curvature in x.
-        L_y: that in y.
+        L_y: its curvature in y.
     """
     f, h, B = at["payoff"], strongly_convex(at), at.constants.coupling or 0.0
     if not f.mu > WELL * f.L:
@@ -183,12 +183,12 @@ def composed(at: Conditions, slower: float = 1.0, *, found: bool = False) -> Ste
 
     Args:
         at: the problem's constants.
-        slower: how many times the step is shorter than 1/L.
-        found: whether the method finds a risk's threshold itself.
+        slower: the factor by which the step is shorter than 1/L.
+        found: whether the method computes a risk's threshold itself.
     """
     if not found and isinstance(at.problem, DRO) and at.problem.lifted:
         raise NoRule(
-            "one step size is for x and for the threshold, which is in the unit of the loss: see FastDRO"
+            "x and the threshold, which has the unit of the loss, have the same step size: see FastDRO"
         )
     its = at.F
     if its.kinked:
@@ -200,21 +200,21 @@ def composed(at: Conditions, slower: float = 1.0, *, found: bool = False) -> Ste
     return Steps(step, step * max(its.mu, 0), "eta = 1/L" if slower == 1 else f"eta = 1/({slower:g} L)")
 
 
-PART_IS_BIASED = "an inner mean over those who take part is not that over all: its limit is biased"
+PART_IS_BIASED = "inner means over some of the clients bias the limit"
 
 
 def biased_where_partial(at: Conditions) -> tuple[str, ...]:
-    """What speaks against plain composed gradients."""
+    """Doubts about plain composed gradients."""
     return (PART_IS_BIASED,) if at.partial else ()
 
 
 def largest(its: Measured) -> float:
-    """The largest curvature of a client's function, up or down; the mean's where there are values only."""
+    """The largest absolute curvature of a client's function; the mean's if only values are known."""
     return float(max(its.client_L.max(initial=its.L), -its.client_mu.min(initial=its.mu)))
 
 
 def scale(its: Measured) -> float:
-    """A curvature, of a function with kinks too: its slope over the way ahead."""
+    """A curvature; for a function with kinks, its slope over its reach."""
     bend = its.gradient / its.reach if its.kinked and its.reach > 0 else max(its.L, -its.mu)
     if not bend > 0:
         raise NoRule("the loss has no curvature at the start, by which a weight could be chosen")
@@ -222,11 +222,11 @@ def scale(its: Measured) -> float:
 
 
 def own_sets(at: Conditions) -> tuple[str, ...]:
-    """What speaks against means of points that clients project onto sets of their own."""
+    """Doubts about means of points that clients project onto their own sets."""
     return (
         ()
         if at.problem.set_of_x.shared
-        else ("the mean of clients' own projections is not in all of their sets",)
+        else ("the mean of the clients' projections is outside some of their sets",)
     )
 
 
@@ -234,8 +234,8 @@ class Worst(NamedTuple):
     """Descent in x, ascent in the clients' weights.
 
     Attributes:
-        gamma, eta_lam: the steps: numbers, or functions of the round.
-        answer: makes a `Practical` of a method.
+        gamma, eta_lam: the step sizes, numbers or functions of the round.
+        steps: the step of x with its reasons.
     """
 
     gamma: Any
@@ -246,15 +246,15 @@ class Worst(NamedTuple):
 def worst_client(at: Conditions) -> Worst:
     """γ = 1/L, η_λ = μ/‖J‖², J the losses' derivative, ‖J‖² ≤ m ζ².
 
-    Around the solution the pair moves by [[1 − γμ, −γJᵀ], [ηJ, 1]], which turns outwards where η‖J‖² > μ.
-    Weights of clients whose losses are nearly the largest are slow to be found: the rate is a guess.
+    Near the solution the pair is multiplied by [[1 − γμ, −γJᵀ], [ηJ, 1]], which expands if η‖J‖² > μ. Weights
+    of clients whose losses are nearly the largest converge slowly: the rate is a guess.
     """
     its = at["loss"]
     steps = descent(at, its, largest(its))
     mu = max(its.mu, 1 / at.rounds * scale(its))
     spread = at.clients * max(its.heterogeneity, LEFT * its.gradient) ** 2
     if not spread > 0:
-        raise NoRule("the clients' losses do not differ at the start, so that no weights can be learned")
+        raise NoRule("the clients' losses do not differ at the start, so their weights cannot be learned")
     eta = mu / spread
     why = "eta_lam = mu over the spread of clients' gradients"
     if steps.fades:
@@ -266,12 +266,12 @@ def worst_client(at: Conditions) -> Worst:
 # Coupled sequences
 
 LONGEST = 10  # local steps of two levels
-MOST_INNER = 20  # steps of y, and products of conjugate gradients, in a round
-DAMPED = 1.5  # times longer steps must still contract
+MOST_INNER = 20  # steps of y, and products of conjugate gradients, per round
+DAMPED = 1.5  # steps longer by this factor must still contract
 
 
 def unlike(at: Conditions) -> tuple[int, float]:
-    """Local steps K that clients' unlike Hessians τ leave, K β τ ≤ ½, and the 2τ that they add to L_h.
+    """Local steps K with K β τ ≤ ½, τ the difference of the clients' Hessians, and 2τ, their addition to L_h.
 
     One on sets, where means of points that clients project drift, and for a composition. Other differences of
     the clients are not measured, so a round of K steps counts as √K.
@@ -286,12 +286,12 @@ def unlike(at: Conditions) -> tuple[int, float]:
 
 
 def coupled(at: Conditions, *, drift: float = 0.0, steady: bool = False) -> Pair:
-    """The steps of x and of the sequences, for all that `SOLVES` them; β = ½ follows a composition's values.
+    """The steps of x and of the sequences for all problems of `SOLVES`; β = ½ tracks a composition's values.
 
     Args:
         at: the problem's constants.
-        drift: what is added to L_h for local steps.
-        steady: whether the method reduces the noise of a choice of clients itself.
+        drift: the addition to L_h for local steps.
+        steady: whether the method itself reduces the noise of sampled clients.
     """
     match at.problem:
         case MultiSequence():
@@ -307,10 +307,10 @@ def coupled(at: Conditions, *, drift: float = 0.0, steady: bool = False) -> Pair
 
 
 def equations(at: Conditions) -> Pair:
-    """The α and β, of powers of two, with the least spectral radius of 1 − diag(α, β) J."""
+    """The α and β among powers of two with the least spectral radius of 1 − diag(α, β) J."""
     J, n = at.constants.jacobian, at.dimension
     if J is None:
-        raise NoRule("the maps' Jacobian was not measured: there are too many variables")
+        raise NoRule("the Jacobian of the maps was not measured, because there are too many variables")
     size = np.abs(np.linalg.eigvals(J)).max()
     tried = [(a / size, b / size) for a in 0.5 ** np.arange(-1, 16) for b in 0.5 ** np.arange(-4, 12)]
     radii = [_radius(J, np.where(np.arange(len(J)) < n, a, b)) for a, b in tried]
@@ -324,7 +324,7 @@ def equations(at: Conditions) -> Pair:
 
 
 def _radius(J: np.ndarray, steps: np.ndarray) -> float:
-    """The spectral radius of the iteration; infinite where somewhat longer steps would diverge."""
+    """The spectral radius of the iteration; infinite if somewhat longer steps diverge."""
 
     def of(factor: float) -> float:
         return float(np.abs(np.linalg.eigvals(np.eye(len(J)) - factor * steps[:, None] * J)).max())
@@ -333,7 +333,7 @@ def _radius(J: np.ndarray, steps: np.ndarray) -> float:
 
 
 def inner_steps(at: Conditions) -> tuple[int, int]:
-    """Steps of y that leave a tenth of its error, and products of conjugate gradients that leave 10⁻³."""
+    """Steps of y that leave a tenth of its error, and CG products that leave 10⁻³."""
     h = strongly_convex(at)
     kappa = max(at.cohort_L(h) / h.mu, 1.0)
     return (
