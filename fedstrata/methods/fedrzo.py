@@ -50,7 +50,7 @@ from fedstrata.core.method import (
 from fedstrata.core.types import Array, Integer, Key, PyTree
 from fedstrata.estimators.sphere import check_directions, estimate_of_mean, theory_steps
 from fedstrata.methods._shared.two_point import Replayed
-from fedstrata.methods._shared.zeroth import by_values
+from fedstrata.methods._shared.zeroth import by_values, value_doubts
 from fedstrata.methods.fedavg import State
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Practical
@@ -140,10 +140,7 @@ class FedRZO(Replayed[Minimization, State]):
     def practical(cls, at: Conditions) -> Practical:
         """By `fedstrata.methods._shared.zeroth`, with full batches and H = 1."""
         options, rate, reasons, fades = by_values(at, at["loss"], own=True)
-        doubts = (
-            () if at.problem.without_derivatives else ("methods that use the loss's gradients are faster",)
-        )
-        return Practical(cls(batch_size=None, **options), rate, reasons, fades, doubts=doubts)
+        return Practical(cls(batch_size=None, **options), rate, reasons, fades, doubts=value_doubts(at))
 
     @by_options
     def reveals_on(self, problem: Minimization) -> Reveals:

@@ -28,7 +28,7 @@ from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.sphere import sphere
 from fedstrata.methods._shared.schedules import fading
 from fedstrata.methods._shared.two_point import lost_in_rounding
-from fedstrata.methods._shared.zeroth import MOST, by_values
+from fedstrata.methods._shared.zeroth import MOST, by_values, value_doubts
 from fedstrata.methods.fedavg import Averaging, State
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Practical
@@ -65,29 +65,23 @@ class FedZO(Averaging):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """b = min(n, 32) directions, η = 1/(L (1 + (n − 1)/(b p))), fading because they are random."""
+        """B = min(n, 32) directions, η = 1/(L (1 + (n − 1)/(b p))), fading because they are random."""
         its, n = at["loss"], at.dimension
         b = min(n, MOST)
         options, _, _, _ = by_values(at, its, own=True)
-        doubts = (
-            () if at.problem.without_derivatives else ("methods that use the loss's gradients are faster",)
-        )
+        doubts = value_doubts(at)
         if its.kinked:
-            return Practical(
-                cls(options["gamma"], options["eta"], b=b),
-                0.0,
-                ("kinks: both decrease",),
-                True,
-                doubts=doubts,
-            )
+            falling = cls(options["gamma"], options["eta"], b=b)
+            return Practical(falling, 0.0, ("kinks: both decrease",), True, doubts=doubts)
         eta = its.within(at.cohort_L(its)) / (1 + (n - 1) / (b * at.participants))
         rate = eta * max(its.mu, 0.0)
         width, why = NARROW * options["eta"], "eta = 1/(L (1 + (n − 1)/(b p)))"
         if at.clients > 1:
-            method = cls(fading(eta, rate / 2), width, b=b)
-            return Practical(
-                method, 0.0, (f"{why}, fading because directions are random",), True, doubts=doubts
+            method, why = (
+                cls(fading(eta, rate / 2), width, b=b),
+                f"{why}, fading as directions are random",
             )
+            return Practical(method, 0.0, (why,), True, doubts=doubts)
         return Practical(cls(eta, width, b=b), rate, (why,), doubts=doubts)
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x_hat: PyTree) -> PyTree:

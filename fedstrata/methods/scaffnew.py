@@ -73,7 +73,7 @@ class Scaffnew(Method[Minimization | Minimax, Pair]):
     def practical(cls, at: Conditions) -> Practical:
         """γ = 1/L_max and p = 1/√κ: as many rounds as an accelerated method, of 1/p steps each.
 
-        For a `Minimax` γ is that of an operator, by `fedstrata.methods._shared.rules.operator`, and p = √(γμ).
+        For a `Minimax` γ is an operator's, by `fedstrata.methods._shared.rules.operator`, and p = √(γμ).
         """
         if at.problem.has_y:
             gamma, rate = operator(at, largest(at["payoff"]), largest(at["lower"]))

@@ -136,9 +136,7 @@ def test_losses_of_numbers_are_their_formulas(name):
     scores, label = jnp.array([0.3, -2.0, 1.5]), np.array([1, 1, 1])
     expected = NUMBERS[name](np.array([0.3, -2.0, 1.5]) - label)
     np.testing.assert_allclose(models.LOSSES[name](scores, label), expected, rtol=1e-6)
-    with pytest.raises(
-        ValueError, match=r"scores have shape \(3,\), but the label has \(2,\).*one output"
-    ):
+    with pytest.raises(ValueError, match=r"scores have shape \(3,\), but the label has \(2,\).*one output"):
         models.LOSSES[name](scores, label[:2])
 
 

@@ -39,6 +39,11 @@ class Values(NamedTuple):
     fades: bool = False
 
 
+def value_doubts(at: Conditions) -> tuple[str, ...]:
+    """A doubt about methods that use values only, if the loss has gradients."""
+    return () if at.problem.without_derivatives else ("methods that use gradients of the loss are faster",)
+
+
 def by_values(at: Conditions, F: Measured, *, own: bool) -> Values:
     """The step size, radius and directions for a function F of which only values are used.
 
