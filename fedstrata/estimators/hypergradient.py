@@ -22,7 +22,7 @@ from fedstrata.estimators.gradients import gradients
 Products = Literal["exact", "differences"]
 
 
-class Curvature(NamedTuple):
+class Derivatives(NamedTuple):
     """First and second derivatives of g at (x, w), the second along v."""
 
     gradient: PyTree  # ∇_w g
@@ -37,7 +37,7 @@ class Coupled(NamedTuple):
     v: PyTree  # the solution of the linear system
 
 
-def curvature(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: Products = "exact") -> Curvature:
+def curvature(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: Products = "exact") -> Derivatives:
     """∇_w g, ∇²_ww g·v and ∇²_xw g·v from one linearisation.
 
     Args:
@@ -62,23 +62,23 @@ def mixed_product(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: Products
     return _curvature(g, x, w, v, products).mixed
 
 
-def _curvature(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: Products) -> Curvature:
-    def linearised(f: Function) -> Curvature:
+def _curvature(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: Products) -> Derivatives:
+    def linearised(f: Function) -> Derivatives:
         (_, gradient), (mixed, along) = jax.jvp(lambda w: jax.grad(f, argnums=(0, 1))(x, w), (w,), (v,))
-        return Curvature(gradient, along, mixed)
+        return Derivatives(gradient, along, mixed)
 
     def slopes(w: PyTree) -> Any:
         return g.apply(lambda f: jax.grad(f, argnums=(0, 1))(x, w))
 
     if products == "exact":
         g.book("products")
-        found: Curvature = g.apply(linearised)
+        found: Derivatives = g.apply(linearised)
         return found
     g.book("gradients", 2)
     epsilon = difference_step(w, v)
     ahead, behind = slopes(tree.axpy(epsilon, v, w)), slopes(tree.axpy(-epsilon, v, w))
     mixed, along = tree.scale(0.5 / epsilon, tree.sub(ahead, behind))
-    return Curvature(slopes(w)[1], along, mixed)
+    return Derivatives(slopes(w)[1], along, mixed)
 
 
 def difference_step(w: PyTree, v: PyTree) -> jax.Array:

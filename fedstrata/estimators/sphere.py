@@ -38,21 +38,12 @@ def sphere(key: jax.Array, like: PyTree, radius: Real = 1.0) -> PyTree:
     return tree.scale(radius / tree.norm(v), v)
 
 
-def two_point_scalar(
-    f: Callable[[PyTree], jax.Array], x: PyTree, v: PyTree, radius: Real, two_sided: bool = False
-) -> jax.Array:
-    """The factor of ``v`` in the two-point estimate, where ``‖v‖ = radius``."""
-    n = tree.dimension(x)
-    if two_sided:
-        return n / (2 * radius**2) * (f(tree.add(x, v)) - f(tree.sub(x, v)))
-    return n / radius**2 * (f(tree.add(x, v)) - f(x))
-
-
 def two_point(
     f: Callable[[PyTree], jax.Array], x: PyTree, v: PyTree, radius: Real, two_sided: bool = False
 ) -> PyTree:
     """The two-point estimate ``g`` of ∇f^η(x) along ``v``, where ``‖v‖ = radius``."""
-    return tree.scale(two_point_scalar(f, x, v, radius, two_sided), v)
+    one = jax.tree.map(lambda leaf: leaf[None], v)
+    return combine(estimate(f, x, one, radius, two_sided), one)
 
 
 def directions(
@@ -81,29 +72,16 @@ def points(x: PyTree, stacked: PyTree, two_sided: bool = False) -> PyTree:
 
 def scalars(values: jax.Array, n: int, radius: Real, two_sided: bool = False) -> jax.Array:
     """The factors of the directions in the estimate, from the values at `points`."""
-    if two_sided:
-        half = values.shape[0] // 2
-        return n / (2 * half * radius**2) * (values[:half] - values[half:])
-    return n / ((values.shape[0] - 1) * radius**2) * (values[1:] - values[0])
-
-
-def differences(
-    f: Callable[[PyTree], jax.Array], x: PyTree, stacked: PyTree, two_sided: bool = False
-) -> jax.Array:
-    """``f(x+v_j) − f(x)``, or ``f(x+v_j) − f(x−v_j)`` two-sided, of all directions."""
-    if jax.tree.leaves(stacked)[0].shape[0] == 1:  # two plain calls compile faster than a vmap
-        v = jax.tree.map(lambda leaf: leaf[0], stacked)
-        return (f(tree.add(x, v)) - f(tree.sub(x, v) if two_sided else x))[None]
-    values = each(f, points(x, stacked, two_sided))
-    half = values.shape[0] // 2
-    return values[:half] - values[half:] if two_sided else values[1:] - values[0]
+    change = _changes(values, two_sided)
+    return _factor(n, len(change), radius, two_sided) * change
 
 
 def estimate(
     f: Callable[[PyTree], jax.Array], x: PyTree, stacked: PyTree, radius: Real, two_sided: bool = False
 ) -> jax.Array:
     """The factors of all directions for a function ``f``: `scalars` of its values at `points`."""
-    return _factor(x, stacked, radius, two_sided) * differences(f, x, stacked, two_sided)
+    change = _differences(f, x, stacked, two_sided)
+    return _factor(tree.dimension(x), len(change), radius, two_sided) * change
 
 
 def estimate_of_mean(
@@ -112,14 +90,27 @@ def estimate_of_mean(
     """`estimate` of an oracle, whose differences are taken sample by sample."""
     count = jax.tree.leaves(stacked)[0].shape[0]
     f.book("values", 2 * count if two_sided else count + 1)
-    found = f.apply(lambda mean: differences(mean, x, stacked, two_sided), "values")
-    return _factor(x, stacked, radius, two_sided) * found
+    found = f.apply(lambda mean: _differences(mean, x, stacked, two_sided), "values")
+    return _factor(tree.dimension(x), count, radius, two_sided) * found
 
 
-def _factor(x: PyTree, stacked: PyTree, radius: Real, two_sided: bool) -> Real:
-    """N/(bη²), half of it two-sided."""
-    count = jax.tree.leaves(stacked)[0].shape[0]
-    return tree.dimension(x) / ((2 if two_sided else 1) * count * radius**2)
+def _differences(f: Callable[[PyTree], jax.Array], x: PyTree, stacked: PyTree, two_sided: bool) -> jax.Array:
+    """``f(x+v_j) − f(x)``, or ``f(x+v_j) − f(x−v_j)`` two-sided, of all directions."""
+    if jax.tree.leaves(stacked)[0].shape[0] == 1:  # two plain calls compile faster than a vmap
+        v = tree.row(stacked, 0)
+        return (f(tree.add(x, v)) - f(tree.sub(x, v) if two_sided else x))[None]
+    return _changes(each(f, points(x, stacked, two_sided)), two_sided)
+
+
+def _changes(values: jax.Array, two_sided: bool) -> jax.Array:
+    """The differences of the values at `points`."""
+    half = values.shape[0] // 2
+    return values[:half] - values[half:] if two_sided else values[1:] - values[0]
+
+
+def _factor(n: int, count: int, radius: Real, two_sided: bool) -> Real:
+    """n/(bη²), half of it two-sided."""
+    return n / ((2 if two_sided else 1) * count * radius**2)
 
 
 def combine(factors: jax.Array, stacked: PyTree) -> PyTree:

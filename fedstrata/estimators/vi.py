@@ -138,7 +138,7 @@ def accelerated(G: Map, project: Map, y: PyTree, **options: Unpack[Options]) -> 
         z, t, last, best, when, failures = run.more
         y = project(tree.axpy(-run.alpha, G(z), z))
         back, forth = tree.sub(z, y), tree.sub(y, run.y)
-        moved, restart = _norm(back), _dot(back, forth) > 0
+        moved, restart = _norm(back), tree.dot(back, forth) > 0
         alpha = run.alpha
         if first is not None:
             now = moved / alpha
@@ -259,8 +259,8 @@ def uneven(leaf: jax.Array) -> jax.Array:
 
 def _cocoercivity(dy: PyTree, dG: PyTree) -> jax.Array:
     """``⟨ΔG, Δy⟩/‖ΔG‖²``; infinite where ΔG = 0."""
-    square = _dot(dG, dG)
-    return jnp.where(square > 0, _dot(dG, dy) / jnp.where(square > 0, square, 1), jnp.inf)
+    square = tree.dot(dG, dG)
+    return jnp.where(square > 0, tree.dot(dG, dy) / jnp.where(square > 0, square, 1), jnp.inf)
 
 
 def _lipschitz(dy: PyTree, dG: PyTree) -> jax.Array:
@@ -269,15 +269,8 @@ def _lipschitz(dy: PyTree, dG: PyTree) -> jax.Array:
     return jnp.where(size > 0, SAFETY * _norm(dy) / jnp.where(size > 0, size, 1), jnp.inf)
 
 
-def _dot(x: PyTree, y: PyTree) -> jax.Array:
-    """``⟨x, y⟩`` as matrix products, which CPUs compute several times faster than sums."""
-    precision = jax.lax.Precision.HIGHEST
-    products = jax.tree.map(lambda a, b: jnp.vdot(a, b, precision=precision), x, y)
-    return jax.tree.reduce(jnp.add, products)
-
-
 def _norm(x: PyTree) -> jax.Array:
-    return jnp.sqrt(_dot(x, x))
+    return jnp.sqrt(tree.dot(x, x))  # by matrix products, which CPUs compute several times faster than sums
 
 
 def _dtype(y: PyTree) -> Any:

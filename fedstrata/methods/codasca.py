@@ -30,7 +30,7 @@ from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import BatchSize, Count, Method, NonNegative, Positive, method
 from fedstrata.core.types import Array, Integer, Key, PyTree, Real
-from fedstrata.methods._shared.descent_ascent import Pair, descent, refused_variates
+from fedstrata.methods._shared.descent_ascent import Pair, operator_of, refused_variates
 from fedstrata.methods._shared.rules import largest, operator
 from fedstrata.problems.classes import Minimax
 from fedstrata.problems.measured import Conditions, Practical
@@ -101,7 +101,7 @@ class CODASCA(Method[Minimax, State]):
 
         def step(carry: tuple[Pair, Pair], key: Key) -> tuple[Pair, Pair]:
             at, total = carry
-            G = descent(problem, client, key, self.batch_size, at)
+            G = operator_of(problem, client, key, self.batch_size, at)
             by_x, by_y = tree.add(G, correction)
             by_x = tree.axpy(self.weight, tree.sub(at.x, reference), by_x)
             return tree.axpy(-eta, Pair(by_x, by_y), at), tree.add(total, G)  # line 3

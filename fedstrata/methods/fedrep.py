@@ -26,7 +26,7 @@ from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods._shared.rules import Pair, largest
+from fedstrata.methods._shared.rules import TwoLevels, largest
 from fedstrata.methods._shared.schedules import fading
 from fedstrata.methods.fedavg import State
 from fedstrata.problems.classes import Bilevel
@@ -77,7 +77,7 @@ class FedRep(Method[Bilevel, State]):
         gamma, eta = F.within(F.L + coupling**2 / f.mu), 1 / largest(f)
         rate = min(gamma * max(F.mu, 0.0), HEADS * eta * f.mu / 2)
         why = ("gamma = 1/L of f in x", "eta = 1/L of f in y")
-        pair = Pair(gamma, eta, rate, why)
+        pair = TwoLevels(gamma, eta, rate, why)
         if at.partial:
             pair = pair._replace(alpha=fading(gamma, rate / 2), rate=0.0, fades=True)
         return pair.of(cls(pair.alpha, eta, tau=HEADS))

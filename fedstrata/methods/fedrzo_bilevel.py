@@ -45,7 +45,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core import tree
-from fedstrata.core.client import Client, Samples, steps_of
+from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import each, loop
 from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import (
@@ -269,14 +269,6 @@ class FedRZOBilevel(TwoPoint[Implicit, State]):
             raise ValueError(f"{name}: lower={solver} needs a number of rounds; give lower_rounds.")
         lower.check(level, clients)
 
-    def bilevel(self, problem: Implicit) -> Bilevel:
-        """The problem as a `Bilevel`: a payoff is the upper level, its negative the lower."""
-        return as_bilevel(problem)
-
-    def samples(self, problem: Implicit, client: Client) -> Samples:
-        """The samples of the upper level; both levels of a payoff draw from the training samples."""
-        return client.valid if problem.levels[0].samples == "valid" else client.train
-
     @property
     def accurate(self) -> bool:
         """Whether the lower level is solved by its residual."""
@@ -314,7 +306,7 @@ class FedRZOBilevel(TwoPoint[Implicit, State]):
     def start(self, problem: Implicit, fed: Fed, key: Key, state: State) -> State:
         """Measure the residual at the start, or estimate μ_h and κ_h if needed."""
         if self.accurate:
-            bilevel, (x, y) = self.bilevel(problem), (one_point(state.x), one_point(state.y))
+            bilevel, (x, y) = as_bilevel(problem), (one_point(state.x), one_point(state.y))
             with fed.level("lower"):
                 g = fed.average(self.lower_gradient, key, state.x, state.y)
             return state._replace(report=self.solver.first_look(lower_levels(bilevel, x), one_point(g), y))
@@ -332,7 +324,7 @@ class FedRZOBilevel(TwoPoint[Implicit, State]):
 
     def lower_gradient(self, problem: Implicit, client: Client, key: Key, x: PyTree, y: PyTree) -> PyTree:
         """``∇_y h_i(x, y)``."""
-        return self.solver.gradients(lower_level(self.bilevel(problem), x), client, key, y)
+        return self.solver.gradients(lower_level(as_bilevel(problem), x), client, key, y)
 
     def _of_the_constants(self, moment: Moment) -> list[str]:
         """A warning if the condition number at the start is too large to estimate."""
@@ -366,7 +358,7 @@ class FedRZOBilevel(TwoPoint[Implicit, State]):
 
     def curve(self, problem: Implicit, client: Client, key: Key, x: PyTree, y: PyTree, v: PyTree) -> PyTree:
         """``∇²_yy h_i(x, y) v`` for stacked directions."""
-        loss = Term.of(lower_level(self.bilevel(problem), x).loss)
+        loss = Term.of(lower_level(as_bilevel(problem), x).loss)
         whole_client = loss.reads == "sample"
         h = client.train.mean(loss, key, None if whole_client else self.solver.batch_size)
         return each(lambda v: hessian_product(h, y, v), v)
@@ -395,7 +387,7 @@ class FedRZOBilevel(TwoPoint[Implicit, State]):
         x, v = client.memory
         return pointwise(
             getattr(solver, phase),
-            self.bilevel(problem),
+            as_bilevel(problem),
             client,
             key,
             points(x, v, self.two_sided),
@@ -405,13 +397,15 @@ class FedRZOBilevel(TwoPoint[Implicit, State]):
 
     def local_steps(self, problem: Implicit, client: Client, key: Key, y: PyTree) -> PyTree:
         """Lines 4 to 7; ``y`` holds the solution at every point. Uploads x − x̂, or the sum of the scalars."""
-        bilevel = self.bilevel(problem)
+        bilevel = as_bilevel(problem)
+        # both levels of a payoff draw from the training samples
+        samples = client.valid if problem.levels[0].samples == "valid" else client.train
         x_hat, v = client.memory
         n = tree.dimension(x_hat)
 
         def step(carry: tuple[PyTree, jax.Array], key: Key) -> tuple[PyTree, jax.Array]:
             x, total = carry
-            f = self.samples(problem, client).mean(bilevel.upper, key, self.batch_size)  # line 5
+            f = samples.mean(bilevel.upper, key, self.batch_size)  # line 5
             s = scalars(each(f, points(x, v, self.two_sided), y), n, self.eta, self.two_sided)
             return self.descend(bilevel, client, x, s, v), total + s.astype(total.dtype)  # lines 6, 7
 
@@ -428,7 +422,7 @@ class FedRZOBilevel(TwoPoint[Implicit, State]):
         if rounds is not None and not isinstance(rounds, int):
             rounds = whole(rounds)
         if state.report is not None:
-            levels, budget = lower_levels(self.bilevel(problem), x), BUDGET if rounds is None else rounds
+            levels, budget = lower_levels(as_bilevel(problem), x), BUDGET if rounds is None else rounds
             return self.solver.solve(levels, pointwise_fed.verbs, key, y, state.report, budget)
         match self.lower:
             case str(rule):
@@ -438,7 +432,7 @@ class FedRZOBilevel(TwoPoint[Implicit, State]):
                 values = self.lower.scheduled
             case own_solver:
                 return own_solver.solve(problem, pointwise_fed.verbs, key, r, x, y), None
-        bilevel = self.bilevel(problem)
+        bilevel = as_bilevel(problem)
         return solve_pointwise(self.solver, rounds, values, bilevel, pointwise_fed, key, x, y), None
 
     def round(self, problem: Implicit, fed: Fed, key: Key, r: Integer, state: State) -> State:

@@ -31,7 +31,7 @@ from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import BatchSize, Fraction, Method, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.methods._shared.descent_ascent import Pair, descent, refused_variates
+from fedstrata.methods._shared.descent_ascent import Pair, operator_of, refused_variates
 from fedstrata.methods._shared.rules import largest, operator
 from fedstrata.problems.classes import Minimax, Minimization
 from fedstrata.problems.measured import Conditions, NoRule, Practical
@@ -101,7 +101,7 @@ class Scaffnew(Method[Minimization | Minimax, Pair]):
         h = tree.axpy(before.pull, tree.sub(x, before.x_hat), before.h)  # line 2
 
         def step(x_hat: Pair, key: Key) -> Pair:
-            slope = descent(problem, client, key, self.batch_size, x_hat)
+            slope = operator_of(problem, client, key, self.batch_size, x_hat)
             return tree.axpy(-self.gamma, tree.sub(slope, h), x_hat)  # line 4
 
         x_hat = loop(T, step, key, x)  # line 3

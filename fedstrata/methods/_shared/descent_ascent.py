@@ -36,7 +36,7 @@ def refused_variates(name: str, problem: Minimization | Minimax) -> str | None:
     return f"{name}'s control variates assume that the variables have no set; with a set, use {free}."
 
 
-def descent(
+def operator_of(
     problem: Minimization | Minimax, client: Client, key: Key, batch_size: int | None, at: Pair
 ) -> Pair:
     """A client's operator (∇_x f_i, −∇_y f_i) on a new minibatch; for a `Minimization`, (∇f_i, None)."""

@@ -78,14 +78,14 @@ class LowerSolver(Protocol):
         """
 
 
-Values = Callable[[Integer], dict[str, Any]]
+Schedules = Callable[[Integer], dict[str, Any]]
 
 
 class Tuning(NamedTuple):
     """A rule's choice for one round of the upper level."""
 
     rounds: Integer  # exchanges
-    values: Values  # hyper-parameters by the lower level's round
+    values: Schedules  # hyper-parameters by the lower level's round
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ def pointwise(
 def solve_pointwise(
     method: Method,
     rounds: Integer,
-    values: Values,
+    values: Schedules,
     problem: Bilevel,
     fed: PointwiseFed,
     key: jax.Array,

@@ -89,7 +89,7 @@ def undrifted(at: Conditions, its: Measured, step: float) -> int:
     return int(np.clip(1 + 2 * BIAS * its.mu / pull if pull > 0 else enough, 1, max(enough, 1)))
 
 
-class Pair(NamedTuple):
+class TwoLevels(NamedTuple):
     """The steps of two levels.
 
     Attributes:
@@ -109,7 +109,7 @@ class Pair(NamedTuple):
         """The answer of a method's `practical`."""
         return Practical(method, more.pop("rate", self.rate), (*self.why, *reasons), fades=self.fades, **more)
 
-    def faded(self, at: Conditions) -> Pair:
+    def faded(self, at: Conditions) -> TwoLevels:
         """Fade both at one pace if clients are sampled, a noise that the method does not reduce."""
         alike = isinstance(at.problem, Bilevel | Minimax) and not any(
             its.heterogeneity > 0 for its in at.constants.levels.values()
@@ -117,7 +117,7 @@ class Pair(NamedTuple):
         if not at.partial or alike:
             return self
         alpha, beta = (fading(step, self.rate / 2) for step in (self.alpha, self.beta))
-        return Pair(alpha, beta, 0.0, (*self.why, "both fade, as the choice of clients is noise"), True)
+        return TwoLevels(alpha, beta, 0.0, (*self.why, "both fade, as the choice of clients is noise"), True)
 
 
 def strongly_convex(at: Conditions) -> Measured:
@@ -136,7 +136,7 @@ def curvature_through(at: Conditions) -> float:
 
 def two_levels(
     at: Conditions, *, y_steps: int = 1, drift: float = 0.0, steady: bool = False, slower: float = 1.0
-) -> Pair:
+) -> TwoLevels:
     """The steps of x and y.
 
     Args:
@@ -158,7 +158,7 @@ def two_levels(
     if F.reach > 0 and alpha * astray > speed * F.reach:
         alpha, why = speed * F.reach / astray, "alpha waits for y, which is not solved at the start"
     rate = min(alpha * max(F.mu, 0.0), speed / 2)
-    found = Pair(alpha, beta, rate, ("beta = 1/L of the lower level", why))
+    found = TwoLevels(alpha, beta, rate, ("beta = 1/L of the lower level", why))
     return found if steady else found.faded(at)
 
 
@@ -285,7 +285,7 @@ def unlike(at: Conditions) -> tuple[int, float]:
     return K, 2 * tau if K > 1 else 0.0
 
 
-def coupled(at: Conditions, *, drift: float = 0.0, steady: bool = False) -> Pair:
+def coupled(at: Conditions, *, drift: float = 0.0, steady: bool = False) -> TwoLevels:
     """The steps of x and of the sequences for all problems of `SOLVES`; β = ½ tracks a composition's values.
 
     Args:
@@ -300,13 +300,13 @@ def coupled(at: Conditions, *, drift: float = 0.0, steady: bool = False) -> Pair
             if at.F.kinked:
                 raise NoRule("its sequences assume smooth levels")
             alpha, rate, _, _, _ = composed(replace(at, participants=at.clients), 4)
-            pair = Pair(alpha, 0.5, rate, ("alpha = 1/(4 L)", "beta = ½"))
+            pair = TwoLevels(alpha, 0.5, rate, ("alpha = 1/(4 L)", "beta = ½"))
         case _:
             return two_levels(at, drift=drift, steady=steady)
     return pair if steady else pair.faded(at)
 
 
-def equations(at: Conditions) -> Pair:
+def equations(at: Conditions) -> TwoLevels:
     """The α and β among powers of two with the least spectral radius of 1 − diag(α, β) J."""
     J, n = at.constants.jacobian, at.dimension
     if J is None:
@@ -320,7 +320,7 @@ def equations(at: Conditions) -> Pair:
     shorter = at.participants / at.clients / at.slower
     alpha, beta = (step * shorter for step in tried[best])
     radius = _radius(J, np.where(np.arange(len(J)) < n, alpha, beta))
-    return Pair(alpha, beta, 1 - radius, ("alpha, beta: fastest on the maps' Jacobian",))
+    return TwoLevels(alpha, beta, 1 - radius, ("alpha, beta: fastest on the maps' Jacobian",))
 
 
 def _radius(J: np.ndarray, steps: np.ndarray) -> float:

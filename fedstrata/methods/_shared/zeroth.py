@@ -23,7 +23,7 @@ OUTSIDE = 5e-3  # the distance from a set, relative to the distance to go
 NARROWS = 1e-3  # the last η at kinks, relative to the first
 
 
-class Values(NamedTuple):
+class Choice(NamedTuple):
     """The rule's choice.
 
     Attributes:
@@ -44,7 +44,7 @@ def value_doubts(at: Conditions) -> tuple[str, ...]:
     return () if at.problem.without_derivatives else ("methods that use gradients of the loss are faster",)
 
 
-def by_values(at: Conditions, F: Measured, *, own: bool) -> Values:
+def by_values(at: Conditions, F: Measured, *, own: bool) -> Choice:
     """The step size, radius and directions for a function F of which only values are used.
 
     Args:
@@ -62,7 +62,7 @@ def by_values(at: Conditions, F: Measured, *, own: bool) -> Values:
     if F.kinked:
         first = F.reach / (F.gradient or 1.0) / growth
         options |= {"gamma": falling(first, at.rounds), "eta": falling(eta, at.rounds, NARROWS)}
-        return Values(options, 0.0, (*reasons, "F has kinks: gamma and eta fall geometrically"), True)
+        return Choice(options, 0.0, (*reasons, "F has kinks: gamma and eta fall geometrically"), True)
     L = 1 / F.step
     gamma = 1 / (growth * L)
     if not at.problem.set_of_x.trivial:
@@ -72,5 +72,5 @@ def by_values(at: Conditions, F: Measured, *, own: bool) -> Values:
     rate = gamma * max(F.mu, 0.0)
     if at.partial:
         options |= {"gamma": fading(gamma, rate / 2), "eta": eta}
-        return Values(options, 0.0, (*reasons, "gamma fades, as the choice of clients is noise"), True)
-    return Values(options | {"gamma": gamma, "eta": eta}, rate, (*reasons, f"gamma = 1/(L·{growth:.3g})"))
+        return Choice(options, 0.0, (*reasons, "gamma fades, as the choice of clients is noise"), True)
+    return Choice(options | {"gamma": gamma, "eta": eta}, rate, (*reasons, f"gamma = 1/(L·{growth:.3g})"))
