@@ -27,7 +27,7 @@ from fedstrata.problems.prox import Regularizer
 from fedstrata.problems.terms import known, per_sample
 from fedstrata.support.shown import shapes
 
-NOTHING = 0.01  # added to ‖y‖, so that an error is not judged relative to a solution near 0
+NOTHING = 0.01  # added to ‖y‖, because an error relative to a solution near 0 is meaningless
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class MPEC(Problem):
         return tree.norm(y), tree.norm(tree.sub(y, self.project_y(moved, x, sample)))
 
 
-# The user's form of a level of a selection: a function, a regulariser, or a pair of both.
+# A level of a selection as the user gives it: a function, a regulariser, or a pair of both.
 Parts: TypeAlias = Function | Regularizer | Sequence[Function | Regularizer]
 
 

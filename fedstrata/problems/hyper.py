@@ -48,7 +48,7 @@ def balance(labels: np.ndarray, classes: int) -> np.ndarray:
 
 
 def hypercleaning(predict: Function, lam: float) -> Bilevel:
-    """Learn which training samples to trust: one weight σ(x_i) each (Franceschi et al. 2017).
+    """Data hyper-cleaning: learn a weight σ(x_i) of each training sample (Franceschi et al. 2017).
 
     ``x`` has one number per training sample of all clients; samples have an ``"index"`` into it.
 

@@ -1,4 +1,4 @@
-"""Terms made of other terms: they read what those read."""
+"""Terms that are built from other terms, and what they read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fedstrata.core.types import Function, PyTree
 
 
 def known(function: Function) -> bool:
-    """Whether a problem's function is one that everyone knows."""
+    """Whether a problem's function does not depend on data, so that everyone knows it."""
     return Term.of(function).reads == "nothing"
 
 
 def per_sample(function: Function, name: str, why: str) -> Term:
-    """The term of a function whose value at every sample is needed; one that reads a batch is refused."""
+    """The term of a function that is evaluated sample by sample; one marked per_batch is refused."""
     term = Term.of(function, name)
     if term.reads == "batch":
         raise TypeError(f"{name} cannot be marked per_batch: {why}.")
@@ -22,17 +22,17 @@ def per_sample(function: Function, name: str, why: str) -> Term:
 
 
 def together(*terms: Term) -> Reads:
-    """What a function reads that calls these terms with its last argument."""
+    """Whether a function that calls these terms reads a sample or, like one of them, a batch."""
     return "batch" if any(term.reads == "batch" for term in terms) else "sample"
 
 
 def calling(function: Function, *terms: Term) -> Term:
-    """The term of a function that calls these terms, and hands its sample on to them."""
+    """The term of a function that calls these terms with its own sample."""
     return Term(Applied(_calls, terms, function), together(*terms))
 
 
 def read_alike(*terms: Term) -> tuple[Term, ...]:
-    """The terms for use on the same samples: where one reads batches, so do all."""
+    """The terms for use on the same samples: if one reads batches, all do."""
     return tuple(term.on_batches() for term in terms) if together(*terms) == "batch" else terms
 
 
