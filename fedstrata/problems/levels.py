@@ -85,7 +85,7 @@ class Tracker:
 class Logarithmic(Tracker):
     """The mean of exponentials, stored as its logarithm."""
 
-    def mean(self, values: PyTree, weights: jax.Array) -> PyTree:  # noqa: D102
+    def mean(self, values: PyTree, weights: jax.Array) -> PyTree:
         def one(v: jax.Array) -> jax.Array:
             w = weights.astype(v.dtype).reshape(-1, *[1] * (v.ndim - 1))
             # padding has weight zero, and any value
@@ -93,13 +93,13 @@ class Logarithmic(Tracker):
 
         return jax.tree.map(one, values)
 
-    def gap(self, out: PyTree, value: PyTree) -> PyTree:  # noqa: D102
+    def gap(self, out: PyTree, value: PyTree) -> PyTree:
         return jax.tree.map(lambda o, u: _expm1(o - u), out, value)
 
-    def change(self, beta: Real, before: PyTree, now: PyTree) -> PyTree:  # noqa: D102
+    def change(self, beta: Real, before: PyTree, now: PyTree) -> PyTree:
         return before, now
 
-    def follow(self, beta: Real, value: PyTree, change: PyTree, floor: Real | None = None) -> PyTree:  # noqa: D102
+    def follow(self, beta: Real, value: PyTree, change: PyTree, floor: Real | None = None) -> PyTree:
         lowest = beta if floor is None else floor
 
         def one(u: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -109,17 +109,17 @@ class Logarithmic(Tracker):
 
         return jax.tree.map(one, value, *change)
 
-    def blend(self, beta: Real, value: PyTree, new: PyTree) -> PyTree:  # noqa: D102
+    def blend(self, beta: Real, value: PyTree, new: PyTree) -> PyTree:
         def one(u: jax.Array, b: jax.Array) -> jax.Array:
             weight = jnp.asarray(beta, u.dtype)
             return jnp.logaddexp(u + jnp.log1p(-weight), b + jnp.log(weight))
 
         return jax.tree.map(one, value, new)
 
-    def report(self, value: PyTree, newest: PyTree) -> PyTree:  # noqa: D102
+    def report(self, value: PyTree, newest: PyTree) -> PyTree:
         return value, newest
 
-    def step(self, gamma: Real, value: PyTree, report: PyTree, floor: Real) -> PyTree:  # noqa: D102
+    def step(self, gamma: Real, value: PyTree, report: PyTree, floor: Real) -> PyTree:
         def one(u: jax.Array, mean: jax.Array, b: jax.Array) -> jax.Array:
             weight = jnp.asarray(gamma, b.dtype)
             new = (1 - weight) * _exp(u - b) + weight * _exp(mean - b)
@@ -127,12 +127,12 @@ class Logarithmic(Tracker):
 
         return jax.tree.map(one, value, *report)
 
-    def guard(self, value: PyTree, newest: PyTree, floor: Real) -> PyTree:  # noqa: D102
+    def guard(self, value: PyTree, newest: PyTree, floor: Real) -> PyTree:
         return jax.tree.map(
             lambda u, b: jnp.maximum(u, b + jnp.log(jnp.asarray(floor, b.dtype))), value, newest
         )
 
-    def ratio(self, value: PyTree, new: PyTree) -> PyTree:  # noqa: D102
+    def ratio(self, value: PyTree, new: PyTree) -> PyTree:
         return jax.tree.map(lambda u, v: jnp.where(u - v <= math.log(10), _exp(u - v), 0), value, new)
 
 

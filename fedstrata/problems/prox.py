@@ -342,7 +342,7 @@ class GroupLasso(Regularizer):
         object.__setattr__(self, "groups", groups)
         object.__setattr__(self, "count", len(names))
 
-    def value(self, x: PyTree) -> jax.Array:  # noqa: D102
+    def value(self, x: PyTree) -> jax.Array:
         flat, _ = ravel_pytree(as_floats(x, "x"))
         return jnp.sum(jnp.asarray(self.weight, flat.dtype) * self._norms(flat))
 
@@ -389,7 +389,7 @@ class NuclearNorm(Regularizer):
 
     weight: Real = number(default=1.0, minimum=0)
 
-    def value(self, x: PyTree) -> jax.Array:  # noqa: D102
+    def value(self, x: PyTree) -> jax.Array:
         x = as_floats(x, "x")
         norms = [jnp.linalg.svd(self._matrix(leaf), compute_uv=False).sum() for leaf in jax.tree.leaves(x)]
         return jax.tree.reduce(jnp.add, tree.scale(self.weight, norms))
@@ -438,7 +438,7 @@ class Indicator(Regularizer):
         object.__setattr__(self, "set", set)
         object.__setattr__(self, "tolerance", tolerance)
 
-    def value(self, x: PyTree) -> jax.Array:  # noqa: D102
+    def value(self, x: PyTree) -> jax.Array:
         x = as_floats(x, "x")
         size = tree.norm(x)
         inside = contains(self.set, x, self.tolerance * jnp.maximum(size, 1))
@@ -447,7 +447,7 @@ class Indicator(Regularizer):
     def _prox(self, x: PyTree, step: Real) -> PyTree:
         return self.set(x)
 
-    def envelope(self, x: PyTree, mu: Real) -> jax.Array:  # noqa: D102
+    def envelope(self, x: PyTree, mu: Real) -> jax.Array:
         return MoreauIndicator(self.set, mu)(x)
 
 

@@ -69,11 +69,11 @@ class Risk:
     low: ClassVar[float] = 0.0
 
     @property
-    def high(self) -> float:  # noqa: D102
+    def high(self) -> float:
         return math.inf
 
     @property
-    def radius(self) -> float:  # noqa: D102
+    def radius(self) -> float:
         return math.inf
 
     def __post_init__(self) -> None:
@@ -138,16 +138,16 @@ class KL(Risk):
 
     low = 1e-8
 
-    def dual(self, losses: Array, weights: Array) -> Array:  # noqa: D102
+    def dual(self, losses: Array, weights: Array) -> Array:
         return jax.nn.logsumexp(losses / self.lam, b=weights)
 
-    def density(self, loss: Array, dual: Array) -> Array:  # noqa: D102
+    def density(self, loss: Array, dual: Array) -> Array:
         return jnp.exp(loss / self.lam - dual)
 
-    def penalty(self, q: Array) -> Array:  # noqa: D102
+    def penalty(self, q: Array) -> Array:
         return self.lam * entropy(q)
 
-    def value(self, losses: Array, weights: Array | None = None) -> Array:  # noqa: D102
+    def value(self, losses: Array, weights: Array | None = None) -> Array:
         return self.lam * self.dual(*_sample(losses, weights))
 
 
@@ -159,13 +159,13 @@ class Chi2(Risk):
 
     low = -math.inf
 
-    def dual(self, losses: Array, weights: Array) -> Array:  # noqa: D102
+    def dual(self, losses: Array, weights: Array) -> Array:
         return _mean(losses, weights)
 
-    def density(self, loss: Array, dual: Array) -> Array:  # noqa: D102
+    def density(self, loss: Array, dual: Array) -> Array:
         return 1 + (loss - dual) / self.lam
 
-    def penalty(self, q: Array) -> Array:  # noqa: D102
+    def penalty(self, q: Array) -> Array:
         return self.lam / 2 * (q - 1) ** 2
 
 
@@ -175,14 +175,14 @@ class Chi2Penalty(Chi2):
 
     lifted, low = True, 0.0
 
-    def dual(self, losses: Array, weights: Array) -> Array:  # noqa: D102
+    def dual(self, losses: Array, weights: Array) -> Array:
         low, high = _mean(losses, weights), jnp.max(losses, where=weights > 0, initial=-jnp.inf)
         return bisect(lambda eta: _mean(self.density(losses, eta), weights) - 1, jnp.minimum(low, high), high)
 
-    def density(self, loss: Array, dual: Array) -> Array:  # noqa: D102
+    def density(self, loss: Array, dual: Array) -> Array:
         return jax.nn.relu(1 + (loss - dual) / self.lam)
 
-    def value(self, losses: Array, weights: Array | None = None) -> Array:  # noqa: D102
+    def value(self, losses: Array, weights: Array | None = None) -> Array:
         return self._at_threshold(losses, weights, self.excess)
 
     def excess(self, s: Array) -> Array:
@@ -211,10 +211,10 @@ class Chi2Ball(Risk):
     lifted = True
 
     @property
-    def radius(self) -> float:  # noqa: D102
+    def radius(self) -> float:
         return 2 * self.rho
 
-    def dual(self, losses: Array, weights: Array) -> Threshold:  # noqa: D102
+    def dual(self, losses: Array, weights: Array) -> Threshold:
         most = jnp.max(losses, where=weights > 0, initial=-jnp.inf)
         spread = most - jnp.min(losses, where=weights > 0, initial=jnp.inf)
         target = 1 + 2 * self.rho
@@ -236,13 +236,13 @@ class Chi2Ball(Risk):
         tie = jnp.where(alone, 1 / at_most, 0.0)
         return Threshold(jnp.where(alone, most, eta), jnp.where(alone, -tie, scale))
 
-    def density(self, loss: Array, dual: Threshold) -> Array:  # noqa: D102
+    def density(self, loss: Array, dual: Threshold) -> Array:
         alone = dual.more < 0
         scale = jnp.where(alone, 1.0, dual.more)
         near = loss >= dual.eta - _tolerance(dual.eta)
         return jnp.where(alone, jnp.where(near, -dual.more, 0.0), jax.nn.relu(loss - dual.eta) / scale)
 
-    def value(self, losses: Array, weights: Array | None = None) -> Array:  # noqa: D102
+    def value(self, losses: Array, weights: Array | None = None) -> Array:
         losses, weights = _sample(losses, weights)
         eta = self.dual(losses, weights).eta
         return eta + jnp.sqrt((1 + 2 * self.rho) * _mean(jax.nn.relu(losses - eta) ** 2, weights))
@@ -257,10 +257,10 @@ class CVaR(Risk):
     lifted = True
 
     @property
-    def high(self) -> float:  # noqa: D102
+    def high(self) -> float:
         return 1 / self.level
 
-    def dual(self, losses: Array, weights: Array) -> Threshold:  # noqa: D102
+    def dual(self, losses: Array, weights: Array) -> Threshold:
         order = jnp.argsort(-losses)
         reached = jnp.cumsum(weights[order]) >= self.level * (1 - 4 * jnp.finfo(losses.dtype).eps)
         eta = losses[order][jnp.argmax(reached)]
@@ -269,12 +269,12 @@ class CVaR(Risk):
         at = _mean(jnp.abs(losses - eta) <= margin, weights)
         return Threshold(eta, jnp.maximum(1 - above / self.level, 0) / at)
 
-    def density(self, loss: Array, dual: Threshold) -> Array:  # noqa: D102
+    def density(self, loss: Array, dual: Threshold) -> Array:
         margin = _tolerance(dual.eta)
         at = jnp.where(loss > dual.eta + margin, 1 / self.level, dual.more)
         return jnp.where(loss < dual.eta - margin, 0.0, at)
 
-    def value(self, losses: Array, weights: Array | None = None) -> Array:  # noqa: D102
+    def value(self, losses: Array, weights: Array | None = None) -> Array:
         return self._at_threshold(losses, weights, self.excess)
 
     def excess(self, s: Array) -> Array:
@@ -292,23 +292,23 @@ class KLCVaR(Risk):
     lifted, low = True, 1e-8
 
     @property
-    def high(self) -> float:  # noqa: D102
+    def high(self) -> float:
         return 1 / self.level
 
-    def dual(self, losses: Array, weights: Array) -> Array:  # noqa: D102
+    def dual(self, losses: Array, weights: Array) -> Array:
         high = self.lam * jax.nn.logsumexp(losses / self.lam, b=weights)  # no weight is capped
         low = jnp.min(losses, where=weights > 0, initial=jnp.inf) + self.lam * math.log(
             self.level
         )  # all weights are
         return bisect(lambda eta: _mean(self.density(losses, eta), weights) - 1, low, high)
 
-    def density(self, loss: Array, dual: Array) -> Array:  # noqa: D102
+    def density(self, loss: Array, dual: Array) -> Array:
         return jnp.exp(jnp.minimum((loss - dual) / self.lam, math.log(1 / self.level)))
 
-    def penalty(self, q: Array) -> Array:  # noqa: D102
+    def penalty(self, q: Array) -> Array:
         return self.lam * entropy(q)
 
-    def value(self, losses: Array, weights: Array | None = None) -> Array:  # noqa: D102
+    def value(self, losses: Array, weights: Array | None = None) -> Array:
         return self._at_threshold(losses, weights, self.excess)
 
     def excess(self, s: Array) -> Array:
@@ -332,15 +332,15 @@ class Semideviation(Risk):
     lam: float = field(metadata={"zero": True})  # λ
     delta: float = 1e-6  # δ
 
-    def dual(self, losses: Array, weights: Array) -> Moments:  # noqa: D102
+    def dual(self, losses: Array, weights: Array) -> Moments:
         mean = _mean(losses, weights)
         above = jax.nn.relu(losses - mean)
         return Moments(mean, jnp.sqrt(_mean(above**2, weights) + self.delta), _mean(above, weights))
 
-    def density(self, loss: Array, dual: Moments) -> Array:  # noqa: D102
+    def density(self, loss: Array, dual: Moments) -> Array:
         return 1 + self.lam * (jax.nn.relu(loss - dual.mean) - dual.excess) / dual.deviation
 
-    def value(self, losses: Array, weights: Array | None = None) -> Array:  # noqa: D102
+    def value(self, losses: Array, weights: Array | None = None) -> Array:
         dual = self.dual(*_sample(losses, weights))
         return dual.mean + self.lam * dual.deviation
 
