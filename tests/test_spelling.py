@@ -83,7 +83,7 @@ def test_signatures_stay():
 
 def test_warnings_point_at_the_caller():
     """At the line that called `solve`, before and after the run."""
-    two = fs.Bilevel(lambda x, y, s: (y**2).sum(), lambda x, y, s: ((y - x) ** 2).sum(), same_samples=True)
+    two = fs.Bilevel(lambda x, y, s: (y**2).sum(), lambda x, y, s: ((y - x) ** 2).sum())
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         fs.solve(PROBLEM, fs.FedAvg(50.0), DATA, np.ones(1), rounds=4, progress=False)
