@@ -1,4 +1,4 @@
-"""Atomic writes: a file is complete or unchanged, even if its writer is killed."""
+"""Atomic writes: a file is complete or unchanged, even if its writer is killed; and additions to a file."""
 
 from __future__ import annotations
 
@@ -51,6 +51,21 @@ def beside(folder: Path) -> Iterator[Path]:
 
 def _temporary(path: Path) -> Path:
     return path.parent / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"
+
+
+def append(file: Path, content: bytes) -> None:
+    """Add ``content`` at the end of ``file``, all of it or nothing."""
+    handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        before = os.fstat(handle).st_size
+        try:
+            while content:
+                content = content[os.write(handle, content) :]  # it may write less than it is given
+        except BaseException:
+            os.ftruncate(handle, before)
+            raise
+    finally:
+        os.close(handle)
 
 
 def clear_strays(folder: Path, name: str = "*") -> None:

@@ -1,12 +1,15 @@
 """Accounts that cannot be changed unseen, and what two parties tell of the same exchanges."""
 
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedstrata.engines.network import kits
+from fedstrata.engines.engine import Unfinished
+from fedstrata.engines.network import kits, wire
 from fedstrata.engines.network.audit import (
     Audit,
     Audited,
@@ -16,8 +19,10 @@ from fedstrata.engines.network.audit import (
     manifest,
     read,
 )
+from fedstrata.engines.network.host import Host
 from fedstrata.engines.network.transport import Failure, Request
 from fedstrata.lab.cli import app
+from fedstrata.support import writing
 
 
 @pytest.fixture
@@ -49,10 +54,49 @@ def test_a_party_goes_on_where_it_was_killed(file):
     assert [entry["seq"] for entry in read(file)] == list(range(6))
 
 
+@pytest.fixture
+def full(monkeypatch):
+    """A disk on which half of a line fits."""
+
+    def write(handle, content):
+        if len(content) < 40:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(handle, content[: len(content) // 2])
+
+    real = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.os, "write", write)
+        yield patch
+
+
+def test_a_full_disk_leaves_no_half_line(file, full):
+    audit = Audit(file, "lyon")
+    before = file.read_bytes()
+    with pytest.raises(OSError, match="No space left"):
+        audit.note("answered", seq=5)
+    assert file.read_bytes() == before
+    full.undo()
+    audit.note("answered", seq=5)
+    assert [entry["seq"] for entry in read(file)] == list(range(6))
+
+
+def test_nothing_is_answered_that_cannot_be_written_down(tmp_path, full):
+    site, server = Audit(tmp_path / "site.jsonl", "lyon"), Audit(tmp_path / "server.jsonl", "server")
+    host = Host({}, lambda number: None, tmp_path, audit=site)
+    request = Request({"op": "done", "seq": 1}, [])
+    answered = wire.unpack(host.answer(wire.pack(*request)))[0]
+    assert "cannot write down (No space left" in answered["error"]
+    with pytest.raises(Unfinished, match=r"server.jsonl cannot be written"):
+        Audited(Sites(), server).exchange({0: request}, 1.0)
+    full.undo()
+    assert "error" not in wire.unpack(host.answer(wire.pack(*request)))[0]
+    assert [entry["event"] for entry in read(site.file)] == ["answered"]
+
+
 class Sites:
     """A transport whose second site is away."""
 
-    names, rejoins, sent, received = ["lyon", "oslo"], True, [0, 0], [0, 0]
+    names, rejoins, sent, received, took = ["lyon", "oslo"], True, [0, 0], [0, 0], [0.0, 0.0]
 
     def exchange(self, requests, timeout):
         return {0: Request({}, [np.ones(7)])}, {1: Failure("away", "it is not connected")}

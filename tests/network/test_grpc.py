@@ -262,7 +262,7 @@ def test_a_second_process_of_a_site_is_refused_while_the_first_is_there(server, 
     second = Dialled(server, kits / "berlin", lambda m: [], process=other)
     second.thread.join(10)
     assert second.ended is grpc.StatusCode.ALREADY_EXISTS
-    assert "a second process that says it is berlin, from ipv" in caplog.text
+    assert "refused 'berlin' from ipv" in caplog.text
     assert not ask(server)[1]
     for site in (first, second):
         site.close()

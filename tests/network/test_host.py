@@ -48,7 +48,7 @@ class Hosts:
     def __init__(self, folder, name="scaffold", sites=2):
         self.case, self.folder = CASES[name], folder
         self.names = [f"site-{i}" for i in range(sites)]
-        self.sent, self.received = [0] * sites, [0] * sites
+        self.sent, self.received, self.took = [0] * sites, [0] * sites, [0.0] * sites
         self.sessions = [0] * sites
         self.hosts = [None] * sites
         for i in range(sites):
@@ -443,3 +443,17 @@ def test_states_of_an_ended_experiment_go_when_another_one_begins(tmp_path):
     assert states() == ["first-0", "first-1", "first-2"]
     begin("second-0")
     assert states() == ["first-2", "second-0"]  # the one that had not ended stays
+
+
+def test_all_runs_of_an_experiment_have_the_same_samples(tmp_path):
+    """Where a site has its own: it refuses to open the next run with others, also after a restart."""
+
+    def opened(own, run):
+        host = Host(TERMS, lambda n: Opened(CASES["fedavg"], own), tmp_path, steady=True)
+        request = {"op": "open", "seq": 1, "run": run, "number": 0, "terms": TERMS}
+        return wire.unpack(host.answer(wire.pack(request, [])))[0].get("error", "")
+
+    own = part(CASES["fedavg"].data, np.array([0]))
+    assert opened(own, "first-0") == opened(own, "first-1") == ""
+    assert "not those with which it took part in the experiment" in opened(other_values(own), "first-2")
+    assert opened(own, "first-2") == opened(other_values(own), "second-0") == ""

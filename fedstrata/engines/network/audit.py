@@ -18,6 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstrata.engines.engine import Unfinished
+from fedstrata.support.writing import append
+
 if TYPE_CHECKING:
     from fedstrata.engines.network.federation import Connected
     from fedstrata.engines.network.transport import Outcome, Request
@@ -45,13 +48,16 @@ class Audit:
         self.lines, self.last = len(entries := read(file)), entries[-1]["hash"] if entries else FIRST
 
     def note(self, event: str, **facts: Any) -> None:
-        """Add a line; it is on its way to the disk when this returns."""
+        """Add a line; it is on its way to the disk when this returns.
+
+        Raises:
+            OSError: if it cannot be written; the account is then as it was.
+        """
         with self._lock:
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
             entry = {"n": self.lines, "time": now, "party": self.party, "event": event, **facts}
             entry["hash"] = _hash(self.last, entry)
-            with open(self.file, "a", encoding="utf-8") as stream:
-                stream.write(json.dumps(entry) + "\n")
+            append(self.file, json.dumps(entry).encode() + b"\n")
             self.lines, self.last = self.lines + 1, entry["hash"]
 
 
@@ -122,12 +128,8 @@ class Audited:
 
     def __init__(self, inner: Connected, audit: Audit) -> None:
         self.inner, self.audit = inner, audit
-        self.names, self.rejoins, self.sent, self.received = (
-            inner.names,
-            inner.rejoins,
-            inner.sent,
-            inner.received,
-        )
+        self.names, self.rejoins = inner.names, inner.rejoins
+        self.sent, self.received, self.took = inner.sent, inner.received, inner.took
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
         """See `Transport.exchange`."""
@@ -135,10 +137,13 @@ class Audited:
         for i, request in requests.items():
             facts = {"site": self.names[i], **described(*request)}
             if i in replies:
-                self.audit.note("asked", **facts, outcome="replied", up=numbers(replies[i].arrays))
+                outcome = {"outcome": "replied", "up": numbers(replies[i].arrays)}
             else:
-                failure = failures[i]
-                self.audit.note("asked", **facts, outcome=failure.kind, why=failure.why[:200], up=0)
+                outcome = {"outcome": failures[i].kind, "why": failures[i].why[:200], "up": 0}
+            try:
+                self.audit.note("asked", **facts, **outcome)
+            except OSError as error:
+                raise Unfinished(f"The account {self.audit.file} cannot be written: {error}.") from error
         return replies, failures
 
     def session(self, site: int) -> int | None:

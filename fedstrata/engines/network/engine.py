@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,7 @@ from fedstrata.engines.rounds import cohort_of, in_a_loop
 from fedstrata.support.tracing import compiling
 
 log = logging.getLogger("fedstrata.network")
+RECENT = 64  # answers of a site from which its usual time is known
 LOST = 2.0**24  # times larger: what is added to it in float32 is rounded away
 
 
@@ -82,7 +83,8 @@ class Policy:
         min_sites: the fewest sites that a round is done with.
         retries: how often a round is tried again when a site answers with an error or nonsense.
         first_timeout: seconds for an exchange that a site has not done before, as it compiles.
-        timeout: the fewest seconds for any other; ten times the slowest answer so far, where that is more.
+        timeout: the fewest seconds for any other; ten times a site's usual time (the 0.9 quantile of its
+            last answers), where that is more.
     """
 
     missing: Literal["wait", "drop"] = "wait"
@@ -94,6 +96,15 @@ class Policy:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+class _Slot(NamedTuple):
+    """A site, an exchange of the text, and the number of clients in the round."""
+
+    site: int
+    program: str
+    k: int
+    participants: int
 
 
 @dataclass
@@ -129,7 +140,8 @@ class Network(Engine):
 
     Attributes:
         events: what happened to the network, in order: dicts with round, site and what.
-        waited: seconds that each site was waited for.
+        waited: seconds that each site was waited for when all others had answered.
+        last: how often each site was the last to answer, of ``timed`` exchanges.
     """
 
     has_data = False
@@ -143,6 +155,7 @@ class Network(Engine):
         self.policy, self.stopping = policy or Policy(), lambda: False
         self.events: list[dict[str, Any]] = []
         self.waited: dict[str, float] = defaultdict(float)
+        self.last, self.timed = Counter[str](), 0
         self.failed: Counter[str] = Counter()
         self.attempts = 0
         # Numbers that also grow over restarts of the server, and where its clock was set back meanwhile:
@@ -160,7 +173,7 @@ class Network(Engine):
         self.failure: BaseException | None = None
         self._programs: dict[Any, Any] = {}
         self._handle = handle_of(self)
-        self._slowest: dict[tuple[int, str, int, int], float] = {}
+        self._took: dict[_Slot, deque[float]] = {}
         self._large: set[tuple[int, str, int]] = set()  # of which it was told that they dwarf the others'
         self._absent: set[int] = set()  # dropped
         self._left_out: set[int] = set()  # of some round since the last evaluation
@@ -393,7 +406,7 @@ class Network(Engine):
                     self.failed[name] += 1
                     if failure.kind == "away":  # a site that was restarted compiles again
                         i = self.transport.names.index(name)
-                        self._slowest = {s: v for s, v in self._slowest.items() if s[0] != i}
+                        self._took = {slot: took for slot, took in self._took.items() if slot.site != i}
                     self.note(name, f"{failure.kind}: {failure.why}")
                 self._recover(failed, errors > self.policy.retries)
 
@@ -534,7 +547,6 @@ class Network(Engine):
     def _exchange(
         self, call: Call, key: np.ndarray, of: np.ndarray, weights: np.ndarray, leaves: list[np.ndarray]
     ) -> list[np.ndarray]:
-        began = time.perf_counter()
         number = self._tick()
         header = {
             "op": "exchange", "seq": number,
@@ -564,7 +576,6 @@ class Network(Engine):
         for i, reply in replies.items():
             if why := _wrong(_arrays_of(call, len(rows[i]), fixed), number, self._now[i], reply):
                 failures[i] = Failure("wrong", why)
-            self.waited[self.transport.names[i]] += time.perf_counter() - began
         if fixed is None:
             failures |= self._judged(call, {i: replies[i] for i in replies.keys() - failures.keys()})
         if failures:
@@ -573,9 +584,7 @@ class Network(Engine):
         for i, reply in replies.items():
             self._counts.update(reply.header["counts"])
             self._now[i] = reply.header["state"]
-            slot = (i, call.program, call.k, self._participants)
-            taken = time.perf_counter() - began if slot in self._slowest else 0.0  # the first compiles
-            self._slowest[slot] = max(self._slowest.get(slot, 0.0), taken)
+        self._time(call, list(replies))
         if fixed is None:
             return _together(call, rows, replies)
         vectors, counts = zip(*(reply.arrays for reply in replies.values()), strict=True)
@@ -625,11 +634,29 @@ class Network(Engine):
         return list(dict.fromkeys([self._now[i], *(states[i] for states in kept if states)]))
 
     def _timeout(self, call: Call, sites: Sequence[int]) -> float:
-        # in a round of another number of clients, all of them compile again
-        seen = [self._slowest.get((i, call.program, call.k, self._participants)) for i in sites]
-        if any(one is None for one in seen):
+        known = [self._took.get(self._slot(i, call)) for i in sites]
+        if any(took is None for took in known):
             return self.policy.first_timeout
-        return self._stretch * max(self.policy.timeout, 10 * max(one for one in seen if one is not None))
+        # A quantile, not the maximum, so that one nap of a site does not slow every later deadline.
+        usual = max(float(np.quantile(took, 0.9)) for took in known if took is not None)
+        return self._stretch * max(self.policy.timeout, 10 * usual)
+
+    def _slot(self, i: int, call: Call) -> _Slot:
+        # in a round of another number of clients, all of them compile again
+        return _Slot(i, call.program, call.k, self._participants)
+
+    def _time(self, call: Call, sites: Sequence[int]) -> None:
+        """Keep how long each site took, and who was last."""
+        took = {i: self.transport.took[i] for i in sites}
+        known = [self._took.setdefault(self._slot(i, call), deque(maxlen=RECENT)) for i in sites]
+        first = any(not before for before in known)  # somebody compiled, which says nothing of the next time
+        for i, before in zip(sites, known, strict=True):
+            before.append(0.0 if not before else took[i])
+        if len(sites) > 1 and not first:
+            second, last = sorted(took, key=took.__getitem__)[-2:]
+            self.timed += 1
+            self.last[self.transport.names[last]] += 1
+            self.waited[self.transport.names[last]] += took[last] - took[second]
 
     def _tick(self) -> int:
         # Microseconds, so that a restarted server, which knows no counter, begins above all former numbers.

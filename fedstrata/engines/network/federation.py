@@ -57,7 +57,7 @@ class Federation:
         self.inner, self.run, self.number, self.terms = transport, run, number, terms
         self.anew, self.patience = anew, patience
         self.names, self.rejoins = transport.names, transport.rejoins
-        self.sent, self.received = transport.sent, transport.received
+        self.sent, self.received, self.took = transport.sent, transport.received, transport.took
         self.fresh = True
         self._joined: dict[int, int] = {}  # site → the connection through which it has joined
         self._known: set[int] = set()  # sites that have joined since the run is fresh

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ class FlareServer:
         self.names: Sequence[str] = list(names)
         self._proxies = [there[name] for name in names]
         self.sent, self.received = [0] * len(self.names), [0] * len(self.names)
+        self.took = [0.0] * len(self.names)
         self._gone: set[int] = set()
 
     def session(self, site: int) -> int | None:
@@ -115,10 +117,11 @@ class FlareServer:
                 self.sent[i] += len(message)
                 option = CallOption(timeout=timeout, blocking=False)
                 calls.append((i, group(self._context, [self._proxies[i]], option).answer(message)))
+        began = time.monotonic()
         try:
             for i, results in calls:
                 for _, answer in results:
-                    answers[i] = answer
+                    answers[i], self.took[i] = answer, time.monotonic() - began  # at most: in their order
                 for error in results.failures.values():
                     failures[i] = self._failed(i, error, timeout)
         except RunAborted as error:

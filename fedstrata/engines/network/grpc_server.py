@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,9 @@ from fedstrata.engines.network.transport import Failure, Outcome, Request, answe
 log = logging.getLogger("fedstrata.network")
 SERVICE, METHOD = "fedstrata.Network", "Serve"
 PROCESS = "fedstrata-process"  # in a call's metadata: a word of the site's process, unlike any other's
+PROTOCOLS = "fedstrata-protocols"  # the versions that a site speaks, with commas; the server takes its own
+MOST_WRITING, SMALL = 8, 2**16  # messages of at least so many bytes that are written at a time
+PATIENCE = 1.0  # seconds that such a message waits for those before it, which may hang
 HANDSHAKE = 10.0  # seconds for a connection to show its certificate
 UNASKED = 16  # messages that nobody asked for, after which a site is cut off
 
@@ -44,16 +46,19 @@ def options(limit: int) -> list[tuple[str, int]]:
 
 
 class Stream:
-    """One site's connection."""
+    """One site's connection; its outbox is the event loop's."""
 
     def __init__(self, session: int, process: str, serial: str, until: float) -> None:
         self.session, self.process = session, process
         self.serial, self.until = serial, until  # its certificate's number, and when that expires
-        self.outbox, self.unasked = queue.SimpleQueue[bytes | None](), 0
+        self.outbox, self.unasked = asyncio.Queue[list[wire.Part] | None](), 0
 
 
 class GrpcServer:
     """A transport: sites are known by the common name of their certificate.
+
+    All streams are served by one thread with an event loop. A message's bytes are joined when its turn to be
+    sent has come, so that the messages of an exchange are not all in memory at once.
 
     Args:
         names: the sites of the federation.
@@ -70,46 +75,59 @@ class GrpcServer:
         self.names: Sequence[str] = list(names)
         self.limit = limit
         self.heed(lambda: False)
-        self.sent, self.received = [0] * len(names), [0] * len(names)
+        self.sent, self.received, self.took = [0] * len(names), [0] * len(names), [0.0] * len(names)
         self._streams: dict[int, Stream] = {}
         self._sessions = 0
         self._closing = False
-        self._awaited: dict[int, int] = {}  # site → the number of the message it owes an answer to
-        self._answers: dict[int, Request | Failure] = {}
+        self._owed: dict[int, int] = {}  # site → the number of the message it owes an answer to
+        self._found: dict[int, Request | Failure] = {}
+        self._asked_at = 0.0
         self._changed = threading.Condition()
         self._kit, self._revoked, self._revoked_at = kit, frozenset[str](), 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fedstrata-server", daemon=True)
+        self._thread.start()
+        try:
+            self._soon(self._start(address))
+        except RuntimeError as error:
+            self._end_thread()
+            raise OSError(f"Cannot listen on {address}: is another server running there?") from error
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _start(self, address: str) -> None:
         # The kit is read at each handshake, so that a renewed certificate needs no restart.
         credentials = grpc.dynamic_ssl_server_credentials(
             self._configuration(), self._configuration, require_client_authentication=True
         )
-        most = 4 * len(names) + 8  # a thread for each stream, for those that replace it, and for strangers
+        most = 4 * len(self.names) + 8  # each stream, those that replace it, and strangers
         # Who connects and says nothing takes neither all descriptors nor the places of sites for long.
         bounds = [
             ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)),
             ("grpc.max_allowed_incoming_connections", 2 * most),
         ]
         _allow_descriptors(2 * most + 256)
-        self._server = grpc.server(
-            ThreadPoolExecutor(most, thread_name_prefix="fedstrata-site"),
-            options=[*options(limit), *bounds],
-            maximum_concurrent_rpcs=most,
-        )
+        self._writing = asyncio.Semaphore(MOST_WRITING)
+        self._server = grpc.aio.server(options=[*options(self.limit), *bounds], maximum_concurrent_rpcs=most)
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         generic = grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})
         self._server.add_generic_rpc_handlers((generic,))
-        try:
-            self.port = self._server.add_secure_port(address, credentials)
-        except RuntimeError as error:
-            raise OSError(f"Cannot listen on {address}: is another server running there?") from error
-        self._server.start()
+        self.port = self._server.add_secure_port(address, credentials)
+        await self._server.start()
 
     def close(self) -> None:
         """Hang up."""
         with self._changed:
             self._closing = True
-            for stream in self._streams.values():
-                stream.outbox.put(None)
-        self._server.stop(grace=1.0).wait(3.0)
+            self._send([(stream, None) for stream in self._streams.values()])
+        self._soon(self._server.stop(1.0))
+        self._end_thread()
+
+    def _end_thread(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def _configuration(self) -> Any:
         authority, certificate, key = read(self._kit)
@@ -137,46 +155,64 @@ class GrpcServer:
             stream = self._streams.get(site)
             return None if stream is None else stream.session
 
-    def _serve(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """One connection of a site; what is yielded is sent."""
-        shown = context.auth_context()
+    async def _serve(self, incoming: AsyncIterator[bytes], context: Any) -> None:
+        """One connection of a site."""
+        shown, told = context.auth_context(), dict(context.invocation_metadata())
         name = shown.get("x509_common_name", [b""])[0].decode(errors="replace")
-        if name not in self.names:
-            log.warning("refused %r: not a site of this federation", name)
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, "not a site of this federation")
-        i, process = self.names.index(name), dict(context.invocation_metadata()).get(PROCESS, "")
-        arriving = Stream(0, process, *serial_of(shown["x509_pem_cert"][0]))
-        if why := self._refused(arriving):
-            log.warning("refused %s, from %s: %s", name, context.peer(), why)
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
-        stream = self._enter(i, arriving)
-        if stream is None:
-            log.warning("refused a second process that says it is %s, from %s", name, context.peer())
-            context.abort(grpc.StatusCode.ALREADY_EXISTS, "another process of this site is connected")
-            return
+        code, why = grpc.StatusCode.PERMISSION_DENIED, "not a site of this federation"
+        if name in self.names:
+            arriving = Stream(0, told.get(PROCESS, ""), *serial_of(shown["x509_pem_cert"][0]))
+            why = self._refused(arriving)
+            if not why and (why := _strange(told.get(PROTOCOLS, str(wire.VERSION)))):
+                code = grpc.StatusCode.FAILED_PRECONDITION
+            if not why and not self._enter(self.names.index(name), arriving):
+                code, why = grpc.StatusCode.ALREADY_EXISTS, "another process of this site is connected"
+        if why:
+            log.warning("refused %r from %s: %s", name, context.peer(), why)
+            await context.abort(code, why)
         log.info("%s is there", name)
-        threading.Thread(target=self._listen, args=(i, stream, incoming), daemon=True).start()
-        while (message := stream.outbox.get()) is not None:
-            yield message
-        context.cancel()
+        listening = asyncio.create_task(self._listen(self.names.index(name), arriving, incoming))
+        try:
+            while (parts := await arriving.outbox.get()) is not None:
+                await self._write(context, parts)
+        finally:
+            listening.cancel()
+            self._leave(self.names.index(name), arriving, "the connection broke")
 
-    def _enter(self, i: int, stream: Stream) -> Stream | None:
-        """A site has one connection, the newest of its process; None where another process is there."""
+    async def _write(self, context: Any, parts: list[wire.Part]) -> None:
+        """Send a message; of large ones a few at a time are in memory, unless those before hang."""
+        if sum(map(len, parts)) < SMALL:
+            await context.write(b"".join(parts))
+            return
+        turn = True
+        try:
+            await asyncio.wait_for(self._writing.acquire(), PATIENCE)
+        except TimeoutError:
+            turn = False
+        try:
+            await context.write(b"".join(parts))
+        finally:
+            if turn:
+                self._writing.release()
+
+    def _enter(self, i: int, stream: Stream) -> bool:
+        """A site has one connection, the newest of its process; whether no other process is there."""
         with self._changed:
             if (before := self._streams.get(i)) is not None:
                 if before.process != stream.process or not stream.process:
-                    return None
-                before.outbox.put(None)  # its thread ends, and with it the old stream
+                    return False
+                before.outbox.put_nowait(None)
+                self._settle(i, Failure("away", "the connection broke"))
             self._sessions += 1
             stream.session, self._streams[i] = self._sessions, stream
             self._changed.notify_all()
-            return stream
+            return True
 
-    def _listen(self, i: int, stream: Stream, incoming: Iterator[bytes]) -> None:
+    async def _listen(self, i: int, stream: Stream, incoming: AsyncIterator[bytes]) -> None:
         # gRPC does not say which: a message that is too large may end a stream like a site that hangs up.
         why = f"it hung up, the connection broke, or a message was larger than {self.limit} bytes"
         try:
-            for message in incoming:
+            async for message in incoming:
                 if refused := self._refused(stream):
                     why = refused
                     break
@@ -185,68 +221,72 @@ class GrpcServer:
                     break
         except Exception as error:  # gRPC's own, whatever ended the stream
             why = wire.said(getattr(error, "details", lambda: None)() or why)
+        self._leave(i, stream, why)
+        stream.outbox.put_nowait(None)
+
+    def _leave(self, i: int, stream: Stream, why: str) -> None:
         with self._changed:
             if self._streams.get(i) is stream:
                 del self._streams[i]
+                self._settle(i, Failure("away", "the connection broke"))
                 if not self._closing:
                     log.warning("%s is gone: %s", self.names[i], why)
-            stream.outbox.put(None)
-            self._changed.notify_all()
+
+    def _settle(self, i: int, outcome: Request | Failure) -> None:
+        """What came of a site's part in an exchange, where it is awaited; the lock is held."""
+        if self._owed.pop(i, None) is not None:
+            self._found[i], self.took[i] = outcome, time.monotonic() - self._asked_at
+            if not self._owed:
+                self._changed.notify_all()
 
     def _take(self, i: int, stream: Stream, message: bytes) -> bool:
         """A message has come; whether to go on listening."""
         answer, number = answer_of(message, self.limit)
         with self._changed:
             self.received[i] += len(message)
-            owed = self._awaited.get(i) if self._streams.get(i) is stream else None
-            if owed is not None and i not in self._answers and number in (owed, None):
-                self._answers[i] = answer
-                self._changed.notify_all()
+            owed = self._owed.get(i) if self._streams.get(i) is stream else None
+            if owed is not None and number in (owed, None):
+                self._settle(i, answer)
                 return True
             stream.unasked += 1  # late, from an earlier attempt; or sent again; or a flood
             log.warning("%s sent a message that nobody asked for", self.names[i])
             return stream.unasked <= UNASKED
 
+    def _send(self, messages: list[tuple[Stream, list[wire.Part] | None]]) -> None:
+        def put() -> None:
+            for stream, parts in messages:
+                stream.outbox.put_nowait(parts)
+
+        self._loop.call_soon_threadsafe(put)
+
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
-        packed = {i: wire.pack(*request, self.limit) for i, request in requests.items()}
-        numbers = {i: request.header["seq"] for i, request in requests.items()}
-        end, asked = time.monotonic() + timeout, {}
-        replies: dict[int, Request] = {}
-        failures: dict[int, Failure] = {}
+        packed = {i: wire.parts(*request, self.limit) for i, request in requests.items()}
         with self._changed:
-            self._answers, self._awaited = {}, dict(numbers)
+            self._asked_at, self._found, self._owed = time.monotonic(), {}, {}
             # sites that are told so leave
             self._closing |= any(request.header.get("op") == "done" for request in requests.values())
-            for i in requests:
+            sent: list[tuple[Stream, list[wire.Part] | None]] = []
+            for i, request in requests.items():
                 if (stream := self._streams.get(i)) is None:
-                    failures[i] = Failure("away", "it is not connected")
-                    continue
-                if why := self._refused(stream):
-                    failures[i] = Failure("away", why)
-                    stream.outbox.put(None)
-                    del self._streams[i]
-                    log.warning("%s is cut off: %s", self.names[i], why)
-                    continue
-                asked[i] = stream
-                stream.outbox.put(packed[i])
-                self.sent[i] += len(packed[i])
-            while open_ := [i for i in asked if i not in replies and i not in failures]:
-                for i in open_:
-                    if (answer := self._answers.pop(i, None)) is not None:
-                        if isinstance(answer, Failure):
-                            failures[i] = answer
-                        else:
-                            replies[i] = answer
-                    elif self._streams.get(i) is not asked[i]:
-                        failures[i] = Failure("away", "the connection broke")
-                    elif self._stopping():
-                        failures[i] = Failure("late", "no answer before the run was asked to end")
-                    elif time.monotonic() > end:
-                        failures[i] = Failure("late", f"no answer in {timeout:.1f} s")
-                if any(i not in replies and i not in failures and i not in self._answers for i in asked):
-                    self._changed.wait(max(0.0, min(1.0, end - time.monotonic())) + 0.001)
-            self._awaited = {}
-        return replies, failures
+                    self._found[i] = Failure("away", "it is not connected")
+                elif why := self._refused(stream):
+                    self._found[i] = Failure("away", why)
+                    sent.append((stream, None))
+                    self._leave(i, stream, why)
+                else:
+                    self._owed[i] = request.header["seq"]
+                    sent.append((stream, packed[i]))
+                    self.sent[i] += sum(map(len, packed[i]))
+            self._send(sent)
+            del packed, sent
+            end = self._asked_at + timeout
+            while self._owed and not self._stopping() and (left := end - time.monotonic()) > 0:
+                self._changed.wait(min(1.0, left))
+            why = "before the run was asked to end" if self._stopping() else f"in {timeout:.1f} s"
+            found = self._found | dict.fromkeys(self._owed, Failure("late", f"no answer {why}"))
+            self._found, self._owed = {}, {}
+        replies = {i: reply for i, reply in found.items() if isinstance(reply, Request)}
+        return replies, {i: failure for i, failure in found.items() if isinstance(failure, Failure)}
 
     def heed(self, stopping: Callable[[], bool]) -> None:
         self._stopping = stopping
@@ -257,6 +297,16 @@ class GrpcServer:
             while not all(i in self._streams for i in sites) and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)
             return [i for i in sites if i in self._streams]
+
+
+def _strange(protocols: str) -> str:
+    """Why a site's versions of the protocol will not do, or an empty string."""
+    if str(wire.VERSION) in protocols.split(","):
+        return ""
+    return (
+        f"the site speaks version {wire.said(protocols)} of the protocol, the server version {wire.VERSION}: "
+        "update whichever has the older FedStrata"
+    )
 
 
 def _allow_descriptors(number: int) -> None:

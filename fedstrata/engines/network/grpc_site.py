@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 
 from fedstrata.engines.network import wire
-from fedstrata.engines.network.grpc_server import METHOD, PROCESS, SERVICE, options
+from fedstrata.engines.network.grpc_server import METHOD, PROCESS, PROTOCOLS, SERVICE, options
 from fedstrata.engines.network.host import Ended, Host
 from fedstrata.engines.network.kits import read
 
@@ -44,8 +44,8 @@ def serve(
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 hint = f"; message_bytes is {limit} here: is it more at the server?"
             log.warning("no connection to %s (%s)%s", address, details, hint)
-            if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-                pause = LONGEST_PAUSE  # refused by name: nobody changes that within a second
+            if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
+                pause = LONGEST_PAUSE  # refused by name or protocol: nobody changes that within a second
         if time.monotonic() - began > 10:  # it had been connected: this is a first attempt again
             pause = 0.25
         time.sleep(pause * random.uniform(0.5, 1.0))  # sites that lost one server do not dial in step
@@ -56,7 +56,7 @@ def _answer(host: Host, channel: grpc.Channel, limit: int, process: str) -> None
     """One connection."""
     outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     dial = channel.stream_stream(f"/{SERVICE}/{METHOD}")
-    stream = dial(iter(outbox.get, None), metadata=((PROCESS, process),))
+    stream = dial(iter(outbox.get, None), metadata=((PROCESS, process), (PROTOCOLS, str(wire.VERSION))))
     try:
         for message in stream:
             outbox.put(host.answer(message, limit))

@@ -19,6 +19,7 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +38,7 @@ from fedstrata.engines.network.site import Place, Site
 from fedstrata.engines.network.states import Forgotten, SiteRefused, numbers_in
 from fedstrata.engines.network.text import Text
 from fedstrata.engines.network.wire import Arrays, Header
+from fedstrata.support.writing import write_atomically
 
 log = logging.getLogger("fedstrata.network")
 MOST_CLIENTS, MOST_SAMPLES = 10**6, 2**31 - 1  # of a federation; samples are counted in int32
@@ -73,6 +75,7 @@ class Host:
         audit: the site's account of what it was asked.
         identity: its certificate, by which other sites know it in secure runs.
         allowance: what may be learnt of its samples in all runs; None is no bound.
+        steady: whether it has the same samples in all runs of an experiment, as it refuses to go on with others.
     """
 
     def __init__(
@@ -86,7 +89,9 @@ class Host:
         audit: Audit | None = None,
         identity: Identity | None = None,
         allowance: Allowance | None = None,
+        steady: bool = False,
     ) -> None:
+        self.steady = steady
         self.terms, self.opens, self.folder = terms, opens, folder
         self.share, self.once, self.secret = share, once, secret
         self.audit, self.identity, self.allowance = audit, identity, allowance
@@ -117,18 +122,24 @@ class Host:
             raise
         except (SiteRefused, wire.WireError) as error:
             log.warning("refused: %s", error)
-            words = str(error)
-            self._account("refused", header, arrays, why=words[:200])
+            event, words, why = "refused", str(error), str(error)[:200]
         except Exception as error:
             # The words of another exception may hold samples: they stay here, in this site's log.
             log.exception("failed")
-            self._account("failed", header, arrays, why=type(error).__name__)
-            words = f"{type(error).__name__}; the site's log says more"
+            event, why = "failed", type(error).__name__
+            words = f"{why}; the site's log says more"
+        with suppress(SiteRefused):  # who is refused learns nothing
+            self._account(event, header, arrays, why=why)
         return wire.pack({"seq": number, "error": words[:500]}, [], limit)
 
     def _account(self, event: str, header: Header, arrays: Arrays, **facts: Any) -> None:
-        if self.audit is not None:
-            self.audit.note(event, **described(header, arrays), **facts)
+        try:
+            if self.audit is not None:
+                self.audit.note(event, **described(header, arrays), **facts)
+        except OSError as error:
+            log.error("the account cannot be written: %s", error)
+            why = error.strerror or type(error).__name__
+            raise SiteRefused(f"This site answers nothing that it cannot write down ({why}).") from error
 
     def call(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         """Answer one request."""
@@ -165,12 +176,26 @@ class Host:
             self.run, self.number, self.opened, self.site = run, number, self.opens(number), None
             log.info("opened the run %s", run)
         data = self.opened.data
+        if self.steady:
+            self._check_data(data.fingerprint)
         train, valid = sizes_of(data)
         seen = max([self.seen, *numbers_in(self.folder / run)])
         # Keyed by the site's secret: from a plain digest a server could try out what the samples are.
         code = hmac.new(self.secret, f"{run} {data.fingerprint}".encode(), "sha256").hexdigest()
         told = {"form": form_of(data), "columns": columns_of(data), "seen": seen, "data": code}
         return told, [train, valid]
+
+    def _check_data(self, fingerprint: str) -> None:
+        """Refuse other samples than those of the experiment's earlier runs."""
+        file = self.folder / f"{_experiment(self.run)}-data" / "fingerprint"
+        if not file.is_file():
+            write_atomically(file, fingerprint.encode())
+        elif file.read_text("utf-8") != fingerprint:
+            self.opened = None
+            raise SiteRefused(
+                "This site's samples are not those with which it took part in the experiment so far. Bring "
+                "them back, or begin another run."
+            )
 
     def _keys(self, header: Header) -> tuple[Header, Arrays]:
         if self.run is None or header.get("run") != self.run:

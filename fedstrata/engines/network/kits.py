@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstrata.support.writing import write_atomically
+from fedstrata.support.writing import append, write_atomically
 
 AUTHORITY, CERTIFICATE, KEY = "authority.pem", "certificate.pem", "key.pem"
 REQUEST, REVOKED, ISSUED = "request.pem", "revoked", "issued.jsonl"
@@ -252,8 +252,8 @@ class Authority:
             extensions.append((x509.SubjectAlternativeName([_host(host) for host in hosts]), False))
         issued = _signed(party, public_key, self.certificate, self._key, days, extensions)
         serial, until = serial_of(_pem(issued))
-        with open(self.folder / ISSUED, "a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"party": party, "serial": serial, "until": until}) + "\n")
+        entry = {"party": party, "serial": serial, "until": until}
+        append(self.folder / ISSUED, json.dumps(entry).encode() + b"\n")
         return _pem(issued)
 
     def serials(self, party: str) -> list[str]:

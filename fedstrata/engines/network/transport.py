@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -53,6 +54,7 @@ class Transport(Protocol):
     Attributes:
         names: the sites.
         sent, received: bytes on the wire, by site.
+        took: seconds that each site's last answer took.
         rejoins: whether a site that is gone can come back.
     """
 
@@ -60,6 +62,7 @@ class Transport(Protocol):
     rejoins: bool
     sent: list[int]
     received: list[int]
+    took: list[float]
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
         """Ask all of them at once: replies by site, failures by site."""
@@ -80,15 +83,18 @@ class Local:
     rejoins: bool = True
     sent: list[int] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
+    took: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.names = self.names or [f"site-{i}" for i in range(len(self.sites))]
-        self.sent, self.received = [0] * len(self.sites), [0] * len(self.sites)
+        number = len(self.sites)
+        self.names = self.names or [f"site-{i}" for i in range(number)]
+        self.sent, self.received, self.took = [0] * number, [0] * number, [0.0] * number
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
         """See `Transport.exchange`; one site after the other, without a limit of time."""
         replies, failures = {}, {}
         for i, request in requests.items():
+            began = time.perf_counter()
             asked = wire.pack(*request)  # so that what cannot travel fails here, too, and bytes are counted
             self.sent[i] += len(asked)
             try:
@@ -97,6 +103,7 @@ class Local:
                 failures[i] = Failure("error", f"{type(error).__name__}: {error}")
                 continue
             self.received[i] += len(answer)
+            self.took[i] = time.perf_counter() - began
             replies[i] = Request(*wire.unpack(answer))
         return replies, failures
 

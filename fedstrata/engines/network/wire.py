@@ -28,6 +28,7 @@ DEEPEST = 5  # levels of nesting in a header
 
 Header = dict[str, Any]
 Arrays = list[np.ndarray]
+Part = bytes | memoryview
 
 _NAMES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
           "float16", "float32", "float64", "complex64", "complex128")  # fmt: skip
@@ -46,6 +47,15 @@ def pack(header: Header, arrays: Arrays, limit: int = LIMIT) -> bytes:
     """A message as bytes.
 
     Raises:
+        WireError: see `parts`.
+    """
+    return b"".join(parts(header, arrays, limit))
+
+
+def parts(header: Header, arrays: Arrays, limit: int = LIMIT) -> list[Part]:
+    """A message's bytes before they are joined: arrays are not copied.
+
+    Raises:
         WireError: if it would be larger than ``limit``, or an array has a dtype that does not travel.
     """
     arrays = [np.require(array, requirements="C") for array in arrays]
@@ -62,10 +72,10 @@ def pack(header: Header, arrays: Arrays, limit: int = LIMIT) -> bytes:
             f"The message has {size} bytes (header {len(head)}), but the limit is {limit} "
             f"({HEADER_LIMIT}). Raise the limit at every party, or send less."
         )
-    parts: list[bytes | memoryview] = [MAGIC, struct.pack("<I", len(head)), head]
+    found: list[Part] = [MAGIC + struct.pack("<I", len(head)) + head]
     for array in arrays:
-        parts += [array.reshape(-1).view(np.uint8).data, bytes(-array.nbytes % 8)]
-    return b"".join(parts)
+        found += [array.reshape(-1).view(np.uint8).data, bytes(-array.nbytes % 8)]
+    return found
 
 
 def unpack(message: bytes, limit: int = LIMIT) -> tuple[Header, Arrays]:
