@@ -53,10 +53,11 @@ def exchanges(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         posed = pose(problem, method, data, x0, y0=y0, rounds=1, participation=participation)
-    return _of(posed)
+    return exchanges_of(posed)
 
 
-def _of(posed: Posed) -> list[Sent]:
+def exchanges_of(posed: Posed) -> list[Sent]:
+    """The exchanges of a run that is posed."""
     return outline(posed.setup, posed.methods[0], posed.data, posed.carry)
 
 

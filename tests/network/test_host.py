@@ -22,7 +22,9 @@ from fedstrata.engines.network import Failure, Network, Request, RoundFailed, Te
 from fedstrata.engines.network.engine import part
 from fedstrata.engines.network.federation import Federation, _described, made_up
 from fedstrata.engines.network.host import Host, columns_of, form_of
+from fedstrata.engines.network.rules import Asks
 from fedstrata.solving.pose import pose
+from fedstrata.solving.sent import exchanges_of
 from fedstrata.testing.cases import all_cases
 
 CASES = {case.name: case for case in all_cases()}
@@ -37,7 +39,13 @@ class Opened:
     def text(self, clients, server):
         whole = replace(made_up(form_of(self.data), clients), server=server)
         run = pose(self.case.problem, self.case.method, whole, self.case.x0, rounds=3)
-        return Text.of(run.setup, run.method, run.carry, server), run.common
+        return Text.of(run.setup, run.method, run.carry, server, run.rounds), run.common
+
+    def asks(self):
+        whole = made_up(form_of(self.data), 5)
+        run = pose(self.case.problem, self.case.method, whole, self.case.x0, rounds=3)
+        phases = tuple(one.phase for one in exchanges_of(run) if one.gathered)
+        return Asks(self.case.name, phases, run.setup.secure, run.rounds)
 
 
 class Hosts:

@@ -38,6 +38,9 @@ class Audit:
     Args:
         file: where it is; a new one begins where there is none.
         party: whose it is.
+
+    Attributes:
+        answered: how many exchanges were answered, in all runs.
     """
 
     def __init__(self, file: Path, party: str) -> None:
@@ -46,6 +49,7 @@ class Audit:
         if file.is_file() and not (content := file.read_bytes()).endswith(b"\n"):  # its writer was killed
             os.truncate(file, content.rfind(b"\n") + 1)
         self.lines, self.last = len(entries := read(file)), entries[-1]["hash"] if entries else FIRST
+        self.answered = sum(map(_answered, entries))
 
     def note(self, event: str, **facts: Any) -> None:
         """Add a line; it is on its way to the disk when this returns.
@@ -59,6 +63,11 @@ class Audit:
             entry["hash"] = _hash(self.last, entry)
             append(self.file, json.dumps(entry).encode() + b"\n")
             self.lines, self.last = self.lines + 1, entry["hash"]
+            self.answered += _answered(entry)
+
+
+def _answered(entry: Mapping[str, Any]) -> bool:
+    return entry["event"] == "answered" and entry.get("op") == "exchange"
 
 
 def read(file: Path) -> list[dict[str, Any]]:

@@ -137,6 +137,7 @@ class Network(Engine):
         remote: the sites, where they are elsewhere; None makes them in this process.
         clients_per_site: in this process, how many clients share a site.
         policy: what happens when a site does not answer.
+        programs: compiled programs, to be shared by runs that differ in their seed.
 
     Attributes:
         events: what happened to the network, in order: dicts with round, site and what.
@@ -148,8 +149,9 @@ class Network(Engine):
     encodes = True
 
     def __init__(
-        self, remote: Remote | None = None, *, clients_per_site: int = 1, policy: Policy | None = None
-    ) -> None:
+        self, remote: Remote | None = None, *, clients_per_site: int = 1, policy: Policy | None = None,
+        programs: dict[Any, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.remote, self.clients_per_site = remote, clients_per_site
         self.elsewhere = remote is not None
         self.policy, self.stopping = policy or Policy(), lambda: False
@@ -171,7 +173,7 @@ class Network(Engine):
         self._counts: Counter[str] = Counter()
         self._finite, self._stretch = True, 1
         self.failure: BaseException | None = None
-        self._programs: dict[Any, Any] = {}
+        self._programs: dict[Any, Any] = {} if programs is None else programs
         self._handle = handle_of(self)
         self._took: dict[_Slot, deque[float]] = {}
         self._large: set[tuple[int, str, int]] = set()  # of which it was told that they dwarf the others'
@@ -279,7 +281,7 @@ class Network(Engine):
 
     def release(self) -> None:
         """The run is over: compiled programs can go; what the engine tells of it stays."""
-        self._programs.clear()
+        self._programs = {}
         self._sites = None
 
     def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
@@ -462,7 +464,16 @@ class Network(Engine):
             setup = replace(setup, participants=len(cohort), drawn=setup.participants)
         self._participants = setup.participants
         number = np.int32(max(r, 0))
-        arguments = (method, carry.state, np.uint32(seed), data, number, cohort, self._placeholder)
+        arguments = (
+            method,
+            carry.state,
+            np.uint32(seed),
+            data,
+            number,
+            cohort,
+            self._placeholder,
+            self._handle,
+        )
         compiled = self._compiled(program, setup, arguments)
         self.failure = None
         (value, good), tally = jax.block_until_ready(compiled(*arguments))
@@ -495,15 +506,17 @@ class Network(Engine):
     def _compiled(self, program: str, setup: Setup, arguments: tuple[Any, ...]) -> Any:
         """The executable; it must not read the placeholder of the memory."""
         leaves, structure = jax.tree.flatten(arguments)
-        key = (program, key_of(setup), structure, tuple(jax.typeof(leaf) for leaf in leaves))
+        samples, form = jax.tree.flatten(self.form)
+        types = tuple(jax.typeof(leaf) for leaf in (*leaves, *samples))
+        key = (program, key_of(setup), structure, form, types)
         if key in self._programs:
             return self._programs[key]
 
         def text(
-            method: Any, state: PyTree, seed: Any, data: Any, r: Any, cohort: Any, memory: PyTree
+            method: Any, state: PyTree, seed: Any, data: Any, r: Any, cohort: Any, memory: PyTree, handle: Any
         ) -> Any:
             carry = Carry(state, memory)
-            return remote_text(self, program, setup, method, carry, seed, data, self._handle, r, cohort)
+            return remote_text(self, program, setup, method, carry, seed, data, handle, r, cohort)
 
         traced = jax.jit(text).trace(*arguments)
         if reads(traced, arguments, 6):  # of which `memory` is the seventh

@@ -15,28 +15,43 @@ import grpc
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.grpc_server import METHOD, PROCESS, PROTOCOLS, SERVICE, options
 from fedstrata.engines.network.host import Ended, Host
-from fedstrata.engines.network.kits import read
+from fedstrata.engines.network.kits import KitError, read
 
 log = logging.getLogger("fedstrata.network")
 LONGEST_PAUSE = 30.0
 
 
 def serve(
-    host: Host, kit: Path, address: str, limit: int = wire.LIMIT, ended: Callable[[], bool] = lambda: False
-) -> None:
-    """Answer the server until it says that all is done, through whatever happens to the connection."""
+    host: Host, kit: Path, address: str, limit: int = wire.LIMIT, ended: Callable[[], bool] = lambda: False,
+    resting: Callable[[], bool] = lambda: False,
+) -> None:  # fmt: skip
+    """Answer the server until it says that all is done, through whatever happens to the connection.
+
+    Args:
+        host: what answers.
+        kit: the site's folder with its certificate.
+        address: of the server.
+        limit: bytes of a message.
+        ended: whether to stop, asked before each dial.
+        resting: whether this is a time at which nothing is answered: the site is then not connected.
+    """
     # The server takes a new connection for an old one of the same process, and refuses another process.
     pause, process = 0.25, secrets.token_hex(8)
     while not ended():
         began = time.monotonic()
-        authority, certificate, key = read(kit)  # at each dial: a renewed certificate needs no restart
-        credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+        if resting():
+            time.sleep(1.0)
+            continue
         try:
+            authority, certificate, key = read(kit)  # at each dial: a renewed certificate needs no restart
+            credentials = grpc.ssl_channel_credentials(authority, key, certificate)
             with grpc.secure_channel(address, credentials, options(limit)) as channel:
-                _answer(host, channel, limit, process)
+                _answer(host, channel, limit, process, resting)
         except Ended:
             log.info("the server says that all is done")
             return
+        except (KitError, OSError) as error:  # while somebody renews it
+            log.warning("no connection: %s", error)
         except grpc.RpcError as error:
             details = f"{error.code().name}: {error.details()}"
             strange = "handshake failed" in details.lower()
@@ -52,13 +67,16 @@ def serve(
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def _answer(host: Host, channel: grpc.Channel, limit: int, process: str) -> None:
+def _answer(host: Host, channel: grpc.Channel, limit: int, process: str, resting: Callable[[], bool]) -> None:
     """One connection."""
     outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     dial = channel.stream_stream(f"/{SERVICE}/{METHOD}")
     stream = dial(iter(outbox.get, None), metadata=((PROCESS, process), (PROTOCOLS, str(wire.VERSION))))
     try:
         for message in stream:
+            if resting():
+                log.info("hanging up: the policy's hours are over")
+                return
             outbox.put(host.answer(message, limit))
     finally:
         outbox.put(None)

@@ -12,6 +12,7 @@ The server's requests, by their ``op``:
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import hmac
 import json
@@ -34,14 +35,17 @@ from fedstrata.engines.network.allowance import Allowance
 from fedstrata.engines.network.audit import Audit, described, numbers
 from fedstrata.engines.network.kits import Identity, KitError
 from fedstrata.engines.network.masks import Masker
-from fedstrata.engines.network.site import Place, Site
+from fedstrata.engines.network.rules import Asks, Rules
+from fedstrata.engines.network.site import EVERYTHING, Place, Site
 from fedstrata.engines.network.states import Forgotten, SiteRefused, numbers_in
 from fedstrata.engines.network.text import Text
 from fedstrata.engines.network.wire import Arrays, Header
+from fedstrata.engines.programs import key_of
 from fedstrata.support.writing import write_atomically
 
 log = logging.getLogger("fedstrata.network")
 MOST_CLIENTS, MOST_SAMPLES = 10**6, 2**31 - 1  # of a federation; samples are counted in int32
+MOST_TEXTS = 8  # whose compiled phases are kept
 FINISHED = "finished"  # a file in a run's folder, once its experiment has ended
 _MOST_NAMES = wire.HEADER_LIMIT // 4  # bytes of columns' names
 
@@ -60,6 +64,9 @@ class Opened(Protocol):
     def text(self, clients: int, server: PyTree) -> tuple[Text, Mapping[str, Any]]:
         """The posed run in a federation of so many clients, and its identity."""
 
+    def asks(self) -> Asks:
+        """What it would ask of the site."""
+
 
 class Host:
     """A site's process.
@@ -75,7 +82,9 @@ class Host:
         audit: the site's account of what it was asked.
         identity: its certificate, by which other sites know it in secure runs.
         allowance: what may be learnt of its samples in all runs; None is no bound.
-        steady: whether it has the same samples in all runs of an experiment, as it refuses to go on with others.
+        rules: what it takes part in.
+        steady: whether it has the same samples in all runs of an experiment; it then refuses to go on with
+            others.
     """
 
     def __init__(
@@ -89,9 +98,10 @@ class Host:
         audit: Audit | None = None,
         identity: Identity | None = None,
         allowance: Allowance | None = None,
+        rules: Rules = EVERYTHING,
         steady: bool = False,
     ) -> None:
-        self.steady = steady
+        self.rules, self.steady = rules, steady
         self.terms, self.opens, self.folder = terms, opens, folder
         self.share, self.once, self.secret = share, once, secret
         self.audit, self.identity, self.allowance = audit, identity, allowance
@@ -99,6 +109,7 @@ class Host:
         self.number = -1
         self.opened: Opened | None = None
         self.site: Site | None = None
+        self._programs: dict[Any, dict[Any, Any]] = {}
         self.answered = 0  # requests
         self.seen = 0  # the highest number of a message that was answered
 
@@ -132,6 +143,10 @@ class Host:
             self._account(event, header, arrays, why=why)
         return wire.pack({"seq": number, "error": words[:500]}, [], limit)
 
+    def resting(self) -> bool:
+        """Whether the policy's hours are over."""
+        return not self.rules.open_at(datetime.datetime.now().time())
+
     def _account(self, event: str, header: Header, arrays: Arrays, **facts: Any) -> None:
         try:
             if self.audit is not None:
@@ -144,9 +159,13 @@ class Host:
     def call(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         """Answer one request."""
         op = wire.value(header, "op", str)
+        if self.resting():
+            raise SiteRefused("This site does not answer at this time of the day, by its policy.")
         if op == "exchange":
             if self.site is None or header.get("run") != self.run:
                 raise SiteRefused("A request for a run that was not joined.")
+            if self.audit is not None:
+                self.rules.check_answers(self.audit.answered)
             reply = self.site.call(header, arrays)
             self.seen = max(self.seen, reply[0]["seq"])
             return reply
@@ -173,7 +192,11 @@ class Host:
         if not run.replace("-", "").isalnum() or len(run) > 80:
             raise SiteRefused("The name of the run is not valid.")
         if (run, number) != (self.run, self.number) or self.opened is None:  # else, it has only dialled again
-            self.run, self.number, self.opened, self.site = run, number, self.opens(number), None
+            self.opened, self.site = None, None
+            opened = self.opens(number)
+            if self.rules != EVERYTHING:
+                self.rules.admit(opened.asks())
+            self.run, self.number, self.opened = run, number, opened
             log.info("opened the run %s", run)
         data = self.opened.data
         if self.steady:
@@ -238,12 +261,12 @@ class Host:
         site = self.site
         if site is None or site.place.total != place.total or not np.array_equal(site.place.clients, own):
             masker = self._masker(self.run, arrays[1:]) if text.setup.secure else None
-            folder, allowance = self.folder / self.run, self.allowance
             # Another run has other noise: the difference of its answers to the same question would have none.
             secret = hmac.digest(self.secret, f"noise {self.run} {self.number}".encode(), "sha256")
             site = Site(
-                text, self.opened.data, place, folder, secret=secret, masker=masker, allowance=allowance
-            )
+                text, self.opened.data, place, self.folder / self.run, self._compiled(text, own),
+                secret, masker, self.allowance, self.rules,
+            )  # fmt: skip
         anew = False
         if wire.value(header, "fresh", bool):
             self._remove_finished()
@@ -252,6 +275,15 @@ class Host:
             anew = self._recall(site, wire.numbers(header, "states"), wire.value(header, "anew", bool))
         self.site = site
         return {"anew": anew}, []
+
+    def _compiled(self, text: Text, own: np.ndarray) -> dict[Any, Any]:
+        """The compiled phases of runs that differ in their seed."""
+        leaves, structure = jax.tree.flatten((text.method, text.state, text.memory, text.server))
+        types = tuple((np.shape(leaf), jax.numpy.result_type(leaf)) for leaf in leaves)
+        found = self._programs.setdefault((key_of(text.setup), structure, types, len(own)), {})
+        while len(self._programs) > MOST_TEXTS:
+            del self._programs[next(iter(self._programs))]
+        return found
 
     def _remove_finished(self) -> None:
         """Forget what clients remember of other experiments that have ended; it can be fetched until now."""

@@ -30,6 +30,7 @@ from fedstrata.engines.engine import Carry
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.allowance import Allowance, costs_of
 from fedstrata.engines.network.masks import Asked, Fixed, Masker
+from fedstrata.engines.network.rules import Rules
 from fedstrata.engines.network.states import SiteRefused, States, first_of
 from fedstrata.engines.network.text import PROGRAMS, START_ROUND, Text, made_up, reads
 from fedstrata.engines.network.wire import Arrays, Header
@@ -39,6 +40,8 @@ from fedstrata.engines.rounds import run_text
 from fedstrata.engines.simulated import mean_dtype
 from fedstrata.support.frozen import lending
 from fedstrata.support.tracing import is_traced
+
+EVERYTHING = Rules()
 
 
 class Reached(Exception):
@@ -138,6 +141,7 @@ class Site:
             draw it too, and the same message has the same noise; None draws what the simulated engine draws.
         masker: its part in secure sums, where the text asks for them.
         allowance: what may be learnt of its samples; None is no bound.
+        rules: what else it does not do.
     """
 
     def __init__(
@@ -150,8 +154,9 @@ class Site:
         secret: bytes | None = None,
         masker: Masker | None = None,
         allowance: Allowance | None = None,
+        rules: Rules = EVERYTHING,
     ) -> None:
-        self.secret, self.masker, self.allowance = secret, masker, allowance
+        self.secret, self.masker, self.allowance, self.rules = secret, masker, allowance, rules
         self.sizes = {
             "train": data.sizes,
             **({} if data.valid_sizes is None else {"valid": data.valid_sizes}),
@@ -191,8 +196,8 @@ class Site:
         if self.setup.secure and wanted.participants != self.setup.participants:
             raise SiteRefused("A round of another number of clients than the text's: its sum may show more.")
         r, states = wire.value(header, "round", int), wire.numbers(header, "states")
-        if not START_ROUND <= r < 2**31:
-            raise SiteRefused("The number of the round is not valid.")
+        if not START_ROUND <= r < (2**31 if self.text.rounds is None else self.text.rounds + 1):
+            raise SiteRefused(f"This site's text has {self.text.rounds} rounds, and no round {r}.")
         if len(arrays) < 3:
             raise SiteRefused("A request without clients, weights or key.")
         clients, weights, key, *leaves = arrays
@@ -322,9 +327,11 @@ class Site:
         one, channel = found[-1]
         floating = all(jnp.issubdtype(u.dtype, jnp.inexact) for u in traced.out_info[0])
         released = () if channel is None else channel.released.get(one.place, ())
-        return _Compiled(
-            lowered.compile(), one.stacked, one.evaluation, one.of is None, one.place, floating, released
-        )
+        compiled = lowered.compile()
+        if (needs := compiled.memory_analysis()) is not None:  # not every backend tells
+            size = needs.argument_size_in_bytes + needs.output_size_in_bytes + needs.temp_size_in_bytes
+            self.rules.check_memory(wanted.phase, size)
+        return _Compiled(compiled, one.stacked, one.evaluation, one.of is None, one.place, floating, released)
 
     def _answer(
         self, wanted: Wanted, found: list[tuple[Exchange, Any]], method: Any, key: Array, r: Array,

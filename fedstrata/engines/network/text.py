@@ -35,6 +35,7 @@ class Text:
         state: a state, of which only shapes matter.
         memory: what one client remembers before the first round.
         server: shapes of the server's own samples, or None.
+        rounds: how many there are; None where that is not known.
     """
 
     setup: Setup
@@ -42,13 +43,16 @@ class Text:
     state: PyTree
     memory: PyTree
     server: PyTree = None
+    rounds: int | None = None
 
     @classmethod
-    def of(cls, setup: Setup, method: Method, carry: Carry, server: PyTree = None) -> Text:
+    def of(
+        cls, setup: Setup, method: Method, carry: Carry, server: PyTree = None, rounds: int | None = None
+    ) -> Text:
         """From state and memory before the first round."""
         carry = Carry(*with_heard(method, carry))
         first = jax.tree.map(lambda leaf: np.asarray(leaf[0]), carry.memory)
-        return cls(setup, method, shapes(carry.state), first, shapes(server))
+        return cls(setup, method, shapes(carry.state), first, shapes(server), rounds)
 
 
 def shapes(tree: PyTree) -> PyTree:

@@ -22,7 +22,7 @@ from fedstrata.engines.engine import Unfinished
 from fedstrata.engines.identity import differences
 from fedstrata.engines.network.engine import RoundFailed
 from fedstrata.engines.network.host import Host
-from fedstrata.engines.network.kits import Identity, read
+from fedstrata.lab.experiments.approval import host_of
 from fedstrata.lab.experiments.net import execute, plan_of, refuse_runs, run_name
 from fedstrata.lab.experiments.networked import Server, opener_of_site, terms_of
 from fedstrata.lab.experiments.runner import PreparedExperiment
@@ -83,10 +83,8 @@ class Party:
         names, definition = settings_of(kit).sites, self.plan(kit).experiment
         own = self.data, self.label, self.valid_fraction, self.simulated, Path(self.folder)
         opens, _ = opener_of_site(definition, names, name, *own)
-        identity, secret = Identity(kit, names), read(kit)[2]
-        return Host(
-            terms_of(definition), opens, kit / "fedstrata", self.share, secret=secret, identity=identity
-        )
+        steady = self.data is not None
+        return host_of(kit, kit / "fedstrata", definition, opens, steady=steady, share=self.share)
 
 
 def prepare(kit: Path, party: Party, say: Say) -> None:

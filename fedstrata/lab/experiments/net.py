@@ -156,29 +156,24 @@ def site(
     """Take part: check this site's data, dial the server, answer it, and dial again for ever."""
     _log(log)
     with messages():
-        from fedstrata.engines.network.allowance import Allowance
-        from fedstrata.engines.network.audit import Audit
         from fedstrata.engines.network.grpc_site import serve
-        from fedstrata.engines.network.host import Host
-        from fedstrata.engines.network.kits import Identity, days_left, name_of, read
+        from fedstrata.engines.network.kits import days_left, name_of
         from fedstrata.engines.network.watching import Gauge, served
-        from fedstrata.lab.experiments.networked import opener_of_site, terms_of
+        from fedstrata.lab.experiments.approval import SitePolicy, host_of
+        from fedstrata.lab.experiments.networked import opener_of_site
         from fedstrata.lab.experiments.settings import settings_of
         from fedstrata.support.compiled import keep_compiled
 
+        SitePolicy.of(kit).limit_cores()
         keep_compiled()  # runs of one method, and sites on one machine, have the same phases
         settings, name = settings_of(kit), name_of(kit)
         names, folder = settings.sites, folder or kit / "state"
         definition = plan_of(experiment or settings.experiment, kit, quick, seeds, set_).experiment
         opens, own = opener_of_site(definition, names, name, data, label, valid_fraction, simulated)
         typer.echo(f"{name}: {own!r} fits {definition.name}")
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        audit = Audit(folder / AUDIT, name)
-        audit.note("started", experiment=definition.name, terms=terms_of(definition))
-        allowance = None if epsilon is None else Allowance(folder / "privacy.json", epsilon, delta)
-        host = Host(
-            terms_of(definition), opens, folder, share, once, read(kit)[2], audit, Identity(kit, names),
-            allowance,
+        host = host_of(
+            kit, folder, definition, opens, steady=data is not None, share=share, once=once, epsilon=epsilon,
+            delta=delta,
         )  # fmt: skip
         _warn_of_expiry(kit, name)
 
@@ -189,7 +184,47 @@ def site(
             return [own, Gauge("answered_total", host.answered, "requests that were answered")]
 
         with locked(folder, f"The site {name}"), served(tells, watch, f"The site {name}"):
-            serve(host, kit, address or settings.address, settings.message_bytes)
+            serve(host, kit, address or settings.address, settings.message_bytes, resting=host.resting)
+
+
+@net.command()
+def approve(
+    kit: Kit,
+    data: Data = None,
+    label: Label = "y",
+    valid_fraction: Valid = 0.0,
+    experiment: Annotated[str | None, typer.Option(help="In place of federation.toml's.")] = None,
+    simulated: Simulated = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    document: Annotated[
+        Path | None, typer.Option(help="Only write a draft of a data protection description there.")
+    ] = None,
+    quick: Quick = False,
+    seeds: Seeds = None,
+    set_: Set = None,
+) -> None:
+    """At a site: show what an experiment would ask of it, and approve its runs; it then opens no others."""
+    with messages():
+        from fedstrata.engines.network.kits import name_of
+        from fedstrata.lab.experiments import approval
+        from fedstrata.lab.experiments.networked import opener_of_site
+        from fedstrata.lab.experiments.settings import settings_of
+
+        settings, name, policy = settings_of(kit), name_of(kit), approval.SitePolicy.of(kit)
+        definition = plan_of(experiment or settings.experiment, kit, quick, seeds, set_).experiment
+        own = data, label, valid_fraction, simulated
+        opens, _ = opener_of_site(definition, settings.sites, name, *own)
+        found = approval.kinds(definition, opens)
+        if document is not None:
+            text = approval.document(definition, found, name, settings.sites, policy)
+            document.write_text(text, "utf-8")
+            typer.echo(f"{document}: complete the lines with […].")
+            return
+        typer.echo("\n".join(approval.described(definition, found)))
+        if not (yes or typer.confirm(f"Shall {name} take part in these runs, and in no others?")):
+            raise typer.Exit(1)
+        approval.approve(kit, {kind.asks.digest: kind.label for kind in found})
+        typer.echo(f"{kit / approval.APPROVED}: approved. Remove a line there to take it back.")
 
 
 def _warn_of_expiry(kit: Path, name: str) -> None:

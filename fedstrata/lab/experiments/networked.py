@@ -31,11 +31,14 @@ from fedstrata.engines.network import Network, Policy, Text
 from fedstrata.engines.network.engine import part
 from fedstrata.engines.network.federation import Connected, Federation, made_up
 from fedstrata.engines.network.host import form_of
+from fedstrata.engines.network.rules import Asks
 from fedstrata.lab.experiments._solving import posed
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.experiments.errors import ExperimentError, line_in
 from fedstrata.solving.pose import Posed
+from fedstrata.solving.sent import exchanges_of
 
+MOST_PROGRAMS = 32  # of earlier runs that are kept
 Entry = Callable[[], FederatedData]
 
 
@@ -81,9 +84,33 @@ class SiteRun:
 
     def text(self, clients: int, server: PyTree) -> tuple[Text, dict[str, Any]]:
         """The posed run in a federation of so many clients, and its identity."""
+        run = self.posed(clients, server)
+        return Text.of(run.setup, run.method, run.carry, server, run.rounds), run.common
+
+    def posed(self, clients: int | None = None, server: PyTree = None) -> Posed:
+        """The run in a federation of so many clients, by default as many as the experiment's own data has.
+
+        How many there will be only the server knows; a method may choose several of them.
+        """
+        own = self.task.data
+        if clients is None:
+            clients = max(self.data.clients, 1 if own is None else own.clients)
+            server = None if own is None else opened(own.server)
         whole = replace(made_up(form_of(self.data), clients), server=server, augment=self.data.augment)
-        run = _posed(self.task, self.setting, whole)
-        return Text.of(run.setup, run.method, run.carry, server), run.common
+        return _posed(self.task, self.setting, whole)
+
+    def asks(self) -> Asks:
+        """What it would ask of this site."""
+        run = self.posed()
+        # Where it starts and its seed are the server's to choose: they ask nothing else of a site.
+        common = {name: value for name, value in run.common.items() if name not in ("seed", "x0", "y0")}
+        identity = json.dumps([common, run.rounds], sort_keys=True, default=str)
+        return Asks(
+            hashlib.sha256(identity.encode()).hexdigest()[:24],
+            tuple(one.phase for one in exchanges_of(run) if one.gathered),
+            run.setup.secure,
+            run.rounds,
+        )
 
 
 def opener(
@@ -225,6 +252,7 @@ class Server:
     def __post_init__(self) -> None:
         self._numbers = {_name(s): i for i, s in enumerate(self.experiment.settings)}
         self._terms = terms_of(self.experiment)
+        self._programs: dict[Any, Any] = {}
 
     def federation(self, setting: Setting) -> tuple[Federation, Network, Task, FederatedData]:
         """A run whose sites are there; the data has no samples."""
@@ -242,7 +270,9 @@ class Server:
         there.pose(int(remote.sizes.sum()), len(remote.sizes), form, run.common, run.setup.secure)
         for earlier in self.engines:
             earlier.release()
-        engine = Network(remote, policy=self.policy)
+        while len(self._programs) > MOST_PROGRAMS:
+            del self._programs[next(iter(self._programs))]
+        engine = Network(remote, policy=self.policy, programs=self._programs)
         self.engines.append(engine)
         there.tell = engine.note
         return there, engine, task, data
@@ -313,17 +343,11 @@ def _bound(task: Task) -> Mapping[str, Metric]:
 
 
 def check(opens: Callable[[int], SiteRun], runs: Sequence[int] = (0,)) -> FederatedData:
-    """Open and pose runs with a site's own samples, so that what does not fit is told before it joins.
-
-    How many clients there will be only the server knows; the experiment's own number stands in for it, as
-    a method may choose several of them.
-    """
+    """Open and pose runs with a site's own samples, so that what does not fit is told before it joins."""
     for number in runs:
         found = opens(number)
-        whole = found.task.data
-        clients = max(found.data.clients, 1 if whole is None else whole.clients)
         try:
-            found.text(clients, None if whole is None else opened(whole.server))
+            found.posed()
         except TypeError as error:
             raise DataError(f"This site's samples do not fit the experiment: {error}") from error
     return found.data

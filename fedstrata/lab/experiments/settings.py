@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -22,6 +22,7 @@ LONGEST = 1e7  # seconds
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"  # it becomes a folder and stands in logs
 _PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
 ADDRESS = rf"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):{_PORT}$"
+Made = TypeVar("Made", bound=BaseModel)
 _SITES = re.compile(r"(?m)^(\s*sites\s*=\s*)\[[^\]]*\]")
 
 
@@ -30,7 +31,8 @@ def _seconds(default: float) -> Any:
     return Field(default, description=words, gt=0, le=LONGEST, allow_inf_nan=False)
 
 
-def _whole(default: int, low: int, high: int) -> Any:
+def whole(default: int | None, low: int, high: int) -> Any:
+    """A field for a whole number within bounds."""
     return Field(default, description=f"a whole number from {low} to {high}", ge=low, le=high)
 
 
@@ -68,11 +70,11 @@ class Settings(BaseModel):
         max_length=MOST_SITES,
     )
     experiment: str = Field("demo", description="a name or a file", min_length=1)
-    message_bytes: int = _whole(2**28, 2**16, 2**31 - 1)  # gRPC counts in 31 bits
+    message_bytes: int = whole(2**28, 2**16, 2**31 - 1)  # gRPC counts in 31 bits
     missing: Literal["wait", "drop"] = Field("wait", description="'wait' or 'drop'")
     after: float = _seconds(30.0)
-    min_sites: int = _whole(1, 1, MOST_SITES)
-    retries: int = _whole(3, 0, 1000)
+    min_sites: int = whole(1, 1, MOST_SITES)
+    retries: int = whole(3, 0, 1000)
     first_timeout: float = _seconds(600.0)
     timeout: float = _seconds(30.0)
     anew: bool = Field(False, description="true or false")
@@ -138,22 +140,41 @@ def read(found: Mapping[str, Any]) -> Settings:
                 wrong += [_unknown(name, what, names) for name in own if name not in names]
             case other:
                 wrong.append(f"[{section}] must be a section, but is {other!r}.")
+    section_of = {name: f"[{section}] " for section, names in SECTIONS.items() for name in names}
+    return checked(Settings, given, wrong, section_of)
+
+
+def checked(
+    model: type[Made], given: Mapping[str, Any], wrong: Sequence[str] = (), where: Mapping[str, str] = {}
+) -> Made:
+    """A model of these entries.
+
+    Args:
+        model: what they are; the description of a field says what it must be.
+        given: the entries.
+        wrong: what was found to be wrong before.
+        where: what is told before a field's name.
+
+    Raises:
+        ValueError: with all mistakes at once.
+    """
+    mistakes = dict.fromkeys(wrong)
     try:
-        made = Settings.model_validate(given)
+        made = model.model_validate(given)
     except ValidationError as error:
-        wrong += dict.fromkeys(_fault(each, given) for each in error.errors())
-    if wrong:
-        raise ValueError("\n".join(wrong))
+        for each in error.errors():
+            name = str(each["loc"][0])
+            if each["type"] == "extra_forbidden":
+                mistakes[_unknown(name, "entries", model.model_fields)] = None
+            elif each["type"] == "missing":
+                mistakes[f"{where.get(name, '')}needs {name}."] = None
+            else:
+                must = f"must be {model.model_fields[name].description}"
+                mistakes[f"{where.get(name, '')}{name} {must}, but is {given[name]!r}."] = None
+    if mistakes:
+        raise ValueError("\n".join(mistakes))
     return made
 
 
 def _unknown(name: str, what: str, known: Iterable[str]) -> str:
     return f"There is no {name!r} among the {what}{suggest(name, list(known))}"
-
-
-def _fault(mistake: Any, given: Mapping[str, Any]) -> str:
-    name = mistake["loc"][0]
-    (section,) = (section for section, names in SECTIONS.items() if name in names)
-    if mistake["type"] == "missing":
-        return f"[{section}] needs {name}."
-    return f"[{section}] {name} must be {Settings.model_fields[name].description}, but is {given[name]!r}."

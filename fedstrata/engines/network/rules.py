@@ -1,0 +1,99 @@
+"""What a site takes part in, whatever a server asks: rules of its own, on its own disk.
+
+A run is judged by the site's own text: `Asks` says what the text would ask, and `Rules.admit` refuses a run
+before any of its samples is touched. What a text cannot tell beforehand (how often the server asks, how much
+memory a phase takes, what time it is) is refused when it comes. All refusals are told to the server in words.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from fedstrata.engines.network.states import SiteRefused
+
+MIB = 2**20
+
+
+class Asks(NamedTuple):
+    """What a run would ask of a site, from the site's own text.
+
+    Attributes:
+        digest: of its programs, hyper-parameters, start, and number of rounds.
+        replies: the phases whose single replies the server gets.
+        secure: whether the server gets sums over sites alone.
+        rounds: how many rounds there are.
+    """
+
+    digest: str
+    replies: tuple[str, ...]
+    secure: bool
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a site takes part in. The default allows every run of its own text.
+
+    Args:
+        approved: digests of the runs that a person has approved; None approves all.
+        reveals: ``"averages"`` refuses runs in which the server gets single replies of clients.
+        secure: whether the server may only get masked sums.
+        rounds: the most rounds of a run.
+        answers: the most exchanges that are answered in all runs together, as the site's account counts them.
+        memory: the most MiB that a phase may take.
+        hours: from when to when it answers, on this machine's clock; it may go over midnight.
+    """
+
+    approved: Collection[str] | None = None
+    reveals: Literal["averages", "replies"] = "replies"
+    secure: bool = False
+    rounds: int | None = None
+    answers: int | None = None
+    memory: int | None = None
+    hours: tuple[datetime.time, datetime.time] | None = None
+
+    def admit(self, asks: Asks) -> None:
+        """Judge a run before it is opened.
+
+        Raises:
+            SiteRefused: with the rule that it breaks.
+        """
+        if self.approved is not None and asks.digest not in self.approved:
+            raise SiteRefused(
+                f"Nobody at this site has approved this run ({asks.digest}). There, `fedstrata net approve` "
+                "shows what it would ask."
+            )
+        if self.reveals == "averages" and asks.replies:
+            raise SiteRefused(
+                f"This site's policy allows averages alone, and the run asks for single replies: "
+                f"{', '.join(asks.replies)}."
+            )
+        if self.secure and not asks.secure:
+            raise SiteRefused("This site's policy needs secure sums: give the run Channel(secure=True).")
+        if self.rounds is not None and asks.rounds > self.rounds:
+            raise SiteRefused(
+                f"The run has {asks.rounds} rounds, and this site's policy allows {self.rounds}."
+            )
+
+    def check_answers(self, answered: int) -> None:
+        """Refuse one exchange more than the policy allows."""
+        if self.answers is not None and answered >= self.answers:
+            raise SiteRefused(f"This site has answered {answered} exchanges, and its policy allows no more.")
+
+    def check_memory(self, phase: str, size: int) -> None:
+        """Refuse a phase that would take more bytes than the policy allows."""
+        if self.memory is not None and size > self.memory * MIB:
+            raise SiteRefused(
+                f"The phase {phase!r} would take {size / MIB:,.0f} MiB, and this site's policy allows "
+                f"{self.memory:,}."
+            )
+
+    def open_at(self, now: datetime.time) -> bool:
+        """Whether it answers at this time of the day."""
+        if self.hours is None:
+            return True
+        begin, end = self.hours
+        return begin <= now < end if begin < end else now >= begin or now < end
