@@ -202,6 +202,8 @@ def test_a_sites_words_are_no_markdown():
     engine = SimpleNamespace(
         waited={},
         failed={},
+        last={"lyon": 3},
+        timed=4,
         attempts=1,
         events=[{"round": 1, "site": "lyon", "what": "error: [a](b) **c** `d`"}],
     )
@@ -210,6 +212,7 @@ def test_a_sites_words_are_no_markdown():
     shown = markdown(told)
     assert "round 1, lyon: error: [a](b) **c** `d`" in shown
     assert "<a " not in shown
+    assert ">75%</td>" in shown  # the last to answer
 
 
 def test_a_folder_is_one_processs_at_a_time(tmp_path):

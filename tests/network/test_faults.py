@@ -54,7 +54,8 @@ def test_an_exception_and_killed_sites_and_server_change_nothing(federation, und
     (federation.folder / "boom-berlin").touch()
     federation.until(past(federation, 5))
     assert "ZeroDivisionError" in federation.log("server")
-    assert "patient 17" not in federation.log("server")  # what an exception says stays at the site
+    assert "failed: ZeroDivisionError (" in federation.log("berlin")
+    assert "patient 17" not in federation.log("server") + federation.log("berlin")
     federation.signal("lyon", signal.SIGKILL)  # somewhere between exchanges, or within one
     federation.start_site("lyon")
     federation.until(past(federation, federation.round() + 20))

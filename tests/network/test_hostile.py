@@ -66,7 +66,7 @@ def test_a_hostile_site_and_strangers_change_nothing(federation):
     for name, (_, words) in ATTACKS.items():
         assert f"attack: {name}" in done
         assert words in told, name
-    assert "refused 'paris': not a site" in told
+    assert "refused 'paris' from ipv" in told
     for name in ("berlin", "lyon"):  # unharmed: connected once, and never waited for in vain
         assert f"{name} is gone" not in told.split("Report:")[0]
         assert f": {name}: " not in told

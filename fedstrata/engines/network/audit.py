@@ -163,6 +163,10 @@ class Audited:
         """See `Connected.expires`."""
         return self.inner.expires(site)
 
+    def waiting(self) -> tuple[list[str], float]:
+        """See `Connected.waiting`."""
+        return self.inner.waiting()
+
     def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
         """See `Transport.wait`."""
         return self.inner.wait(sites, seconds)

@@ -42,6 +42,7 @@ from fedstrata.engines.rounds import cohort_of, in_a_loop
 from fedstrata.support.tracing import compiling
 
 log = logging.getLogger("fedstrata.network")
+MANY = 200  # exchanges after which a site that is nearly always the last is told
 RECENT = 64  # answers of a site from which its usual time is known
 LOST = 2.0**24  # times larger: what is added to it in float32 is rounded away
 
@@ -670,6 +671,9 @@ class Network(Engine):
             self.timed += 1
             self.last[self.transport.names[last]] += 1
             self.waited[self.transport.names[last]] += took[last] - took[second]
+            if self.timed == MANY and self.last[name := self.transport.names[last]] >= 0.9 * MANY:
+                times = 1000 * self.waited[name] / self.last[name]
+                self.note(name, f"was the last in {self.last[name]} of {MANY} exchanges, by {times:.0f} ms")
 
     def _tick(self) -> int:
         # Microseconds, so that a restarted server, which knows no counter, begins above all former numbers.
@@ -678,7 +682,8 @@ class Network(Engine):
 
     def note(self, site: str, what: str) -> None:
         """Something happened to a site: for the log and the report."""
-        log.warning("round %d: %s: %s", self._round, site, what)
+        facts = {"round": self._round, "site": site}
+        log.warning("round %d: %s: %s", self._round, site, what, extra=facts)
         self.events.append({"round": self._round, "site": site, "what": what})
 
 

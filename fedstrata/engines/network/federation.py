@@ -29,6 +29,9 @@ class Connected(Transport, Protocol):
     def expires(self, site: int) -> float | None:
         """When the certificate of a site's connection expires, in seconds since 1970, where that is known."""
 
+    def waiting(self) -> tuple[list[str], float]:
+        """The sites whose answers are waited for, and since how many seconds."""
+
 
 class Federation:
     """One run over a transport. It is the transport that an engine sees.

@@ -27,7 +27,7 @@ from nvflare.job_config.api import FedJob
 
 from fedstrata.engines.engine import Unfinished
 from fedstrata.engines.network import wire
-from fedstrata.engines.network.host import Host
+from fedstrata.engines.network.host import Host, placed
 from fedstrata.engines.network.transport import Failure, Outcome, Request, answer_of
 
 log = logging.getLogger("fedstrata.network")
@@ -51,8 +51,9 @@ class Answering:
         self._one, self._host, self._trouble = threading.Lock(), None, ""
         try:
             self._host = self.host(Path(collab.workspace.get_root_dir()), collab.site_name)
-        except Exception as error:  # its words may hold samples: they stay in this site's log
-            log.exception("not ready")
+        except Exception as error:  # its words may hold samples
+            log.error("not ready: %s", placed(error))
+            log.debug("the exception's words", exc_info=error)
             self._trouble = f"It is not ready ({type(error).__name__}); the site's log says more."
 
     @collab.publish  # type: ignore[untyped-decorator]
@@ -105,6 +106,10 @@ class FlareServer:
 
     def expires(self, site: int) -> None:
         """FLARE's own certificates are its affair."""
+
+    def waiting(self) -> tuple[list[str], float]:
+        """FLARE's own console tells."""
+        return [], 0.0
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
         replies: dict[int, Request] = {}

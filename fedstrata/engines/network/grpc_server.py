@@ -149,6 +149,11 @@ class GrpcServer:
             stream = self._streams.get(site)
             return None if stream is None else stream.until
 
+    def waiting(self) -> tuple[list[str], float]:
+        """The sites whose answers are waited for, and since how many seconds."""
+        with self._changed:
+            return [self.names[i] for i in self._owed], time.monotonic() - self._asked_at
+
     def session(self, site: int) -> int | None:
         """The number of a site's connection, or None where it has none."""
         with self._changed:

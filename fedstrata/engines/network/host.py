@@ -19,6 +19,7 @@ import json
 import logging
 import math
 import shutil
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -135,8 +136,9 @@ class Host:
             log.warning("refused: %s", error)
             event, words, why = "refused", str(error), str(error)[:200]
         except Exception as error:
-            # The words of another exception may hold samples: they stay here, in this site's log.
-            log.exception("failed")
+            # The words of another exception may hold samples: neither the server nor a log gets them.
+            log.error("failed: %s", placed(error))
+            log.debug("the exception's words", exc_info=error)
             event, why = "failed", type(error).__name__
             words = f"{why}; the site's log says more"
         with suppress(SiteRefused):  # who is refused learns nothing
@@ -313,6 +315,13 @@ class Host:
         if (newest := self.site.states.newest) is None:
             raise Forgotten
         return {}, [np.asarray(leaf) for leaf in jax.tree.leaves(self.site.states.at(newest))]
+
+
+def placed(error: BaseException) -> str:
+    """The type of an exception, and through which lines it came."""
+    frames = traceback.extract_tb(error.__traceback__)[-5:]
+    places = ", ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in frames)
+    return f"{type(error).__name__} ({places})"
 
 
 def _experiment(run: str | None) -> str:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.lab.experiments import errors
+from fedstrata.lab.experiments import errors, logs
 from fedstrata.support.writing import alive, locked, write_atomically
 
 if TYPE_CHECKING:
@@ -31,7 +31,11 @@ if TYPE_CHECKING:
     from fedstrata.lab.experiments.networked import Server
     from fedstrata.lab.experiments.runner import PreparedExperiment
 
-net = typer.Typer(help="Run an experiment on real sites.", no_args_is_help=True)
+net = typer.Typer(
+    help="Run an experiment on real sites. The environment has options too, as in FEDSTRATA_NET_SITE_LOG.",
+    no_args_is_help=True,
+    context_settings={"auto_envvar_prefix": "FEDSTRATA_NET"},
+)
 
 TEMPLATE = """\
 # A federation. Every party gets a copy of this file in its kit.
@@ -57,6 +61,7 @@ anew = false            # whether a site that lost its state (an empty disk) may
 """
 
 AUDIT = "audit.jsonl"
+PATIENCE = 10.0  # seconds of waiting for an answer that are not told
 SILENT = 60.0  # seconds after which a run that tells nothing is taken for dead
 Data = Annotated[str | None, typer.Option(help="module:function, a .csv file, or the folder of a store.")]
 Label = Annotated[str, typer.Option(help="The column of a .csv file that is y.")]
@@ -69,6 +74,11 @@ Watch = Annotated[
     str | None,
     typer.Option(metavar="[HOST:]PORT", help="Serve /metrics, /healthz and a page; on loopback by default."),
 ]
+Log = Annotated[Path | None, typer.Option(help="A file for the log; default the standard error.")]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Log a JSON object a line.")]
+LogLevel = Annotated[
+    logs.Level, typer.Option(help="From which level on. Exceptions' words, at debug, may hold samples.")
+]
 Seeds = Annotated[int | None, typer.Option("--seeds", min=1, help="How many seeds.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A small version.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a parameter.")]
@@ -76,15 +86,6 @@ Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", hel
 
 # User errors as one message and exit code 2, Ctrl-C as 130, a network that cannot go on as 3.
 messages = functools.partial(errors.messages, expected=(ValueError,))
-
-
-def _log(file: Path | None = None) -> None:
-    handlers: list[logging.Handler] = [logging.StreamHandler()]
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handlers = [logging.FileHandler(file)]
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", handlers=handlers)
-    logging.getLogger("jax").setLevel(logging.WARNING)
 
 
 def plan_of(
@@ -147,14 +148,16 @@ def site(
         float | None, typer.Option(help="A budget of privacy for this site's samples, in all runs together.")
     ] = None,
     delta: Annotated[float, typer.Option(help="δ of that budget.")] = 1e-5,
-    log: Annotated[Path | None, typer.Option(help="A file for the log.")] = None,
+    log: Log = None,
+    log_json: LogJson = False,
+    log_level: LogLevel = "info",
     watch: Watch = None,
     quick: Quick = False,
     seeds: Seeds = None,
     set_: Set = None,
 ) -> None:
     """Take part: check this site's data, dial the server, answer it, and dial again for ever."""
-    _log(log)
+    logs.begin(log, log_json, log_level)
     with messages():
         from fedstrata.engines.network.grpc_site import serve
         from fedstrata.engines.network.kits import days_left, name_of
@@ -303,8 +306,14 @@ class _Status:
         self._tell()
 
     def _repeat(self) -> None:
+        told = 0.0
         while not self._over.wait(1.0):
             self._tell()
+            names, seconds = self.server.transport.waiting()
+            if names and seconds > max(PATIENCE, 2 * told):  # once more each time that it has doubled
+                told = seconds
+                typer.echo(f"waiting for {', '.join(names)} since {seconds:.0f} s", err=True)
+            told = told if names else 0.0
 
     def _tell(self) -> None:
         with self._lock, suppress(OSError):  # a full disk may hide how the run stands, but not end it
@@ -319,6 +328,7 @@ class _Status:
             "round": self.round,
             "rounds": self.rounds,
             "attempts": sum(engine.attempts for engine in engines),
+            "waiting": self.server.transport.waiting(),
             "sites": {
                 name: {
                     "connected": transport.session(i) is not None,
@@ -396,13 +406,16 @@ def run(
     kit: Kit,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
+    log: Log = None,
+    log_json: LogJson = False,
+    log_level: LogLevel = "info",
     watch: Watch = None,
     quick: Quick = False,
     seeds: Seeds = None,
     set_: Set = None,
 ) -> None:
     """Serve a federation: wait for its sites, run the experiment on them, write the report."""
-    _log()
+    logs.begin(log, log_json, log_level)
     with messages():
         from fedstrata.engines.engine import need_two_threads
 
@@ -512,6 +525,9 @@ def _stands(facts: dict[str, Any]) -> str:
     """How a run stands, in lines."""
     stands = f"round {facts['round']} of {facts['rounds']}" if facts["rounds"] else "no round yet"
     lines = [f"process {facts['pid']}, {time.time() - facts['time']:.0f} s ago: {stands}"]
+    names, seconds = facts["waiting"]
+    if names and seconds > 1:
+        lines.append(f"waiting for {', '.join(names)} since {seconds:.0f} s")
     for name, its in facts["sites"].items():
         valid = (
             "" if its["expires"] is None else f", certificate {(its['expires'] - time.time()) / 86_400:.0f} d"
@@ -590,7 +606,7 @@ def collect(
     set_: Set = None,
 ) -> None:
     """Fetch what clients remember (personal models) from the sites that allow it, into OUT/collected."""
-    _log()
+    logs.begin()
     with messages():
         import numpy as np
 
@@ -619,13 +635,17 @@ def try_(
     seeds: Seeds = None,
     set_: Set = None,
 ) -> None:
-    """All of it on this machine: certificates, a process for each client, the run, the report."""
+    """All of it on this machine: certificates, a process for each client, the run, the report.
+
+    One seed is run, unless --seeds says otherwise.
+    """
     with messages():
         from fedstrata.engines.engine import need_two_threads
         from fedstrata.lab.cli import options
         from fedstrata.lab.experiments.networked import task_of
 
         need_two_threads("The exchanges of a network")
+        seeds = 1 if seeds is None and not quick else seeds
         where = str(Path(experiment).resolve()) if Path(experiment).is_file() else experiment
         plan = plan_of(where, Path(), quick, seeds, set_)
         if (out / "network").exists():
@@ -639,7 +659,7 @@ def try_(
 
         write_settings(base, names, where, "127.0.0.1:8443", "localhost:8443")
         make_all(base)
-        _log(out / "logs" / "server.log")
+        logs.begin(out / "logs" / "server.log")
         with _served(base / "kits" / "server", plan, out, "127.0.0.1:0") as server:
             address = f"localhost:{server.transport.inner.port}"  # type: ignore[attr-defined]
             started = [

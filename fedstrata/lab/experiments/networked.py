@@ -294,14 +294,17 @@ class Server:
         names, transport = self.transport.names, self.transport
         lines = [
             "## The network", "",
-            "| site | sent to it | received | waited for | failures |", "|---|---:|---:|---:|---:|",
+            "| site | sent to it | received | the last to answer | waited for it alone | failures |",
+            "|---|---:|---:|---:|---:|---:|",
         ]  # fmt: skip
         engines = self.engines
+        timed = max(1, sum(engine.timed for engine in engines))
         for i, name in enumerate(names):
             waited = sum(engine.waited.get(name, 0.0) for engine in engines)
             failed = sum(engine.failed.get(name, 0) for engine in engines)
             sent, received = transport.sent[i], transport.received[i]
-            lines.append(f"| {name} | {sent:,} B | {received:,} B | {waited:.1f} s | {failed} |")
+            last = sum(engine.last[name] for engine in engines) / timed
+            lines.append(f"| {name} | {sent:,} B | {received:,} B | {last:.0%} | {waited:.1f} s | {failed} |")
         attempts = sum(engine.attempts for engine in engines)
         lines += ["", f"{attempts} attempts at rounds and evaluations, in this process. Bytes with headers."]
         events = [event for engine in engines for event in engine.events]
