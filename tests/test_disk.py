@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import warnings
-from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.engines.network import Network, Policy, Site, host
+from fedstrata.engines.network import Network, Policy, host
 from fedstrata.engines.network.federation import Federation, made_up
 from fedstrata.lab.experiments import runner
 from fedstrata.support import writing
@@ -160,7 +159,8 @@ class Restarting(Hosts):
 def test_a_federation_ends_equal_whichever_write_fails(restarts, tmp_path, monkeypatch):
     """The server's and the sites'. A site that could not keep its memory does not apply a round twice."""
     case, engine = CASES["scaffold"], Network(policy=Policy(retries=1))
-    monkeypatch.setattr(host, "Site", partial(Site, programs={}))
+    programs = {}  # of all hosts together: they have one text
+    monkeypatch.setattr(host.Host, "_compiled", lambda *_: programs)
     clients = 2
 
     def run(disk, folder):
