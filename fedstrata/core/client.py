@@ -132,7 +132,7 @@ class Samples:
         if self.capacity is None:
             return opened(self.leaves)
         if self.known and self.size == self.capacity:
-            slices = partial(jax.lax.dynamic_slice_in_dim, start_index=self.offset, slice_size=self.size)
+            slices = partial(jax.lax.dynamic_slice_in_dim, start_index=self.offset, slice_size=self.capacity)
             return opened(jax.tree.map(slices, self.leaves))
         return self.take(jnp.minimum(jnp.arange(self.capacity), self.size - 1))
 
