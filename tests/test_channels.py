@@ -28,7 +28,7 @@ QUICK = ("scaffold", "feddro", "fedmsa", "fednest")  # memory, a loop, a draw, a
 
 
 def rounds_of(case, **changes):
-    """The equations of the start and of a round on which the method's own state and memory depend."""
+    """The equations of the start and of a round on which the method's own state and the memory depend."""
     options = {"rounds": 1, "y0": case.y0, **case.solve, **changes}
     posed = pose(case.problem, case.method, case.data, case.x0, **options)
     make_fed, key, placed = Simulated().make_fed(), jax.random.key(0), case.data.placed()
@@ -37,7 +37,8 @@ def rounds_of(case, **changes):
         carry = Carry(state, memory)
         if method.starts():
             carry = before_rounds(make_fed, posed.setup, method, carry, key, data)
-        return method.own(one_round(make_fed, posed.setup, method, carry, key, data, r))
+        after = one_round(make_fed, posed.setup, method, carry, key, data, r)
+        return method.own(after.state), after.memory
 
     jaxpr = jax.make_jaxpr(text)(posed.method, *posed.carry, placed, jnp.int32(0)).jaxpr
     return str(dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])

@@ -68,7 +68,7 @@ def programs_of(setup: Setup, method: Method, carry: Carry, data: FederatedData)
         carry: state and memory before the first round, of which only shapes count.
         data: of which only shapes count.
     """
-    args: tuple[Any, ...] = method, carry, outline(data), jax.random.key(0), jnp.int32(0)
+    args: tuple[Any, ...] = method, carry, shapes_of(data), jax.random.key(0), jnp.int32(0)
     leaves, structure = jax.tree.flatten(args)
     shapes = tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
     key = key_of(setup), objects(structure), shapes, *configuration().values()
@@ -100,7 +100,7 @@ def _traced(setup: Setup, method: Method, carry: Carry, data: Placed, key: Key, 
     return {**digests, "round": digest(one_round, key, data, r), "measure": digest(measure, data)}
 
 
-def outline(data: FederatedData) -> Placed:
+def shapes_of(data: FederatedData) -> Placed:
     """The shapes of a data set where phases run; nothing is read."""
 
     def rows(part: str, number: int) -> PyTree:

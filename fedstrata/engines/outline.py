@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,38 +14,39 @@ import numpy as np
 
 from fedstrata.channels.examples import Examples, private, releases
 from fedstrata.channels.sent import Sent
-from fedstrata.core import counting
-from fedstrata.core.fed import Exchange, Fed, Setup, visit
+from fedstrata.core import counting, tree
+from fedstrata.core.fed import Exchange, Setup, visit
 from fedstrata.core.method import Method
-from fedstrata.core.types import Array, Integer, PyTree
+from fedstrata.core.types import Array, PyTree
 from fedstrata.data.federated import FederatedData
-from fedstrata.data.storage import Outline, Placed, SizeGroup, common_size
+from fedstrata.data.storage import Placed, SizeGroup, common_size
 from fedstrata.engines.engine import Carry
+from fedstrata.engines.identity import shapes_of
 from fedstrata.engines.programs import objects
+from fedstrata.engines.remote import Positioned
 from fedstrata.engines.rounds import run_text
 from fedstrata.engines.simulated import mean_dtype
 from fedstrata.support.tracing import compiling
 
 
-class OutlineFed(Fed):
+class OutlineFed(Positioned):
     """Verbs that write down what they are asked."""
 
-    def __init__(
-        self, program: str, form: Placed, found: list[Sent], examples: Mapping[str, Examples], *args: Any
-    ) -> None:
+    data: Placed
+
+    def __init__(self, program: str, found: list[Sent], examples: Mapping[str, Examples], *args: Any) -> None:
         super().__init__(*args)
-        self.program, self.form, self.found, self.position = program, form, found, 0
-        self.examples = examples
+        self.program, self.found, self.examples = program, found, examples
 
     def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
         """Made-up replies of the right form."""
-        name = exchange.name
-        if (own := self.examples.get(f"{self.program} {self.position}")) is not None:
+        k, name = self.next_position(), exchange.name
+        if (own := self.examples.get(f"{self.program} {k}")) is not None:
             exchange = exchange._replace(phase=private(exchange.phase, own, jax.random.key(0)))
 
         def one(samples: int, memory: PyTree) -> PyTree:
             group = SizeGroup(1, samples, samples)
-            client = self.form.client(0, jax.tree.map(lambda leaf: leaf[0], memory), group)
+            client = self.data.client(0, tree.row(memory, 0), group)
             reply, tally = visit(self.setup, exchange, client)
             return reply.upload, tally
 
@@ -56,7 +57,7 @@ class OutlineFed(Fed):
         if exchange.of is not None and exchange.of is self._chosen:
             asked = "cohort"
         sent = Sent(
-            self.program, self.position, self._level, name,
+            self.program, k, self._level, name,
             tuple((u.shape, u.dtype) for u in jax.tree.leaves(upload)), exchange.stacked,
             exchange.around is not None, asked, None, str(upload) != str(other),
             tuple((jnp.shape(u), jnp.result_type(u)) for u in jax.tree.leaves(exchange.message)),
@@ -66,7 +67,6 @@ class OutlineFed(Fed):
         if all(one.place != sent.place for one in self.found):
             self.found.append(sent)
         counting.count(sent.place, 1)
-        self.position += 1
 
         def reply(u: Any) -> Array:
             if exchange.stacked:
@@ -77,18 +77,6 @@ class OutlineFed(Fed):
 
     def book(self, exchange: Exchange, upload: PyTree) -> None:
         """Nothing travels."""
-
-    def turns(
-        self, times: Integer, body: counting.Body, carry: PyTree, until: counting.Until | None
-    ) -> PyTree:
-        """See `Fed.repeat`: the same exchanges at every turn."""
-        first = self.position
-
-        def turn(t: Integer, carry: PyTree) -> PyTree:
-            self.position = first
-            return body(t, carry)
-
-        return super().turns(times, turn, carry, until)
 
 
 _known: OrderedDict[Any, list[Sent]] = OrderedDict()
@@ -124,31 +112,19 @@ def outline(
 def _traced(
     setup: Setup, method: Method, data: FederatedData, carry: Carry, examples: Mapping[str, Examples] | None
 ) -> list[Sent]:
-    def blank(part: str) -> PyTree:
-        return jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape), leaf.dtype), data.sample_of(part))
-
-    # One blank sample stands for the data: shapes are all that is looked at, and nothing is read.
-    valid = None if data.valid is None else [blank("valid")]
-    form = FederatedData.from_clients([blank("train")], valid=valid).placed()
-    server = jax.tree.map(
-        lambda one, leaf: jax.ShapeDtypeStruct(leaf.shape, one.dtype), data.sample_of("server"), data.server
-    )
-    memory = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), carry.memory)
-    sizes = jax.ShapeDtypeStruct((data.clients,), jnp.int32)
-    shell = Outline(cast(Any, sizes), server, None, common_size(data.sizes))
-    args = (method, Carry(carry.state, memory), jax.random.key(0), shell, jnp.int32(0))
+    args = (method, carry, jax.random.key(0), shapes_of(data), jnp.int32(0))
     programs = ("start", "round") if method.starts() else ("round",)
-    return [one for program in programs for one in _of_program(program, form, examples or {}, setup, args)]
+    return [one for program in programs for one in _of_program(program, examples or {}, setup, args)]
 
 
 def _of_program(
-    program: str, form: Placed, examples: Mapping[str, Examples], setup: Setup, args: tuple[Any, ...]
+    program: str, examples: Mapping[str, Examples], setup: Setup, args: tuple[Any, ...]
 ) -> list[Sent]:
     exchanges: list[Sent] = []
     tallies: list[counting.Tally] = []
 
     def text(*args: Any) -> Any:
-        make = partial(OutlineFed, program, form, exchanges, examples)
+        make = partial(OutlineFed, program, exchanges, examples)
         out, tally = counting.counted(partial(run_text, program, make, setup))(*args)
         tallies.append(tally)
         return out
