@@ -58,14 +58,14 @@ Parts = tuple[FlatSamples, FlatSamples | None]
 
 
 class Prepares(Protocol):
-    """How samples were made of raw data, see `fedstrata.data.preparation`."""
+    """The way samples were made from raw data, see `fedstrata.data.preparation`."""
 
     @property
     def ledger(self) -> Ledger:
-        """What travelled to find its statistics."""
+        """The traffic that its statistics needed."""
 
     def apply(self, raw: Any) -> PyTree:
-        """New data, made in the same way."""
+        """Prepare new data in the same way."""
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: what is placed is remembered with the object
@@ -74,16 +74,15 @@ class FederatedData:
 
     Attributes:
         train: arrays of shape ``(samples of all clients, …)``, client after client.
-        sizes: how many samples each client has.
-        valid: like ``train``; where there is one, upper levels sample from it and lower levels from
-            ``train``.
+        sizes: the number of samples of each client.
+        valid: like ``train``; if given, upper levels sample from it and lower levels from ``train``.
         valid_sizes: like ``sizes``.
         test: a pooled test set, arrays of shape ``(samples, …)``.
         server: the server's own data, arrays of shape ``(samples, …)``.
-        names: what the clients are called, where they have names.
-        preparation: how the samples were made of a table or scaled; ``preparation.apply(new)`` does the same
-            to new data, ``preparation.ledger`` is what travelled for it.
-        source: where samples are read from as they are needed; ``train`` then has their shapes alone.
+        names: the clients' names, or None.
+        preparation: how the samples were made from a table, or scaled; ``preparation.apply(new)`` prepares
+            new data, and ``preparation.ledger`` is the traffic that it needed.
+        source: the source from which samples are read when needed; ``train`` then has only their shapes.
         valid_source: likewise for ``valid``.
         augment: see `augmented`.
 
@@ -147,7 +146,7 @@ class FederatedData:
             valid: a second list of the same form, for upper levels.
             test: a pooled test set.
             server: data that the server itself holds.
-            names: what the clients are called.
+            names: the clients' names.
 
         Raises:
             DataError: for an empty client, arrays that do not fit together, a NaN or an infinity.
@@ -176,9 +175,9 @@ class FederatedData:
             clients: how many clients.
             partition: how to split (default iid), e.g. ``fs.Dirichlet(0.3)``.
             label: the array that label-based partitions look at.
-            seed: of the split.
-            valid_fraction: the part of each client's samples that becomes its validation set.
-            server_fraction: the part of all samples that the server keeps, drawn before the split.
+            seed: the random seed of the split.
+            valid_fraction: the fraction of each client's samples that becomes its validation set.
+            server_fraction: the fraction of all samples that the server keeps, drawn before the split.
             test: a pooled test set.
         """
         arrays = arrays if hasattr(arrays, "columns") else unwrapped(arrays, "arrays")
@@ -240,10 +239,10 @@ class FederatedData:
             by: the column that tells the clients apart; they come in its sorted order.
             label: the column that becomes ``y``.
             features: the columns that become ``x``, in this order; by default all others.
-            valid_fraction: the part of each client's rows that becomes its validation data.
-            test_fraction: the part of each client's rows that goes into the pooled test data. Both are drawn
-                class by class, where the label has classes.
-            seed: of what is held out.
+            valid_fraction: the fraction of each client's rows that becomes its validation data.
+            test_fraction: the fraction of each client's rows that goes into the pooled test data. Both are
+                stratified if the label has classes.
+            seed: the random seed of these splits.
             encode: whether words become features, one for each category (0 or 1), and a label that is a word
                 the number of its class, in sorted order. Otherwise words are an error that names their
                 columns.
@@ -279,10 +278,9 @@ class FederatedData:
         server: PyTree = None,
         names: Sequence[str] | None = None,
     ) -> FederatedData:
-        """From a source that gives clients' samples when they are asked for: they need not fit into memory.
+        """From a source that reads clients' samples on demand, so that they need not fit into memory.
 
-        `fedstrata.solve` reads the clients of the next rounds while those of the last are at work. `load`
-        reads all of them into memory.
+        `fedstrata.solve` reads the next rounds' clients during the current ones. `load` reads all of them.
 
         Args:
             source: sizes, the form of a sample, and the samples of a list of clients: `fedstrata.data.Store`,
@@ -292,7 +290,7 @@ class FederatedData:
                 one. Likewise the others.
             test: a pooled test set.
             server: data that the server itself holds.
-            names: what the clients are called.
+            names: the clients' names.
 
         Raises:
             DataError: if its sizes or its form are not valid.
@@ -316,7 +314,7 @@ class FederatedData:
         return cls(train, sizes, held_out, valid_sizes, *pooled, None, source, given["valid"])
 
     def load(self, clients: Sequence[int] | np.ndarray | None = None) -> FederatedData:
-        """The same in memory, where it comes from a source; of some clients alone, where they are given."""
+        """Read data from a source into memory: all of it, or only some clients'."""
         if clients is None and self.source is None:
             return self
         who = np.arange(self.clients) if clients is None else np.asarray(clients)
@@ -330,7 +328,7 @@ class FederatedData:
         """The samples of these clients, one client after the other.
 
         Raises:
-            DataError: if a source gives something else.
+            DataError: if a source returns other arrays than it declared.
         """
         form, sizes = self._part(part)
         source = self.source if part == "train" else self.valid_source
@@ -354,26 +352,26 @@ class FederatedData:
         return found
 
     def _part(self, name: str) -> tuple[PyTree, np.ndarray]:
-        """The samples of all clients, or their form, and how many each has."""
+        """All clients' samples, or their form, and the clients' sizes."""
         if name not in self.part_sizes:
             raise DataError(f"The data has no {name} part.")
         return self.train if name == "train" else self.valid, self.part_sizes[name]
 
     @property
     def parts(self) -> dict[str, PyTree]:
-        """The samples, or their form, of the parts that there are."""
+        """The samples, or their form, by part."""
         found = {"train": self.train, "valid": self.valid, "test": self.test, "server": self.server}
         return {name: samples for name, samples in found.items() if samples is not None}
 
     @cached_property
     def part_sizes(self) -> dict[str, np.ndarray]:
-        """How many samples each client has, of the parts that there are: ``"train"`` and ``"valid"``."""
+        """The clients' sizes by part: ``"train"``, and ``"valid"`` if there is one."""
         parts = {"train": self.sizes, "valid": self.valid_sizes}
         return {name: sizes for name, sizes in parts.items() if sizes is not None}
 
     @cached_property
     def _starts(self) -> dict[str, np.ndarray]:
-        """Where each client's samples begin, by part: a stream asks for it at every window."""
+        """Each client's offset by part; cached, as a stream needs it at every window."""
         return {name: offsets_of(sizes) for name, sizes in self.part_sizes.items()}
 
     @property
@@ -383,11 +381,11 @@ class FederatedData:
 
     @property
     def offsets(self) -> np.ndarray:
-        """Where each client's samples begin in ``train``."""
+        """The position of each client's first sample in ``train``."""
         return self._starts["train"]
 
     def client(self, i: int, part: str = "train") -> PyTree:
-        """Client ``i``'s own samples: ``"train"``, ``"valid"``, or a ``"test"`` that says whose they are."""
+        """Client ``i``'s samples of a part; ``"test"`` needs an entry ``client``."""
         if part == "test":
             mine = self.test_clients == i
             return opened(jax.tree.map(lambda leaf: leaf[mine], self.test))
@@ -401,7 +399,7 @@ class FederatedData:
 
     @property
     def test_clients(self) -> np.ndarray:
-        """Whose sample each of the pooled test set is, where it says so."""
+        """The client of each sample in the pooled test set, from its entry ``client``."""
         if self.test is None:
             raise DataError("The data has no test part.")
         if "client" not in by_name(self.test):
@@ -412,7 +410,7 @@ class FederatedData:
         return self.test["client"]
 
     def stacked(self, part: str = "train") -> PyTree:
-        """Arrays of shape ``(clients, samples of each, …)``, where all clients have equally many."""
+        """Arrays of shape ``(clients, samples, …)``; all clients must have equally many samples."""
         self.need_memory("stacked")
         samples, sizes = self._part(part)
         if (sizes != sizes[0]).any():
@@ -432,7 +430,7 @@ class FederatedData:
         return replace(self, **{part: add(*self._part(part)) for part in self.part_sizes})
 
     def augmented(self, augment: Function) -> FederatedData:
-        """The same samples, of which methods take random variants; evaluations see them as they are.
+        """The same samples, augmented at random when a method draws them; evaluations see them unchanged.
 
         Args:
             augment: ``augment(sample, key)``, a sample of the same form: an image flipped or shifted.
@@ -452,14 +450,14 @@ class FederatedData:
         return replace(self, augment=augment)
 
     def scaled(self, **scales: tuple[Any, Any]) -> FederatedData:
-        """Arrays that are kept as they are, uint8 for one, and seen as ``(x − mean) / deviation`` in floats.
+        """Keep arrays as they are (in uint8, say), and show them to functions as ``(x − mean) / deviation``.
 
-        Samples are converted when they are taken, in every engine, with those for validation, the test's and
-        the server's: bytes take a quarter of the room of floats, on the device too.
+        Samples of all parts are converted when they are drawn, in every engine: bytes take a quarter of the
+        memory of floats, also on the device.
 
         Args:
-            scales: by name of an array, mean and deviation: numbers, or arrays that broadcast against one
-                sample. ``x=(0, 255)`` makes numbers in [0, 1] of bytes.
+            scales: mean and deviation by name of the array: numbers, or arrays that broadcast against one
+                sample. ``x=(0, 255)`` turns bytes into numbers in [0, 1].
 
         Raises:
             DataError: if an array is absent, or a deviation is not positive.
@@ -485,7 +483,7 @@ class FederatedData:
         return opened(form)
 
     def form(self) -> tuple[Hashable, ...]:
-        """What data sets have in common that one program can serve: clients, samples, shapes."""
+        """The number of clients, and all shapes: data sets that agree in them can share a program."""
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(self.parts))
         return self.clients, jax.tree.structure(self.parts), shapes
 
@@ -493,8 +491,8 @@ class FederatedData:
         """The data on a device, in JAX's dtypes: made once, and kept as long as this object lives.
 
         Args:
-            make: places it; by default on JAX's default device.
-            kind: what tells this way of placing from others.
+            make: a function that places it; by default on JAX's default device.
+            kind: the key of this way of placing.
         """
         key = (kind, jnp.result_type(float), jax.default_backend())
         with _lock:
@@ -504,7 +502,7 @@ class FederatedData:
             return mine[key]
 
     def place(self) -> Placed:
-        """The same, made again and not kept."""
+        """Place the data once more, without keeping it."""
         self.need_memory("This engine")
 
         def part(name: str, sizes: np.ndarray) -> FlatSamples:
@@ -522,12 +520,12 @@ class FederatedData:
         return replace(make("train", self.sizes), augment=self.augment), valid
 
     def pooled(self, put: Callable[[Any], Any]) -> tuple[PyTree, PyTree]:
-        """The test and the server's samples, each array brought to its device by ``put``."""
+        """The test and the server's samples, with ``put`` applied to each array."""
         test, server = on_device(self.test, "test"), on_device(self.server, "server")
         return jax.tree.map(put, test), jax.tree.map(put, server)
 
     def need_memory(self, what: str) -> None:
-        """Raise where samples are read from a source as they are needed; ``what`` needs all of them."""
+        """Raise if samples come from a source; ``what``, the feature, needs all of them."""
         if self.source is not None:
             raise DataError(
                 f"{what} needs all samples in memory, and these are read from a source as they are needed. "
@@ -540,10 +538,10 @@ class FederatedData:
         """Some clients alone, on the host, in arrays of fixed shapes: one program serves any of them.
 
         Args:
-            clients: which, ascending.
-            rows: how many there may be.
-            samples: how many samples there may be, by part.
-            groups: clients of like size, of all clients.
+            clients: their numbers, ascending.
+            rows: the room for clients.
+            samples: the room for samples, by part.
+            groups: the groups of all clients.
         """
         number = len(clients)
 
@@ -563,7 +561,7 @@ class FederatedData:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of all that is held, by which a run knows its data again."""
+        """A digest of all samples, by which a resumed run recognises its data."""
         if self.source is not None:
             sources = [s for s in (self.source, self.valid_source) if s is not None]
             own = [np.array(source_digest(source).encode()) for source in sources]
@@ -575,13 +573,13 @@ class FederatedData:
 
     @property
     def nbytes(self) -> int:
-        """What the arrays take on the host."""
+        """The bytes of the arrays on the host."""
         held = (self.train, self.valid) if self.source is None else ()
         return sum(leaf.nbytes for leaf in jax.tree.leaves((held, self.test, self.server)))
 
     @property
     def placed_bytes(self) -> int:
-        """What is kept of it on devices."""
+        """The bytes that are kept on devices."""
         with _lock:
             return sum(leaf.nbytes for leaf in jax.tree.leaves(list(_placed.get(self, {}).values())))
 
@@ -646,7 +644,7 @@ def _finite_in(leaf: np.ndarray, rows: slice) -> bool:
 
 
 def _some(clients: np.ndarray) -> str:
-    """Which clients, in a few words."""
+    """Some clients, in a few words."""
     return f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients from {clients[0]} on"
 
 

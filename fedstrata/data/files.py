@@ -35,20 +35,20 @@ def from_csv(
     extra: Sequence[str] = (),
     server: str | os.PathLike[str] | None = None,
 ) -> FederatedData:
-    """Federated data from CSV files with a header, a client per file; it is called as its file.
+    """Federated data from CSV files with a header, a client per file, with the file's name.
 
     Args:
         files: a pattern such as ``"site-*.csv"``, whose files are taken in sorted order, or a list of files.
         label: the column that becomes ``y``.
         features: the columns that become ``x``; by default all others.
-        valid_fraction: the part of each client's rows that becomes its validation data.
-        test_fraction: the part of each client's rows that goes into the pooled test data.
-        seed: of what is held out.
+        valid_fraction: the fraction of each client's rows that becomes its validation data.
+        test_fraction: the fraction of each client's rows that goes into the pooled test data.
+        seed: the random seed of these splits.
         encode: whether words become features, one for each category.
         impute: ``"mean"`` puts the federation's mean in the place of missing values. These five are as in
             `FederatedData.from_dataframe`.
-        missing: what stands for a missing value.
-        delimiter: between cells.
+        missing: the cells that stand for a missing value.
+        delimiter: the character between cells.
         extra: columns kept under their own names, as in `FederatedData.from_dataframe`.
         server: a file with the server's own rows.
 

@@ -39,8 +39,8 @@ def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> Client
 
     Args:
         frame: the data frame.
-        name: what errors call it.
-        only: the columns to look at, of those that are there; by default all.
+        name: its name in errors.
+        only: the columns to read, as far as they exist; by default all.
 
     Raises:
         DataError: if it is not a data frame.
@@ -96,7 +96,7 @@ def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> Client
 
 
 def _whole(where: str, values: Any) -> type[np.integer[Any]]:
-    """The dtype that holds whole numbers: numbers of 64 bits without a sign are often keys."""
+    """The dtype for whole numbers; unsigned ones of 64 bits are often keys."""
     least, most = (int(np.min(values)), int(np.max(values))) if len(values) else (0, 0)
     if least >= -(2**63) and most < 2**63:
         return np.int64

@@ -1,4 +1,4 @@
-"""Labels as losses read them: whole numbers 0 … K−1. JAX takes another entry for an index that is outside."""
+"""Check labels, whole numbers 0 … K−1: for an index out of bounds, JAX takes another entry."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_labels(data: FederatedData, classes: int | None = None, label: str = "
 
 
 def count_classes(data: FederatedData, label: str = "y") -> int:
-    """How many classes K there are, where labels are 0 … K−1; of all parts, so that no label is outside.
+    """The number of classes K of labels 0 … K−1, over all parts of the data.
 
     Raises:
         DataError: for labels that are not whole numbers ≥ 0.

@@ -1,9 +1,9 @@
-"""How samples were made of raw ones, kept so that new data is made in the same way.
+"""The preparation of samples, kept so that new data can be prepared in the same way.
 
     data = fs.data.standardize(data)
     data.preparation.apply(new)          # the same means and deviations
     data.preparation.save("prepared.json")
-    data.preparation.ledger              # what travelled to find them
+    data.preparation.ledger              # the traffic that this needed
 
 Statistics are those of the whole federation, found from sums that clients can send without showing a sample,
 and of training samples alone. They are what scikit-learn finds on the pooled samples.
@@ -31,22 +31,22 @@ Sample = dict[str, np.ndarray]
 
 
 class Step(Protocol):
-    """One thing that was done to the samples."""
+    """One step of a preparation."""
 
     @property
     def traffic(self) -> Counter[str]:
-        """What travelled for it."""
+        """The traffic that it needed."""
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """The names of the columns of ``x``, where they came from a table."""
+        """The names of the columns of ``x``, if they came from a table."""
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The names of the classes, where the label was a word."""
+        """The names of the classes, if the label was a word."""
 
     def apply(self, raw: Any) -> Sample:
-        """The same for new data."""
+        """Apply it to new data."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Preparation:
     steps: tuple[Step, ...]
 
     def apply(self, raw: Any) -> Sample:
-        """New data, made as the samples were.
+        """Prepare new data as the samples were.
 
         Args:
             raw: what the first step began with: a data frame, a dict of columns or a CSV file where the data
@@ -67,7 +67,7 @@ class Preparation:
         return raw
 
     def save(self, file: str | os.PathLike[str]) -> Path:
-        """Write it as JSON, for whoever is to prepare data in the same way; returns the path.
+        """Write it as JSON, to prepare data in the same way elsewhere; returns the path.
 
         Raises:
             DataError: if a step is not one of FedStrata's own.
@@ -81,7 +81,7 @@ class Preparation:
         """Read what `save` wrote.
 
         Raises:
-            DataError: if that file cannot be read so.
+            DataError: if the file is not a saved preparation.
         """
         from fedstrata.data.saved import read
 
@@ -89,26 +89,26 @@ class Preparation:
 
     @property
     def ledger(self) -> Ledger:
-        """What travelled between clients and server."""
+        """The traffic between clients and server."""
         return Ledger.from_counts(0, sum((step.traffic for step in self.steps), Counter()))
 
     @property
     def features(self) -> tuple[str, ...] | None:
-        """The names of the columns of ``x``, where they came from a table."""
+        """The names of the columns of ``x``, if they came from a table."""
         return next((step.names for step in self.steps if step.names is not None), None)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The names of the classes, where the label was a word: class c is the c-th of them."""
+        """The names of the classes, by number, if the label was a word."""
         return next((step.classes for step in self.steps if step.classes is not None), None)
 
     def then(self, step: Step) -> Preparation:
-        """One step more."""
+        """Add a step."""
         return dataclasses.replace(self, steps=(*self.steps, step))
 
 
 def exchange(clients: int, up: int, down: int, size: int = 8) -> Counter[str]:
-    """The counts of one exchange of sums: so many float64 from every client, and so many to it."""
+    """The counts of one exchange of sums: ``up`` numbers from every client, and ``down`` to it."""
     counts = {"exchanges": 1, "floats_up": up, "floats_down": down}
     counts |= {"bytes_up": up * size, "bytes_down": down * size}
     return Counter({f"main/{name}": n if name == "exchanges" else n * clients for name, n in counts.items()})
@@ -124,7 +124,7 @@ def federated_mean(clients: Sequence[np.ndarray]) -> tuple[np.ndarray, Counter[s
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """``(x − mean)/deviation`` of some arrays; what is missing becomes the mean, where that was asked for."""
+    """``(x − mean)/deviation`` for some arrays; with ``impute``, missing values become the mean."""
 
     mean: Mapping[str, np.ndarray]
     deviation: Mapping[str, np.ndarray]
@@ -212,7 +212,7 @@ def _scaling(clients: Sequence[PyTree], of: Sequence[str], impute: Impute) -> Sc
 
 
 def check_impute(impute: object) -> None:
-    """Refuse an unknown way to impute."""
+    """Raise for an unknown way to impute."""
     if impute not in (None, "mean"):
         raise DataError(
             f"impute must be 'mean' (the federation's, found from sums) or None, but is {impute!r}."

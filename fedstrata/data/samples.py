@@ -1,4 +1,4 @@
-"""Samples as they come in: arrays that fit together, or an error that names the client and the array."""
+"""Check users' samples: arrays that fit together, or an error that names the client and the array."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class CorruptData(DataError):
 
 
 def by_name(samples: PyTree) -> dict[str, Any]:
-    """Arrays by name; none where the samples are another pytree than a dict."""
+    """Arrays by name; empty if the samples are not a dict."""
     return samples if isinstance(samples, dict) else {}
 
 
 def array_of(leaf: Any, name: str) -> np.ndarray:
-    """A plain array with a sample axis, or an error."""
+    """Convert a leaf to a plain array with a sample axis, or raise."""
     if isinstance(leaf, np.ma.MaskedArray):
         raise DataError(f"{name} is a masked array, whose mask would be lost. Fill or drop masked entries.")
     if hasattr(leaf, "detach") and hasattr(leaf, "cpu"):  # a PyTorch tensor, wherever it is
@@ -47,7 +47,7 @@ def array_of(leaf: Any, name: str) -> np.ndarray:
 
 
 def finite(array: np.ndarray) -> bool:
-    """Whether there is neither a NaN nor an infinity; their sum finds them without a second array."""
+    """Whether all entries are finite; the sum shows it without a second array."""
     if array.dtype.kind not in "fc":
         return True
     with np.errstate(all="ignore"):
@@ -81,7 +81,7 @@ def length_of(data: PyTree, who: str) -> int:
 
 
 def held(data: PyTree, who: str) -> PyTree:
-    """Arrays that nobody can change: a copy of them may be on a device already."""
+    """Read-only arrays: a copy of them may be on a device already."""
 
     def one(path: Any, leaf: Any) -> np.ndarray:
         array = array_of(leaf, f"{who}{jax.tree_util.keystr(path)}")
@@ -93,7 +93,7 @@ def held(data: PyTree, who: str) -> PyTree:
 
 
 def sizes_of(sizes: Any, samples: int, name: str) -> np.ndarray:
-    """How many of the samples each client has, or an error."""
+    """Check the clients' sizes, which must add up to the samples."""
     found = np.asarray(sizes)
     if found.ndim != 1 or found.dtype.kind not in "iu" or (found < 1).any():
         raise DataError(f"The sizes of {name} must be a list of whole numbers ≥ 1, but are {sizes!r}.")
@@ -108,8 +108,8 @@ def sizes_of(sizes: Any, samples: int, name: str) -> np.ndarray:
 def flattened(clients: Sequence[PyTree], what: str) -> tuple[PyTree, np.ndarray]:
     """All clients' samples one after the other, and their sizes.
 
-    Everything is looked at in whole columns: a hundred thousand clients are checked in a fraction of a
-    second, and only where something is wrong is each client looked at by itself, to name it.
+    Whole columns are checked at once: a hundred thousand clients take a fraction of a second. Only if
+    something is wrong is each client checked by itself, to name it.
     """
     if pooled := by_name(clients):
         hint = "Pooled arrays are split by fs.FederatedData.from_arrays({'x': …, 'y': …}, clients=…)."
@@ -135,7 +135,7 @@ def flattened(clients: Sequence[PyTree], what: str) -> tuple[PyTree, np.ndarray]
 
 
 def _joined(clients: Sequence[PyTree], what: str) -> tuple[PyTree, np.ndarray] | None:
-    """The same, or None where something does not fit. Clients' dtypes are promoted to a common one."""
+    """Like `flattened`, or None if something does not fit. Dtypes are promoted to a common one."""
     structure: Any = jax.tree.structure(clients[0])
     try:
         columns = list(zip(*(structure.flatten_up_to(client) for client in clients), strict=True))
@@ -153,7 +153,7 @@ def _joined(clients: Sequence[PyTree], what: str) -> tuple[PyTree, np.ndarray] |
 
 
 def unwrapped(client: Any, who: str) -> PyTree:
-    """A client's samples in another library's container as a pytree of arrays, or the line to write."""
+    """Convert another library's container to a pytree of arrays, or raise with the line to write."""
     if hasattr(client, "with_format") and hasattr(client, "column_names"):
         raise DataError(
             f"{who} is a Hugging Face dataset. Give its arrays: dict(ds.with_format('numpy')[:])."
@@ -227,7 +227,7 @@ def _blame(clients: Sequence[PyTree], what: str) -> NoReturn:
 
 
 def _signature(data: PyTree) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    """By name of each array, what one sample of it is."""
+    """Dtype and shape of one sample, by name of the array."""
 
     def name(path: Any) -> str:
         return repr(jax.tree_util.keystr(path, simple=True, separator=".")) if path else "the array"

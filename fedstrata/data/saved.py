@@ -1,4 +1,4 @@
-"""A preparation as a JSON file: what a model needs beside its numbers, so that it can be used elsewhere."""
+"""Save a preparation as a JSON file, so that a model can be used elsewhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Arrays that are converted when samples are taken: bytes stay bytes wherever they are kept.
+"""Arrays that are converted when samples are drawn, and stay bytes wherever they are kept.
 
-A `Scaled` stands in a pytree of samples where an array would. What keeps, copies or fetches samples goes
-through to the bytes, as `jax.tree.map` does; what hands them to a user's function calls
+A `Scaled` takes the place of an array in a pytree of samples. Code that keeps, copies or fetches samples sees
+the bytes, as `jax.tree.map` does; code that hands them to a user's function calls
 `fedstrata.core.client.opened` first.
 """
 
@@ -20,10 +20,10 @@ from fedstrata.core.types import PyTree
 
 @dataclass(frozen=True)
 class Scaled(Converted):
-    """What a function sees as ``(values − mean) / deviation``, in JAX's default float.
+    """An array that functions see as ``(values − mean) / deviation``, in JAX's default float.
 
     Attributes:
-        values: as they are kept, e.g. in uint8.
+        values: the array as it is kept, e.g. in uint8.
         mean, deviation: numbers, or nested tuples that broadcast against a sample.
     """
 
@@ -32,7 +32,7 @@ class Scaled(Converted):
     deviation: Any
 
     def opened(self) -> Any:
-        """As a function sees them; of shapes, theirs."""
+        """The array as a function sees it; for shapes, its shape."""
         if isinstance(self.values, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(self.values.shape, jnp.result_type(float))
         xp: Any = np if isinstance(self.values, np.ndarray) else jnp
@@ -41,12 +41,12 @@ class Scaled(Converted):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the values."""
+        """The shape of the values."""
         return self.values.shape
 
     @property
     def dtype(self) -> Any:
-        """In which they are kept."""
+        """The dtype in which they are kept."""
         return self.values.dtype
 
     def __len__(self) -> int:
@@ -67,5 +67,5 @@ Scales = tuple[tuple[str, Any, Any], ...]  # name, mean, deviation
 
 
 def scaled(samples: PyTree, scales: Scales) -> PyTree:
-    """Samples, dicts of arrays, some of whose arrays are converted when they are taken."""
+    """Samples (dicts of arrays) with some arrays replaced by `Scaled` ones."""
     return {**samples, **{name: Scaled(samples[name], mean, deviation) for name, mean, deviation in scales}}

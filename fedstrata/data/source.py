@@ -1,8 +1,8 @@
-"""Where samples come from when they are not all in memory: sizes, a sample's form, samples when asked for.
+"""Sources of samples that are not all in memory: sizes, the form of a sample, and samples on demand.
 
-A source has three things; whatever else it has (``valid``, a source of the same clients' validation samples;
-``test``, ``server``, ``names``; ``fingerprint``, by which a run knows its data again) is taken where it is
-there, see `fedstrata.data.federated.FederatedData.from_source`.
+Further attributes are used if a source has them: ``valid``, a source of the same clients' validation samples;
+``test``, ``server``, ``names``; ``fingerprint``, by which a resumed run recognises its data. See
+`fedstrata.data.federated.FederatedData.from_source`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fedstrata.support.digest import tree_digest
 
 
 class Source(Protocol):
-    """Samples of clients that are read when they are needed."""
+    """Clients' samples that are read on demand."""
 
     @property
     def sizes(self) -> np.ndarray:
-        """How many samples each client has, at least one."""
+        """The number of samples of each client, at least one."""
 
     @property
     def form(self) -> PyTree:
@@ -39,11 +39,11 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ScaledSource:
-    """A source some of whose arrays are converted when samples are taken, see `fedstrata.data.scaled`.
+    """A source with arrays that are converted when samples are drawn, see `fedstrata.data.scaled`.
 
     Attributes:
-        source: what it reads.
-        scales: by name of an array, mean and deviation.
+        source: the source of the unconverted samples.
+        scales: mean and deviation, by name of the array.
     """
 
     source: Source
@@ -62,7 +62,7 @@ class ScaledSource:
 
     @property
     def fingerprint(self) -> str:
-        """Of what it reads and of the scales."""
+        """The source's fingerprint and the scales."""
         return f"{source_digest(self.source)} {self.scales}"
 
 
@@ -72,7 +72,7 @@ def rows_of(sizes: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def taken(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """A copy of part rows, which are there."""
+    """A copy of these rows, which must exist."""
     found = np.empty((len(rows), *array.shape[1:]), array.dtype)
 
     def take(part: slice) -> None:
@@ -84,7 +84,7 @@ def taken(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def source_digest(source: Source) -> str:
-    """By what a source calls itself, or else by its sizes and the form of its samples."""
+    """A source's own fingerprint, or else a digest of its sizes and form."""
     match source:
         case object(fingerprint=str(given)):
             return given

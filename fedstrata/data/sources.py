@@ -20,9 +20,9 @@ class FromFunction:
     """A source that asks a function for one client's samples.
 
     Args:
-        sizes: how many samples each client has.
-        function: ``function(i)`` gives client i's samples, a pytree of arrays with so many rows. It is called
-            from another thread, and more than once for a client.
+        sizes: the number of samples of each client.
+        function: ``function(i)`` returns client i's samples, a pytree of arrays with ``sizes[i]`` rows. It is
+            called from another thread, and more than once for a client.
         form: one sample, as a pytree of `jax.ShapeDtypeStruct`; None asks for client 0.
         name: identifies the data, so that a resumed run can tell that it is the same.
 
@@ -71,7 +71,7 @@ class FromDataset:
     Args:
         dataset: a `datasets.Dataset` (one split).
         by: the column that tells the clients apart; they come in its sorted order.
-        columns: which columns become samples, name → column, or a list of them; by default all others.
+        columns: the columns of a sample, name → column, or a list of them; by default all others.
 
     A row's entry becomes a NumPy array as ``with_format("numpy")`` gives it, images included.
     """
@@ -104,17 +104,17 @@ class FromDataset:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the column calls them."""
+        """The clients' names, from the column."""
         return tuple(map(str, self._rows[0]))
 
     @property
     def sizes(self) -> np.ndarray:
-        """How many rows each client has."""
+        """The number of rows of each client."""
         return self._rows[1]
 
     @property
     def fingerprint(self) -> str:
-        """The dataset's own, and the columns."""
+        """The dataset's own fingerprint, and the columns."""
         return f"{getattr(self.dataset, '_fingerprint', '')} {self.by} {sorted(self._columns.items())}"
 
     @cached_property

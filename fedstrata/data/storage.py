@@ -1,4 +1,4 @@
-"""Samples as engines hold them: one flat array per leaf for all clients, and where each client's begin.
+"""Samples as engines hold them: a flat array per leaf for all clients, and each client's offset.
 
     client i of a part:   leaf[offset_i : offset_i + size_i]
     a minibatch:          leaf[offset_i + randint(size_i)]
@@ -60,9 +60,9 @@ class FlatSamples:
 
     Attributes:
         leaves: arrays of shape (samples of all clients, …).
-        sizes: how many samples a client has.
-        offsets: where its samples begin.
-        samples: how many there are of all clients.
+        sizes: the number of samples of each client.
+        offsets: the position of its first sample.
+        samples: the number of samples of all clients.
         equal: the size of every client, if it is the same for all.
         stride: if offsets are multiples of one number, that number, and the arrays can be seen as a stack:
             it is the size of every client or, over a device mesh, a length to which clients are padded.
@@ -83,17 +83,17 @@ class FlatSamples:
         return self.sizes.shape[0]
 
     def client(self, index: Integer, capacity: int) -> Samples:
-        """The samples of the client in a row, of which a full batch has so many rows."""
+        """The samples of the client in row ``index``; a full batch has ``capacity`` rows."""
         # A size that is known while tracing needs neither a look-up nor a mask.
         size = self.sizes[index].astype(jnp.result_type(int)) if self.equal is None else self.equal
         return Samples(self.leaves, size, self.offsets[index], capacity, self.augment)
 
     def stacked(self) -> PyTree:
-        """Arrays of shape (clients, stride, …), where there is a stride."""
+        """Arrays of shape (clients, stride, …), if there is a stride."""
         return jax.tree.map(lambda leaf: leaf.reshape(self.rows, -1, *leaf.shape[1:]), self.leaves)
 
     def flat(self, clients: int) -> PyTree:
-        """The samples of the first so many clients, one after the other, without padding."""
+        """The samples of the first ``clients`` clients, one after the other, without padding."""
         if jax.tree.leaves(self.leaves)[0].shape[0] == self.samples:
             return self.leaves
         sizes = self.sizes[:clients]
@@ -103,12 +103,12 @@ class FlatSamples:
 
 
 def offsets_of(sizes: np.ndarray) -> np.ndarray:
-    """Where each client's samples begin in flat arrays."""
+    """The position of each client's first sample in flat arrays."""
     return np.cumsum(sizes) - sizes
 
 
 def common_size(sizes: np.ndarray | None) -> int | None:
-    """The size of every client, where it is the same for all."""
+    """The size of every client, if it is the same for all."""
     return None if sizes is None or (sizes != sizes[0]).any() else int(sizes[0])
 
 
@@ -155,7 +155,7 @@ class Placed:
 
     @property
     def sizes(self) -> Array:
-        """How many training samples each client has."""
+        """The number of training samples of each client."""
         return self.training.sizes[: self.clients]
 
     @property
@@ -170,25 +170,25 @@ class Placed:
         return jnp.where(of == NOBODY, self.training.rows, place_in(self.ids, of))
 
     def sizes_of(self, of: Array | None) -> Array:
-        """How many training samples some clients have; None is everyone."""
+        """The number of training samples of some clients; None is everyone."""
         return self.sizes if of is None else self.training.sizes[self.slots(of)]
 
     @property
     def every_size(self) -> Array:
-        """How many training samples each client has, whether it is here or not."""
+        """The number of training samples of each client, placed or not."""
         return self.sizes if self.every is None else self.every
 
     @property
     def all_samples(self) -> Array:
-        """How many training samples all clients have."""
+        """The number of training samples of all clients."""
         return self.sizes.sum() if self.total is None else self.total
 
     def seen(self) -> Placed:
-        """The same, whose server's and test samples are as functions see them."""
+        """A copy whose server and test samples are converted for functions."""
         return replace(self, test=opened(self.test), server=opened(self.server))
 
     def group_numbers(self) -> Array:
-        """The number of the smallest of the groups, which ascend, that suffices for each client."""
+        """The number of the smallest group that suffices for each client; groups ascend."""
         numbers = jnp.searchsorted(jnp.array([g.train for g in self.groups]), self.training.sizes)
         if self.validation is not None:
             caps = jnp.array([g.valid for g in self.groups])
@@ -204,9 +204,9 @@ class Placed:
         """The client in row ``index`` (may be traced), whose samples are fetched from the flat arrays.
 
         Args:
-            index: which one; its number, where everyone is here.
-            memory: what it remembers.
-            group: whose capacities it has; by default those that suffice for everyone.
+            index: its row; if all clients are placed, its number.
+            memory: its memory.
+            group: the group whose capacities it gets; by default those that suffice for everyone.
         """
         group = group or self.largest
         train = self.training.client(index, group.train)
@@ -233,7 +233,7 @@ class Placed:
         return self.each_client(lambda client: project.distance(x, client))
 
     def sample_shares(self, shares: Array, part: str = "train") -> Array:
-        """The weight of every sample of a part, where clients have these shares."""
+        """The weight of every sample of a part, given the clients' shares."""
         of = self._part(part)
         length, each = jax.tree.leaves(of.leaves)[0].shape[0], shares / of.sizes
         if of.rows > FEW:
@@ -252,10 +252,10 @@ class Placed:
 
         Args:
             function: ``function(*args, sample)``; one that reads batches sees a client's samples as one.
-            args: what comes before the sample.
+            args: the arguments before the sample.
             shares: the clients' weights, see `shares`.
-            part: ``"train"`` or ``"valid"``, where there is one.
-            tile: how many samples are taken at once; None is all.
+            part: ``"train"`` or ``"valid"``.
+            tile: the number of samples evaluated at once; None is all.
         """
         term = Term.of(function)
         if term.reads == "batch":
@@ -288,9 +288,9 @@ class Placed:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Outline:
-    """What a program knows of data that is elsewhere: everyone's sizes, the server's and the test samples.
+    """The `Population` of data that is elsewhere: all clients' sizes, the server's and the test samples.
 
-    ``equal`` is the size of every client, where it is the same for all.
+    ``equal`` is the size of every client, if it is the same for all.
     """
 
     sizes: Array
@@ -320,12 +320,12 @@ class Outline:
 def groups_of(
     sizes: np.ndarray, valid_sizes: np.ndarray | None, launch: int = 0
 ) -> tuple[np.ndarray | None, tuple[SizeGroup, ...]]:
-    """The clients by size and their groups; no order where one group is good enough.
+    """The clients by size and their groups; the order is None if one group suffices.
 
     Args:
-        sizes: how many training samples each client has.
-        valid_sizes: the same for validation samples, where there are any.
-        launch: how many rows cost as much as to start one more group, see `launch_rows`.
+        sizes: the number of training samples of each client.
+        valid_sizes: the number of validation samples, if there are any.
+        launch: the rows that cost as much as one more group, see `launch_rows`.
     """
     valid = np.zeros_like(sizes) if valid_sizes is None else valid_sizes
     whole = whole_group(sizes, valid)
@@ -355,14 +355,14 @@ def whole_group(sizes: np.ndarray, valid_sizes: np.ndarray | None) -> SizeGroup:
 
 
 def launch_rows(samples: PyTree) -> int:
-    """How many rows of these arrays cost as much as to start one more group: none on a CPU."""
+    """The number of rows of these arrays that cost as much as one more group; zero on a CPU."""
     if jax.default_backend() == "cpu":
         return 0
     return LAUNCH // max(1, sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(samples)))
 
 
 def _rows(groups: list[SizeGroup]) -> int:
-    """How many rows a pass over everyone goes through."""
+    """The number of rows of a pass over all clients."""
     return sum(g.clients * (g.train + g.valid) for g in groups)
 
 
@@ -371,7 +371,7 @@ def _join(small: SizeGroup, large: SizeGroup) -> SizeGroup:
 
 
 def common_structure(datasets: list[Placed]) -> list[Placed]:
-    """Data sets of one structure, so that one program serves them all: with common capacities.
+    """Give data sets one structure, with common capacities, so that one program serves them all.
 
     They must agree in the numbers of clients and samples and in the form of a sample.
     """
@@ -393,14 +393,14 @@ def common_structure(datasets: list[Placed]) -> list[Placed]:
 
 
 def device_dtype(leaf: np.ndarray) -> np.dtype:
-    """Floats in JAX's default dtype, wide integers as JAX holds them, small ones as they are."""
+    """JAX's default dtype for floats, JAX's own for wide integers; small integers stay as they are."""
     if leaf.dtype.kind == "f":
         return np.dtype(jnp.result_type(float))
     return jax.dtypes.canonicalize_dtype(leaf.dtype)
 
 
 def on_device(samples: PyTree, who: str) -> PyTree:
-    """Arrays in the dtypes that they have on a device.
+    """Convert arrays to their dtypes on a device.
 
     Raises:
         DataError: for whole numbers that would wrap around.
@@ -425,7 +425,7 @@ def _for_device(leaf: np.ndarray, name: str) -> np.ndarray:
 
 
 def by_rows(work: Callable[[slice], Found], array: np.ndarray) -> list[Found]:
-    """``work`` of slices that make up the rows of an array: one, or of a large array one in each thread.
+    """Apply ``work`` to slices that make up an array's rows: to one slice, or for a large array in threads.
 
     >>> by_rows(lambda rows: int(np.arange(5)[rows].sum()), np.arange(5))
     [10]
@@ -443,7 +443,7 @@ def put(leaf: np.ndarray) -> jax.Array:
 
 
 def padded(rows: int, leaf: np.ndarray) -> np.ndarray:
-    """A copy that is filled up, aligned as JAX has arrays on a CPU: it need not be copied again."""
+    """A copy padded to ``rows``, aligned as JAX needs it on a CPU, so that it is not copied again."""
     shape = (rows, *leaf.shape[1:])
     length = int(np.prod(shape, dtype=np.int64)) * leaf.dtype.itemsize
     raw = np.empty(length + ALIGNED, np.uint8)

@@ -48,7 +48,7 @@ class _File:
 
     @cached_property
     def pages(self) -> mmap.mmap:
-        """The whole file, checked for being as long as it should and saying what the index says."""
+        """The mapped file, after a check of its length and header against the index."""
         try:
             with open(self.path, "rb") as file:
                 head, length = file.read(HEADER), os.fstat(file.fileno()).st_size
@@ -73,11 +73,11 @@ class _File:
 
     @cached_property
     def read(self) -> list[int]:
-        """How many bytes were, lately."""
+        """The bytes read since pages were last given back."""
         return [0]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Some rows. Of pages that were read, the system gets back its own now and then."""
+        """Some rows; now and then the system gets back the pages that were read."""
         found = taken(self.array, rows)
         self.read[0] += found.nbytes
         if self.read[0] > KEPT and hasattr(mmap, "MADV_DONTNEED"):
@@ -88,12 +88,12 @@ class _File:
 
 @dataclass(frozen=True, eq=False)
 class Store:
-    """A store that is open: a source of clients' samples, see `open_store`.
+    """An open store, a source of clients' samples; see `open_store`.
 
     Attributes:
-        folder: where it is.
-        index: what ``index.json`` says.
-        part: which samples it gives.
+        folder: its folder.
+        index: the content of ``index.json``.
+        part: the part whose samples it reads.
     """
 
     folder: Path
@@ -115,7 +115,7 @@ class Store:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """How many samples each client has."""
+        """The number of samples of each client."""
         return self._file(self.index["parts"][self.part]["sizes"]).array.copy()
 
     @cached_property
@@ -159,17 +159,17 @@ class Store:
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """What the clients are called, or None."""
+        """The clients' names, or None."""
         return None if self.index["names"] is None else tuple(self.index["names"])
 
     @property
     def fingerprint(self) -> str:
-        """By which a run knows it again: of all checksums."""
+        """A digest of all checksums, by which a resumed run recognises its data."""
         return f"{self.index['sha256'][:24]} {self.part}"
 
     @property
     def nbytes(self) -> int:
-        """What its arrays take on the disk."""
+        """The bytes of its files."""
         return sum(file.path.stat().st_size for file in self._all())
 
     def _all(self) -> list[_File]:
@@ -181,13 +181,13 @@ class Store:
         """Read everything and compare checksums.
 
         Raises:
-            CorruptData: which names the file that is not what was written.
+            CorruptData: with the name of the damaged file.
         """
         for file in self._all():
             file.verify()
 
     def load(self) -> FederatedData:
-        """All of it in memory."""
+        """Read all of it into memory."""
         return FederatedData.from_source(self).load()
 
 
@@ -195,13 +195,13 @@ def open_store(folder: str | os.PathLike[str], *, verify: bool | None = None) ->
     """Open what `write_store` wrote: a source for `FederatedData.from_source`; ``.load()`` reads all of it.
 
     Args:
-        folder: where it is.
-        verify: whether checksums are compared now, for which all of it is read; by default where it has at
-            most 1 GiB. Lengths and headers always are.
+        folder: its folder.
+        verify: whether to read everything and compare checksums now; by default up to 1 GiB. Lengths and
+            headers are always compared.
 
     Raises:
         DataError: if the folder has no store.
-        CorruptData: which names the file that is damaged.
+        CorruptData: with the name of the damaged file.
     """
     folder = Path(folder)
     file = folder / "index.json"
@@ -234,7 +234,7 @@ def open_store(folder: str | os.PathLike[str], *, verify: bool | None = None) ->
 
 
 def _check(store: Store) -> None:
-    """What the index says must be there and fit together, before memory is asked for by it."""
+    """Raise if files are missing or do not fit together, before memory is allocated for them."""
     for part in store.index["parts"].values():
         arrays = [store._file(entry) for entry in part["arrays"]]
         sizes = [store._file(part["sizes"])] if "sizes" in part else []

@@ -1,4 +1,4 @@
-"""What writing and reading a store agree on: how its index describes arrays and the pytrees they are in."""
+"""The format of a store's index: descriptions of arrays, and of the pytrees they are in."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADER = 256  # bytes before an array's own; its shape is known only when all of
 
 
 def described(dtype: np.dtype, shape: tuple[int, ...]) -> str:
-    """What an `.npy` file says of its array."""
+    """The description of an array in the header of an `.npy` file."""
     return f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
 
 

@@ -1,4 +1,4 @@
-"""Writing a store: clients one after the other into files that grow, beside their place, then moved there."""
+"""Write a store: clients one after the other, into growing files in a temporary folder that is then moved."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def write_store(
     """Write clients' samples into a folder, from which `open_store` reads them.
 
     Args:
-        folder: where; it must not exist, unless ``overwrite``.
+        folder: the folder; it must not exist, unless ``overwrite``.
         clients: federated data; or each client's samples, as in `FederatedData.from_clients`. A generator is
             written as it goes, so that they need not fit into memory.
         valid: each client's validation samples.
         test: a pooled test set.
         server: data that the server itself holds.
-        names: what the clients are called.
-        overwrite: whether a store that is there is replaced.
+        names: the clients' names.
+        overwrite: whether to replace an existing store.
 
     Raises:
         DataError: for samples that do not fit together, or a folder that is there already.
@@ -89,7 +89,7 @@ def write_store(
 
 
 def _move(temporary: Path, target: Path) -> None:
-    """Put a folder into its place; what was there is moved aside first and then removed."""
+    """Move a folder to its place; an existing one is moved aside first and then removed."""
     if not target.exists():
         os.rename(temporary, target)
         return
@@ -114,7 +114,7 @@ def _each(data: FederatedData, part: str) -> Iterator[PyTree]:
 
 
 def _write_clients(folder: Path, part: str, clients: Iterable[PyTree]) -> dict[str, Any]:
-    """Write a part's arrays, and say what they are."""
+    """Write a part's arrays, and return their entry in the index."""
     arrays: list[_Array] = []
     structure: Any = None
     sizes, first, walk = [], 0, iter(clients)
@@ -150,7 +150,7 @@ def _write_clients(folder: Path, part: str, clients: Iterable[PyTree]) -> dict[s
 
 
 def _leaves(samples: PyTree) -> list[tuple[str, np.ndarray]]:
-    """The arrays with names that files can have."""
+    """The arrays by names that are valid file names."""
 
     def name(path: Any, number: int) -> str:
         words = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -189,7 +189,7 @@ class _Array:
         self.length += rows.shape[0]
 
     def close(self) -> dict[str, Any]:
-        """Write what is known now, bring it to the disk, and describe it."""
+        """Write the header, flush to disk, and return the entry in the index."""
         shape = (self.length, *self.shape)
         before = b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little")
         self.file.seek(0)

@@ -35,9 +35,9 @@ class ClientTable:
     """A client's rows.
 
     Attributes:
-        name: the client's.
+        name: the client's name.
         columns: name → entries.
-        types: name → what its source calls the type of a column that is neither numbers nor words.
+        types: name → the source's type, of columns that hold neither numbers nor words.
     """
 
     name: str
@@ -46,7 +46,7 @@ class ClientTable:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return len(next(iter(self.columns.values()), ()))
 
 
@@ -125,7 +125,7 @@ class Encoding:
         return np.where(gaps, self.fill, x).astype(np.float32)
 
     def missing(self, x: Sequence[np.ndarray]) -> str:
-        """In which columns values are missing, or nothing."""
+        """The columns in which values are missing, in words; empty if none."""
         sources = [column for column in self.columns for _ in self.categories.get(column, ("",))]
         counts = dict(zip(sources, sum(np.isnan(own).sum(axis=0) for own in x), strict=True))
         words = [f"{column!r} ({count})" for column, count in counts.items() if count]
@@ -223,7 +223,7 @@ def federate(
 
 
 def check_columns(table: ClientTable, wanted: Sequence[str]) -> None:
-    """Name a column that is not there."""
+    """Raise for a missing column."""
     for column in wanted:
         if column not in table.columns and column not in table.types:
             known = [*table.columns, *table.types]
@@ -265,7 +265,7 @@ def _chosen(
 
 
 def _check_same(first: ClientTable, table: ClientTable) -> None:
-    """Name a column that one of two clients has and the other has not."""
+    """Raise if one of two clients lacks a column of the other."""
     for one, other in ((table, first), (first, table)):
         its, others = ([*t.columns, *t.types] for t in (one, other))
         if more := [column for column in its if column not in others]:
@@ -276,7 +276,7 @@ def _check_same(first: ClientTable, table: ClientTable) -> None:
 
 
 def _like_others(table: ClientTable, tables: Sequence[ClientTable], wanted: Sequence[str]) -> ClientTable:
-    """A column of which a client has no value at all is of the kind that it is of elsewhere."""
+    """Give a column without any value the kind that it has at the other clients."""
     columns = {}
     for column in wanted:
         values = table.columns.get(column)
@@ -288,7 +288,7 @@ def _like_others(table: ClientTable, tables: Sequence[ClientTable], wanted: Sequ
 
 
 def _words(tables: Sequence[ClientTable], chosen: Sequence[str], label: str, encode: bool) -> list[str]:
-    """The columns that hold words, where they may."""
+    """The columns that hold words; raises if they may not."""
     found: dict[str, str] = {}
     for column in (*chosen, label):
         for table in tables:
@@ -366,7 +366,7 @@ def _size(lists: Mapping[str, Sequence[str]]) -> int:
 
 
 def _check_digits(encoding: Encoding, x: Sequence[np.ndarray]) -> None:
-    """Warn of features whose values differ in digits that float32 has not, such as seconds since 1970."""
+    """Warn of features that float32 cannot resolve, such as seconds since 1970."""
     low, high = (f.reduce([f.reduce(own, axis=0) for own in x]) for f in (np.fmin, np.fmax))
     for name, least, most in zip(encoding.names, low, high, strict=True):
         largest = max(abs(least), abs(most))
@@ -381,7 +381,7 @@ def _check_digits(encoding: Encoding, x: Sequence[np.ndarray]) -> None:
 def _imputing(
     encoding: Encoding, x: Sequence[np.ndarray], parts: Sequence[Sequence[np.ndarray]], impute: Impute
 ) -> Encoding:
-    """The encoding with the means of the training rows, where they are asked for."""
+    """The encoding with the means of the training rows, if requested."""
     if impute is None:
         if missing := encoding.missing(x):
             raise DataError(missing)
@@ -421,7 +421,7 @@ def _split(
 
 
 def _every(total: int, chosen: int) -> np.ndarray:
-    """A mask of so many places, evenly spread."""
+    """A mask with ``chosen`` of ``total`` places, evenly spread."""
     steps = np.floor(np.arange(total + 1) * (chosen / total if total else 0) + 0.5 + 1e-9)
     return np.diff(steps) > 0
 

@@ -40,8 +40,8 @@ class Batched(Engine):
 
     Args:
         inner: how each of them runs.
-        seeds: how many runs every method has, each with the seed that the other methods' have there.
-        own_data: whether every seed has data of its own, on a leading axis as well.
+        seeds: the number of seeds of every method, the same for all methods.
+        own_data: whether every seed has data of its own, stacked on a leading axis.
     """
 
     inner: Simulated
@@ -50,16 +50,16 @@ class Batched(Engine):
 
     @property
     def rewrite(self) -> bool:  # type: ignore[override]
-        """As of the engine inside."""
+        """The inner engine's."""
         return self.inner.rewrite
 
     @classmethod
     def of(cls, chunk: Chunk, runs: int, seeds: int, own_data: bool) -> Batched:
-        """Simulated runs in blocks of so many clients."""
+        """An engine of simulated runs, in blocks of ``chunk`` clients."""
         return cls(Simulated(chunk, runs=runs), seeds, own_data)
 
     def place(self, data: FederatedData, *others: FederatedData) -> Placed:
-        """See `Engine.place`; data of the seeds' own, which every method has, get one structure."""
+        """See `Engine.place`; the seeds' own data sets get one structure."""
         if not self.own_data:
             return self.inner.place(data)
         placed = common_structure([self.inner.place(d) for d in (data, *others)[: self.seeds]])
@@ -108,9 +108,9 @@ class Batched(Engine):
         return Advanced(carry, lanes_of(rounds, history.tree(), words.tree(), bad))
 
     def _parts(self, runs: int) -> list[tuple[Batched, np.ndarray]]:
-        """The runs of each core of a CPU: XLA does small operations in one thread.
+        """The runs of each core of a CPU: XLA runs small operations in one thread.
 
-        Seeds are parted rather than methods, as runs of one seed share their draws.
+        Seeds are divided rather than methods, because runs of one seed share their draws.
         """
         number = cores() if jax.default_backend() == "cpu" else 1
         grid = np.arange(runs).reshape(-1, self.seeds)
@@ -127,7 +127,7 @@ def _some(lanes: np.ndarray, stacked: Any) -> Any:
 
 
 def _at_once(calls: list[tuple[Program, tuple[Any, ...]]]) -> list[Any]:
-    """What compiled programs return, on the host; each in a thread, as JAX starts one after the other."""
+    """The outputs of compiled programs on the host; each runs in a thread, as JAX would run them in turn."""
     double = bool(jax.config.read("jax_enable_x64"))  # threads do not inherit it
 
     def call(one: tuple[Program, tuple[Any, ...]]) -> Any:
@@ -149,7 +149,7 @@ def _nested(
     data: Placed,
     *own: Array,
 ) -> Any:
-    """``one`` of every run, by methods, then seeds: what depends on one of the two is batched over that."""
+    """Map ``one`` over methods, then seeds; what depends on one of them alone is batched over that."""
 
     def by_method(leaf: Array) -> Array:
         return leaf.reshape(-1, engine.seeds, *leaf.shape[1:])

@@ -1,8 +1,8 @@
 """One client at a time, eagerly: an exception or a NaN names the round, the phase and the client.
 
-In the first round and at the first evaluation every phase is also run with checks of its indices: for one
-that is out of bounds, JAX silently takes another entry (a label 2 of two classes gives a plausible loss).
-Negative ones count from the end, as in NumPy, and cannot be told.
+In the first round and at the first evaluation every phase is also run with checks of its indices: for an
+index out of bounds, JAX silently takes another entry (a label 2 of two classes gives a plausible loss).
+Negative indices count from the end, as in NumPy, and are not detected.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class DebugFed(Fed):
         self._looked: set[tuple[str, int]] = set()
 
     def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
-        """One client after the other, its upload looked at before the next one's turn."""
+        """One client after the other; each upload is checked before the next client's turn."""
         indices = range(self.clients) if exchange.of is None else np.asarray(exchange.of).tolist()
         uploads = [self._reply(exchange, i) for i in indices]
         stack = jax.tree.map(lambda *u: jnp.stack(u), *uploads)

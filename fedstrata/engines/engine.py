@@ -1,4 +1,4 @@
-"""What an engine is: where it puts the data, and how it advances a run by some rounds."""
+"""The interface of an engine: it places the data, and advances a run by some rounds."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ Chunk = Count | Literal["auto"] | None  # clients of a block
 
 
 class Carry(NamedTuple):
-    """What passes from round to round: the method's state and the clients' memory (leading axis: clients)."""
+    """The method's state and the clients' memory (leading axis: clients), from round to round."""
 
     state: PyTree
     memory: PyTree
 
 
 class Job(NamedTuple):
-    """What an engine is to run: what is fixed, the method, the seed, and the data where the phases run.
+    """A run for an engine: its setup, method, seed, and the data as `Engine.place` returned it.
 
-    Of several runs side by side, methods and seeds are stacked.
+    For several runs side by side, methods and seeds are stacked.
     """
 
     setup: Setup
     method: Method
     seed: Any
-    data: Any  # what the engine's own `place` returned
+    data: Any
 
 
 class Lane(NamedTuple):
-    """What happened to one run in some rounds; an engine that runs several side by side has a lane for each.
+    """The outcome of some rounds of one run; an engine that runs several side by side returns one for each.
 
     Attributes:
         history: metric → values, one per evaluation.
-        counts: what was counted before each evaluation, since the one before it.
+        counts: the counts between one evaluation and the next.
         bad_round: the first round whose state was not finite, or −1.
     """
 
@@ -65,20 +65,20 @@ class Lane(NamedTuple):
     bad_round: int
 
     def until(self, number: int) -> Lane:
-        """The first so many evaluations."""
+        """The first ``number`` evaluations."""
         history = {name: values[:number] for name, values in self.history.items()}
         return Lane(history, self.counts[:number], self.bad_round)
 
 
 class Advanced(NamedTuple):
-    """What an engine returns after some rounds: state and memory after the last one, and what happened."""
+    """State and memory after some rounds, and the outcome in each lane."""
 
     carry: Carry
     lanes: list[Lane]
 
 
 class Unfinished(RuntimeError):
-    """An engine cannot go on. What there was before is saved where the run has a checkpoint."""
+    """An engine cannot continue. The state before is saved if the run has a checkpoint."""
 
 
 class ClientError(RuntimeError):
@@ -90,10 +90,10 @@ class TooFewThreads(RuntimeError):
 
 
 def need_two_threads(what: str) -> None:
-    """Refuse callbacks where a CPU has one thread: they hang where it waits for what it has to copy.
+    """Refuse callbacks if a CPU has one thread: it would wait for a copy that it has to make itself.
 
     Args:
-        what: what needs them, as the beginning of a sentence.
+        what: the feature that needs them, as the beginning of a sentence.
 
     Raises:
         TooFewThreads: if JAX has one thread on a CPU.
@@ -106,7 +106,7 @@ def need_two_threads(what: str) -> None:
 
 
 class Engine(abc.ABC):
-    """Where a method runs. The defaults are those of one process, one device and one run."""
+    """Base of all engines. The defaults are for one process, one device and one run."""
 
     evaluations_at_once: ClassVar[int] = 64  # the most that one call of `advance` takes
     rewrite: bool = False  # whether convolutions with weights of each client's own are compiled as products
@@ -118,11 +118,11 @@ class Engine(abc.ABC):
         return data.placed()
 
     def carried(self, method: Any, carry: Carry) -> Carry:
-        """What state and memory before the first round are here."""
+        """State and memory before the first round, in the form that this engine needs."""
         return carry
 
     def place_carry(self, carry: Carry) -> Carry:
-        """Put state and memory where they belong."""
+        """Put state and memory on their devices."""
         return jax.device_put(carry)
 
     def fetch(self, carry: Carry, clients: int) -> Carry:
@@ -134,32 +134,32 @@ class Engine(abc.ABC):
         return carry
 
     def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
-        """The result's ``(x, y)`` of a run's carry; ``host`` is what `fetch` returned of it."""
+        """A run's ``(x, y)``; ``host`` is its carry as `fetch` returned it."""
         return method.output(*jax.tree.map(jnp.asarray, host))
 
     def outputs(self, methods: list[Method], carry: Carry, hosts: list[Carry]) -> list[tuple[PyTree, PyTree]]:
-        """The same of every lane."""
+        """The output of every lane."""
         return [self.output(method, carry, host) for method, host in zip(methods, hosts, strict=True)]
 
     def saved(self, round_number: int) -> None:  # noqa: B027 (most engines need not know)
-        """A checkpoint was written after so many rounds; the run is never taken up before it."""
+        """Note that a checkpoint was written after this round; the run never resumes before it."""
 
     def heed(self, stopping: Callable[[], bool]) -> None:  # noqa: B027 (most engines never wait)
-        """Give up what is under way, by raising `Unfinished`, as soon as ``stopping()`` holds."""
+        """Raise `Unfinished`, whatever is under way, as soon as ``stopping()`` holds."""
 
     def noted(self, round_number: int) -> dict[str, Any]:
-        """What a checkpoint after so many rounds must keep of the engine, as plain values."""
+        """Plain values of the engine that a checkpoint after this round must keep."""
         return {}
 
     def recall(self, round_number: int, noted: dict[str, Any]) -> None:  # noqa: B027
-        """Go on from a checkpoint after so many rounds, which kept this; see `noted`."""
+        """Resume from a checkpoint after this round, which kept these values; see `noted`."""
 
     def measured_on(self, data: FederatedData) -> str:
-        """Whose samples the metrics are means of, in words."""
+        """The clients over which metrics are averaged, in words."""
         return "all clients"
 
     def agree(self, value: Any) -> Any:
-        """The first process's value in every process: decisions that depend on clocks go through this."""
+        """The first process's value, in every process; for decisions that depend on clocks."""
         return value
 
     @abc.abstractmethod
@@ -174,7 +174,7 @@ class Engine(abc.ABC):
 
 
 def engine_of(engine: str | Engine, streamed: bool = False) -> Engine:
-    """An engine from its name, or the engine itself; ``streamed`` data changes what the default is."""
+    """An engine from its name, or the engine itself; for ``streamed`` data the default is another one."""
     match engine:
         case Engine():
             return engine

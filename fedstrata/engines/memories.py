@@ -1,4 +1,4 @@
-"""What clients remember, on the host: one row for each, of which only those that were written take room."""
+"""Clients' memory on the host, a row for each client; only rows that were written take room."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedstrata.core.types import PyTree
 
 
 class MemoriesAt(NamedTuple):
-    """What clients remember at one moment of a run."""
+    """The clients' memory at one moment of a run."""
 
     memories: Memories
     version: int
@@ -21,12 +21,11 @@ class MemoriesAt(NamedTuple):
 class Memories:
     """Rows that a run reads and writes.
 
-    A run may go back to where its last chunk of rounds began: what was overwritten since is kept.
+    A run may go back to the beginning of its last chunk of rounds: overwritten rows are kept until the next.
 
     Args:
-        rows: arrays with a leading axis of clients; where all rows are one (`np.broadcast_to`), none is
-            copied.
-        limit: bytes above which they are on the disk, in a file that goes with this object.
+        rows: arrays with a leading axis of clients; a row that was broadcast to all clients is not copied.
+        limit: bytes above which the rows are in a temporary file.
     """
 
     def __init__(self, rows: PyTree, limit: int) -> None:
@@ -45,16 +44,16 @@ class Memories:
 
     @property
     def row_bytes(self) -> int:
-        """What one client's take."""
+        """The bytes of one client's memory."""
         return sum(row.nbytes for row in self.first)
 
     def form(self, rows: int) -> PyTree:
-        """Shapes of so many clients' rows."""
+        """The shapes of this many clients' rows."""
         shapes = [jax.ShapeDtypeStruct((rows, *row.shape), row.dtype) for row in self.first]
         return jax.tree.unflatten(self.structure, shapes)
 
     def take(self, clients: np.ndarray, rows: int | None = None) -> PyTree:
-        """The rows of these clients, filled up to so many."""
+        """The rows of these clients, padded to ``rows``."""
         return jax.tree.unflatten(self.structure, self._take(clients, rows or len(clients)))
 
     def _take(self, clients: np.ndarray, rows: int) -> list[np.ndarray]:
@@ -79,7 +78,7 @@ class Memories:
         self.written[clients] = True
 
     def at(self, version: int) -> Memories:
-        """As it was then: now, or before the last chunk."""
+        """The memory at a version: the current one, or that before the last chunk."""
         if version == self.version - 1:
             for clients, rows in self.before:  # each client is in one of these entries at most
                 self._put(clients, rows)
@@ -88,18 +87,18 @@ class Memories:
         return self
 
     def begin(self, version: int) -> None:
-        """A chunk begins there."""
+        """Begin a chunk at a version."""
         self.at(version)
         self._forget(version + 1)
 
     def _forget(self, version: int) -> None:
-        """From here on nothing was overwritten."""
+        """Drop the overwritten rows, and set the version."""
         for clients, _ in self.before:
             self.noted[clients] = False
         self.before, self.version = [], version
 
     def whole(self) -> PyTree:
-        """Everyone's rows, as they are kept: not to be written to."""
+        """All clients' rows, read-only."""
         for leaf, first in zip(self.leaves, self.first, strict=True):
             if first.any():
                 leaf[~self.written] = first
@@ -111,7 +110,7 @@ class Memories:
 
 
 def _room(like: np.ndarray, on_disk: bool) -> np.ndarray:
-    """Zeros, which take no room before they are written."""
+    """Zeros that take room only once they are written."""
     if not on_disk:
         return np.zeros(like.shape, like.dtype)
     # A sparse file without a name: it takes the room of what was written, and goes with the mapping.

@@ -1,4 +1,4 @@
-"""Compiled programs, kept for the next call of one structure and shapes, and the form of what they return."""
+"""Compiled programs, kept for the next call with the same structure and shapes, and their outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _lock = Lock()  # threads may solve at the same time; a program compiled twice i
 
 @dataclass(frozen=True)
 class Program:
-    """An executable. It takes leaves, as equal programs may have methods of unequal structure."""
+    """An executable. It takes leaves: equal programs may have methods of unequal structure."""
 
     run: Callable[..., PyTree]
     calls_host: bool
@@ -38,15 +38,15 @@ class Program:
     frozen: tuple[Any, ...] = ()  # arrays that it reads besides its arguments
 
     def __call__(self, *args: PyTree) -> PyTree:
-        """What the program computes."""
+        """Run the program."""
         return self.run(*jax.tree.leaves(args), *self.frozen)
 
 
 def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args: tuple[Any, ...]) -> Program:
     """The executable of ``function(engine, setup, *args)``, from the cache or made now.
 
-    A notebook's cell that is run again defines its functions again. They are traced, and the program of the
-    same equations is found; one that calls the host is not, as its functions may hold anything.
+    A notebook's cell that is run again defines its functions again. They are traced, and the executable with
+    the same equations is reused; not if it calls the host, as such functions may hold anything.
     """
     held = setup.problem.held
     frozen, given = tuple(jax.tree.leaves([one.arrays for one in held])), args
@@ -87,7 +87,7 @@ def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args:
 
 
 def lowered_by(traced: Any, args: tuple[Any, ...], rewrite: bool) -> tuple[Any, tuple[str, ...]]:
-    """A traced program, lowered, with its clients' convolutions as products; and what is said of it."""
+    """Lower a traced program, with clients' convolutions as products; returns it and remarks."""
     if not rewrite:
         return traced.lower(), ()
     from jax.extend.core import jaxpr_as_fun
@@ -105,14 +105,14 @@ def lowered_by(traced: Any, args: tuple[Any, ...], rewrite: bool) -> tuple[Any, 
 
 
 def kept() -> frozenset[Any]:
-    """The executables that are kept, to see whether a call compiled anything."""
+    """The executables in the cache; tests see by it whether a call compiled anything."""
     with _lock:
         return frozenset(found.run for found in _programs.values())
 
 
 @dataclass(frozen=True, eq=False)
 class _Identity:
-    """Stands for an object that cannot be hashed (a set with arrays), and keeps it alive."""
+    """A hashable stand-in for an object without a hash (a set with arrays), which it keeps alive."""
 
     value: Any
 
@@ -124,12 +124,12 @@ class _Identity:
 
 
 def key_of(setup: Setup) -> Any:
-    """A key of the same objects in a setup, see `objects`."""
+    """A cache key of a setup, see `objects`."""
     return objects(setup.problem), replace(setup, problem=None)  # type: ignore[arg-type]
 
 
 def objects(value: Any) -> Any:
-    """A key of the same objects: what cannot be hashed counts by its identity."""
+    """A cache key of a value: objects without a hash are told apart by identity."""
     try:
         hash(value)
     except TypeError:
@@ -140,7 +140,7 @@ def objects(value: Any) -> Any:
 @partial(jax.tree_util.register_dataclass, data_fields=("rows",), meta_fields=("form", "rank"))
 @dataclass(frozen=True)
 class Rows:
-    """A tree of each evaluation as a row of one array: one copy to the host in place of one for each leaf.
+    """Trees, one for each evaluation, as rows of one array, which is a single copy to the host.
 
     Attributes:
         rows: of shape (evaluations, leaves, …); None without leaves.
@@ -154,21 +154,21 @@ class Rows:
 
     @classmethod
     def like(cls, tree: PyTree, number: int) -> Rows:
-        """So many empty rows for trees of leaves with one shape and dtype."""
+        """Empty rows for ``number`` trees whose leaves have one shape and dtype."""
         leaves, form = jax.tree.flatten(tree)
         if not leaves:
             return cls(None, form, 0)
         return cls(jnp.zeros((number, len(leaves), *leaves[0].shape), leaves[0].dtype), form, leaves[0].ndim)
 
     def put(self, row: Integer, tree: PyTree) -> Rows:
-        """The same with a tree in a row."""
+        """A copy with a tree written into a row."""
         if self.rows is None:
             return self
         new = jnp.stack(jax.tree.leaves(tree))
         return replace(self, rows=jax.lax.dynamic_update_index_in_dim(self.rows, new, row, 0))
 
     def tree(self) -> PyTree:
-        """A tree whose leaves have an axis of evaluations, on the host."""
+        """The trees as one, whose leaves have a leading axis of evaluations, on the host."""
         each = () if self.rows is None else np.moveaxis(np.asarray(self.rows), -1 - self.rank, 0)
         return jax.tree.unflatten(self.form, list(each))
 
@@ -176,7 +176,7 @@ class Rows:
 def lanes_of(
     rounds: np.ndarray, history: dict[str, np.ndarray], words: WideCounts, bad: np.ndarray
 ) -> list[Lane]:
-    """What a program says of several runs, on a leading axis; equal counts are settled once."""
+    """The lanes of a program of several runs, stacked on a leading axis; equal counts are settled once."""
 
     def counts(b: int) -> list[Counter[str]]:
         return counts_of(rounds, tree.row(words, b))
@@ -191,19 +191,19 @@ def lanes_of(
 
 
 def values_of(rounds: np.ndarray, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The metrics at the evaluations that there were."""
+    """The metrics without unused slots."""
     return {name: values[: len(rounds)] for name, values in history.items()}
 
 
 def counts_of(rounds: np.ndarray, words: WideCounts) -> list[Counter[str]]:
-    """What was counted before each evaluation."""
+    """The counts before each evaluation."""
     return [settle(tree.row(words, j), number) for j, number in enumerate(rounds.tolist())]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("sums",), meta_fields=("fixed", "scaled"))
 @dataclass(frozen=True)
 class WideCounts:
-    """The factors of many tallies added up, which can pass 2³²: exact without 64-bit mode.
+    """Sums of the factors of many tallies; exact beyond 2³², also without 64-bit mode.
 
     Attributes:
         sums: two 32-bit words (high, low) for each factor; one array, so that there is little to compile.
@@ -216,7 +216,7 @@ class WideCounts:
 
 
 def no_counts(tally: counting.Tally) -> WideCounts:
-    """Zero, in words, of the form of a tally (shapes suffice)."""
+    """Zero counts of the same form as a tally (shapes suffice)."""
     factors, (fixed, scaled) = tally.tree_flatten()
     return WideCounts(jnp.zeros((len(factors), 2), jnp.uint32), fixed, scaled)
 
@@ -231,7 +231,7 @@ def add_counts(words: WideCounts, tally: counting.Tally) -> WideCounts:
 
 
 def settle(words: WideCounts, times: int) -> Counter[str]:
-    """The counts of ``times`` repetitions, over which the factors came to these words."""
+    """The counts of ``times`` repetitions, with these sums of factors."""
     fixed = Counter({name: amount * times for name, amount in words.fixed})
     sums = [(int(high) << 32) + int(low) for high, low in np.asarray(words.sums)]
     return counting.Tally(

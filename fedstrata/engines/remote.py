@@ -33,14 +33,14 @@ from fedstrata.engines.simulated import mean_dtype
 
 
 class Call(NamedTuple):
-    """What is fixed of an exchange when its program is traced.
+    """The part of an exchange that is known when its program is traced.
 
     Attributes:
-        program, k, phase: which exchange of the text it is: by program, number and name.
+        program, k, phase: the exchange in the text: its program, number, and the phase's name.
         stacked, evaluation: as of `Exchange`.
-        uploads: shapes of what the program gets.
+        uploads: the shapes that the program gets.
         factors: how many numbers are counted.
-        run: what the host runs on a block of clients, where it has their samples.
+        run: the host's program for a block of clients, if it has their samples.
         place: as of `Exchange`.
     """
 
@@ -56,13 +56,13 @@ class Call(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What an exchange takes along.
+    """The values that leave the program with an exchange.
 
     Attributes:
-        upload: the shape of one.
-        values: what goes out besides the message.
+        upload: the shape of one upload.
+        values: values besides the message.
         run: as of `Call`.
-        tally: what a client counts, with factors that the host returns; where the host does not count itself.
+        tally: a client's counts, with factors that the host returns; empty if the host counts itself.
     """
 
     upload: PyTree
@@ -72,21 +72,21 @@ class Prepared(NamedTuple):
 
 
 class Prepares(Protocol):
-    """What knows a client's form, so that an exchange can be traced without samples."""
+    """Traces an exchange without samples, from their shapes."""
 
     @property
     def encodes(self) -> bool:
         """See `Fed`."""
 
     def prepare(self, fed: RemoteFed, exchange: Exchange) -> Prepared:
-        """What the exchange takes along."""
+        """The values that leave the program with the exchange."""
 
 
 class Answers(Protocol):
-    """What carries out the exchanges of a run on the host.
+    """Carries out the exchanges of a run on the host.
 
     Attributes:
-        failure: what went wrong in a callback; it is raised when the program has ended.
+        failure: the error of a callback, raised when the program has ended.
     """
 
     failure: BaseException | None
@@ -94,7 +94,7 @@ class Answers(Protocol):
     def answer(
         self, call: Call, of: Any, weights: Any, key: np.ndarray, message: list[np.ndarray], *values: Any
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """The mean of the uploads, or their stack, and what was counted; ``of=None`` is everyone."""
+        """The mean of the uploads, or their stack, and the counts; ``of=None`` is everyone."""
 
 
 # A program holds its callback where Python cannot see it: a reference to who answers would never be freed.
@@ -103,7 +103,7 @@ _handles = itertools.count()
 
 
 def handle_of(answers: Answers) -> np.int32:
-    """A number by which programs find who answers; they may serve another run with another number."""
+    """A number by which a program finds the object that answers; another run has another number."""
     handle = next(_handles)
     _answering[handle] = answers
     return np.int32(handle)
@@ -134,7 +134,7 @@ class Positioned(Fed):
     def turns(
         self, times: Integer, body: counting.Body, carry: PyTree, until: counting.Until | None
     ) -> PyTree:
-        """See `Fed.repeat`; no memory goes along, as it stays where the clients are."""
+        """See `Fed.repeat`; the clients' memory stays where they are."""
         first = self.position
 
         def positioned(t: Any, carry: PyTree) -> PyTree:
@@ -191,7 +191,7 @@ def remote_text(
     r: Integer,
     cohort: Array | None = None,
 ) -> Any:
-    """A program of the text with its exchanges elsewhere.
+    """A program of the text, whose exchanges are carried out elsewhere.
 
     Returns:
         ``((state or metrics, whether they are finite), what was counted)``.

@@ -1,4 +1,4 @@
-"""What every engine runs, whatever carries its exchanges: one round, the start before it, one measurement."""
+"""The text as every engine runs it: the start, one round, one measurement."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def _numbers(setup: Setup, key: Key, r: Integer) -> Array:
 
 
 def uniformly(key: Key, clients: int, count: int) -> Array:
-    """So many of the clients, each set of them equally likely.
+    """``count`` of the clients; all sets of this size are equally likely.
 
-    A few of very many are the first that differ in twice as many draws, which costs what the few cost; where
-    they do not suffice, draw again. Else clients are shuffled, which costs what all of them cost.
+    A few of very many are the first different ones among twice as many draws, at a cost that does not grow
+    with the clients; if these do not suffice, draw again. Otherwise all clients are shuffled.
     """
     if clients <= MANY or 8 * count > clients:
         return jax.random.choice(key, clients, (count,), replace=False)
@@ -71,7 +71,7 @@ def cohorts_of(setup: Setup, key: Key, data: Population, rounds: Array) -> Array
 
 
 def keys_of(key: Key, r: Integer) -> tuple[Key, Key]:
-    """What round ``r`` draws its clients from, and the method's own key."""
+    """The key for the clients of round ``r``, and the method's own key."""
     key_cohort, key_round = jax.random.split(jax.random.fold_in(key, r))
     return key_cohort, key_round
 
@@ -86,9 +86,9 @@ def one_round(
     r: Integer,
     cohort: Array | None = None,
 ) -> Carry:
-    """Round ``r``, which draws from ``fold_in(key, r)`` alone; a state's dtypes stay what they were.
+    """Round ``r``, which draws from ``fold_in(key, r)`` alone; the state keeps its dtypes.
 
-    Its ``cohort`` is drawn here where it was not drawn before.
+    Its ``cohort`` is drawn here if it is None.
     """
     chosen = cohort_of(setup, key, data, r) if cohort is None else cohort
     key_round = keys_of(key, r)[1]
@@ -109,10 +109,10 @@ def in_a_loop(
     some: Callable[[Any, int, int], tuple[Any, int, Counter[str], int]],
     measured: Callable[[Any, int], Mapping[str, Any]],
 ) -> tuple[Any, Lane]:
-    """Rounds in a loop on the host, left at the first one whose state is not finite.
+    """Rounds in a loop on the host, which ends at the first state that is not finite.
 
     Args:
-        carry: what passes from round to round.
+        carry: the values that pass from round to round.
         first: the first round.
         rounds: how many before each evaluation.
         some: ``some(carry, r, stop)`` does rounds from r, not past stop: the carry after them, the next
@@ -145,7 +145,7 @@ def before_rounds(
 
 
 def _check(text: str, setup: Setup, method: Method, fed: Fed, before: PyTree, after: PyTree) -> None:
-    """Refuse a text that shows more than its method says, or returns no state; while it is traced."""
+    """Raise if a text reveals more than its method declares, or returns another structure."""
     name = getattr(method, "name", type(method).__name__)
     if fed.gathered and method.reveals_on(setup.problem) == "averages":
         raise TypeError(
@@ -202,7 +202,7 @@ def run_text(
     r: Integer,
     cohort: Array | None = None,
 ) -> Any:
-    """A text's program ``"start"``, ``"round"`` or ``"measure"``: the carry after it, or the metrics."""
+    """Run ``"start"``, ``"round"`` or ``"measure"`` of a text: the carry after it, or the metrics."""
     if program == "start":
         return before_rounds(make_fed, setup, method, carry, key, data)
     if program == "round":

@@ -52,13 +52,13 @@ class PeerLost(RuntimeError):
 def connect(address: str | None = None, processes: int | None = None, number: int | None = None) -> None:
     """Join the processes of a run, before JAX is used otherwise.
 
-    It is `jax.distributed.initialize` with settings by which the loss of a process is noticed, and told. What
-    is not given, JAX finds out where SLURM, Open MPI or Kubernetes started the processes.
+    It is `jax.distributed.initialize` with settings by which the loss of a process is noticed and reported.
+    Under SLURM, Open MPI or Kubernetes, JAX finds out the arguments by itself.
 
     Args:
         address: ``host:port`` of the first process, the same in all.
-        processes: how many there are.
-        number: of this one, from 0.
+        processes: the number of processes.
+        number: this process's number, from 0.
     """
     jax.config.update("jax_enable_recoverability", True)  # else JAX ends this process before it can say why
     jax.distributed.initialize(
@@ -70,7 +70,7 @@ def connect(address: str | None = None, processes: int | None = None, number: in
 
 
 def _beat(number: int) -> None:
-    """Signs of life, kept by the first process, until there is nobody to keep them."""
+    """Write signs of life to the first process, as long as it is there."""
     with suppress(jax.errors.JaxRuntimeError):
         for turn in itertools.count():
             client = coordination().client
@@ -81,7 +81,7 @@ def _beat(number: int) -> None:
 
 
 def _missing(number: int) -> list[int]:
-    """The processes that give no sign of life any more; whoever finds out first tells the others."""
+    """The processes without a new sign of life; the first to find out tells the others."""
     client: Any = coordination().client
     told = "fedstrata/lost"
     if number and not _answers(coordination().coordinator_address or ""):
@@ -126,9 +126,9 @@ def _words(lost: list[int], number: int, processes: int) -> str:
 
 
 def _leave() -> None:
-    """The first process, which serves the others, goes last: without it their leaving would be a failure.
+    """Let the first process, which serves the others, end last; else theirs would end with an error.
 
-    JAX's own barrier does not wait for processes whose loss can be told.
+    JAX's own barrier does not wait for recoverable processes.
     """
     client = coordination().client
     if client is None or _lost.is_set():
@@ -141,7 +141,7 @@ def _leave() -> None:
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """What JAX says of a lost process, in words that help."""
+    """Turn JAX's errors about a lost process into `PeerLost`."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as error:  # the latter where a collective fails at once
@@ -180,7 +180,7 @@ class Sharded(Simulated):
         return Mesh(devices, ("clients",), axis_types=(AxisType.Auto,))
 
     def multiple(self) -> int:
-        """Blocks are padded to a multiple of the number of devices."""
+        """The number of devices, to whose multiples blocks are padded."""
         return int(self.mesh.devices.size)
 
     def block(self, number: int, message: PyTree, whole: Callable[[], int] | None) -> int:
@@ -215,7 +215,7 @@ class Sharded(Simulated):
         return data.placed(self._lay_out, kind=self)
 
     def clients_here(self, clients: int) -> np.ndarray:
-        """Of so many clients, those whose samples this process holds: a source is asked for no others."""
+        """The clients whose samples this process holds; a source is asked for no others."""
         rows = -(-clients // self.multiple()) * self.multiple()
         places = self._layout("clients").addressable_devices_indices_map((rows,)).values()
         here = [np.arange(rows)[index] for index in places if index is not None]
@@ -223,9 +223,9 @@ class Sharded(Simulated):
         return found[found < clients]
 
     def _lay_out(self, data: FederatedData) -> Placed:
-        """A mesh divides arrays evenly, so clients are padded to one length, and rows fill up the mesh.
+        """Pad clients to one length, and their number to a multiple of the devices: a mesh divides evenly.
 
-        Each process takes its own clients' samples alone: of a source, it reads no others.
+        Each process reads only its own clients' samples.
         """
         if data.source is not None and not len(self.clients_here(data.clients)):
             raise ValueError(
@@ -280,7 +280,7 @@ class Sharded(Simulated):
         return Carry(jax.tree.map(self._copy, carry.state), jax.tree.map(self._spread, carry.memory))
 
     def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
-        """See `Engine.output`: from the host, without the rows that fill up the mesh."""
+        """See `Engine.output`: from the host, without the mesh's padding."""
         return Engine.output(self, method, carry, host)
 
     def agree(self, value: Any) -> Any:

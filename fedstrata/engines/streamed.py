@@ -56,7 +56,7 @@ class Streamed(Engine):
         check_fields(self)
 
     def place(self, data: FederatedData) -> StreamedRun:
-        """See `Engine.place`: what reads it, as samples are placed when they are needed."""
+        """See `Engine.place`; samples are read and placed when they are needed."""
         return StreamedRun(self, data)
 
     def place_carry(self, carry: Carry) -> Carry:
@@ -77,7 +77,7 @@ class Streamed(Engine):
         return method.output(carry.state, host.memory)
 
     def sampled(self, clients: int) -> int | None:
-        """How many clients the metrics are means over; None is all."""
+        """The number of clients over which metrics are averaged; None is all."""
         if self.metrics == "exact" or (self.metrics == "auto" and clients <= MANY):
             return None
         # Drawn once: the same clients at every evaluation, so that a curve does not jump with the draw.

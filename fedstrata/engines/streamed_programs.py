@@ -34,20 +34,20 @@ class AsksOthers(Exception):
 
 
 class CohortFed(SimulatedFed):
-    """The verbs in a program that has the samples of its rounds' cohorts alone."""
+    """The verbs in a program that has only the samples of its rounds' cohorts."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._here = [self._chosen]  # arrays by identity: values are not known while a program is traced
 
     def sample(self, key: Key, count: int) -> Array:
-        """See `Fed.sample`: drawn are here, as they are of the cohort."""
+        """See `Fed.sample`; the drawn clients belong to the cohort, so they are here."""
         drawn = super().sample(key, count)
         self._here.append(drawn)
         return drawn
 
     def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
-        """See `Fed.exchange`; whoever may not be here is refused when the program is traced."""
+        """See `Fed.exchange`; raises `AsksOthers` for clients that may not be here."""
         if exchange.of is None or not any(exchange.of is drawn for drawn in self._here):
             raise AsksOthers(exchange.name)
         return super().exchange(exchange)
@@ -55,7 +55,7 @@ class CohortFed(SimulatedFed):
 
 @dataclass(frozen=True)
 class Cohorts(Simulated):
-    """The simulated engine where only cohorts are placed."""
+    """The simulated engine with only cohorts placed."""
 
     def make_fed(self) -> Callable[..., Fed]:
         return partial(CohortFed, self)
@@ -100,11 +100,11 @@ class Blocks(Simulated):
 
     @property
     def inner(self) -> Simulated:
-        """How a block runs."""
+        """The engine of a block."""
         return Simulated(self.chunk)
 
     def prepare(self, fed: RemoteFed, exchange: Exchange) -> Prepared:
-        """See `Prepares.prepare`: the program of a block, and what a phase closes over."""
+        """See `Prepares.prepare`: the program of a block, and the values that a phase closes over."""
         samples, memories = self.form()
         rows = samples.training.rows
         if fed.memory is not None or exchange.evaluation:
@@ -148,5 +148,5 @@ class Blocks(Simulated):
 def trace_everyone(
     engine: Blocks, setup: Setup, method: Method, carry: Carry, seed: Integer, data: Any, handle: Any, r: Any
 ) -> Any:
-    """The program of the text that the engine says."""
+    """The program of the text that the engine names."""
     return remote_text(engine, engine.program, setup, method, carry, seed, data, handle, r)

@@ -1,4 +1,4 @@
-"""What a streamed run reads: windows of cohorts, blocks of everyone, those whom metrics are means over."""
+"""The samples of a streamed run: windows of cohorts, blocks of all clients, and the clients of metrics."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ BLOCK_CLIENTS = 4_096  # at most
 def trace_sampled(
     engine: Simulated, setup: Setup, method: Method, carry: Carry, data: Placed
 ) -> dict[str, Array]:
-    """The metrics, as means over those who are placed."""
+    """The metrics, as means over the placed clients."""
     return measure(engine.make_fed(), setup, method, carry, data)
 
 
 class StreamedRun:
-    """A run's data on its way to the device, and what its clients remember.
+    """A run's data on its way to the device, and its clients' memory.
 
     Attributes:
-        failure: what went wrong in a callback.
+        failure: the error of a callback.
     """
 
     def __init__(self, engine: Streamed, data: FederatedData) -> None:
@@ -78,7 +78,7 @@ class StreamedRun:
         self._checked = False
 
     def begin(self, job: Job, held: MemoriesAt | None, stride: int = 1) -> None:
-        """A chunk of rounds begins, which divides into strides, see `fedstrata.engines.simulated.strided`."""
+        """Begin a chunk of rounds that divides into strides, see `fedstrata.engines.simulated.strided`."""
         self.setup, self.method, self.seed, self.stride = job.setup, job.method, job.seed, stride
         setup = self.setup
         if held is not None:
@@ -107,13 +107,13 @@ class StreamedRun:
                 )
 
     def carry(self, state: PyTree) -> Carry:
-        """What passes to the next chunk."""
+        """State and memory for the next chunk."""
         self._put_back()
         held = None if self.memories is None else MemoriesAt(self.memories, self.memories.version)
         return Carry(state, held)
 
     def rounds(self, state: PyTree, r: int, stop: int) -> tuple[PyTree, int, Counter[str], int]:
-        """Some rounds from ``r``, not past ``stop``: the state, the next round, counts, a round gone bad."""
+        """Run rounds from ``r``, not past ``stop``: the state, the next round, counts, the bad round."""
         setup = self.setup
         # Whether rounds ask their cohorts alone is found by tracing one: `AsksOthers` says that they do not.
         if self._in_windows is None:
@@ -157,7 +157,7 @@ class StreamedRun:
         return carry.state, r + number, counts, int(bad)
 
     def _put_back(self) -> None:
-        """What the window's clients remember goes back to the host."""
+        """Copy the memory of the window's clients back to the host."""
         if self._window is not None and self._window.memory is not None:
             assert self.memories is not None
             self.memories.put(self._window.clients, self._window.memory)
@@ -184,7 +184,7 @@ class StreamedRun:
 
     @cached_property
     def _capacity(self) -> dict[str, int]:
-        """Of a window, in clients and in samples of each part: what nearly all windows need."""
+        """The room of a window in rounds, clients and samples; it suffices for nearly all windows."""
         data, part = self.data, self.setup.participants
         row = 0 if self.memories is None else self.memories.row_bytes
         rounds = self.engine.ahead or min(
@@ -204,7 +204,7 @@ class StreamedRun:
 
     @cached_property
     def _client_bytes(self) -> float:
-        """What a client's samples take on average."""
+        """The average bytes of a client's samples."""
         leaves = jax.tree.leaves((self.data.train, self.data.valid))
         return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / self.data.clients
 
@@ -242,7 +242,7 @@ class StreamedRun:
 
     @cached_property
     def _drawn_by(self) -> Array | None:
-        """Everyone's sizes, where cohorts are drawn by them; None where clients count the same."""
+        """All clients' sizes, if cohorts are drawn by them; else None."""
         by_size = self.setup.weights == "size" and self._outline.equal is None
         return self._outline.sizes if by_size else None
 
@@ -254,7 +254,7 @@ class StreamedRun:
 
     @cached_property
     def _block(self) -> dict[str, int]:
-        """Of a block of clients, as `_capacity`."""
+        """The room of a block of clients, as `_capacity`."""
         data = self.data
         row = 0 if self.memories is None else self.memories.row_bytes
         clients = max(1, min(BLOCK_CLIENTS, data.clients, int(BLOCK_BYTES / (self._client_bytes + row))))
@@ -272,17 +272,17 @@ class StreamedRun:
         return Blocks(self.engine.chunk, tuple(leaves), structure)
 
     def everyone(self, what: str, state: PyTree, r: int) -> tuple[PyTree, Counter[str], bool]:
-        """The start or a round by callbacks: the state, counts, whether it is finite."""
+        """Run the start or a round by callbacks: the state, the counts, whether the state is finite."""
         (state, good), tally = self._called(what, self._unmeasured, Carry(state, None), r)
         return state, tally.total(), bool(good)
 
     @property
     def _unmeasured(self) -> Setup:
-        """The setup of programs that measure nothing: metrics have programs of their own."""
+        """The setup without metrics, which have programs of their own."""
         return replace(self.setup, metrics=(), measure_problem=False)
 
     def _called(self, what: str, setup: Setup, carry: Carry, r: int) -> Any:
-        """A program with callbacks."""
+        """Run a program with callbacks."""
         need_two_threads("Exchanges with clients outside of a round's cohort, and exact metrics,")
         self.failure = None
         args = (self.method, carry, np.uint32(self.seed), self._outline, self.handle, np.int32(r))
@@ -329,7 +329,7 @@ class StreamedRun:
             return cast, factors.astype(np.int32)
 
     def _through(self, clients: np.ndarray) -> Iterator[tuple[np.ndarray, Placed]]:
-        """Blocks of these clients that fit; each is read while the one before is at work."""
+        """These clients in blocks that fit; each is read while the previous one is computed."""
         room, parts, start = self._block, [], 0
         sizes_of = self.data.part_sizes.items()
         sums = {name: np.cumsum(sizes[clients], dtype=np.int64) for name, sizes in sizes_of}
@@ -372,7 +372,7 @@ class StreamedRun:
 
     @cached_property
     def _sample(self) -> tuple[np.ndarray, Placed]:
-        """The clients that metrics are means over, drawn once."""
+        """The clients over which metrics are averaged, drawn once."""
         data, count = self.data, self.engine.sampled(self.data.clients)
         assert count is not None
         clients = np.sort(np.random.default_rng(self.seed).choice(data.clients, count, replace=False))
@@ -388,5 +388,5 @@ def _room(likely: float, sizes: np.ndarray) -> int:
 
 
 def _filled(rows: np.ndarray, number: int) -> np.ndarray:
-    """So many rows, the last ones copies of the first."""
+    """The rows, padded to ``number`` with copies of the first."""
     return np.concatenate([rows, np.repeat(rows[:1], number - len(rows), axis=0)])
