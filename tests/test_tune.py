@@ -44,10 +44,17 @@ def test_an_unsolved_lower_level_does_not_win():
     assert found.plot().axes
 
 
+def test_no_sweep_begins_after_the_seconds_of_a_budget():
+    found = tuned(space={"gamma": [0.01, 0.1, 0.5]}, budget={"seconds": 0.1}, seeds=1)
+    assert {trial.rounds for trial in found.trials} == {found.rounds}
+    assert found.method.gamma == 0.5
+    assert "not tried" in repr(found)
+
+
 def test_what_is_refused():
     with pytest.raises(ValueError, match="no hyper-parameter 'lr'"):
         tuned(space={"lr": [0.1]})
-    with pytest.raises(ValueError, match="budget must be"):
+    with pytest.raises(ValueError, match="budget has no 'hours'"):
         tuned(space={"gamma": [0.1]}, budget={"hours": 1})
     with pytest.raises(ValueError, match="too small"):
         tuned(space={"gamma": [0.1]}, budget=1)

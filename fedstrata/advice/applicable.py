@@ -9,6 +9,7 @@ from fedstrata.core.problem import Problem
 from fedstrata.methods import METHODS, Method
 from fedstrata.problems.conversions import as_bilevel, as_multisequence
 from fedstrata.support import html
+from fedstrata.support.shown import aligned
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,7 @@ class Fits(tuple[Fit, ...]):
         return html.table(head, rows, left=len(head))
 
     def __repr__(self) -> str:
-        rows = self._rows()
-        columns = rows[0]
-        widths = [max(len(row[j]) for row in rows) for j in range(len(columns))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
-        ]
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join(aligned(self._rows()))
 
 
 def applicable(problem: Problem) -> Fits:

@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +29,7 @@ from jax.flatten_util import ravel_pytree
 from fedstrata.advice.applicable import Fit
 from fedstrata.advice.certify import DISTURBED, certify
 from fedstrata.advice.constants import constants
+from fedstrata.advice.costs import KINDS, amounts, checked, one_round
 from fedstrata.advice.plan import BEFORE, FEWEST, TARGET
 from fedstrata.advice.recommend import Advice, advice, conditions, expected, ranked, start
 from fedstrata.core import tree
@@ -43,8 +44,7 @@ from fedstrata.solving.loop import solve
 from fedstrata.solving.result import BOOKKEEPING, Result
 from fedstrata.solving.stopping import Diverged
 
-Unit: TypeAlias = Literal["rounds", "bytes", "seconds", "oracle_calls", "bytes_a_round"]
-UNITS: tuple[Unit, ...] = get_args(Unit)
+UNITS = (*KINDS, "bytes_a_round")
 MOST = 200_000  # rounds, where no budget is given
 HORIZON = 1_000  # rounds of a first stage of which no rate is known
 LONGEST = 50_000  # rounds of a first stage
@@ -117,27 +117,20 @@ class Budget:
 
     def left(self) -> float:
         """The part that is left of what runs out first."""
-        spent = {
-            "rounds": self.used.rounds,
-            "bytes": self.used.bytes_up + self.used.bytes_down,
-            "oracle_calls": self.used.oracle_calls,
-            "seconds": time.perf_counter() - self.began,
-        }
-        return min(1 - used / self.limits[name] for name, used in spent.items() if name in self.limits)
+        spent = amounts(self.used, time.perf_counter() - self.began)
+        return min(1 - spent[name] / limit for name, limit in self.limits.items() if name in spent)
 
     def rounds(self, wanted: int) -> int:
         """As many of the wanted rounds as there is budget for, by what rounds took so far."""
         most = wanted
         if "rounds" in self.limits:
             most = min(most, int(self.limits["rounds"]) - self.used.rounds)
-        each = {
-            "bytes": (self.used.bytes_up + self.used.bytes_down) / max(self.used.rounds, 1),
-            "oracle_calls": self.used.oracle_calls / max(self.used.rounds, 1),
-        }
-        for name, one in each.items():
-            if name in self.limits and one > 0:
-                most = min(most, int((self.limits[name] - one * self.used.rounds) / one))
-            elif name in self.limits:  # nothing is known yet: a short stage
+        used = amounts(self.used)
+        for name in self.limits.keys() & {"bytes", "oracle_calls"}:
+            if used["rounds"] and used[name]:
+                one = used[name] / used["rounds"]
+                most = min(most, int(self.limits[name] / one - used["rounds"]))
+            else:  # nothing is known yet: a short stage
                 most = min(most, FEWEST)
         return most
 
@@ -155,12 +148,7 @@ class Stage:
 
 def checked_budget(budget: Mapping[str, float] | None, rounds: int | None) -> dict[str, float]:
     """The limits, with a number of rounds where nothing else is given."""
-    limits = dict(budget or {})
-    for name, limit in limits.items():
-        if name not in UNITS:
-            raise ValueError(f"budget has no {name!r}: it may limit {', '.join(UNITS)}.")
-        if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
-            raise ValueError(f"budget[{name!r}] must be a positive number, but is {limit!r}.")
+    limits = checked(budget or {}, UNITS)
     if rounds is not None:
         limits["rounds"] = min(rounds, limits.get("rounds", math.inf))
     return limits if limits.keys() - {"bytes_a_round"} else limits | {"rounds": MOST}
@@ -307,14 +295,8 @@ class Run:
         if method is None or "bytes_a_round" not in self.budget.limits:
             return False
         x, y = self.begun
-        options = {**self.options, "metrics": None, "default_metrics": False, "callbacks": ()}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            one, two = (
-                solve(self.problem, method, self.data, x, y0=y, rounds=k, certify=False, **options).ledger
-                for k in (1, 2)
-            )
-        sent = two.bytes_up + two.bytes_down - one.bytes_up - one.bytes_down
+        options = {key: self.options[key] for key in ("participation", "weights")}
+        sent = amounts(one_round(self.problem, method, self.data, x, y, **options))["bytes"]
         return sent > self.budget.limits["bytes_a_round"]
 
     def stage(self, its: Advice, count: int) -> Stage:

@@ -28,6 +28,7 @@ from fedstrata.solving.loop import solve
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import Result
 from fedstrata.support import html
+from fedstrata.support.shown import aligned
 
 PartName = Literal["train", "valid", "test"]
 SHOWN = 20  # clients that a printed table has rows for
@@ -94,16 +95,7 @@ class Baselines:
         return f"{self.metric} on {samples} samples ({good} is good); gain: together over alone"
 
     def __repr__(self) -> str:
-        rows = self.rows(SHOWN)
-        widths = [max(len(row[j]) for row in rows) for j in range(len(rows[0]))]
-        lines = [
-            "  ".join(
-                cell.ljust(w) if j == 0 else cell.rjust(w)
-                for j, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
-        return "\n".join([self.title, *lines])
+        return "\n".join([self.title, *aligned(self.rows(SHOWN), left=1)])
 
     def _repr_html_(self) -> str:
         head, *rows = self.rows(SHOWN)

@@ -38,7 +38,7 @@ from fedstrata.advice.objectives import (
     sequences_of,
     strongly_concave,
 )
-from fedstrata.advice.precision import double_precision
+from fedstrata.advice.precision import double, double_precision
 from fedstrata.advice.search import Found, minimise
 from fedstrata.advice.selection import judge_selection
 from fedstrata.advice.verdicts import BEHIND, why_unsolved
@@ -57,7 +57,7 @@ DISTURBED = 1e-3  # how far beside x the search begins, relative to its length
 NOTHING = 1e-9  # of the way from the start: a solution that is zero
 ROUNDED = 1e-12  # of a value: a difference that means nothing
 UNBOUNDED = 1e6  # times the values that there are: a fall without end
-ROUNDED = 3e-4  # of how far f alone moves x: what a selection is compared with at least
+PULLED = 3e-4  # of how far f alone moves x: what a selection is compared with at least
 MOST, FEWEST = 1500, 50  # evaluations of F in one search
 SECONDS = 30.0  # that one is to take, where that leaves the fewest
 
@@ -182,12 +182,8 @@ def case_of(
         raise NotCertifiable("its data comes from a source: where it fits into memory, give data=data.load()")
     judged = problem if method is None else method.judged_as(problem)
     start = None if x0 is None else problem.start_x(x0)
-    x, y, x0, y0 = map(_double, (problem.start_x(x), y, start, y0))
+    x, y, x0, y0 = map(double, (problem.start_x(x), y, start, y0))
     return Case(judged, data.placed(), weights, x, y, x0, y0, until)
-
-
-def _double(point: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), float), point)
 
 
 def _certificate(found: Judgement, run: Result | None, target: float) -> Certificate:
@@ -269,7 +265,7 @@ def _(problem: Selection, case: Case) -> Judgement:
     )
     judged = _by_distance(case, found.solution, notes=notes)
     # a run that begins at the solution has no way to compare with: then what f alone would move x by is
-    least = ROUNDED * found.pull
+    least = PULLED * found.pull
     return judged._replace(
         unit=max(judged.unit, least**2 / 2), distance=min(judged.distance, _ratio(judged, least))
     )
@@ -333,7 +329,8 @@ def search(objective: Objective, case: Case) -> Judgement:
     beside = f(inside + away if onto is None else onto(inside + away))[0]
     worth = max(min(abs(start - value), abs(origin - value)), abs(beside - value))
     found = _best(partial(minimise, f, onto=onto, most=most), inside, away, value, worth)
-    if value - found.value > UNBOUNDED * (abs(value) + abs(start) + worth):
+    known = abs(value) + abs(start) + worth
+    if not found.converged and value - found.value > UNBOUNDED * known:
         raise NotCertifiable("F is not bounded below, as far as it was followed")
     best, length = min(found.value, value), _length(found.x, begun)
     unit = start - best

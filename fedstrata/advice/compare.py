@@ -24,19 +24,20 @@ import numpy as np
 from scipy import stats
 
 from fedstrata.advice.certify import certify
+from fedstrata.advice.costs import KINDS, budget_of, round_takes
 from fedstrata.advice.plan import plan
 from fedstrata.advice.score import By, Score, score_of
-from fedstrata.advice.tune import COUNTED, seeds_of, spent, tune
+from fedstrata.advice.tune import seeds_of, tune
 from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
-from fedstrata.solving.loop import solve
 from fedstrata.solving.result import Result
 from fedstrata.solving.stopping import Progressed
 from fedstrata.solving.sweep import sweep
 from fedstrata.support import html
 from fedstrata.support.lazy import extra
+from fedstrata.support.shown import aligned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,9 +45,7 @@ if TYPE_CHECKING:
 Steps: TypeAlias = Literal["given", "planned", "tuned"]
 Entrant: TypeAlias = Method | type[Method] | str
 
-KINDS = (*COUNTED, "seconds")
 POINTS = 40  # evaluations of a run
-TIMED = 20  # rounds that tell how long one takes
 SEARCH = 50  # a tuning spends so many times one run's budget
 LEVEL = 0.05
 
@@ -184,7 +183,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         head = f"Comparison: {self.budget:g} {self.kind} for each run, medians"
-        return "\n".join([head, *_aligned(self._rows()), "", *_aligned(self._pair_rows())])
+        return "\n".join([head, *aligned(self._rows()), "", *aligned(self._pair_rows())])
 
     def _repr_html_(self) -> str:
         return html.table(*_split(self._rows())) + html.table(*_split(self._pair_rows()))
@@ -209,11 +208,6 @@ class Comparison:
 
 def _split(rows: list[tuple[str, ...]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     return rows[0], rows[1:]
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[j]) for row in rows) for j in range(len(rows[0]))]
-    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def compare(
@@ -265,7 +259,7 @@ def compare(
         raise ValueError(f"steps must be 'given', 'planned' or 'tuned', but is {steps!r}.")
     if not 0 < target < 1:
         raise ValueError(f"target must be in (0, 1), but is {target!r}.")
-    kind, amount = _budget(budget)
+    kind, amount = budget_of(budget)
     drawn = seeds_of(seeds)
     options = {"participation": participation, "weights": weights}
     entries: list[Entry] = []
@@ -274,7 +268,7 @@ def compare(
         raw = []
         for name, entrant in named.items():
             method = _with_steps(entrant, case, steps, kind, amount, options, by)
-            takes = _takes(case, method, options, kind)
+            takes = round_takes(case.problem, method, case.datasets[0], case.x0, case.y0, **options)
             rounds = max(1, int(amount / takes[kind]))
             chosen[name][label] = method
             raw.append((name, takes, _traced(case, method, rounds, drawn, options, by, progress)))
@@ -316,13 +310,6 @@ def _name(entrant: Entrant) -> str:
     return type(entrant).__name__
 
 
-def _budget(budget: Any) -> tuple[str, float]:
-    given = budget if isinstance(budget, Mapping) else {"rounds": budget}
-    if len(given) != 1 or next(iter(given)) not in KINDS or not next(iter(given.values())) > 0:
-        raise ValueError(f"budget must be rounds, or one of {', '.join(KINDS)} by name, but is {budget!r}.")
-    return next(iter(given.items()))
-
-
 def _with_steps(
     entrant: Entrant, case: Case, steps: Steps, kind: str, amount: float, options: dict[str, Any], by: By
 ) -> Method:
@@ -336,22 +323,8 @@ def _with_steps(
     data = case.datasets[0]
     if steps != "tuned":
         return plan(problem, data, x0, y0, its, **options).method
-    searching = {kind: SEARCH * amount} if kind in COUNTED else None
-    return tune(
-        problem, entrant, data, x0, budget=searching, y0=y0, seeds=2, by=by, progress=False, **options
-    ).method
-
-
-def _takes(case: Case, method: Method, options: dict[str, Any], kind: str) -> dict[str, float]:
-    """What one round takes."""
-    problem, _, x0, y0 = case
-    data = case.datasets[0]
-    takes = spent(problem, method, data, x0, y0, options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        quiet: dict[str, Any] = {"progress": False, "default_metrics": False, "certify": False, **options}
-        timed = solve(problem, method, data, x0, y0=y0, rounds=TIMED, **quiet)
-    return {**takes, "seconds": max(timed.seconds - timed.compiling, 1e-6) / TIMED}
+    searching: dict[str, Any] = {"budget": {kind: SEARCH * amount}, "seeds": 2, "by": by, "progress": False}
+    return tune(problem, entrant, data, x0, y0=y0, **searching, **options).method
 
 
 class _Traced(NamedTuple):

@@ -31,7 +31,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedstrata.advice.lower import NotCertifiable, kept
 from fedstrata.advice.objectives import Case, Objective, level_of, mean_over, objective_of, sequences_of
-from fedstrata.advice.precision import double_precision
+from fedstrata.advice.precision import double, double_precision
 from fedstrata.advice.spectrum import CALM, FEWEST, STEPS, ends, lanczos, missed, start_of, used
 from fedstrata.core import tree
 from fedstrata.core.client import Client
@@ -134,7 +134,7 @@ def constants(
     dtype = jnp.result_type(float)
     with double_precision():
         placed = data.placed()
-        case = Case(problem, placed, weights, *(_double(point) for point in (x, y)))
+        case = Case(problem, placed, weights, *(double(point) for point in (x, y)))
         if problem.personal and not _has_axis(y, placed.clients):
             case = replace(case, y=jax.tree.map(lambda leaf: jnp.stack([leaf] * placed.clients), case.y))
         own = isinstance(problem, Minimization | Selection)
@@ -170,10 +170,6 @@ def _objective(problem: Problem, case: Case) -> Objective | None:
         return objective_of(problem, case)
     except NotCertifiable:
         return None
-
-
-def _double(point: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), float), point)
 
 
 def _scale(point: PyTree) -> float:

@@ -408,12 +408,14 @@ def started(problem: Problem, case: Case) -> PyTree:
     """Where y(x) is looked for: from the result's own y, for an MPEC a response of every client."""
     if case.y is None:
         raise NotCertifiable("there is no y to start the lower level from: give y")
-    y, clients, shapes = case.y, case.data.clients, [np.shape(leaf) for leaf in jax.tree.leaves(case.y)]
+    y, clients = case.y, case.data.clients
     shared = _lower(problem).solved_by == "all"
     if not shared:
-        own = case.y0 is not None and [np.shape(leaf) for leaf in jax.tree.leaves(case.y0)] == shapes
-        apart = all(shape[:1] == (clients,) for shape in shapes) and _fits(problem, case)
-        if own or not apart:
+        shapes, begun = ([np.shape(leaf) for leaf in jax.tree.leaves(each)] for each in (y, case.y0))
+        apart = all(shape[:1] == (clients,) for shape in shapes)
+        apart = apart and _fits(problem, case, jax.tree.map(lambda leaf: leaf[0], y))
+        # n clients may share a y with n entries: then a y like y0, which is one client's, is one client's
+        if not apart or (shapes == begun and _fits(problem, case, y)):
             y = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *jnp.shape(leaf))), y)
     train, valid = (
         jax.tree.map(lambda leaf: leaf[0], opened(part.leaves))
@@ -426,12 +428,11 @@ def started(problem: Problem, case: Case) -> PyTree:
     return y
 
 
-def _fits(problem: Problem, case: Case) -> bool:
-    """Whether the lower level takes one client's part of y: n clients may share a y with n entries."""
-    own = jax.tree.map(lambda leaf: leaf[0], case.y)
+def _fits(problem: Problem, case: Case, y: PyTree) -> bool:
+    """Whether the lower level takes this y."""
     sample = jax.tree.map(lambda leaf: leaf[0], case.data.train)
     try:
-        shape_of("lower", _lower(problem), (case.x, own, sample))
+        shape_of("lower", _lower(problem), (case.x, y, sample))
     except (TypeError, ValueError):
         return False
     return True

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from fedstrata.advice.applicable import applicable
+from fedstrata.advice.costs import amounts, one_round
 from fedstrata.advice.recommend import HORIZON, Advice, advice, conditions, expected, ranked, start
 from fedstrata.advice.theorems import Theory, theory
 from fedstrata.core.counting import Ledger
@@ -22,7 +22,6 @@ from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.problems.measured import Conditions, Constants, NoRule
-from fedstrata.solving.loop import solve
 from fedstrata.support.words import suggest
 
 TARGET = 1e-2  # the error of x that counts as solved
@@ -60,16 +59,7 @@ class Plan:
     @cached_property
     def one_round(self) -> Ledger:
         """What one round sends and evaluates, by a run of one; its program serves the whole run, too."""
-        two, one = (self._ledger(rounds) for rounds in (2, 1))
-        return _minus(two, one)
-
-    def _ledger(self, rounds: int) -> Ledger:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return solve(
-                self.problem, self.method, self.data, self.x0, y0=self.y0, rounds=rounds, progress=False,
-                default_metrics=False, certify=False, **self.options,
-            ).ledger  # fmt: skip
+        return one_round(self.problem, self.method, self.data, self.x0, self.y0, **self.options)
 
     @property
     def exchanges(self) -> int:
@@ -79,7 +69,7 @@ class Plan:
     @property
     def bytes(self) -> int:
         """Expected traffic of all rounds, up and down."""
-        return self.rounds * (self.one_round.bytes_up + self.one_round.bytes_down)
+        return self.rounds * amounts(self.one_round)["bytes"]
 
     @property
     def oracle_calls(self) -> int:
@@ -180,8 +170,3 @@ def chosen(at: Conditions, method: str | type[Method] | None, reveals: Reveals =
     if its.practical is None:
         raise NoRule(f"{name}: {' '.join(its.reasons)}")
     return replace(its, avoid=False)
-
-
-def _minus(two: Ledger, one: Ledger) -> Ledger:
-    counts = {name: value - vars(one)[name] for name, value in vars(two).items() if isinstance(value, int)}
-    return Ledger(**counts)

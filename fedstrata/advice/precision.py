@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from fedstrata.core.types import PyTree
 from fedstrata.support.private_jax import constants_of_each_precision
 
 
@@ -17,3 +20,8 @@ def double_precision() -> Iterator[None]:
         constants_of_each_precision()
     with jax.enable_x64(True):
         yield
+
+
+def double(point: PyTree) -> PyTree:
+    """A point in float64, within `double_precision`."""
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), float), point)

@@ -29,6 +29,7 @@ from fedstrata.problems.measured import Conditions, Constants, Measured, NoRule,
 from fedstrata.solving.pose import check_point, participants_of
 from fedstrata.support import html
 from fedstrata.support.points import as_floats
+from fedstrata.support.shown import aligned
 
 HORIZON = 2_000  # rounds of steps that fall, where nobody says how many
 ANOTHER = "it solves another problem"
@@ -84,10 +85,7 @@ class Recommendations(tuple[Advice, ...]):
         return html.table(head, rows, left=len(head))
 
     def __repr__(self) -> str:
-        rows = self._rows()
-        widths = [max(len(row[j]) for row in rows) for j in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join(aligned(self._rows()))
 
 
 def recommend(

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.advice.certify import judge
 from fedstrata.advice.lower import NotCertifiable
 from fedstrata.advice.objectives import Case, objective_of, strongly_concave
-from fedstrata.advice.precision import double_precision
+from fedstrata.advice.precision import double, double_precision
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import DataError, FederatedData
@@ -52,7 +51,7 @@ def _certified(problem: Problem, data: FederatedData, weights: Weights, x0: PyTr
         raise DataError("data that comes from a source cannot be judged: give data.load(), or by=a function.")
 
     def case(x: PyTree, y: PyTree) -> Case:
-        x, y, x_begun, y_begun = map(_double, (x, y if y is not None else y0, x0, y0))
+        x, y, x_begun, y_begun = map(double, (x, y if y is not None else y0, x0, y0))
         return Case(problem, data.placed(), weights, problem.start_x(x), y, problem.start_x(x_begun), y_begun)
 
     try:
@@ -71,7 +70,7 @@ def _certified(problem: Problem, data: FederatedData, weights: Weights, x0: PyTr
                     return _finite(judge(problem, case(x, y)).value)
                 except NotCertifiable:
                     return np.inf
-            point = problem.start_x(_double(x))
+            point = problem.start_x(double(x))
             point = getattr(point, "x", point)
             inside = point if objective.onto is None else objective.onto(point)
             return _finite(objective.evaluate(inside)[0])
@@ -83,10 +82,6 @@ def _by_distance(problem: Problem, case: Case) -> bool:
     if isinstance(problem, Minimax) and problem.project_y.trivial:
         return not strongly_concave(problem, case)
     return isinstance(problem, Selection | MultiSequence)
-
-
-def _double(point: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), float), point)
 
 
 def _finite(value: Any) -> float:

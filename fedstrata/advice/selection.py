@@ -151,7 +151,7 @@ class _Levels:
         )(x, data)
 
     def curvature(self, part: Part, data: Placed, x: PyTree) -> Array:
-        """The largest, of the smooth parts, at x and at the origin; of a regulariser alone, value/‖x‖²."""
+        """The largest, up or down, of the smooth parts at x and at 0; of a regulariser alone, value/‖x‖²."""
         found, level = 0.0, self.of(part)
 
         def product(v: PyTree, at: tuple[PyTree, Placed]) -> PyTree:
@@ -161,7 +161,8 @@ class _Levels:
         if level.loss is not None or level.known is not None:
             same = self.once(("product", part), lambda: product)
             for point in (x, jax.tree.map(jnp.zeros_like, x)):
-                found = max(found, extremes(same, x, (point, data))[1])
+                low, high, _ = extremes(same, x, (point, data))
+                found = max(found, high, -low)
         if found <= 0 and level.regularizer is not None:
             found = self.value(x, data, part) / max(float(tree.norm(x)) ** 2, 1e-300)
         return jnp.asarray(found if 0 < found < np.inf else 1.0)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ import jax
 import numpy as np
 from scipy.stats import qmc
 
+from fedstrata.advice.costs import budget_of, round_takes
 from fedstrata.advice.plan import plan
 from fedstrata.advice.score import By, Score, score_of
 from fedstrata.core.method import Method
@@ -52,7 +54,6 @@ BATCH = 9  # lanes that Optuna proposes at once
 FEWEST = 20  # rounds of the first lanes
 MOVES = 4
 ROUNDS = 1_000  # where there is no plan
-COUNTED = ("rounds", "bytes", "oracle_calls")
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,8 @@ class Tuned:
 
 
 def _of(factor: float) -> str:
+    if math.isnan(factor):
+        return "not tried"
     return f"{factor:.3g} times the excess" if math.isfinite(factor) else "diverges"
 
 
@@ -180,8 +183,9 @@ def tune(
         x0: the start.
         space: hyper-parameter → the values to try, ``{"gamma": [0.1, 0.3], "H": [1, 5]}``; by default the
             planned steps times 3^−3 … 3^3, of two steps 3^−2 … 3^2.
-        budget: what all lanes together may spend, as ``{"rounds": …}``, ``{"bytes": …}`` or
-            ``{"oracle_calls": …}``; a number is rounds. By default the last lanes have the planned rounds.
+        budget: what all lanes together may spend, as ``{"rounds": …}``, ``{"bytes": …}``,
+            ``{"oracle_calls": …}`` or ``{"seconds": …}``; a number is rounds. By default the last lanes have
+            the planned rounds. Rounds are fitted to seconds without compiling; no sweep begins later.
         y0: the start of the second variable.
         seeds: how many, or which; the same for all lanes.
         participation: as in `fedstrata.solve`.
@@ -214,7 +218,9 @@ def tune(
     if budget is not None:
         rounds = _affordable(problem, begin, data, x0, y0, budget, lanes, len(drawn), options)
     score = score_of(begin.judged_as(problem), data, weights, x0, y0, by)
-    trying = _Trying(problem, data, x0, y0, drawn, score, options, progress)
+    seconds = budget.get("seconds", math.inf) if isinstance(budget, Mapping) else math.inf
+    until = time.perf_counter() + seconds
+    trying = _Trying(problem, data, x0, y0, drawn, score, options, progress, until)
     start = score(x0, y0)
     if storage is None:
         found = _halving(trying, [_with(begin, v) for v in _lanes(searched)], rounds, start)
@@ -237,6 +243,12 @@ class _Trying:
     score: Score
     options: dict[str, Any]
     progress: bool
+    until: float
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is used."""
+        return time.perf_counter() > self.until
 
     def runs(self, methods: Sequence[Method], rounds: int) -> list[list[Result]]:
         """The results of every method, one for each seed."""
@@ -334,7 +346,7 @@ def _halving(trying: _Trying, lanes: list[tuple[Values, Method]], rounds: int, s
         now = min(max(rounds // part, FEWEST), rounds)
         trials = sorted(trying(lanes, now), key=lambda trial: trial.score)
         keep = max(1, math.ceil(len(trials) / 3))
-        if part == 1:
+        if part == 1 or trying.late:
             return [*ended, *trials]
         going = [trial for trial in trials[:keep] if trial.score < start] or trials[:1]
         ended += [trial for trial in trials if trial not in going]
@@ -376,7 +388,7 @@ def _told(trying: _Trying, best: Trial, found: list[Trial], space: Space, rounds
     """The best one, and what it costs to be wrong by a factor."""
     names = list(_numbers(best.values))
     beside: list[Trial] = []
-    for _ in range(MOVES):
+    for _ in range(0 if trying.late else MOVES):
         known = {_key(trial.values): trial for trial in found if trial.rounds == rounds}
         asked = list(_neighbours(best, names))
         new = trying([lane for lane in asked if _key(lane[0]) not in known], rounds)
@@ -387,7 +399,7 @@ def _told(trying: _Trying, best: Trial, found: list[Trial], space: Space, rounds
         if not lower.score < best.score:
             break
         best = lower
-    at_last = [trial.score for trial in found if trial.rounds == rounds]
+    at_last = [trial.score for trial in found if trial.rounds == best.rounds]
     least = min(at_last)
     least -= 1e-3 * (start - least) if math.isfinite(start) and start > least else 0.0  # less does not count
     price: dict[str, tuple[float, float]] = {}
@@ -404,7 +416,7 @@ def _told(trying: _Trying, best: Trial, found: list[Trial], space: Space, rounds
         if len(space[name]) > 2 and not min(space[name]) < best.values[name] < max(space[name])
     )
     found.sort(key=lambda trial: (-trial.rounds, trial.score))
-    return Tuned(best.method, rounds, best.score, start, tuple(found), price, edges, best.results)
+    return Tuned(best.method, best.rounds, best.score, start, tuple(found), price, edges, best.results)
 
 
 def _key(values: Values) -> str:
@@ -435,7 +447,7 @@ def _affordable(
 ) -> int:  # fmt: skip
     """The rounds of the last lanes, so that all together spend no more than the budget."""
     kind, amount = budget_of(budget)
-    total = amount / spent(problem, begin, data, x0, y0, options)[kind]
+    total = amount / round_takes(problem, begin, data, x0, y0, **options)[kind]
     # rungs: lanes/9 + lanes/9 + lanes/9 of the rounds each, and at the end two for each number and one
     shares = sum(math.ceil(lanes / 3**k) / part for k, part in enumerate(RUNGS)) + 1
     shares += 2 * len(_numbers(begin.describe()))
@@ -456,30 +468,3 @@ def seeds_of(seeds: int | Sequence[int]) -> list[int]:
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Those of them that are real numbers."""
     return {name: value for name, value in values.items() if isinstance(value, float)}
-
-
-def budget_of(budget: int | float | Mapping[str, float]) -> tuple[str, float]:
-    """Kind and amount; a number is rounds."""
-    if not isinstance(budget, Mapping):
-        budget = {"rounds": budget}
-    if len(budget) != 1 or next(iter(budget)) not in COUNTED or not next(iter(budget.values())) > 0:
-        kinds = ", ".join(f"{{'{kind}': …}}" for kind in COUNTED)
-        raise ValueError(f"budget must be a number of rounds or one of {kinds}, but is {budget!r}.")
-    return next(iter(budget.items()))
-
-
-def spent(
-    problem: Problem, method: Method, data: FederatedData, x0: PyTree, y0: PyTree, options: dict[str, Any]
-) -> dict[str, float]:
-    """What one round takes, by runs of one and of two rounds."""
-    quiet: dict[str, Any] = {"progress": False, "default_metrics": False, **options}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        one, two = (
-            sweep(problem, method, data, x0, y0=y0, rounds=rounds, **quiet)[0].ledger for rounds in (1, 2)
-        )
-    return {
-        "rounds": 1.0,
-        "bytes": float(two.bytes_up + two.bytes_down - one.bytes_up - one.bytes_down) or 1.0,
-        "oracle_calls": float(two.oracle_calls - one.oracle_calls) or 1.0,
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,22 @@ from fedstrata.support.optimisers import optimiser_words
 
 WIDTH = 110  # of a line
 FEW = 6  # numbers of an array that are shown
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:
+    """The lines of a table of texts; columns from ``left`` on are right-aligned.
+
+    >>> aligned([("a", "10"), ("bcd", "7")], left=1)
+    ['a    10', 'bcd   7']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = "<" * (len(widths) if left is None else left) + ">" * len(widths)
+    return [
+        "  ".join(
+            f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=False)
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def short(value: Any) -> str:

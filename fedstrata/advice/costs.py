@@ -1,0 +1,77 @@
+"""What a round of a method costs, and budgets in the same units."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeAlias, get_args
+
+from fedstrata.core.counting import Ledger
+from fedstrata.core.method import Method
+from fedstrata.core.problem import Problem
+from fedstrata.core.types import PyTree
+from fedstrata.data.federated import FederatedData
+from fedstrata.solving.loop import solve
+from fedstrata.solving.result import Result
+
+Kind: TypeAlias = Literal["rounds", "bytes", "oracle_calls", "seconds"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+TIMED = 20  # rounds that tell how long one takes
+
+
+def amounts(ledger: Ledger, seconds: float = 0.0) -> dict[str, float]:
+    """What was used, by kind."""
+    return {
+        "rounds": ledger.rounds,
+        "bytes": ledger.bytes_up + ledger.bytes_down,
+        "oracle_calls": ledger.oracle_calls,
+        "seconds": seconds,
+    }
+
+
+def one_round(
+    problem: Problem, method: Method, data: FederatedData, x0: PyTree, y0: PyTree, **options: Any
+) -> Ledger:
+    """What one round sends and evaluates, by runs of one and of two; a longer run reuses their program."""
+    one, two = (vars(_quiet(problem, method, data, x0, y0, k, options).ledger) for k in (1, 2))
+    return Ledger(**{name: two[name] - count for name, count in one.items() if isinstance(count, int)})
+
+
+def round_takes(
+    problem: Problem, method: Method, data: FederatedData, x0: PyTree, y0: PyTree, **options: Any
+) -> dict[str, float]:
+    """What one round takes, by kind; nothing takes nothing."""
+    run = _quiet(problem, method, data, x0, y0, TIMED, options)
+    seconds = max(run.seconds - run.compiling, 1e-6) / TIMED
+    each = amounts(one_round(problem, method, data, x0, y0, **options), seconds)
+    return {kind: float(amount) or 1.0 for kind, amount in each.items()}
+
+
+def _quiet(
+    problem: Problem, method: Method, data: FederatedData, x0: PyTree, y0: PyTree, rounds: int, options: Any
+) -> Result:
+    quiet = {"progress": False, "default_metrics": False, "certify": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return solve(problem, method, data, x0, y0=y0, rounds=rounds, **quiet, **options)
+
+
+def checked(budget: Mapping[str, float], kinds: Iterable[str]) -> dict[str, float]:
+    """The limits by kind, where each is one of these and a positive number."""
+    for name, limit in budget.items():
+        if name not in kinds:
+            raise ValueError(f"budget has no {name!r}: it may limit {', '.join(kinds)}.")
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
+            raise ValueError(f"budget[{name!r}] must be a positive number, but is {limit!r}.")
+    return dict(budget)
+
+
+def budget_of(budget: float | Mapping[str, float]) -> tuple[str, float]:
+    """The only limit; a number is one of rounds."""
+    given = budget if isinstance(budget, Mapping) else {"rounds": budget}
+    if len(given) != 1:
+        raise ValueError(
+            f"budget must be a number of rounds or one of {', '.join(KINDS)}, but is {budget!r}."
+        )
+    return next(iter(checked(given, KINDS).items()))
