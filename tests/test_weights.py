@@ -88,7 +88,7 @@ def test_a_form_made_for_other_weights_is_refused(data):
         with pytest.raises(ValueError, match=r"problem\.minimax\(data, weights='size'\)"):
             solve(problem, method, indexed, y0=y0, rounds=1)
     with pytest.raises(ValueError, match="made for weights='uniform'"):
-        fs.diagnostics.lower_residual(minimax, indexed, X0, y0, weights="size")
+        fs.diagnose(minimax, indexed, X0, y0, weights="size")
     with pytest.raises(ValueError, match="'uniform' or 'size'"):
         fs.dro.kl(loss, 0.5).minimax(data, weights="sizes")
 
@@ -138,7 +138,7 @@ def test_a_result_is_judged_with_its_own_weights(bilevel, tmp_path):
     judged = {"weights": result.weights}
     at = fs.diagnostics.stationarity(problem, data, result.x, 1e-3, solution=solution, samples=32, **judged)
     assert at.high < 1e-6
-    assert fs.diagnostics.lower_residual(problem, data, result.x, result.y, **judged) < 1e-8
+    assert fs.diagnose(result).lower_residual < 1e-8
 
 
 def y_of(data, x):

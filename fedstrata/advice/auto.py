@@ -325,7 +325,7 @@ class Run:
 
     def adapted(self, belief: Belief, its: Advice, before: Stage | None, now: Stage) -> Belief | None:
         """What to change after a stage; None is another method."""
-        risen = not (math.inf if before is None else before.F) >= now.F
+        risen = not (now.certificate.start if before is None else before.F) >= now.F
         if risen or not math.isfinite(now.F):
             return belief.shorter() if belief.failures < FAILURES else None
         self.best = now

@@ -210,6 +210,7 @@ def _certificate(found: Judgement, run: Result | None, target: float) -> Certifi
         interval=(low, high),
         advice=advice,
         objective=found.value,
+        start=found.start,
         relative=relative,
         distance=found.distance,
         outside=found.outside,
@@ -333,6 +334,8 @@ def search(objective: Objective, case: Case) -> Judgement:
     if not found.converged and value - found.value > UNBOUNDED * known:
         raise NotCertifiable("F is not bounded below, as far as it was followed")
     best, length = min(found.value, value), _length(found.x, begun)
+    if not found.converged:  # whatever is known to be lower counts
+        best = float(np.nanmin([best, start, origin]))
     unit = start - best
     if length == float(np.linalg.norm(found.x)) and best + ROUNDED * abs(best) < origin < start:
         unit = origin - best  # a start far away makes any excess look small

@@ -137,21 +137,28 @@ class Diagnosis:
 
 
 def diagnose(
-    result: Result,
+    result: Result | Problem,
+    data: FederatedData | None = None,
+    x: PyTree = None,
+    y: PyTree = None,
     *,
     problem: Problem | None = None,
-    data: FederatedData | None = None,
     weights: Weights | None = None,
     x0: PyTree = None,
+    y0: PyTree = None,
 ) -> Diagnosis:
-    """The certificate of a result, with the exact (hyper)gradient at its x and the residual of its y.
+    """The certificate of an answer, with the exact (hyper)gradient at x and the residual of y.
 
     Args:
-        result: of any method, zeroth-order ones too, for any problem.
+        result: of any method, zeroth-order ones too; or a problem, with data and a point. This and the other
+            arguments are those of `fedstrata.certify`.
+        data: the samples; by default the result's own.
+        x: the point, where a problem is given.
+        y: its second variable.
         problem: where the result was loaded and does not know it.
-        data: likewise.
-        weights: of the clients, ``"uniform"`` or ``"size"``, where they are not to be the run's own.
-        x0: the start to compare with, where it is not to be the run's own.
+        weights: of the clients; by default the run's own, of a point ``"uniform"``.
+        x0: the start to compare with; by default the run's own.
+        y0: likewise.
 
     Raises:
         ValueError: where the result does not know problem or data, and they are not given.
@@ -160,21 +167,20 @@ def diagnose(
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)
     >>> method = fs.FedMSA(alpha=0.1, beta=0.2, K=5)
     >>> result = fs.solve(problem, method, data, np.zeros(2), y0=np.zeros(3), rounds=60, progress=False)
-    >>> found = diagnose(result)
+    >>> found = fs.diagnose(result)
     >>> found.hypergradient_norm < 1e-4, found.reduction < 1e-4, found.solved
     (True, True, True)
+    >>> fs.diagnose(problem, data, x_star, y_star).lower_residual < 1e-6
+    True
     """
-    given: dict[str, Any] = {"problem": problem, "data": data, "weights": weights, "x0": x0}
-    own = (
-        all(value is None for value in given.values())
-        and result.problem is not None
-        and result.data is not None
-    )
-    certificate = result.certificate if own else certify(result, **given)
+    given: dict[str, Any] = {"x": x, "y": y, "data": data, "problem": problem, "weights": weights, "x0": x0}
+    own = isinstance(result, Result) and result.problem is not None and result.data is not None
+    asked = any(value is not None for value in given.values())
+    certificate = result.certificate if own and not asked else certify(result, y0=y0, **given)
     found: Numbers = {}
     try:
         with double_precision():
-            case = case_of(result, **given)
+            case = case_of(result, y0=y0, **given)
             found["outside"] = outside(case.problem, case.data, case.x)
             found |= measured(case.problem, case)
             if case.x0 is not None and np.isfinite(found["stationarity"]):

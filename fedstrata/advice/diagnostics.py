@@ -1,4 +1,4 @@
-"""How good a point is, without a closed form: stationarity, feasibility, lower-level accuracy, consensus.
+"""How good a point is, from values alone: the gradient's norm of the smoothed problem, and distances to sets.
 
 A point is 2η-Clarke stationary where the smoothed problem's gradient vanishes:
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
+from fedstrata.advice.lower import kept
 from fedstrata.advice.objectives import mean_over
 from fedstrata.core import tree
 from fedstrata.core.problem import Problem
@@ -86,36 +86,25 @@ def _alone(f: Callable[[PyTree], Any], x: PyTree, context: None) -> Any:
     return f(x)
 
 
-@dataclass(frozen=True, eq=False)
-class _Implicit:
-    """The implicit objective of a problem. Equal ones share a program, and its sets need no hash."""
+@kept
+def _implicit(asked: tuple[Problem, Callable[..., PyTree] | None], weights: Weights) -> Function:
+    """F(x, data), the implicit objective of a problem whose lower level's solution is given."""
+    problem, solution = asked
+    levels = [level for level in problem.levels if level.variable == "x"]
+    if not levels or any(level.seeks != "min" for level in levels):
+        raise TypeError(f"stationarity is not known for {type(problem).__name__}.")
+    if problem.has_y and solution is None:
+        raise ValueError(f"stationarity of {type(problem).__name__} needs the lower level's solution.")
+    by_sample = any(level.solved_by == "sample" for level in problem.levels)
 
-    problem: Any
-    solution: Callable[..., PyTree] | None
-    weights: Weights
+    def F(x: PyTree, data: Placed) -> Any:
+        mean = partial(mean_over, data, weights)
+        if by_sample:
+            return sum(mean(lambda x, s, f=f: f(*f.args(x, solution(x, s)), s), x) for f in levels)
+        y = solution(x) if problem.has_y else None
+        return sum(problem.mean_of(level, mean, x, y) for level in levels)
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Implicit)
-            and (self.problem is other.problem)
-            and (self.solution, self.weights) == (other.solution, other.weights)
-        )
-
-    def __hash__(self) -> int:
-        return hash((id(self.problem), self.solution, self.weights))
-
-    def __call__(self, x: PyTree, data: Placed) -> Any:
-        problem, mean = self.problem, partial(mean_over, data, self.weights)
-        levels = [level for level in problem.levels if level.variable == "x"]
-        if not levels or any(level.seeks != "min" for level in levels):
-            raise TypeError(f"stationarity is not known for {type(problem).__name__}.")
-        if not problem.has_y:
-            return sum(problem.mean_of(level, mean, x, None) for level in levels)
-        if (solution := self.solution) is None:
-            raise ValueError(f"stationarity of {type(problem).__name__} needs the lower level's solution.")
-        if all(level.solved_by != "sample" for level in problem.levels):
-            return sum(problem.mean_of(level, mean, x, solution(x)) for level in levels)
-        return sum(mean(lambda x, s, f=f: f(*f.args(x, solution(x, s)), s), x) for f in levels)
+    return F
 
 
 def _norm(
@@ -211,7 +200,7 @@ def stationarity(
     outside = placed.each_client(lambda client: tree.sub(x, problem.set_of_x(x, client)))
     shares = placed.shares(weights)
     shift = jax.tree.map(lambda leaf: jnp.tensordot(shares.astype(leaf.dtype), leaf, 1) / eta, outside)
-    return _norm(_Implicit(problem, solution, weights), placed, x, eta, samples, confidence, seed, shift)
+    return _norm(_implicit((problem, solution), weights), placed, x, eta, samples, confidence, seed, shift)
 
 
 def set_distances(problem: Problem, data: FederatedData, x: PyTree) -> np.ndarray:
@@ -224,79 +213,6 @@ def set_distances(problem: Problem, data: FederatedData, x: PyTree) -> np.ndarra
     [4.0, 4.0]
     """
     return np.asarray(data.placed().distances(problem.set_of_x, as_floats(x, "x")))
-
-
-def lower_residual(
-    problem: Problem,
-    data: FederatedData,
-    x: PyTree | Result,
-    y: PyTree = None,
-    step: float = 1.0,
-    weights: Weights | None = None,
-) -> float:
-    """``‖y − P_{Y(x)}(y − step · G)‖/step``, zero where y = y(x).
-
-    Args:
-        problem: `Bilevel`, `Minimax` or `MPEC`; G is the gradient of the lower level's mean, or the map.
-        data: the clients' samples.
-        x: the point, or a result, whose x, y and weights are then taken.
-        y: the lower level's variable, where x is not a result; for an `MPEC`, where every sample has an
-            equilibrium of its own, a function ``y(x, sample)``, and the result is the mean over the clients'
-            samples.
-        step: of the residual.
-        weights: of the clients, as given to `fedstrata.solve`; None is a result's own, else uniform.
-
-    >>> import fedstrata as fs
-    >>> problem, data, x_star, y_star = fs.quadratic_bilevel()
-    >>> lower_residual(problem, data, x_star, y_star) < 1e-5
-    True
-    """
-    lower = [level.minimised() for level in problem.levels if level.variable == "y"]
-    if problem.personal:
-        raise TypeError("There is a lower level for every client: see fs.diagnose(result).")
-    if len(lower) != 1:
-        raise TypeError(f"lower_residual is for Bilevel, Minimax and MPEC, not {type(problem).__name__}.")
-    (level,) = lower
-    if y is None and isinstance(x, Result) and level.solved_by == "all":
-        y = x.y
-    x, weights = _at(x, weights)
-    x, placed = as_floats(x, "x"), data.placed()
-    problem.check_weights(weights)
-
-    def away(x: PyTree, y: PyTree, G: PyTree, *context: PyTree) -> Any:
-        return tree.norm(tree.sub(y, level.project(tree.axpy(-step, G, y), x, *context))) / step
-
-    if level.solved_by == "sample":
-        if not callable(y):
-            raise TypeError(f"lower_residual of an {type(problem).__name__} needs a function y(x, sample).")
-
-        def of_sample(x: PyTree, sample: PyTree) -> Any:
-            at = y(x, sample)
-            return away(x, at, level(*level.args(x, at), sample), sample)
-
-        return float(jax.jit(lambda x, data: mean_over(data, weights, of_sample, x))(x, placed))
-    if y is None:
-        raise TypeError("lower_residual needs y, or a result in place of x.")
-    y = as_floats(y, "y")
-
-    @jax.jit
-    def G(x: PyTree, y: PyTree, data: Placed) -> PyTree:
-        def mean(y: PyTree) -> Any:
-            return mean_over(data, weights, level, *level.args(x, y))
-
-        return mean(y) if level.seeks == "zero" else jax.grad(mean)(y)
-
-    return float(away(x, y, G(x, y, placed)))
-
-
-def consensus_error(stacked: PyTree) -> float:
-    """``1/m Σ_i ‖x_i − x̄‖²`` of the clients' points, stacked on the first axis.
-
-    >>> consensus_error(np.array([[1.0, 0.0], [-1.0, 0.0]]))
-    1.0
-    """
-    errors = [((leaf - leaf.mean(0)) ** 2).sum() / leaf.shape[0] for leaf in jax.tree.leaves(stacked)]
-    return float(sum(errors))
 
 
 def federated_mean(

@@ -60,9 +60,10 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
     if not np.isfinite(found.value) or run.status == "diverged":
         return above
     words = _of_trace(_metric(run), found.value - found.best + found.left, relative, run, target, drawn)
-    # what goes to and fro in wider and wider turns does not oscillate
+    # what goes to and fro in wider and wider turns does not oscillate, and what is above all did not drift
     grown = found.value - found.best > GROWN * abs(found.start - found.best)
-    return above if (worse and words[0] == "on its way") or (grown and words[0] == "oscillating") else words
+    lost = grown and (words[0] == "oscillating" or found.value - found.best > GROWN * found.most)
+    return above if lost or (worse and words[0] == "on its way") else words
 
 
 def _of_trace(

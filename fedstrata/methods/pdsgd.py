@@ -88,7 +88,7 @@ class PDSGD(Compositional[State]):
             L = scale(h)
             alpha, beta = 1 / (2 * L), L / (1 + h.gradient**2)
             fall = h.gradient * h.reach / 2
-            if not max(fall / alpha, 1 / (alpha * beta)) < MOST:  # t falls by α in a round, at most
+            if not (fall < MOST * alpha and MOST * alpha * beta > 1):  # t falls by α in a round, at most
                 large = f"divide the loss by {max(fall, h.gradient):.2g}"
                 raise NoRule(f"x and t, which has the unit of the loss, have the same step size: {large}")
         rate = min(alpha * max(h.mu, 0.0) / 2, DUAL)

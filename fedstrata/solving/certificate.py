@@ -41,6 +41,7 @@ class Certificate:
         interval: lower and upper bounds of the excess.
         advice: the one thing to change, in a sentence.
         objective: F(x) with the lower level solved, where the history has it at the current y.
+        start: F(x0), likewise; NaN if the start is not known.
         relative: the excess relative to that of the start; NaN where the start is not known.
         distance: the distance of x from the best point found, relative to that point.
         outside: the distance of x from its set, relative to ‖x‖.
@@ -55,6 +56,7 @@ class Certificate:
     interval: tuple[float, float]
     advice: str
     objective: float = np.nan
+    start: float = np.nan
     relative: float = np.nan
     distance: float = np.nan
     outside: float = 0.0

@@ -206,8 +206,6 @@ def test_methods_that_share_y_are_not_given_a_local_problem():
         solve(fs.FedMSA(0.1, 0.1), rounds=1, problem=heads, y0=np.zeros(2))
     with pytest.raises(ValueError, match="local=True"):
         fs.as_multisequence(heads)
-    with pytest.raises(TypeError, match=r"fs\.diagnose"):
-        fs.diagnostics.lower_residual(heads, data, X0, X0)
 
 
 def test_zohfl_solves_a_local_bilevel_problem():

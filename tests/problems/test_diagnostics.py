@@ -1,15 +1,12 @@
 """The diagnostics against closed forms, and the confidence interval against its own promise."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedstrata as fs
 from fedstrata.advice.diagnostics import (
-    consensus_error,
     gradient_norm,
-    lower_residual,
     set_distances,
     stationarity,
 )
@@ -80,51 +77,6 @@ def test_sets_of_clients():
     np.testing.assert_allclose(set_distances(problem, data, np.array([2.0])), [2, 1, 0])
 
 
-@pytest.mark.usefixtures("x64")
-def test_lower_residual():
-    quadratic = fs.quadratic_minimax(clients=3, n=2, p=3)
-    problem, data, *_ = quadratic
-    x = jnp.array([0.4, -0.3])
-    y = quadratic.solution(x)
-    assert lower_residual(problem, data, x, y) < 1e-12
-    # unconstrained, it is the norm of the gradient, here of the quadratic −f(x, ·) with Hessian R
-    R = data.train["A"].mean(0)
-    assert lower_residual(problem, data, x, y + 1.0) == pytest.approx(np.linalg.norm(R @ np.ones(3)))
-    # with a set that cuts the solution off, the residual vanishes at the constrained one (KKT), not before
-    below = lambda y: jnp.minimum(y, x.sum() - 5.0)  # noqa: E731
-    inside = fs.Minimax(problem.payoff, project_y=lambda y, x: below(y))
-    cut = fs.solve(
-        fs.Minimization(lambda y, s: -problem.payoff(x, y, s), project=below),
-        fs.FedAvg(0.2), data, np.zeros(3), rounds=500, eval_every=500, progress=False,
-    ).x  # fmt: skip
-    assert lower_residual(inside, data, x, cut) < 1e-10
-    assert lower_residual(inside, data, x, cut - 0.1) > 0.01
-    with pytest.raises(TypeError, match="Bilevel, Minimax and MPEC"):
-        lower_residual(fs.Minimization(lambda x, s: 0.0), data, x, y)
-
-
-@pytest.mark.usefixtures("x64")
-def test_lower_residual_of_followers():
-    game = fs.cournot_game(6, 1.0, clients=2, samples=3, caps=(0.5, 1.2))
-    x, problem = jnp.float64(1.0), game.problem
-    y = game.equilibrium(1.0, game.demands)
-    assert 0 < (y >= game.caps).mean() < 1
-    assert lower_residual(problem, game.data, x, problem.solution) < 1e-12
-    # From y = 0 the step is cut at the caps, where G = bx − a < 0 asks for more.
-    moved = [np.linalg.norm(np.minimum(a - game.b * 1.0, game.caps)) for a in game.demands]
-    nothing = lower_residual(problem, game.data, x, lambda x, sample: jnp.zeros(6))
-    assert nothing == pytest.approx(np.mean(moved))
-    with pytest.raises(TypeError, match="function"):
-        lower_residual(problem, game.data, x, np.zeros(6))
-
-
-def test_consensus_error():
-    points = {"a": np.arange(6.0).reshape(3, 2), "b": np.array([1.0, 1.0, 4.0])}
-    mean = jax.tree.map(lambda leaf: leaf.mean(0), points)
-    by_hand = np.mean([sum(((points[k][i] - mean[k]) ** 2).sum() for k in points) for i in range(3)])
-    assert consensus_error(points) == pytest.approx(by_hand)
-
-
 def test_a_result_is_judged_with_its_own_weights():
     """½‖x − a‖² on clients of one and three samples, weighted by size, from the mean of all samples."""
     data = fs.FederatedData.from_clients([{"a": np.zeros((1, 2))}, {"a": np.ones((3, 2))}])
@@ -135,13 +87,3 @@ def test_a_result_is_judged_with_its_own_weights():
     found = stationarity(problem, data, result, 1e-2)
     assert found.norm < 1e-2
     assert found == stationarity(problem, data, result.x, 1e-2, weights="size")
-
-
-@pytest.mark.slow
-def test_the_lower_residual_of_a_result():
-    q = fs.quadratic_bilevel(clients=2, n=2, p=3)
-    start = {"y0": q.y_star, "rounds": 1, "progress": False}
-    result = fs.solve(q.problem, fs.FedMSA(1e-6, 1e-6), q.data, q.x_star, **start)
-    assert lower_residual(q.problem, q.data, result) == lower_residual(q.problem, q.data, result.x, result.y)
-    with pytest.raises(TypeError, match="needs y"):
-        lower_residual(q.problem, q.data, q.x_star)

@@ -215,10 +215,7 @@ def largest(its: Measured) -> float:
 
 def scale(its: Measured) -> float:
     """A curvature; for a function with kinks, its slope over its reach."""
-    bend = its.gradient / its.reach if its.kinked and its.reach > 0 else max(its.L, -its.mu)
-    if not bend > 0:
-        raise NoRule("the loss has no curvature at the start, by which a weight could be chosen")
-    return bend
+    return its.gradient / its.reach if its.kinked and its.reach > 0 else 1 / its.step
 
 
 def own_sets(at: Conditions) -> tuple[str, ...]:
