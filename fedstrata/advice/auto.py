@@ -30,6 +30,7 @@ from fedstrata.advice.applicable import Fit
 from fedstrata.advice.certify import DISTURBED, certify
 from fedstrata.advice.constants import constants
 from fedstrata.advice.costs import KINDS, amounts, checked, one_round
+from fedstrata.advice.objectives import OutOfTime
 from fedstrata.advice.plan import BEFORE, FEWEST, TARGET
 from fedstrata.advice.recommend import Advice, advice, conditions, expected, ranked, start
 from fedstrata.core import tree
@@ -114,6 +115,11 @@ class Budget:
     limits: dict[str, float]
     began: float
     used: Ledger
+
+    @property
+    def until(self) -> float:
+        """The `time.perf_counter` at which its seconds are used."""
+        return self.began + self.limits.get("seconds", math.inf)
 
     def left(self) -> float:
         """The part that is left of what runs out first."""
@@ -304,6 +310,8 @@ class Run:
         x, y = self.point
         options = {"eval_every": max(1, count // EVALUATIONS), **self.options, "certify": False}
         options["seed"] = (self.options["seed"] + len(self.stages)) % 2**32
+        if "seconds" in self.budget.limits:
+            options["callbacks"] = (*options.get("callbacks", ()), lambda _: self.budget.left() <= 0)
         assert its.method is not None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -313,7 +321,7 @@ class Run:
             except Diverged as diverged:
                 result, finite = diverged.result, False
             result = replace(result, start=self.begun)
-            found = certify(result)
+            found = self.certified(result)
         F = found.objective if finite and found.verdict != "diverging" else math.inf
         if found.verdict == "not certifiable" and found.objective != found.objective:
             F = math.nan
@@ -322,6 +330,14 @@ class Run:
         self.budget.used = self.budget.used + result.ledger
         self.stages.append(stage)
         return stage
+
+    def certified(self, result: Result) -> Certificate:
+        """The certificate; after the seconds of the budget, the first one alone is computed."""
+        try:
+            return certify(result, until=self.budget.until if self.stages else math.inf)
+        except OutOfTime:
+            nan, words = math.nan, "The budget's seconds were used: fs.certify(result) takes its own time."
+            return Certificate(False, "not certifiable", nan, (nan, nan), words)
 
     def adapted(self, belief: Belief, its: Advice, before: Stage | None, now: Stage) -> Belief | None:
         """What to change after a stage; None is another method."""

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable
-from functools import partial, singledispatch
+from functools import singledispatch
 from typing import Any, NamedTuple
 
 import jax
@@ -59,7 +58,7 @@ ROUNDED = 1e-12  # of a value: a difference that means nothing
 UNBOUNDED = 1e6  # times the values that there are: a fall without end
 PULLED = 3e-4  # of how far f alone moves x: what a selection is compared with at least
 MOST, FEWEST = 1500, 50  # evaluations of F in one search
-SECONDS = 30.0  # that one is to take, where that leaves the fewest
+SECONDS = 30.0  # that all are to take, where that leaves the fewest
 
 
 class Judgement(NamedTuple):
@@ -297,39 +296,50 @@ def _length(solution: np.ndarray, x0: np.ndarray) -> float:
     return length if length > NOTHING * way else way or 1.0
 
 
-def search(objective: Objective, case: Case) -> Judgement:
-    """F at x, at x0, and at the best point beside x."""
-    point, unravel = ravel_pytree(objective.x)
-    flat, calls = np.asarray(point), Counter[str]()
+class _Flat:
+    """F of flat NumPy vectors, which counts its evaluations, and searches that share a time."""
 
-    def f(x: np.ndarray) -> tuple[float, np.ndarray]:
-        if time.perf_counter() > case.until:
+    def __init__(self, objective: Objective, until: float) -> None:
+        point, self.unravel = ravel_pytree(objective.x)
+        self.objective, self.until, self.zero = objective, until, np.zeros(point.size)
+        self.calls, self.began, self.took = 0, 0.0, 0.0
+
+    def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """The value and the gradient."""
+        now = time.perf_counter()
+        if now > self.until:
             raise OutOfTime
-        calls["F"] += 1
-        value, slope = objective.evaluate(unravel(jnp.asarray(x)))
+        value, slope = self.objective.evaluate(self.unravel(jnp.asarray(x)))
+        self.calls, self.took = self.calls + 1, time.perf_counter() - now
         return float(value), np.asarray(ravel_pytree(slope)[0])
 
-    def nearest(x: np.ndarray) -> np.ndarray:
-        assert objective.onto is not None
-        return np.asarray(ravel_pytree(objective.onto(unravel(jnp.asarray(x))))[0])
+    def onto(self, x: np.ndarray) -> np.ndarray:
+        """The projection onto the set of x."""
+        project = self.objective.onto
+        return x if project is None else np.asarray(ravel_pytree(project(self.unravel(jnp.asarray(x))))[0])
 
-    onto = None if objective.onto is None else nearest
-    begun = np.zeros_like(flat) if objective.x0 is None else np.asarray(ravel_pytree(objective.x0)[0])
-    if onto is not None:
-        begun = onto(begun)
-    inside = flat if onto is None else onto(flat)
-    value, began = f(inside)[0], time.perf_counter()  # and compiled
-    start = f(begun)[0]
-    most = int(np.clip(SECONDS / max(time.perf_counter() - began, 1e-9), FEWEST, MOST))
-    origin = (
-        f(np.zeros_like(flat) if onto is None else onto(np.zeros_like(flat)))[0] if begun.any() else start
-    )
+    def minimise(self, x: np.ndarray, **options: Any) -> Found:
+        """A search, for as long as there is time."""
+        self.began = self.began or time.perf_counter()
+        spare = SECONDS - (time.perf_counter() - self.began)
+        most = int(np.clip(spare / max(self.took, 1e-9), FEWEST, MOST))
+        onto = None if self.objective.onto is None else self.onto
+        return minimise(self, x, onto=onto, most=most, **options)
+
+
+def search(objective: Objective, case: Case) -> Judgement:
+    """F at x, at x0, and at the best point beside x."""
+    f, flat = _Flat(objective, case.until), np.asarray(ravel_pytree(objective.x)[0])
+    begun = f.onto(f.zero if objective.x0 is None else np.asarray(ravel_pytree(objective.x0)[0]))
+    inside = f.onto(flat)
+    value, start = f(inside)[0], f(begun)[0]
+    origin = f(f.onto(f.zero))[0] if begun.any() else start
     if not np.isfinite(value):
         return Judgement(value, np.nan, np.nan, start, np.nan, np.inf, remarks=("F is not finite at x",))
     away = _beside(inside, begun)
-    beside = f(inside + away if onto is None else onto(inside + away))[0]
+    beside = f(f.onto(inside + away))[0]
     worth = max(min(abs(start - value), abs(origin - value)), abs(beside - value))
-    found = _best(partial(minimise, f, onto=onto, most=most), inside, away, value, worth)
+    found = _best(f.minimise, inside, away, value, worth)
     known = abs(value) + abs(start) + worth
     if not found.converged and value - found.value > UNBOUNDED * known:
         raise NotCertifiable("F is not bounded below, as far as it was followed")
@@ -355,7 +365,7 @@ def search(objective: Objective, case: Case) -> Judgement:
         converged=found.converged,
         behind=_behind(objective, case),
         notes=tuple(objective.notes),
-        calls=calls["F"],
+        calls=f.calls,
     )
 
 
