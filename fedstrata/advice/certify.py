@@ -78,6 +78,7 @@ class Judgement(NamedTuple):
         behind: how far clients' own models are from their optima, relatively.
         notes: what else was found.
         calls: evaluations of F with its gradient.
+        slope: ‖∇F(x)‖; NaN where there is no F.
     """
 
     value: float
@@ -93,6 +94,7 @@ class Judgement(NamedTuple):
     behind: float = 0.0
     notes: tuple[str, ...] = ()
     calls: int = 0
+    slope: float = np.nan
 
 
 def certify(
@@ -332,7 +334,7 @@ def search(objective: Objective, case: Case) -> Judgement:
     f, flat = _Flat(objective, case.until), np.asarray(ravel_pytree(objective.x)[0])
     begun = f.onto(f.zero if objective.x0 is None else np.asarray(ravel_pytree(objective.x0)[0]))
     inside = f.onto(flat)
-    value, start = f(inside)[0], f(begun)[0]
+    (value, slope), start = f(inside), f(begun)[0]
     origin = f(f.onto(f.zero))[0] if begun.any() else start
     if not np.isfinite(value):
         return Judgement(value, np.nan, np.nan, start, np.nan, np.inf, remarks=("F is not finite at x",))
@@ -366,6 +368,7 @@ def search(objective: Objective, case: Case) -> Judgement:
         behind=_behind(objective, case),
         notes=tuple(objective.notes),
         calls=f.calls,
+        slope=float(np.linalg.norm(slope)),
     )
 
 

@@ -19,6 +19,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 
 from fedstrata.core.method import Method
@@ -34,6 +35,7 @@ PART = 0.1  # of the excess, or of what was gained: what counts as a change
 SURE = 2.5  # standard errors
 BLOCKS = 4  # of a quarter, whose means tell its noise
 SPREAD = 0.03  # of the excess: how much noise or an oscillation vary at least
+MANY = 1e3  # times as many samples: nobody takes them
 GROWN = 4.0  # times the start's excess
 ROUNDED = 4e-7  # of the metric: below it a float32 does not change
 
@@ -48,7 +50,7 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
             f"x is {found.outside:.2g} of its length outside of its set: project it, or take a smaller eta."
         )
     method = None if run is None else run.known_method
-    drawn = run is not None and _is_random(run, method)
+    drawn = () if run is None else _draws(run, method)
     if found.behind > BEHIND and (close or not drawn):
         return "on its way", (
             f"The clients' models are {found.behind:.0%} from their optima: give clients more local steps."
@@ -59,6 +61,8 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
     above: tuple[Verdict, str] = "diverging", f"F is above its start: divide {_step(method)} by 4."
     if not np.isfinite(found.value) or run.status == "diverged":
         return above
+    if method is not None and (lost := _rounded(found, run, method)):
+        return "at the noise floor", lost
     words = _of_trace(_metric(run), found.value - found.best + found.left, relative, run, target, drawn)
     # what goes to and fro in wider and wider turns does not oscillate, and what is above all did not drift
     grown = found.value - found.best > GROWN * abs(found.start - found.best)
@@ -67,7 +71,7 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
 
 
 def _of_trace(
-    values: np.ndarray, excess: float, relative: float, run: Result, target: float, drawn: bool
+    values: np.ndarray, excess: float, relative: float, run: Result, target: float, drawn: tuple[str, ...]
 ) -> tuple[Verdict, str]:
     """The verdict by the metric over the rounds."""
     few = len(values) < (2 * FEW if drawn else FEW)
@@ -85,10 +89,8 @@ def _of_trace(
         return "on its way", f"Give about {_rounds(values, excess, target, relative, run)} more rounds."
     spread = float(np.std(quarters[-1]))
     if drawn and spread > SPREAD * excess:
-        return "at the noise floor", (
-            f"Divide {_step(method)} by {_nice(over)}, let it decay, or take {_nice(over**2)} times larger "
-            "batches."
-        )
+        more = f", or take {_nice(over**2)} times as many {drawn[0]}" if over**2 < MANY else ""
+        return "at the noise floor", f"Let {_step(method)} decay, or divide it by {_nice(over)}{more}."
     half = values[len(values) // 2 :]
     to_and_fro = np.abs(np.diff(half)).sum() > 3 * abs(half[-1] - half[0])
     if to_and_fro and spread > SPREAD * excess:
@@ -109,7 +111,7 @@ def _of_trace(
     )
 
 
-def _moves(values: np.ndarray, quarters: list[np.ndarray], excess: float, drawn: bool) -> bool:
+def _moves(values: np.ndarray, quarters: list[np.ndarray], excess: float, drawn: tuple[str, ...]) -> bool:
     """Whether the metric still changes, by more than its noise; that of steps that are drawn has to fall."""
     third, fourth = ([b.mean() for b in np.array_split(q, min(BLOCKS, len(q)))] for q in quarters[2:])
     change = float(np.mean(third) - np.mean(fourth))
@@ -138,15 +140,34 @@ def _metric(run: Result) -> np.ndarray:
     return np.zeros(0)
 
 
-def _is_random(run: Result, method: Method | None) -> bool:
-    """Whether steps are drawn: minibatches, directions, or some of the clients."""
+def _draws(run: Result, method: Method | None) -> tuple[str, ...]:
+    """What steps are drawn from, in words: samples, directions, clients."""
     if method is None:
-        return False
+        return ()
     given = method.describe()
-    some = run.participation is not None and run.participation < 1
-    batches = given.get("batch_size") or given.get("server_batch_size")
-    directions, terms = "values" in method.needs.split(), given.get("inverse") == "neumann"
-    return bool(batches or directions or terms or some)
+    drawn = {
+        "samples in a batch": given.get("batch_size") or given.get("server_batch_size"),
+        "directions": "values" in method.needs.split(),
+        "terms": given.get("inverse") == "neumann",
+        "clients in a round": run.participation is not None and run.participation < 1,
+    }
+    return tuple(word for word, is_drawn in drawn.items() if is_drawn)
+
+
+def _rounded(found: Judgement, run: Result, method: Method) -> str:
+    """What to do where the values that a step compares differ by less than they are rounded to."""
+    if "values" not in method.needs.split() or not found.slope > 0:
+        return ""
+    given = method.at(run.ledger.rounds).describe()
+    name = "mu" if "mu" in given else "eta"
+    digits = max(np.finfo(np.asarray(leaf).dtype).eps for leaf in jax.tree.leaves(run.x))
+    rounding, width = float(digits) * abs(found.value), given.get(name)
+    if not isinstance(width, float) or found.slope * width >= rounding:
+        return ""
+    return (
+        f"Values are rounded to {rounding:.1g} and differ by {found.slope * width:.1g} within {name}="
+        f"{width:g}: take {name} of at least {float(f'{10 * rounding / found.slope:.1g}'):g}, or float64."
+    )
 
 
 def _local(method: Method | None) -> str | None:
