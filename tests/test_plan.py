@@ -50,6 +50,16 @@ def test_gradient_descent_keeps_what_its_theorem_promises():
 
 
 @pytest.mark.slow
+def test_scaffold_keeps_what_its_theorem_promises():
+    problem, data, best = ridge()
+    theory = fs.plan(problem, data, np.zeros(4), method=fs.SCAFFOLD).theory
+    assert all(condition.holds for condition in theory.conditions)
+    rounds = int(np.ceil(theory.rounds))
+    result = fs.solve(problem, theory.method, data, np.zeros(4), rounds=rounds, progress=False)
+    assert result.certificate.distance <= 1e-2
+
+
+@pytest.mark.slow
 def test_a_diverged_run_names_the_step_at_fault():
     game = fs.quadratic_bilevel(clients=3, n=2, p=3)
     found = fs.plan(game.problem, game.data, np.zeros(2), np.zeros(3), method=fs.SOBA).method

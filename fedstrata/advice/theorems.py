@@ -152,6 +152,24 @@ def _scaffnew(at: Conditions, accuracy: float) -> Theory:
     return Theory("Scaffnew, Theorem 3.6", method, rounds, conditions)
 
 
+@theorem(methods.SCAFFOLD)
+def _scaffold(at: Conditions, accuracy: float) -> Theory:
+    its, where, part = at["loss"], "Karimireddy et al. 2020, Theorem VII", at.participants / at.clients
+    L, strong = float(its.client_L.max(initial=its.L)), _positive("strong convexity, mu > 0", "A4", its.mu)
+    if not its.mu > 0:
+        return Theory("SCAFFOLD, Theorem VII", None, math.inf, (strong,))
+    one, two = 1 / (81 * L), part / (15 * its.mu)
+    eta = min(one, two)
+    rounds = math.log(1 / accuracy**2) / min(part / 30, its.mu / (162 * L))
+    conditions = (
+        strong,
+        _at_most("eta_l ≤ 1/(81 L K eta_g), K = eta_g = 1", where, eta, one),
+        _at_most("eta_l ≤ S/(15 mu N K eta_g)", where, eta, two),
+        _at_most("max(162 L/mu, 30 N/S) ≤ R", where, max(162 * L / its.mu, 30 / part), rounds),
+    )
+    return Theory("SCAFFOLD, Theorem VII", methods.SCAFFOLD(eta), rounds, conditions)
+
+
 @theorem(methods.FedAC)
 def _fedac(at: Conditions, accuracy: float) -> Theory:
     its, where = at["loss"], "Yuan, Ma 2020, Theorem 3.1"
@@ -411,6 +429,25 @@ def _str_fedavg(at: Conditions, accuracy: float) -> Theory:
     rule: Any = "strongly_convex" if mu > 0 else "convex"
     method = methods.StRFedAvg(rule, mu_f=mu if mu > 0 else None, R=float(np.ceil(R)))
     return Theory(f"StR-FedAvg, {name}", method, R, conditions)
+
+
+@theorem(methods.IPIRFedAvg)
+def _ipir_fedavg(at: Conditions, accuracy: float) -> Theory:
+    """By the first term of (i-1), λ = 1/L_f; the outer iteration t takes t rounds (Remark 4)."""
+    f, where = at["secondary"], "Ebrahimi, Qiu, Cui, Yousefian, Theorem 3"
+    lam = 1 / f.step
+    smooth = max(f.L, -f.mu) + 2 / lam
+    T = 2 * smooth * _fall(f) / (accuracy * f.gradient) ** 2
+    conditions = (
+        Condition("X* alpha-weak sharp of order above 1", f"{where}, case i", "–", None),
+        _at_most("gamma ≤ 1/(L_f + 2/lambda)", f"{where}, proof of (i-1)", 1 / smooth, 1 / smooth),
+        Condition(
+            "gamma_t = t^{−7/12}, eta_t = 2 ln t/t^{5/12}, t rounds", f"{where}, case i", "paper", True
+        ),
+        Condition("G, M, kappa of the later terms, the slowest T^{−5/(12 kappa)}", "(i-1)", "–", None),
+    )
+    method = methods.IPIRFedAvg(1 / smooth, lam, inner="paper")
+    return Theory("IPIR-FedAvg, Theorem 3", method, T**2 / 2, conditions)
 
 
 def theory(cls: type[Method], at: Conditions, accuracy: float) -> Theory | None:
