@@ -200,3 +200,31 @@ def test_a_selection_that_begins_at_its_solution():
     problem = fs.Selection(lambda x, s: 0.5 * (s["a"] @ x) ** 2, lambda x, s: 0.5 * ((x - 1) ** 2).sum())
     assert fs.certify(problem, data, np.full(3, 1e-7), x0=np.zeros(3)).solved
     assert not fs.certify(problem, data, np.full(3, 1e-3), x0=np.zeros(3)).solved
+
+
+@pytest.mark.slow
+def test_an_upper_level_with_values_only():
+    """|y − 1|₁ + ¼‖x‖² with y = x + a: by differences of F, each with the lower level solved."""
+    a = np.array([[0.2, -0.4], [0.6, 0.4]])
+    data = fs.FederatedData.from_clients([{"a": own[None]} for own in a])
+
+    def upper(x, y, sample):
+        return float(np.abs(np.asarray(y) - 1).sum() + np.sum(np.asarray(x) ** 2) / 4)
+
+    problem = fs.Bilevel(
+        fs.black_box(upper), lambda x, y, s: 0.5 * ((y - x - s["a"]) ** 2).sum(), same_samples=True
+    )
+    best = 1 - a.mean(0)  # the kink, as |x|/2 < 1 there
+    assert fs.certify(problem, data, best, np.zeros(2), x0=np.full(2, 3.0)).solved
+    assert not fs.certify(problem, data, best + 0.1, np.zeros(2), x0=np.full(2, 3.0)).solved
+    found = fs.plan(problem, data, np.full(2, 3.0), np.zeros(2))
+    assert isinstance(found.method, fs.FedRZOBilevel)
+
+
+def test_a_start_at_a_saddle_point_is_not_unbounded():
+    """F = x²/2 − y²/2 + y⁴/4 is 0 at the saddle point and its start, and −¼ at its minima."""
+    data = fs.FederatedData.from_clients([{"c": np.zeros((1, 1))}] * 2)
+    problem = fs.Minimization(lambda x, s: x[0] ** 2 / 2 - x[1] ** 2 / 2 + x[1] ** 4 / 4 + 0 * s["c"][0])
+    found = fs.certify(problem, data, np.zeros(2), x0=np.zeros(2))
+    assert found.verdict == "on its way"
+    assert found.value == pytest.approx(0.25, rel=1e-3)

@@ -1,4 +1,4 @@
-"""Which methods fit a problem, and what each of them asks for."""
+"""The methods that fit a problem, and their requirements."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Fit:
     Attributes:
         name: of the method's class, ``fs.<name>``.
         method: the class.
-        needs: what it evaluates: function values, gradients, second-order products.
-        assumes: what its theory asks of the problem.
+        needs: the oracles that it evaluates: function values, gradients, second-order products.
+        assumes: the assumptions of its theory.
         data: ``"clients"``, or ``"clients and server"``.
         participation: ``"any"``, or ``"all"`` where it needs every client in every round.
         reveals: ``"averages"`` (fit for secure aggregation) or ``"replies"``.
-        via: the conversion to apply first, e.g. ``"as_bilevel"``; empty where the problem is taken as it is.
+        via: the conversion to apply first, e.g. ``"as_bilevel"``; empty if none is needed.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Fit:
 
 
 class Fits(tuple[Fit, ...]):
-    """The methods that fit, in the order that `fedstrata.recommend` has for typical constants."""
+    """The methods that fit, in the order of `fedstrata.recommend` for typical constants."""
 
     @property
     def names(self) -> list[str]:
@@ -74,17 +74,17 @@ class Fits(tuple[Fit, ...]):
 
 
 def applicable(problem: Problem) -> Fits:
-    """The methods that fit a problem, and what each needs.
+    """The methods that fit a problem, and their requirements.
 
     Args:
         problem: any problem object.
 
-    The order is that of `fedstrata.recommend`, which measures the problem, for made-up constants: first
-    those that need few exchanges, in the end those that are there for comparison or solve another problem,
-    and those that a conversion (`as_bilevel`, `as_multisequence`) opens, which is named.
+    They are ordered like `fedstrata.recommend`'s, but for typical constants instead of measured ones. The
+    last ones are baselines, methods for other objectives, and methods that need a conversion (`as_bilevel`,
+    `as_multisequence`), which is named.
 
-    Methods that would refuse the problem (its sets, its number of levels) are left out, and so are those that
-    differentiate a function that has values only (`fedstrata.black_box`).
+    Left out are methods that do not support the problem's sets or levels, and those that differentiate a
+    function without derivatives (`fedstrata.black_box`).
 
     >>> import fedstrata as fs
     >>> fits = applicable(fs.Minimax(lambda x, y, s: (x - s["a"]) @ y - y @ y))

@@ -1,16 +1,16 @@
-"""Solve without hyper-parameters: plan, run a stage, certify, adapt, until solved or the budget is used.
+"""Solve without hyper-parameters: plan, run a stage, certify, adapt; until solved, or the budget is used up.
 
     1  measure the problem's constants at x; rank the methods by their rules (`fedstrata.recommend`)
-    2  a stage: the first method for as many rounds as its rule expects, from the best x so far
+    2  a stage: run the first method for the rounds that its rule expects, from the best x so far
     3  certify: F(x), lower levels solved, and a verdict
-    4  solved: done
-       F rose, or was not finite: back to the best x, the step at fault four times shorter
-       F fell by half of its excess: on from there, twice as many rounds, the constants measured again
-       else: a longer horizon where steps fall with it, falling steps where they do not, the next method
-    5  to 2, while there is budget
+    4  solved: stop
+       F rose, or was not finite: return to the best x, and divide the step size at fault by four
+       the excess of F halved: continue there with twice the rounds, and measure the constants again
+       else: a longer horizon if step sizes decrease with it; else decreasing step sizes; else the next method
+    5  go to 2 while there is budget
 
-What is adapted are the *constants* that the rules see: a curvature four times as large makes every method's
-steps shorter in its own way. So each stage's method is an ordinary one, and so is the last, `Result.method`.
+The adaptation changes the *constants* that the rules see: a curvature four times as large makes every
+method's steps shorter in its own way. So each stage's method, and `Result.method`, is an ordinary one.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ from fedstrata.solving.result import BOOKKEEPING, Result
 from fedstrata.solving.stopping import Diverged
 
 UNITS = (*KINDS, "bytes_a_round")
-MOST = 200_000  # rounds, where no budget is given
-HORIZON = 1_000  # rounds of a first stage of which no rate is known
+MOST = 200_000  # rounds, if no budget is given
+HORIZON = 1_000  # rounds of a first stage if no rate is known
 LONGEST = 50_000  # rounds of a first stage
-LONGER = 4  # times the longest one so far: a later one
+LONGER = 4  # times the longest stage so far: the limit of a later one
 STAGES = 24
-SHORTER = 4.0  # times, a step at fault
-MOST_SHORTER = 64.0  # in all, where it is not that F rose
-STILL = 1e-6  # of the way to the best point: what has moved less has not
+SHORTER = 4.0  # the factor by which a step size at fault is divided
+MOST_SHORTER = 64.0  # in all, as long as F does not rise
+STILL = 1e-6  # of the way to the best point: a shorter move counts as none
 STALLS = 3  # stages of one method in a row that hardly gain
 FAILURES = 3  # of one method in a row
-HALF = 0.5  # of the excess: a stage that leaves more has stopped
+HALF = 0.5  # of the excess: a stage that leaves more has stalled
 KINK = 1.0
 EVALUATIONS = 200  # of a stage, at most
 
 
 @dataclass(frozen=True)
 class Belief:
-    """How the measured constants are corrected by what was seen.
+    """Corrections of the measured constants, learned from the stages.
 
     Attributes:
         upper, lower: factors of the curvatures of F and of the lower level.
-        kinked: whether steps are to fall whatever was measured.
-        horizon: rounds that steps fall over.
+        kinked: whether step sizes must decrease, whatever was measured.
+        horizon: the rounds over which they decrease.
         failures: stages in a row that ended above their start.
         stalls: stages in a row that hardly gained.
         rounds: factor of the rounds of a stage.
@@ -83,7 +83,7 @@ class Belief:
     rounds: float = 1.0
 
     def of(self, at: Conditions) -> Conditions:
-        """The constants as they are believed to be."""
+        """The corrected constants."""
         levels = dict(at.constants.levels)
         for name, its in levels.items():
             factor = self.lower if name in ("lower", "client", "follower") else self.upper
@@ -103,14 +103,14 @@ class Belief:
         return replace(at, constants=changed, rounds=self.horizon, slower=self.upper)
 
     def shorter(self) -> Belief:
-        """After a stage that rose: x's step first, then the lower level's, too."""
+        """After a stage that increased F: first x's step size, then the lower level's too."""
         more = SHORTER if self.failures else 1.0
         return replace(self, upper=self.upper * SHORTER, lower=self.lower * more, failures=self.failures + 1)
 
 
 @dataclass
 class Budget:
-    """What may be used, and what was."""
+    """The limits, and the use so far."""
 
     limits: dict[str, float]
     began: float
@@ -118,16 +118,16 @@ class Budget:
 
     @property
     def until(self) -> float:
-        """The `time.perf_counter` at which its seconds are used."""
+        """The `time.perf_counter` at which its seconds are used up."""
         return self.began + self.limits.get("seconds", math.inf)
 
     def left(self) -> float:
-        """The part that is left of what runs out first."""
+        """The remaining part of the scarcest resource."""
         spent = amounts(self.used, time.perf_counter() - self.began)
         return min(1 - spent[name] / limit for name, limit in self.limits.items() if name in spent)
 
     def rounds(self, wanted: int) -> int:
-        """As many of the wanted rounds as there is budget for, by what rounds took so far."""
+        """As many of the wanted rounds as the budget allows, at the cost of the rounds so far."""
         most = wanted
         if "rounds" in self.limits:
             most = min(most, int(self.limits["rounds"]) - self.used.rounds)
@@ -136,14 +136,14 @@ class Budget:
             if used["rounds"] and used[name]:
                 one = used[name] / used["rounds"]
                 most = min(most, int(self.limits[name] / one - used["rounds"]))
-            else:  # nothing is known yet: a short stage
+            else:  # costs are not known yet: a short stage
                 most = min(most, FEWEST)
         return most
 
 
 @dataclass
 class Stage:
-    """One run, and how it ended; how far x moved, and how long it is."""
+    """One run with its certificate; F at its end, the distance that x moved, and ‖x‖."""
 
     result: Result
     certificate: Certificate
@@ -153,7 +153,7 @@ class Stage:
 
 
 def checked_budget(budget: Mapping[str, float] | None, rounds: int | None) -> dict[str, float]:
-    """The limits, with a number of rounds where nothing else is given."""
+    """The limits; a default number of rounds if there is no other."""
     limits = checked(budget or {}, UNITS)
     if rounds is not None:
         limits["rounds"] = min(rounds, limits.get("rounds", math.inf))
@@ -174,7 +174,7 @@ def auto(
     reveals: Reveals = "replies",
     **options: Any,
 ) -> Result:
-    """What ``fs.solve(problem, "auto", …)`` does; the arguments are `fedstrata.solve`'s."""
+    """``fs.solve(problem, "auto", …)``; the arguments are `fedstrata.solve`'s."""
     began = time.perf_counter()
     limits = checked_budget(budget, rounds)
     if reveals not in get_args(Reveals):
@@ -198,14 +198,14 @@ def auto(
 
 
 def can_run(its: Advice, doubted: bool = False) -> bool:
-    """Whether a method has steps, and nothing speaks against it; or nothing but its own rule's doubts."""
+    """Whether a method has step sizes and no objections; or, if doubted, none but its own rule's."""
     if its.practical is None:
         return False
     return not its.avoid or (doubted and set(its.reasons) <= set(its.practical.doubts))
 
 
 class Run:
-    """The stages of one call, and what was learned in them."""
+    """The stages of one call."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class Run:
 
     @property
     def point(self) -> tuple[PyTree, PyTree]:
-        """Where the next stage begins; clients' and samples' own y are found again."""
+        """The start of the next stage; a y of each client or sample starts again."""
         if self.best is None:
             return self.begun
         shared = all(level.solved_by == "all" for level in self.problem.levels)
@@ -237,7 +237,7 @@ class Run:
 
     @property
     def stuck(self) -> bool:
-        """Whether x stays at a point that is not solved: a saddle point, a maximiser, a plain."""
+        """Whether x stays at a point that is not a solution: a saddle point, a maximiser, a plateau."""
         best = self.best
         return best is not None and best.moved <= STILL * best.certificate.distance * best.size
 
@@ -254,7 +254,7 @@ class Run:
         self.ended = self.ended or "no further method has a rule for it"
 
     def with_method(self, name: str) -> bool:
-        """Stages of one method; whether that was the end of all."""
+        """Stages of one method; returns whether the call ends there."""
         belief, tried = Belief(), False
         while True:
             its = self.planned(name, belief)
@@ -277,7 +277,7 @@ class Run:
             unjudged = now.certificate.verdict == "not certifiable" and not math.isfinite(now.F)
             if unjudged and self.best is None and belief.failures >= FAILURES:
                 self.best = now
-                self.ended = "what was reached cannot be certified"
+                self.ended = "the point reached cannot be certified"
                 return True
             changed = self.adapted(belief, its, before, now)
             if changed is None:
@@ -285,7 +285,7 @@ class Run:
             belief = changed
 
     def planned(self, name: str, belief: Belief) -> Advice | None:
-        """The method with its steps; None where it has none under these constants."""
+        """The method with its step sizes; None if its rule refuses these constants."""
         while True:
             its = advice(self.fits[name], belief.of(self.at), self.reveals)
             if its.practical is None or not can_run(its, self.doubted):
@@ -294,10 +294,10 @@ class Run:
             count = max(math.ceil(needed), FEWEST) if math.isfinite(needed) else belief.horizon
             if min(count, self.most) <= belief.horizon:
                 return replace(its, rounds=float(count))
-            belief = replace(belief, horizon=min(count, self.most))  # of what falls with the rounds there are
+            belief = replace(belief, horizon=min(count, self.most))  # over which step sizes decrease
 
     def too_large(self, method: Method | None) -> bool:
-        """Whether one of its rounds sends more, up and down, than there may be."""
+        """Whether one of its rounds sends more, up and down, than the budget allows."""
         if method is None or "bytes_a_round" not in self.budget.limits:
             return False
         x, y = self.begun
@@ -332,7 +332,7 @@ class Run:
         return stage
 
     def certified(self, result: Result) -> Certificate:
-        """The certificate; after the seconds of the budget, the first one alone is computed."""
+        """The certificate; once the budget's seconds are used up, only that of the first stage."""
         try:
             return certify(result, until=self.budget.until if self.stages else math.inf)
         except OutOfTime:
@@ -340,7 +340,7 @@ class Run:
             return Certificate(False, "not certifiable", nan, (nan, nan), words)
 
     def adapted(self, belief: Belief, its: Advice, before: Stage | None, now: Stage) -> Belief | None:
-        """What to change after a stage; None is another method."""
+        """The corrections after a stage; None means the next method."""
         risen = not (now.certificate.start if before is None else before.F) >= now.F
         if risen or not math.isfinite(now.F):
             return belief.shorter() if belief.failures < FAILURES else None
@@ -357,7 +357,7 @@ class Run:
             return replace(belief, horizon=4 * belief.horizon) if belief.horizon < MOST else None
         if belief.stalls > STALLS:
             return None
-        # noise of those who take part: shorter steps reduce it
+        # the choice of clients is a noise that shorter steps reduce
         shorter = replace(belief, upper=SHORTER * belief.upper, lower=SHORTER * belief.lower)
         if self.at.partial and belief.upper < MOST_SHORTER and self.changes(its, shorter):
             return shorter
@@ -376,7 +376,7 @@ class Run:
         return other is not None and other.practical is not None and other.practical.fades
 
     def measure(self) -> None:
-        """The constants again, where x has moved."""
+        """Measure the constants again at the current point."""
         x, y = self.point
         found = constants(self.problem, self.data, x, y, weights=self.options["weights"])
         self.budget.used = self.budget.used + cost_of(found)
@@ -391,7 +391,7 @@ class Run:
         for stage in self.stages:
             ledger = ledger + stage.result.ledger
         its = (best or last).result
-        if best is None:  # nothing was better than the start
+        if best is None:  # no stage was better than the start
             its = replace(its, x=self.begun[0], y=self.begun[1])
         found = replace(
             its,
@@ -406,7 +406,7 @@ class Run:
         return found
 
     def words(self, final: Stage) -> tuple[str, ...]:
-        """What was done, in three lines."""
+        """The course of the call, in three lines."""
         constants_ = self.at.constants
         tried = ", ".join(
             f"{type(s.result.method).__name__} {s.result.ledger.rounds} ({s.certificate.verdict})"
@@ -423,7 +423,7 @@ class Run:
 
 
 def beside(x: PyTree) -> PyTree:
-    """A point a little beside x, always the same."""
+    """A point close to x, always the same."""
     flat, unravel = ravel_pytree(x)
     away = np.random.default_rng(0).normal(size=flat.size)
     size = float(np.abs(flat).max(initial=0.0)) or 1.0
@@ -431,12 +431,12 @@ def beside(x: PyTree) -> PyTree:
 
 
 def cost_of(found: Constants) -> Ledger:
-    """What measuring took, as a ledger."""
+    """The cost of measuring, as a ledger."""
     return Ledger.from_dict({"exchanges": found.exchanges, **found.oracle_calls})
 
 
 def _joined(results: list[Result]) -> dict[str, np.ndarray]:
-    """The histories one after the other; counts go on."""
+    """The histories, concatenated; counts continue."""
     names = list(dict.fromkeys(name for result in results for name in result.history))
     parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
     passed = dict.fromkeys(BOOKKEEPING, 0.0)

@@ -1,9 +1,9 @@
-"""What a federated model is to be compared with: each client alone, all data pooled, and fine-tuned.
+"""Baselines of a federated model: each client alone, all data pooled, and fine-tuned models.
 
     together    the method on all clients
     alone       the method on each client's samples, as if there were no others
-    fine-tuned  the same, begun at the common model, for fewer rounds
-    pooled      the method on all samples at one place, which a federation is there to avoid
+    fine-tuned  the same, from the common model, for fewer rounds
+    pooled      the method on all samples in one place, which a federation avoids
 
 Each is judged at every client by the same metric on the same samples.
 """
@@ -31,22 +31,22 @@ from fedstrata.support import html
 from fedstrata.support.shown import aligned
 
 PartName = Literal["train", "valid", "test"]
-SHOWN = 20  # clients that a printed table has rows for
+SHOWN = 20  # clients in a printed table
 
 
 @dataclass(frozen=True)
 class Baselines:
-    """What `baselines` found; prints as a table.
+    """The result of `baselines`; prints as a table.
 
     Attributes:
         values: by way of learning (``"alone"``, ``"together"``, ``"fine-tuned"``, ``"pooled"``), the metric
             at every client.
         names: of the clients.
-        metric: what was measured.
-        part: on which samples.
-        mode: ``"min"`` where small is good, ``"max"`` where large is.
+        metric: the metric's name.
+        part: the samples on which it was measured.
+        mode: ``"min"`` if small values are good, ``"max"`` if large ones are.
         shares: the clients' weights in the mean.
-        results: the runs behind it: of ``"alone"`` and ``"fine-tuned"`` a list, one for each client.
+        results: the runs; for ``"alone"`` and ``"fine-tuned"`` a list, one for each client.
     """
 
     values: dict[str, np.ndarray]
@@ -59,7 +59,7 @@ class Baselines:
 
     @property
     def gains(self) -> np.ndarray:
-        """By how much each client does better with the common model than alone; negative where worse."""
+        """How much better each client's metric is with the common model than alone; negative if worse."""
         sign = 1.0 if self.mode == "max" else -1.0
         return sign * (self.values["together"] - self.values["alone"])
 
@@ -73,7 +73,7 @@ class Baselines:
         }
 
     def rows(self, most: int | None = None) -> list[tuple[str, ...]]:
-        """The table's lines as texts: head, clients, mean and worst."""
+        """The table as texts: head, clients, mean and worst."""
         head = ("client", *self.values, "gain")
         lines = [
             (name, *(html.number(float(v[i])) for v in self.values.values()), f"{self.gains[i]:+.3g}")
@@ -89,7 +89,7 @@ class Baselines:
 
     @property
     def title(self) -> str:
-        """What the table shows."""
+        """The table's title."""
         samples = {"train": "training", "valid": "validation", "test": "test"}[self.part]
         good = "small" if self.mode == "min" else "large"
         return f"{self.metric} on {samples} samples ({good} is good); gain: together over alone"
@@ -122,25 +122,25 @@ def baselines(
 ) -> Baselines:
     """Compare learning together with each client alone, with fine-tuning and with all data pooled.
 
-    Every client's own run is a run of its own; clients of one size share a compiled program.
+    Each client is trained in a separate run; clients of the same size share a compiled program.
 
     Args:
-        problem: what is to be solved, by everyone.
+        problem: the problem that everyone solves.
         data: the clients' samples.
-        method: how, of all clients together and on the pooled samples.
-        x0: where the main variable starts.
-        rounds: of every run but fine-tuning.
-        y0: where the second variable starts.
+        method: the method of the common run and of the pooled samples.
+        x0: the start of the main variable.
+        rounds: of every run except fine-tuning.
+        y0: the start of the second variable.
         metric: ``metric(x, sample)`` or ``metric(x, y, sample)``, of one sample; by default the problem's
             loss, or its upper level's.
-        mode: ``"min"`` where a small metric is good, ``"max"`` where a large one is.
-        part: whose samples it is measured on; by default ``"test"`` where those say whose they are, else
+        mode: ``"min"`` if small values are good, ``"max"`` if large ones are.
+        part: the samples to measure on; by default ``"test"`` if test samples belong to clients, else
             ``"valid"``, else ``"train"``.
-        alone: the method of a client by itself and of fine-tuning, where it is another.
+        alone: the method of a single client and of fine-tuning, if it differs.
         fine_tune: rounds of fine-tuning; by default a tenth of ``rounds``.
-        result: the run of all clients together, where there is one already.
-        seed: of all randomness.
-        weights: of the clients, in their common run and in the mean.
+        result: the run of all clients together, if it exists already.
+        seed: the random seed.
+        weights: of the clients, in the common run and in the mean.
         progress: whether to show a bar.
 
     >>> import numpy as np, fedstrata as fs
@@ -191,16 +191,16 @@ def baselines(
 
 
 def _check(problem: Problem, method: Method, own: Method, clients: int) -> None:
-    """Raise where a client by itself, or all samples at one place, could not be a run like the common one."""
+    """Raise if a single client, or the pooled samples, cannot be run like all clients."""
     if problem.personal:
         raise TypeError(
-            f"{type(problem).__name__} gives every client a model of its own: compare its metrics client by "
+            f"{type(problem).__name__} gives every client its own model: compare its metrics client by "
             "client with fs.per_client."
         )
     if sets := _own_sets(problem):
         raise TypeError(
-            f"baselines: {sets[0]} is a set of each client's own: alone, each would be taken for the first "
-            "client, and pooled samples are nobody's. Give a set that all clients share."
+            f"baselines: {sets[0]} differs between clients, and pooled samples have no client. Give a set "
+            "that all clients share."
         )
     method.check(problem, clients)
     for each in (own, method):
@@ -236,14 +236,14 @@ def _part(data: FederatedData) -> PartName:
 
 
 def _pooled(data: FederatedData) -> FederatedData:
-    """All samples at one client."""
+    """All samples in one client."""
     data = data.load()
     valid_sizes = None if data.valid_sizes is None else np.array([data.valid_sizes.sum()])
     return replace(data, sizes=np.array([data.sizes.sum()]), valid_sizes=valid_sizes, names=None)
 
 
 def _padded(data: FederatedData, part: PartName) -> list[tuple[PyTree, int]]:
-    """Every client's samples with their number, all of one length, so that one program judges them."""
+    """Every client's samples with their number, padded to one length, so that one program serves all."""
     clients = [data.client(i, part) for i in range(data.clients)]
     sizes = [jax.tree.leaves(client)[0].shape[0] for client in clients]
     if 0 in sizes:

@@ -1,16 +1,16 @@
-"""One truth about an answer: how far it is from a solution, by oracles of the certificate's own.
+"""The certificate: how far a point is from a solution, measured independently of the method.
 
-    F(x) is what the problem's class is judged by (`fedstrata.advice.objectives`), lower levels solved
-    x̂ ← a search from x itself, disturbed a little, with exact gradients (`fedstrata.advice.search`)
+    F(x)  the objective of the problem's class, with lower levels solved (`fedstrata.advice.objectives`)
+    x̂     the end of a search from a point close to x, with exact gradients (`fedstrata.advice.search`)
 
-    excess     F(x) − F(x̂) … F(x) − F(x̂) + what the search's own model leaves
-    relative   excess / (F(x0) − F(x̂)), or F(0) in place of F(x0) where that is less
+    excess     between F(x) − F(x̂) and that plus the search's own estimate of F(x̂) − min F
+    relative   excess / (F(x0) − F(x̂)), or / (F(0) − F(x̂)) if that is smaller
     distance   ‖x − x̂‖/‖x̂‖
 
-A point is **solved** where its distance is at most `TARGET`, or the relative excess at most TARGET², which is
-the same for a round quadratic. Both are free of units: neither the loss' nor x's scale counts. The search
-leaves saddle points, maximisers and kinks that are not minima, because it starts beside x; that it goes down
-is a proof that x is not a solution, whatever the class. Why a run is not solved is read from its history
+A point is **solved** if its distance is at most `TARGET`, or its relative excess at most TARGET², which is
+the same for an isotropic quadratic. Neither depends on the units of the loss or of x. The search starts close
+to x, not at x, so that it leaves saddle points, maximisers and kinks that are not minima; a decrease proves
+that x is not a solution. The reason why a run is not solved comes from its history
 (`fedstrata.advice.verdicts`).
 """
 
@@ -50,33 +50,33 @@ from fedstrata.solving.certificate import Certificate
 from fedstrata.solving.result import Result
 
 TARGET = 1e-2
-NEAR = 0.1  # of the excess of the start or of zero: more is not near, however small the part of x that is off
-AGAIN = 4  # searches after the first one, while they lead down
-DISTURBED = 1e-3  # how far beside x the search begins, relative to its length
-NOTHING = 1e-9  # of the way from the start: a solution that is zero
-ROUNDED = 1e-12  # of a value: a difference that means nothing
-UNBOUNDED = 1e6  # times the values that there are: a fall without end
-PULLED = 3e-4  # of how far f alone moves x: what a selection is compared with at least
+NEAR = 0.1  # of the excess of the start or of zero: a larger excess is not solved at any distance
+AGAIN = 4  # searches after the first one, as long as they decrease F
+DISTURBED = 1e-3  # the distance from x at which the search starts, relative to ‖x‖
+NOTHING = 1e-9  # of the way from the start: a shorter solution counts as zero
+ROUNDED = 1e-12  # of a value: a smaller difference is rounding
+UNBOUNDED = 1e6  # times the known values: a larger decrease means that F is not bounded below
+PULLED = 3e-4  # of a step of f alone: the least length that errors of a selection are compared with
 MOST, FEWEST = 1500, 50  # evaluations of F in one search
-SECONDS = 30.0  # that all are to take, where that leaves the fewest
+SECONDS = 30.0  # for all searches, as long as each may have the fewest evaluations
 
 
 class Judgement(NamedTuple):
-    """What was measured at a point.
+    """The measurements at a point.
 
     Attributes:
-        value: F(x), lower levels solved.
-        best: F(x̂) at the best point that was found.
-        left: how much lower F may be than that.
-        converged: whether the search ended by itself, so that x̂ is a minimiser.
+        value: F(x), with lower levels solved.
+        best: F(x̂) at the best point found.
+        left: an estimate of how much lower F can be than that.
+        converged: whether the search converged, so that x̂ is a minimiser.
         start: F(x0).
-        unit: what an excess is compared with: F(x0) − F(x̂), or F(0) − F(x̂) where that is less.
+        unit: the unit of relative excesses: F(x0) − F(x̂), or F(0) − F(x̂) if that is smaller.
         most: the larger of the two.
         distance: ‖x − x̂‖/‖x̂‖.
-        outside: how far x is outside of its set, relative to ‖x‖.
-        remarks: what keeps the point from being a solution, in words, whatever F says.
-        behind: how far clients' own models are from their optima, relatively.
-        notes: what else was found.
+        outside: the distance of x from its set, relative to ‖x‖.
+        remarks: reasons, in words, why the point is not a solution whatever F says.
+        behind: the relative distance of clients' own models from their optima.
+        notes: further findings.
         calls: evaluations of F with its gradient.
         slope: ‖∇F(x)‖; NaN where there is no F.
     """
@@ -112,22 +112,22 @@ def certify(
 ) -> Certificate:
     """Judge an answer: of a run, ``certify(result)``, or a point, ``certify(problem, data, x, y)``.
 
-    Everything is computed again, in float64, from all samples: what the method itself measured is not used.
+    Everything is computed in float64 from all samples; nothing that the method measured is used.
 
     Args:
         result: of any method; or a problem, with data and a point.
-        data: the samples; by default the result's own.
-        x: the point, where a problem is given.
-        y: its second variable, where the problem has one: the lower level is solved from there.
-        problem: where the result was loaded and does not know it.
-        weights: of the clients; by default the run's own, of a point ``"uniform"``.
-        x0: the start, to compare with; by default the run's own, of a point zero.
-        y0: likewise.
-        target: the accuracy that counts as solved: the relative error of x, or the square of it in values.
-        until: the `time.perf_counter` after which it is given up.
+        data: the samples; by default the result's.
+        x: the point, if a problem is given.
+        y: its second variable, if the problem has one: the lower level is solved from there.
+        problem: the problem of a loaded result, which does not know it.
+        weights: of the clients; by default the run's, for a point ``"uniform"``.
+        x0: the start to compare with; by default the run's, for a point zero.
+        y0: the second variable there.
+        target: the accuracy that counts as solved: the relative error of x; its square for values.
+        until: the `time.perf_counter` at which to give up.
 
     Raises:
-        OutOfTime: where it took longer than that.
+        OutOfTime: if it takes longer than that.
 
     >>> import fedstrata as fs, numpy as np
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)
@@ -160,7 +160,7 @@ def case_of(
     y0: PyTree = None,
     until: float = math.inf,
 ) -> Case:
-    """The point that is to be judged, and what it is to solve; the arguments are those of `certify`."""
+    """The point to judge with its problem; the arguments are those of `certify`."""
     method = None
     if isinstance(result, Result):
         problem, data = problem or result.problem, result.data if data is None else data
@@ -235,7 +235,7 @@ def _(problem: MultiSequence, case: Case) -> Judgement:
 
 @judge.register
 def _(problem: Minimax, case: Case) -> Judgement:
-    """By its envelope; where the payoff is linear in y, which has no set, by its two gradients."""
+    """By its envelope; if the payoff is linear in y and y has no set, by its two gradients."""
     if case.y is None:
         raise NotCertifiable("there is no y to start the inner maximisation from: give y")
     if not problem.project_y.trivial or strongly_concave(problem, case):
@@ -266,7 +266,7 @@ def _(problem: Selection, case: Case) -> Judgement:
         f"h is {found.h - found.h_best:.2g} above its least, f {found.f:.6g} and at best {found.f_best:.6g}",
     )
     judged = _by_distance(case, found.solution, notes=notes)
-    # a run that begins at the solution has no way to compare with: then what f alone would move x by is
+    # if a run starts at the solution there is no way to compare with, but a step of f alone has a length
     least = PULLED * found.pull
     return judged._replace(
         unit=max(judged.unit, least**2 / 2), distance=min(judged.distance, _ratio(judged, least))
@@ -279,12 +279,12 @@ def _ratio(judged: Judgement, length: float) -> float:
 
 
 def equations(maps: Maps, case: Case) -> Judgement:
-    """How far (x, y) is from a zero of maps that is found from there; F is half the squared distance of x."""
+    """The distance of (x, y) from a zero of maps found from there; F is half the squared distance of x."""
     return _by_distance(case, newton_zero(maps, (case.x, case.y), case.data)[0])
 
 
 def _by_distance(case: Case, solution: PyTree, **more: Any) -> Judgement:
-    """Where there is no F: half the squared distance from a solution, zero's being the start's."""
+    """For problems without F: half the squared distance from a solution."""
     x, best = (np.asarray(ravel_pytree(each)[0]) for each in (case.x, solution))
     x0 = best if case.x0 is None else np.asarray(ravel_pytree(case.x0)[0])
     away, size = float(np.linalg.norm(x - best)), _length(best, x0)
@@ -293,7 +293,7 @@ def _by_distance(case: Case, solution: PyTree, **more: Any) -> Judgement:
 
 
 def _length(solution: np.ndarray, x0: np.ndarray) -> float:
-    """What a distance is compared with: the solution's length; that of the way to it, where it is zero."""
+    """The unit of distances: the solution's length, or the length of the way to it if it is zero."""
     length, way = float(np.linalg.norm(solution)), float(np.linalg.norm(solution - x0))
     return length if length > NOTHING * way else way or 1.0
 
@@ -346,13 +346,13 @@ def search(objective: Objective, case: Case) -> Judgement:
     if not found.converged and value - found.value > UNBOUNDED * known:
         raise NotCertifiable("F is not bounded below, as far as it was followed")
     best, length = min(found.value, value), _length(found.x, begun)
-    if not found.converged:  # whatever is known to be lower counts
+    if not found.converged:  # then any known lower value counts
         best = float(np.nanmin([best, start, origin]))
     unit = start - best
     if length == float(np.linalg.norm(found.x)) and best + ROUNDED * abs(best) < origin < start:
         unit = origin - best  # a start far away makes any excess look small
     reach = max((each for each in (start, origin) if np.isfinite(each)), default=np.inf) - best
-    if reach <= NOTHING * (beside - best):  # the start and zero are solutions: nothing else is known
+    if reach <= NOTHING * (beside - best):  # the start and zero are solutions, so that a disturbance counts
         unit = reach = beside - best
     return Judgement(
         value,
@@ -382,10 +382,10 @@ def _beside(x: np.ndarray, begun: np.ndarray, number: int = 0) -> np.ndarray:
 def _best(
     minimise: Callable[..., Found], x: np.ndarray, away: np.ndarray, value: float, worth: float
 ) -> Found:
-    """The end of a search from beside x, and of further ones from around there, while they lead down.
+    """The end of a search from close to x, and of further ones from around there as long as F decreases.
 
-    At kinks, and where the units of x differ much, a search may end too early. It is believed where a second
-    one, which begins with another step and with measured curvature, ends at the same value.
+    At kinks, and if the units of x differ much, a search may end too early. It is accepted if a second one,
+    with another first step and measured curvature, ends at the same value.
     """
     length, enough = float(np.linalg.norm(away)), 1e-7 * worth + 1e-14 * abs(value)
     first = minimise(x + away, length=length, enough=enough)
@@ -394,7 +394,7 @@ def _best(
         other = minimise(first.x + turned, length=float(np.linalg.norm(turned)), enough=enough, measured=True)
         apart = first.value - other.value
         if not apart > 1e-5 * worth + 1e-12 * abs(value):
-            # two searches that end at one value have found it, even where neither saw its gradient vanish
+            # two searches that end at one value have found it, even if neither gradient vanished
             same = abs(apart) <= 1e-5 * worth + 1e-12 * abs(value)
             left = min(first.left, abs(apart)) if same and not first.converged else first.left
             return first._replace(left=left, converged=first.converged or same)
@@ -403,7 +403,7 @@ def _best(
 
 
 def _behind(objective: Objective, case: Case) -> float:
-    """How far clients' own models, which are part of the answer, are from their optima, relatively."""
+    """The relative distance of clients' own models, which are part of the answer, from their optima."""
     if objective.solved is None or not case.problem.personal:
         return 0.0
     y, solution = (np.asarray(ravel_pytree(each)[0]) for each in (case.y, objective.solved.y))

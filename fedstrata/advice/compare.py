@@ -1,11 +1,11 @@
 """A contest of methods: equal budgets, the same starts, splits and seeds; judged by the certificate's F.
 
-rounds of a method ← the budget / what one of its rounds takes
+rounds of a method ← the budget / the cost of one of its rounds
 excess(t) = (F(x_t) − F*)/(F(x_0) − F*),   F* the least that any run or its certificate found
 cost to the target: of the first evaluation with excess ≤ target, in rounds, bytes, oracle calls, seconds
 
 pairs: log₁₀ excess_A − log₁₀ excess_B at the end, of the same problem and seed; Wilcoxon's test with Holm's
-       correction, t intervals at 1 − 5 %/pairs. Seeds that change nothing count once.
+       correction, t intervals at 1 − 5 %/pairs. Seeds without effect count once.
 profile (Dolan & Moré 2002): ρ_A(τ) = the share of runs in which A's cost is at most τ times the least one
 """
 
@@ -71,8 +71,8 @@ class Entry:
     Attributes:
         case, method, seed: which.
         rounds: at which the excess was measured.
-        excess: there, relative to the start's; infinite where the run diverged.
-        round_takes: what one round takes, by kind.
+        excess: there, relative to the start's; infinite if the run diverged.
+        round_takes: the cost of one round, by kind.
         result: the run.
     """
 
@@ -85,7 +85,7 @@ class Entry:
     result: Result = field(repr=False)
 
     def cost(self, kind: str, target: float) -> float:
-        """What it took to the target; infinite where it was not reached."""
+        """The cost of reaching the target; infinite if it was not reached."""
         reached = np.flatnonzero(self.excess <= target)
         return float(self.rounds[reached[0]] * self.round_takes[kind]) if reached.size else math.inf
 
@@ -104,9 +104,10 @@ class Pair(NamedTuple):
 
     Attributes:
         first, second: the methods.
-        decades: the mean of log₁₀ excess of the first minus that of the second: negative where it is better.
+        decades: the mean of log₁₀ excess of the first minus log₁₀ excess of the second: negative if the first
+            is better.
         interval: of this mean, at 95 % for all pairs together.
-        p: Wilcoxon's, with Holm's correction; NaN where there are too few different runs.
+        p: Wilcoxon's, with Holm's correction; NaN if there are too few different runs.
         runs: how many pairs of runs count.
     """
 
@@ -120,7 +121,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What `compare` found; prints as a table.
+    """The result of `compare`; prints as a table.
 
     Attributes:
         entries: all runs.
@@ -230,19 +231,19 @@ def compare(
 
     Args:
         problems: one problem; or by name ``(problem, data, x0)`` or ``(problem, data, x0, y0)``.
-        methods: objects, classes or names; by their names, where two are of one class.
-        data: of one problem; or one for each seed, a split of its own.
-        x0: likewise the start.
-        budget: what each run may spend: ``{"rounds": …}``, ``{"bytes": …}``, ``{"oracle_calls": …}`` or
+        methods: objects, classes or names; a dictionary with names, if two are of one class.
+        data: of one problem; or one for each seed, with its own split.
+        x0: the start, of one problem.
+        budget: the budget of each run: ``{"rounds": …}``, ``{"bytes": …}``, ``{"oracle_calls": …}`` or
             ``{"seconds": …}``; a number is rounds.
         y0: the start of the second variable.
         seeds: how many, or which.
         steps: ``"given"``: objects as they are, classes and names planned; ``"planned"``: all by `fs.plan`;
-            ``"tuned"``: all by `fs.tune`, each with as much of the budget's kind.
-        target: the part of the start's excess that is to be reached.
+            ``"tuned"``: all by `fs.tune`, with equal budgets.
+        target: the part of the start's excess to reach.
         participation: as in `fedstrata.solve`.
         weights: of the clients.
-        by: what points are judged by, as in `fs.tune`.
+        by: the score of points, as in `fs.tune`.
         progress: whether to show bars.
 
     >>> import fedstrata as fs, numpy as np
@@ -338,7 +339,7 @@ class _Traced(NamedTuple):
 def _traced(
     case: Case, method: Method, rounds: int, seeds: list[int], options: dict[str, Any], by: By, progress: bool
 ) -> _Traced:
-    """Run all seeds, and judge their points on the way."""
+    """Run all seeds, and judge their points during the runs."""
     problem, data, x0, y0 = case
     shared = len(case.datasets) == 1
     per_seed = case.datasets * len(seeds) if shared else case.datasets
@@ -378,7 +379,7 @@ def _traced(
 
 
 def _output(method: Method, state: Any) -> tuple[PyTree, PyTree]:
-    """X and, where the server has it, y."""
+    """X and, if the server has it, y."""
     try:
         return method.output(state, None)
     except (AttributeError, TypeError):  # y is in the clients' memory
@@ -404,7 +405,7 @@ def pairs_of(played: Sequence[Played], names: Sequence[str]) -> list[Pair]:
         runs = [(e.case, e.seed) for e in played if e.method == a and (b, e.case, e.seed) in ends]
         for case in dict.fromkeys(case for case, _ in runs):
             own = [ends[a, case, seed] - ends[b, case, seed] for c, seed in runs if c == case]
-            differences += own if np.ptp(own) > 1e-6 else own[:1]  # seeds that change nothing
+            differences += own if np.ptp(own) > 1e-6 else own[:1]  # seeds without effect
         count, mean = len(differences), float(np.mean(differences)) if differences else math.nan
         interval, p = (math.nan, math.nan), math.nan
         if count > 1:

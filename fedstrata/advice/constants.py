@@ -1,19 +1,19 @@
-"""The constants that step sizes hang on, measured at a point: curvature, coupling, noise, unlikeness, kinks.
+"""The constants that step sizes depend on, at a point: curvature, coupling, noise, heterogeneity, kinks.
 
     L, μ            the largest and the smallest eigenvalue of ∇²f, of the clients' mean and of every
                     client, by Lanczos' method on Hessian–vector products (`fedstrata.advice.spectrum`)
     coupling        ‖∇²_xy h‖, the largest singular value
-    objective       L and μ of F(x) = f(x, y(x)), at the solved y, by differences of ∇F; likewise of other
-                    functions F of x alone (`fedstrata.advice.objectives`); and of ∇²F − ∇²_xx f
-    reach           how far down the gradient f is least
+    objective       L and μ of F(x) = f(x, y(x)), at the solved y, by differences of ∇F; the same for other
+                    functions F of x alone (`fedstrata.advice.objectives`); and ‖∇²F − ∇²_xx f‖
+    reach           the distance along −∇f to the least value of f
     heterogeneity   √(1/m Σ ‖∇f_i − ∇f‖²),  and of curvature  max_i ‖∇²f_i − ∇²f‖
     noise           √(1/m Σ_i mean_ξ ‖∇f(x, ξ) − ∇f_i‖²), the error of a gradient from one sample
-    kink            how much of the slope jumps within a short line: 0 where f is smooth
-    rounding        the distance of two neighbouring floats of the size of f: differences below it are lost
+    kink            the part of the change of slope along a short line that happens in one step: 0 if smooth
+    rounding        the spacing of floats of the size of f: smaller differences are lost
 
-Where a loss has values only, its gradient is a central difference, and there are none of single clients. With
-as many Lanczos steps as variables the eigenvalues are exact. Everything is a mean over clients, or one
-client's own number, so it can be measured in a federation: `Constants.exchanges` says in how many exchanges.
+If a loss has values only, its gradient is a central difference, and the clients' constants are not measured.
+With as many Lanczos steps as variables the eigenvalues are exact. Everything is a mean over clients, or one
+client's number, so that a federation can measure it, in `Constants.exchanges` exchanges.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from fedstrata.problems.measured import Constants as Constants
 from fedstrata.problems.measured import Measured as Measured
 from fedstrata.problems.terms import calling
 
-CLOSE = 0.02  # relative change of the ends of a spectrum within one step, at which they are known
-LINES = 4  # along which a kink is looked for
-SHORT = 1e-2  # the half length of such a line, relative to that of the variable
-CUT = 64  # its intervals
-DOWN = 2.0 ** (np.arange(-60, 61) / 2)  # steps down the gradient that are tried, in units of a first guess
-MOST_MAPS = 200  # numbers in (x, Z) of a `MultiSequence` whose Jacobian is taken
-FEW = 8  # steps for the clients' deviations from the mean
-FEWER = 4  # of them, where a function takes long
+CLOSE = 0.02  # the relative change of both ends of a spectrum in a step at which the iteration stops
+LINES = 4  # searched for kinks
+SHORT = 1e-2  # half the length of such a line, relative to ‖x‖
+CUT = 64  # intervals of a line
+DOWN = 2.0 ** (np.arange(-60, 61) / 2)  # steps tried along −∇f, in units of a first guess
+MOST_MAPS = 200  # numbers in (x, Z) of a `MultiSequence`, up to which its Jacobian is computed
+FEW = 8  # Lanczos steps for the clients' deviations from the mean
+FEWER = 4  # every so many of `DOWN`, for slow functions
 
 
 class Measurand(NamedTuple):
-    """A function of a problem whose constants are measured.
+    """A function of a problem to be measured.
 
     Attributes:
         function: ``function(x, y, sample)``.
-        variable: the argument that it is differentiated by: 0 is x, 1 is y.
+        variable: the argument of differentiation: 0 is x, 1 is y.
         samples: ``"train"`` or ``"valid"``.
         personal: whether every client has its own y.
     """
@@ -74,14 +74,16 @@ class Measurand(NamedTuple):
 
 
 def parts_of(problem: Problem) -> dict[str, Measurand]:
-    """The functions of a problem that have constants, by name: of its levels those on clients' samples.
+    """The functions of a problem that are measured, by name: its levels on clients' samples.
 
-    Where y is a client's or a sample's own, only its own level is measured.
+    If each client or sample has its own y, only the level that determines y is measured.
     """
     shared = all(level.solved_by == "all" for level in problem.levels)
-    found = {}
+    black, found = problem.without_derivatives, {}
     for level in problem.levels:
         if level.seeks not in ("min", "max") or level.samples not in ("train", "valid"):
+            continue
+        if level.name in black or (level.seeks == "max" and black):  # a payoff is both levels
             continue
         function = _of_x(level.minimised()) if level.arguments == "x" else level.minimised()
         part, own = "valid" if level.samples == "valid" else "train", level.solved_by == "client"
@@ -119,9 +121,9 @@ def constants(
         problem: any problem.
         data: the clients' samples.
         x: the point.
-        y: the second variable, where there is one: y(x) is solved from there, and all is measured at it.
+        y: the second variable, if there is one: y(x) is solved from there, and all is measured at y(x).
         weights: of the clients in their mean.
-        objective: whether F's constants are measured; False leaves y as it is given.
+        objective: whether to measure F's constants; False keeps y as given.
         steps: of Lanczos' method, at most.
 
     >>> import fedstrata as fs, numpy as np
@@ -143,10 +145,9 @@ def constants(
             case = replace(case, y=level_of(problem, weights).gather(F.solved.y, case.data))
         meter = _Meter(case, steps, float(jnp.finfo(dtype).eps))
         parts = _parts(problem, weights)
-        black = problem.without_derivatives
-        levels = {name: meter.level(part) for name, part in parts.items() if name not in black}
+        levels = {name: meter.level(part) for name, part in parts.items()}
         match problem:
-            case Minimization() if black:
+            case Minimization() if problem.without_derivatives:
                 levels["loss"] = meter.objective(objective_of(problem, case))[0]
             case MPEC():
                 levels["follower"] = meter.follower(problem)
@@ -165,7 +166,7 @@ def constants(
 
 
 def _objective(problem: Problem, case: Case) -> Objective | None:
-    """F, where the problem has one at this point."""
+    """F, or None if it is not defined at this point."""
     try:
         return objective_of(problem, case)
     except NotCertifiable:
@@ -178,7 +179,7 @@ def _scale(point: PyTree) -> float:
 
 @dataclass
 class _Meter:
-    """Measures at one point and counts what it costs."""
+    """Measures at one point, and counts the cost."""
 
     case: Case
     steps: int
@@ -187,7 +188,7 @@ class _Meter:
     calls: Counter[str] = field(default_factory=Counter)
 
     def book(self, kind: str, passes: int, samples: str = "train") -> None:
-        """So many passes over all samples."""
+        """Count passes over all samples."""
         part = self.case.data.validation if samples == "valid" else None
         self.calls[kind] += passes * (part or self.case.data.training).samples
 
@@ -229,7 +230,7 @@ class _Meter:
     def coupling(self, part: Measurand) -> float:
         """The largest singular value of ∇²_xy h, by Lanczos' method on its square.
 
-        Where clients have a y of their own it is the root of the mean square of the clients'.
+        If clients have their own y, it is the root mean square of the clients' values.
         """
         x, y, case = self.case.x, self.case.y, self.case
         steps = min(self.steps, tree.dimension(x))
@@ -240,7 +241,7 @@ class _Meter:
         return float(np.sqrt(max(ends(alpha, beta)[1], 0.0)))
 
     def objective(self, objective: Objective) -> tuple[Measured, float | None]:
-        """Of F, of which clients have no parts of their own; and the curvature of what goes through y."""
+        """The constants of F, which is not a mean over clients; and the curvature of its part through y."""
         point, unravel = ravel_pytree(objective.x)
         flat = np.asarray(point)
         steps, width = min(self.steps, flat.size), 1e-4 * (float(np.linalg.norm(flat)) or 1.0)
@@ -277,7 +278,7 @@ class _Meter:
         return found, through
 
     def jacobian(self, problem: MultiSequence) -> np.ndarray | None:
-        """Of all maps by (x, Z), column by column; None where there are too many."""
+        """The Jacobian of all maps by (x, Z), column by column; None if it is too large."""
         z, unravel = ravel_pytree((self.case.x, self.case.y))
         if z.size > MOST_MAPS:
             return None
@@ -291,7 +292,7 @@ class _Meter:
         return np.asarray(jax.jit(jax.jacfwd(flat))(z))
 
     def direct(self) -> Callable[[np.ndarray], np.ndarray] | None:
-        """The product with ∇²_xx f at (x, y(x)), where there is a lower level that all clients share."""
+        """The product with ∇²_xx f at (x, y(x)), if there is a lower level."""
         parts = _parts(self.case.problem, self.case.weights)
         part = parts.get("upper") or parts.get("payoff")
         if "lower" not in parts or part is None:
@@ -301,7 +302,7 @@ class _Meter:
         return lambda v: np.asarray(_directly(part, weights, local, jnp.asarray(v), x, y, data))
 
     def constraints(self, problem: Constrained) -> Measured:
-        """The largest slope of a constraint c_j(g(x)), and how it bends along its own slope."""
+        """The largest gradient of a constraint c_j(g(x)), and the curvature along it."""
         case = self.case
         flat, unravel = ravel_pytree(case.x)
 
@@ -319,7 +320,7 @@ class _Meter:
         return Measured(bend, -bend, none, none, size, 0.0, 0.0, 0.0, 0.0, value, self.epsilon * abs(value))
 
     def slope_y(self) -> float | None:
-        """‖∇_y f‖ of the upper level, where all clients share y."""
+        """‖∇_y f‖ of the upper level, if all clients share y."""
         parts = _parts(self.case.problem, self.case.weights)
         if "upper" not in parts or "lower" not in parts or self.case.problem.local:
             return None
@@ -333,7 +334,7 @@ class _Meter:
         return float(tree.norm(jax.grad(f)(self.case.y)))
 
     def follower(self, problem: MPEC) -> Measured:
-        """Of the followers' map: ‖∇_y G‖ and the least eigenvalue of its symmetric part, over all samples."""
+        """‖∇_y G‖ of the followers' map, and the least eigenvalue of its symmetric part, over all samples."""
         case, data = self.case, self.case.data
         y = _one(case.y) if _has_axis(case.y, data.clients) else case.y
         flat, unravel = ravel_pytree(y)
@@ -377,7 +378,7 @@ class _Meter:
 
 
 def _split(part: Measurand, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:
-    """The argument that is kept, and the one that is differentiated by."""
+    """The fixed argument, and the one of differentiation."""
     return (x, y) if part.variable else (y, x)
 
 
@@ -395,7 +396,7 @@ def _stacked(y: PyTree, clients: int) -> Array:
 
 
 class _Found(NamedTuple):
-    """What one program measures of a function: arrays, of which the host takes eigenvalues."""
+    """The output of one program for a function: arrays, whose eigenvalues the host computes."""
 
     values: Array
     slopes: Array
@@ -410,7 +411,7 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True)
 class _Program:
-    """One compiled program for all that is measured of a function; equal ones are compiled once."""
+    """One compiled program for all measurements of a function; equal ones are compiled once."""
 
     part: Measurand
     weights: Weights
@@ -522,7 +523,7 @@ def _directly(
 
 
 def _short_lines(flat: Array) -> tuple[Array, Array]:
-    """Random unit vectors, and where along them a function is looked at."""
+    """Random unit vectors, and the positions along them at which a function is evaluated."""
     size = jnp.linalg.norm(flat)
     width = SHORT * jnp.where(size > 0, size, 1.0)
     lines = jax.random.normal(jax.random.key(3), (LINES, flat.size), flat.dtype)
@@ -531,22 +532,22 @@ def _short_lines(flat: Array) -> tuple[Array, Array]:
 
 
 def _kink(values: np.ndarray) -> float:
-    """How much of the change of slope along a line happens in one of its intervals, at the worst."""
+    """The largest part of the change of slope along a line that happens in one of its intervals."""
     bends = np.abs(np.diff(values, n=2, axis=1))
-    # a smooth function bends alike everywhere; at a kink one interval has almost all of it
+    # the slope of a smooth function changes evenly; at a kink almost all of it changes in one interval
     floor = 1e-12 * np.abs(values).max() + 1e-300
     share = bends.max(1) / np.maximum(bends.sum(1), floor * CUT)
     return float(np.clip((share.max() - 4 / CUT) / (1 - 4 / CUT), 0, 1))
 
 
 def _unit(slope: Any, bend: Any, size: Any) -> Any:
-    """The length of a step down the gradient, by the curvature; where there is none, that of x."""
+    """The length of a step down the gradient, by the curvature; if there is none, ‖x‖."""
     curved = bend > 1e-12 * slope
     return jnp.where(curved, slope / jnp.where(curved, bend, 1), jnp.where(size > 0, size, 1.0))
 
 
 def _least(values: np.ndarray, unit: float, steps: np.ndarray = DOWN) -> float:
-    """The step at which a function is least, of those tried."""
+    """The step with the least value."""
     finite = np.where(np.isfinite(values), values, np.inf)
     return float(unit * steps[int(np.argmin(finite))])
 
@@ -554,7 +555,7 @@ def _least(values: np.ndarray, unit: float, steps: np.ndarray = DOWN) -> float:
 def _lanczos_on_host(
     product: Callable[[np.ndarray], np.ndarray], like: np.ndarray, steps: int
 ) -> tuple[float, float, np.ndarray, np.ndarray]:
-    """The extreme eigenvalues where products need a search of their own; the vectors and their images."""
+    """The extreme eigenvalues of a product that cannot be traced; the vectors and their images."""
     v = np.asarray(start_of(jnp.asarray(like)))
     v = v / np.linalg.norm(v)
     basis, images, before, calm = np.zeros((0, v.size)), np.zeros((0, v.size)), np.zeros(2), 0

@@ -51,7 +51,7 @@ def round_takes(
 def _quiet(
     problem: Problem, method: Method, data: FederatedData, x0: PyTree, y0: PyTree, rounds: int, options: Any
 ) -> Result:
-    quiet = {"progress": False, "default_metrics": False, "certify": False}
+    quiet: dict[str, Any] = {"progress": False, "default_metrics": False, "certify": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return solve(problem, method, data, x0, y0=y0, rounds=rounds, **quiet, **options)

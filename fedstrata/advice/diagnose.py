@@ -1,15 +1,14 @@
-"""The numbers behind a certificate: the exact gradient at a result's x, and how well its y solves its level.
+"""The numbers behind a certificate: the exact gradient at x, and the residual of y in its level.
 
     F(x) = f(x, y(x)),   y(x) solves the lower level         `fedstrata.advice.objectives`
 
-Where x has a set X, F is judged by x − P_X(x − ∇F(x)). Games in which y(x) is not unique, and what
-`fedstrata.AFL` and `fedstrata.DRFA` play, f(x, λ) = Σ_i λ_i f_i(x) over the simplex, are measured as
-saddle points, by
+If x has a set X, the stationarity is x − P_X(x − ∇F(x)). Games in which y(x) is not unique, and the game of
+`fedstrata.AFL` and `fedstrata.DRFA`, f(x, λ) = Σ_i λ_i f_i(x) over the simplex, are judged as saddle points:
 
     r(x, y) = (x − P_X(x − ∇_x f),  y − P_Y(y + ∇_y f))
 
-which is zero at saddle points alone where f is convex in x and concave in y. All sums are over all samples of
-all clients, in float64, and nothing is counted.
+is zero only at saddle points, if f is convex in x and concave in y. All sums are over all samples of all
+clients, in float64; oracle calls are not counted.
 """
 
 from __future__ import annotations
@@ -46,28 +45,27 @@ Numbers: TypeAlias = dict[str, Any]  # fields of a `Diagnosis`
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` found at x.
+    """The result of `diagnose` at x.
 
     Attributes:
-        certificate: whether it is a solution, and what to change; see `fedstrata.certify`.
+        certificate: whether x is a solution, and what to change; see `fedstrata.certify`.
         hypergradient: ∇F(x).
         hypergradient_norm: ‖∇F(x)‖.
-        stationarity: ‖x − P_X(x − ∇F(x))‖, the same where x is free. With sets X_i of the clients' own, X is
-            their intersection. NaN where it cannot be computed, and ``trouble`` says why.
-        objective: F(x); None for a `MultiSequence`, which has none.
-        y: y(x), like the result's y: for an `MPEC` each client's mean of y(x, ξ) over its samples. None where
+        stationarity: ‖x − P_X(x − ∇F(x))‖; without a set, ‖∇F(x)‖. If the sets X_i differ between clients, X
+            is their intersection. NaN if it cannot be computed; ``trouble`` says why.
+        objective: F(x); None for a `MultiSequence`.
+        y: y(x), like the result's y: for an `MPEC` each client's mean of y(x, ξ) over its samples. None if
             there is no lower level.
         lower_residual: ‖G(x, y)‖ at the result's own y, G the lower level's gradient or map; on a set
             ‖y − P_Y(y − s G)‖/s. For an `MPEC` of the clients' means over their samples, before the norm.
-        lower_distance: ‖y − y(x)‖, how far the result's y is from the solution.
-        outside: ‖x − P_X(x)‖, how far x is outside of its set, of clients' own sets the largest; None where x
-            is free.
-        reduction: the stationarity relative to that at the start; None where that is not known, NaN or
-            infinite where the start is stationary itself.
+        lower_distance: ‖y − y(x)‖, the distance of the result's y from the solution.
+        outside: ‖x − P_X(x)‖, the largest if the sets differ between clients; None without a set.
+        reduction: the stationarity relative to the start's; None if the start's is not known, NaN or infinite
+            if the start is stationary.
         sequence_residuals: of a `MultiSequence`, ‖Σ_m S^{m,n}(z^{n−1}, zⁿ)‖ for every n.
-        saddle: whether ``stationarity`` is that of a saddle point at the result's x and y, ``hypergradient``
-            ∇_x f, and ``lower_residual`` the part of y.
-        trouble: why numbers are missing; None where none are.
+        saddle: whether ``stationarity`` is ‖r(x, y)‖ at the result's x and y, ``hypergradient`` ∇_x f, and
+            ``lower_residual`` the part of y.
+        trouble: why numbers are missing, or None.
 
     For a `Selection`, min f over X = argmin h with h convex, ``hypergradient`` is ∇f(x) (of f's smooth
     parts), ``stationarity`` ‖x − x̂‖, x̂ a solution that is found from x; ``lower_residual`` is
@@ -92,16 +90,16 @@ class Diagnosis:
 
     @property
     def solved(self) -> bool:
-        """Whether x is a solution, by the certificate."""
+        """Whether the certificate calls x a solution."""
         return self.certificate.solved
 
     @property
     def distance(self) -> float:
-        """How far x is from the best point that the certificate found, relative to that."""
+        """The relative distance of x from the best point that the certificate found."""
         return self.certificate.distance
 
     def __repr__(self) -> str:
-        """All of it, on several lines where one is too short."""
+        """All findings, on several lines if one is too short."""
         parts = self._words()
         short = f"Diagnosis({', '.join(parts)})"
         return short if len(short) <= WIDTH else "Diagnosis(\n  " + ",\n  ".join(parts) + ",\n)"
@@ -152,16 +150,16 @@ def diagnose(
     Args:
         result: of any method, zeroth-order ones too; or a problem, with data and a point. This and the other
             arguments are those of `fedstrata.certify`.
-        data: the samples; by default the result's own.
-        x: the point, where a problem is given.
+        data: the samples; by default the result's.
+        x: the point, if a problem is given.
         y: its second variable.
-        problem: where the result was loaded and does not know it.
-        weights: of the clients; by default the run's own, of a point ``"uniform"``.
-        x0: the start to compare with; by default the run's own.
-        y0: likewise.
+        problem: the problem of a loaded result, which does not know it.
+        weights: of the clients; by default the run's, for a point ``"uniform"``.
+        x0: the start to compare with; by default the run's.
+        y0: the second variable there.
 
     Raises:
-        ValueError: where the result does not know problem or data, and they are not given.
+        ValueError: if the result does not know problem or data, and they are not given.
 
     >>> import fedstrata as fs, numpy as np
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)
@@ -174,9 +172,11 @@ def diagnose(
     True
     """
     given: dict[str, Any] = {"x": x, "y": y, "data": data, "problem": problem, "weights": weights, "x0": x0}
-    own = isinstance(result, Result) and result.problem is not None and result.data is not None
     asked = any(value is not None for value in given.values())
-    certificate = result.certificate if own and not asked else certify(result, y0=y0, **given)
+    if isinstance(result, Result) and not asked and result.problem is not None and result.data is not None:
+        certificate = result.certificate
+    else:
+        certificate = certify(result, y0=y0, **given)
     found: Numbers = {}
     try:
         with double_precision():
@@ -191,7 +191,7 @@ def diagnose(
 
 
 def _reduction(case: Case, now: float) -> float | None:
-    """The stationarity relative to that of the start."""
+    """The stationarity relative to the start's."""
     y = case.y
     if isinstance(case.problem, WorstClient):
         y = jnp.full_like(y, 1 / case.data.clients)
@@ -206,7 +206,7 @@ def _reduction(case: Case, now: float) -> float | None:
 
 @singledispatch
 def measured(problem: Problem, case: Case) -> Numbers:
-    """The numbers at a point, by the problem's class; by default of its F and of its lower level."""
+    """The numbers at a point, by the problem's class; by default those of F and of the lower level."""
     objective = objective_of(problem, case)
     value, slope = objective.evaluate(objective.x)
     found = {"objective": float(value), **_stationary(case, objective.x, slope)}
@@ -226,7 +226,7 @@ def measured(problem: Problem, case: Case) -> Numbers:
 
 
 def _stationary(case: Case, x: PyTree, slope: PyTree) -> Numbers:
-    """‖x − P_X(x − ∇F)‖, or why there is none."""
+    """‖x − P_X(x − ∇F)‖, or the reason why it is missing."""
     size = float(tree.norm(slope))
     found: Numbers = {"hypergradient": slope, "hypergradient_norm": size, "stationarity": np.nan}
     if not np.isfinite(size):
@@ -242,7 +242,7 @@ def _stationary(case: Case, x: PyTree, slope: PyTree) -> Numbers:
 
 @measured.register
 def _(problem: Selection, case: Case) -> Numbers:
-    """Of f over the optima of h."""
+    """The numbers of f over the optima of h."""
     found = judge_selection(problem, case.weights, case.data, case.x, 1e-8)
     return {
         "hypergradient": found.slope,
@@ -279,7 +279,7 @@ def _(problem: MultiSequence, case: Case) -> Numbers:
 
 @measured.register
 def _(problem: Minimax, case: Case) -> Numbers:
-    """Of max_y f, or as a saddle point, where y(x) is not unique."""
+    """The numbers of max_y f; of a saddle point, if y(x) is not unique."""
     try:
         found = measured.dispatch(Problem)(problem, case)
         if "y" in found:
@@ -295,7 +295,7 @@ def _(problem: Minimax, case: Case) -> Numbers:
 
 @measured.register
 def _(problem: WorstClient, case: Case) -> Numbers:
-    """Of the clients' losses, weighed by the worst weights."""
+    """The numbers of the clients' losses with the worst weights."""
 
     def losses(x: PyTree, data: Placed) -> Any:
         return data.each_client(lambda client: client.train.full_mean(problem.loss).silent(x))

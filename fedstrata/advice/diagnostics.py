@@ -100,8 +100,8 @@ def _implicit(asked: tuple[Problem, Callable[..., PyTree] | None], weights: Weig
     def F(x: PyTree, data: Placed) -> Any:
         mean = partial(mean_over, data, weights)
         if by_sample:
-            return sum(mean(lambda x, s, f=f: f(*f.args(x, solution(x, s)), s), x) for f in levels)
-        y = solution(x) if problem.has_y else None
+            return sum(mean(lambda x, s, f=f: f(*f.args(x, solution(x, s)), s), x) for f in levels)  # type: ignore[misc]
+        y = None if solution is None else solution(x)
         return sum(problem.mean_of(level, mean, x, y) for level in levels)
 
     return F

@@ -1,7 +1,7 @@
-"""Which step made a run diverge: those of the run beside those that the constants at its start allow.
+"""The step size that made a run diverge: compares the run's with those planned at its start.
 
-a step longer than 1.5 times the planned one is at fault
-else, of two levels, x's where it is 1.5 times as long beside y's as planned: x is then faster than y
+a step size above 1.5 times the planned one is at fault
+else, with two levels, x's is at fault if its ratio to y's is above 1.5 times the planned ratio
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fedstrata.solving.endings import NO_STEPS
 from fedstrata.solving.result import Result
 
 TOO_LONG = 1.5
-MOST_SAMPLES = 100_000  # of which a message is worth measuring
+MOST_SAMPLES = 100_000  # that are worth measuring for a message
 
 
 def at_fault(result: Result) -> str:
-    """The step to lower, and to what, in a sentence; empty where constants do not tell."""
+    """A sentence with the step size to lower, and its new value; empty if the constants do not tell."""
     method, data = result.known_method, result.data
     if method is None or result.problem is None or result.start is None:
         return ""
@@ -37,14 +37,14 @@ def at_fault(result: Result) -> str:
     if over:
         alone = "" if len(over) > 1 else " alone"
         words = " and ".join(f"{name}{alone}, {now:.3g}, to {to:.3g}" for name, now, to in over)
-        return f"Lower {words}: that is what the constants at the start allow ({reasons})."
+        return f"Lower {words}: the constants at the start allow no more ({reasons})."
     if "lower" in at.constants.levels and len(both) > 1:
         (x, x_now, x_planned), (y, y_now, y_planned) = both[:2]
         allowed = x_planned / y_planned * y_now
         if x_now > TOO_LONG * allowed:
             return (
-                f"Lower {x} alone, {x_now:.3g}, to {allowed:.3g}: beside {y}={y_now:.3g} it is too long, "
-                "as x must be slower than y."
+                f"Lower {x} alone, {x_now:.3g}, to {allowed:.3g}: with {y}={y_now:.3g}, x moves too fast "
+                "for y to follow."
             )
     return ""
 

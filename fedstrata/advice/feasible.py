@@ -1,7 +1,7 @@
-"""How far a point is outside of its set, and projections onto what clients' own sets have in common.
+"""The distance of a point from its set, and projections onto the intersection of clients' own sets.
 
-Of sets X_i that differ between clients, the set of x is their intersection. Dykstra's method in the product
-of the clients' spaces projects onto it:
+If sets X_i differ between clients, the set of x is their intersection. Dykstra's method in the product of the
+clients' spaces projects onto it:
 
     q_i = u + p_i,   y_i = P_{X_i}(q_i),   p_i ← q_i − y_i,   u ← 1/m Σ y_i,   from u = z and p_i = 0
 
@@ -22,11 +22,11 @@ from fedstrata.core.types import Array, PyTree
 from fedstrata.data.storage import Placed
 
 MOST_SWEEPS = 20_000
-ACCURATE = 1e-9  # how far apart the y_i may be at last, relative to 1 + ‖z‖
+ACCURATE = 1e-9  # the largest final distance of a y_i from u, relative to 1 + ‖z‖
 
 
 def outside(problem: Problem, data: Placed, x: PyTree) -> float | None:
-    """‖x − P_X(x)‖, of clients' own sets the largest; None where x is free."""
+    """‖x − P_X(x)‖, the largest if sets differ between clients; None without a set."""
     project = problem.set_of_x
     if project.trivial:
         return None
@@ -36,7 +36,7 @@ def outside(problem: Problem, data: Placed, x: PyTree) -> float | None:
 
 
 def projection(problem: Problem, data: Placed) -> Callable[[PyTree], PyTree | None]:
-    """The projection onto the set of x; None where clients' sets have no common point that is found."""
+    """The projection onto the set of x, which returns None if it finds no common point of clients' sets."""
     project = problem.set_of_x
     if project.shared:
         return jax.jit(lambda z: project(z))

@@ -2,9 +2,9 @@
 
 F(x) = f(x, y(x)),   y(x) solves  G(x, y) = 0,  or on a set  y = P_Y(y − s G(x, y))
 
-1  y(x): where y is free and G = ∇_y h, Newton's method on h with truncated conjugate gradients, which goes
-   down along directions of negative curvature, so that it ends at minimisers alone; else accelerated
-   projections (G a gradient) or extragradient steps, then Newton's method on R(x, ·), see 2
+1  y(x): if y has no set and G = ∇_y h, Newton's method on h with truncated conjugate gradients, which follows
+   directions of negative curvature, so that it converges to minimisers only; else accelerated projections
+   (if G is a gradient) or extragradient steps, then Newton's method on R(x, ·), see 2
 2  free:     ∇_y G v = ∇_y f by CG,   ∇F = ∇_x f − ∇_x Gᵀ v
    on a set: R(x, y) = y − P_Y(y − s G(x, y)) is differentiated,
              ∇_y R · ∂y/∂x = −∇_x R by GMRES,   ∇F = ∇_x f + (∂y/∂x)ᵀ ∇_y f
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class NotCertifiable(TypeError):
-    """Why a point cannot be judged."""
+    """The reason why a point cannot be judged."""
 
 
 def kept(build: Callable[[Any, Weights], T]) -> Callable[[Any, Weights], T]:
@@ -74,12 +74,12 @@ class Pooled:
 
 
 class Solved(NamedTuple):
-    """What was found of a lower level.
+    """A solution of a lower level.
 
     Attributes:
         y: the solution.
         first, last: ‖G‖ at the start and at the solution; on a set ‖y − P_Y(y − s G)‖/s.
-        away: about how far the solution is from an exact one.
+        away: the estimated distance to an exact solution.
         step: s.
     """
 
@@ -91,7 +91,7 @@ class Solved(NamedTuple):
 
     @property
     def close(self) -> bool:
-        """Whether it is near enough to an exact solution to be taken for one."""
+        """Whether it is close enough to an exact solution."""
         return bool(self.away <= CLOSE * (tree.norm(self.y) + CLOSE)) and bool(jnp.isfinite(self.last))
 
 
@@ -100,7 +100,7 @@ def solve_lower(level: Pooled, data: Placed, x: PyTree, y: PyTree, tolerance: fl
     if level.free:
         return _newton(level, data, x, y, tolerance)
     found = Solved(*_on_set(level, level.potential is not None, data, x, y, tolerance))
-    if level.potential is not None and not jnp.isfinite(found.last):  # steps that overshoot left G's domain
+    if level.potential is not None and not jnp.isfinite(found.last):  # accelerated steps left G's domain
         found = Solved(*_on_set(level, False, data, x, y, tolerance))
     return _sharpened(level, data, x, found, tolerance)
 
@@ -132,7 +132,7 @@ def _newton(level: Pooled, data: Placed, x: PyTree, y: PyTree, tolerance: float)
     for count in range(NEWTON_STEPS):
         y, before, after, moved = _newton_step(level, data, x, y)
         first = before if count == 0 else first
-        size = jnp.maximum(tree.norm(y), tolerance * tree.norm(start))  # which may be far away, or y zero
+        size = jnp.maximum(tree.norm(y), tolerance * tree.norm(start))  # y may be zero
         if not after < before or moved <= tolerance * size:
             break
     return Solved(y, first, after, moved, jnp.ones(()))
@@ -157,12 +157,12 @@ def _newton_step(level: Pooled, data: Placed, x: PyTree, y: PyTree) -> tuple[PyT
         good = jnp.where(flat, residual < before, lower <= value - 1e-4 * length * along)
         return _Step(length, new, residual, good)
 
-    # where h bends down there is no length to a step: as long as it leads far down
+    # a direction of negative curvature has no natural length: try a long step
     first = jnp.where(bent, 10 * jnp.maximum(tree.norm(y) / jnp.where(reach > 0, reach, 1), 1), 1.0)
     found = jax.lax.while_loop(lambda s: ~s.good & (s.length > 1e-12), lambda s: at(s.length / 2), at(first))
     new = jax.tree.map(lambda a, b: jnp.where(found.good, a, b), found.y, y)
     after = jnp.where(found.good, found.residual, before)
-    # a step that bends down and was taken is progress, whatever the residual
+    # an accepted step along negative curvature is progress, whatever the residual
     return new, jnp.where(bent & found.good, jnp.maximum(before, 2 * after), before), after, reach
 
 
@@ -178,7 +178,7 @@ def _product(level: Pooled, data: Placed, x: PyTree, y: PyTree, v: PyTree) -> Py
 
 
 def _truncated_cg(product: Function, b: PyTree) -> tuple[PyTree, Array]:
-    """``H⁻¹ b`` by conjugate gradients, which stop where H is not positive; whether they did."""
+    """``H⁻¹ b`` by conjugate gradients, which stop if H is not positive; and whether they did."""
     size = tree.norm(b)
     aim = 1e-10 * size
 
@@ -222,7 +222,7 @@ def _on_set(
     scale = jnp.where(probe > 0, probe, 1)
     found = method(G, onto, y, tol=0.1 * tolerance, scale=scale, max_steps=PROJECTED_STEPS)
     first, last = (vi.residual(G, onto, at, found.alpha) / found.alpha for at in (y, found.y))
-    # one step of Newton's on the natural residual is the distance that a linear G would leave
+    # the length of the natural residual estimates the distance to the solution
     moved = tree.sub(found.y, onto(tree.axpy(-found.alpha, G(found.y), found.y)))
     return found.y, first, last, tree.norm(moved), found.alpha
 
@@ -235,12 +235,12 @@ def natural_residual(level: Pooled, data: Placed, x: PyTree, y: PyTree, step: Re
 
 
 def _sharpened(level: Pooled, data: Placed, x: PyTree, found: Solved, tolerance: float) -> Solved:
-    """Newton's method on the natural residual, which bad conditioning does not slow."""
+    """Newton's method on the natural residual, which does not depend on the conditioning."""
     residual = Applied(_residual_at, level)
     for _ in range(SHARPENING):
         y, before, after, moved = _zero_step(residual, found.y, (x, found.step, data))
         found = found._replace(away=jnp.fmin(moved, found.away))
-        if not after < before:  # at rounding, or where the residual has no derivative
+        if not after < before:  # rounding, or the residual has no derivative there
             break
         found = found._replace(y=y, last=after / found.step)
         if moved <= tolerance * tree.norm(y):
@@ -257,7 +257,7 @@ def newton_zero(maps: Function, z: PyTree, data: Placed) -> PyTree:
     """A zero of ``maps(z, data)`` near z, by Newton's method with GMRES.
 
     Raises:
-        NotCertifiable: where it does not find one.
+        NotCertifiable: if it does not find one.
     """
     first = before = float("inf")
     for count in range(NEWTON_STEPS):
@@ -306,7 +306,7 @@ def _zero_step(maps: Function, z: PyTree, data: Placed) -> tuple[PyTree, Array, 
 def _adjoint(level: Pooled, data: Placed, x: PyTree, y: PyTree, tolerance: Real) -> tuple[PyTree, Array]:
     f_x, f_y = jax.grad(level.upper, argnums=(0, 1))(x, y, data)
     product = partial(_product, level, data, x, y)
-    # Norms of the whole decide when to stop: entry by entry, those that are zero all along would be 0/0.
+    # the norm of all entries decides when to stop: entries that are always zero would give 0/0
     v, _ = jax.scipy.sparse.linalg.cg(product, f_y, tol=tolerance, maxiter=CG_STEPS)
     relative = tree.norm(tree.sub(product(v), f_y)) / jnp.maximum(tree.norm(f_y), jnp.finfo(float).tiny)
     (indirect,) = jax.vjp(lambda x: level.lower(x, y, data), x)[1](v)
@@ -317,7 +317,7 @@ def _adjoint(level: Pooled, data: Placed, x: PyTree, y: PyTree, tolerance: Real)
 def _forward(
     level: Pooled, data: Placed, x: PyTree, y: PyTree, step: Real, tolerance: Real
 ) -> tuple[PyTree, Array]:
-    """One linear system for every coordinate of x: projections need no derivative backwards."""
+    """One linear system for every coordinate of x, so that projections need only forward derivatives."""
 
     def residual(x: PyTree, y: PyTree) -> PyTree:
         return natural_residual(level, data, x, y, step)

@@ -1,16 +1,16 @@
-"""What a point of each problem class is judged by: one function F of x alone, with its derivative.
+"""The objective F(x) by which points of each problem class are judged, with its derivative.
 
 | class | F(x) |
 |---|---|
 | `Minimization`, `Composition` | the problem's own objective |
 | `DRO` | the risk, minimised over the lifted variable exactly |
 | `Bilevel`, `Personalized`, `MPEC` | f(x, y(x)), y(x) solved here; the derivative goes through it |
-| `Minimax` | max_y f(x, y), by ascent from several points where f is not concave in y |
+| `Minimax` | max_y f(x, y), by ascent from several points if f is not concave in y |
 | `Hard`, constraints | the loss with an exact penalty of the largest violation |
-| `WorstClient`, what `AFL` and `DRFA` solve | the largest of the clients' losses |
+| `WorstClient`, for `AFL` and `DRFA` | the largest of the clients' losses |
 
-All sums are over all samples of all clients, in float64. Where a function has values only, its derivative is
-taken by differences. A class of your own gets its F by ``@fs.certify.register``.
+All sums are over all samples of all clients, in float64. Functions without derivatives are differentiated by
+differences. Your own class gets its F by ``@fs.certify.register``.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from fedstrata.problems.fairness import Hard
 from fedstrata.problems.of_clients import WorstClient
 
 TOLERANCE = 1e-9  # of lower levels, relative to the length of y
-FLAT = 1e-9  # of the largest curvature: below it there is none
-APART = 1e-3  # relative distance of two solutions of one lower level that are not the same
-ASCENTS = 8  # points from which a maximum is looked for that need not be the only one
+FLAT = 1e-9  # of the largest curvature: smaller ones count as zero
+WIDTH = 6e-6  # of central differences, relative to the largest entry of x: float64's eps^⅓
+APART = 1e-3  # relative distance from which two solutions of a lower level are different
+ASCENTS = 8  # starts of a search for a maximum that need not be unique
 ASCENT_STEPS = 2_000
 
 Maps: TypeAlias = Callable[[Any, Placed], Any]
@@ -50,7 +51,7 @@ Evaluate: TypeAlias = Callable[[Placed, PyTree], tuple[Any, PyTree]]
 
 
 class OutOfTime(Exception):
-    """A certificate took longer than it was allowed to."""
+    """A certificate took longer than allowed."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,12 @@ class Case:
     """A point to be judged.
 
     Attributes:
-        problem: what it is to solve.
+        problem: the problem.
         data: the samples.
         weights: of the clients.
-        x, y: the point; y is None where there is none.
-        x0, y0: where the run began, or None.
-        until: the `time.perf_counter` after which the search is given up.
+        x, y: the point; y is None without a second variable.
+        x0, y0: the start of the run, or None.
+        until: the `time.perf_counter` at which to give up.
     """
 
     problem: Problem
@@ -103,13 +104,13 @@ class Objective:
 
     Attributes:
         evaluate: F(x) and ∇F(x).
-        x: the point, what belongs to F of it.
-        x0: the start, likewise; None where it is not known.
-        onto: the projection onto the set of x; None where x is free.
-        outside: how far x is outside of its set.
-        remarks: what keeps the point from being a solution, whatever F says.
-        notes: what else was found at it.
-        solved: y(x), where there is a lower level.
+        x: the point, without variables that F does not depend on.
+        x0: the start; None if it is not known.
+        onto: the projection onto the set of x; None without a set.
+        outside: the distance of x from its set.
+        remarks: reasons why the point is not a solution, whatever F says.
+        notes: further findings.
+        solved: y(x), if there is a lower level.
     """
 
     evaluate: Callable[[PyTree], tuple[Any, PyTree]]
@@ -124,10 +125,10 @@ class Objective:
 
 @singledispatch
 def objective_of(problem: Problem, case: Case) -> Objective:
-    """F of a problem, by its class; where that has no measure of its own, by its levels.
+    """F of a problem: the one registered for its class, else by its levels.
 
     Raises:
-        NotCertifiable: where there is none.
+        NotCertifiable: if there is none.
     """
     kind, levels = type(problem).__name__, problem.levels
     lower = [level for level in levels if level.variable == "y"]
@@ -171,7 +172,7 @@ def _chained(problem: Composition, case: Case) -> Objective:
 
 @kept
 def _own(problem: Problem, weights: Weights) -> Evaluate:
-    """The default metric that is the objective; where the class names none, the sum of its levels."""
+    """The default metric that is the objective; if the class names none, the sum of its levels."""
 
     def F(x: PyTree, data: Placed) -> Any:
         mean, name = partial(mean_over, data, weights), problem.objective or "objective"
@@ -182,23 +183,22 @@ def _own(problem: Problem, weights: Weights) -> Evaluate:
 
 
 def _differentiated(F: Callable[[PyTree, Placed], Any], derivatives: bool) -> Evaluate:
-    """The value and the gradient; by central differences, where there are values only."""
+    """The value and the gradient, by central differences without derivatives."""
     if derivatives:
         both = jax.jit(jax.value_and_grad(F))
         return lambda data, x: both(x, data)
-    values = jax.jit(lambda points, data: jax.lax.map(lambda x: F(x, data), points))
+    value = jax.jit(F)
+    return lambda data, x: _by_differences(lambda x: value(x, data), x)
 
-    def by_differences(data: Placed, x: PyTree) -> tuple[Any, PyTree]:
-        flat, unravel = ravel_pytree(x)
-        width = np.finfo(flat.dtype).eps ** (1 / 3) * max(float(jnp.abs(flat).max()), 1e-3)
-        around = jnp.concatenate(
-            [flat[None], flat + width * jnp.eye(flat.size), flat - width * jnp.eye(flat.size)]
-        )
-        value, *rest = np.asarray(values(jax.vmap(unravel)(around), data))
-        ahead, behind = np.split(np.asarray(rest), 2)
-        return value, unravel(jnp.asarray((ahead - behind) / (2 * width)))
 
-    return by_differences
+def _by_differences(F: Callable[[PyTree], Any], x: PyTree) -> tuple[float, PyTree]:
+    flat, unravel = ravel_pytree(x)
+    width = WIDTH * max(float(jnp.abs(flat).max()), 1e-3)
+    value, *rest = (
+        float(F(unravel(flat + away)))
+        for away in (0.0, *(sign * width * e for e in jnp.eye(flat.size) for sign in (1, -1)))
+    )
+    return value, unravel(jnp.asarray(rest[::2]) / (2 * width) - jnp.asarray(rest[1::2]) / (2 * width))
 
 
 @objective_of.register(DRO)
@@ -277,6 +277,8 @@ def _level(problem: Problem, weights: Weights) -> Pooled:
     lower = [level for level in problem.levels if level.variable == "y"]
     if len(lower) != 1:
         raise NotCertifiable(f"{type(problem).__name__} has no lower level, or several")
+    if {lower[0].name, "payoff"} & set(problem.without_derivatives):
+        raise NotCertifiable("the lower level has values only, so that y(x) cannot be computed")
     return {"all": _common, "client": _personal, "sample": _per_sample}[lower[0].solved_by](
         problem, lower[0].minimised(), weights
     )
@@ -309,7 +311,7 @@ def _common(problem: Problem, lower: Level, weights: Weights) -> Pooled:
 
 
 def _personal(problem: Problem, lower: Level, weights: Weights) -> Pooled:
-    """Y has a leading client axis, and the clients' lower levels are apart."""
+    """Every client has its own lower level; y has a leading client axis."""
 
     def own(client: Client, x: PyTree, y: PyTree) -> Any:
         return getattr(client, lower.samples).full_mean(lower).silent(*lower.args(x, y))
@@ -330,9 +332,9 @@ def _personal(problem: Problem, lower: Level, weights: Weights) -> Pooled:
 
 
 def _per_sample(problem: Problem, lower: Level, weights: Weights) -> Pooled:
-    """Y has a leading axis of all samples: each has its own variational inequality.
+    """Every sample has its own variational inequality; y has a leading axis of all samples.
 
-    A result's y has one of clients, whose mean responses they are.
+    A result's y has a client axis, with the clients' mean responses.
     """
     levels = [level for level in problem.levels if level.variable == "x"]
 
@@ -380,17 +382,21 @@ def _through(problem: Problem, case: Case) -> Objective:
     level, data = level_of(problem, case.weights), case.data
     start = level.spread(started(problem, case), data)
     solved, remarks = checked_lower(level, data, case.x, start)
-    upper = partial(_upper, level)
     last = [solved.y]
 
-    def evaluate(x: PyTree) -> tuple[Any, PyTree]:
+    def at(x: PyTree) -> tuple[Any, Solved | None]:
         found = solve_lower(level, data, x, last[0], TOLERANCE)
         if not found.close:
-            return np.nan, x
+            return np.nan, None
         last[0] = found.y
-        slope, _ = hypergradient(level, data, x, found, TOLERANCE)
-        return upper(x, found.y, data), slope
+        return _upper(level, x, found.y, data), found
 
+    def evaluate(x: PyTree) -> tuple[Any, PyTree]:
+        value, found = at(x)
+        return value, x if found is None else hypergradient(level, data, x, found, TOLERANCE)[0]
+
+    if problem.without_derivatives:
+        return _within(case, partial(_by_differences, lambda x: at(x)[0]), remarks=remarks, solved=solved)
     return _within(case, evaluate, remarks=remarks, solved=solved)
 
 
@@ -405,7 +411,7 @@ def _upper_slope(level: Pooled, x: PyTree, y: PyTree, data: Placed) -> tuple[Any
 
 
 def started(problem: Problem, case: Case) -> PyTree:
-    """Where y(x) is looked for: from the result's own y, for an MPEC a response of every client."""
+    """The start of the search for y(x): the result's y, with a client axis if clients have their own."""
     if case.y is None:
         raise NotCertifiable("there is no y to start the lower level from: give y")
     y, clients = case.y, case.data.clients
@@ -414,7 +420,7 @@ def started(problem: Problem, case: Case) -> PyTree:
         shapes, begun = ([np.shape(leaf) for leaf in jax.tree.leaves(each)] for each in (y, case.y0))
         apart = all(shape[:1] == (clients,) for shape in shapes)
         apart = apart and _fits(problem, case, jax.tree.map(lambda leaf: leaf[0], y))
-        # n clients may share a y with n entries: then a y like y0, which is one client's, is one client's
+        # n clients may share a y with n entries: then a y of y0's shape is the shared one
         if not apart or (shapes == begun and _fits(problem, case, y)):
             y = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *jnp.shape(leaf))), y)
     train, valid = (
@@ -429,7 +435,7 @@ def started(problem: Problem, case: Case) -> PyTree:
 
 
 def _fits(problem: Problem, case: Case, y: PyTree) -> bool:
-    """Whether the lower level takes this y."""
+    """Whether the lower level accepts this y."""
     sample = jax.tree.map(lambda leaf: leaf[0], case.data.train)
     try:
         shape_of("lower", _lower(problem), (case.x, y, sample))
@@ -439,7 +445,7 @@ def _fits(problem: Problem, case: Case, y: PyTree) -> bool:
 
 
 def checked_lower(level: Pooled, data: Placed, x: PyTree, start: PyTree) -> tuple[Solved, list[str]]:
-    """y(x), where it is a solution and the only one that is found."""
+    """y(x), checked to be a solution and, as far as can be seen, the only one."""
     solved = solve_lower(level, data, x, start, TOLERANCE)
     size = float(tree.norm(solved.y))
     if not np.isfinite(float(solved.last)) or size > 1e12 * (1 + float(tree.norm(start))):
@@ -465,7 +471,7 @@ def checked_lower(level: Pooled, data: Placed, x: PyTree, start: PyTree) -> tupl
 
 
 def _unique(level: Pooled, data: Placed, x: PyTree, solved: Solved, start: PyTree) -> None:
-    """Raise where another start leads to another solution."""
+    """Raise if another start leads to another solution."""
     width = max(float(tree.norm(solved.y)), float(tree.norm(tree.sub(solved.y, start)))) or 1.0
     flat, unravel = ravel_pytree(solved.y)
     noise = jax.random.normal(jax.random.key(1), flat.shape, flat.dtype) * width / np.sqrt(flat.size)
@@ -499,7 +505,7 @@ def _envelope(problem: Problem, case: Case) -> Objective:
     if project.trivial:
         raise NotCertifiable("the payoff is linear in some direction of y, and y has no set")
     starts = _starts(project, case)
-    if concave:  # where no ascent ends at another height than any other
+    if concave:  # all ascents end at the same value
         starts = jax.tree.map(lambda leaf: leaf[:3], starts)
     ascend = partial(_highest, level, data, starts, abs(high))
 
@@ -515,13 +521,13 @@ def _envelope(problem: Problem, case: Case) -> Objective:
 
 
 def strongly_concave(problem: Minimax, case: Case) -> bool:
-    """Whether the payoff bends down in y, in all directions, at the point; convex ones count as well."""
+    """Whether the payoff has curvature of one sign in all directions of y."""
     low, high, _ = spectrum(level_of(problem, case.weights), case.data, case.x, case.y)
     return abs(low) > FLAT * abs(high)
 
 
 def _starts(project: Projection, case: Case) -> PyTree:
-    """The point, and others of the set from far away, corners if it has any; the first two lie opposite."""
+    """The point, and projections of far points onto the set, such as corners; the first two are opposite."""
     flat, unravel = ravel_pytree(case.y)
     away = jax.random.normal(jax.random.key(2), (ASCENTS // 2, flat.size), flat.dtype)
     away = 1e3 * (1 + jnp.abs(flat).max()) * jnp.stack([away, -away], 1).reshape(-1, flat.size)
@@ -536,7 +542,7 @@ def _highest(level: Pooled, data: Placed, starts: PyTree, L: Any, x: PyTree) -> 
     assert level.potential is not None
     first = jax.vmap(lambda y: tree.norm(level.lower(x, y, data)))(starts).max()
     reach = jax.tree.reduce(jnp.maximum, jax.tree.map(lambda leaf: jnp.abs(leaf - leaf[0]).max(), starts))
-    # steps of 1/L; without curvature one that leads across the set
+    # steps of 1/L; without curvature, a step across the set
     across = jnp.where(first > 0, 10 * reach / jnp.where(first > 0, first, 1), 1.0)
     step = jnp.where(L * reach > 1e-6 * first, 1 / jnp.where(L > 0, L, 1), across)
 

@@ -1,7 +1,7 @@
-"""A method with its steps, and what a run of it will take, from measured constants.
+"""Plans: a method with step sizes, and the expected cost of a run, from measured constants.
 
-`fedstrata.plan` measures the problem at its start, takes the method that `fedstrata.recommend` puts first, or
-the one that is asked for, and asks it for its steps, `Method.practical`. Its answer is an ordinary method.
+`fedstrata.plan` measures the problem at its start, takes the given method or the first of
+`fedstrata.recommend`, and gets its step sizes from `Method.practical`. The result is an ordinary method.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from fedstrata.advice.applicable import applicable
-from fedstrata.advice.costs import amounts, one_round
+from fedstrata.advice.costs import one_round
 from fedstrata.advice.recommend import HORIZON, Advice, advice, conditions, expected, ranked, start
 from fedstrata.advice.theorems import Theory, theory
 from fedstrata.core.counting import Ledger
@@ -31,16 +31,16 @@ FEWEST, MOST = 10, 100_000  # rounds
 
 @dataclass(frozen=True)
 class Plan:
-    """How to solve a problem.
+    """A plan to solve a problem.
 
     Attributes:
-        method: with all its steps, an ordinary method.
-        rounds: how many it should need.
-        constants: what was measured, and what that cost.
-        reasons: where the steps come from, in words.
-        known: whether ``rounds`` is a prediction; else a horizon, to which falling steps are fitted.
-        seconds: how long measuring took.
-        theory: what the method's theorem prescribes, condition by condition; None where there is none here.
+        method: a method with all its step sizes.
+        rounds: the expected number of rounds.
+        constants: the measured constants, and their cost.
+        reasons: the origin of the step sizes, in words.
+        known: whether ``rounds`` is a prediction; else it is a horizon, over which step sizes decrease.
+        seconds: the time that measuring took.
+        theory: the prescription of the method's theorem, condition by condition; None without a theorem.
     """
 
     method: Method
@@ -58,7 +58,7 @@ class Plan:
 
     @cached_property
     def one_round(self) -> Ledger:
-        """What one round sends and evaluates, by a run of one; its program serves the whole run, too."""
+        """The traffic and oracle calls of one round, from runs of one and two rounds."""
         return one_round(self.problem, self.method, self.data, self.x0, self.y0, **self.options)
 
     @property
@@ -69,7 +69,7 @@ class Plan:
     @property
     def bytes(self) -> int:
         """Expected traffic of all rounds, up and down."""
-        return self.rounds * amounts(self.one_round)["bytes"]
+        return self.rounds * (self.one_round.bytes_up + self.one_round.bytes_down)
 
     @property
     def oracle_calls(self) -> int:
@@ -102,22 +102,22 @@ def plan(
     weights: Weights = "uniform",
     reveals: Reveals = "replies",
 ) -> Plan:
-    """Find a method's steps, and how many rounds it should need.
+    """Find a method's step sizes, and the number of rounds that it needs.
 
     Args:
         problem: any problem.
         data: the clients' samples.
         x0: the start.
-        y0: that of the second variable.
-        method: the method's class or its name; by default the one that `fedstrata.recommend` puts first.
-        target: the relative error of x that the rounds are for; by default 0.01.
-        rounds: how many there are to be; by default as many as are expected to be needed.
+        y0: the start of the second variable.
+        method: the method's class or its name; by default the first of `fedstrata.recommend`.
+        target: the relative error of x to reach; by default 0.01.
+        rounds: the number of rounds; by default the expected one.
         participation: as in `fedstrata.solve`.
         weights: of the clients.
-        reveals: ``"averages"``: no method that shows the server single replies.
+        reveals: ``"averages"`` excludes methods that show the server single replies.
 
     Raises:
-        NoRule: where no method has a rule for such a problem, with the reasons.
+        NoRule: if no method has a rule for such a problem, with the reasons.
 
     >>> import fedstrata as fs, numpy as np
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)
@@ -152,7 +152,7 @@ def plan(
 
 
 def chosen(at: Conditions, method: str | type[Method] | None, reveals: Reveals = "replies") -> Advice:
-    """The method that was asked for, or the best one, with its steps."""
+    """The given method, or the best one, with its step sizes."""
     if method is None:
         found = [its for its in ranked(at, reveals) if its.practical is not None]
         if not found or found[0].avoid:

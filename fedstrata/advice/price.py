@@ -1,10 +1,10 @@
-"""What a certificate costs, before it is computed: compiling its programs, and passes over all samples.
+"""The expected cost of a certificate: compilation, and passes over all samples.
 
-    seconds ≈ compiling, where this process has not judged such a problem yet
-            + evaluations of F × samples × what one sample's oracle took in the run
+    seconds ≈ compilation, unless this process has judged such a problem before
+            + evaluations of F × samples × the time of one sample's oracle in the run
 
-The run's own clock measures the machine, so that nothing is timed twice. `solve` certifies unasked where
-that is affordable; what it spent and may spend is kept by `fedstrata.solving.certificate`.
+The run measures the machine's speed. `solve` certifies automatically if that is affordable;
+`fedstrata.solving.certificate` keeps the account.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedstrata.problems.classes import Selection
 from fedstrata.solving.certificate import Certificate
 from fedstrata.solving.result import Result
 
-MOST_JUDGED = 64  # problems and shapes that are remembered
+MOST_JUDGED = 64  # remembered problems and shapes
 # Seconds of compiling on two cores, at most: F and its gradient; that through a lower level; limits.
 ONE_LEVEL, TWO_LEVELS, LIMITS = 0.6, 4.5, 5.5
 EVALUATIONS = 60  # of F, and one more for each entry of x up to
@@ -37,7 +37,7 @@ _judged: OrderedDict[Hashable, float] = OrderedDict()  # seconds without compili
 
 
 def price(result: Result) -> float:
-    """About how many seconds the certificate of a result takes; infinite where it cannot be computed."""
+    """The expected seconds of a result's certificate; infinite if it cannot be computed."""
     problem, data = result.problem, result.data
     if problem is None or data is None or data.source is not None:
         return math.inf
@@ -53,7 +53,7 @@ def price(result: Result) -> float:
 
 
 def certified_within(result: Result, seconds: float) -> Certificate | None:
-    """The certificate, where it is expected to take no longer than that; None where it is not, or fails."""
+    """The certificate, if it is expected to take no longer than that; None if not, or if it fails."""
     if price(result) > seconds:
         return None
     began = time.perf_counter()
@@ -67,7 +67,7 @@ def certified_within(result: Result, seconds: float) -> Certificate | None:
 
 
 def remembered(result: Result, until: float = math.inf) -> Certificate:
-    """The certificate; how long it takes without compiling is remembered for the next one."""
+    """The certificate; its time without compilation is remembered for the next one."""
     began, before = time.perf_counter(), _compiled[0]
     found = certify(result, until=until)
     _remember(result, time.perf_counter() - began - (_compiled[0] - before))
@@ -82,7 +82,7 @@ def _key(result: Result) -> Hashable:
 
 
 def _known(result: Result) -> float | None:
-    """What the last certificate of such a problem took; None where its programs are not compiled."""
+    """The seconds of the last certificate of such a problem; None if its programs are not compiled."""
     try:
         return _judged.get(_key(result))
     except TypeError:  # a set that holds arrays has no hash, and its programs are not kept

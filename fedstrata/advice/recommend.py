@@ -2,10 +2,10 @@
 
     exchanges ≈ cost · ln(1/accuracy) / rate        cost, rate: what `Method.practical` says of a round
 
-Methods whose rule knows a rate come first, by the exchanges that they are expected to need, of equals the one
-with fewer hyper-parameters; then those whose steps are fitted to a horizon, those that fall at a pace of
-their own, those of which something speaks against them (they are there for comparison, they solve another
-problem, their limit is off, they reveal more than is allowed), and in the end those without a rule.
+Methods whose rule knows a rate come first, ordered by expected exchanges, then by the number of their
+hyper-parameters. Then come methods whose step sizes decrease over a horizon, methods with schedules of their
+own, methods with objections (baselines, other objectives, biased limits, too much is revealed), and methods
+without a rule.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from fedstrata.support import html
 from fedstrata.support.points import as_floats
 from fedstrata.support.shown import aligned
 
-HORIZON = 2_000  # rounds of steps that fall, where nobody says how many
+HORIZON = 2_000  # rounds over which step sizes decrease, by default
 ANOTHER = "it solves another problem"
-ACCURACY = 1e-3  # of x, that predictions are for
+ACCURACY = 1e-3  # of x, for predictions
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Advice:
 
     Attributes:
         name: of the method's class.
-        method: an object with steps; None where there is no rule for them.
-        rounds: how many are expected to be needed; infinite where that is not known.
-        exchanges: likewise.
-        reasons: why it is where it is, in words.
-        avoid: whether something speaks against it.
-        fit: what it needs and reveals, as `fedstrata.applicable` lists it.
-        practical: what its rule said.
+        method: a method with step sizes; None without a rule.
+        rounds: the expected number of rounds; infinite if it is not known.
+        exchanges: the expected number of exchanges; infinite if it is not known.
+        reasons: the reasons for its place, in words.
+        avoid: whether there are objections.
+        fit: its needs, and what it reveals, as `fedstrata.applicable` lists them.
+        practical: the answer of its rule.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Recommendations(tuple[Advice, ...]):
 
     @property
     def names(self) -> list[str]:
-        """The names of those that have steps, and that nothing speaks against."""
+        """The names of methods with step sizes and without objections."""
         return [its.name for its in self if not its.avoid and its.method is not None]
 
     def _rows(self) -> list[tuple[str, ...]]:
@@ -99,17 +99,17 @@ def recommend(
     reveals: Reveals = "replies",
     rounds: int = HORIZON,
 ) -> Recommendations:
-    """The methods for a problem, best first, and what to avoid.
+    """The methods for a problem, best first, and the ones to avoid.
 
     Args:
         problem: any problem.
         data: the clients' samples.
         x0: the start.
-        y0: that of the second variable.
+        y0: the start of the second variable.
         participation: as in `fedstrata.solve`.
         weights: of the clients.
-        reveals: ``"averages"``: methods that show the server single replies are to be avoided.
-        rounds: the horizon of steps that fall with it.
+        reveals: ``"averages"`` marks methods that show the server single replies as ones to avoid.
+        rounds: the horizon over which step sizes decrease.
 
     >>> import fedstrata as fs, numpy as np
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)
@@ -154,7 +154,7 @@ def ranked(at: Conditions, reveals: Reveals = "replies") -> list[Advice]:
 
 
 def typical_order(problem: Problem, fits: Sequence[Fit]) -> list[Fit]:
-    """Methods in the order that they would have on a problem of a condition number of ten, clients unlike."""
+    """Methods in their order for a problem with condition number ten and heterogeneous clients."""
     one = np.ones(5)
     typical = Measured(1.0, 0.1, one, 0.1 * one, 1.0, 0.5, 0.2, 0.5, 0.0, 1.0, 1e-7, 1.0)
     names = {level.name for level in problem.levels} | {"objective", "loss", "plain", "constraints"}
@@ -171,7 +171,7 @@ def _order(its: Advice) -> tuple[bool, bool, float, bool, int]:
 
 
 def advice(fit: Fit, at: Conditions, reveals: Reveals = "replies") -> Advice:
-    """What there is to say about one method."""
+    """The advice about one method."""
     cls = fit.method
     against: list[str] = []
     if at.partial and cls.full_participation is not None:
@@ -192,7 +192,7 @@ def advice(fit: Fit, at: Conditions, reveals: Reveals = "replies") -> Advice:
 
 
 def expected(rate: float, accuracy: float = ACCURACY) -> float:
-    """Rounds until the error has fallen to an accuracy, at a rate."""
+    """Rounds until the error reaches an accuracy, at a rate."""
     if not rate > 0:
         return math.inf
     return math.log(1 / accuracy) / -math.log1p(-min(rate, 0.9))

@@ -1,4 +1,4 @@
-"""How good a point is, as one number that can be compared between runs: F of the certificate, or a user's."""
+"""Scores that compare points of different runs: F of the certificate, or a user's function."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ By: TypeAlias = Literal["certificate", "validation"] | Callable[[PyTree, PyTree]
 def score_of(
     problem: Problem, data: FederatedData, weights: Weights, x0: PyTree, y0: PyTree, by: By = "certificate"
 ) -> Score:
-    """A function of ``(x, y)`` that is the smaller the better, and infinite where it is not finite.
+    """A function of ``(x, y)``, smaller is better; infinite in place of NaN.
 
     Raises:
-        ValueError: where there is nothing to judge by.
+        ValueError: if the problem cannot be judged that way.
     """
     if callable(by):
         return lambda x, y: _finite(by(x, y))
@@ -37,8 +37,8 @@ def score_of(
         raise ValueError(f"by must be 'certificate', 'validation' or a function of (x, y), but is {by!r}.")
     if not isinstance(problem, Minimization) or data.valid is None:
         raise ValueError(
-            "by='validation' needs a Minimization and data with a part 'valid'. A Bilevel's upper level is "
-            "what its certificate measures; else give a function of (x, y)."
+            "by='validation' needs a Minimization and data with a part 'valid'. For a Bilevel, "
+            "by='certificate' is the upper level's loss; else give a function of (x, y)."
         )
     mean = jax.jit(lambda x, at: Case(problem, at, weights, x).mean(problem.loss, x, part="valid"))
     placed = data.placed()
@@ -46,7 +46,7 @@ def score_of(
 
 
 def _certified(problem: Problem, data: FederatedData, weights: Weights, x0: PyTree, y0: PyTree) -> Score:
-    """F with lower levels solved; where a class has no F, half the squared distance from a solution."""
+    """F with lower levels solved; without an F, half the squared distance from a solution."""
     if data.source is not None:
         raise DataError("data that comes from a source cannot be judged: give data.load(), or by=a function.")
 

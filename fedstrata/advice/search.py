@@ -1,12 +1,12 @@
-"""Minimisers of the certificate's own, for a function of a flat NumPy vector with its gradient.
+"""The certificate's minimisers, for a function of a flat NumPy vector with its gradient.
 
-    bfgs       x free: dense BFGS with a weak Wolfe search, which also ends at kinks (Lewis & Overton 2013)
-    lbfgs      x free and long: SciPy's
-    measured   bfgs whose first matrix comes from differences of gradients, which no units of x mislead
-    projected  x in a set of which the projection is known: spectral projected gradients (Birgin et al. 2000)
-    penalised  where these come to no end, at kinks: bfgs on F(x) + ρ ‖x − P(x)‖, ρ above the slopes of F
+    bfgs       without a set: dense BFGS with a weak Wolfe search, which handles kinks (Lewis & Overton 2013)
+    lbfgs      without a set, if x is long: SciPy's
+    measured   bfgs whose first matrix comes from differences of gradients, independent of the units of x
+    projected  with a set: spectral projected gradients (Birgin et al. 2000)
+    penalised  if these do not converge, at kinks: bfgs on F(x) + ρ ‖x − P(x)‖, ρ above the slopes of F
 
-They use values, gradients and projections alone, so that one objective suffices for every problem class.
+They need only values, gradients and projections, so that one objective serves every problem class.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ LONG = 400  # entries from which a dense matrix is too large
 SEARCHES = 40  # evaluations of one line search
 SHORT = 60  # entries to which curvature is measured by differences
 WIDTH = 1e-4  # of these, relative to an entry of x
-ALIKE = 1e-2  # asymmetry of such a matrix: above it F has kinks
-MEMORY = 10  # values that a projected step may exceed no more than the largest of
+ALIKE = 1e-2  # the asymmetry of such a matrix above which F has kinks
+MEMORY = 10  # recent values, whose maximum a projected step must not exceed
 
 
 class Found(NamedTuple):
-    """Where a search ended.
+    """The end of a search.
 
     Attributes:
         x: the point.
         value: F there.
-        left: about how much lower F may be, ½ gᵀH⁻¹g by the search's own model.
-        converged: whether the search stopped by itself.
+        left: an estimate of how much lower F can be, ½ gᵀH⁻¹g by the search's model.
+        converged: whether the search converged.
         evaluations: of F and its gradient.
     """
 
@@ -44,7 +44,7 @@ class Found(NamedTuple):
     evaluations: int
 
 
-@np.errstate(over="ignore", invalid="ignore")  # far out, where F is not bounded below
+@np.errstate(over="ignore", invalid="ignore")  # if F is not bounded below
 def minimise(
     f: Objective,
     x: np.ndarray,
@@ -58,13 +58,13 @@ def minimise(
     """Minimise F from x.
 
     Args:
-        f: F and its gradient; a value that is not finite is one that is too large.
+        f: F and its gradient; values that are not finite count as too large.
         x: the start.
         length: of the first step.
-        enough: a decrease that does not count any more.
-        onto: the projection onto the set of x; None where x is free.
-        most: evaluations.
-        measured: whether a free and short x begins with a matrix from differences, where F is smooth.
+        enough: the decrease at which the search stops.
+        onto: the projection onto the set of x; None without a set.
+        most: the maximal number of evaluations.
+        measured: whether to start with a matrix from differences, if x is short and F smooth.
     """
     if onto is not None:
         found = _projected(f, onto, x, length, enough, most // 2)
@@ -76,7 +76,7 @@ def minimise(
 
 
 def _inverse_curvature(f: Objective, x: np.ndarray) -> np.ndarray | None:
-    """The inverse Hessian, with all its eigenvalues positive; None where F has kinks, or no curvature."""
+    """The inverse Hessian with positive eigenvalues; None if F has kinks or no curvature."""
     width = WIDTH * np.where(np.abs(x) > 1e-8 * np.linalg.norm(x), np.abs(x), np.linalg.norm(x) or 1.0)
     slopes = [(f(x + h)[1] - f(x - h)[1]) / (2 * h[i]) for i, h in enumerate(np.diag(width))]
     H, unit = np.array(slopes), np.sqrt(np.abs(np.diag(slopes)))
@@ -107,7 +107,7 @@ def _bfgs(
             return Found(x, value, max(left, 0.0), True, count)
         step, new, new_value, new_g, used = _weak_wolfe(f, x, value, g, d)
         count += used
-        if step == 0.0:  # rounding, or a kink that no direction of this matrix leads down from
+        if step == 0.0:  # rounding, or a kink from which this direction does not descend
             return Found(x, value, max(left, 0.0), left <= 100 * enough, count)
         s, y = new - x, new_g - g
         x, value, g = new, new_value, new_g
@@ -120,7 +120,7 @@ def _bfgs(
 
 
 def _updated(H: np.ndarray, s: np.ndarray, y: np.ndarray, curved: float) -> np.ndarray:
-    """The inverse Hessian with what a step has shown."""
+    """The BFGS update of the inverse Hessian."""
     Hy = H @ y
     return H + np.outer(s, s) * (1 + y @ Hy / curved) / curved - (np.outer(Hy, s) + np.outer(s, Hy)) / curved
 
@@ -128,7 +128,7 @@ def _updated(H: np.ndarray, s: np.ndarray, y: np.ndarray, curved: float) -> np.n
 def _weak_wolfe(
     f: Objective, x: np.ndarray, value: float, g: np.ndarray, d: np.ndarray
 ) -> tuple[float, np.ndarray, float, np.ndarray, int]:
-    """A step that lowers F enough and after which its slope is less, by bisection; 0 where none is found."""
+    """A step that satisfies the weak Wolfe conditions, by bisection; 0 if none is found."""
     slope, low, high, step = float(g @ d), 0.0, np.inf, 1.0
     best = 0.0, x, value, g
     for used in range(1, SEARCHES + 1):
@@ -167,7 +167,7 @@ def _lbfgs(f: Objective, x: np.ndarray, length: float, enough: float, most: int)
 
 
 def _until(enough: float) -> Callable[[optimize.OptimizeResult], None]:
-    """Stop where ten steps together gained next to nothing."""
+    """Stop if ten steps together gained less than that."""
     values: list[float] = []
 
     def look(intermediate_result: optimize.OptimizeResult) -> None:

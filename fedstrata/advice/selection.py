@@ -1,4 +1,4 @@
-"""How good a point is for a `Selection`, min f over X* = argmin h: against a solution that is found from it.
+"""Certificates of a `Selection`, min f over X* = argmin h: distances to a solution found from the point.
 
     x̂ = argmin over X* of f(z)/s + σ/2 ‖z − c‖²,   c = p, then the last x̂, a few times (proximal points)
     p = the projection of x onto X*; ‖x − p‖ is the distance from the optima of h
@@ -38,11 +38,11 @@ CENTRES = 8  # proximal points
 NEAR = 0.05  # σ
 Part: TypeAlias = Literal["train", "valid"]
 PARTS: tuple[Part, Part] = ("valid", "train")  # of f and h
-ENOUGH = 1e-5  # a limit that moves no more than this, relative to its distance from x, was found
+ENOUGH = 1e-5  # relative change of a limit at which it has converged
 
 
 class Judged(NamedTuple):
-    """What was found at x.
+    """The measurements at x.
 
     Attributes:
         solution: x̂.
@@ -51,8 +51,8 @@ class Judged(NamedTuple):
         f, h: the levels' values at x.
         f_best, h_best: at x̂.
         residual: ‖∇h(x)‖; with a regulariser or a set ‖x − prox(x − s∇h(x))‖/s, s = 1/L_h.
-        moved: how much x̂ and p moved in the end, relative to their distance from x.
-        pull: how far a gradient step of f alone, of the length 1/L_f, leads away from x.
+        moved: the last change of x̂ and p, relative to their distance from x.
+        pull: the length ‖∇f(x)‖/L_f of a gradient step of f alone.
     """
 
     solution: PyTree
@@ -113,7 +113,7 @@ def _check(problem: Selection) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Levels:
-    """Both levels over pooled data; a second point of the same problem finds its programs compiled."""
+    """Both levels over pooled data; their programs are compiled once for all points of a problem."""
 
     problem: Selection
     weights: Weights
@@ -126,7 +126,7 @@ class _Levels:
         return self.programs[key]
 
     def of(self, part: Part) -> Objective:
-        """The level whose loss is a mean over that part of the samples: f over "valid", h over "train"."""
+        """The level on that part of the samples: f on "valid", h on "train"."""
         return self.problem.f if part == "valid" else self.problem.h
 
     def smooth(self, part: Part, data: Placed, x: PyTree) -> Any:
@@ -168,7 +168,7 @@ class _Levels:
         return jnp.asarray(found if 0 < found < np.inf else 1.0)
 
     def prox(self, z: PyTree, of_h: Real, of_f: Real) -> PyTree:
-        """The proximal map of the one part that has one; or the set's."""
+        """The proximal map of the regulariser, or the projection onto the set."""
         if self.problem.h.regularizer is not None:
             return self.problem.h.regularizer.prox(z, of_h)
         if self.problem.f.regularizer is not None:

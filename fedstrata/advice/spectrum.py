@@ -1,11 +1,11 @@
-"""Extreme eigenvalues of symmetric maps that are known by their products alone: Lanczos' method.
+"""Extreme eigenvalues of symmetric maps from their products with vectors: Lanczos' method.
 
     β₀ = 0,  v₁ a random unit vector
     k = 1, 2, …   w = A v_k,  α_k = ⟨w, v_k⟩,  w ← w − α_k v_k − β_{k−1} v_{k−1},  β_k = ‖w‖,  v_{k+1} = w/β_k
 
-The eigenvalues of the tridiagonal matrix (α, β) tend to those of A, the extreme ones first; with as many
-steps as dimensions they are exact. Every w is made orthogonal to all vectors before it, twice, which rounding
-would otherwise undo. Given a tolerance it ends where two steps in a row changed neither end by more.
+The eigenvalues of the tridiagonal matrix (α, β) converge to A's, the extreme ones first; with as many steps
+as dimensions they are exact. Every w is orthogonalised twice against all vectors before it, because of
+rounding. With a tolerance, the iteration stops after two steps in a row that changed neither end by more.
 
 From a random start, k < n steps miss the largest eigenvalue of a positive map by more than a part ε with a
 probability of at most 1.648 √n e^{−√ε(2k−1)} (Kuczyński, Woźniakowski 1992, Theorem 4.2).
@@ -28,16 +28,16 @@ from fedstrata.core.types import Array, PyTree
 STEPS = 30
 FEWEST = 8  # steps before a tolerance ends the iteration
 CALM = 2  # steps in a row that change the ends by less than a tolerance
-NONE_LEFT = 1e-10  # of the largest entry: a β after which all of the space that A reaches was seen
+NONE_LEFT = 1e-10  # of the largest entry: a smaller β means that the Krylov space is complete
 
 
 def missed(n: int, k: int, doubt: float = 0.05) -> float:
-    """The part ε of the spread of eigenvalues by which an end may be missed, with that probability."""
+    """The part ε of the spread of eigenvalues by which an end is missed, at most, except with ``doubt``."""
     return 0.0 if k >= n else min(float(np.log(1.648 * np.sqrt(n) / doubt) / (2 * k - 1)) ** 2, 0.9)
 
 
 def used(beta: np.ndarray) -> int:
-    """How many steps were made before all was seen, or nothing changed."""
+    """The number of steps that were made."""
     done = np.flatnonzero(beta[:-1] <= NONE_LEFT * beta.max(initial=0.0))
     return int(done[0]) + 1 if len(done) else len(beta)
 
@@ -45,7 +45,7 @@ def used(beta: np.ndarray) -> int:
 def lanczos(
     product: Callable[[Array], Array], v: Array, steps: int, tol: float = 0.0
 ) -> tuple[Array, Array, Array]:
-    """α, β and the vectors, from a start that need not be a unit vector; β is zero from the last step on."""
+    """α, β and the vectors; the start need not be a unit vector, and β is zero from the last step on."""
     v = v / jnp.linalg.norm(v)
     if tol > 0:
         return _until(product, v, steps, tol)
@@ -66,7 +66,7 @@ def lanczos(
 
 
 class _Going(NamedTuple):
-    """The Lanczos iteration after k steps; calm are those in a row that changed the ends by little."""
+    """The Lanczos iteration after k steps; calm counts steps in a row that changed the ends by little."""
 
     k: Array
     v: Array

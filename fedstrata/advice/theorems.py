@@ -1,12 +1,12 @@
-"""What the papers' theorems prescribe for a measured problem, condition by condition, and what they promise.
+"""The prescriptions of the papers' theorems for a measured problem, condition by condition, and their rates.
 
 Each theorem bounds E‖∇F‖² by terms of the number of steps. With measured constants the number that brings the
-bound below ε = (accuracy · ‖∇F(x0)‖)² follows, and from it the method by its own ``from_theory``; the linear
-rates of strongly convex losses need none of that. Lipschitz constants are those of the start: L₀ is
-√(‖∇F‖² + unlikeness² + noise²), F(x0) − F* half of ‖∇F‖ times the way to the least value down the gradient.
+bound below ε = (accuracy · ‖∇F(x0)‖)² follows, and from it the method by its ``from_theory``; strongly convex
+losses have linear rates instead. Lipschitz constants are measured at the start: L₀ is √(‖∇F‖² +
+heterogeneity² + noise²), and F(x0) − F* is estimated by half of ‖∇F‖ times the reach.
 
-`practical` rules take other steps: how many times as many rounds the theorem asks for is the price of a
-guarantee for every function with these constants.
+`practical` rules take longer steps. The ratio of rounds is the price of a guarantee for every function with
+these constants.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedstrata.core.method import Method
 from fedstrata.problems.classes import Minimax
 from fedstrata.problems.measured import Conditions, Measured
 
-LARGEST = 1e60  # steps: more are not looked for
+LARGEST = 1e60  # steps
 
 
 class Condition(NamedTuple):
@@ -31,8 +31,8 @@ class Condition(NamedTuple):
     Attributes:
         words: the condition.
         where: theorem and equation.
-        value: what it is here.
-        holds: whether it does; None where measuring at a point cannot tell.
+        value: the numbers here.
+        holds: whether it holds; None if measurements at a point cannot tell.
     """
 
     words: str
@@ -46,13 +46,13 @@ class Condition(NamedTuple):
 
 
 class Theory(NamedTuple):
-    """What a theorem prescribes.
+    """The prescription of a theorem.
 
     Attributes:
-        theorem: which, and of which paper.
-        method: by ``from_theory`` where there is one; None where its conditions cannot be met.
-        rounds: that it promises for the accuracy; infinite where it promises none.
-        conditions: all of them.
+        theorem: the method, and the theorem's number.
+        method: with its step sizes; None if the conditions cannot be met.
+        rounds: the rounds that it promises for the accuracy; infinite if it promises none.
+        conditions: all its conditions.
     """
 
     theorem: str
@@ -71,7 +71,7 @@ THEOREMS: dict[type[Method], Prescription] = {}
 
 
 def theorem(*classes: type[Method]) -> Callable[[Prescription], Prescription]:
-    """Register what a theorem prescribes for some methods."""
+    """Register a theorem's prescription for some methods."""
 
     def register(prescription: Prescription) -> Prescription:
         THEOREMS.update(dict.fromkeys(classes, prescription))
@@ -99,7 +99,7 @@ def _fall(F: Measured) -> float:
 
 
 def _fewest(bound: Callable[[float], float], enough: float) -> float:
-    """The smallest number of steps, to one per cent, with which a falling bound is small enough."""
+    """The smallest number of steps, to one per cent, at which a decreasing bound is small enough."""
     low, high = 1.0, LARGEST
     if not bound(high) <= enough:
         return math.inf
@@ -451,11 +451,11 @@ def _ipir_fedavg(at: Conditions, accuracy: float) -> Theory:
 
 
 def theory(cls: type[Method], at: Conditions, accuracy: float) -> Theory | None:
-    """What the method's theorem prescribes; None where no theorem is known here."""
+    """The prescription of the method's theorem; None without one."""
     found = THEOREMS.get(cls)
     if found is None:
         return None
     try:
         return found(at, accuracy)
-    except (KeyError, ValueError, ArithmeticError):  # problems, or constants, that the theorem is not about
+    except (KeyError, ValueError, ArithmeticError):  # the theorem does not cover the problem or its constants
         return None

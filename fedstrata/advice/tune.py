@@ -1,15 +1,14 @@
 """The best hyper-parameters of a method: compiled sweeps around the plan, by successive halving.
 
-    space ← every planned step times 3^−k … 3^k, or what the user gives
-    lanes ← the grid, or a scrambled Sobol sequence where that is larger than `LANES`
+    space ← every planned step size times 3^−k … 3^k, or the user's values
+    lanes ← the grid, or a scrambled Sobol sequence if the grid is larger than `LANES`
     rounds ← R/9, R/3, R, but at least `FEWEST`:   run and judge all lanes, keep the best third
-    price ← the best one with each number three times as large, and a third, at R; as long as one of these is
-            better, it is the best, at most `MOVES` times
+    price ← the best lane with each number three times as large, and a third as large, at R; if one of these
+            is better, it becomes the best, at most `MOVES` times
 
-Every lane has the same seeds, so that lanes differ in nothing else. Lanes that differ in real numbers only
-are one compiled program; counts and options make programs of their own. A lane that diverged, or is no better
-than its start, is dropped first. Points are judged by the certificate's F, lower levels solved: what a
-history says at the current y would choose unsolved lower levels.
+All lanes have the same seeds. Lanes that differ in real numbers only share a compiled program. Lanes that
+diverged, or are not better than the start, are dropped first. Points are judged by the certificate's F with
+lower levels solved: the history, at the current y, would choose unsolved lower levels.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ Values: TypeAlias = dict[str, Any]
 Space: TypeAlias = Mapping[str, Sequence[Any]]
 
 FACTOR = 3.0
-WIDE, NARROW = 3, 2  # powers of it on either side: of one number, and of two
+WIDE, NARROW = 3, 2  # powers of it on either side: for one number, and for two
 LANES = 27  # at first
 RUNGS = (9, 3, 1)  # parts of the rounds
 BATCH = 9  # lanes that Optuna proposes at once
 FEWEST = 20  # rounds of the first lanes
 MOVES = 4
-ROUNDS = 1_000  # where there is no plan
+ROUNDS = 1_000  # without a plan
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,10 @@ class Trial:
     """One lane.
 
     Attributes:
-        values: its hyper-parameters that were searched.
-        method: with them.
-        rounds: how many it was run for.
-        scores: one for each seed; infinite where it diverged.
+        values: its values of the searched hyper-parameters.
+        method: the method with them.
+        rounds: the rounds of its run.
+        scores: one for each seed; infinite if it diverged.
     """
 
     values: Values
@@ -81,16 +80,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What `tune` found; prints as a table.
+    """The result of `tune`; prints as a table.
 
     Attributes:
-        method: the best, an ordinary method.
+        method: the best method.
         rounds: of the last runs.
-        score: its points', the mean over the seeds; smaller is better.
-        start: the start's.
-        trials: all, the best at most rounds first.
-        price: hyper-parameter → by which factor the excess over the best score that was found grows where it
-            is a third, and where it is three times as large; infinite where that diverges.
+        score: its score, the mean over the seeds; smaller is better.
+        start: the start's score.
+        trials: all lanes, those with most rounds first, then by score.
+        price: hyper-parameter → the factors by which the excess over the best score grows with a third of the
+            value, and with three times the value; infinite if the run diverges, NaN if it was not tried.
         edges: the hyper-parameters whose best value is at the end of the space.
         results: of the best method, one for each seed.
     """
@@ -106,7 +105,7 @@ class Tuned:
 
     @property
     def certificate(self) -> Any:
-        """Of the best method's first run."""
+        """The certificate of the best method's first run."""
         return self.results[0].certificate
 
     def _rows(self) -> list[tuple[str, ...]]:
@@ -135,9 +134,9 @@ class Tuned:
         return html.table(head, rows, left=0)
 
     def plot(self, *names: str, path: Any = None) -> Figure:
-        """A heat map of the scores over two hyper-parameters; of one, a line.
+        """A heat map of the scores over two hyper-parameters, or a line over one.
 
-        Where there are more, each place shows the best of the others.
+        With more of them, each place shows the best score over the others.
         """
         with extra("lab", "tuned.plot"):
             from fedstrata.lab.report import plot_trials
@@ -178,26 +177,26 @@ def tune(
 
     Args:
         problem: any problem.
-        method: the class or its name, to begin at `fedstrata.plan`'s steps; or an object, at its own.
+        method: the class or its name, to start from `fedstrata.plan`'s step sizes; or an object.
         data: the clients' samples.
         x0: the start.
         space: hyper-parameter → the values to try, ``{"gamma": [0.1, 0.3], "H": [1, 5]}``; by default the
-            planned steps times 3^−3 … 3^3, of two steps 3^−2 … 3^2.
-        budget: what all lanes together may spend, as ``{"rounds": …}``, ``{"bytes": …}``,
+            planned step sizes times 3^−3 … 3^3, for two or more 3^−2 … 3^2.
+        budget: for all lanes together, as ``{"rounds": …}``, ``{"bytes": …}``,
             ``{"oracle_calls": …}`` or ``{"seconds": …}``; a number is rounds. By default the last lanes have
             the planned rounds. Rounds are fitted to seconds without compiling; no sweep begins later.
         y0: the start of the second variable.
-        seeds: how many, or which; the same for all lanes.
+        seeds: their number, or a list; the same for all lanes.
         participation: as in `fedstrata.solve`.
         weights: of the clients.
         by: ``"certificate"``: F with lower levels solved; ``"validation"``: the loss on the validation
-            samples; or a function of ``(x, y)`` that is the smaller the better.
-        storage: as ``"sqlite:///tuning.db"``: propose lanes by Optuna, which remembers those of earlier calls
+            samples; or a function of ``(x, y)``, smaller is better.
+        storage: such as ``"sqlite:///tuning.db"``: Optuna proposes the lanes, and remembers earlier calls
             (extra ``tune``); for large spaces.
         progress: whether to show bars.
 
     Raises:
-        NoRule: where there is no plan and no space.
+        NoRule: if there is neither a plan nor a space.
 
     >>> import fedstrata as fs, numpy as np
     >>> data = fs.FederatedData.from_clients([{"a": np.ones((2, 1))}, {"a": np.zeros((2, 1))}])
@@ -233,7 +232,7 @@ def tune(
 
 @dataclass(frozen=True)
 class _Trying:
-    """What all lanes have in common."""
+    """The common arguments of all lanes."""
 
     problem: Problem
     data: FederatedData
@@ -262,7 +261,7 @@ class _Trying:
         return [results[i : i + count] for i in range(0, len(results), count)]
 
     def __call__(self, lanes: Sequence[tuple[Values, Method]], rounds: int) -> list[Trial]:
-        """Run and judge them, those of one structure in one program."""
+        """Run and judge them; lanes of one structure share a program."""
         found: dict[int, Trial] = {}
         groups: dict[Any, list[int]] = {}
         for i, (_, method) in enumerate(lanes):
@@ -273,14 +272,14 @@ class _Trying:
         return [found[i] for i in range(len(lanes))]
 
     def judged(self, run: Result) -> float:
-        """Its score."""
+        """The run's score."""
         return math.inf if run.status == "diverged" else self.score(run.x, run.y)
 
 
 def _begin(
     problem: Problem, method: Any, data: FederatedData, x0: PyTree, y0: PyTree, space: Any, options: Any
 ) -> tuple[Method, int]:
-    """A method with all its steps, and how many rounds it should need."""
+    """A method with all its step sizes, and its expected rounds."""
     if isinstance(method, Method):
         return method, ROUNDS
     try:
@@ -293,7 +292,7 @@ def _begin(
 
 
 def _around(begin: Method) -> dict[str, list[float]]:
-    """Powers of three around the real numbers without a default: the steps."""
+    """Powers of three around the real numbers without a default, the step sizes."""
     steps = {
         name: float(value)
         for name, value in _numbers(begin.describe()).items()
@@ -322,7 +321,7 @@ def _with(begin: Method, values: Values) -> tuple[Values, Method]:
 
 
 def _lanes(space: Space) -> list[Values]:
-    """The grid; of a large one, as many places of a Sobol sequence."""
+    """The grid, or places of it from a Sobol sequence if it is large."""
     lists = list(space.values())
     total = math.prod(map(len, lists))
     if total <= LANES:
@@ -355,7 +354,7 @@ def _halving(trying: _Trying, lanes: list[tuple[Values, Method]], rounds: int, s
 
 
 def _proposed(trying: _Trying, begin: Method, space: Space, rounds: int, storage: str) -> list[Trial]:
-    """Lanes that Optuna proposes, in batches; those of earlier calls are in its storage."""
+    """Lanes that Optuna proposes, in batches; its storage has earlier calls."""
     with extra("tune", "fs.tune(storage=…)"):
         import optuna
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -385,7 +384,7 @@ def _real(values: Sequence[Any]) -> bool:
 
 
 def _told(trying: _Trying, best: Trial, found: list[Trial], space: Space, rounds: int, start: float) -> Tuned:
-    """The best one, and what it costs to be wrong by a factor."""
+    """The best lane, and the price of a wrong value."""
     names = list(_numbers(best.values))
     beside: list[Trial] = []
     for _ in range(0 if trying.late else MOVES):
@@ -401,7 +400,9 @@ def _told(trying: _Trying, best: Trial, found: list[Trial], space: Space, rounds
         best = lower
     at_last = [trial.score for trial in found if trial.rounds == best.rounds]
     least = min(at_last)
-    least -= 1e-3 * (start - least) if math.isfinite(start) and start > least else 0.0  # less does not count
+    least -= (
+        1e-3 * (start - least) if math.isfinite(start) and start > least else 0.0
+    )  # smaller differences do not count
     price: dict[str, tuple[float, float]] = {}
     for name in names:
         ratio = {
@@ -445,10 +446,10 @@ def _affordable(
     problem: Problem, begin: Method, data: FederatedData, x0: PyTree, y0: PyTree,
     budget: int | Mapping[str, float], lanes: int, seeds: int, options: dict[str, Any],
 ) -> int:  # fmt: skip
-    """The rounds of the last lanes, so that all together spend no more than the budget."""
+    """The rounds of the last lanes for which all lanes together stay within the budget."""
     kind, amount = budget_of(budget)
     total = amount / round_takes(problem, begin, data, x0, y0, **options)[kind]
-    # rungs: lanes/9 + lanes/9 + lanes/9 of the rounds each, and at the end two for each number and one
+    # three rungs of lanes/9 full runs each; at the end two for each number, and one
     shares = sum(math.ceil(lanes / 3**k) / part for k, part in enumerate(RUNGS)) + 1
     shares += 2 * len(_numbers(begin.describe()))
     rounds = int(total / (shares * seeds))
@@ -461,7 +462,7 @@ def _affordable(
 
 
 def seeds_of(seeds: int | Sequence[int]) -> list[int]:
-    """The seeds of runs; a number is that of the first ones."""
+    """The seeds of runs; a number n stands for 0 … n − 1."""
     return list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
 
 

@@ -1,16 +1,16 @@
-"""Why a run is not solved, and the one thing to change: from its history and its method's own numbers.
+"""Why a run is not solved, and the one thing to change: from its history and its hyper-parameters.
 
-    v = F's metric in the history, in quarters
-    change = v₃ − v₄, of their means, whose noise is estimated from the means of blocks
-    left = change ρ/(1 − ρ), what further such quarters would gain, ρ = (v₃ − v₄)/(v₂ − v₃)
+    v = F's metric in the history, in quarters; vₖ is the mean of quarter k
+    change = v₃ − v₄, with an error estimated from the means of blocks
+    left = change ρ/(1 − ρ), the gain of all further such quarters, ρ = (v₃ − v₄)/(v₂ − v₃)
 
-| verdict | where |
+| verdict | condition |
 |---|---|
 | diverging | F is above its start, or each quarter reaches farther than the one before |
-| on its way | it changes, by more than its noise, and not by nothing beside the excess |
-| at the noise floor | it has stopped, and steps are drawn: minibatches, directions, few clients |
-| oscillating | it has stopped, and goes to and fro by something beside the excess |
-| biased by drift | it has stopped elsewhere: by clients' several steps between averages, or other bias |
+| on its way | the metric changes by more than its error, and by a part of the excess |
+| at the noise floor | it has stopped, and steps are random: minibatches, directions, some of the clients |
+| oscillating | it has stopped, and goes up and down by a part of the excess |
+| biased by drift | it has stopped elsewhere: by several local steps of the clients, or other bias |
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from fedstrata.solving.result import Result
 if TYPE_CHECKING:
     from fedstrata.advice.certify import Judgement
 
-FEW = 8  # evaluations from which a history tells something
-BEHIND = 0.1  # how far clients' own models may be from their optima, relatively
-PART = 0.1  # of the excess, or of what was gained: what counts as a change
+FEW = 8  # evaluations of the shortest history that is interpreted
+BEHIND = 0.1  # the largest relative distance of clients' own models from their optima
+PART = 0.1  # of the excess, or of the gain so far: the least change that counts
 SURE = 2.5  # standard errors
-BLOCKS = 4  # of a quarter, whose means tell its noise
-SPREAD = 0.03  # of the excess: how much noise or an oscillation vary at least
-MANY = 1e3  # times as many samples: nobody takes them
+BLOCKS = 4  # of a quarter, whose means give its error
+SPREAD = 0.03  # of the excess: the least spread of noise or of an oscillation
+MANY = 1e3  # times as many samples are not proposed
 GROWN = 4.0  # times the start's excess
-ROUNDED = 4e-7  # of the metric: below it a float32 does not change
+ROUNDED = 4e-7  # of the metric: smaller changes are float32 rounding
 
 
 def why_unsolved(found: Judgement, relative: float, run: Result | None, target: float) -> tuple[Verdict, str]:
@@ -61,10 +61,10 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
     above: tuple[Verdict, str] = "diverging", f"F is above its start: divide {_step(method)} by 4."
     if not np.isfinite(found.value) or run.status == "diverged":
         return above
-    if method is not None and (lost := _rounded(found, run, method)):
-        return "at the noise floor", lost
+    if method is not None and (hidden := _rounded(found, run, method)):
+        return "at the noise floor", hidden
     words = _of_trace(_metric(run), found.value - found.best + found.left, relative, run, target, drawn)
-    # what goes to and fro in wider and wider turns does not oscillate, and what is above all did not drift
+    # growing oscillations diverge, and so do points above both the start and zero
     grown = found.value - found.best > GROWN * abs(found.start - found.best)
     lost = grown and (words[0] == "oscillating" or found.value - found.best > GROWN * found.most)
     return above if lost or (worse and words[0] == "on its way") else words
@@ -112,7 +112,7 @@ def _of_trace(
 
 
 def _moves(values: np.ndarray, quarters: list[np.ndarray], excess: float, drawn: tuple[str, ...]) -> bool:
-    """Whether the metric still changes, by more than its noise; that of steps that are drawn has to fall."""
+    """Whether the metric still changes by more than its error; with random steps, whether it decreases."""
     third, fourth = ([b.mean() for b in np.array_split(q, min(BLOCKS, len(q)))] for q in quarters[2:])
     change = float(np.mean(third) - np.mean(fourth))
     change = change if drawn else abs(change)
@@ -126,12 +126,12 @@ def _moves(values: np.ndarray, quarters: list[np.ndarray], excess: float, drawn:
 
 
 def _over(relative: float, target: float) -> float:
-    """How many times farther away it is than it should be."""
+    """The distance in units of the target."""
     return math.sqrt(max(relative, target**2)) / target if np.isfinite(relative) else 10.0
 
 
 def _metric(run: Result) -> np.ndarray:
-    """The history's own trace of F, at the current y; empty where it has none."""
+    """The history's trace of F, at the current y; empty if there is none."""
     names = [run.problem.objective, *run.problem.settling] if run.problem is not None else []
     for name in (*names, "objective", "loss", "upper"):
         if name is not None and name in run.history:
@@ -141,7 +141,7 @@ def _metric(run: Result) -> np.ndarray:
 
 
 def _draws(run: Result, method: Method | None) -> tuple[str, ...]:
-    """What steps are drawn from, in words: samples, directions, clients."""
+    """The random choices of a step, in words: samples, directions, clients."""
     if method is None:
         return ()
     given = method.describe()
@@ -155,7 +155,7 @@ def _draws(run: Result, method: Method | None) -> tuple[str, ...]:
 
 
 def _rounded(found: Judgement, run: Result, method: Method) -> str:
-    """What to do where the values that a step compares differ by less than they are rounded to."""
+    """The advice if the values that a step compares differ by less than their rounding."""
     if "values" not in method.needs.split() or not found.slope > 0:
         return ""
     given = method.at(run.ledger.rounds).describe()
@@ -171,7 +171,7 @@ def _rounded(found: Judgement, run: Result, method: Method) -> str:
 
 
 def _local(method: Method | None) -> str | None:
-    """The hyper-parameter that counts local steps whose ends are averaged, where there are several."""
+    """The hyper-parameter that counts local steps, if there are several and their ends are averaged."""
     if method is None:
         return None
     name = method.drifts
@@ -181,7 +181,7 @@ def _local(method: Method | None) -> str | None:
 
 
 def _step(method: Method | None) -> str:
-    """The hyper-parameter that is the main variable's step, with its value."""
+    """The step size of the main variable, with its value."""
     given = {} if method is None else method.describe()
     for name in ("gamma", "alpha", "eta_x", "gamma_x", "eta", "eta_l", "gamma_g"):
         if name in given:
@@ -195,7 +195,7 @@ def _more(over: float, run: Result) -> str:
 
 
 def _rounds(values: np.ndarray, excess: float, target: float, relative: float, run: Result) -> str:
-    """How many rounds are missing, by the rate of the second half."""
+    """The remaining rounds, by the rate of the second half."""
     half = values[len(values) // 2 :]
     best = values[-1] - excess
     fall = math.log(max(half[0] - best, 1e-300) / max(half[-1] - best, 1e-300))
