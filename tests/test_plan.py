@@ -51,7 +51,7 @@ def test_gradient_descent_keeps_what_its_theorem_promises():
 
 @pytest.mark.slow
 def test_scaffold_keeps_what_its_theorem_promises():
-    problem, data, best = ridge()
+    problem, data, _ = ridge()
     theory = fs.plan(problem, data, np.zeros(4), method=fs.SCAFFOLD).theory
     assert all(condition.holds for condition in theory.conditions)
     rounds = int(np.ceil(theory.rounds))
