@@ -1,5 +1,7 @@
 """Convolutions with groups as products: equal to `lax` on random shapes, and in whole runs."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +35,10 @@ def random_convolution(rng):
     return lambda u, w: lax.conv_general_dilated(u, w, *options, feature_group_count=groups), u, w
 
 
-@pytest.mark.parametrize("form", ["patches", "sums", "positions"])
+FORMS = ("patches", "sums", "positions")
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_each_form_is_the_convolution(form, x64):
     rng, tried = np.random.default_rng(0), 0
     for _ in range(12):
@@ -45,6 +50,67 @@ def test_each_form_is_the_convolution(form, x64):
             np.testing.assert_allclose(found, convolve(u, w), rtol=1e-10, atol=1e-11)
             tried += 1
     assert tried >= 6
+
+
+def with_rule(convolve):
+    """With a derivative of its own, which calls it."""
+    own = jax.custom_jvp(convolve)
+    own.defjvp(lambda at, along: (convolve(*at), convolve(along[0], at[1]) + convolve(at[0], along[1])))
+    return own
+
+
+INSIDE = {
+    "jit": jax.jit,
+    "remat": jax.checkpoint,
+    "scan": lambda f: lambda u, w: lax.scan(lambda c, _: (0.9 * c, f(c * u, w)), 1.0, None, 2)[1].sum(0),
+    "cond": lambda f: lambda u, w: lax.cond(w.sum() > 0, f, lambda u, w: f(u, 2 * w), u, w),
+    "while": lambda f: lambda u, w: lax.fori_loop(0, 2, lambda i, c: c / 2 + f(u, w), 0 * f(u, w)),
+    "custom_jvp": with_rule,
+}
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+def test_derivatives_of_clients_side_by_side(inside, x64):
+    """Gradients, of one also Hessian products, mapped over clients; in every form."""
+    rng, tried = np.random.default_rng(len(inside)), 0
+    while not tried:
+        convolve, u, w = random_convolution(rng)
+        f = INSIDE[inside](convolve)
+        gradient = jax.grad(lambda u, w, f=f: (jnp.tanh(f(u, w)) ** 2).sum(), (0, 1))
+
+        def product(u, w, gradient=gradient):
+            return jax.jvp(gradient, (u, w), (w.sum() * u, w))[1]
+
+        if inside != "jit":  # a loop of unknown length has no derivative backwards
+            product = (lambda u, w, f=f: jax.jvp(f, (u, w), (u, w))) if inside == "while" else gradient
+        many, us, ws = jax.vmap(product), np.stack([u, -0.5 * u]), np.stack([w, 0.3 * w + 0.1])
+        closed = jax.make_jaxpr(many)(us, ws)
+        new = [rewritten(closed, "cpu", lambda shape, platform, form=form: form) for form in FORMS]
+        if all(number for _, number in new):
+            exact, *found = jax.jit(
+                lambda *args, all_of=(closed, *(jaxpr for jaxpr, _ in new)): [
+                    jax.core.eval_jaxpr(one.jaxpr, one.consts, *args) for one in all_of
+                ]
+            )(us, ws)
+            for form in found:
+                jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9), form, exact)
+            tried += 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_bfloat16_is_rounded_as_often_as_there_are_products(form):
+    """A rounding of each product and one of their sum, which is taken in float32."""
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        convolve, u, w = random_convolution(rng)
+        u, w = (jnp.asarray(a, jnp.bfloat16) for a in (u, w))
+        new, number = rewritten(jax.make_jaxpr(convolve)(u, w), "cpu", lambda shape, platform: form)
+        if number:
+            (found,) = jax.core.eval_jaxpr(new.jaxpr, new.consts, u, w)
+            u, w = (np.asarray(a, np.float32) for a in (u, w))
+            assert found.dtype == jnp.bfloat16
+            error = np.abs(np.asarray(found, np.float32) - convolve(u, w))
+            assert (error <= 2.01 * 2.0**-8 * np.asarray(convolve(abs(u), abs(w))) + 1e-6).all()
 
 
 def convolved(x, u, stride=1):

@@ -79,3 +79,23 @@ def test_other_arrays_compile_nothing_and_are_another_run(tmp_path):
     assert not np.allclose(first.x, second.x)
     with pytest.raises(fs.CheckpointError, match=r"frozen\[0\]: other contents"):
         solved(problem(1.0), checkpoint=tmp_path, resume=True)
+
+
+def test_there_is_one_copy(tmp_path):
+    """In runs of any number of clients, in certificates and in measurements."""
+    large = {"w": np.ones(3, np.float32), "unused": rng.normal(size=(400, 500)).astype(np.float32)}
+
+    def bulky(x, s, frozen):
+        return loss(x, s, frozen) + 1e-3 * jnp.tanh(frozen["unused"] @ jnp.full(500, x[0])).sum()
+
+    problem = fs.Minimization(bulky, frozen=large)
+    before = programs.kept()
+    result = solved(problem, engine=fs.engines.Simulated(chunk=None), certify=False)
+    assert fs.certify(result).verdict
+    assert fs.constants(problem, data, x0).levels
+    copies = [a for a in jax.live_arrays() if a.shape == (400, 500)]
+    assert len(copies) == 1
+    for run in programs.kept() - before:
+        memory = run.memory_analysis()
+        assert memory.temp_size_in_bytes < copies[0].nbytes  # clients side by side read the same one
+        assert memory.generated_code_size_in_bytes < copies[0].nbytes

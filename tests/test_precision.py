@@ -71,5 +71,14 @@ def test_hypergradients_are_taken_through_it():
 def test_what_does_not_bear_it_is_refused():
     with pytest.raises(ValueError, match="divides small differences of values"):
         solved("bfloat16", fs.FedRZO(gamma=0.1, eta=0.1, H=1))
+    bilevel = fs.Bilevel(lambda x, y, s: loss(y, s), lambda x, y, s: loss(y, s), same_samples=True)
+    for problem, method, why in (
+        (bilevel, fs.FedMSA(0.1, 0.1, products="differences"), "small differences of gradients"),
+        (bilevel, fs.FedF2SA(0.1, 0.1), "multiplies small differences"),
+        (fs.Selection(loss, loss), fs.IPIRFedAvg(0.1, 0.1), "times a small η"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            fs.solve(problem, method, data, np.ones(4), y0=None if problem is not bilevel else np.ones(4),
+                     rounds=1, precision="bfloat16")  # fmt: skip
     with pytest.raises(ValueError, match="precision must be one of"):
         solved("float16")

@@ -28,6 +28,7 @@ from fedstrata.solving.loop import solve
 from fedstrata.solving.progress import Progress
 from fedstrata.solving.result import Result
 from fedstrata.support import html
+from fedstrata.support.frozen import jit
 from fedstrata.support.shown import aligned
 
 PartName = Literal["train", "valid", "test"]
@@ -258,7 +259,7 @@ def _padded(data: FederatedData, part: PartName) -> list[tuple[PyTree, int]]:
 
 def _judged(term: Term, results: Sequence[Result], samples: Sequence[tuple[PyTree, int]]) -> np.ndarray:
     takes_y = positional(term.function) == 3
-    each = jax.jit(lambda samples, *point: term.then(jnp.asarray).each(samples, *point))
+    each = jit(lambda samples, *point: term.then(jnp.asarray).each(samples, *point))
     points = [(r.x, r.y) if takes_y else (r.x,) for r in results]
     found = [np.asarray(each(own, *point))[:n] for point, (own, n) in zip(points, samples, strict=True)]
     return np.array([values.mean(dtype=float) for values in found])

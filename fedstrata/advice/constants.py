@@ -46,6 +46,7 @@ from fedstrata.problems.fairness import Constrained
 from fedstrata.problems.measured import Constants as Constants
 from fedstrata.problems.measured import Measured as Measured
 from fedstrata.problems.terms import calling
+from fedstrata.support.frozen import jit
 
 CLOSE = 0.02  # the relative change of both ends of a spectrum in a step at which the iteration stops
 LINES = 4  # searched for kinks
@@ -289,7 +290,7 @@ class _Meter:
         def flat(z: Array) -> Array:
             return ravel_pytree(maps(unravel(z), self.case.data))[0]
 
-        return np.asarray(jax.jit(jax.jacfwd(flat))(z))
+        return np.asarray(jit(jax.jacfwd(flat))(z))
 
     def direct(self) -> Callable[[np.ndarray], np.ndarray] | None:
         """The product with ∇²_xx f at (x, y(x)), if there is a lower level."""
@@ -354,7 +355,7 @@ class _Meter:
             square = lanczos(lambda v: transposed(product(v)), v, steps)[:2]
             return square, lanczos(lambda v: (product(v) + transposed(v)) / 2, v, steps)[:2], G(flat)
 
-        square, symmetric, G = jax.tree.map(np.asarray, jax.jit(jax.vmap(of_sample))(data.train))
+        square, symmetric, G = jax.tree.map(np.asarray, jit(jax.vmap(of_sample))(data.train))
         L = np.sqrt([max(ends(a, b)[1], 0.0) for a, b in zip(*square, strict=True)])
         mu = np.array([ends(a, b)[0] for a, b in zip(*symmetric, strict=True)])
         owners = np.repeat(np.arange(data.clients), np.asarray(data.sizes))
@@ -448,7 +449,7 @@ class _Program:
         return weights @ ((slopes - weights @ slopes) ** 2).sum(1)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _measured(program: _Program, data: Placed, x: PyTree, y: PyTree) -> _Found:
     fixed, moving = _split(program.part, x, y)
     flat, unravel = ravel_pytree(_one(moving) if program.part.personal else moving)
@@ -486,7 +487,7 @@ def _measured(program: _Program, data: Placed, x: PyTree, y: PyTree) -> _Found:
     return _Found(data.each_client(f, own), slopes, each, common, apart, noise, along, ahead, unit)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@partial(jit, static_argnums=(0, 1, 2, 3))
 def _coupled(
     part: Measurand, weights: Weights, steps: int, local: bool, x: PyTree, y: PyTree, data: Placed
 ) -> Any:
@@ -509,7 +510,7 @@ def _coupled(
     return lanczos(square, start_of(flat), steps, CLOSE)[:2]
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def _directly(
     part: Measurand, weights: Weights, local: bool, v: Array, x: PyTree, y: PyTree, data: Placed
 ) -> Array:

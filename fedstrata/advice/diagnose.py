@@ -38,6 +38,7 @@ from fedstrata.problems.classes import Minimax, MultiSequence, Selection
 from fedstrata.problems.of_clients import WorstClient
 from fedstrata.solving.certificate import Certificate
 from fedstrata.solving.result import Result
+from fedstrata.support.frozen import jit
 from fedstrata.support.shown import WIDTH
 
 Numbers: TypeAlias = dict[str, Any]  # fields of a `Diagnosis`
@@ -258,7 +259,7 @@ def _(problem: Selection, case: Case) -> Numbers:
 def _(problem: MultiSequence, case: Case) -> Numbers:
     """The maps' means at x and Z themselves."""
 
-    @jax.jit
+    @jit
     def maps(x: PyTree, Z: PyTree, data: Placed) -> tuple[PyTree, list[PyTree]]:
         mean = partial(mean_over, data, case.weights)
         return mean(problem.P, x, Z), [
@@ -301,11 +302,11 @@ def _(problem: WorstClient, case: Case) -> Numbers:
         return data.each_client(lambda client: client.train.full_mean(problem.loss).silent(x))
 
     found = _saddle(case, lambda x, y, data: y @ losses(x, data), optax.projections.projection_simplex)
-    return {**found, "objective": float(jnp.max(jax.jit(losses)(case.x, case.data)))}
+    return {**found, "objective": float(jnp.max(jit(losses)(case.x, case.data)))}
 
 
 def _saddle(case: Case, payoff: Callable[..., Any], onto: Callable[[PyTree], PyTree]) -> Numbers:
-    value, (slope, rise) = jax.jit(jax.value_and_grad(payoff, argnums=(0, 1)))(case.x, case.y, case.data)
+    value, (slope, rise) = jit(jax.value_and_grad(payoff, argnums=(0, 1)))(case.x, case.y, case.data)
     second = float(tree.norm(tree.sub(case.y, onto(tree.add(case.y, rise)))))
     found = _stationary(case, case.x, slope)
     together = float(np.hypot(found["stationarity"], second))

@@ -30,6 +30,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
 from fedstrata.estimators.sphere import sphere, two_point
 from fedstrata.solving.result import Result
+from fedstrata.support.frozen import jit
 from fedstrata.support.points import as_floats
 from fedstrata.support.words import misspelt
 
@@ -142,7 +143,7 @@ def _norm(
     return GradientNorm(norm, low, high, float(squared), error)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _batch_means(
     f: Callable[[PyTree, PyTree], Any], context: PyTree, x: PyTree, eta: Real, keys: jax.Array
 ) -> PyTree:

@@ -20,6 +20,7 @@ from fedstrata.core import tree
 from fedstrata.core.problem import Problem, Projection
 from fedstrata.core.types import Array, PyTree
 from fedstrata.data.storage import Placed
+from fedstrata.support.frozen import jit
 
 MOST_SWEEPS = 20_000
 ACCURATE = 1e-9  # the largest final distance of a y_i from u, relative to 1 + ‖z‖
@@ -39,8 +40,8 @@ def projection(problem: Problem, data: Placed) -> Callable[[PyTree], PyTree | No
     """The projection onto the set of x, which returns None if it finds no common point of clients' sets."""
     project = problem.set_of_x
     if project.shared:
-        return jax.jit(lambda z: project(z))
-    program = jax.jit(partial(_intersection, project))
+        return jit(lambda z: project(z))
+    program = jit(partial(_intersection, project))
 
     def onto(z: PyTree) -> PyTree | None:
         found, apart = program(data, z)

@@ -28,6 +28,7 @@ from fedstrata.core.term import Applied
 from fedstrata.core.types import Array, Function, PyTree, Real, Weights
 from fedstrata.data.storage import Placed
 from fedstrata.estimators import vi
+from fedstrata.support.frozen import jit
 
 NEWTON_STEPS = 60
 PROJECTED_STEPS = 20_000
@@ -138,7 +139,7 @@ def _newton(level: Pooled, data: Placed, x: PyTree, y: PyTree, tolerance: float)
     return Solved(y, first, after, moved, jnp.ones(()))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _newton_step(level: Pooled, data: Placed, x: PyTree, y: PyTree) -> tuple[PyTree, Array, Array, Array]:
     """A step down h; the residuals before and after, and the length of the full step."""
     assert level.potential is not None
@@ -206,7 +207,7 @@ def _truncated_cg(product: Function, b: PyTree) -> tuple[PyTree, Array]:
 # Variational inequalities
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jit, static_argnums=(0, 1))
 def _on_set(
     level: Pooled, fast: bool, data: Placed, x: PyTree, y: PyTree, tolerance: Real
 ) -> tuple[PyTree, Array, Array, Array, Array]:
@@ -227,7 +228,7 @@ def _on_set(
     return found.y, first, last, tree.norm(moved), found.alpha
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def natural_residual(level: Pooled, data: Placed, x: PyTree, y: PyTree, step: Real) -> PyTree:
     """The natural residual as a vector, y − P_Y(y − s G(x, y))."""
     moved = tree.axpy(-step, level.lower(x, y, data), y)
@@ -273,7 +274,7 @@ def newton_zero(maps: Function, z: PyTree, data: Placed) -> PyTree:
     return z
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _zero_step(maps: Function, z: PyTree, data: Placed) -> tuple[PyTree, Array, Array, Array]:
     """A damped step, the residuals before and after it, and the length of the full one."""
     flat, unravel = ravel_pytree(z)
@@ -302,7 +303,7 @@ def _zero_step(maps: Function, z: PyTree, data: Placed) -> tuple[PyTree, Array, 
 # Hypergradients
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _adjoint(level: Pooled, data: Placed, x: PyTree, y: PyTree, tolerance: Real) -> tuple[PyTree, Array]:
     f_x, f_y = jax.grad(level.upper, argnums=(0, 1))(x, y, data)
     product = partial(_product, level, data, x, y)
@@ -313,7 +314,7 @@ def _adjoint(level: Pooled, data: Placed, x: PyTree, y: PyTree, tolerance: Real)
     return tree.sub(f_x, indirect), relative
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _forward(
     level: Pooled, data: Placed, x: PyTree, y: PyTree, step: Real, tolerance: Real
 ) -> tuple[PyTree, Array]:

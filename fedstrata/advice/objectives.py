@@ -38,6 +38,7 @@ from fedstrata.problems.classes import Composition, Minimax, MultiSequence
 from fedstrata.problems.dro import DRO, Lifted
 from fedstrata.problems.fairness import Hard
 from fedstrata.problems.of_clients import WorstClient
+from fedstrata.support.frozen import jit
 
 TOLERANCE = 1e-9  # of lower levels, relative to the length of y
 FLAT = 1e-9  # of the largest curvature: smaller ones count as zero
@@ -185,9 +186,9 @@ def _own(problem: Problem, weights: Weights) -> Evaluate:
 def _differentiated(F: Callable[[PyTree, Placed], Any], derivatives: bool) -> Evaluate:
     """The value and the gradient, by central differences without derivatives."""
     if derivatives:
-        both = jax.jit(jax.value_and_grad(F))
+        both = jit(jax.value_and_grad(F))
         return lambda data, x: both(x, data)
-    value = jax.jit(F)
+    value = jit(F)
     return lambda data, x: _by_differences(lambda x: value(x, data), x)
 
 
@@ -219,7 +220,7 @@ def _of_risk(problem: DRO, weights: Weights) -> Evaluate:
         density = problem.risk.density(fixed, problem.risk.dual(fixed, shares))
         return shares @ (density * losses), problem.risk.value(fixed, shares)
 
-    both = jax.jit(jax.grad(F, has_aux=True))
+    both = jit(jax.grad(F, has_aux=True))
 
     def evaluate(data: Placed, x: PyTree) -> tuple[Any, PyTree]:
         slope, value = both(x, data)
@@ -250,7 +251,7 @@ def _constrained(problem: Hard, case: Case) -> Objective:
         mean = Case(problem, data, case.weights, x).mean
         return mean(plain, x), problem.constraints(mean(problem.inner, x))
 
-    slope, across = jax.jit(jax.jacrev(parts))(case.x, case.data)
+    slope, across = jit(jax.jacrev(parts))(case.x, case.data)
     steepest = min(
         float(jnp.sqrt(sum((leaf[j] ** 2).sum() for leaf in jax.tree.leaves(across))))
         for j in range(problem.count)
@@ -400,12 +401,12 @@ def _through(problem: Problem, case: Case) -> Objective:
     return _within(case, evaluate, remarks=remarks, solved=solved)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _upper(level: Pooled, x: PyTree, y: PyTree, data: Placed) -> Any:
     return level.upper(x, y, data)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _upper_slope(level: Pooled, x: PyTree, y: PyTree, data: Placed) -> tuple[Any, PyTree]:
     return jax.value_and_grad(level.upper)(x, y, data)
 
@@ -535,7 +536,7 @@ def _starts(project: Projection, case: Case) -> PyTree:
     return jax.vmap(lambda y: project(unravel(y), case.x))(far)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _highest(level: Pooled, data: Placed, starts: PyTree, L: Any, x: PyTree) -> PyTree:
     """The best end of projected ascents."""
     assert level.project is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-import jax
 import numpy as np
 
 from fedstrata.advice.certify import judge
@@ -16,6 +15,7 @@ from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.problems.classes import Minimax, Minimization, MultiSequence, Selection
+from fedstrata.support.frozen import jit
 
 Score: TypeAlias = Callable[[PyTree, PyTree], float]
 By: TypeAlias = Literal["certificate", "validation"] | Callable[[PyTree, PyTree], Any]
@@ -40,7 +40,7 @@ def score_of(
             "by='validation' needs a Minimization and data with a part 'valid'. For a Bilevel, "
             "by='certificate' is the upper level's loss; else give a function of (x, y)."
         )
-    mean = jax.jit(lambda x, at: Case(problem, at, weights, x).mean(problem.loss, x, part="valid"))
+    mean = jit(lambda x, at: Case(problem, at, weights, x).mean(problem.loss, x, part="valid"))
     placed = data.placed()
     return lambda x, y: _finite(mean(x, placed))
 

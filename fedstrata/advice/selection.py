@@ -31,6 +31,7 @@ from fedstrata.core.types import Array, PyTree, Real, Weights
 from fedstrata.data.storage import Placed
 from fedstrata.estimators import vi
 from fedstrata.problems.classes import Objective, Selection
+from fedstrata.support.frozen import jit
 
 FIRST, LAST = 1e-2, 1e-8  # ε/L_h
 MOST_STEPS = 50_000
@@ -142,13 +143,13 @@ class _Levels:
         def measured(x: PyTree, data: Placed) -> Any:
             return self.of(part).measure(partial(mean_over, data, self.weights), x, part)
 
-        return float(self.once(("value", part), lambda: jax.jit(measured))(x, data))
+        return float(self.once(("value", part), lambda: jit(measured))(x, data))
 
     def slope(self, x: PyTree, data: Placed, part: Part) -> PyTree:
         """The gradient of the smooth parts."""
-        return self.once(
-            ("slope", part), lambda: jax.jit(jax.grad(lambda x, data: self.smooth(part, data, x)))
-        )(x, data)
+        return self.once(("slope", part), lambda: jit(jax.grad(lambda x, data: self.smooth(part, data, x))))(
+            x, data
+        )
 
     def curvature(self, part: Part, data: Placed, x: PyTree) -> Array:
         """The largest, up or down, of the smooth parts at x and at 0; of a regulariser alone, value/‖x‖²."""
@@ -207,7 +208,7 @@ class _Levels:
             options: vi.Options = {"alpha": alpha, "tol": tolerance, "scale": scale, "max_steps": MOST_STEPS}
             return vi.accelerated(lambda z: level.lower(at, z, data), onto, z, **options).y
 
-        return self.once(("steps", judged), lambda: jax.jit(steps))
+        return self.once(("steps", judged), lambda: jit(steps))
 
     def limit(
         self, data: Placed, centre: PyTree, L: Array, unit: Any, tolerance: float, smooth: bool

@@ -24,6 +24,7 @@ from jax.flatten_util import ravel_pytree
 from scipy.linalg import eigh_tridiagonal
 
 from fedstrata.core.types import Array, PyTree
+from fedstrata.support.frozen import jit
 
 STEPS = 30
 FEWEST = 8  # steps before a tolerance ends the iteration
@@ -133,7 +134,7 @@ def start_of(flat: Array) -> Array:
     return jax.random.normal(jax.random.key(0), flat.shape, flat.dtype)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jit, static_argnums=(0, 1))
 def _run(product: Any, steps: int, like: PyTree, context: Any) -> tuple[Array, Array, Array]:
     flat, unravel = ravel_pytree(like)
     return lanczos(lambda v: ravel_pytree(product(unravel(v), context))[0], start_of(flat), steps)

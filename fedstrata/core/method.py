@@ -59,8 +59,7 @@ Reveals = Literal["averages", "replies"]
 LOOKED = 256  # rounds at which a schedule is looked at, always as many: they are one small program
 
 
-# Covariant, which mypy would rather not have in parameters, so that methods for different problems have a
-# type in common: that a problem fits is checked by `solve`, and a state goes back to where it came from.
+# Covariant: methods for different problems have a type in common, and `solve` checks that they fit.
 # mypy: disable-error-code="misc"
 ProblemT = TypeVar("ProblemT", bound=Problem, covariant=True, default=Any)
 StateT = TypeVar("StateT", covariant=True, default=Any)
@@ -109,6 +108,7 @@ class Method(Generic[ProblemT, StateT]):
         needs: what it needs of the problem's functions, in words for the documentation.
         full_participation: why it needs all clients in every round, or None if it does not.
         drifts: the field of local steps, if end points are averaged and drift is not corrected.
+        exact: what it does that products rounded to eight bits are too coarse for, or None.
         feedback: the error feedback that its uploads support, see `fedstrata.channels`.
         linear: the levels in the ledger whose exchanges are a recursion that a biased compressor breaks.
         private_samples: whether its phases take of samples means by `Oracle.apply` alone, see `channels`.
@@ -119,6 +119,7 @@ class Method(Generic[ProblemT, StateT]):
     local: ClassVar[bool] = False
     needs: ClassVar[str] = "gradients"
     full_participation: ClassVar[str | None] = None
+    exact: ClassVar[str | None] = None
     drifts: ClassVar[str | None] = None
     feedback: ClassVar[Literal["ef", "ef21"]] = "ef21"
     linear: ClassVar[frozenset[str]] = frozenset()

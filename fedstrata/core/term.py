@@ -115,9 +115,8 @@ class Term:
 
     Attributes:
         function: ``function(x, …, sample)``.
-        reads: what its last argument is: one ``"sample"``, or a whole ``"batch"`` of them, stacked; or
-            ``"nothing"``, where it takes its variables alone and everyone knows it. That of a function which
-            draws may be `Seeded`.
+        reads: its last argument: one ``"sample"`` (`Seeded`, if it draws), a ``"batch"`` of them, stacked, or
+            ``"nothing"``, where it takes its variables alone and everyone knows it.
         mean: ``mean(values, weights)`` of the samples' or the clients' values, stacked, where that is not the
             arithmetic mean.
     """

@@ -121,7 +121,10 @@ def product(form: str, u: Array, w: Array, *, params: dict[str, Any]) -> Array:
         pieces = [
             cut(at(k, dilation), out, strides, padded(part)) for k, part in zip(entries, z, strict=True)
         ]
-        y = sum(pieces[1:], pieces[0])
+        # added up in float32: in bfloat16 every sum would be rounded
+        dtype = pieces[0].dtype
+        wide = jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.inexact) else dtype
+        y = sum((piece.astype(wide) for piece in pieces[1:]), pieces[0].astype(wide)).astype(dtype)
     else:
         pieces = [cut(at(p, strides), window, dilation) for p in itertools.product(*map(range, out))]
         beside = jnp.concatenate(pieces, -1)  # g, c, window, (positions n)

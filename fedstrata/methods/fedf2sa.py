@@ -76,6 +76,7 @@ class FedF2SA(Method[Bilevel, State]):
     batch_size: BatchSize = None
 
     solves = (Bilevel,)
+    exact = "multiplies small differences of gradients by λ"
     private_samples = True
     local = True
     drifts = "H"

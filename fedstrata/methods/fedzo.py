@@ -54,6 +54,7 @@ class FedZO(Averaging):
     b: Count = 1
     batch_size: BatchSize = None
 
+    exact = "divides small differences of values"
     needs = "function values"
 
     @classmethod

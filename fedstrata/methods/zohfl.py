@@ -135,6 +135,7 @@ class ZOHFL(Method[Hierarchical, State]):
 
     solves = (Personalized, Bilevel)
     local = True
+    exact = "divides small differences of values"
     needs = "gradients of the server's and the clients' losses, values of the coupling"
 
     @classmethod

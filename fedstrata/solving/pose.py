@@ -193,10 +193,12 @@ def _checked_precision(precision: Precision, method: Method) -> Precision:
     """Return the precision if it exists and the method supports it."""
     if precision not in get_args(Precision):
         raise ValueError(f"precision must be one of {get_args(Precision)}, but is {precision!r}.")
-    if precision == "bfloat16" and method.needs.startswith("function values"):
+    divides = vars(method).get("products") == "differences"  # of a hypergradient
+    why = "divides small differences of gradients (products='differences')" if divides else method.exact
+    if precision == "bfloat16" and why is not None:
         raise ValueError(
-            f"{type(method).__name__} divides small differences of values, and in bfloat16 values have eight "
-            "bits: such differences are rounding. Use precision='float32', or a method with gradients."
+            f"{type(method).__name__} {why}, and in bfloat16 products have eight bits: what remains is "
+            "rounding. Use precision='float32'."
         )
     return precision
 

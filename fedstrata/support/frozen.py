@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ class Frozen:
 
     def __init__(self, arrays: PyTree) -> None:
         self.arrays = jax.tree.map(jnp.asarray, arrays)
+        _alive[id(self)] = self
 
     @staticmethod
     def of(arrays: Frozen | PyTree) -> Frozen:
@@ -49,14 +51,42 @@ class Frozen:
         return tree_digest(self.arrays)
 
 
+_alive: WeakValueDictionary[int, Frozen] = WeakValueDictionary()
 _lent: ContextVar[dict[int, PyTree]] = ContextVar("lent", default={})  # noqa: B039 - never written to
 
 
 @contextmanager
 def lending(frozen: Sequence[Frozen], arrays: Sequence[PyTree]) -> Iterator[None]:
     """Let these arrays stand for the frozen ones, while a program is traced that takes them as arguments."""
-    token = _lent.set({id(one): stand for one, stand in zip(frozen, arrays, strict=True)})
+    with _standing_for(tuple(map(id, frozen)), arrays):
+        yield
+
+
+@contextmanager
+def _standing_for(numbers: Sequence[int], arrays: Sequence[PyTree]) -> Iterator[None]:
+    token = _lent.set({**_lent.get(), **dict(zip(numbers, arrays, strict=True))})
     try:
         yield
     finally:
         _lent.reset(token)
+
+
+def jit(function: Callable[..., Any], static_argnums: int | tuple[int, ...] = ()) -> Callable[..., Any]:
+    """`jax.jit` for programs that may read frozen arrays, which become arguments.
+
+    As constants they would be copied into every program. All frozen arrays are arguments, because JAX drops
+    those that a program does not read.
+    """
+    static = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
+
+    @functools.partial(jax.jit, static_argnums=(0, *(number + 2 for number in static)))
+    def lent(numbers: tuple[int, ...], arrays: list[PyTree], *args: Any) -> Any:
+        with _standing_for(numbers, arrays):
+            return function(*args)
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        alive = dict(_alive)
+        return lent(tuple(alive), [one.now for one in alive.values()], *args)
+
+    return call

@@ -95,6 +95,7 @@ class Regularized(Method[Selection, StateT]):
 
     solves = (Selection,)
     needs = "gradients, products"
+    exact = "adds the gradient of f, times a small η, to the one of h"
 
     def check(self, problem: Selection, clients: int) -> None:
         super().check(problem, clients)

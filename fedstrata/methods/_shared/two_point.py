@@ -29,6 +29,7 @@ class TwoPoint(Method[ProblemT, StateT]):
     orthogonal: bool
 
     drifts = "H"
+    exact = "divides small differences of values"
 
     @classmethod
     def differentiates(cls, problem: Any) -> tuple[str, ...]:
